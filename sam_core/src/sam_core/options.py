@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of speculative method `sam`, under the one set of names that engines, recipes and docs use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+INTERFACE = "0.1"
+"""major.minor of what the engine patches call; a patch set names the one it was written for."""
+
+RULES = ("oldest", "newest")
+SOURCES = ("request", "group")
+SWITCHES = ("batch",)
+MAX_K = 15
+"""Longest draft: attention kernels take at most 16 query tokens a request (vllm-ascend 0.23, decode_threshold)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `speculative_config["sam"]` may hold, with defaults.
+
+    rule: which earlier occurrence a draft copies, `oldest` or `newest`.
+    sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt).
+    switch: `batch` drafts while at most `threshold` requests run in a step.
+    threshold: running requests, at least 1.
+    memory_bytes: budget of all indexes of one engine.
+    """
+
+    rule: str = "newest"
+    sources: tuple[str, ...] = SOURCES
+    switch: str = "batch"
+    threshold: int = 8
+    memory_bytes: int = 1 << 30
+
+    @classmethod
+    def from_engine(cls, k: Any, sam: Mapping[str, Any] | None, interface: str = INTERFACE) -> Options:
+        """Validate the engine's `num_speculative_tokens` and `sam` dict; raise ValueError with one sentence."""
+        if interface != INTERFACE:
+            raise ValueError(
+                f"the engine's patches are written for sam_core {interface} but {INTERFACE} is installed: "
+                "run ci/setup-env for the pin set, which builds and patches both"
+            )
+        if not _is_int(k) or not 1 <= k <= MAX_K:
+            raise ValueError(f"num_speculative_tokens must be an integer from 1 to {MAX_K}, got {k!r}")
+        if sam is None:
+            return cls()
+        if not isinstance(sam, Mapping):
+            raise ValueError(f"speculative_config.sam must be a mapping of options, got {sam!r}")
+        known = [f.name for f in fields(cls)]
+        for name in sam:
+            if name not in known:
+                raise ValueError(f"unknown option {name!r} in speculative_config.sam; known: {', '.join(known)}")
+        values = dict(sam)
+        if isinstance(values.get("sources"), Sequence) and not isinstance(values["sources"], str):
+            values["sources"] = tuple(values["sources"])
+        return cls(**values)
+
+    def __post_init__(self) -> None:
+        _one_of("rule", self.rule, RULES)
+        _one_of("switch", self.switch, SWITCHES)
+        if not isinstance(self.sources, tuple) or not self.sources or len(set(self.sources)) != len(self.sources):
+            raise ValueError(f"sources must be a list of different names out of {', '.join(SOURCES)}, got {self.sources!r}")
+        for source in self.sources:
+            _one_of("sources", source, SOURCES)
+        if not _is_int(self.threshold) or self.threshold < 1:
+            raise ValueError(
+                f"threshold must be an integer of at least 1, got {self.threshold!r}; "
+                "to run without speculation leave speculative_config out"
+            )
+        if not _is_int(self.memory_bytes) or self.memory_bytes < 1 << 20:
+            raise ValueError(f"memory_bytes must be an integer of at least {1 << 20} (1 MiB), got {self.memory_bytes!r}")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} {value!r} is not available; this version has {', '.join(allowed)}")

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter an engine calls: maps its request ids and token rows to slots of a Pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sam_core import Pool
+from sam_core.options import Options
+from sam_core.switch import BatchSwitch
+
+Int32 = npt.NDArray[np.int32]
+
+
+class SamProposer:
+    """Per-request state keyed by the engine's request ids.
+
+    Each call feeds `row[fed:length]` of every request, so that every token enters the indexes exactly once, whatever the
+    engine did in between: chunked prefill, preemption and resumption, steps with the switch off.
+
+    Args:
+        k: longest draft, in tokens.
+        sam: the engine's `speculative_config["sam"]`, or None for the defaults; ValueError names a bad option.
+        max_model_len: no draft reaches beyond it.
+        drafting: False on ranks whose drafts the engine does not use; they keep no index.
+    """
+
+    def __init__(self, k: int, sam: Mapping[str, Any] | None, *, max_model_len: int, drafting: bool = True) -> None:
+        options = Options.from_engine(k, sam)
+        self.k = k
+        self.max_model_len = max_model_len
+        self.drafting = drafting
+        self.switch = BatchSwitch(options.threshold)
+        self.pool = Pool(memory_bytes=options.memory_bytes, rule=options.rule, sources=options.sources)
+        self._slots: dict[str, int] = {}
+        self._fed: dict[str, int] = {}
+        self._proposed = self._seconds = 0
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Engines call this on every drafter; there is no model to load."""
+
+    def propose(
+        self,
+        req_ids: Sequence[str],
+        token_rows: Int32,
+        lengths: Sequence[int] | npt.NDArray[Any],
+        prompt_lengths: Sequence[int] | npt.NDArray[Any],
+        may_draft: Sequence[Any],
+    ) -> list[list[int]]:
+        """Feed this step's tokens and draft for the next step.
+
+        Args:
+            req_ids: the B requests of the step.
+            token_rows: int32[>= B, max_model_len], row i holds prompt and answer of request i.
+            lengths: tokens of row i that are certain: prompt and sampled tokens, no drafts.
+            prompt_lengths: tokens of row i that are its prompt.
+            may_draft: false for a request that must not be drafted, such as a partial prefill.
+
+        Returns:
+            One list of at most k tokens a request, all empty while the switch is off.
+        """
+        batch = len(req_ids)
+        if not self.drafting:
+            return [[] for _ in range(batch)]
+        start = time.perf_counter()
+        on = self.switch.step(batch)
+        slots = np.empty(batch, np.int32)
+        counts = np.empty(batch, np.int32)
+        k = np.zeros(batch, np.int32)
+        new: list[Int32] = []
+        for i, req_id in enumerate(req_ids):
+            length = int(lengths[i])
+            row = token_rows[i]
+            if length < self._fed.get(req_id, 0):  # the engine took tokens back: index what it has now
+                self.finish([req_id], keep=False)
+            if req_id not in self._slots:
+                prompt = int(prompt_lengths[i])
+                self._slots[req_id] = self.pool.open(np.ascontiguousarray(row[:prompt], np.int32))
+                self._fed[req_id] = prompt
+            fed = self._fed[req_id]
+            slots[i] = self._slots[req_id]
+            counts[i] = length - fed
+            new.append(row[fed:length])
+            self._fed[req_id] = length
+            if on and may_draft[i]:
+                k[i] = max(0, min(self.k, self.max_model_len - length - 1))
+        tokens = np.concatenate(new).astype(np.int32, copy=False) if new else np.empty(0, np.int32)
+        out = np.empty((batch, self.k), np.int32)
+        drafted = np.empty(batch, np.int32)
+        self.pool.step(slots, tokens, counts, k, out, drafted)
+        drafts = [out[i, :n].tolist() for i, n in enumerate(drafted.tolist())]
+        self._proposed += int(drafted.sum())
+        self._seconds += time.perf_counter() - start
+        return drafts
+
+    def finish(self, req_ids: Iterable[str], keep: bool = True) -> None:
+        """Requests have ended (finished or aborted); ids that were never seen are ignored."""
+        for req_id in req_ids:
+            slot = self._slots.pop(req_id, None)
+            if slot is not None:
+                self.pool.close(slot, keep=keep)
+                del self._fed[req_id]
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start: flat, numbers only, so that two snapshots can be subtracted."""
+        pool = self.pool.stats()
+        return {
+            "steps": self.switch.steps,
+            "steps_on": self.switch.steps_on,
+            "transitions": self.switch.transitions,
+            "proposed": self._proposed,
+            "draft_s": self._seconds,
+            "requests": len(self._slots),
+            **{f"proposed_{source}": counts["drafted_tokens"] for source, counts in pool["by_source"].items()},
+            **{name: pool[name] for name in ("bytes_used", "exhausted", "evicted_groups")},
+        }

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rollout did: engine steps as the front end sees them, with or without speculation, and their sums per training step."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+ENV_THRESHOLD = "SAM_TAIL_THRESHOLD"
+"""Running requests up to which a step counts as the tail of a rollout; default 8."""
+ENV_LOG = "SAM_STEP_LOG"
+"""Folder that receives `engine-<replica>.jsonl`, one row an engine step; not written where it is unset."""
+
+SUMS = ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
+
+
+class StepLog:
+    """A stat logger of vLLM: `record` is called once an engine step, in every arm of a comparison alike.
+
+    It has the methods of vLLM's StatLoggerBase (v1/metrics/loggers.py) and stands in for its own factory, so that it is
+    passed as `stat_loggers=[step_log]`.
+
+    A step's seconds are the time since the step before; a step after idleness has none. Its running requests are those
+    that got a token in it, so tokens / request_steps is 1 without speculation.
+    """
+
+    def __init__(self, replica: int = 0) -> None:
+        self.threshold = int(os.environ.get(ENV_THRESHOLD, "8"))
+        folder = os.environ.get(ENV_LOG)
+        self.path = os.path.join(folder, f"engine-{replica}.jsonl") if folder else None
+        self._last: dict[int, float | None] = {}
+        self._rows: list[list[float]] = []
+        self._sums: dict[str, float] = dict.fromkeys(SUMS, 0)
+        self._drafter: dict[str, float] = {}
+
+    def __call__(self, vllm_config: Any, engine_index: int = 0) -> StepLog:
+        return self
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if scheduler_stats is None:
+            return
+        now = time.time()
+        last = self._last.get(engine_idx)
+        seconds = now - last if last is not None else 0.0
+        idle = not (scheduler_stats.num_running_reqs or scheduler_stats.num_waiting_reqs)
+        self._last[engine_idx] = None if idle else now
+        running = tokens = drafted = accepted = 0
+        if iteration_stats is not None:
+            running = len(iteration_stats.time_to_first_tokens_iter) + len(iteration_stats.inter_token_latencies_iter)
+            tokens = iteration_stats.num_generation_tokens
+        if (spec := scheduler_stats.spec_decoding_stats) is not None:
+            drafted, accepted = spec.num_draft_tokens, spec.num_accepted_tokens
+        tail = 0 < running <= self.threshold
+        for name, value in zip(
+            SUMS,
+            (running > 0, running, tokens, drafted, accepted, seconds, seconds * tail, tokens * tail),
+            strict=True,
+        ):
+            self._sums[name] += value
+        if self.path:
+            self._rows.append([round(now - seconds, 6), round(seconds, 6), running, tokens, drafted, accepted])
+
+    def log(self) -> None: ...
+
+    def log_engine_initialized(self) -> None: ...
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None: ...
+
+    def take(self, drafter: Mapping[str, float] | None) -> dict[str, float]:
+        """Sums since the last call; `drafter` is SamProposer.stats() now, or None without speculation."""
+        taken = self._sums
+        self._sums = dict.fromkeys(SUMS, 0)
+        if drafter is not None:
+            before, self._drafter = self._drafter, dict(drafter)
+            levels = ("requests", "bytes_used")
+            taken = taken | {f"sam_{n}": v if n in levels else v - before.get(n, 0) for n, v in drafter.items()}
+        if self.path and self._rows:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            with open(self.path, "a") as f:
+                f.writelines(json.dumps(row) + "\n" for row in self._rows)
+            self._rows = []
+        return taken
+
+
+def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of one training step for the trainer's log, from what StepLog.take returned on each replica.
+
+    Counts are sums over replicas; seconds and index sizes are those of the replica with most of them. Without
+    speculation `drafted`, `accepted` are 0 and the drafter's own metrics are absent.
+    """
+    rows = list(replicas)
+
+    def total(name: str) -> float:
+        return sum(row.get(name, 0) for row in rows)
+
+    def largest(name: str) -> float:
+        return max((row.get(name, 0) for row in rows), default=0)
+
+    out = {name: total(name) for name in SUMS if not name.endswith("_s")}
+    out |= {name: largest(name) for name in SUMS if name.endswith("_s")}
+    out["tokens_per_step"] = out["tokens"] / max(out["request_steps"], 1)
+    if any("sam_steps" in row for row in rows):
+        steps = max(total("sam_steps"), 1)
+        out["acceptance_rate"] = out["accepted"] / max(out["drafted"], 1)
+        out["switch_on_share"] = total("sam_steps_on") / steps
+        out["switch_transitions"] = total("sam_transitions")
+        out["draft_ms"] = 1e3 * total("sam_draft_s") / steps
+        out["proposed"] = total("sam_proposed")
+        for name in sorted({name for row in rows for name in row if name.startswith("sam_proposed_")}):
+            out[name.removeprefix("sam_")] = total(name)
+        out["index_bytes"] = largest("sam_bytes_used")
+        out["exhausted"] = total("sam_exhausted")
+        out["evicted_groups"] = total("sam_evicted_groups")
+    return {f"rollout/spec/{name}": value for name, value in out.items()}

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repairs of vLLM's CPU backend that speculation and weight updates stand on."""
+
+import inspect
+
+import pytest
+import torch
+
+
+def test_recovery_twin_accepts_the_samplers_keyword():
+    from vllm.utils.cpu_triton_utils import sample_recovered_tokens_kernel
+
+    assert inspect.signature(sample_recovered_tokens_kernel.func).parameters["USE_FP64_GUMBEL"].default is False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
+def test_expand_writes_the_callers_tensor(dtype):
+    from vllm.utils.cpu_triton_utils import expand_kernel
+
+    out = torch.full((5,), 77, dtype=dtype)
+    values = torch.tensor([2, 0, 5], dtype=dtype)
+    expand_kernel[(3,)](out, values, torch.tensor([2, 2, 5], dtype=torch.int32), 5, 1, MAX_NUM_TOKENS=32)
+    assert out.tolist() == [2, 2, 1, 1, 1]
+
+
+def test_unpacked_linear_follows_its_weight(monkeypatch):
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    monkeypatch.setenv("VLLM_CPU_PACK_WEIGHTS", "0")
+    layer = torch.nn.Linear(64, 64, bias=False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(64))
+        assert torch.equal(layer.cpu_linear(x, layer.weight, None), x)

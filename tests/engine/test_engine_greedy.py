@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculation changes nothing: greedy answers of the engine with `sam` equal those without, token for token."""
+
+import random
+import time
+
+import pytest
+from conftest import VOCAB, Engine
+
+
+@pytest.fixture(scope="session")
+def tight(model):
+    """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128."""
+    return Engine(
+        model,
+        sam={"threshold": 64},
+        k=4,
+        max_model_len=128,
+        max_num_seqs=16,
+        max_num_batched_tokens=48,
+        block_size=16,
+        num_gpu_blocks_override=24,
+        enable_prefix_caching=False,
+    )
+
+
+def speculated(engine):
+    assert engine.count("drafted") > 0, "nothing was drafted: the test shows nothing"
+    assert engine.count("accepted") > 0, "no draft was accepted: the test shows nothing"
+
+
+def test_sam_equals_plain_greedy(plain, sam, prompts):
+    few = prompts[:8]
+    assert sam.run(few) == plain.run(few)
+    speculated(sam)
+
+
+def test_staggered_arrivals(plain, sam, prompts):
+    lengths = [20 + 9 * i for i in range(12)]
+    assert sam.run(prompts[:12], lengths, stagger=4) == plain.run(prompts[:12], lengths)
+    speculated(sam)
+
+
+def test_sixty_four_requests_over_the_threshold(plain, sam, prompts):
+    lengths = [16 + 3 * i for i in range(64)]
+    assert sam.run(prompts, lengths) == plain.run(prompts, lengths)
+    speculated(sam)
+
+
+def test_preemption_and_prompts_longer_than_a_chunk(plain, tight):
+    rng = random.Random(1)
+    prompts = [[rng.randrange(VOCAB - 1) for _ in range(70)] for _ in range(10)]
+    before = preemptions(tight)
+    assert tight.run(prompts, 50) == plain.run(prompts, 50)
+    speculated(tight)
+    assert preemptions(tight) > before, "nothing was preempted: the test shows nothing"
+
+
+def test_near_max_model_len(plain, tight):
+    rng = random.Random(2)
+    prompts = [[rng.randrange(VOCAB - 1) for _ in range(n)] for n in (100, 121, 124, 126)]
+    lengths = [28, 7, 4, 2]
+    assert tight.run(prompts, lengths) == plain.run(prompts, lengths)
+    speculated(tight)
+
+
+def test_neighbour_of_a_request_at_max_model_len_still_drafts(tight):
+    pattern = [1, 2, 3, 4, 5] * 4
+    tight.run([[7] * 126, pattern], [2, 60])
+    alone = tight.drafter()["proposed"]
+    tight.run([pattern[:10] + [7] * 110, pattern], [8, 60])
+    assert tight.drafter()["proposed"] > alone
+    # while the first request is within k tokens of the limit, the second one's drafts are still verified
+    both = [row for row in tight.rows if row[2] == 2]
+    assert any(row[4] > 0 for row in both[-4:])
+
+
+def test_abort(plain, sam, prompts):
+    kept = plain.run(prompts[:6])
+    answers = sam.run(prompts[:6], abort={1, 4})
+    assert [a for i, a in enumerate(answers) if i not in (1, 4)] == [a for i, a in enumerate(kept) if i not in (1, 4)]
+    for i in (1, 4):
+        assert answers[i] == kept[i][: len(answers[i])] and len(answers[i]) < len(kept[i])
+
+
+def test_repeated_prompts_reach_more_than_one_and_a_half_tokens_a_step(plain, sam, prompts):
+    sam.run(prompts[:4])
+    again = sam.run(prompts[:4])
+    assert again == plain.run(prompts[:4])
+    assert plain.count("tokens") == plain.count("running")
+    assert sam.count("tokens") / sam.count("running") > 1.5
+
+
+def test_switch_turns_at_the_exact_batch_size(sam, prompts):
+    """The decision of a step acts on the next: drafts follow a step of 8 requests, never one of 9 or more."""
+    before = sam.drafter()
+    sam.run(prompts[:12], [30 + 6 * i for i in range(12)])
+    running = [int(row[2]) for row in sam.rows]
+    drafted = [row[4] for row in sam.rows]
+    seen = set(running)
+    assert {8, 9, 12} <= seen
+    assert all(drafted[i + 1] == 0 for i, n in enumerate(running[:-1]) if n > 8)
+    assert any(drafted[i + 1] > 0 for i, n in enumerate(running[:-1]) if n == 8)
+    sam.run(prompts[:12], [30 + 6 * i for i in range(12)])
+    after = sam.drafter()
+    assert after["transitions"] - before["transitions"] >= 3  # on, off, on, off
+    assert after["steps_on"] - before["steps_on"] < after["steps"] - before["steps"]
+
+
+def test_off_costs_nothing(plain, sam, prompts):
+    """Above the threshold the engine takes the same steps as one without speculation, and nothing is drafted."""
+    before = sam.drafter()
+    assert sam.run(prompts, 20) == plain.run(prompts, 20)
+    assert sam.drafter()["proposed"] == before["proposed"]
+    assert sam.count("drafted") == 0
+    assert sam.count("tokens") == sam.count("running") == plain.count("tokens")
+    assert len([r for r in sam.rows if r[2] == 64]) == len([r for r in plain.rows if r[2] == 64])
+
+
+def test_pool_is_empty_after_the_last_request(sam, prompts):
+    sam.run(prompts[:5], abort={2})
+    for _ in range(50):  # the engine hears of the last end in a step of its own
+        if sam.drafter()["requests"] == 0:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{sam.drafter()['requests']} requests are still indexed")
+
+
+def preemptions(engine):
+    from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
+
+    return sum(m.value for m in get_metrics_snapshot() if isinstance(m, Counter) and m.name == "vllm:num_preemptions")

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad options are one sentence when the engine is configured."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def configure(model, speculative):
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(
+        model=str(model), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, speculative_config=speculative
+    ).create_engine_config()
+
+
+def test_good_options_reach_the_config(model):
+    sam = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 4}
+    config = configure(model, {"method": "sam", "num_speculative_tokens": 4, "sam": sam}).speculative_config
+    assert (config.method, config.num_speculative_tokens, config.sam) == ("sam", 4, sam)
+    assert "sam" in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("k", "sam", "sentence"),
+    [
+        (3, {"treshold": 8}, "unknown option 'treshold' in speculative_config.sam"),
+        (3, {"threshold": -1}, "threshold must be an integer of at least 1, got -1"),
+        (3, {"rule": "longest"}, "rule 'longest' is not available"),
+        (16, {}, "num_speculative_tokens must be an integer from 1 to 15, got 16"),
+        (3, {"switch": "auto"}, "switch 'auto' is not available"),
+    ],
+)
+def test_bad_option_is_one_sentence(model, k, sam, sentence):
+    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
+        configure(model, {"method": "sam", "num_speculative_tokens": k, "sam": sam})
+
+
+def test_missing_sam_core_is_one_sentence(model):
+    script = (
+        "import sys; sys.modules['sam_core.options'] = None\n"
+        "from vllm.engine.arg_utils import EngineArgs\n"
+        f"EngineArgs(model={str(model)!r}, skip_tokenizer_init=True, dtype='float32',"
+        " speculative_config={'method': 'sam', 'num_speculative_tokens': 3}).create_engine_config()"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode
+    assert "speculative method 'sam' needs the package sam_core" in result.stderr
+
+
+def test_another_interface_of_sam_core_is_refused():
+    from sam_core.options import Options
+
+    with pytest.raises(ValueError, match="patches are written for sam_core 0.0 but 0.1 is installed: run ci/setup-env"):
+        Options.from_engine(3, None, interface="0.0")

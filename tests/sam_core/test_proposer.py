@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proposer under what an engine does to its requests, against a Pool that is fed directly."""
+
+import random
+
+import numpy as np
+import pytest
+from sam_core.proposer import SamProposer
+
+MAX_LEN = 64
+
+
+class Batch:
+    """The parts of an engine's input batch that the proposer reads; rows move and are reused as in vLLM."""
+
+    def __init__(self, rows=8):
+        self.rows = np.full((rows, MAX_LEN), -7, np.int32)
+        self.req_ids, self.lengths, self.prompts = [], [], []
+
+    def add(self, req_id, tokens, prompt):
+        i = len(self.req_ids)
+        self.rows[i] = -7  # what a reused row holds must never be read
+        self.rows[i, : len(tokens)] = tokens
+        self.req_ids.append(req_id)
+        self.lengths.append(len(tokens))
+        self.prompts.append(prompt)
+
+    def remove(self, req_id):
+        i, last = self.req_ids.index(req_id), len(self.req_ids) - 1
+        for column in (self.req_ids, self.lengths, self.prompts):
+            column[i] = column[last]
+            column.pop()
+        self.rows[i] = self.rows[last]
+
+    def sample(self, req_id, tokens):
+        i = self.req_ids.index(req_id)
+        n = self.lengths[i]
+        self.rows[i, n : n + len(tokens)] = tokens
+        self.lengths[i] = n + len(tokens)
+
+    def propose(self, proposer, may_draft=None):
+        may_draft = [True] * len(self.req_ids) if may_draft is None else may_draft
+        drafts = proposer.propose(self.req_ids, self.rows, self.lengths, self.prompts, may_draft)
+        return dict(zip(self.req_ids, drafts, strict=True))
+
+
+def make(k=3, **options):
+    return SamProposer(k, options, max_model_len=MAX_LEN)
+
+
+def test_drafts_what_followed():
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2, 3, 4, 1, 2], 6)
+    assert batch.propose(proposer) == {"a": [3, 4, 1]}
+    batch.sample("a", [3, 4])
+    assert batch.propose(proposer) == {"a": [1, 2, 3]}
+
+
+def test_siblings_draft_for_each_other_and_survive_the_end_of_one():
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2], 2)
+    batch.add("b", [1, 2], 2)
+    batch.sample("a", [5, 6, 7, 8])
+    batch.sample("b", [5])
+    assert batch.propose(proposer)["b"] == [6, 7, 8]
+    batch.remove("a")
+    proposer.finish({"a"})
+    batch.sample("b", [6])
+    assert batch.propose(proposer)["b"] == [7, 8]
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 3])
+def test_switch_at_the_exact_batch_size(threshold):
+    proposer, batch = make(threshold=threshold), Batch()
+    for n in range(1, 5):
+        batch.add(f"r{n}", [n, 9, n, 9, n], 5)
+        drafts = batch.propose(proposer)
+        assert all(bool(d) == (n <= threshold) for d in drafts.values())
+        assert len(drafts) == n
+    stats = proposer.stats()
+    assert (stats["steps"], stats["steps_on"], stats["transitions"]) == (4, threshold, 1)
+
+
+def test_tokens_of_steps_with_the_switch_off_are_fed():
+    proposer, batch = make(threshold=1), Batch()
+    batch.add("a", [1, 2, 3], 3)
+    batch.add("b", [8, 8], 2)
+    batch.propose(proposer)
+    batch.sample("a", [4, 5, 1, 2])
+    assert batch.propose(proposer) == {"a": [], "b": []}
+    batch.remove("b")
+    batch.sample("a", [3])
+    assert batch.propose(proposer) == {"a": [4, 5, 1]}
+
+
+def test_partial_prefill_is_not_drafted_but_indexed_once():
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2, 3, 1, 2], 5)
+    for _ in range(3):
+        assert batch.propose(proposer, [False]) == {"a": []}
+    assert proposer.pool.stats()["appended"] == 0
+    batch.sample("a", [3])
+    assert batch.propose(proposer) == {"a": [1, 2, 3]}
+    assert proposer.pool.stats()["appended"] == 1
+
+
+def test_preempted_and_resumed_in_another_row():
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2, 3], 3)
+    batch.add("b", [5, 5, 5], 3)
+    batch.sample("a", [1, 2])
+    batch.propose(proposer)
+    batch.remove("a")
+    batch.propose(proposer)
+    batch.add("a", [1, 2, 3, 1, 2], 3)
+    assert batch.propose(proposer, [True, False])["a"] == []
+    batch.sample("a", [3])
+    assert batch.propose(proposer)["a"] == [1, 2, 3]
+    assert proposer.pool.stats()["appended"] == 3
+
+
+def test_same_id_again_after_an_abort_is_a_new_request():
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2, 3, 1, 2, 3], 2)
+    batch.propose(proposer)
+    batch.remove("a")
+    proposer.finish(["a", "never seen"])
+    batch.add("a", [4, 4, 4], 3)
+    assert batch.propose(proposer)["a"] == [4]
+    assert proposer.stats()["requests"] == 1
+
+
+def test_tokens_taken_back_are_indexed_anew():
+    proposer, batch = make(sources=["request"]), Batch()
+    batch.add("a", [1, 2, 3, 9, 9], 2)
+    batch.propose(proposer)
+    batch.lengths[0] = 3
+    batch.sample("a", [1])
+    assert batch.propose(proposer)["a"] == [2, 3, 1]
+
+
+@pytest.mark.parametrize(("length", "longest"), [(MAX_LEN - 5, 3), (MAX_LEN - 3, 2), (MAX_LEN - 2, 1), (MAX_LEN - 1, 0)])
+def test_no_draft_reaches_beyond_max_model_len(length, longest):
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2, 3] * (length // 3) + [1, 2, 3][: length % 3], length)
+    assert len(batch.propose(proposer)["a"]) == longest
+
+
+def test_rank_that_does_not_draft_keeps_no_index():
+    proposer, batch = SamProposer(3, None, max_model_len=MAX_LEN, drafting=False), Batch()
+    batch.add("a", [1, 2, 1, 2], 4)
+    assert batch.propose(proposer) == {"a": []}
+    assert proposer.pool.stats()["slots_open"] == 0
+
+
+def test_empty_batch():
+    assert Batch().propose(make()) == {}
+
+
+def test_every_token_enters_exactly_once_whatever_the_engine_does():
+    """Random arrivals, samples, preemptions, chunks and ends; the text of every request is what was sampled."""
+    rng = random.Random(5)
+    proposer, batch = make(threshold=3, sources=["request"]), Batch()
+    texts, prompts, waiting, expected = {}, {}, [], 0
+    for step in range(600):
+        if len(batch.req_ids) < 6 and rng.random() < 0.3:
+            name = f"r{step}"
+            texts[name] = [rng.randrange(3) for _ in range(rng.randrange(1, 9))]
+            prompts[name] = len(texts[name])
+            batch.add(name, texts[name], prompts[name])
+        if waiting and len(batch.req_ids) < 8 and rng.random() < 0.5:
+            name = waiting.pop()
+            batch.add(name, texts[name], prompts[name])
+        sampled = []
+        for name in batch.req_ids:
+            new = [rng.randrange(3) for _ in range(rng.randrange(0, 4))]
+            sampled.append(new)
+            batch.sample(name, new)
+            texts[name] += new
+            expected += len(new)
+        drafts = batch.propose(proposer, sampled)
+        for name, draft in drafts.items():
+            assert followed_somewhere(texts[name], draft)
+        for name in list(batch.req_ids):
+            if len(texts[name]) > MAX_LEN - 8 or rng.random() < 0.05:
+                batch.remove(name)
+                proposer.finish([name])
+                del texts[name]
+            elif rng.random() < 0.1:
+                batch.remove(name)
+                waiting.append(name)
+        assert proposer.pool.stats()["appended"] == expected
+        assert proposer.stats()["requests"] == len(texts)
+
+
+def followed_somewhere(text, draft):
+    """The draft stands in the text behind an earlier occurrence of the text's last token."""
+    return not draft or any(
+        text[i] == text[-1] and text[i + 1 : i + 1 + len(draft)] == draft for i in range(len(text) - 1)
+    )

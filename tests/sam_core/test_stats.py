@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from types import SimpleNamespace
+
+import pytest
+from sam_core import stats
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(stats.time, "time", lambda: now[0])
+    return now
+
+
+def record(log, running, tokens, drafted=None, accepted=0, left=1):
+    spec = None if drafted is None else SimpleNamespace(num_draft_tokens=drafted, num_accepted_tokens=accepted)
+    scheduler = SimpleNamespace(num_running_reqs=left, num_waiting_reqs=0, spec_decoding_stats=spec)
+    iteration = SimpleNamespace(
+        time_to_first_tokens_iter=[], inter_token_latencies_iter=[0.0] * running, num_generation_tokens=tokens
+    )
+    log.record(scheduler, iteration)
+
+
+def test_sums_tail_and_idleness(clock, monkeypatch):
+    monkeypatch.setenv(stats.ENV_THRESHOLD, "2")
+    log = stats.StepLog()
+    for seconds, running, tokens, left in [(1, 3, 3, 3), (2, 3, 3, 2), (4, 2, 5, 1), (8, 1, 2, 0), (50, 1, 1, 1)]:
+        clock[0] += seconds
+        record(log, running, tokens, drafted=4, accepted=tokens - running, left=left)
+    assert log.take(None) == {
+        "decode_steps": 5,
+        "request_steps": 10,
+        "tokens": 14,
+        "drafted": 20,
+        "accepted": 4,
+        "busy_s": 14,  # the first step and the one after idleness have no start
+        "tail_s": 12,
+        "tail_tokens": 8,
+    }
+    assert set(log.take(None).values()) == {0}
+
+
+def test_drafter_counters_are_differences_and_its_levels_are_not():
+    log = stats.StepLog()
+    before = {"steps": 5, "steps_on": 1, "draft_s": 0.5, "requests": 3, "bytes_used": 100}
+    after = {"steps": 9, "steps_on": 4, "draft_s": 0.7, "requests": 1, "bytes_used": 70}
+    log.take(before)
+    taken = log.take(after)
+    assert (taken["sam_steps"], taken["sam_steps_on"], taken["sam_requests"], taken["sam_bytes_used"]) == (4, 3, 1, 70)
+    assert taken["sam_draft_s"] == pytest.approx(0.2)
+
+
+def test_metrics_over_replicas():
+    row = dict.fromkeys(stats.SUMS, 0) | {"tokens": 30, "request_steps": 20, "drafted": 40, "accepted": 10, "tail_s": 3}
+    drafter = {"sam_steps": 10, "sam_steps_on": 5, "sam_draft_s": 0.02, "sam_proposed": 44, "sam_proposed_group": 4}
+    metrics = stats.step_metrics([row | drafter, row | drafter | {"tail_s": 5}])
+    assert metrics["rollout/spec/tokens_per_step"] == 1.5
+    assert metrics["rollout/spec/acceptance_rate"] == 0.25
+    assert metrics["rollout/spec/switch_on_share"] == 0.5
+    assert metrics["rollout/spec/draft_ms"] == pytest.approx(2)
+    assert metrics["rollout/spec/tail_s"] == 5
+    assert metrics["rollout/spec/drafted"] == 80
+    assert metrics["rollout/spec/proposed_group"] == 8
+    assert "rollout/spec/switch_on_share" not in stats.step_metrics([row])
+
+
+def test_rows_are_written_when_taken(clock, monkeypatch, tmp_path):
+    monkeypatch.setenv(stats.ENV_LOG, str(tmp_path / "run"))
+    log = stats.StepLog(replica=3)
+    record(log, 2, 2)
+    clock[0] += 0.25
+    record(log, 2, 3, drafted=6, accepted=1)
+    log.take(None)
+    record(log, 1, 1)
+    log.take(None)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "engine-3.jsonl").read_text().splitlines()]
+    assert rows[1] == [100.0, 0.25, 2, 3, 6, 1]
+    assert len(rows) == 3
