@@ -10,18 +10,15 @@
 #define BY_PROMPT "by_prompt"
 
 typedef struct {
-    PyObject_HEAD
-    pool pool;
+    PyObject_HEAD pool pool;
     PyThread_type_lock lock; // held while the pool is in use, also without the GIL
 } PoolObject;
 
 // Takes the pool's lock and gives up the GIL; calls wait for each other.
-#define BEGIN_WORK(self)                                                                                               \
-    Py_BEGIN_ALLOW_THREADS                                                                                             \
-    PyThread_acquire_lock((self)->lock, WAIT_LOCK);
+#define BEGIN_WORK(self) Py_BEGIN_ALLOW_THREADS PyThread_acquire_lock((self)->lock, WAIT_LOCK);
 
-#define END_WORK(self)                                                                                                 \
-    PyThread_release_lock((self)->lock);                                                                               \
+#define END_WORK(self)                                                                                       \
+    PyThread_release_lock((self)->lock);                                                                     \
     Py_END_ALLOW_THREADS
 
 static const struct {
@@ -34,13 +31,15 @@ static const struct {
     unsigned bit;
 } sources[] = {{"request", POOL_REQUEST}, {"group", POOL_GROUP}};
 
-// ---- arguments ------------------------------------------------------------------------------------------------------
+// ---- arguments
+// ------------------------------------------------------------------------------------------------------
 
 // Gets a C-contiguous int32 buffer of `dimensions`. A Py_buffer without obj is released safely.
 static int get_int32(PyObject *object, const char *name, int dimensions, int writable, Py_buffer *view) {
     view->obj = NULL;
     if (!PyObject_CheckBuffer(object)) {
-        PyErr_Format(PyExc_TypeError, "%s must be an int32 buffer, not %.100s", name, Py_TYPE(object)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s must be an int32 buffer, not %.100s", name,
+                     Py_TYPE(object)->tp_name);
         return -1;
     }
     if (PyObject_GetBuffer(object, view, PyBUF_FULL_RO) < 0) {
@@ -52,8 +51,8 @@ static int get_int32(PyObject *object, const char *name, int dimensions, int wri
     if (*type == '@' || *type == '=' || *type == native)
         type++;
     if (view->itemsize != 4 || (type[0] != 'i' && type[0] != 'l') || type[1]) {
-        PyErr_Format(PyExc_TypeError, "%s must hold int32, not items of format '%.20s' and %zd bytes", name, format,
-                     view->itemsize);
+        PyErr_Format(PyExc_TypeError, "%s must hold int32, not items of format '%.20s' and %zd bytes", name,
+                     format, view->itemsize);
     } else if (view->ndim != dimensions) {
         PyErr_Format(PyExc_ValueError, "%s must have %d dimension%s, not %d", name, dimensions,
                      dimensions == 1 ? "" : "s", view->ndim);
@@ -90,8 +89,8 @@ static int copy_integers(PyObject *object, const char *name, Tokens *t) {
     PyObject *items = PySequence_Tuple(object);
     if (!items) {
         if (PyErr_ExceptionMatches(PyExc_TypeError))
-            PyErr_Format(PyExc_TypeError, "%s must be an int32 buffer or a sequence of integers, not %.100s", name,
-                         Py_TYPE(object)->tp_name);
+            PyErr_Format(PyExc_TypeError, "%s must be an int32 buffer or a sequence of integers, not %.100s",
+                         name, Py_TYPE(object)->tp_name);
         return -1;
     }
     int result = -1;
@@ -172,7 +171,8 @@ static int get_sources(PyObject *object, unsigned *bits) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i);
         unsigned bit = 0;
-        for (size_t j = 0; PyUnicode_Check(name) && !PyUnicode_Check(object) && j < Py_ARRAY_LENGTH(sources); j++)
+        for (size_t j = 0; PyUnicode_Check(name) && !PyUnicode_Check(object) && j < Py_ARRAY_LENGTH(sources);
+             j++)
             if (PyUnicode_CompareWithASCIIString(name, sources[j].name) == 0)
                 bit = sources[j].bit;
         if (!bit) {
@@ -191,7 +191,8 @@ static int get_sources(PyObject *object, unsigned *bits) {
     return 0;
 }
 
-// ---- Pool -----------------------------------------------------------------------------------------------------------
+// ---- Pool
+// -----------------------------------------------------------------------------------------------------------
 
 static PyObject *Pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"memory_bytes", "rule", "sources", NULL};
@@ -199,11 +200,13 @@ static PyObject *Pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     PyObject *rule_name = NULL, *source_names = NULL;
     sam_rule rule = SAM_NEWEST;
     unsigned bits = POOL_REQUEST | POOL_GROUP;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|nOO:Pool", names, &memory_bytes, &rule_name, &source_names))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|nOO:Pool", names, &memory_bytes, &rule_name,
+                                     &source_names))
         return NULL;
     if (memory_bytes < 0)
         return PyErr_Format(PyExc_ValueError, "memory_bytes is %zd: it must not be negative", memory_bytes);
-    if ((rule_name && get_rule(rule_name, &rule) < 0) || (source_names && get_sources(source_names, &bits) < 0))
+    if ((rule_name && get_rule(rule_name, &rule) < 0) ||
+        (source_names && get_sources(source_names, &bits) < 0))
         return NULL;
     PoolObject *self = (PoolObject *)type->tp_alloc(type, 0);
     if (!self)
@@ -244,7 +247,8 @@ static PyObject *Pool_open(PyObject *object, PyObject *args, PyObject *kwargs) {
         kind = POOL_NAMED;
         name.buf = PyBytes_AS_STRING(group); // `args` keeps the bytes alive
         name.len = PyBytes_GET_SIZE(group);
-    } else if (group && !(PyUnicode_Check(group) && PyUnicode_CompareWithASCIIString(group, BY_PROMPT) == 0)) {
+    } else if (group &&
+               !(PyUnicode_Check(group) && PyUnicode_CompareWithASCIIString(group, BY_PROMPT) == 0)) {
         return PyErr_Format(PyExc_TypeError, "group is %R: it must be BY_PROMPT, bytes or None", group);
     }
     Tokens tokens;
@@ -253,7 +257,8 @@ static PyObject *Pool_open(PyObject *object, PyObject *args, PyObject *kwargs) {
     uint32_t slot;
     pool_status status;
     BEGIN_WORK(self)
-    status = pool_open(&self->pool, tokens.tokens, (size_t)tokens.size, kind, name.buf, (size_t)name.len, &slot);
+    status =
+        pool_open(&self->pool, tokens.tokens, (size_t)tokens.size, kind, name.buf, (size_t)name.len, &slot);
     END_WORK(self)
     if (status == POOL_OK)
         result = PyLong_FromUnsignedLong(slot);
@@ -263,23 +268,28 @@ static PyObject *Pool_open(PyObject *object, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
-static PyObject *raise_step_error(pool_status status, const pool_error *error, Py_ssize_t tokens, Py_ssize_t width) {
+static PyObject *raise_step_error(pool_status status, const pool_error *error, Py_ssize_t tokens,
+                                  Py_ssize_t width) {
     Py_ssize_t at = (Py_ssize_t)error->at;
     long long value = error->value;
     switch (status) {
     case POOL_BAD_SLOT:
         return PyErr_Format(PyExc_ValueError, "slots[%zd] is %lld, which is not an open slot", at, value);
     case POOL_REPEATED_SLOT:
-        return PyErr_Format(PyExc_ValueError, "slots[%zd] is %lld, which stands in an earlier row too", at, value);
+        return PyErr_Format(PyExc_ValueError, "slots[%zd] is %lld, which stands in an earlier row too", at,
+                            value);
     case POOL_BAD_COUNT:
         return PyErr_Format(PyExc_ValueError, "counts[%zd] is %lld: it must not be negative", at, value);
     case POOL_BAD_COUNT_SUM:
-        return PyErr_Format(PyExc_ValueError, "counts add up to %lld, but there are %zd tokens", value, tokens);
+        return PyErr_Format(PyExc_ValueError, "counts add up to %lld, but there are %zd tokens", value,
+                            tokens);
     case POOL_BAD_TOKEN:
-        return PyErr_Format(PyExc_ValueError, "tokens[%zd] is %lld: token ids go from 0 to 2147483647", at, value);
+        return PyErr_Format(PyExc_ValueError, "tokens[%zd] is %lld: token ids go from 0 to 2147483647", at,
+                            value);
     case POOL_BAD_DRAFT_SIZE:
-        return PyErr_Format(PyExc_ValueError, "k of row %zd is %lld: it must lie between 0 and %zd, the width of out",
-                            at, value, width);
+        return PyErr_Format(PyExc_ValueError,
+                            "k of row %zd is %lld: it must lie between 0 and %zd, the width of out", at,
+                            value, width);
     default:
         return PyErr_NoMemory();
     }
@@ -298,35 +308,44 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
                                      &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS]))
         return NULL;
     int32_t uniform = 0;
-    bool is_uniform = PyIndex_Check(given[K]) && !PyObject_CheckBuffer(given[K]);
-    if (is_uniform) {
+    bool is_uniform = false;
+    if (PyIndex_Check(
+            given[K])) { // NumPy's scalars are integers and buffers, its arrays only claim to be both
         Py_ssize_t k = PyNumber_AsSsize_t(given[K], NULL); // clipped, and then refused as too large
-        if (k == -1 && PyErr_Occurred())
+        is_uniform = !PyErr_Occurred();
+        if (!is_uniform && !(PyErr_ExceptionMatches(PyExc_TypeError) && PyObject_CheckBuffer(given[K])))
             return NULL;
+        PyErr_Clear();
         uniform = k < -1 ? -1 : k > INT32_MAX ? INT32_MAX : (int32_t)k;
+    } else if (!PyObject_CheckBuffer(given[K])) {
+        return PyErr_Format(PyExc_TypeError, "k must be an integer or an int32 buffer, not %.100s",
+                            Py_TYPE(given[K])->tp_name);
     }
     for (int i = 0; i < ARGUMENTS; i++)
-        if (!(i == K && is_uniform) && get_int32(given[i], names[i], i == OUT ? 2 : 1, i >= OUT, &view[i]) < 0)
+        if (!(i == K && is_uniform) &&
+            get_int32(given[i], names[i], i == OUT ? 2 : 1, i >= OUT, &view[i]) < 0)
             goto done;
     Py_ssize_t rows = view[SLOTS].shape[0], width = view[OUT].shape[1];
     static const int per_row[] = {COUNTS, K, OUT, LENGTHS};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(per_row); i++) {
         int j = per_row[i];
         if (view[j].obj && view[j].shape[0] != rows) {
-            PyErr_Format(PyExc_ValueError, "%s has %zd rows, but slots has %zd", names[j], view[j].shape[0], rows);
+            PyErr_Format(PyExc_ValueError, "%s has %zd rows, but slots has %zd", names[j], view[j].shape[0],
+                         rows);
             goto done;
         }
     }
     if (is_uniform && (uniform < 0 || uniform > width)) {
-        PyErr_Format(PyExc_ValueError, "k is %R: it must lie between 0 and %zd, the width of out", given[K], width);
+        PyErr_Format(PyExc_ValueError, "k is %R: it must lie between 0 and %zd, the width of out", given[K],
+                     width);
         goto done;
     }
     pool_error error;
     pool_status status;
     BEGIN_WORK(self)
-    status = pool_step(&self->pool, view[SLOTS].buf, (size_t)rows, view[TOKENS].buf, (size_t)view[TOKENS].shape[0],
-                       view[COUNTS].buf, is_uniform ? &uniform : view[K].buf, is_uniform, view[OUT].buf,
-                       (size_t)width, view[LENGTHS].buf, &error);
+    status = pool_step(&self->pool, view[SLOTS].buf, (size_t)rows, view[TOKENS].buf,
+                       (size_t)view[TOKENS].shape[0], view[COUNTS].buf, is_uniform ? &uniform : view[K].buf,
+                       is_uniform, view[OUT].buf, (size_t)width, view[LENGTHS].buf, &error);
     END_WORK(self)
     if (status == POOL_OK)
         result = Py_NewRef(Py_None);
@@ -385,8 +404,8 @@ static PyObject *Pool_drop(PyObject *object, PyObject *args, PyObject *kwargs) {
     END_WORK(self)
     release_tokens(&tokens);
     if (status != POOL_OK)
-        return PyErr_Format(PyExc_ValueError, "group has %lld open slot%s: close them before dropping it", error.value,
-                            error.value == 1 ? "" : "s");
+        return PyErr_Format(PyExc_ValueError, "group has %lld open slot%s: close them before dropping it",
+                            error.value, error.value == 1 ? "" : "s");
     return PyBool_FromLong(found);
 }
 
@@ -399,24 +418,25 @@ static PyObject *Pool_stats(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     now = self->pool;
     END_WORK(self)
     const pool_drafted *request = &now.drafted[POOL_REQUEST - 1], *group = &now.drafted[POOL_GROUP - 1];
-    return Py_BuildValue("{sKsKsKsnsnsKsKsKs{s{sKsK}s{sKsK}}sKsK}",                           //
-                         "slots_open", now.slots_open,                                        //
-                         "groups", now.groups,                                                //
-                         "tokens", now.tokens,                                                //
-                         "bytes_used", (Py_ssize_t)now.memory.used,                           //
-                         "memory_bytes", (Py_ssize_t)now.memory.limit,                        //
-                         "appended", now.appended,                                            //
-                         "drafts", request->drafts + group->drafts,                           //
-                         "drafted_tokens", request->tokens + group->tokens,                   //
-                         "by_source",                                                         //
+    return Py_BuildValue("{sKsKsKsnsnsKsKsKs{s{sKsK}s{sKsK}}sKsK}",                               //
+                         "slots_open", now.slots_open,                                            //
+                         "groups", now.groups,                                                    //
+                         "tokens", now.tokens,                                                    //
+                         "bytes_used", (Py_ssize_t)now.memory.used,                               //
+                         "memory_bytes", (Py_ssize_t)now.memory.limit,                            //
+                         "appended", now.appended,                                                //
+                         "drafts", request->drafts + group->drafts,                               //
+                         "drafted_tokens", request->tokens + group->tokens,                       //
+                         "by_source",                                                             //
                          "request", "drafts", request->drafts, "drafted_tokens", request->tokens, //
-                         "group", "drafts", group->drafts, "drafted_tokens", group->tokens,   //
-                         "evicted_groups", now.evicted_groups,                                //
+                         "group", "drafts", group->drafts, "drafted_tokens", group->tokens,       //
+                         "evicted_groups", now.evicted_groups,                                    //
                          "exhausted", now.exhausted);
 }
 
-PyDoc_STRVAR(Pool_validate_doc, "_validate($self, /)\n--\n\n"
-                                "Check every invariant; return None or a sentence that says which is broken.");
+PyDoc_STRVAR(Pool_validate_doc,
+             "_validate($self, /)\n--\n\n"
+             "Check every invariant; return None or a sentence that says which is broken.");
 
 static PyObject *Pool_validate(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     PoolObject *self = (PoolObject *)object;
@@ -440,7 +460,8 @@ static PyObject *Pool_work(PyObject *object, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyObject *Pool_reduce(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(ignored)) {
-    PyErr_SetString(PyExc_TypeError, "a Pool can be neither pickled nor copied: it belongs to the process that made it");
+    PyErr_SetString(PyExc_TypeError,
+                    "a Pool can be neither pickled nor copied: it belongs to the process that made it");
     return NULL;
 }
 

@@ -20,7 +20,8 @@ static void *grow(sam_memory *memory, void *array, uint32_t size, uint32_t *capa
     return grown;
 }
 
-// ---- groups ---------------------------------------------------------------------------------------------------------
+// ---- groups
+// ---------------------------------------------------------------------------------------------------------
 
 static uint64_t hash_key(pool_key kind, const void *key, size_t bytes) {
     bool by_prompt = kind == POOL_BY_PROMPT; // token by token: the same on every byte order
@@ -113,7 +114,8 @@ static bool reserve_bucket(pool *p) {
     return true;
 }
 
-// A new group without members, in the table. NULL on failure, and then nothing has changed but for evicted groups.
+// A new group without members, in the table. NULL on failure, and then nothing has changed but for evicted
+// groups.
 static pool_group *add_group(pool *p, uint64_t hash, pool_key kind, const void *key, size_t bytes) {
     pool_group *g = sam_resize(&p->memory, NULL, 0, sizeof(pool_group));
     if (!g)
@@ -138,7 +140,8 @@ fail:
     return NULL;
 }
 
-// Adds `token` to the group's index after `state`; it stands at `position` of text `number`. On failure nothing changes.
+// Adds `token` to the group's index after `state`; it stands at `position` of text `number`. On failure
+// nothing changes.
 static bool group_append(pool_group *g, uint32_t *state, uint32_t number, uint32_t position, int32_t token) {
     sam_memory *memory = g->index.memory;
     pool_occurrence *log = grow(memory, g->log, g->log_size, &g->log_capacity, sizeof(pool_occurrence));
@@ -154,9 +157,9 @@ static bool group_append(pool_group *g, uint32_t *state, uint32_t number, uint32
     return true;
 }
 
-// Frees a text and makes the group as if the text had never been in it: what the other texts said is inserted again in
-// the order in which it came. The prompt of a prompt's group stays while there is any other member. Cannot fail: the
-// index and the log need no more room than they have.
+// Frees a text and makes the group as if the text had never been in it: what the other texts said is inserted
+// again in the order in which it came. The prompt of a prompt's group stays while there is any other member.
+// Cannot fail: the index and the log need no more room than they have.
 static void group_forget(pool *p, pool_group *g, pool_text *text) {
     uint32_t gone = text->number;
     for (uint32_t i = gone + 1; i < g->text_count; i++) {
@@ -167,7 +170,8 @@ static void group_forget(pool *p, pool_group *g, pool_text *text) {
     bool said_nothing = g->has_prompt && text->size <= text->prompt_size && g->text_count > 0;
     free_text(p, text);
     uint32_t entries = g->log_size;
-    if (said_nothing) { // the log has no token of its answer; the prompt, if it was text 0's, is the new text 0's
+    if (said_nothing) { // the log has no token of its answer; the prompt, if it was text 0's, is the new text
+                        // 0's
         for (uint32_t i = 0; i < entries; i++)
             g->log[i].text -= g->log[i].text > gone;
         return;
@@ -211,7 +215,8 @@ static void leave_group(pool *p, pool_group *g) {
     p->newest = g;
 }
 
-// ---- slots ----------------------------------------------------------------------------------------------------------
+// ---- slots
+// ----------------------------------------------------------------------------------------------------------
 
 void pool_init(pool *p, size_t memory_bytes, sam_rule rule, unsigned sources) {
     *p = (pool){.rule = rule, .sources = sources, .free_slot = NO_SLOT};
@@ -316,8 +321,8 @@ static bool index_prompt(pool *p, pool_slot *slot, const int32_t *prompt, uint32
     return true;
 }
 
-pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind, const void *name, size_t name_bytes,
-                      uint32_t *number) {
+pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind, const void *name,
+                      size_t name_bytes, uint32_t *number) {
     if (!reserve_slot(p))
         return POOL_NO_MEMORY;
     *number = p->free_slot;
@@ -389,7 +394,8 @@ pool_status pool_close(pool *p, int64_t number, bool keep, pool_error *error) {
     return POOL_OK;
 }
 
-pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes, bool *found, pool_error *error) {
+pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes, bool *found,
+                      pool_error *error) {
     pool_group *g = find_group(p, hash_key(kind, key, key_bytes), kind, key, key_bytes);
     *found = g != NULL;
     if (!g)
@@ -403,7 +409,8 @@ pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes,
     return POOL_OK;
 }
 
-// ---- step -----------------------------------------------------------------------------------------------------------
+// ---- step
+// -----------------------------------------------------------------------------------------------------------
 
 static pool_status refuse(pool_error *error, pool_status status, size_t at, int64_t value) {
     *error = (pool_error){at, value};
@@ -411,9 +418,9 @@ static pool_status refuse(pool_error *error, pool_status status, size_t at, int6
 }
 
 // Checks the arguments and copies them to p->rows.
-static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens, size_t token_count,
-                              const int32_t *counts, const int32_t *k, bool uniform_k, size_t width,
-                              pool_error *error) {
+static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens,
+                              size_t token_count, const int32_t *counts, const int32_t *k, bool uniform_k,
+                              size_t width, pool_error *error) {
     if (rows > p->row_capacity) {
         pool_row *grown = SAM_REALLOC(p->rows, rows * sizeof(pool_row));
         if (!grown)
@@ -499,15 +506,8 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const int32_t 
     return POOL_OK;
 }
 
-// ---- validation -----------------------------------------------------------------------------------------------------
-
-#define REQUIRE(condition, sentence)                                                                                   \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            *reason = sentence;                                                                                        \
-            return false;                                                                                              \
-        }                                                                                                              \
-    } while (0)
+// ---- validation
+// -----------------------------------------------------------------------------------------------------
 
 // Whether the index reads the text from the root to `state`.
 static bool reads(sam_index *index, const pool_text *text, uint32_t state) {
@@ -518,24 +518,28 @@ static bool reads(sam_index *index, const pool_text *text, uint32_t state) {
     return s == state && index->states[s].length == text->size;
 }
 
-static size_t text_bytes(const pool_text *text) { return sizeof(pool_text) + text->capacity * sizeof(int32_t); }
+static size_t text_bytes(const pool_text *text) {
+    return sizeof(pool_text) + text->capacity * sizeof(int32_t);
+}
 
-static bool validate_group(const pool *p, pool_group *g, size_t *bytes, uint64_t *tokens, const char **reason) {
-    REQUIRE(g->open || g->text_count, "a group has neither slots nor texts");
-    REQUIRE(find_group(p, g->hash, g->kind, g->key, g->key_bytes) == g, "a group is not found by its key");
+static bool validate_group(const pool *p, pool_group *g, size_t *bytes, uint64_t *tokens,
+                           const char **reason) {
+    SAM_REQUIRE(g->open || g->text_count, "a group has neither slots nor texts");
+    SAM_REQUIRE(find_group(p, g->hash, g->kind, g->key, g->key_bytes) == g,
+                "a group is not found by its key");
     if (!sam_index_validate(&g->index, reason))
         return false;
     for (uint32_t i = 0; i < g->text_count; i++) {
         const pool_text *text = g->texts[i];
-        REQUIRE(text->number == i, "a text does not know its number");
-        REQUIRE(text->size >= text->prompt_size, "a text of a group lacks a part of its prompt");
-        REQUIRE(reads(&g->index, text, text->state), "a group's index does not read a text of the group");
+        SAM_REQUIRE(text->number == i, "a text does not know its number");
+        SAM_REQUIRE(text->size >= text->prompt_size, "a text of a group lacks a part of its prompt");
+        SAM_REQUIRE(reads(&g->index, text, text->state), "a group's index does not read a text of the group");
         *bytes += text_bytes(text);
         *tokens += text->size;
     }
     for (uint32_t i = 0; i < g->log_size; i++)
-        REQUIRE(g->log[i].text < g->text_count && g->log[i].position < g->texts[g->log[i].text]->size,
-                "the log names a token that no text has");
+        SAM_REQUIRE(g->log[i].text < g->text_count && g->log[i].position < g->texts[g->log[i].text]->size,
+                    "the log names a token that no text has");
     *bytes += sizeof(pool_group) + g->key_bytes + sam_index_bytes(&g->index);
     *bytes += g->text_capacity * sizeof(pool_text *) + g->log_capacity * sizeof(pool_occurrence);
     return true;
@@ -553,11 +557,12 @@ bool pool_validate(pool *p, const char **reason) {
             members += g->open;
         }
     for (const pool_group *g = p->oldest; g; g = g->newer) {
-        REQUIRE(!g->open, "a group with open slots is listed as closed");
-        REQUIRE((g->newer ? g->newer->older : p->newest) == g, "the list of closed groups is broken");
+        SAM_REQUIRE(!g->open, "a group with open slots is listed as closed");
+        SAM_REQUIRE((g->newer ? g->newer->older : p->newest) == g, "the list of closed groups is broken");
         closed_groups++;
     }
-    REQUIRE(groups == p->groups && open_groups + closed_groups == groups, "the number of groups is wrong");
+    SAM_REQUIRE(groups == p->groups && open_groups + closed_groups == groups,
+                "the number of groups is wrong");
     for (uint32_t i = 0; i < p->slot_count; i++) {
         pool_slot *slot = &p->slots[i];
         if (!slot->open)
@@ -567,7 +572,8 @@ bool pool_validate(pool *p, const char **reason) {
         if (slot->request.memory) {
             if (!sam_index_validate(&slot->request, reason))
                 return false;
-            REQUIRE(reads(&slot->request, slot->text, slot->last), "a request's index does not read its text");
+            SAM_REQUIRE(reads(&slot->request, slot->text, slot->last),
+                        "a request's index does not read its text");
             bytes += sam_index_bytes(&slot->request);
         }
         if (slot->text && !slot->group) {
@@ -575,10 +581,10 @@ bool pool_validate(pool *p, const char **reason) {
             tokens += slot->text->size;
         }
     }
-    REQUIRE(slots == p->slots_open, "the number of open slots is wrong");
-    REQUIRE(members == 0, "groups and slots disagree on who belongs to whom");
-    REQUIRE(tokens == p->tokens, "the number of tokens is wrong");
-    REQUIRE(bytes == p->memory.used, "the account of memory is wrong");
-    REQUIRE(bytes <= p->memory.limit, "the memory limit is exceeded");
+    SAM_REQUIRE(slots == p->slots_open, "the number of open slots is wrong");
+    SAM_REQUIRE(members == 0, "groups and slots disagree on who belongs to whom");
+    SAM_REQUIRE(tokens == p->tokens, "the number of tokens is wrong");
+    SAM_REQUIRE(bytes == p->memory.used, "the account of memory is wrong");
+    SAM_REQUIRE(bytes <= p->memory.limit, "the memory limit is exceeded");
     return true;
 }

@@ -2,25 +2,28 @@
 //
 // A pool of requests that draft from their own text and from the answers to the same prompt.
 //
-//   slot ----> text   (prompt + answer so far)          group ----> texts of all its members, running and finished
-//     |                                                   |-------> one suffix automaton over all of them
-//     |------> request index: automaton of the text       '-------> log: occurrence number -> (text, position)
-//     '------> group (none if private)
+//   slot ----> text (prompt + answer so far)             group ----> texts of all members, open or closed
+//     |------> request index: automaton of the text        |-------> one automaton over all these texts
+//     '------> group (none if private)                     '-------> log: occurrence -> (text, position)
 //
-// An occurrence is named by the token that follows it, so it exists once that token is known: in a request index it is
-// the token's position (a suffix of length 0 is never matched, so 0 is free to mean "none"), in a group index the place
-// in the log, counted from 1. A draft copies the text from the named token on, at most to the end of that text.
+// An occurrence is named by the token that follows it, so it exists once that token is known: in a request
+// index it is the token's position (a suffix of length 0 is never matched, so 0 is free to mean "none"), in a
+// group index the place in the log, counted from 1. A draft copies the text from the named token on, at most
+// to the end of that text.
 //
-// A group matches in the whole texts of its members, the drafting slot's own included: an own occurrence is just as
-// long in the request index, and a tie goes to the request, so what the group adds is what other texts know.
+// A group matches in the whole texts of its members, the drafting slot's own included: an own occurrence is
+// just as long in the request index, and a tie goes to the request, so what the group adds is what other
+// texts know.
 //
-// A group belongs to a prompt (equal tokens, not only an equal hash) or to a name. Members of a prompt's group share
-// the states of the prompt, which is inserted once. When its last slot is closed the group lingers, so that a later
-// request for the prompt finds the answers, until it is dropped or its memory is needed (least recently closed first).
+// A group belongs to a prompt (equal tokens, not only an equal hash) or to a name. Members of a prompt's
+// group share the states of the prompt, which is inserted once. When its last slot is closed the group
+// lingers, so that a later request for the prompt finds the answers, until it is dropped or its memory is
+// needed (least recently closed first).
 //
-// Memory: texts, groups, logs and indexes count against the limit; the slot table (about 128 bytes a slot) does not. A
-// request that cannot grow because of the limit or a failed allocation stops drafting for good: its own index is freed,
-// later tokens are only counted, what its group already has of it stays. Nothing else fails.
+// Memory: texts, groups, logs and indexes count against the limit; the slot table (about 128 bytes a slot)
+// does not. A request that cannot grow because of the limit or a failed allocation stops drafting for good:
+// its own index is freed, later tokens are only counted, what its group already has of it stays. Nothing else
+// fails.
 //
 // Not thread-safe; the owner serialises the calls on one pool.
 
@@ -113,7 +116,7 @@ typedef struct {
     pool_row *rows; // the step's arguments, copied once checked
     size_t row_capacity;
     pool_group **buckets;
-    size_t bucket_count; // 0 or a power of two
+    size_t bucket_count;         // 0 or a power of two
     pool_group *oldest, *newest; // ends of the list of closed groups
     uint64_t steps;
     uint64_t slots_open, groups, tokens; // tokens: held in texts now
@@ -127,26 +130,29 @@ void pool_init(pool *p, size_t memory_bytes, sam_rule rule, unsigned sources);
 // Frees everything, open slots included.
 void pool_free(pool *p);
 
-// Opens a slot for a prompt of tokens >= 0 and stores its number. `name` is read for POOL_NAMED only. POOL_NO_MEMORY
-// (the slot table) leaves the pool as it was. O(prompt).
-pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind, const void *name, size_t name_bytes,
-                      uint32_t *slot);
+// Opens a slot for a prompt of tokens >= 0 and stores its number. `name` is read for POOL_NAMED only.
+// POOL_NO_MEMORY (the slot table) leaves the pool as it was. O(prompt).
+pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind, const void *name,
+                      size_t name_bytes, uint32_t *slot);
 
-// Appends counts[i] of the tokens to each slots[i], all rows first, then writes a draft of at most k tokens for each row
-// to out + i * width and its length to lengths[i]; the rest of a row of `out` is left alone. `k` has one value a row, or
-// only one if uniform_k. Any status but POOL_OK: nothing has changed.
+// Appends counts[i] of the tokens to each slots[i], all rows first, then writes a draft of at most k tokens
+// for each row to out + i * width and its length to lengths[i]; the rest of a row of `out` is left alone. `k`
+// has one value a row, or only one if uniform_k. Any status but POOL_OK: nothing has changed.
 pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens, size_t token_count,
                       const int32_t *counts, const int32_t *k, bool uniform_k, int32_t *out, size_t width,
                       int32_t *lengths, pool_error *error);
 
-// Closes a slot. keep: the text stays with its group. Else the group forgets it as if it had never been, which rebuilds
-// the group's index in its present memory: linear in the tokens of the group. POOL_BAD_SLOT changes nothing.
+// Closes a slot. keep: the text stays with its group. Else the group forgets it as if it had never been,
+// which rebuilds the group's index in its present memory: linear in the tokens of the group. POOL_BAD_SLOT
+// changes nothing.
 pool_status pool_close(pool *p, int64_t slot, bool keep, pool_error *error);
 
 // Frees the group of a prompt or name; *found tells whether there was one. POOL_GROUP_IN_USE changes nothing.
-pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes, bool *found, pool_error *error);
+pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes, bool *found,
+                      pool_error *error);
 
-// Checks every invariant of the pool and its indexes. Returns false and a sentence in *reason if one is broken.
+// Checks every invariant of the pool and its indexes. Returns false and a sentence in *reason if one is
+// broken.
 bool pool_validate(pool *p, const char **reason);
 
 #endif

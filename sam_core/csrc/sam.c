@@ -22,7 +22,8 @@ void *sam_resize(sam_memory *memory, void *block, size_t old_bytes, size_t new_b
     return resized;
 }
 
-// ---- edges ----------------------------------------------------------------------------------------------------------
+// ---- edges
+// ----------------------------------------------------------------------------------------------------------
 
 static uint32_t edge_home(const sam_index *index, uint32_t state, int32_t token) {
     uint64_t key = (uint64_t)state << 32 | (uint32_t)token;
@@ -78,7 +79,8 @@ static uint32_t edges_of(const sam_index *index, uint32_t state) {
     return count;
 }
 
-// ---- capacity -------------------------------------------------------------------------------------------------------
+// ---- capacity
+// -------------------------------------------------------------------------------------------------------
 
 static size_t state_bytes(const sam_index *index, uint32_t capacity) {
     return capacity * (sizeof(sam_state) + (index->rule == SAM_NEWEST ? sizeof(sam_path) : 0));
@@ -166,18 +168,19 @@ size_t sam_index_bytes(const sam_index *index) {
     return state_bytes(index, index->state_capacity) + index->edge_capacity * sizeof(sam_edge);
 }
 
-// ---- paths (SAM_NEWEST) ---------------------------------------------------------------------------------------------
+// ---- paths (SAM_NEWEST)
+// ---------------------------------------------------------------------------------------------
 
-static bool is_tree_root(const sam_path *paths, uint32_t x) {
-    uint32_t above = paths[x].above;
-    return !above || (paths[above].left != x && paths[above].right != x);
-}
+static bool is_tree_root(const sam_path *paths, uint32_t x) { return paths[x].above & SAM_HANGS; }
+
+// The state that the path of a tree's root hangs from.
+static uint32_t hangs_from(const sam_path *paths, uint32_t root) { return paths[root].above & ~SAM_HANGS; }
 
 // Moves x one level up. `seen` is kept where the tree's root is.
 static void rotate(sam_index *index, uint32_t x) {
     sam_path *paths = index->paths;
     uint32_t y = paths[x].above, z = paths[y].above;
-    if (is_tree_root(paths, y))
+    if (z & SAM_HANGS)
         index->states[x].seen = index->states[y].seen;
     else if (paths[z].left == y)
         paths[z].left = x;
@@ -195,8 +198,8 @@ static void rotate(sam_index *index, uint32_t x) {
     }
     if (moved)
         paths[moved].above = y;
-    paths[y].above = x;
     paths[x].above = z;
+    paths[y].above = x;
     index->memory->work++;
 }
 
@@ -212,17 +215,19 @@ static void splay(sam_index *index, uint32_t x) {
     }
 }
 
-// ---- automaton ------------------------------------------------------------------------------------------------------
+// ---- automaton
+// ------------------------------------------------------------------------------------------------------
 
 static uint32_t add_state(sam_index *index, uint32_t length, uint32_t link) {
     uint32_t state = index->state_count++;
     index->states[state] = (sam_state){.link = link, .length = length, .more = SAM_NO_TOKEN};
     if (index->paths)
-        index->paths[state] = (sam_path){.above = link};
+        index->paths[state] = (sam_path){.above = SAM_HANGS | link};
     return state;
 }
 
-// Splits the strings that end with an edge from `p` by `token` off `q`, where those edges lead, and returns their state.
+// Splits the strings that end with an edge from `p` by `token` off `q`, where those edges lead, and returns
+// their state.
 static uint32_t split(sam_index *index, uint32_t p, int32_t token, uint32_t q) {
     uint32_t clone = add_state(index, index->states[p].length + 1, index->states[q].link);
     index->states[clone].token = index->states[q].token;
@@ -252,7 +257,8 @@ static uint32_t split(sam_index *index, uint32_t p, int32_t token, uint32_t q) {
 }
 
 bool sam_index_extend(sam_index *index, uint32_t last, int32_t token, uint32_t *next) {
-    // Look first: which states lack an edge, where the walk ends, what must be split. Then reserve, then change.
+    // Look first: which states lack an edge, where the walk ends, what must be split. Then reserve, then
+    // change.
     uint32_t p = last, q, new_edges = 0;
     while (!(q = edge_target(index, p, token))) {
         new_edges += index->states[p].target != 0;
@@ -279,7 +285,7 @@ bool sam_index_extend(sam_index *index, uint32_t last, int32_t token, uint32_t *
     uint32_t link = !q ? SAM_ROOT : must_split ? split(index, p, token, q) : q;
     index->states[state].link = link;
     if (index->paths)
-        index->paths[state].above = link;
+        index->paths[state].above = SAM_HANGS | link;
     *next = state;
     return true;
 }
@@ -295,12 +301,17 @@ void sam_index_mark(sam_index *index, uint32_t state, uint32_t occurrence) {
         }
         return;
     }
-    for (uint32_t lower = 0, s = state; s; lower = s, s = index->paths[s].above) {
+    sam_path *paths = index->paths;
+    for (uint32_t lower = 0, s = state; s; lower = s, s = hangs_from(paths, s)) {
         splay(index, s);
-        uint32_t cut = index->paths[s].right;
-        if (cut)
+        uint32_t cut = paths[s].right;
+        if (cut) { // what is longer keeps its mark and becomes a path of its own
             states[cut].seen = states[s].seen;
-        index->paths[s].right = lower;
+            paths[cut].above = SAM_HANGS | s;
+        }
+        paths[s].right = lower;
+        if (lower)
+            paths[lower].above = s;
         index->memory->work++;
     }
     splay(index, state);
@@ -317,21 +328,14 @@ uint32_t sam_index_match(sam_index *index, uint32_t state, uint32_t *length) {
             return index->states[state].seen;
         }
         // A whole path is unmarked if one of its states is.
-        state = index->paths ? index->paths[state].above : index->states[state].link;
+        state = index->paths ? hangs_from(index->paths, state) : index->states[state].link;
     }
     *length = 0;
     return 0;
 }
 
-// ---- validation -----------------------------------------------------------------------------------------------------
-
-#define REQUIRE(condition, sentence)                                                                                   \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            *reason = sentence;                                                                                        \
-            return false;                                                                                              \
-        }                                                                                                              \
-    } while (0)
+// ---- validation
+// -----------------------------------------------------------------------------------------------------
 
 static bool is_ancestor(const sam_index *index, uint32_t ancestor, uint32_t state) {
     while (index->states[state].length > index->states[ancestor].length)
@@ -339,48 +343,55 @@ static bool is_ancestor(const sam_index *index, uint32_t ancestor, uint32_t stat
     return state == ancestor;
 }
 
-static bool validate_edge(const sam_index *index, uint32_t s, int32_t token, uint32_t target, const char **reason) {
-    REQUIRE(token >= 0, "an edge has a negative label");
-    REQUIRE(target > SAM_ROOT && target < index->state_count, "an edge leads to no state");
-    REQUIRE(index->states[target].length > index->states[s].length, "an edge leads to a string that is not longer");
+static bool validate_edge(const sam_index *index, uint32_t s, int32_t token, uint32_t target,
+                          const char **reason) {
+    SAM_REQUIRE(token >= 0, "an edge has a negative label");
+    SAM_REQUIRE(target > SAM_ROOT && target < index->state_count, "an edge leads to no state");
+    SAM_REQUIRE(index->states[target].length > index->states[s].length,
+                "an edge leads to a string that is not longer");
     uint32_t link = index->states[s].link;
     if (link == SAM_NO_STATE)
         return true;
     uint32_t shorter = edge_target(index, link, token);
-    REQUIRE(shorter, "a state has an edge that its link lacks");
-    REQUIRE(is_ancestor(index, shorter, target), "edges of a state and of its link lead to unrelated states");
+    SAM_REQUIRE(shorter, "a state has an edge that its link lacks");
+    SAM_REQUIRE(is_ancestor(index, shorter, target),
+                "edges of a state and of its link lead to unrelated states");
     return true;
 }
 
 static bool validate_states(const sam_index *index, const char **reason) {
-    REQUIRE(index->state_count >= 1 && index->state_count <= index->state_capacity, "more states than room");
-    REQUIRE(index->states[SAM_ROOT].link == SAM_NO_STATE && index->states[SAM_ROOT].length == 0, "the root is damaged");
+    SAM_REQUIRE(index->state_count >= 1 && index->state_count <= index->state_capacity,
+                "more states than room");
+    SAM_REQUIRE(index->states[SAM_ROOT].link == SAM_NO_STATE && index->states[SAM_ROOT].length == 0,
+                "the root is damaged");
     for (uint32_t s = 1; s < index->state_count; s++) {
         uint32_t link = index->states[s].link;
-        REQUIRE(link < index->state_count, "a link leads to no state");
-        REQUIRE(index->states[link].length < index->states[s].length, "a link leads to a string that is not shorter");
+        SAM_REQUIRE(link < index->state_count, "a link leads to no state");
+        SAM_REQUIRE(index->states[link].length < index->states[s].length,
+                    "a link leads to a string that is not shorter");
     }
     uint64_t listed = 0;
     for (uint32_t s = 0; s < index->state_count; s++) {
         const sam_state *state = &index->states[s];
-        REQUIRE(state->target || state->more == SAM_NO_TOKEN, "a state has table edges but no first edge");
+        SAM_REQUIRE(state->target || state->more == SAM_NO_TOKEN,
+                    "a state has table edges but no first edge");
         if (state->target && !validate_edge(index, s, state->token, state->target, reason))
             return false;
         for (int32_t c = state->more; c != SAM_NO_TOKEN;) {
             const sam_edge *edge = edge_place(index, s, c);
-            REQUIRE(edge->target, "an edge list names an edge that the table lacks");
-            REQUIRE(c != state->token, "a state has two edges with one label");
-            REQUIRE(++listed <= index->edge_count, "edge lists are longer than the table");
+            SAM_REQUIRE(edge->target, "an edge list names an edge that the table lacks");
+            SAM_REQUIRE(c != state->token, "a state has two edges with one label");
+            SAM_REQUIRE(++listed <= index->edge_count, "edge lists are longer than the table");
             if (!validate_edge(index, s, c, edge->target, reason))
                 return false;
             c = edge->more;
         }
     }
-    REQUIRE(listed == index->edge_count, "the table holds edges that no state lists");
+    SAM_REQUIRE(listed == index->edge_count, "the table holds edges that no state lists");
     uint64_t stored = 0;
     for (uint32_t i = 0; i < index->edge_capacity; i++)
         stored += index->edges[i].target != 0;
-    REQUIRE(stored == index->edge_count, "the table's count is wrong");
+    SAM_REQUIRE(stored == index->edge_count, "the table's count is wrong");
     return true;
 }
 
@@ -401,16 +412,22 @@ static uint32_t path_before(const sam_path *paths, uint32_t s) {
 static bool validate_paths(const sam_index *index, const char **reason) {
     const sam_path *paths = index->paths;
     for (uint32_t s = 1; s < index->state_count; s++) {
-        REQUIRE(paths[s].above < index->state_count && paths[s].left < index->state_count &&
-                    paths[s].right < index->state_count,
-                "a path leads to no state");
-        REQUIRE(!paths[s].left || paths[paths[s].left].above == s, "a left child does not know its parent");
-        REQUIRE(!paths[s].right || paths[paths[s].right].above == s, "a right child does not know its parent");
+        SAM_REQUIRE(hangs_from(paths, s) < index->state_count && paths[s].left < index->state_count &&
+                        paths[s].right < index->state_count,
+                    "a path leads to no state");
+        SAM_REQUIRE(!paths[s].left || paths[paths[s].left].above == s,
+                    "a left child does not know its parent");
+        SAM_REQUIRE(!paths[s].right || paths[paths[s].right].above == s,
+                    "a right child does not know its parent");
+        uint32_t above = paths[s].above;
+        SAM_REQUIRE(above & SAM_HANGS || paths[above].left == s || paths[above].right == s,
+                    "a parent does not know its child");
         uint32_t root = s;
         while (!is_tree_root(paths, root))
             root = paths[root].above;
         uint32_t before = path_before(paths, s);
-        REQUIRE(index->states[s].link == (before ? before : paths[root].above), "a path is not a piece of a link path");
+        SAM_REQUIRE(index->states[s].link == (before ? before : hangs_from(paths, root)),
+                    "a path is not a piece of a link path");
     }
     return true;
 }
@@ -426,8 +443,9 @@ bool sam_index_validate(sam_index *index, const char **reason) {
             while (index->paths && !is_tree_root(index->paths, root[i]))
                 root[i] = index->paths[root[i]].above;
         uint32_t seen = index->states[root[0]].seen, of_link = index->states[root[1]].seen;
-        REQUIRE(!seen || of_link, "a marked state has an unmarked link");
-        REQUIRE(!seen || (index->rule == SAM_OLDEST ? of_link <= seen : of_link >= seen), "marks are out of order");
+        SAM_REQUIRE(!seen || of_link, "a marked state has an unmarked link");
+        SAM_REQUIRE(!seen || (index->rule == SAM_OLDEST ? of_link <= seen : of_link >= seen),
+                    "marks are out of order");
     }
     return true;
 }
