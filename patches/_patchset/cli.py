@@ -6,8 +6,7 @@ import sys
 
 from . import check, pins, series, target, work
 from .git import Failure
-from .journal import heal
-from .pins import PinSet
+from .pins import PinSet, plural
 
 TARGET_HELP = """
 target, one of:
@@ -20,7 +19,8 @@ target, one of:
 def parser() -> argparse.ArgumentParser:
     """All commands and options."""
     top = argparse.ArgumentParser(
-        prog="patchset", description="Patches on pinned releases: edit them as commits, store them as files, apply them."
+        prog="patchset",
+        description="Patches on pinned releases: edit them as commits, store them as files, apply them.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -110,7 +110,7 @@ def choose(args: argparse.Namespace) -> tuple[PinSet, target.Target]:
     names = [args.pinset] if args.pinset else pins.names()
     fitting = []
     for name in names:
-        pinset = PinSet(name)
+        pinset = pins.opened(name)
         found = target.find(pinset, args.module, args.env, args.to)
         if len(names) == 1:
             return pinset, found
@@ -126,12 +126,12 @@ def status(args: argparse.Namespace) -> int:
     """The status command."""
     good = True
     for name in [args.pinset] if args.pinset else pins.names():
-        pinset = PinSet(name)
-        heal(pinset.folder)
+        pinset = pins.opened(name)
         print(pinset.name)
         for module in pinset.modules.values():
             record, patches = module.recorded(), series.load(module)
-            print(f"  {module.name} {module.version}: {len(patches)} patches, tree {record.tree} -> {record.patched_tree}")
+            count = plural(len(patches), "patch")
+            print(f"  {module.name} {module.version}: {count}, tree {record.tree} -> {record.patched_tree}")
             for patch in patches:
                 print(f"    {patch.file.name[:4]} {patch.subject}")
         lines, fine = target.report(target.find(pinset, args.module, args.env, args.to))
@@ -144,8 +144,7 @@ def run_check(args: argparse.Namespace) -> int:
     """The check command."""
     bad = False
     for name in [args.pinset] if args.pinset else pins.names():
-        heal(pins.PATCHES / name)
-        problems = check.check(PinSet(name), args.sdists, args.offline)
+        problems = check.check(pins.opened(name), args.sdists, args.offline)
         print("\n".join(problems) or f"{name}: in order{' (offline)' if args.offline else ''}")
         bad = bad or bool(problems)
     return 1 if bad else 0
@@ -158,8 +157,7 @@ def run(args: argparse.Namespace) -> int:
     if args.command == "check":
         return run_check(args)
     if args.command in ("import", "export"):
-        heal(pins.PATCHES / args.pinset)
-        module = PinSet(args.pinset).module(args.module)
+        module = pins.opened(args.pinset).module(args.module)
         if args.command == "import":
             lines = work.import_(module, args.source, args.to, args.sdists)
         else:

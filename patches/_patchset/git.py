@@ -86,10 +86,10 @@ def run(*args: str | Path, cwd: Path, data: bytes | None = None, date: str | Non
         env |= {f"GIT_{role}_NAME": NAME, f"GIT_{role}_EMAIL": EMAIL}
         if date:
             env[f"GIT_{role}_DATE"] = date
-    settings = "core.autocrlf=false core.quotePath=true core.fsmonitor=false gc.auto=0 safe.directory=*".split()
+    settings = ("core.autocrlf=false", "core.quotePath=true", "core.fsmonitor=false", "gc.auto=0", "safe.directory=*")
     command = ["git", *(word for setting in settings for word in ("-c", setting)), *map(str, args)]
     try:
-        done = subprocess.run(command, cwd=cwd, env=env, input=data or b"", capture_output=True)
+        done = subprocess.run(command, check=False, cwd=cwd, env=env, input=data or b"", capture_output=True)
     except FileNotFoundError as error:
         raise Failure("git is not installed or not on PATH; install it and run again.") from error
     if done.returncode:

@@ -19,6 +19,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Self
 
 from .git import Failure, blob_id
 
@@ -47,7 +48,7 @@ class Transaction:
         self.moves: list[dict] = []
         self.lock = -1
 
-    def __enter__(self) -> "Transaction":
+    def __enter__(self) -> Self:
         try:
             self._take_lock()
         except OSError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .git import Failure
+from .journal import heal
 
 PATCHES = Path(__file__).resolve().parent.parent
 REPO = PATCHES.parent
@@ -109,6 +110,17 @@ class PinSet:
             for path, (before, after) in sorted(module.record.blobs.items()):
                 lines.append(f'"{path}" = ["{before}", "{after}"]\n')
         return self.head.rstrip("\n") + "\n\n" + "".join(lines)
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 file`, `2 files`, `3 patches`."""
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+
+
+def opened(name: str) -> PinSet:
+    """The pin set, after finishing what an interrupted export left in its folder."""
+    heal(PATCHES / name)
+    return PinSet(name)
 
 
 def names() -> list[str]:

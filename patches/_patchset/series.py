@@ -50,10 +50,10 @@ def load(module: Module) -> list[Patch]:
 def parse(module: Module, file: Path) -> Patch:
     """Read one stored patch."""
     data = file.read_bytes()
-    head, found, body = data.partition(b"\n---\n")
-    if b"\r\n" in head or not found and b"\r\n---\r\n" in data:
+    head, found, body = data.partition(b"\ndiff --git ")
+    if b"\r" in head:
         raise Failure(f"{file} has CRLF line ends: export it again, and keep git from converting *.patch files.")
-    if not found:
+    if not found or not head.startswith(b"From "):
         raise Failure(f"{file} is not a patch as `patchset export` writes it: export it again.")
     mail = email.parser.BytesParser().parsebytes(data.split(b"\n", 1)[1])
     subject = str(email.header.make_header(email.header.decode_header(mail["Subject"] or "")))
@@ -61,7 +61,7 @@ def parse(module: Module, file: Path) -> Patch:
     message = head.partition(b"\n\n")[2].decode(errors="replace")
     trailers = [m.groups() for m in map(TRAILER.fullmatch, message.strip().rpartition("\n\n")[2].splitlines()) if m]
     patch = Patch(file, data, subject, trailers)
-    for line in body.decode(errors="replace").split("\n"):
+    for line in (found + body).decode(errors="replace").split("\n"):
         read_line(module, patch, line)
     return patch
 
@@ -265,7 +265,9 @@ def replay(module: Module, archive: Path, patches: list[Patch]) -> tuple[Record,
         }
         texts = format_commits(repo)
     patched = {path: entry for path, entry in entries.items() if path not in paths} | after
-    blobs = {path: (state(entries.get(path), after.get(path)), state(after.get(path), entries.get(path))) for path in paths}
+    blobs = {
+        path: (state(entries.get(path), after.get(path)), state(after.get(path), entries.get(path))) for path in paths
+    }
     return Record(git.tree_id(entries), git.tree_id(patched), blobs), texts
 
 

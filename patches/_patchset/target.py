@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from . import git, sdist, series
 from .git import EXECUTABLE, Failure
 from .journal import Transaction, heal
-from .pins import Module, PinSet
+from .pins import Module, PinSet, plural
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Site:
     module: Module
     prefix: str = ""
     found: str = ""  # the distribution or "source tree"; empty: not there
-    wrong: str = ""  # why it must not be touched, a sentence
+    wrong: tuple[str, str] | None = None  # why it must not be touched: in two words, and as a sentence
     tree: bool = False  # a whole source tree, not an installed package
 
     def __str__(self) -> str:
@@ -80,8 +80,11 @@ def installed(module: Module, folder: Path) -> Site:
             if origin.get("dir_info", {}).get("editable"):
                 source = unquote(urlsplit(origin["url"]).path)
                 site.wrong = (
-                    f"{site.found} in {folder} is an editable install: patch its source tree with "
-                    f"--module {module.name} --to {source}."
+                    "editable install",
+                    (
+                        f"{site.found} in {folder} is an editable install: patch its source tree with "
+                        f"--module {module.name} --to {source}."
+                    ),
                 )
             elif dist.version.partition("+")[0] != module.version:
                 site.wrong = wrong_version(module, site.found, folder)
@@ -90,9 +93,9 @@ def installed(module: Module, folder: Path) -> Site:
     return site
 
 
-def wrong_version(module: Module, found: str, place: Path) -> str:
-    """The sentence about a module of another version than the pinned one."""
-    return (
+def wrong_version(module: Module, found: str, place: Path) -> tuple[str, str]:
+    """Site.wrong of a module of another version than the pinned one."""
+    return "wrong version", (
         f"{found} is in {place}, but {module.pinset.name} patches {module.name} {module.version}: "
         f"install {module.dists[0]}=={module.version}, or leave it out with --module."
     )
@@ -122,7 +125,7 @@ def source_tree(module: Module, root: Path, prefix: str) -> Site:
         if (info["Version"] or "").partition("+")[0] != module.version:
             site.wrong = wrong_version(module, f"{info['Name']} {info['Version']}", folder)
     elif not (folder / module.name).is_dir():
-        site.wrong = f"{folder} is not a source tree of {module.name}: it has no folder {module.name}."
+        site.wrong = "no source tree", f"{folder} is not a source tree of {module.name}: it has no {module.name}/."
     return site
 
 
@@ -175,8 +178,10 @@ def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
     fresh = [site for site in target.sites if site.tree and not site.found and not reverse]
     if not here and not fresh:
         missing = ", ".join(f"{site.module.name} {site.module.version}" for site in target.sites)
-        raise Failure(f"Nothing to {verb} in {target.root}: it has none of {missing}; name the target with --env or --to.")
-    if wrong := [site.wrong for site in here if site.wrong]:
+        raise Failure(
+            f"Nothing to {verb} in {target.root}: it has none of {missing}; name the target with --env or --to."
+        )
+    if wrong := [site.wrong[1] for site in here if site.wrong]:
         raise Failure("\n".join(wrong))
     patches = {site.module.name: series.stored(site.module) for site in here + fresh}
     archives = {site.module.name: sdist.locate(site.module, sdists) for site in fresh}
@@ -220,9 +225,7 @@ def refusal(target: Target, site: Site, state: State, verb: str) -> str:
     )
 
 
-def in_place(
-    transaction: Transaction, target: Target, site: Site, state: State, patches: dict, reverse: bool
-) -> str:
+def in_place(transaction: Transaction, target: Target, site: Site, state: State, patches: dict, reverse: bool) -> str:
     """Stage the change of a module that is there."""
     if state.kind == "unpatched":
         return "no patch in this pin set"
@@ -252,7 +255,7 @@ def in_place(
             if " " in recorded:
                 bits = bits & ~0o111 | (bits >> 2 & 0o111 if after[0] == EXECUTABLE else 0)
         transaction.write(place, after[1], bits)
-    return f"{'original again' if reverse else 'patched'}, {touched} files"
+    return f"{'original again' if reverse else 'patched'}, {plural(touched, 'file')}"
 
 
 def require(module: Module, result: series.Files, wanted: dict[str, str]) -> None:
@@ -290,7 +293,7 @@ def report(target: Target) -> tuple[list[str], bool]:
         if not site.found:
             lines.append(f"    {site}: not {'there' if site.tree else 'installed'}")
         elif site.wrong:
-            lines.append(f"    {site}: wrong version\n      {site.wrong}")
+            lines += [f"    {site}: {site.wrong[0]}", f"      {site.wrong[1]}"]
             good = False
         else:
             state = inspect(target, site)

@@ -8,7 +8,7 @@ from pathlib import Path
 from . import git, sdist, series
 from .git import Failure
 from .journal import Transaction
-from .pins import REPO, Module
+from .pins import REPO, Module, PinSet, plural
 
 
 def default_folder(module: Module) -> Path:
@@ -45,7 +45,7 @@ def import_(module: Module, source: str | None, to: str | None, sdists: str | No
             f"Not every patch of {module.name} applies ({failed}): resolve it in {folder} with `git am --continue`, "
             "then export."
         )
-    lines = [f"{folder}: {module.name} {module.version}, {len(patches)} patches on the tag {git.BASE_TAG}"]
+    lines = [f"{folder}: {module.name} {module.version}, {plural(len(patches), 'patch')} on the tag {git.BASE_TAG}"]
     base, head = git.text("rev-parse", f"{git.BASE_TAG}^{{tree}}", "HEAD^{tree}", cwd=folder).split()
     if module.record and base == module.record.tree and head != module.record.patched_tree:
         lines.append(f"note: {module.pinset.file} records another patched tree; export to bring it up to date")
@@ -68,7 +68,9 @@ def clone(module: Module, checkout: Path, repo: Path) -> None:
     """Make a repository of a git checkout at the pinned commit."""
     revision = module.commit or module.tag
     if not revision:
-        raise Failure(f"{module.pinset.file} pins neither commit nor tag of {module.name}: import its source distribution.")
+        raise Failure(
+            f"{module.pinset.file} pins neither commit nor tag of {module.name}: import its source distribution."
+        )
     try:
         commit = git.text("rev-parse", "--verify", f"{revision}^{{commit}}", cwd=checkout)
     except Failure as error:
@@ -97,10 +99,11 @@ def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
                     f"{name} would not come back the same from `git am`: look in its message for a line that reads "
                     "like a part of a patch."
                 )
-    module.record = record
     with Transaction(module.pinset.folder) as transaction:
+        pinset = PinSet(module.pinset.name)  # another module may have been exported meanwhile
+        pinset.module(module.name).record = record
         wanted = {f"{module.name}/{name}": data for name, data in texts.items()}
-        wanted["pins.toml"] = module.pinset.text().encode()
+        wanted["pins.toml"] = pinset.text().encode()
         changed = []
         for path, data in wanted.items():
             file = module.pinset.folder / path
@@ -112,7 +115,7 @@ def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
                 transaction.delete(f"{module.name}/{file.name}")
                 changed.append(f"{module.name}/{file.name} (removed)")
         transaction.commit()
-    return [f"{module.name}: {len(texts)} patches, tree {record.tree} -> {record.patched_tree}"] + (
+    return [f"{module.name}: {plural(len(texts), 'patch')}, tree {record.tree} -> {record.patched_tree}"] + (
         [f"  {path}" for path in changed] or ["  nothing changed"]
     )
 
