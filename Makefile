@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+PIN ?= vllm-0.23
+TOOLS := .venvs/tools/bin
+ENV := .venvs/$(PIN)/bin
+
+# Tests that import an engine run in the pin set's environment; all others need .venvs/tools alone.
+ENGINE_TESTS := $(wildcard tests/engine tests/recipes)
+COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
+	--python-version 3.11 --python-platform x86_64-manylinux_2_28
+
+.PHONY: help demo test test-quick test-mutants lint lock clean
+
+help: ## print this list
+	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml))))"
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 16
+
+demo: ## train a tiny Qwen3 on this machine, with and without speculation
+	ci/setup-env $(PIN)
+	$(ENV)/python -m llm_rl.demo
+
+test: lint test-quick ## all tests: lint, quick tests, then those in the pin set's environment
+	ci/setup-env $(PIN)
+	$(ENV)/python -m pytest $(ENGINE_TESTS)
+
+test-quick: ## the tests that need neither torch nor an engine
+	ci/setup-env tools
+	$(TOOLS)/python -m pytest $(addprefix --ignore=,$(ENGINE_TESTS)) tests
+
+test-mutants: ## break the code on purpose; every change must make a test fail (slow)
+	ci/setup-env tools
+	$(TOOLS)/python -m pytest -m mutants $(addprefix --ignore=,$(ENGINE_TESTS)) tests
+
+lint: ## formats, linters, and the stored patches against their records
+	ci/lint
+
+lock: ## resolve the requirements anew; versions that are locked stay unless UPGRADE=--upgrade
+	ci/setup-env tools
+	$(COMPILE) $(UPGRADE) ci/tools.in -o ci/tools.lock >/dev/null
+	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
+		-o patches/$(PIN)/requirements.lock >/dev/null
+
+clean: ## remove the environments and what builds and tests leave (uv's cache stays)
+	rm -rf .venvs .pytest_cache .hypothesis .ruff_cache build dist sam_core/build sam_core/dist *.egg-info

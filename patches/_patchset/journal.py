@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of many files below one root, made all or not at all, whenever the process is killed.
+
+Everything lies in <root>/.patchset while a change is under way:
+
+    lock            held with flock by the one process at work
+    stage/<n>       each new file, or whole new folder, complete and synced
+    journal.json    the list of moves and deletions; its appearance (one rename) is the commit
+
+Before the journal appears nothing of the target has changed. After it, the moves are made one by one; a process killed
+in between leaves old and new files side by side until the next patchset command on this root makes the rest.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Self
+
+from .git import Failure, blob_id
+
+BOX = ".patchset"
+
+
+def heal(root: Path) -> None:
+    """Finish, or clear away, what an interrupted command left below root; wait for one that is at work."""
+    if (root / BOX).exists():
+        with Transaction(root):
+            pass
+
+
+class Transaction:
+    """`with Transaction(root) as change:` stage with write, delete and place, then commit.
+
+    Entering takes the lock and heals the root; leaving without commit changes nothing. Raises Failure where the root
+    cannot be written.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.box = root / BOX
+        self.stage = self.box / "stage"
+        self.journal = self.box / "journal.json"
+        self.moves: list[dict] = []
+        self.lock = -1
+
+    def __enter__(self) -> Self:
+        try:
+            self._take_lock()
+        except OSError as error:
+            raise Failure(f"{self.root} cannot be written ({error.strerror}): run as a user who may.") from error
+        try:
+            self._recover()
+            shutil.rmtree(self.stage, ignore_errors=True)
+            self.stage.mkdir()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._leave()
+
+    def write(self, path: str, data: bytes, mode: int) -> None:
+        """Stage a file with these permission bits; an existing one is replaced and its owner kept."""
+        target, staged = self.root / path, self.stage / str(len(self.moves))
+        with open(staged, "xb") as out:
+            out.write(data)
+            os.fchmod(out.fileno(), mode)
+            if os.geteuid() == 0:
+                owner = (target if target.exists() else self._parent(target)).stat()
+                os.fchown(out.fileno(), owner.st_uid, owner.st_gid)
+            out.flush()
+            os.fsync(out.fileno())
+        self.moves.append({"path": path, "before": self._now(path), "after": blob_id(data), "stage": staged.name})
+
+    def delete(self, path: str) -> None:
+        """Stage the removal of a file, and of the folders that it leaves empty."""
+        self.moves.append({"path": path, "before": self._now(path), "after": "", "stage": ""})
+
+    def place(self, path: str) -> Path:
+        """Stage a whole new folder: the empty folder returned, as filled until commit, becomes root/path."""
+        staged = self.stage / str(len(self.moves))
+        staged.mkdir()
+        self.moves.append({"path": path, "before": "", "after": "folder", "stage": staged.name})
+        return staged
+
+    def commit(self) -> None:
+        """Make the staged changes. Raises Failure, with nothing changed, where a folder cannot be written."""
+        if not self.moves:
+            return
+        for move in self.moves:
+            parent = self._parent(self.root / move["path"])
+            if not os.access(parent, os.W_OK | os.X_OK):
+                raise Failure(f"{parent} cannot be written: run as a user who may; nothing was changed.")
+            if parent.stat().st_dev != self.stage.stat().st_dev:
+                raise Failure(f"{parent} is on another file system than {self.root}; nothing was changed.")
+        if any(move["after"] == "folder" for move in self.moves):
+            os.sync()
+        body = json.dumps(self.moves, indent=1)
+        part = self.box / "journal.part"
+        with open(part, "w") as out:
+            json.dump({"sha256": hashlib.sha256(body.encode()).hexdigest(), "moves": body}, out)
+            out.flush()
+            os.fsync(out.fileno())
+        sync(self.stage)
+        os.replace(part, self.journal)
+        sync(self.box)
+        self._roll_forward(self.moves)
+
+    def _take_lock(self) -> None:
+        while True:
+            self.box.mkdir(exist_ok=True)
+            try:
+                self.lock = os.open(self.box / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"waiting for another patchset on {self.root}", file=sys.stderr)
+                fcntl.flock(self.lock, fcntl.LOCK_EX)
+            try:
+                if os.path.samestat(os.stat(self.box / "lock"), os.fstat(self.lock)):
+                    return
+            except FileNotFoundError:
+                pass
+            os.close(self.lock)
+
+    def _leave(self) -> None:
+        if not self.journal.exists():
+            shutil.rmtree(self.stage, ignore_errors=True)
+            for name in ("journal.part", "lock"):
+                (self.box / name).unlink(missing_ok=True)
+            try:
+                self.box.rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                    raise
+        os.close(self.lock)
+
+    def _recover(self) -> None:
+        try:
+            stored = json.loads(self.journal.read_bytes())
+            body = stored["moves"]
+            moves = json.loads(body) if stored["sha256"] == hashlib.sha256(body.encode()).hexdigest() else None
+        except FileNotFoundError:
+            return
+        except (ValueError, KeyError, TypeError, AttributeError):
+            moves = None
+        if moves is not None and all(self._expected(move) for move in moves):
+            print(f"finishing an interrupted change of {self.root}", file=sys.stderr)
+            self._roll_forward(moves)
+        else:
+            print(f"discarding an interrupted change of {self.root}: it no longer fits", file=sys.stderr)
+            self.journal.unlink()
+
+    def _expected(self, move: dict) -> bool:
+        """Whether a journalled move is made already, or can still be made on what it was prepared for."""
+        now = self._now(move["path"])
+        if now == move["after"] and not (self.stage / (move["stage"] or "-")).exists():
+            return True
+        return now == move["before"] and (not move["stage"] or (self.stage / move["stage"]).exists())
+
+    def _now(self, path: str) -> str:
+        target = self.root / path
+        if target.is_dir():
+            return "folder" if any(target.iterdir()) else ""
+        try:
+            return blob_id(target.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+
+    def _roll_forward(self, moves: list[dict]) -> None:
+        folders = set()
+        for move in moves:
+            target = self.root / move["path"]
+            if not move["stage"]:
+                target.unlink(missing_ok=True)
+            elif (self.stage / move["stage"]).exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(self.stage / move["stage"], target)
+            cache = target.parent / "__pycache__"
+            for stale in cache.glob(f"{target.stem}.*.pyc") if target.suffix == ".py" else ():
+                stale.unlink(missing_ok=True)
+            if not move["stage"]:
+                remove_empty(cache, self.root)
+                remove_empty(target.parent, self.root)
+            folders.add(self._parent(target))
+        for folder in folders:
+            if folder.is_dir():
+                sync(folder)
+        self.journal.unlink()
+        sync(self.box)
+
+    def _parent(self, target: Path) -> Path:
+        return next(folder for folder in target.parents if folder.is_dir())
+
+
+def remove_empty(folder: Path, root: Path) -> None:
+    """Remove a folder and those above it, below root, as long as they are empty."""
+    while folder != root and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def sync(folder: Path) -> None:
+    """Have the names in a folder written to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pin set: the folder patches/<name> with its pins.toml and one folder of patches a module."""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from .git import Failure
+from .journal import heal
+
+PATCHES = Path(__file__).resolve().parent.parent
+REPO = PATCHES.parent
+
+MARKER = "# ==== written by `patchset export`; edit only above this line ====\n"
+
+
+@dataclass
+class Record:
+    """What the tool knows of a module: tree ids of the source distribution before and after its patches, and of each
+    touched file the state before and after: "" (no such file), a blob id, or "<mode> <blob id>" where the mode
+    changes."""
+
+    tree: str
+    patched_tree: str
+    blobs: dict[str, tuple[str, str]]
+
+
+@dataclass
+class Module:
+    """One `[module.<name>]` of pins.toml."""
+
+    pinset: "PinSet"
+    name: str
+    version: str
+    dists: list[str]
+    sdist_sha256: str
+    tag: str
+    commit: str
+    record: Record | None
+
+    @property
+    def folder(self) -> Path:
+        """Where its patches are stored."""
+        return self.pinset.folder / self.name
+
+    def recorded(self) -> Record:
+        """The record; raises Failure when it was never written."""
+        if self.record is None:
+            raise Failure(
+                f"{self.pinset.file} has no record of {self.name}: run `patchset import` and `patchset export` on it."
+            )
+        return self.record
+
+
+class PinSet:
+    """A pin set read from its folder; raises Failure where pins.toml is missing or wrong."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.folder = PATCHES / name
+        self.file = self.folder / "pins.toml"
+        if not self.file.is_file():
+            raise Failure(f"There is no pin set {name!r}: patches/ has {', '.join(names()) or 'none'}.")
+        self.head, _, self.tail = self.file.read_text().partition(MARKER)
+        try:
+            data = tomllib.loads(self.head + self.tail)
+        except tomllib.TOMLDecodeError as error:
+            raise Failure(f"{self.file} is not valid TOML: {error}.") from error
+        if data.get("name") != name:
+            raise Failure(f"{self.file}: name must be {name!r}, the name of its folder, not {data.get('name')!r}.")
+        self.modules = {module: self._module(module, table) for module, table in data.get("module", {}).items()}
+
+    def _module(self, name: str, table: dict) -> Module:
+        where = f"{self.file}: [module.{name}]"
+        for key in ("version", "sdist_sha256"):
+            if not isinstance(table.get(key), str):
+                raise Failure(f"{where} needs {key}, a string.")
+        if not re.fullmatch("[0-9a-f]{64}", table["sdist_sha256"]):
+            raise Failure(f"{where} sdist_sha256 must be 64 lower-case hex digits.")
+        dists = table.get("dists")
+        if not isinstance(dists, list) or not dists or not all(isinstance(d, str) for d in dists):
+            raise Failure(f"{where} needs dists, a list of distribution names, that of its source distribution first.")
+        record = None
+        if "recorded" in table:
+            try:
+                made = table["recorded"]
+                blobs = {path: (before, after) for path, (before, after) in made["blobs"].items()}
+                record = Record(made["tree"], made["patched_tree"], blobs)
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                raise Failure(f"{self.file}: the written record of {name} is damaged; export {name} again.") from error
+        commit, tag = table.get("commit", ""), table.get("tag", "")
+        return Module(self, name, table["version"], dists, table["sdist_sha256"], tag, commit, record)
+
+    def module(self, name: str) -> Module:
+        """The module of this name; raises Failure when the pin set has none."""
+        if name not in self.modules:
+            raise Failure(f"The pin set {self.name} has no module {name!r}: it has {', '.join(self.modules)}.")
+        return self.modules[name]
+
+    def text(self) -> str:
+        """pins.toml with the hand-written part as it is and the written part made anew."""
+        lines = [MARKER]
+        for module in self.modules.values():
+            if module.record is None:
+                continue
+            lines.append(f"\n[module.{module.name}.recorded]\n")
+            lines.append(f'tree = "{module.record.tree}"\npatched_tree = "{module.record.patched_tree}"\n')
+            lines.append(f"\n[module.{module.name}.recorded.blobs]\n")
+            for path, (before, after) in sorted(module.record.blobs.items()):
+                lines.append(f'"{path}" = ["{before}", "{after}"]\n')
+        return self.head.rstrip("\n") + "\n\n" + "".join(lines)
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 file`, `2 files`, `3 patches`."""
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+
+
+def opened(name: str) -> PinSet:
+    """The pin set, after finishing what an interrupted export left in its folder."""
+    heal(PATCHES / name)
+    return PinSet(name)
+
+
+def names() -> list[str]:
+    """All pin sets, by name."""
+    return sorted(file.parent.name for file in PATCHES.glob("*/pins.toml"))

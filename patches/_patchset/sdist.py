@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pinned source distribution of a module: where it is found, and what is in it."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from .git import EXECUTABLE, FILE, SYMLINK, Entries, Failure, blob_id
+from .pins import REPO, Module
+
+CACHE = REPO / ".cache" / "sdists"
+
+
+def locate(module: Module, folder: str | None) -> Path:
+    """The source distribution, its sha256 checked: from `folder` or $PATCHSET_SDISTS, the cache, or a download."""
+    file = f"{module.dists[0].replace('-', '_')}-{module.version}.tar.gz"
+    given = folder or os.environ.get("PATCHSET_SDISTS")
+    if given and not Path(given).is_dir():
+        raise Failure(f"{given} is not a folder; --sdists and $PATCHSET_SDISTS name the folder that holds {file}.")
+    for place in [Path(given)] * bool(given) + [CACHE]:
+        if (place / file).is_file():
+            verify(module, place / file)
+            return place / file
+    return download(module, CACHE / file)
+
+
+def verify(module: Module, file: Path) -> None:
+    """Raise Failure unless the file has the pinned sha256."""
+    with open(file, "rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != module.sdist_sha256:
+        raise Failure(
+            f"{file} is not the pinned {module.name} {module.version}: its sha256 is {found}, "
+            f"{module.pinset.file} has {module.sdist_sha256}; remove the file or correct the pin."
+        )
+
+
+def download(module: Module, target: Path) -> Path:
+    """Fetch the source distribution from the package index that uv is configured for, into the cache."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as temp:
+        source = resolve(module, Path(temp))
+        part = Path(temp) / target.name
+        print(f"Downloading {target.name}", file=sys.stderr)
+        try:
+            with urllib.request.urlopen(source, timeout=60) as response, open(part, "wb") as out:
+                size, done = int(response.headers.get("Content-Length") or 0), 0
+                while block := response.read(1 << 20):
+                    out.write(block)
+                    done += len(block)
+                    if size and sys.stderr.isatty():
+                        print(f"\r{done * 100 // size:3d} %", end="", file=sys.stderr)
+                if sys.stderr.isatty():
+                    print(file=sys.stderr)
+        except OSError as error:
+            raise Failure(f"{target.name} could not be downloaded: {error}; put it into {target.parent}.") from error
+        verify(module, part)
+        os.replace(part, target)
+    return target
+
+
+def resolve(module: Module, temp: Path) -> str:
+    """The address of the source distribution, asked of uv, which honours the user's index settings."""
+    requirement = f"{module.dists[0]}=={module.version}"
+    local = REPO / ".venvs" / "tools" / "bin" / "uv"
+    uv = os.environ.get("UV") or shutil.which("uv") or (str(local) if local.is_file() else None)
+    if uv is None:
+        raise Failure(
+            f"The source distribution of {requirement} is in neither --sdists, $PATCHSET_SDISTS nor {CACHE}, and uv, "
+            "which would find it, is missing: install uv (or name it in $UV) or put the file into one of the folders."
+        )
+    (temp / "req.txt").write_text(requirement + "\n")
+    lock = temp / "pylock.patchset.toml"
+    command = [uv, "pip", "compile", "--quiet", "req.txt", "--no-deps", "--format", "pylock.toml", "-o", str(lock)]
+    done = subprocess.run(command, check=False, cwd=temp, capture_output=True, text=True)
+    if done.returncode:
+        told = " ".join(done.stderr.split())
+        raise Failure(f"uv did not find {requirement}: {told or 'no message'}")
+    sdist = tomllib.loads(lock.read_text())["packages"][0].get("sdist")
+    if sdist is None:
+        raise Failure(f"The package index has no source distribution of {requirement}; put the file into {CACHE}.")
+    return sdist["url"] if "url" in sdist else (temp / sdist["path"]).resolve().as_uri()
+
+
+def members(file: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
+    """Files and links of the archive, by their path below its single top folder.
+
+    Raises Failure on a second top folder, an absolute or `..` path or link, and anything that is not a file, a folder
+    or a symbolic link.
+    """
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            top = None
+            for member in archive:
+                member = tarfile.data_filter(member, "/nonexistent")
+                head, _, path = member.name.partition("/")
+                top = top or head
+                if head != top or not (member.isdir() or member.isreg() or member.issym()):
+                    raise Failure(f"{file}: unexpected member {member.name!r}; a source distribution has one folder.")
+                if path and not member.isdir():
+                    yield path, member, archive
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise Failure(f"{file} cannot be read as a source distribution: {error}.") from error
+
+
+def read(file: Path, wanted: set[str]) -> tuple[Entries, dict[str, tuple[str, bytes]]]:
+    """Entries of the whole source distribution, and (mode, content) of the wanted paths that it has."""
+    entries: Entries = {}
+    contents = {}
+    for path, member, archive in members(file):
+        if member.issym():
+            entries[path] = SYMLINK, blob_id(os.fsencode(member.linkname))
+            continue
+        data = archive.extractfile(member).read()
+        mode = EXECUTABLE if member.mode & 0o100 else FILE
+        entries[path] = mode, blob_id(data)
+        if path in wanted:
+            contents[path] = mode, data
+    return entries, contents
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Extract the source distribution so that its top folder's files lie directly in `folder`."""
+    for path, member, archive in members(file):
+        member.name = path
+        archive.extract(member, folder, filter="data")

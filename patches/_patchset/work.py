@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The working form of a module's patches: a git repository with one commit a patch."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from . import git, sdist, series
+from .git import Failure
+from .journal import Transaction
+from .pins import REPO, Module, PinSet, plural
+
+
+def default_folder(module: Module) -> Path:
+    """Where `import` puts and `export` looks for the repository when no folder is given."""
+    return REPO / ".cache" / "patchset" / module.pinset.name / module.name
+
+
+def import_(module: Module, source: str | None, to: str | None, sdists: str | None) -> list[str]:
+    """Make the repository; lines on what was made. Raises Failure where its folder is in use or a patch fails.
+
+    When a patch does not apply the repository stays, in the middle of `git am`, for the developer to finish.
+    """
+    folder = Path(to).absolute() if to else default_folder(module)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Failure(f"{folder} is in use: export and remove it, or name another folder with --to.")
+    patches = series.load(module)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    failed = None
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temp:
+        repo = Path(temp) / module.name
+        if source and Path(source).is_dir():
+            clone(module, Path(source).absolute(), repo)
+        else:
+            unpack(module, Path(source) if source else sdist.locate(module, sdists), repo)
+        try:
+            series.am(repo, patches)
+        except Failure as error:
+            failed = str(error).partition(": ")[2]
+        if folder.exists():
+            folder.rmdir()
+        os.replace(repo, folder)
+    if failed:
+        raise Failure(
+            f"Not every patch of {module.name} applies ({failed}): resolve it in {folder} with `git am --continue`, "
+            "then export."
+        )
+    lines = [f"{folder}: {module.name} {module.version}, {plural(len(patches), 'patch')} on the tag {git.BASE_TAG}"]
+    base, head = git.text("rev-parse", f"{git.BASE_TAG}^{{tree}}", "HEAD^{tree}", cwd=folder).split()
+    if module.record and base == module.record.tree and head != module.record.patched_tree:
+        lines.append(f"note: {module.pinset.file} records another patched tree; export to bring it up to date")
+    return lines
+
+
+def unpack(module: Module, archive: Path, repo: Path) -> None:
+    """Make a repository of the source distribution."""
+    if not archive.is_file():
+        raise Failure(f"--from {archive}: there is no such file or folder.")
+    sdist.verify(module, archive)
+    git.init(repo)
+    sdist.unpack(archive, repo)
+    series.commit_base(repo, module)
+    if git.text("rev-parse", "HEAD^{tree}", cwd=repo) != git.tree_id(git.scan(repo)):
+        raise Failure(f"{archive} holds a file that git does not take, such as one below a folder named .git.")
+
+
+def clone(module: Module, checkout: Path, repo: Path) -> None:
+    """Make a repository of a git checkout at the pinned commit."""
+    revision = module.commit or module.tag
+    if not revision:
+        raise Failure(
+            f"{module.pinset.file} pins neither commit nor tag of {module.name}: import its source distribution."
+        )
+    try:
+        commit = git.text("rev-parse", "--verify", f"{revision}^{{commit}}", cwd=checkout)
+    except Failure as error:
+        raise Failure(f"{checkout} is not a git checkout that has {revision}, the pinned {module.name}.") from error
+    git.run("clone", "--quiet", "--no-checkout", checkout, repo, cwd=repo.parent)
+    git.raw_bytes(repo)
+    git.run("checkout", "--quiet", "-B", "patches", commit, cwd=repo)
+    git.run("tag", "--force", git.BASE_TAG, cwd=repo)
+
+
+def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
+    """Write the repository's commits as the module's patches and bring the record up to date, all or nothing."""
+    repo = Path(source).absolute() if source else default_folder(module)
+    check_repository(module, repo)
+    texts = series.format_commits(repo)
+    with tempfile.TemporaryDirectory(prefix="patchset-") as temp:
+        folder = Path(temp) / module.name
+        folder.mkdir()
+        for name, data in texts.items():
+            (folder / name).write_bytes(data)
+        patches = [series.parse(module, folder / name) for name in texts]
+        record, again = series.replay(module, sdist.locate(module, sdists), patches)
+        for name, data in texts.items():
+            if again.get(name) != data:
+                raise Failure(
+                    f"{name} would not come back the same from `git am`: look in its message for a line that reads "
+                    "like a part of a patch."
+                )
+    with Transaction(module.pinset.folder) as transaction:
+        pinset = PinSet(module.pinset.name)  # another module may have been exported meanwhile
+        pinset.module(module.name).record = record
+        wanted = {f"{module.name}/{name}": data for name, data in texts.items()}
+        wanted["pins.toml"] = pinset.text().encode()
+        changed = []
+        for path, data in wanted.items():
+            file = module.pinset.folder / path
+            if not file.is_file() or file.read_bytes() != data:
+                transaction.write(path, data, 0o644)
+                changed.append(path)
+        for file in sorted(module.folder.glob("*.patch")):
+            if file.name not in texts:
+                transaction.delete(f"{module.name}/{file.name}")
+                changed.append(f"{module.name}/{file.name} (removed)")
+        transaction.commit()
+    return [f"{module.name}: {plural(len(texts), 'patch')}, tree {record.tree} -> {record.patched_tree}"] + (
+        [f"  {path}" for path in changed] or ["  nothing changed"]
+    )
+
+
+def check_repository(module: Module, repo: Path) -> None:
+    """Raise Failure unless the repository is one that `import` made, clean and at rest."""
+    if not (repo / ".git").exists():
+        raise Failure(f"{repo} is not a repository made by `patchset import {module.pinset.name} {module.name}`.")
+    try:
+        git.run("merge-base", "--is-ancestor", git.BASE_TAG, "HEAD", cwd=repo)
+    except Failure as error:
+        raise Failure(f"{repo}: HEAD does not stand on the tag {git.BASE_TAG} that `patchset import` sets.") from error
+    for name in ("rebase-merge", "rebase-apply"):
+        if (repo / git.text("rev-parse", "--git-path", name, cwd=repo)).exists():
+            raise Failure(f"{repo} is in the middle of a rebase or `git am`: finish it, then export.")
+    if dirty := git.text("status", "--porcelain", "--untracked-files=no", cwd=repo):
+        raise Failure(f"{repo} has changes that are not committed, such as {dirty.splitlines()[0][2:].strip()}.")

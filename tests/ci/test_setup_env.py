@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ci/setup-env on a copy of the repository's frame, with tiny pin sets served by a package index on this machine."""
+
+import base64
+import fcntl
+import hashlib
+import http.server
+import io
+import json
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = ROOT / "patches"
+
+SAM_CORE_BACKEND = """
+import io, os, zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    source = open("src.c").read()
+    if "#error" in source:
+        raise SystemExit("src.c: #error")
+    name = "sam_core-0.1.0-py3-none-any.whl"
+    info = "sam_core-0.1.0.dist-info"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as out:
+        out.writestr("sam_core/__init__.py", "source = " + repr(source))
+        out.writestr(info + "/METADATA", "Metadata-Version: 2.1\\nName: sam-core\\nVersion: 0.1.0\\n")
+        out.writestr(info + "/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        out.writestr(info + "/RECORD", "sam_core/__init__.py,,\\n" + info + "/METADATA,,\\n" + info + "/WHEEL,,\\n")
+    return name
+build_editable = build_wheel
+"""
+
+
+def wheel(name: str, version: str, files: dict[str, str]) -> tuple[str, bytes]:
+    """(file name, content) of a pure wheel."""
+    info = f"{name}-{version}.dist-info"
+    files = files | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record.append(f"{path},sha256={digest},{len(text.encode())}")
+    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return f"{name}-{version}-py3-none-any.whl", out.getvalue()
+
+
+class Index:
+    """A package index on 127.0.0.1. Files in `broken` are answered by 404, files in `stuck` after `let_go` is set."""
+
+    def __init__(self):
+        self.files: dict[str, bytes] = {}
+        self.broken: set[str] = set()
+        self.stuck: set[str] = set()
+        self.let_go = threading.Event()
+        self.reached = threading.Event()
+        self.asked: list[str] = []
+        index = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                name = self.path.rstrip("/").rpartition("/")[2].replace("%2B", "+")
+                index.asked.append(name)
+                if self.path.startswith("/simple/"):
+                    wanted = [file for file in index.files if file.split("-")[0] == name.replace("-", "_")]
+                    links = (f'<a href="/files/{f}#sha256={sha256(index.files[f])}">{f}</a>' for f in wanted)
+                    self.answer(200 if wanted else 404, "text/html", "\n".join(links).encode())
+                else:
+                    if name in index.stuck:
+                        index.reached.set()
+                        index.let_go.wait(60)
+                    found = name in index.files and name not in index.broken
+                    self.answer(200 if found else 404, "application/zip", index.files[name] if found else b"")
+
+            do_HEAD = do_GET
+
+            def answer(self, status, kind, body):
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                try:
+                    if self.command == "GET":
+                        self.wfile.write(body)
+                except OSError:
+                    pass  # the client was killed
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/simple"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def add(self, name: str, version: str = "1.0", files: dict[str, str] | None = None) -> str:
+        """Publishes a wheel; returns its entry in a lock file."""
+        module = name.replace("-", "_")
+        file, content = wheel(module, version, files or {f"{module}/__init__.py": f"version = {version!r}\n"})
+        self.files[file] = content
+        return f"{name}=={version.partition('+')[0]} \\\n    --hash=sha256:{sha256(content)}\n"
+
+    def close(self):
+        self.let_go.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class Repo:
+    """A folder with ci/setup-env, the tools at hand, and one pin set named tiny."""
+
+    def __init__(self, root: Path, index: Index):
+        self.root, self.index = root, index
+        self.env = root / ".venvs" / "tiny"
+        (root / "ci").mkdir(parents=True)
+        shutil.copy2(ROOT / "ci" / "setup-env", root / "ci" / "setup-env")
+        self.write("ci/tools.lock", index.add("gamma"))
+        self.borrow_tools()
+        self.pins()
+        self.lock(index.add("alpha"), index.add("beta"))
+        kept = {"PATH", "HOME", "LANG", "SSL_CERT_FILE"}
+        self.environ = {name: value for name, value in os.environ.items() if name in kept} | {
+            "UV_CACHE_DIR": str(root / "cache"),
+            "UV_DEFAULT_INDEX": index.url,
+            "PIP_INDEX_URL": index.url,
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_CACHE_DIR": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def borrow_tools(self) -> None:
+        """Puts uv and pip of the repository's .venvs/tools in, as if this ci/tools.lock had asked for them."""
+        tools = self.root / ".venvs" / "tools"
+        tools.mkdir(parents=True)
+        for part in ("bin", "lib", "pyvenv.cfg"):
+            (tools / part).symlink_to(ROOT / ".venvs" / "tools" / part)
+        digest = runpy.run_path(str(self.root / "ci" / "setup-env"))["digest"]
+        self.write(".venvs/tools/setup-env.json", json.dumps({"packages": digest(self.root / "ci" / "tools.lock")}))
+
+    def pins(self, python: str = "3.11", disk_gb: float = 0.001, more: str = "") -> None:
+        self.write(
+            "patches/tiny/pins.toml",
+            f'name = "tiny"\npython = "{python}"\n[runtime.cpu]\ndownload_gb = 0.001\ndisk_gb = {disk_gb}\n{more}',
+        )
+
+    def lock(self, *entries: str) -> None:
+        self.write("patches/tiny/requirements.lock", "".join(entries))
+
+    def write(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def command(self, *words) -> list[str]:
+        return [sys.executable, str(self.root / "ci" / "setup-env"), *map(str, words)]
+
+    def call(self, *words, **variables: str) -> subprocess.CompletedProcess:
+        environ = self.environ | variables
+        return subprocess.run(self.command(*words), env=environ, capture_output=True, text=True, timeout=60)
+
+    def ok(self, *words, **variables: str) -> str:
+        done = self.call(*words, **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def refused(self, *words, **variables: str) -> str:
+        """The sentence of a call that must fail."""
+        done = self.call(*words, **variables)
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        sentence = done.stderr.splitlines()[-1]
+        assert sentence.startswith("setup-env: error: ") and sentence.endswith(".")
+        return sentence
+
+    def stamp(self) -> dict:
+        return json.loads((self.env / "setup-env.json").read_text())
+
+    def python(self, code: str) -> str:
+        python = self.env / "bin" / "python"
+        return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+    def add_sam_core(self, source: str = "one") -> None:
+        self.write("sam_core/src.c", source)
+        self.write("sam_core/backend.py", SAM_CORE_BACKEND)
+        self.write(
+            "sam_core/pyproject.toml",
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            '[project]\nname = "sam-core"\nversion = "0.1.0"\n',
+        )
+
+
+@pytest.fixture
+def index():
+    index = Index()
+    yield index
+    index.close()
+
+
+@pytest.fixture
+def repo(tmp_path, index):
+    if not (ROOT / ".venvs" / "tools" / "setup-env.json").exists():
+        pytest.skip("needs .venvs/tools: ci/setup-env tools")
+    return Repo(tmp_path / "repo", index)
+
+
+@pytest.mark.parametrize("name", ["absent", "../tiny", ""])
+def test_unknown_pin_set_lists_the_known_ones(repo, name):
+    assert "choose from tiny or tools" in repo.refused(name)
+
+
+def test_too_little_disk(repo):
+    repo.pins(disk_gb=10**7)
+    sentence = repo.refused("tiny")
+    assert "10000000.0 GB of disk are needed" in sentence and "free" in sentence
+    assert not repo.env.exists()
+
+
+def test_full_disk_does_not_matter_when_all_is_cached(repo):
+    repo.ok("tiny")
+    shutil.rmtree(repo.env)
+    repo.pins(disk_gb=10**7)
+    repo.ok("tiny")
+
+
+def test_missing_python(repo):
+    repo.pins(python="3.99")
+    sentence = repo.refused("tiny")
+    assert "Python 3.99 is needed" in sentence and "apt-get install python3.99" in sentence
+
+
+@pytest.mark.parametrize(
+    "fact, package", [("header", "Python.h is missing from /there"), ("ensurepip", "apt-get install python3.99-venv")]
+)
+def test_python_without_headers_or_venv(repo, tmp_path, fact, package):
+    facts = {"version": "3.99", "include": "/there", "path": "python3.99", "header": True, "ensurepip": True} | {
+        fact: False
+    }
+    fake = tmp_path / "bin" / "python3.99"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\necho '{json.dumps(facts)}'\n")
+    fake.chmod(0o755)
+    repo.pins(python="3.99")
+    assert package in repo.refused("tiny", PATH=f"{fake.parent}:{os.environ['PATH']}")
+
+
+def test_missing_compiler(repo):
+    repo.add_sam_core()
+    sentence = repo.refused("tiny", CC="no-such-cc -m64")
+    assert "no-such-cc is not on PATH" in sentence and "libc6-dev" in sentence
+
+
+def test_old_python_is_told_before_anything_else(repo):
+    code = (
+        "import runpy, sys; sys.version_info = (3, 9, 2); sys.argv = ['setup-env', 'tiny'];"
+        "runpy.run_path('ci/setup-env', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo.root, env=repo.environ, capture_output=True, text=True)
+    assert done.returncode == 1 and "Python 3.11 or newer is needed" in done.stderr
+
+
+def test_second_call_does_nothing_and_is_fast(repo):
+    first = repo.ok("tiny")
+    assert "downloads at most 0.0 GB" in first and "packages (1 of 1)" in first
+    assert repo.python("import alpha, beta; print(alpha.version, beta.version)") == "1.0 1.0"
+    before = (repo.env / "setup-env.json").stat().st_mtime_ns
+    repo.index.asked.clear()
+    start = time.monotonic()
+    assert ".venvs/tiny is up to date" in repo.ok("tiny")
+    assert time.monotonic() - start < 2
+    assert (repo.env / "setup-env.json").stat().st_mtime_ns == before and not repo.index.asked
+
+
+def test_changed_lock_installs_and_removes_and_keeps_sam_core(repo):
+    repo.add_sam_core()
+    repo.ok("tiny")
+    repo.lock(repo.index.add("alpha", "2.0"))
+    repo.ok("tiny")
+    assert repo.python("import alpha, sam_core; print(alpha.version, sam_core.source)") == "2.0 one"
+    assert repo.python("import importlib.util as u; print(u.find_spec('beta'))") == "None"
+
+
+def test_changed_source_rebuilds_sam_core_alone(repo):
+    repo.add_sam_core()
+    assert "sam_core (2 of 2)" in repo.ok("tiny")
+    repo.add_sam_core("two")
+    assert "sam_core (1 of 1)" in repo.ok("tiny")
+    assert repo.python("import sam_core; print(sam_core.source)") == "two"
+
+
+def test_failed_build_is_tried_again(repo):
+    repo.add_sam_core("#error")
+    assert "sam_core failed" in repo.refused("tiny")
+    assert "packages" in repo.stamp() and "sam_core" not in repo.stamp()
+    repo.add_sam_core("one")
+    assert "sam_core (1 of 1)" in repo.ok("tiny")
+
+
+def test_failed_download_names_the_file_and_the_next_call_goes_on(repo):
+    repo.index.broken = {"beta-1.0-py3-none-any.whl"}
+    done = repo.call("tiny")
+    assert done.returncode == 1 and "beta-1.0-py3-none-any.whl" in done.stderr
+    assert "call again, it goes on from what is downloaded." in done.stderr.splitlines()[-1]
+    repo.index.broken = set()
+    repo.index.asked.clear()
+    repo.ok("tiny")
+    assert repo.python("import alpha, beta") == ""
+
+
+def test_killed_install_is_detected_and_repaired(repo):
+    repo.index.stuck = {"beta-1.0-py3-none-any.whl"}
+    process = subprocess.Popen(
+        repo.command("tiny"), env=repo.environ, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert repo.index.reached.wait(30)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    repo.index.let_go.set()
+    site = next(repo.env.glob("lib/python*/site-packages"))
+    (site / "alpha").mkdir()  # as if killed between the files of a package
+    (site / "alpha" / "left.py").touch()
+    assert "was left unfinished" in repo.ok("tiny")
+    assert repo.python("import alpha, beta; print(alpha.version)") == "1.0"
+    assert not (site / "alpha" / "left.py").exists()
+
+
+def test_removed_python_makes_the_environment_anew(repo):
+    repo.ok("tiny")
+    (repo.env / "bin" / "python").unlink()
+    repo.ok("tiny")
+    assert repo.python("import alpha") == ""
+
+
+def test_wheelhouse_is_filled_and_serves_offline(repo, tmp_path):
+    house = tmp_path / "house"
+    assert "lacks gamma==1.0 of ci/tools.lock" in repo.refused("tiny", "--wheelhouse", house, "--offline")
+    assert "lacks gamma==1.0" in repo.ok("tools", "--wheelhouse", house)
+    sentence = repo.refused("tiny", "--wheelhouse", house, "--offline")
+    assert "lacks alpha==1.0 and 1 more of patches/tiny/requirements.lock" in sentence
+    repo.ok("tiny", "--wheelhouse", house)
+    assert {path.name for path in house.iterdir()} == set(repo.index.files)
+    shutil.rmtree(repo.env)
+    repo.index.asked.clear()
+    stderr = repo.ok("tiny", "--wheelhouse", house, "--offline", UV_CACHE_DIR=str(tmp_path / "fresh"))
+    assert ".venvs/tiny is ready" in stderr
+    assert repo.python("import alpha, beta") == "" and not repo.index.asked
+
+
+def test_damaged_wheel_in_the_wheelhouse_is_named_and_replaced(repo, tmp_path):
+    house = tmp_path / "house"
+    repo.ok("tiny", "--wheelhouse", house)
+    damaged = house / "beta-1.0-py3-none-any.whl"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert "lacks beta==1.0 of" in repo.refused("tiny", "--wheelhouse", house, "--offline")
+    repo.ok("tiny", "--wheelhouse", house)
+    assert damaged.read_bytes() == repo.index.files[damaged.name]
+
+
+def test_wrong_hash_is_not_installed(repo):
+    entry = repo.index.add("alpha")
+    repo.lock(entry[:-5] + "0000\n")
+    done = repo.call("tiny")
+    assert done.returncode == 1 and "alpha" in done.stderr and "Traceback" not in done.stderr
+    assert "packages" not in (repo.stamp() if (repo.env / "setup-env.json").exists() else {})
+
+
+def test_lock_entry_without_hash(repo):
+    repo.lock("alpha==1.0\n")
+    assert "an entry without version or hash ('alpha==1.0')" in repo.refused("tiny")
+
+
+def test_torch_from_another_index(repo):
+    other = Index()
+    try:
+        other.add("torch", "2.11.0+cpu")
+        torch, cuda, toolkit = repo.index.add("torch", "2.11.0"), repo.index.add("nvidia-x"), repo.index.add("cuda-y")
+        repo.lock(repo.index.add("alpha"), cuda, toolkit, torch)
+        assert "torch==2.11.0+cpu comes from TORCH_INDEX_URL" in repo.ok("tiny", TORCH_INDEX_URL=other.url)
+        assert repo.python("import alpha, torch; print(torch.version)") == "2.11.0+cpu"
+        assert (
+            repo.python("import importlib.util as u; print(u.find_spec('nvidia_x'), u.find_spec('cuda_y'))")
+            == "None None"
+        )
+        repo.ok("tiny")
+        assert repo.python("import nvidia_x, torch; print(torch.version)") == "2.11.0"
+        assert "does not go with" in repo.refused("tiny", "--offline", TORCH_INDEX_URL=other.url)
+    finally:
+        other.close()
+
+
+def test_two_calls_at_once_wait_for_each_other(repo):
+    with open(repo.root / ".venvs" / ".lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = subprocess.Popen(repo.command("tiny"), env=repo.environ, stderr=subprocess.PIPE, text=True)
+        assert "waiting for another setup-env" in process.stderr.readline()
+        assert not repo.env.exists()
+    assert process.wait(60) == 0
+    process.stderr.close()
+
+
+class Patched:
+    """The pin set tiny with alpha as a module, and one patch that changes a file and adds one."""
+
+    def __init__(self, repo: Repo, tmp_path: Path):
+        self.repo, self.work = repo, tmp_path / "work"
+        shutil.copytree(PATCHES / "_patchset", repo.root / "patches" / "_patchset")
+        shutil.copy2(PATCHES / "patchset", repo.root / "patches" / "patchset")
+        sdists = tmp_path / "sdists"
+        sdists.mkdir()
+        content = b"version = '1.0'\n"
+        with tarfile.open(sdists / "alpha-1.0.tar.gz", "w:gz") as tar:
+            member = tarfile.TarInfo("alpha-1.0/alpha/__init__.py")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        digest = sha256((sdists / "alpha-1.0.tar.gz").read_bytes())
+        repo.pins(more=f'[module.alpha]\nversion = "1.0"\ndists = ["alpha"]\nsdist_sha256 = "{digest}"\n')
+        repo.environ["PATCHSET_SDISTS"] = str(sdists)
+        self.patchset("import", "tiny", "alpha", "--to", self.work)
+        (self.work / "alpha" / "new.py").write_text("new = 1\n")
+        self.edit("first", "--message", "Patch alpha\n\nUpstream: not submitted: test\nRemove-when: never\nTests: none")
+
+    def patchset(self, *words) -> None:
+        command = [sys.executable, self.repo.root / "patches" / "patchset", *words]
+        done = subprocess.run(command, env=self.repo.environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def edit(self, text: str, *commit: str) -> None:
+        (self.work / "alpha" / "__init__.py").write_text(f"version = '1.0'\ntext = {text!r}\n")
+        who = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+        subprocess.run(["git", "-C", self.work, "add", "-A"], check=True)
+        subprocess.run(["git", "-C", self.work, *who, "commit", "--quiet", *commit], check=True)
+        self.patchset("export", "tiny", "alpha", "--from", self.work)
+
+
+def test_patches_are_applied_and_replaced_when_they_change(repo, tmp_path):
+    patched = Patched(repo, tmp_path)
+    assert "patches (2 of 2)" in repo.ok("tiny")
+    assert repo.python("import alpha, alpha.new; print(alpha.text)") == "first"
+    (patched.work / "alpha" / "new.py").unlink()
+    patched.edit("second", "--amend", "--no-edit")
+    assert "patches (1 of 1)" in repo.ok("tiny")
+    assert repo.python("import alpha; print(alpha.text)") == "second"
+    assert repo.python("import importlib.util as u; print(u.find_spec('alpha.new'))") == "None"
+    cached = [path for path in (repo.root / "cache").rglob("alpha/__init__.py")]
+    assert cached and all("text" not in path.read_text() for path in cached)
