@@ -59,6 +59,7 @@ def verl_overrides(config: DictConfig, run_dir: Path) -> list[str]:
         },
     )
     lines = _flatten(OmegaConf.to_container(merged, resolve=True))
+    lines += [f"hydra.run.dir={_hydra(str(run_dir / 'hydra'))}"]
     if config.sam != "off":
         sam = OmegaConf.to_container(config.sam_options, resolve=True)
         speculative = {"method": "sam", "num_speculative_tokens": sam.pop("k"), "sam": {**sam, "switch": config.sam}}

@@ -136,7 +136,7 @@ def tree_ids(pin_set: str) -> dict[str, str]:
             f"run ci/setup-env {pin_set}"
         )
     with pins.open("rb") as f:
-        return {name: module["patched_tree"] for name, module in tomllib.load(f)["module"].items()}
+        return {name: module["recorded"]["patched_tree"] for name, module in tomllib.load(f)["module"].items()}
 
 
 def follow(process: subprocess.Popen, steps_file: Path, total: int) -> None:
