@@ -26,9 +26,9 @@ test-quick: ## the tests that need neither torch nor an engine
 	ci/setup-env tools
 	$(TOOLS)/python -m pytest $(addprefix --ignore=,$(ENGINE_TESTS)) tests
 
-test-mutants: ## break the code on purpose; every change must make a test fail (slow)
-	ci/setup-env tools
-	$(TOOLS)/python -m pytest -m mutants $(addprefix --ignore=,$(ENGINE_TESTS)) tests
+test-mutants: ## take each patch away in turn; every test that it names must fail (about half an hour)
+	ci/setup-env $(PIN)
+	ci/test-mutants $(PIN)
 
 lint: ## formats, linters, and the stored patches against their records
 	ci/lint

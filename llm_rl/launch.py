@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -123,20 +124,23 @@ def tree_ids(pin_set: str) -> dict[str, str]:
     pins = ROOT / "patches" / pin_set / "pins.toml"
     if not pins.is_file():
         raise LaunchError(f"there is no pin set {pin_set}: {pins} is missing")
-    tool = ROOT / "patches" / "patchset"
+    for module, state in patch_states(pin_set).items():
+        if state != "patched":
+            raise LaunchError(f"{module} in {sys.prefix} is {state}, not patched: run ci/setup-env {pin_set}")
+    with pins.open("rb") as f:
+        return {name: module["recorded"]["patched_tree"] for name, module in tomllib.load(f)["module"].items()}
+
+
+def patch_states(pin_set: str) -> dict[str, str]:
+    """What `patchset status --json` finds in this environment: patched, original, modified, ... for each module."""
     status = subprocess.run(
-        [sys.executable, tool, "status", pin_set, "--env", sys.prefix, "--require-applied"],
+        [sys.executable, ROOT / "patches" / "patchset", "status", pin_set, "--env", sys.prefix, "--json"],
         capture_output=True,
         text=True,
     )
-    if status.returncode:
-        reason = (status.stderr or status.stdout).strip().splitlines()
-        raise LaunchError(
-            f"this environment does not hold the patches of {pin_set} ({reason[-1] if reason else 'no reason given'}): "
-            f"run ci/setup-env {pin_set}"
-        )
-    with pins.open("rb") as f:
-        return {name: module["recorded"]["patched_tree"] for name, module in tomllib.load(f)["module"].items()}
+    if not status.stdout:
+        raise LaunchError(f"patchset status failed: {status.stderr.strip()}")
+    return json.loads(status.stdout)[pin_set]["installed"]
 
 
 def follow(process: subprocess.Popen, steps_file: Path, total: int) -> None:
@@ -176,10 +180,8 @@ def stop(process: subprocess.Popen) -> None:
 
 def failure(config: DictConfig, steps: list[dict], code: int, log: Path) -> str | None:
     """Why a run must not count as a success, in one sentence, or None."""
-    if code:
-        return f"verl ended with status {code} after {len(steps)} of {config.steps} steps; the end of {log} says why"
-    if len(steps) < config.steps:
-        return f"verl logged {len(steps)} of {config.steps} steps; the end of {log} says why"
+    if code or len(steps) < config.steps:
+        return f"verl ended with status {code} after {len(steps)} of {config.steps} steps: {cause(log)}; see {log}"
     drafted = sum(step["data"]["rollout/spec/drafted"] for step in steps)
     if config.sam != "off" and drafted == 0:
         return (
@@ -189,6 +191,14 @@ def failure(config: DictConfig, steps: list[dict], code: int, log: Path) -> str 
     if config.sam == "off" and drafted:
         return f"sam=off, but {drafted:.0f} draft tokens were verified: the engine's configuration does not match; see {log}"
     return None
+
+
+def cause(log: Path) -> str:
+    """The last exception's message in a log of Ray actors, whose lines carry colours and the actor's name."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
+    errors = re.findall(r"^(?:\(.*?pid=.*?\) )?((?:\w+\.)*\w*(?:Error|Exception)\b:? .*)", plain, re.MULTILINE)
+    named = [e for e in errors if not e.startswith("ray.exceptions.")]
+    return (named or errors or ["no exception was logged"])[-1].strip()
 
 
 def read_steps(path: Path) -> list[dict]:

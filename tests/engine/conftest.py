@@ -110,6 +110,9 @@ class Engine:
     def count(self, column):
         return sum(row[("start", "seconds", "running", "tokens", "drafted", "accepted").index(column)] for row in self.rows)
 
+    def stop(self):
+        self.engine.engine_core.shutdown()
+
     def drafter(self):
         return self.engine.collective_rpc("sam_stats")[0]
 
@@ -117,13 +120,17 @@ class Engine:
 @pytest.fixture(scope="session")
 def plain(model):
     """No speculation: the reference."""
-    return Engine(model)
+    engine = Engine(model)
+    yield engine
+    engine.stop()
 
 
 @pytest.fixture(scope="session")
 def sam(model):
     """The article's switch: k = 3 while at most 8 requests run."""
-    return Engine(model, sam={"threshold": 8})
+    engine = Engine(model, sam={"threshold": 8})
+    yield engine
+    engine.stop()
 
 
 @pytest.fixture(scope="session")

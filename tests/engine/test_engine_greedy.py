@@ -8,10 +8,10 @@ import pytest
 from conftest import VOCAB, Engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tight(model):
     """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128."""
-    return Engine(
+    engine = Engine(
         model,
         sam={"threshold": 64},
         k=4,
@@ -22,6 +22,8 @@ def tight(model):
         num_gpu_blocks_override=24,
         enable_prefix_caching=False,
     )
+    yield engine
+    engine.stop()
 
 
 def speculated(engine):
@@ -108,13 +110,17 @@ def test_switch_turns_at_the_exact_batch_size(sam, prompts):
 
 
 def test_off_costs_nothing(plain, sam, prompts):
-    """Above the threshold the engine takes the same steps as one without speculation, and nothing is drafted."""
+    """Above the threshold a step is that of an engine without speculation: one token a request, nothing looked up."""
     before = sam.drafter()
     assert sam.run(prompts, 20) == plain.run(prompts, 20)
-    assert sam.drafter()["proposed"] == before["proposed"]
-    assert sam.count("drafted") == 0
-    assert sam.count("tokens") == sam.count("running") == plain.count("tokens")
-    assert len([r for r in sam.rows if r[2] == 64]) == len([r for r in plain.rows if r[2] == 64])
+    after = sam.drafter()
+    off = [row for previous, row in zip(sam.rows, sam.rows[1:], strict=False) if previous[2] > 8]
+    assert len(off) >= 19 and max(row[2] for row in off) == 64
+    assert all(row[3] == row[2] and row[4] == 0 for row in off)
+    # every step above the threshold was one with the switch off, and only steps with it on proposed something
+    within = sum(row[2] <= 8 for row in sam.rows)
+    assert after["steps_on"] - before["steps_on"] == within
+    assert after["proposed"] - before["proposed"] <= 3 * sum(row[2] for row in sam.rows if row[2] <= 8)
 
 
 def test_pool_is_empty_after_the_last_request(sam, prompts):

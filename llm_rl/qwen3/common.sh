@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Sourced by every run_*.sh: the repository, the environment of the pin set, and `launch`.
+# PIN chooses the pin set, PYTHON another interpreter (in a container, say).
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+pin=${PIN:-vllm-0.23}
+python=${PYTHON:-$root/.venvs/$pin/bin/python}
+cd "$root"
+if [[ ! -x $(command -v "$python") ]]; then
+    echo "error: there is no $python: run ci/setup-env $pin first" >&2
+    exit 1
+fi
+
+launch() {
+    exec "$python" -m llm_rl.launch "$@"
+}

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# DAPO of a tiny Qwen3 on this machine's CPU. Examples:
+#   run_dapo_qwen3_tiny_cpu.sh                       SAM drafts while at most 8 requests run
+#   run_dapo_qwen3_tiny_cpu.sh sam=off               the baseline
+#   run_dapo_qwen3_tiny_cpu.sh steps=20 sam_options.k=4 sam_options.rule=oldest
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+export SAM_RL_CACHE=${SAM_RL_CACHE:-$root/.cache}
+"$python" -m llm_rl.qwen3.tiny_model --out "$SAM_RL_CACHE/qwen3-tiny"
+launch llm_rl/qwen3/dapo_qwen3_tiny_cpu.yaml "$@"

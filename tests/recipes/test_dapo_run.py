@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DAPO for real: verl's trainer, vLLM's engine, the tiny Qwen3, two training steps with SAM."""
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from llm_rl import launch
+
+ROOT = Path(launch.ROOT)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dapo")
+    script = ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
+    result = subprocess.run(
+        [script, "sam=batch", "steps=2", "--run-dir", folder], capture_output=True, text=True, timeout=900
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return SimpleNamespace(
+        output=result.stdout,
+        record=json.loads((folder / "run.json").read_text()),
+        steps=launch.read_steps(folder / "steps.jsonl"),
+        rows=[json.loads(line) for line in (folder / "engine-0.jsonl").read_text().splitlines()],
+        log=(folder / "verl.log").read_text(),
+    )
+
+
+def test_two_steps_are_trained(run):
+    assert [step["step"] for step in run.steps] == [1, 2]
+    assert run.record["status"] == "ok"
+    assert all(step["data"]["actor/grad_norm"] > 0 for step in run.steps)
+    assert "step 2/2" in run.output
+
+
+def test_step_log_has_the_speculation_metrics(run):
+    for step in run.steps:
+        data = {k.removeprefix("rollout/spec/"): v for k, v in step["data"].items() if k.startswith("rollout/spec/")}
+        assert data["drafted"] > 0 and data["accepted"] > 0
+        assert 0 < data["switch_on_share"] < 1  # 32 answers at once, the tail below the threshold
+        assert data["tokens_per_step"] == pytest.approx(data["tokens"] / data["request_steps"])
+        assert data["tokens"] == data["request_steps"] + data["accepted"]
+        assert data["draft_ms"] > 0 and data["tail_s"] > 0 and data["index_bytes"] > 0
+        assert data["proposed_group"] > 0 and data["proposed_request"] > 0
+    assert sum(row[4] for row in run.rows) == sum(step["data"]["rollout/spec/drafted"] for step in run.steps)
+
+
+def test_drafts_follow_only_steps_within_the_threshold(run):
+    for before, row in zip(run.rows, run.rows[1:], strict=False):
+        if row[4]:
+            assert before[2] <= run.record["threshold"]
+
+
+def test_rollout_log_probs_agree_with_the_trainers(run):
+    """Wrong logits or weights that were not updated would show here."""
+    for step in run.steps:
+        assert step["data"]["rollout_corr/log_ppl_abs_diff"] < 1e-3
+
+
+def test_log_begins_with_what_runs(run):
+    first = run.log.splitlines()[:3]
+    assert first[0] == "pin set vllm-0.23"
+    assert first[1] == f"tree vllm {run.record['tree_ids']['vllm']}"
+
+
+def test_poll_interval_reaches_the_replay_buffer():
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    sampler = {"max_off_policy_threshold": None, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
+    config = {
+        "trainer": {"v1": {"sampler": sampler | {"poll_interval": 0.1}}},
+        "data": {"train_batch_size": 4},
+        "algorithm": {},
+    }
+    trainer = SimpleNamespace(
+        config=OmegaConf.create(config),
+        trainer_mode="sync",
+        _add_prompts_to_generate=None,
+        _resolve_filter_groups_metric=lambda: None,
+    )
+    assert PPOTrainer._build_replay_buffer(trainer).poll_interval == 0.1

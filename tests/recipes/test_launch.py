@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations and the launcher, without starting an engine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from llm_rl import config as recipe
+from llm_rl import launch
+
+ROOT = Path(launch.ROOT)
+TINY = ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
+
+
+def load(*overrides):
+    return recipe.load(TINY, list(overrides))
+
+
+def test_child_replaces_and_adds_to_its_base():
+    config = load()
+    assert config.sam == "batch"
+    assert config.verl.actor_rollout_ref.actor.clip_ratio_high == 0.28  # base
+    assert config.verl.actor_rollout_ref.rollout.n == 8  # child
+    assert config.env.VLLM_USE_V2_MODEL_RUNNER == "0"
+
+
+def test_sam_reaches_the_engine_and_off_leaves_it_alone(tmp_path):
+    prefix = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config."
+    on = recipe.verl_overrides(load("sam_options.k=4", "sam_options.rule=oldest"), tmp_path)
+    assert {line for line in on if line.startswith(prefix)} == {
+        prefix + line
+        for line in (
+            "method=sam",
+            "num_speculative_tokens=4",
+            "sam.rule=oldest",
+            "sam.sources=[request,group]",
+            "sam.switch=batch",
+            "sam.threshold=8",
+            "sam.memory_bytes=1073741824",
+        )
+    }
+    off = recipe.verl_overrides(load("sam=off"), tmp_path)
+    assert [line for line in on if not line.startswith(prefix)] == off
+
+
+def test_the_arms_share_the_seed(tmp_path):
+    for sam in ("off", "batch"):
+        lines = recipe.verl_overrides(load(f"sam={sam}", "seed=7"), tmp_path)
+        assert "data.seed=7" in lines and "actor_rollout_ref.rollout.seed=7" in lines
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("sam=auto", "sam=auto (a budget for every request) is not part of this version"),
+        ("sam=maybe", "sam must be off or batch, got 'maybe'"),
+        ("sma=off", "unknown key 'sma'"),
+        ("steps=0", "steps must be a whole number, got 0"),
+        ("sam_options.treshold=3", "sam_options: unknown option 'treshold'"),
+        ("sam_options.threshold=-1", "sam_options: threshold must be an integer of at least 1, got -1"),
+        ("sam_options.k=16", "sam_options: num_speculative_tokens must be an integer from 1 to 15, got 16"),
+        ("sam_options.switch=batch", "the switch is chosen by sam=off or sam=batch, not in sam_options"),
+        ("sam", "override 'sam' is not of the form key=value"),
+        ("pin_set=vllm-9", "there is no pin set vllm-9"),
+        ("model=/nowhere", "/nowhere has no config.json: make the model first"),
+    ],
+)
+def test_bad_setting_is_one_sentence_and_starts_nothing(override, sentence, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    assert launch.main([str(TINY), override, "--run-dir", str(run_dir)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {sentence}")
+    assert error.count("\n") == 1
+    assert not run_dir.exists()
+
+
+def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(launch, "patch_states", lambda pin_set: {"vllm": "patched", "verl": "original"})
+    assert launch.main([str(TINY), "--run-dir", str(tmp_path)]) == 1
+    assert "verl in " in (error := capsys.readouterr().err) and " is original, not patched: run ci/setup-env" in error
+
+
+def test_this_environment_is_patched():
+    assert launch.patch_states("vllm-0.23") == {"vllm": "patched", "verl": "patched"}
+    assert set(launch.tree_ids("vllm-0.23")) == {"vllm", "verl"}
+
+
+def test_missing_file_is_one_sentence(tmp_path, capsys):
+    assert launch.main([str(tmp_path / "no.yaml")]) == 1
+    assert capsys.readouterr().err.startswith(f"error: there is no recipe configuration {tmp_path}")
+
+
+def test_verl_accepts_every_key(tmp_path):
+    """The pinned verl's own configuration tree composes with the recipe's overrides."""
+    overrides = recipe.verl_overrides(load(), tmp_path)
+    script = (
+        "import sys; from hydra import compose, initialize_config_module\n"
+        "with initialize_config_module('verl.trainer.config', version_base=None):\n"
+        "    c = compose('ppo_trainer', [o for o in sys.argv[1:] if not o.startswith('hydra.')])\n"
+        "print(c.algorithm.filter_groups.metric, c.actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.method)"
+    )
+    result = subprocess.run([sys.executable, "-c", script, *overrides], capture_output=True, text=True)
+    assert result.stdout.split() == ["acc", "sam"], result.stderr
+
+
+def steps(config, drafted):
+    return [{"step": i + 1, "data": {"rollout/spec/drafted": drafted}} for i in range(config.steps)]
+
+
+def test_speculation_that_is_silently_absent_is_an_error(tmp_path):
+    log = tmp_path / "verl.log"
+    log.write_text("")
+    on, off = load("sam=batch"), load("sam=off")
+    assert launch.failure(on, steps(on, 5), 0, log) is None
+    assert launch.failure(off, steps(off, 0), 0, log) is None
+    assert launch.failure(on, steps(on, 0), 0, log).startswith(
+        "speculation was asked for (sam=batch) but no draft was verified in 6 steps"
+    )
+    assert launch.failure(off, steps(off, 5), 0, log).startswith("sam=off, but 30 draft tokens were verified")
+
+
+def test_a_run_that_ends_early_names_the_cause(tmp_path):
+    log = tmp_path / "verl.log"
+    log.write_text(
+        "\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m Traceback (most recent call last):\n"
+        "ValueError: max_model_len (1152) is too long\n"
+        "ray.exceptions.RayTaskError(ValueError): ray::run()\n"
+    )
+    config = load()
+    assert launch.failure(config, [], 1, log) == (
+        f"verl ended with status 1 after 0 of 6 steps: ValueError: max_model_len (1152) is too long; see {log}"
+    )
+
+
+def test_half_written_last_line_of_the_step_log_is_left_for_later(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text(json.dumps({"step": 1, "data": {}}) + '\n{"step": 2, "da')
+    assert [step["step"] for step in launch.read_steps(path)] == [1]
+
+
+def test_siblings_of_a_prompt_share_a_replica():
+    from llm_rl.router import PromptRouter
+
+    router = PromptRouter({f"s{i}": object() for i in range(4)})
+    prompts = [[1, 2, i] for i in range(8)]
+    homes = [{router.acquire_server(f"{i}-{j}", prompt_ids=p)[0] for j in range(8)} for i, p in enumerate(prompts)]
+    assert all(len(home) == 1 for home in homes)
+    assert len(set.union(*homes)) == 4  # and prompts spread over replicas
+    assert router.acquire_server("3-0", prompt_ids=[1, 2, 3, 99])[0] in homes[3]  # a later turn follows its first
+    assert router.require_acquire_fields() == ["prompt_ids"]
