@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import sam_core
+
 pytest.importorskip("setuptools", minversion="77")
 
 PROJECT = Path(__file__).parents[2] / "sam_core"
+NAME = f"sam_core-{sam_core.__version__}"
 
 
 def build(kind, source, target):
@@ -31,11 +34,11 @@ def test_sdist_builds_a_wheel_that_works(tmp_path):
     ignored = shutil.ignore_patterns("*.so", "build", "*.egg-info", "__pycache__")
     shutil.copytree(PROJECT, copy, ignore=ignored)
     sdist = build("sdist", copy, tmp_path / "sdist")
-    assert sdist.name == "sam_core-0.1.0.tar.gz"
+    assert sdist.name == f"{NAME}.tar.gz"
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "unpacked")
-    wheel = build("wheel", tmp_path / "unpacked" / "sam_core-0.1.0", tmp_path / "wheel")
-    assert wheel.name.startswith("sam_core-0.1.0-cp")
+    wheel = build("wheel", tmp_path / "unpacked" / NAME, tmp_path / "wheel")
+    assert wheel.name.startswith(f"{NAME}-cp")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "installed")
@@ -45,4 +48,6 @@ def test_sdist_builds_a_wheel_that_works(tmp_path):
     code = "import sam_core; p = sam_core.Pool(); p.close(p.open([1, 2, 1])); print(sam_core.__version__, sam_core.__file__)"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["0.1.0", str(tmp_path / "installed" / "sam_core" / "__init__.py")], done.stderr
+    assert done.stdout.split() == [sam_core.__version__, str(tmp_path / "installed" / "sam_core" / "__init__.py")], (
+        done.stderr
+    )
