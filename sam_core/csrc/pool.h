@@ -20,7 +20,7 @@
 // lingers, so that a later request for the prompt finds the answers, until it is dropped or its memory is
 // needed (least recently closed first).
 //
-// Memory: texts, groups, logs and indexes count against the limit; the slot table (about 128 bytes a slot)
+// Memory: texts, groups, logs and indexes count against the limit; the slot table (about 100 bytes a slot)
 // does not. A request that cannot grow because of the limit or a failed allocation stops drafting for good:
 // its own index is freed, later tokens are only counted, what its group already has of it stays. Nothing else
 // fails.

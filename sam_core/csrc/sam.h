@@ -28,7 +28,7 @@
 //   SAM_NEWEST  recolours the whole path from the root. States of one colour in a row form a vertical path,
 //               and each path is a splay tree ordered by depth (`access` of a link-cut tree): amortised
 //               O(log states), also when a text repeats one token 34,000 times and a link path is as long as
-//               the text. A state without a mark is alone with other unmarked states in its path.
+//               the text. A path never mixes marked and unmarked states.
 //
 // Costs: at most 2 states and 3 edges a token; extending is amortised O(1) hash operations a token.
 //

@@ -49,7 +49,7 @@ class Pool:
     as a copy, provided no other thread was inside a call.
 
     Args:
-        memory_bytes: limit for texts and indexes, in bytes; the table of slots (about 128 bytes each) is not counted.
+        memory_bytes: limit for texts and indexes, in bytes; the table of slots (about 100 bytes each) is not counted.
         rule: ``"newest"`` or ``"oldest"``.
         sources: ``"request"``, ``"group"`` or both; what is not named is not indexed. With ``group`` alone a slot also
             drafts from its own text, which is part of its group.

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source archive holds all that a wheel needs, and the wheel all that a user needs."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import sam_core
+
+pytest.importorskip("setuptools", minversion="77")
+
+PROJECT = Path(__file__).parents[2] / "sam_core"
+NAME = f"sam_core-{sam_core.__version__}"
+
+
+def build(kind, source, target):
+    """Call the build backend as an installer would, in the source's folder; return what it made."""
+    target.mkdir()
+    code = f"import sys, setuptools.build_meta as backend; backend.build_{kind}(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, target], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (made,) = target.iterdir()
+    return made
+
+
+def test_sdist_builds_a_wheel_that_works(tmp_path):
+    copy = tmp_path / "copy"
+    ignored = shutil.ignore_patterns("*.so", "build", "*.egg-info", "__pycache__")
+    shutil.copytree(PROJECT, copy, ignore=ignored)
+    sdist = build("sdist", copy, tmp_path / "sdist")
+    assert sdist.name == f"{NAME}.tar.gz"
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    wheel = build("wheel", tmp_path / "unpacked" / NAME, tmp_path / "wheel")
+    assert wheel.name.startswith(f"{NAME}-cp")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "installed")
+    expected = {f"sam_core/{name}" for name in ("__init__.py", "reference.py", "_sam.pyi", "py.typed")}
+    assert expected <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    code = "import sam_core; p = sam_core.Pool(); p.close(p.open([1, 2, 1])); print(sam_core.__version__, sam_core.__file__)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [sam_core.__version__, str(tmp_path / "installed" / "sam_core" / "__init__.py")], (
+        done.stderr
+    )
