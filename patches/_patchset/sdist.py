@@ -25,7 +25,7 @@ def locate(module: Module, folder: str | None) -> Path:
     given = folder or os.environ.get("PATCHSET_SDISTS")
     if given and not Path(given).is_dir():
         raise Failure(f"{given} is not a folder; --sdists and $PATCHSET_SDISTS name the folder that holds {file}.")
-    for place in [Path(given)] * bool(given) + [CACHE]:
+    for place in (Path(given), CACHE) if given else (CACHE,):
         if (place / file).is_file():
             verify(module, place / file)
             return place / file
