@@ -104,14 +104,14 @@ def text(*args: str | Path, cwd: Path, **options) -> str:
     return run(*args, cwd=cwd, **options).decode().strip()
 
 
-def init(folder: Path, *options: str) -> None:
+def init(folder: Path, bare: bool = False) -> None:
     """A new repository whose files are taken byte for byte, whatever .gitattributes they bring."""
-    run("init", "--quiet", "--initial-branch=patches", *options, str(folder), cwd=folder.parent)
-    raw_bytes(folder)
+    options = ["--bare"] if bare else []
+    run("init", "--quiet", "--initial-branch=patches", *options, folder, cwd=folder.parent)
+    raw_bytes(folder if bare else folder / ".git")
 
 
-def raw_bytes(folder: Path) -> None:
-    """Switch line-end conversion and content filters off in the repository of this folder."""
-    info = folder / text("rev-parse", "--git-path", "info", cwd=folder)
-    info.mkdir(exist_ok=True)
-    (info / "attributes").write_text("* -text -eol -ident -filter -working-tree-encoding\n")
+def raw_bytes(git_dir: Path) -> None:
+    """Switch line-end conversion and content filters off in a repository."""
+    (git_dir / "info").mkdir(exist_ok=True)
+    (git_dir / "info" / "attributes").write_text("* -text -eol -ident -filter -working-tree-encoding\n")

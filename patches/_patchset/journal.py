@@ -95,7 +95,7 @@ class Transaction:
             return
         for move in self.moves:
             parent = self._parent(self.root / move["path"])
-            if not os.access(parent, os.W_OK | os.X_OK):
+            if not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
                 raise Failure(f"{parent} cannot be written: run as a user who may; nothing was changed.")
             if parent.stat().st_dev != self.stage.stat().st_dev:
                 raise Failure(f"{parent} is on another file system than {self.root}; nothing was changed.")

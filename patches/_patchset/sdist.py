@@ -25,7 +25,7 @@ def locate(module: Module, folder: str | None) -> Path:
     given = folder or os.environ.get("PATCHSET_SDISTS")
     if given and not Path(given).is_dir():
         raise Failure(f"{given} is not a folder; --sdists and $PATCHSET_SDISTS name the folder that holds {file}.")
-    for place in [Path(given)] * bool(given) + [CACHE]:
+    for place in (Path(given), CACHE) if given else (CACHE,):
         if (place / file).is_file():
             verify(module, place / file)
             return place / file
@@ -100,13 +100,12 @@ def members(file: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]
         with tarfile.open(file, "r:gz") as archive:
             top = None
             for member in archive:
-                member = tarfile.data_filter(member, "/nonexistent")
                 head, _, path = member.name.partition("/")
                 top = top or head
-                if head != top or not (member.isdir() or member.isreg() or member.issym()):
-                    raise Failure(f"{file}: unexpected member {member.name!r}; a source distribution has one folder.")
+                if head != top or ".." in path.split("/") or not (member.isdir() or member.isreg() or member.issym()):
+                    raise Failure(f"{file}: unexpected member {member.name!r} in a source distribution.")
                 if path and not member.isdir():
-                    yield path, member, archive
+                    yield path, tarfile.data_filter(member.replace(name=path, deep=False), "/nonexistent"), archive
     except (tarfile.TarError, EOFError, OSError) as error:
         raise Failure(f"{file} cannot be read as a source distribution: {error}.") from error
 
@@ -129,6 +128,5 @@ def read(file: Path, wanted: set[str]) -> tuple[Entries, dict[str, tuple[str, by
 
 def unpack(file: Path, folder: Path) -> None:
     """Extract the source distribution so that its top folder's files lie directly in `folder`."""
-    for path, member, archive in members(file):
-        member.name = path
+    for _, member, archive in members(file):
         archive.extract(member, folder, filter="data")

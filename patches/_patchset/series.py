@@ -207,27 +207,23 @@ def format_commits(repo: Path) -> dict[str, bytes]:
     commits = git.text("rev-list", "--reverse", f"{git.BASE_TAG}..HEAD", cwd=repo).split()
     with tempfile.TemporaryDirectory(prefix="patchset-") as temp:
         plain = Path(temp) / "plain"
-        git.init(plain, "--bare")
+        git.init(plain, bare=True)
         objects = (repo / git.text("rev-parse", "--git-path", "objects", cwd=repo)).resolve()
         (plain / "objects" / "info" / "alternates").write_text(f"{objects}\n")
-
-        def copy(commit: str, parent: list[str]) -> str:
-            date, message = git.text("log", "-1", "--format=%ad%n%B", "--date=raw", commit, cwd=repo).split("\n", 1)
-            message = git.run("stripspace", cwd=plain, data=message.encode())
-            tree = git.text("rev-parse", f"{commit}^{{tree}}", cwd=repo)
-            return git.text("commit-tree", *parent, tree, cwd=plain, data=message, date=date)
-
-        base = tip = copy(git.BASE_TAG, [])
+        tree = git.text("rev-parse", f"{git.BASE_TAG}^{{tree}}", cwd=repo)
+        base = tip = git.text("commit-tree", "-m", "base", tree, cwd=plain, date="2000-01-01T00:00:00+0000")
         for commit in commits:
-            title = git.text("log", "-1", "--format=%h %s", commit, cwd=repo)
-            if len(git.text("rev-list", "--parents", "-1", commit, cwd=repo).split()) != 2:
+            layout = ["--format=%T%n%P%n%ad%n%h %s%n%B", "--date=raw", "--encoding=UTF-8", "--no-show-signature"]
+            shown = git.text("log", "-1", *layout, commit, cwd=repo)
+            new_tree, parents, date, title, message = shown.split("\n", 4)
+            if " " in parents:
                 raise Failure(f"{repo}: commit {title!r} is a merge: rebase, so that each patch is one commit.")
             if title.partition(" ")[2].startswith(("fixup!", "squash!", "amend!")):
                 raise Failure(f"{repo}: commit {title!r} is not squashed: git rebase -i --autosquash {git.BASE_TAG}.")
-            trees = git.text("rev-parse", f"{commit}^{{tree}}", f"{commit}~^{{tree}}", cwd=repo).split()
-            if trees[0] == trees[1]:
+            if new_tree == tree:
                 raise Failure(f"{repo}: commit {title!r} changes nothing: drop it.")
-            tip = copy(commit, ["-p", tip])
+            tree, message = new_tree, git.run("stripspace", cwd=plain, data=message.encode())
+            tip = git.text("commit-tree", "-p", tip, tree, cwd=plain, data=message, date=date)
         out = Path(temp) / "out"
         layout = ["--zero-commit", "--full-index", "--no-signature", "--no-stat", "-N", "--binary", "--no-base"]
         layout += ["--filename-max-length=64", "--subject-prefix=PATCH", "--suffix=.patch", "--no-attach"]

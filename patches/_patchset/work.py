@@ -76,7 +76,7 @@ def clone(module: Module, checkout: Path, repo: Path) -> None:
     except Failure as error:
         raise Failure(f"{checkout} is not a git checkout that has {revision}, the pinned {module.name}.") from error
     git.run("clone", "--quiet", "--no-checkout", checkout, repo, cwd=repo.parent)
-    git.raw_bytes(repo)
+    git.raw_bytes(repo / ".git")
     git.run("checkout", "--quiet", "-B", "patches", commit, cwd=repo)
     git.run("tag", "--force", git.BASE_TAG, cwd=repo)
 

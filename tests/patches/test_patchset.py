@@ -1,0 +1,831 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The patch-set tool, run as its users run it on a small pin set of two synthetic modules, with real git."""
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+PATCHES = Path(__file__).resolve().parents[2] / "patches"
+DISTS = {"alpha": ["alpha-engine", "alpha-cpu"], "beta": ["beta"]}
+TRAILERS = "Upstream: not submitted: a test\nRemove-when: never\nTests: tests/test_it.py::test_hook\n"
+
+ALPHA = {
+    "PKG-INFO": (0o644, b"Metadata-Version: 2.1\nName: alpha-engine\nVersion: 1.2.0\n"),
+    ".gitignore": (0o644, b"*.so\nbuilt/\n"),
+    ".gitattributes": (0o644, b"* text=auto eol=crlf ident export-subst\n*.py -diff\n"),
+    "alpha/__init__.py": (0o644, b"# $Id$ $Format:%H$\nfrom .core import run\n"),
+    "alpha/built/kernel.so": (0o755, b"\x7fELF\0\r\n"),
+    "alpha/core.py": (0o644, "".join(f"line_{n} = {n}\n" for n in range(40)).encode()),
+    "alpha/core/x.py": (0o644, b"sorted = 'after core.py, as core/'\n"),
+    "alpha/dos.py": (0o644, b"one = 1\r\ntwo = 2\r\nthree = 3\r\n"),
+    "alpha/tool.py": (0o644, b"#!/usr/bin/env python3\n"),
+    "alpha/old/gone.py": (0o755, b"gone = True\n"),
+}
+BETA = {"beta/__init__.py": (0o644, b"beta = 1\n"), "beta/loop.py": (0o644, b"def loop():\n    pass\n")}
+
+
+def make_sdist(path: Path, files: dict, links: dict | None = None) -> str:
+    """Write a source distribution; its sha256."""
+    top = path.name.removesuffix(".tar.gz")
+    with tarfile.open(path, "w:gz") as archive:
+        for name, (mode, data) in files.items():
+            member = tarfile.TarInfo(f"{top}/{name}")
+            member.mode, member.size = mode, len(data)
+            archive.addfile(member, io.BytesIO(data))
+        for name, where in (links or {}).items():
+            member = tarfile.TarInfo(f"{top}/{name}")
+            member.type, member.linkname = tarfile.SYMTYPE, where
+            archive.addfile(member)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def git(*args: str, cwd: Path) -> str:
+    identity = ["-c", "user.name=Dev", "-c", "user.email=dev@example.org", "-c", "core.autocrlf=false"]
+    return subprocess.run(["git", *identity, *args], cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def snapshot(root: Path) -> dict:
+    """Every file and folder below root but .git: modes and contents."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if ".git" not in path.relative_to(root).parts:
+            data = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            found[str(path.relative_to(root))] = path.lstat().st_mode, data
+    return found
+
+
+class Repo:
+    """A repository with the tool, one pin set and its source distributions."""
+
+    def __init__(self, root: Path):
+        self.root, self.sdists, self.set = root, root / "sdists", root / "patches" / "pins-1"
+
+    def run(self, *args: object, code: int | None = 0, before: str = "", **env: str) -> str:
+        """Run patchset in a process of its own, forked from this one for speed; what it printed, errors included.
+
+        `before` is Python that is run in that process first. code None: any exit status will do.
+        """
+        with tempfile.TemporaryFile() as printed:
+            if (child := os.fork()) == 0:
+                os.dup2(printed.fileno(), 1), os.dup2(printed.fileno(), 2)
+                os._exit(self.main([str(arg) for arg in args], before, env))
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            printed.seek(0)
+            out = printed.read().decode()
+        assert "Traceback" not in out, out
+        assert code is None or status == code, out
+        return out
+
+    def main(self, args: list[str], before: str, env: dict[str, str]) -> int:
+        """What the forked process does."""
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        os.environ.pop("VIRTUAL_ENV", None), os.environ.pop("UV", None)
+        os.environ.update({"PATCHSET_SDISTS": str(self.sdists)} | env)
+        sys.path.insert(0, str(self.root / "patches"))
+        try:
+            from _patchset.cli import main
+
+            exec(before, {})  # noqa: S102
+            status = main(args)
+        except SystemExit as error:
+            status = error.code or 0
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+            status = 70
+        sys.stdout.flush(), sys.stderr.flush()
+        return status
+
+    def pins(self) -> dict:
+        return tomllib.loads((self.set / "pins.toml").read_text())
+
+    def record(self, module: str = "alpha") -> dict:
+        return self.pins()["module"][module]["recorded"]
+
+    def working(self, module: str = "alpha") -> Path:
+        return self.root / ".cache" / "patchset" / "pins-1" / module
+
+    def stored(self) -> dict:
+        return {k: v for k, v in snapshot(self.set).items()}
+
+    def patch(self, number: int, module: str = "alpha") -> Path:
+        return next((self.set / module).glob(f"{number:04}-*.patch"))
+
+
+def build(root: Path) -> Repo:
+    """A repository whose alpha has three patches (edits, a new, a deleted and a made-executable file), beta one."""
+    repo = Repo(root)
+    repo.sdists.mkdir(parents=True)
+    repo.set.mkdir(parents=True)
+    shutil.copytree(PATCHES / "_patchset", root / "patches" / "_patchset", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("patchset", "apply.sh"):
+        shutil.copy(PATCHES / name, root / "patches" / name)
+    (root / "tests").mkdir()
+    (root / "tests" / "test_it.py").write_text("def test_hook(): pass\nclass TestIt:\n    def test_in(self): pass\n")
+    alpha = make_sdist(repo.sdists / "alpha_engine-1.2.0.tar.gz", ALPHA, {"docs/link": "../alpha/core.py"})
+    beta = make_sdist(repo.sdists / "beta-0.3.tar.gz", BETA)
+    (repo.set / "pins.toml").write_text(
+        '# by hand\nname = "pins-1"\n\n[runtime.cpu]\nray = "1"\n\n[module.alpha]\nversion = "1.2.0"\n'
+        f'dists = ["alpha-engine", "alpha-cpu"] # two\nsdist_sha256 = "{alpha}"\n\n'
+        f'[module.beta]\nversion = "0.3"\ndists = ["beta"]\nsdist_sha256 = "{beta}"\n'
+    )
+    repo.run("import", "pins-1", "alpha")
+    work = repo.working()
+    edit(work / "alpha/core.py", b"line_5 = 5\n", b"line_5 = 5\nhook = 1\n")
+    edit(work / "alpha/dos.py", b"two = 2\r\n", b"two = 22\r\n")
+    commit(work, "Hook the core — with a dash")
+    (work / "alpha/new").mkdir()
+    (work / "alpha/new/__init__.py").write_bytes(b"new = 1\n")
+    (work / "alpha/tool.py").chmod(0o755)
+    (work / "alpha/old/gone.py").unlink()
+    commit(work, "[Spec] Add, delete and chmod")
+    edit(work / "alpha/core.py", b"hook = 1\n", b"hook = 2\n")
+    commit(work, "Hook again")
+    repo.run("export", "pins-1", "alpha")
+    repo.run("import", "pins-1", "beta")
+    edit(repo.working("beta") / "beta/loop.py", b"pass", b"return 1")
+    commit(repo.working("beta"), "Return")
+    repo.run("export", "pins-1", "beta")
+    return repo
+
+
+def edit(file: Path, old: bytes, new: bytes) -> None:
+    data = file.read_bytes()
+    assert old in data
+    file.write_bytes(data.replace(old, new))
+
+
+def commit(work: Path, subject: str, *options: str) -> None:
+    git("add", "--all", "--force", cwd=work)
+    git("commit", "--quiet", "-m", f"{subject}\n\nWhy.\n\n{TRAILERS}", *options, cwd=work)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("template") / "repo").root
+
+
+@pytest.fixture
+def repo(template, tmp_path):
+    shutil.copytree(template, tmp_path / "repo", symlinks=True)
+    return Repo(tmp_path / "repo")
+
+
+def make_venv(root: Path, *modules: str, version: str | None = None, dist: str | None = None) -> Path:
+    """A virtual environment's site-packages with modules as installed: package folder, built file and dist-info."""
+    site = root / "lib" / "python3.11" / "site-packages"
+    for module in modules:
+        for name, (mode, data) in {"alpha": ALPHA, "beta": BETA}[module].items():
+            if name.startswith(f"{module}/"):
+                (site / name).parent.mkdir(parents=True, exist_ok=True)
+                (site / name).write_bytes(data)
+                (site / name).chmod(mode)
+        (site / module / "_built.abi3.so").write_bytes(b"built")
+        name, number = dist or DISTS[module][-1], version or {"alpha": "1.2.0+cpu", "beta": "0.3"}[module]
+        info = site / f"{name.replace('-', '_')}-{number}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    site.mkdir(parents=True, exist_ok=True)
+    return site
+
+
+@pytest.fixture
+def venv(tmp_path):
+    """Both modules installed; its site-packages."""
+    return make_venv(tmp_path / "venv", "alpha", "beta")
+
+
+# ---- import and export
+
+
+def test_tree_ids_are_gits(repo, tmp_path):
+    folder = tmp_path / "plain"
+    with tarfile.open(repo.sdists / "alpha_engine-1.2.0.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    folder = folder / "alpha_engine-1.2.0"
+    git("init", "--quiet", cwd=folder)
+    (folder / ".git/info/attributes").write_text("* -text -ident -filter\n")
+    git("add", "--all", "--force", cwd=folder)
+    assert git("write-tree", cwd=folder) == repo.record()["tree"]
+    assert git("rev-parse", "patchset-base^{tree}", cwd=repo.working()) == repo.record()["tree"]
+    assert git("rev-parse", "HEAD^{tree}", cwd=repo.working()) == repo.record()["patched_tree"]
+
+
+def test_import_then_export_changes_nothing(repo, tmp_path):
+    stored = repo.stored()
+    config = tmp_path / "config"
+    config.write_text(
+        "[diff]\nnoprefix = true\nalgorithm = patience\ncontext = 9\nrenames = copies\nmnemonicPrefix = true\n"
+        "[core]\nautocrlf = true\nabbrev = 8\n[format]\nsignature = me\nnumbered = true\nattach = true\npretty = raw\n"
+        "[i18n]\nlogOutputEncoding = latin1\n[user]\nname = Other\nemail = other@example.org\n[log]\ndate = iso\n"
+    )
+    env = {"GIT_CONFIG_GLOBAL": str(config), "GIT_AUTHOR_NAME": "Other", "GIT_DIR": "/nowhere", "TZ": "Asia/Tokyo"}
+    work = tmp_path / "work"
+    repo.run("import", "pins-1", "alpha", "--to", work, **env)
+    shutil.copy(config, tmp_path / "local")
+    with open(work / ".git/config", "a") as local:
+        local.write(config.read_text())
+    (work / ".git/info/attributes").write_text("*.py diff=python\n" + (work / ".git/info/attributes").read_text())
+    assert "nothing changed" in repo.run("export", "pins-1", "alpha", "--from", work, **env)
+    assert repo.stored() == stored
+    assert (
+        repo.patch(1)
+        .read_bytes()
+        .startswith(b"From " + b"0" * 40 + b" Mon Sep 17 00:00:00 2001\nFrom: SAM RL recipes <patches@localhost>\n")
+    )
+
+
+def test_only_the_written_part_of_pins_changes(repo):
+    head = (repo.set / "pins.toml").read_text().partition("# ====")[0]
+    edit(repo.working("beta") / "beta/loop.py", b"return 1", b"return 2")
+    commit(repo.working("beta"), "Two")
+    alpha, old = repo.record(), repo.record("beta")
+    repo.run("export", "pins-1", "beta")
+    assert (repo.set / "pins.toml").read_text().partition("# ====")[0] == head
+    assert repo.record() == alpha and repo.record("beta")["patched_tree"] != old["patched_tree"]
+    assert repo.pins()["runtime"] == {"cpu": {"ray": "1"}}
+
+
+def test_export_removes_stale_files_and_leaves_renames_plain(repo):
+    git("reset", "--quiet", "--hard", "HEAD~1", cwd=repo.working())
+    git("mv", "alpha/tool.py", "alpha/tool_2.py", cwd=repo.working())
+    commit(repo.working(), "Move")
+    repo.run("export", "pins-1", "alpha")
+    assert [file.name[:4] for file in sorted((repo.set / "alpha").iterdir())] == ["0001", "0002", "0003"]
+    assert b"deleted file mode 100755" in repo.patch(3).read_bytes() and repo.patch(3).name == "0003-Move.patch"
+    assert repo.record()["patched_tree"] == git("rev-parse", "HEAD^{tree}", cwd=repo.working())
+    assert repo.run("check") == "pins-1: in order\n"
+
+
+def test_import_from_a_git_checkout_at_the_pinned_commit(repo, tmp_path):
+    upstream = tmp_path / "upstream"
+    shutil.copytree(repo.working(), upstream, symlinks=True)
+    git("checkout", "--quiet", "--detach", "patchset-base", cwd=upstream)
+    git("rm", "--quiet", "PKG-INFO", cwd=upstream)
+    commit(upstream, "Release")
+    git("tag", "v1.2.0", cwd=upstream)
+    commit(upstream, "Later", "--allow-empty")
+    stored = repo.stored()
+    assert "pins neither" in repo.run("import", "pins-1", "alpha", "--from", upstream, "--to", tmp_path / "w", code=1)
+    edit(repo.set / "pins.toml", b"[module.alpha]\n", b'[module.alpha]\ntag = "v1.2.0"\n')
+    repo.run("import", "pins-1", "alpha", "--from", upstream, "--to", tmp_path / "w")
+    assert git("log", "-1", "--format=%s", "patchset-base", cwd=tmp_path / "w") == "Release"
+    assert "nothing changed" in repo.run("export", "pins-1", "alpha", "--from", tmp_path / "w")
+    edit(repo.set / "pins.toml", b'tag = "v1.2.0"\n', b"")
+    assert repo.stored() == stored
+
+
+def test_a_patch_that_does_not_apply_is_left_for_git_am(repo, tmp_path):
+    edit(repo.patch(1), b" line_6 = 6\n", b" line_6 = 7\n")
+    message = repo.run("import", "pins-1", "alpha", "--to", tmp_path / "w", code=1)
+    assert "git am --continue" in message and "0001" not in git("log", "--format=%s", cwd=tmp_path / "w")
+    assert "middle of" in repo.run("export", "pins-1", "alpha", "--from", tmp_path / "w", code=1)
+    assert "is in use" in repo.run("import", "pins-1", "alpha", "--to", tmp_path / "w", code=1)
+
+
+def dirty(work):
+    edit(work / "alpha/tool.py", b"env", b"ENV")
+
+
+def fixup(work):
+    dirty(work)
+    git("commit", "--quiet", "-a", "--fixup=HEAD", cwd=work)
+
+
+def merge(work):
+    git("checkout", "--quiet", "-b", "side", "HEAD~1", cwd=work)
+    dirty(work)
+    commit(work, "Side")
+    git("merge", "--quiet", "--no-edit", "patches", cwd=work)
+
+
+def outside(work):
+    edit(work / "PKG-INFO", b"Name", b"NAME")
+    commit(work, "Outside")
+
+
+def symlink(work):
+    (work / "alpha/link.py").symlink_to("core.py")
+    commit(work, "Link")
+
+
+def patch_in_message(work):
+    dirty(work)
+    git("commit", "--quiet", "-a", "-m", f"Subject\n\nbefore\n---\nafter\n\n{TRAILERS}", cwd=work)
+
+
+def unrelated(work):
+    git("checkout", "--quiet", "--orphan", "other", cwd=work)
+    commit(work, "Other")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (dirty, "changes that are not committed, such as alpha/tool.py"),
+        (fixup, "is not squashed"),
+        (merge, "is a merge"),
+        (lambda work: commit(work, "Empty", "--allow-empty"), "changes nothing"),
+        (outside, "changes PKG-INFO, which is outside alpha/"),
+        (symlink, "makes alpha/link.py a link"),
+        (patch_in_message, "would not come back the same"),
+        (unrelated, "does not stand on the tag"),
+    ],
+)
+def test_export_refuses(repo, spoil, words):
+    stored = repo.stored()
+    spoil(repo.working())
+    assert words in repo.run("export", "pins-1", "alpha", code=1)
+    assert repo.stored() == stored
+
+
+# ---- apply, drop and status on an environment
+
+
+def test_apply_drop_apply(repo, venv):
+    cache = venv / "alpha/__pycache__"
+    cache.mkdir()
+    for name in ("core.cpython-311.pyc", "core.cpython-311.opt-1.pyc", "__init__.cpython-311.pyc"):
+        (cache / name).write_bytes(b"stale")
+    (venv / "alpha/core.py").chmod(0o640)
+    twin = venv.parent / "hardlink.py"
+    os.link(venv / "alpha/core.py", twin)
+    before = snapshot(venv)
+    out = repo.run("apply", "pins-1", "--env", venv.parents[2])
+    assert "alpha 1.2.0 (alpha-cpu 1.2.0+cpu): patched, 5 files\nbeta 0.3 (beta 0.3): patched, 1 file\n" in out
+    after = snapshot(venv)
+    assert {path: entry for path, entry in after.items() if before.get(path) != entry} == {
+        path: (before.get(path, (0o100644, None))[0] | (0o111 if path == "alpha/tool.py" else 0), data)
+        for path, data in {
+            "alpha/core.py": ALPHA["alpha/core.py"][1].replace(b"line_5 = 5\n", b"line_5 = 5\nhook = 2\n"),
+            "alpha/dos.py": ALPHA["alpha/dos.py"][1].replace(b"2\r", b"22\r"),
+            "alpha/new/__init__.py": b"new = 1\n",
+            "alpha/tool.py": ALPHA["alpha/tool.py"][1],
+            "beta/loop.py": b"def loop():\n    return 1\n",
+        }.items()
+    } | {"alpha/new": after["alpha/new"]}
+    gone = {"alpha/old", "alpha/old/gone.py"} | {f"alpha/__pycache__/core.cpython-311{s}.pyc" for s in ("", ".opt-1")}
+    assert before.keys() - after.keys() == gone
+    assert twin.read_bytes() == ALPHA["alpha/core.py"][1]
+    assert repo.run("apply", "pins-1", "--env", venv.parents[2]).count("already patched") == 2
+    assert snapshot(venv) == after
+    assert repo.run("drop", "pins-1", "--env", venv.parents[2]).count("original again") == 2
+    assert snapshot(venv) == {
+        k: v for k, v in before.items() if not k.endswith(("/core.cpython-311.pyc", ".opt-1.pyc"))
+    }
+    repo.run("apply", "--env", venv.parents[2])
+    assert snapshot(venv) == after
+
+
+def test_the_current_environment_is_the_default(repo, venv):
+    env = os.environ | {"VIRTUAL_ENV": str(venv.parents[2]), "PYTHON": sys.executable}
+    for words in ("patched, 1 file", "already patched"):
+        done = subprocess.run(
+            ["sh", repo.root / "patches/apply.sh"], env=env, check=True, capture_output=True, text=True
+        )
+        assert f"beta 0.3 (beta 0.3): {words}" in done.stdout
+    assert (venv / "alpha/new/__init__.py").exists()
+
+
+def test_what_is_not_installed_is_skipped(repo, tmp_path):
+    site = make_venv(tmp_path / "venv", "beta")
+    out = repo.run("apply", "pins-1", "--env", tmp_path / "venv")
+    assert "alpha 1.2.0: not installed, skipped\nbeta 0.3 (beta 0.3): patched" in out
+    assert not (site / "alpha").exists()
+    make_venv(tmp_path / "bare")
+    assert "has none of alpha 1.2.0, beta 0.3" in repo.run("apply", "pins-1", "--env", tmp_path / "bare", code=1)
+    assert "is not a Python environment" in repo.run("apply", "pins-1", "--env", tmp_path, code=1)
+
+
+def test_only_the_named_module(repo, venv):
+    repo.run("apply", "pins-1", "--env", venv.parents[2], "--module", "beta")
+    assert not (venv / "alpha/new").exists() and b"return 1" in (venv / "beta/loop.py").read_bytes()
+    assert "no module 'gamma'" in repo.run("apply", "pins-1", "--env", venv.parents[2], "--module", "gamma", code=1)
+
+
+def test_wrong_version_is_refused_for_all(repo, tmp_path):
+    site = make_venv(tmp_path / "venv", "alpha")
+    make_venv(tmp_path / "venv", "beta", version="0.4")
+    before = snapshot(site)
+    for command in ("apply", "drop"):
+        out = repo.run(command, "pins-1", "--env", tmp_path / "venv", code=1)
+        assert "beta 0.4 is in" in out and "install beta==0.3" in out
+    assert "beta 0.3 (beta 0.4): wrong version" in repo.run("status", "--env", tmp_path / "venv", code=1)
+    assert snapshot(site) == before
+
+
+def test_editable_install_is_refused_with_the_way_out(repo, venv):
+    (venv / "beta-0.3.dist-info/direct_url.json").write_text(
+        '{"url": "file:///src/b%20b", "dir_info": {"editable": true}}'
+    )
+    out = repo.run("apply", "pins-1", "--env", venv.parents[2], code=1)
+    assert "--module beta --to /src/b b" in out and not (venv / "alpha/new").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "spoil", "words"),
+    [
+        ("alpha/core.py", lambda file: edit(file, b"39", b"40"), "alpha/core.py (changed)"),
+        ("alpha/core.py", lambda file: edit(file, b"\n", b"\r\n"), "alpha/core.py (line ends changed to CRLF)"),
+        ("alpha/dos.py", lambda file: file.unlink(), "alpha/dos.py (missing)"),
+        ("alpha/tool.py", lambda file: edit(file, b"3", b"4"), "alpha/tool.py (changed)"),
+        (
+            "alpha/core.py",
+            lambda file: edit(file, b"line_5 = 5\n", b"line_5 = 5\nhook = 2\n"),
+            "core.py (patched, others",
+        ),
+        ("alpha/new/__init__.py", lambda file: (file.parent.mkdir(), file.touch()), "__init__.py (in the way"),
+    ],
+)
+def test_modified_file_is_named_and_nothing_written(repo, venv, path, spoil, words):
+    spoil(venv / path)
+    before = snapshot(venv)
+    for command in ("apply", "drop"):
+        out = repo.run(command, "pins-1", "--env", venv.parents[2], code=1)
+        assert words in out and "reinstall alpha-cpu==1.2.0+cpu" in out
+    out = repo.run("status", "--env", venv.parents[2], code=1)
+    assert ": modified\n" in out and words in out and "beta 0.3 (beta 0.3): original" in out
+    assert snapshot(venv) == before
+
+
+def test_status_text(repo, venv):
+    tree = repo.record()
+    out = repo.run("status", "pins-1", "--env", venv.parents[2])
+    assert out == (
+        f"pins-1\n  alpha 1.2.0: 3 patches, tree {tree['tree']} -> {tree['patched_tree']}\n"
+        "    0001 Hook the core — with a dash\n    0002 [Spec] Add, delete and chmod\n    0003 Hook again\n"
+        f"  beta 0.3: 1 patch, tree {repo.record('beta')['tree']} -> {repo.record('beta')['patched_tree']}\n"
+        f"    0001 Return\n  {venv}\n    alpha 1.2.0 (alpha-cpu 1.2.0+cpu): original\n    beta 0.3 (beta 0.3): original\n"
+    )
+    repo.run("apply", "pins-1", "--env", venv.parents[2])
+    out = repo.run("status", "--env", venv.parents[2])
+    assert out.endswith("    alpha 1.2.0 (alpha-cpu 1.2.0+cpu): patched\n    beta 0.3 (beta 0.3): patched\n")
+
+
+def test_the_pin_set_that_fits_is_chosen(repo, venv):
+    other = repo.root / "patches" / "pins-2"
+    shutil.copytree(repo.set, other)
+    edit(other / "pins.toml", b'name = "pins-1"', b'name = "pins-2"')
+    edit(other / "pins.toml", b'version = "0.3"', b'version = "0.4"')
+    assert repo.run("apply", "--env", venv.parents[2]).startswith("pins-1 in")
+    edit(other / "pins.toml", b'version = "0.4"', b'version = "0.3"')
+    assert "Name the pin set, one of pins-1, pins-2: more than one" in repo.run(
+        "drop", "--env", venv.parents[2], code=1
+    )
+    assert "no pin set 'pins-3': patches/ has pins-1, pins-2" in repo.run("drop", "pins-3", code=1)
+
+
+NOBODY = """
+import os
+"".encode("raw-unicode-escape")  # the email package wants this codec, which the other user may not read
+os.setegid(65534), os.seteuid(65534)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="switches from root to another user")
+@pytest.mark.parametrize("writable", [[], [""], ["", "alpha"]])
+def test_tree_that_cannot_be_written(repo, venv, tmp_path, writable):
+    for folder in [tmp_path, *tmp_path.parents[:-2]]:
+        folder.chmod(0o755)
+    for name in writable:
+        os.chown(venv / name, 65534, 65534)
+    before = snapshot(venv)
+    out = repo.run("apply", "pins-1", "--env", venv.parents[2], before=NOBODY, code=1)
+    assert "cannot be written" in out and len(out.splitlines()) == 2
+    assert "original" in repo.run("status", "--env", venv.parents[2], before=NOBODY)
+    assert snapshot(venv) == before
+
+
+# ---- interruption
+
+KILL = """
+import os
+left = {left}
+def killing(call):
+    def counted(where, *args, **kwargs):
+        global left
+        left -= os.fspath(where).startswith({root!r})
+        if left < 0:
+            os._exit(99)
+        return call(where, *args, **kwargs)
+    return counted
+for name in ("replace", "rename", "unlink", "rmdir", "mkdir"):
+    setattr(os, name, killing(getattr(os, name)))
+"""
+
+
+def kill_at(repo: Repo, call: int, root: Path, *args: object) -> str:
+    """Run the tool and kill it right before the given one of the calls that change something below root."""
+    return repo.run(*args, before=KILL.format(left=call, root=str(root)), code=None)
+
+
+@pytest.mark.parametrize("command", ["apply", "drop"])
+def test_killed_anywhere_the_next_command_leaves_the_old_or_the_new_tree(repo, venv, tmp_path, command):
+    env = ("--env", venv.parents[2])
+    old = snapshot(venv)
+    repo.run("apply", "pins-1", *env)
+    new = snapshot(venv)
+    if command == "apply":
+        repo.run("drop", "pins-1", *env)
+    shutil.copytree(venv, tmp_path / "start")
+    seen, call, done = set(), 0, False
+    while not done:
+        done = "5 files" in kill_at(repo, call, venv, command, "pins-1", *env)
+        status = repo.run("status", "pins-1", *env)
+        assert status.count(": original") == 2 or status.count(": patched") == 2
+        assert snapshot(venv) == (new if ": patched" in status else old), call
+        seen.add((": patched" in status, "finishing an interrupted change" in status))
+        shutil.rmtree(venv)
+        shutil.copytree(tmp_path / "start", venv)
+        call += 1
+    before, after = command == "drop", command == "apply"
+    assert seen == {(before, False), (after, True), (after, False)}
+    assert call > 12
+
+
+def interrupt(repo, venv):
+    """Kill an apply between two renames: the journal is there and the tree is mixed."""
+    before = "import os\nreal = os.replace\n"
+    before += "os.replace = lambda a, b: os._exit(99) if str(b).endswith('alpha/dos.py') else real(a, b)"
+    repo.run("apply", "pins-1", "--env", venv.parents[2], before=before, code=99)
+    assert (venv / ".patchset/journal.json").exists()
+    assert b"hook" in (venv / "alpha/core.py").read_bytes() and b"22" not in (venv / "alpha/dos.py").read_bytes()
+
+
+def test_killed_while_finishing(repo, venv):
+    interrupt(repo, venv)
+    finished = False
+    for call in range(40):
+        if finished := "patched" in kill_at(repo, call, venv, "status", "pins-1", "--env", venv.parents[2]):
+            break
+    assert finished and call > 4
+    assert repo.run("status", "pins-1", "--env", venv.parents[2]).count(": patched") == 2
+    assert not (venv / ".patchset").exists()
+
+
+def test_damaged_journal_is_not_followed(repo, venv):
+    interrupt(repo, venv)
+    journal = venv / ".patchset/journal.json"
+    journal.write_bytes(journal.read_bytes()[:-40])
+    out = repo.run("status", "pins-1", "--env", venv.parents[2], code=1)
+    assert "discarding an interrupted change" in out and "alpha/core.py (patched, others are not)" in out
+    assert not (venv / ".patchset").exists()
+
+
+def test_half_written_journal_is_no_commit(repo, venv):
+    before = snapshot(venv)
+    (venv / ".patchset/stage").mkdir(parents=True)
+    (venv / ".patchset/stage/0").write_bytes(b"half")
+    (venv / ".patchset/journal.part").write_bytes(b'{"sha256"')
+    assert ": original" in repo.run("status", "pins-1", "--env", venv.parents[2])
+    assert snapshot(venv) == before
+
+
+def test_interrupted_change_of_a_file_that_was_replaced_since_is_not_finished(repo, venv):
+    interrupt(repo, venv)
+    (venv / "alpha/dos.py").write_bytes(b"another release\n")
+    out = repo.run("apply", "pins-1", "--env", venv.parents[2], code=1)
+    assert "it no longer fits" in out and "alpha/dos.py (changed)" in out
+    assert (venv / "alpha/dos.py").read_bytes() == b"another release\n" and not (venv / "alpha/new").exists()
+
+
+def test_killed_export_leaves_the_old_or_the_new_set(repo, tmp_path):
+    git("reset", "--quiet", "--hard", "HEAD~2", cwd=repo.working())
+    shutil.copytree(repo.set, tmp_path / "start")
+    counts, call = [], 0
+    while "tree " not in kill_at(repo, call, repo.set, "export", "pins-1", "alpha"):
+        assert repo.run("check", "--offline").startswith("pins-1: in order (offline)\n")
+        assert not (repo.set / ".patchset").exists()
+        counts.append(len(list((repo.set / "alpha").iterdir())))
+        shutil.rmtree(repo.set)
+        shutil.copytree(tmp_path / "start", repo.set)
+        call += 1
+    assert counts == sorted(counts, reverse=True) and set(counts) == {1, 3}
+
+
+def test_two_at_once_wait_for_each_other(repo, venv, tmp_path):
+    slow = "import time, _patchset.target as t\nreal = t.inspect\n"
+    slow += f"t.inspect = lambda *a: (open({str(tmp_path / 'inside')!r}, 'w'), time.sleep(0.7), real(*a))[2]"
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(repo.run, "apply", "pins-1", "--env", venv.parents[2], before=slow)
+        while not (tmp_path / "inside").exists() and not first.done():
+            time.sleep(0.01)
+        out = repo.run("apply", "pins-1", "--env", venv.parents[2])
+    assert "waiting for another patchset" in out and out.count("already patched") == 2
+    assert "patched, 5 files" in first.result()
+    assert not (venv / ".patchset").exists()
+
+
+# ---- source trees
+
+
+def test_to_a_new_folder_and_back(repo, tmp_path):
+    to = tmp_path / "a" / "trees"
+    assert repo.run("apply", "pins-1", "--to", to).count("unpacked and patched") == 2
+    assert sorted(path.name for path in to.iterdir()) == ["alpha", "beta"]
+    out = repo.run("status", "--to", to)
+    assert f"(source tree): patched\n      tree {repo.record()['patched_tree']}, as recorded" in out
+    repo.run("drop", "--to", to)
+    out = repo.run("status", "--to", to)
+    assert f"(source tree): original\n      tree {repo.record()['tree']}, as recorded" in out
+    repo.run("apply", "pins-1", "--to", to / "alpha", "--module", "alpha")
+    assert repo.record()["patched_tree"] in repo.run("status", "--to", to / "alpha", "--module", "alpha")
+    assert "is itself a source tree" in repo.run("apply", "pins-1", "--to", to / "alpha", code=1)
+    assert (to / "alpha/docs/link").is_symlink()
+    (to / "alpha/README").write_text("more")
+    out = repo.run("status", "--to", to)
+    assert "alpha 1.2.0 (source tree): patched" in out and "not a recorded one" in out
+
+
+def test_to_a_git_checkout_leaves_its_repository_alone(repo, tmp_path):
+    checkout = tmp_path / "trees" / "alpha"
+    shutil.copytree(repo.working(), checkout, symlinks=True)
+    git("checkout", "--quiet", "patchset-base", cwd=checkout)
+    repo.run("apply", "pins-1", "--to", tmp_path / "trees")
+    git("add", "--all", "--force", cwd=checkout)
+    assert git("write-tree", cwd=checkout) == repo.record()["patched_tree"]
+    git("reset", "--quiet", cwd=checkout)
+    repo.run("drop", "pins-1", "--to", tmp_path / "trees")
+    assert git("status", "--porcelain", cwd=checkout) == ""
+
+
+def test_to_is_all_or_nothing(repo, tmp_path):
+    (repo.sdists / "beta-0.3.tar.gz").write_bytes(b"other")
+    out = repo.run("apply", "pins-1", "--to", tmp_path / "new", code=1)
+    assert "is not the pinned beta 0.3: its sha256 is" in out and not (tmp_path / "new").exists()
+    tree = tmp_path / "trees" / "beta"
+    tree.mkdir(parents=True)
+    (tree / "PKG-INFO").write_text("Name: beta\nVersion: 0.4\n")
+    assert "beta 0.4 is in" in repo.run("apply", "pins-1", "--to", tmp_path / "trees", code=1)
+    (tree / "PKG-INFO").rename(tree / "README")
+    assert "is not a source tree of beta" in repo.run("apply", "pins-1", "--to", tmp_path / "trees", code=1)
+    assert [path.name for path in (tmp_path / "trees").iterdir()] == ["beta"]
+
+
+# ---- stored patches that are wrong, and check
+
+
+def replace(number, old, new, module="alpha"):
+    return lambda repo: edit(repo.patch(number, module), old, new)
+
+
+def gap(repo):
+    repo.patch(2).rename(repo.set / "alpha" / "0004-x.patch")
+
+
+def tree(repo):
+    edit(repo.set / "pins.toml", repo.record()["patched_tree"].encode(), b"0" * 40)
+
+
+def dropped(repo):
+    repo.patch(3).unlink()
+
+
+def crlf(repo):
+    repo.patch(1).write_bytes(repo.patch(1).read_bytes().replace(b"\n", b"\r\n"))
+
+
+def stray(repo):
+    (repo.set / "gamma").mkdir()
+    shutil.copy(repo.patch(1), repo.set / "gamma" / "0001-x.patch")
+
+
+CHECKS = [
+    (gap, "0003-Hook-again.patch has the number 0003 where 0002 is due", True),
+    (lambda repo: (repo.set / "alpha/notes.txt").touch(), "notes.txt is not a patch", True),
+    (stray, "has no [module.gamma]", True),
+    (crlf, "has CRLF line ends", True),
+    (dropped, "disagree about alpha/core.py", True),
+    (replace(1, b"Upstream: not", b"Upstream not"), "has no trailer Upstream:", True),
+    (replace(1, b"Remove-when: never\n", b""), "has no trailer Remove-when:", True),
+    (replace(1, b"\nTests: tests/test_it.py::test_hook", b""), "has no trailer Tests:", True),
+    (replace(1, b"test_it.py::test_hook", b"test_it.py::TestIt::test_out"), "TestIt::test_out, which does not", True),
+    (replace(1, b"test_it.py::test_hook", b"test_at.py"), "names the test tests/test_at.py, which", True),
+    (
+        replace(1, b"a/alpha/dos.py b/alpha/dos.py", b"a/../dos.py b/../dos.py"),
+        "changes ../dos.py, which is outside",
+        True,
+    ),
+    (replace(1, b"a/alpha/dos.py b/alpha/dos.py", b"a/beta/dos.py b/beta/dos.py"), "changes beta/dos.py, which", True),
+    (replace(2, b"mode 100644", b"mode 120000"), "makes alpha/new/__init__.py a link", True),
+    (replace(3, b"index ", b"index f"), "shortened blob ids", True),
+    (replace(3, b"+hook = 2", b"+hook = 3"), "0003-Hook-again.patch is not as export writes it", False),
+    (replace(1, b"Why.", b"Why.   "), "0001-Hook-the-core-with-a-dash.patch is not as export writes it", False),
+    (replace(3, b" line_5 = 5", b" line_5 = 6"), "0003-Hook-again.patch does not apply to alpha 1.2.0", False),
+    (tree, "records other trees of alpha", False),
+    (lambda repo: edit(repo.set / "pins.toml", b"# ====", b"\n# ===="), "pins.toml is not as export writes it", True),
+    (lambda repo: edit(repo.set / "pins.toml", b"[module.alpha.recorded.blobs]", b"["), "is not valid TOML", True),
+    (lambda repo: edit(repo.set / "pins.toml", b'patched_tree = "', b'tree_ = "'), "record of alpha is damaged", True),
+    (lambda repo: edit(repo.set / "pins.toml", b'version = "0.3"', b""), "[module.beta] needs version", True),
+]
+
+
+@pytest.mark.parametrize(("spoil", "words", "offline"), CHECKS)
+def test_check_finds(repo, spoil, words, offline):
+    spoil(repo)
+    out = repo.run("check", *(["--offline"] if offline else []), code=1)
+    assert words in out, out
+    assert offline or repo.run("check", "--offline") == "pins-1: in order (offline)\n"
+
+
+def test_check_in_order_without_source_distributions_and_with_a_class(repo):
+    replace(1, b"test_it.py::test_hook", b"test_it.py::TestIt::test_in[a::b]\nTests: tests/test_it.py")(repo)
+    assert repo.run("check", "--offline", PATCHSET_SDISTS="/nowhere") == "pins-1: in order (offline)\n"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (crlf, "has CRLF line ends"),
+        (dropped, "disagree about alpha/core.py: run `patchset import`"),
+        (
+            replace(1, b"a/alpha/dos.py b/alpha/dos.py", b"a/../dos.py b/../dos.py"),
+            "changes ../dos.py, which is outside",
+        ),
+        (replace(3, b"+hook = 2", b"+hook = 3"), "do not give the alpha/core.py that"),
+        (replace(3, b" line_5 = 5", b" line_5 = 6"), "0003-Hook-again.patch does not apply"),
+    ],
+)
+def test_apply_refuses_wrong_patches(repo, venv, spoil, words):
+    spoil(repo)
+    before = snapshot(venv)
+    assert words in repo.run("apply", "pins-1", "--env", venv.parents[2], code=1)
+    assert snapshot(venv) == before
+
+
+# ---- source distributions
+
+
+def repin(repo, file):
+    old = repo.pins()["module"]["beta"]["sdist_sha256"].encode()
+    edit(repo.set / "pins.toml", old, hashlib.sha256(file.read_bytes()).hexdigest().encode())
+
+
+@pytest.mark.parametrize(
+    ("files", "links", "words"),
+    [
+        ({"../../evil.py": (0o644, b"")}, {}, "unexpected member"),
+        (BETA, {"beta/link": "/etc/passwd"}, "cannot be read as a source distribution"),
+        (BETA, {"beta/link": "../../../x"}, "cannot be read as a source distribution"),
+        ({"../other/x.py": (0o644, b"")} | BETA, {}, "unexpected member 'beta-0.3/../other/x.py'"),
+        (BETA | {"x/.git/config": (0o644, b"")}, {}, "holds a file that git does not take"),
+    ],
+)
+def test_hostile_source_distribution(repo, tmp_path, files, links, words):
+    file = repo.sdists / "beta-0.3.tar.gz"
+    make_sdist(file, files, links)
+    repin(repo, file)
+    assert words in repo.run("import", "pins-1", "beta", "--to", tmp_path / "inner" / "w", code=1)
+    assert list((tmp_path / "inner").iterdir()) == []
+
+
+def test_missing_source_distribution(repo):
+    (repo.sdists / "beta-0.3.tar.gz").unlink()
+    bare = {"PATH": os.path.dirname(shutil.which("git"))}
+    assert "beta==0.3 is in neither --sdists" in repo.run("check", code=1, **bare)
+    assert "/nowhere is not a folder" in repo.run("check", "--sdists", "/nowhere", code=1)
+    assert "there is no such file" in repo.run("import", "pins-1", "beta", "--from", "/nowhere", "--to", "x", code=1)
+
+
+@pytest.mark.skipif(not (os.environ.get("UV") or shutil.which("uv")), reason="needs uv")
+def test_source_distribution_found_by_uv_is_checked_and_cached(repo, tmp_path):
+    index = tmp_path / "index"
+    index.mkdir()
+    info = b"Metadata-Version: 2.2\nName: beta\nVersion: 0.3\n"
+    project = b'[project]\nname = "beta"\nversion = "0.3"\n'
+    files = BETA | {"PKG-INFO": (0o644, info), "pyproject.toml": (0o644, project)}
+    make_sdist(index / "beta-0.3.tar.gz", files)
+    uv = {"UV": os.environ.get("UV") or shutil.which("uv"), "UV_FIND_LINKS": str(index), "UV_NO_INDEX": "1"}
+    uv |= {"PATCHSET_SDISTS": "", "UV_NO_CACHE": "1"}
+    cached = repo.root / ".cache/sdists/beta-0.3.tar.gz"
+    to = ("--to", tmp_path / "w")
+    assert "is not the pinned beta 0.3" in repo.run("import", "pins-1", "beta", *to, code=1, **uv)
+    assert not cached.exists()
+    repin(repo, index / "beta-0.3.tar.gz")
+    repo.run("import", "pins-1", "beta", *to, **uv)
+    assert cached.read_bytes() == (index / "beta-0.3.tar.gz").read_bytes()
+    assert [path.name for path in cached.parent.iterdir()] == [cached.name]
+
+
+def test_every_command_explains_itself(repo):
+    assert "import" in repo.run("--help")
+    for command in ("import", "export", "apply", "drop", "status", "check"):
+        assert "usage: patchset " + command in repo.run(command, "--help")
+
+
+def test_the_pin_sets_of_this_repository_are_in_order():
+    done = subprocess.run(
+        [sys.executable, "-S", PATCHES / "patchset", "check", "--offline"], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
