@@ -94,6 +94,7 @@ class Repo:
         os.environ.pop("VIRTUAL_ENV", None), os.environ.pop("UV", None)
         os.environ.update({"PATCHSET_SDISTS": str(self.sdists)} | env)
         sys.path.insert(0, str(self.root / "patches"))
+        tempfile.tempdir = str(self.root / "tmp")  # what a killed process leaves there goes with the test's folder
         try:
             from _patchset.cli import main
 
@@ -132,6 +133,8 @@ def build(root: Path) -> Repo:
     for name in ("patchset", "apply.sh"):
         shutil.copy(PATCHES / name, root / "patches" / name)
     (root / "tests").mkdir()
+    (root / "tmp").mkdir()
+    (root / "tmp").chmod(0o777)
     (root / "tests" / "test_it.py").write_text("def test_hook(): pass\nclass TestIt:\n    def test_in(self): pass\n")
     alpha = make_sdist(repo.sdists / "alpha_engine-1.2.0.tar.gz", ALPHA, {"docs/link": "../alpha/core.py"})
     beta = make_sdist(repo.sdists / "beta-0.3.tar.gz", BETA)
