@@ -81,7 +81,7 @@ def run(*args: str | Path, cwd: Path, data: bytes | None = None, date: str | Non
     committer's date. Raises Failure with git's own last words when it fails or is not installed.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") and k not in ("HOME", "XDG_CONFIG_HOME")}
-    env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
     for role in ("AUTHOR", "COMMITTER"):
         env |= {f"GIT_{role}_NAME": NAME, f"GIT_{role}_EMAIL": EMAIL}
         if date:

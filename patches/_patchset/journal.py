@@ -13,7 +13,6 @@ in between leaves old and new files side by side until the next patchset command
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -84,6 +83,8 @@ class Transaction:
 
     def place(self, path: str) -> Path:
         """Stage a whole new folder: the empty folder returned, as filled until commit, becomes root/path."""
+        if self._now(path):
+            raise Failure(f"{self.root / path} was made by someone else just now: run again; nothing was changed.")
         staged = self.stage / str(len(self.moves))
         staged.mkdir()
         self.moves.append({"path": path, "before": "", "after": "folder", "stage": staged.name})
@@ -101,10 +102,9 @@ class Transaction:
                 raise Failure(f"{parent} is on another file system than {self.root}; nothing was changed.")
         if any(move["after"] == "folder" for move in self.moves):
             os.sync()
-        body = json.dumps(self.moves, indent=1)
         part = self.box / "journal.part"
         with open(part, "w") as out:
-            json.dump({"sha256": hashlib.sha256(body.encode()).hexdigest(), "moves": body}, out)
+            json.dump(self.moves, out, indent=1)
             out.flush()
             os.fsync(out.fileno())
         sync(self.stage)
@@ -145,12 +145,10 @@ class Transaction:
 
     def _recover(self) -> None:
         try:
-            stored = json.loads(self.journal.read_bytes())
-            body = stored["moves"]
-            moves = json.loads(body) if stored["sha256"] == hashlib.sha256(body.encode()).hexdigest() else None
+            moves = json.loads(self.journal.read_bytes())
         except FileNotFoundError:
             return
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except ValueError:
             moves = None
         if moves is not None and all(self._expected(move) for move in moves):
             print(f"finishing an interrupted change of {self.root}", file=sys.stderr)

@@ -51,7 +51,10 @@ class Target:
 
 
 def find(pinset: PinSet, modules: list[str], env: str | None, to: str | None) -> Target:
-    """The target that the options name: a folder, an environment, or without both the current environment."""
+    """The target that the options name: a folder, an environment, or without both the current environment.
+
+    An interrupted change there is finished first.
+    """
     chosen = [pinset.module(name) for name in modules] or list(pinset.modules.values())
     if to is not None:
         return in_folder(Path(to).absolute(), chosen)
@@ -63,6 +66,8 @@ def in_environment(env: Path, modules: list[Module]) -> Target:
     folders = {path.resolve() for name in ("site", "dist") for path in env.glob(f"lib*/python3*/{name}-packages")}
     if not folders:
         raise Failure(f"{env} is not a Python environment: it has no lib/python3*/site-packages.")
+    for folder in folders:
+        heal(folder)
     targets = [Target(folder, [installed(module, folder) for module in modules]) for folder in sorted(folders)]
     used = [target for target in targets if any(site.found for site in target.sites)]
     if len(used) > 1:
@@ -105,6 +110,7 @@ def in_folder(root: Path, modules: list[Module]) -> Target:
     """The modules' source trees in a folder, root/<module> each, or the folder itself as the tree of one module."""
     if root.exists() and not root.is_dir():
         raise Failure(f"{root} is not a folder.")
+    heal(root)
     if any((root / name).exists() for name in (".git", "PKG-INFO", "pyproject.toml", "setup.py")):
         if len(modules) > 1:
             raise Failure(f"{root} is itself a source tree: name its one module with --module.")
@@ -298,9 +304,7 @@ def states(target: Target) -> dict[str, str]:
 
 
 def report(target: Target) -> tuple[list[str], bool]:
-    """Lines on each module's state at the target, and whether all is in order; heals the target first."""
-    if target.root.is_dir():
-        heal(target.root)
+    """Lines on each module's state at the target, and whether all is in order."""
     lines, good = [f"  {target.root}"], True
     for site in target.sites:
         if not site.found:

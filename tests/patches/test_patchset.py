@@ -95,6 +95,7 @@ class Repo:
         os.environ.pop("VIRTUAL_ENV", None), os.environ.pop("UV", None)
         os.environ.update({"PATCHSET_SDISTS": str(self.sdists)} | env)
         sys.path.insert(0, str(self.root / "patches"))
+        tempfile.tempdir = str(self.root / "tmp")  # what a killed process leaves there goes with the test's folder
         try:
             from _patchset.cli import main
 
@@ -133,6 +134,8 @@ def build(root: Path) -> Repo:
     for name in ("patchset", "apply.sh"):
         shutil.copy(PATCHES / name, root / "patches" / name)
     (root / "tests").mkdir()
+    (root / "tmp").mkdir()
+    (root / "tmp").chmod(0o777)
     (root / "tests" / "test_it.py").write_text("def test_hook(): pass\nclass TestIt:\n    def test_in(self): pass\n")
     alpha = make_sdist(repo.sdists / "alpha_engine-1.2.0.tar.gz", ALPHA, {"docs/link": "../alpha/core.py"})
     beta = make_sdist(repo.sdists / "beta-0.3.tar.gz", BETA)
@@ -231,7 +234,12 @@ def test_import_then_export_changes_nothing(repo, tmp_path):
         "[core]\nautocrlf = true\nabbrev = 8\n[format]\nsignature = me\nnumbered = true\nattach = true\npretty = raw\n"
         "[i18n]\nlogOutputEncoding = latin1\n[user]\nname = Other\nemail = other@example.org\n[log]\ndate = iso\n"
     )
-    env = {"GIT_CONFIG_GLOBAL": str(config), "GIT_AUTHOR_NAME": "Other", "GIT_DIR": "/nowhere", "TZ": "Asia/Tokyo"}
+    env = {
+        "GIT_CONFIG_GLOBAL": str(config),
+        "GIT_AUTHOR_NAME": "Other",
+        "GIT_DIR": str(tmp_path / "nowhere"),
+        "TZ": "Asia/Tokyo",
+    }
     work = tmp_path / "work"
     repo.run("import", "pins-1", "alpha", "--to", work, **env)
     shutil.copy(config, tmp_path / "local")
@@ -256,6 +264,19 @@ def test_only_the_written_part_of_pins_changes(repo):
     assert (repo.set / "pins.toml").read_text().partition("# ====")[0] == head
     assert repo.record() == alpha and repo.record("beta")["patched_tree"] != old["patched_tree"]
     assert repo.pins()["runtime"] == {"cpu": {"ray": "1"}}
+
+
+def test_pins_changed_during_an_export_are_kept(repo):
+    file = repo.set / "pins.toml"
+    meanwhile = f"""
+import pathlib, _patchset.series as series
+real, pins = series.replay, pathlib.Path({str(file)!r})
+series.replay = lambda *args: (pins.write_text("# meanwhile\\n" + pins.read_text()), real(*args))[1]
+"""
+    git("reset", "--quiet", "--hard", "HEAD~1", cwd=repo.working())
+    repo.run("export", "pins-1", "alpha", before=meanwhile)
+    assert file.read_text().startswith("# meanwhile\n# by hand\n")
+    assert repo.run("check") == "pins-1: in order\n"
 
 
 def test_export_removes_stale_files_and_leaves_renames_plain(repo):
@@ -441,6 +462,7 @@ def test_editable_install_is_refused_with_the_way_out(repo, venv):
         ("alpha/core.py", lambda file: edit(file, b"\n", b"\r\n"), "alpha/core.py (line ends changed to CRLF)"),
         ("alpha/dos.py", lambda file: file.unlink(), "alpha/dos.py (missing)"),
         ("alpha/tool.py", lambda file: edit(file, b"3", b"4"), "alpha/tool.py (changed)"),
+        ("alpha/tool.py", lambda file: file.chmod(0o755), "alpha/tool.py (patched, others are not)"),
         (
             "alpha/core.py",
             lambda file: edit(file, b"line_5 = 5\n", b"line_5 = 5\nhook = 2\n"),
@@ -671,6 +693,26 @@ def test_to_a_git_checkout_leaves_its_repository_alone(repo, tmp_path):
     assert git("status", "--porcelain", cwd=checkout) == ""
 
 
+def test_to_a_new_folder_killed_halfway_or_filled_by_another(repo, tmp_path):
+    to = tmp_path / "trees"
+    kill = "import os\nreal = os.replace\n"
+    kill += f"os.replace = lambda a, b: os._exit(99) if str(b) == {str(to / 'beta')!r} else real(a, b)"
+    repo.run("apply", "pins-1", "--to", to, before=kill, code=99)
+    assert (to / "alpha").is_dir() and not (to / "beta").exists()
+    assert repo.run("apply", "pins-1", "--to", to).count("already patched") == 2
+    shutil.rmtree(to / "beta")
+    make = "import pathlib, _patchset.target as t\nreal = t.sdist.locate\n"
+    make += f"t.sdist.locate = lambda *a: (pathlib.Path({str(to / 'beta/x')!r}).mkdir(parents=True), real(*a))[1]"
+    assert "made by someone else" in repo.run("apply", "pins-1", "--to", to, before=make, code=1)
+    assert [path.name for path in (to / "beta").iterdir()] == ["x"]
+
+
+def test_to_checks_the_whole_tree(repo, tmp_path):
+    edit(repo.set / "pins.toml", repo.record()["patched_tree"].encode(), b"0" * 40)
+    out = repo.run("apply", "pins-1", "--to", tmp_path / "new", code=1)
+    assert "do not give the tree that" in out and not (tmp_path / "new").exists()
+
+
 def test_to_is_all_or_nothing(repo, tmp_path):
     (repo.sdists / "beta-0.3.tar.gz").write_bytes(b"other")
     out = repo.run("apply", "pins-1", "--to", tmp_path / "new", code=1)
@@ -752,7 +794,7 @@ def test_check_finds(repo, spoil, words, offline):
 
 def test_check_in_order_without_source_distributions_and_with_a_class(repo):
     replace(1, b"test_it.py::test_hook", b"test_it.py::TestIt::test_in[a::b]\nTests: tests/test_it.py")(repo)
-    assert repo.run("check", "--offline", PATCHSET_SDISTS="/nowhere") == "pins-1: in order (offline)\n"
+    assert repo.run("check", "--offline", PATCHSET_SDISTS=str(repo.root / "nowhere")) == "pins-1: in order (offline)\n"
 
 
 @pytest.mark.parametrize(
@@ -805,8 +847,10 @@ def test_missing_source_distribution(repo):
     (repo.sdists / "beta-0.3.tar.gz").unlink()
     bare = {"PATH": os.path.dirname(shutil.which("git"))}
     assert "beta==0.3 is in neither --sdists" in repo.run("check", code=1, **bare)
-    assert "/nowhere is not a folder" in repo.run("check", "--sdists", "/nowhere", code=1)
-    assert "there is no such file" in repo.run("import", "pins-1", "beta", "--from", "/nowhere", "--to", "x", code=1)
+    nowhere = repo.root / "nowhere"
+    assert f"{nowhere} is not a folder" in repo.run("check", "--sdists", nowhere, code=1)
+    to = ("--to", repo.root / "w")
+    assert "there is no such file" in repo.run("import", "pins-1", "beta", "--from", nowhere, *to, code=1)
 
 
 @pytest.mark.skipif(not (os.environ.get("UV") or shutil.which("uv")), reason="needs uv")
