@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiny model's task, data, tokenizer and cache. Trains three steps, not the whole model."""
+
+import json
+import random
+
+import pytest
+
+from llm_rl.qwen3 import sums, tiny_measure, tiny_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    pytest.importorskip("transformers")
+    return tiny_model.make_tokenizer(0)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Three training steps and a measurement of four short answers."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(tiny_model, "STEPS", 3)
+    monkeypatch.setattr(tiny_measure, "PROMPTS", 2)
+    monkeypatch.setattr(tiny_measure, "SAMPLES", 2)
+    monkeypatch.setattr(tiny_measure, "MAX_RESPONSE", 128)
+
+
+def test_problems_are_different_and_mostly_short():
+    problems = sums.problems(2000, sums.rng_for(0, "test"))
+    assert len(set(problems)) == 2000
+    assert all(10 <= term <= 99 for terms in problems for term in terms)
+    lengths = [len(terms) for terms in problems]
+    assert set(lengths) == {*sums.SHORT_TERMS, *sums.LONG_TERMS}
+    assert 0.01 < sum(n >= min(sums.LONG_TERMS) for n in lengths) / 2000 < 0.06
+
+
+def test_streams_of_different_purposes_differ():
+    first = [sums.problems(5, sums.rng_for(seed, purpose)) for seed in (0, 1) for purpose in ("data", "training")]
+    assert all(a != b for i, a in enumerate(first) for b in first[:i])
+    assert sums.problems(5, sums.rng_for(0, "data")) == first[0]
+
+
+def test_worked_answers_without_slips_are_correct(monkeypatch):
+    monkeypatch.setattr(sums, "SLIP", 0.0)
+    monkeypatch.setattr(sums, "SLIP_CARRY", 0.0)
+    rng = random.Random(3)
+    for terms in sums.problems(200, rng):
+        answer = sums.solution(terms, rng)
+        assert sums.correct(answer, terms)
+        assert "This is not" not in answer
+
+
+def test_worked_answers_slip_and_a_slip_found_is_checked_again():
+    rng = random.Random(3)
+    problems = sums.problems(2000, rng)
+    answers = [sums.solution(terms, rng) for terms in problems]
+    right = sum(map(sums.correct, answers, problems)) / len(answers)
+    assert 0.9 < right < 0.999
+    corrected = [answer for answer in answers if "This is not" in answer]
+    assert corrected
+    assert all(answer.rindex("This agrees") > answer.rindex("This is not") for answer in corrected)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("The sum is 30.\nAnswer: 30", True),
+        ("answer : 30\n", True),
+        ("Answer: 31\nAnswer: 30", True),
+        ("Answer: 30\nAnswer: 31", False),
+        ("The sum is 30.", False),
+        ("Answer: 30" + "." * 300, False),
+        ("Answer: 300", False),
+    ],
+)
+def test_scoring_takes_the_last_answer_line(answer, expected):
+    assert sums.correct(answer, (10, 20)) is expected
+
+
+def test_scoring_agrees_with_verl():
+    scorer = pytest.importorskip("verl.utils.reward_score.math_dapo")
+    rng = random.Random(5)
+    for terms in sums.problems(50, rng):
+        for answer in (sums.solution(terms, rng), "no result", f"Answer: {sum(terms)}\nAnswer: 0"):
+            verdict = scorer.compute_score(answer, str(sum(terms)))
+            assert verdict["acc"] == sums.correct(answer, terms)
+
+
+def test_answers_have_a_tail_that_fits_the_limit(tokenizer):
+    rng = random.Random(7)
+    lengths, prompt_lengths = [], []
+    for terms in sums.problems(1000, rng):
+        prompt_lengths.append(len(tiny_measure.encode_prompt(tokenizer, terms)))
+        lengths.append(len(tokenizer(sums.solution(terms, rng))["input_ids"]) + 1)
+    lengths.sort()
+    assert max(prompt_lengths) <= 128
+    assert 90 <= lengths[500] <= 150
+    assert 0.03 <= sum(length > 3 * lengths[500] for length in lengths) / 1000 <= 0.15
+    assert sum(length > 1024 for length in lengths) / 1000 <= 0.02
+
+
+def test_tokenizer_reads_back_what_it_wrote(tokenizer):
+    terms = (12, 34, 56)
+    ids = tiny_measure.encode_prompt(tokenizer, terms)
+    text = tokenizer.decode(ids)
+    assert text == f"<|im_start|>user\n{sums.question(terms)}<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token == "<|endoftext|>"
+    assert tokenizer.eos_token_id in ids
+    assert len(tokenizer) <= 1024
+    assert len(tokenizer(" 1234")["input_ids"]) == 4, "digits stand alone"
+
+
+def test_replay_counts_passes():
+    prompt = list(range(100, 110))
+    assert tiny_measure.replay(prompt, [1, 2, 3, 4]) == 4, "nothing to draft from"
+    assert tiny_measure.replay(prompt, prompt) == 4, "1 undrafted, then 4 and 4, then the last"
+    assert tiny_measure.replay(prompt, prompt, k=1) == 6
+    assert tiny_measure.replay(prompt, [100, 101, 7, 103]) == 3, "a wrong draft costs nothing but itself"
+    assert tiny_measure.replay([1, 2, 3, 1, 2, 4, 9, 1], [2, 4]) == 1, "newest occurrence of the longest suffix"
+
+
+def test_batches_keep_to_their_size_and_label_the_answer_only(tokenizer):
+    count = 0
+    for batch in tiny_model.training_batches(tokenizer, 0, 5):
+        count += 1
+        ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
+        assert ids.shape == mask.shape == labels.shape
+        assert ids.shape[0] == 1 or ids.numel() <= tiny_model.BATCH_TOKENS
+        for row, row_mask, row_labels in zip(ids, mask, labels):
+            answer = tokenizer.decode(row_labels[row_labels != -100])
+            assert answer.startswith("We add") and answer.endswith("<|im_end|>")
+            assert tokenizer.decode(row[row_mask == 1]).endswith(f"assistant\n{answer}")
+    assert count == 5
+
+
+def test_builds_a_model_folder_once(tmp_path, quick, capsys):
+    out = tmp_path / "made" / "tiny"
+    tiny_model.main(["--out", str(out)])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("accuracy ")
+    assert sorted(path.name for path in out.parent.iterdir()) == ["tiny"], "no temporary folder is left"
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert str(model.dtype) == "torch.float32"
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert tiny_measure.encode_prompt(tokenizer, (12, 34)) == tiny_measure.encode_prompt(
+        tiny_model.make_tokenizer(0), (12, 34)
+    )
+
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    tiny_model.main(["--out", str(out)])
+    output = capsys.readouterr().out
+    assert "up to date" in output and output.splitlines()[-1].startswith("accuracy ")
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+
+    tiny_model.main(["--out", str(out), "--seed", "1"])
+    assert json.loads((out / "DONE.json").read_text())["seed"] == 1
+    assert sorted(path.name for path in out.parent.iterdir()) == ["tiny"], "the old folder is gone"
+
+
+def test_data_has_the_schema_of_dapo_math_and_is_reproducible(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        tiny_model.write_data(tmp_path / name, 0)
+    train, test = (pandas.read_parquet(tmp_path / "a" / f"{split}.parquet") for split in ("train", "test"))
+    assert (len(train), len(test)) == (tiny_model.TRAIN_ROWS, tiny_model.TEST_ROWS)
+    assert list(train.columns) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    rows = [*train.to_dict("records"), *test.to_dict("records")]
+    for index, row in enumerate(rows):
+        assert row["data_source"] == "math_dapo" and row["ability"] == "MATH"
+        (message,) = row["prompt"]
+        assert message["role"] == "user"
+        problem = message["content"].removeprefix(sums.BEFORE).removesuffix(sums.AFTER)
+        terms = problem.removeprefix("What is ").removesuffix("?").split(" + ")
+        assert row["reward_model"] == {
+            "ground_truth": str(sum(map(int, terms))),
+            "style": "rule-lighteval/MATH_v2",
+        }
+        assert row["extra_info"] == {"index": str(index)}
+    assert len({row["prompt"][0]["content"] for row in rows}) == len(rows), "no prompt twice, none in both files"
+    for split in ("train", "test"):
+        first, second = (pandas.read_parquet(tmp_path / name / f"{split}.parquet") for name in ("a", "b"))
+        assert first.to_json() == second.to_json()
+
+
+def test_refuses_a_folder_it_did_not_make(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(SystemExit, match="was not made by this command"):
+        tiny_model.main(["--out", str(tmp_path / "mine")])
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(tiny_model, "build", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_model.main(["--out", str(tmp_path / "tiny")])
+    assert list(tmp_path.iterdir()) == []
