@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from sam_core.options import Options
 
+ROUTER = Path(__file__).resolve().parent / "router.yaml"
 KEYS = ("name", "pin_set", "seed", "steps", "model", "sam", "sam_options", "env", "verl")
 
 
@@ -49,7 +50,10 @@ def verl_overrides(config: DictConfig, run_dir: Path) -> list[str]:
                 "val_files": f"{config.model}/test.parquet",
                 "seed": config.seed,
             },
-            "actor_rollout_ref": {"model": {"path": config.model}, "rollout": {"seed": config.seed}},
+            "actor_rollout_ref": {
+                "model": {"path": config.model},
+                "rollout": {"seed": config.seed, "router_config_path": str(ROUTER)},
+            },
             "trainer": {
                 "total_training_steps": config.steps,
                 "project_name": "sam-rl",

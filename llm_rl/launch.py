@@ -140,7 +140,7 @@ def patch_states(pin_set: str) -> dict[str, str]:
     )
     if not status.stdout:
         raise LaunchError(f"patchset status failed: {status.stderr.strip()}")
-    return json.loads(status.stdout)[pin_set]["installed"]
+    return json.loads(status.stdout)[pin_set]
 
 
 def follow(process: subprocess.Popen, steps_file: Path, total: int) -> None:

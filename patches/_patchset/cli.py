@@ -2,6 +2,7 @@
 """The command line of patchset."""
 
 import argparse
+import json
 import sys
 
 from . import check, pins, series, target, work
@@ -92,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
         "the last two.\n" + TARGET_HELP,
     )
     sub.add_argument("pinset", nargs="?", metavar="PINSET", help="default: all")
+    sub.add_argument("--json", action="store_true", help="only {pin set: {module: state}}; exit status 0")
     targets(sub)
 
     sub = command(
@@ -125,6 +127,11 @@ def choose(args: argparse.Namespace) -> tuple[PinSet, target.Target]:
 def status(args: argparse.Namespace) -> int:
     """The status command."""
     good = True
+    if args.json:
+        names = [args.pinset] if args.pinset else pins.names()
+        found = {name: target.find(pins.opened(name), args.module, args.env, args.to) for name in names}
+        print(json.dumps({name: target.states(where) for name, where in found.items()}))
+        return 0
     for name in [args.pinset] if args.pinset else pins.names():
         pinset = pins.opened(name)
         print(pinset.name)

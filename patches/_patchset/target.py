@@ -284,6 +284,19 @@ def unpack(transaction: Transaction, site: Site, patches: list[series.Patch], ar
         )
 
 
+def states(target: Target) -> dict[str, str]:
+    """Each module's state at the target, in the words of report(); heals the target first."""
+    if target.root.is_dir():
+        heal(target.root)
+    found = {}
+    for site in target.sites:
+        if not site.found:
+            found[site.module.name] = "not there" if site.tree else "not installed"
+        else:
+            found[site.module.name] = site.wrong[0] if site.wrong else inspect(target, site).kind
+    return found
+
+
 def report(target: Target) -> tuple[list[str], bool]:
     """Lines on each module's state at the target, and whether all is in order; heals the target first."""
     if target.root.is_dir():

@@ -154,7 +154,9 @@ class Repo:
         for part in ("bin", "lib", "pyvenv.cfg"):
             (tools / part).symlink_to(ROOT / ".venvs" / "tools" / part)
         digest = runpy.run_path(str(self.root / "ci" / "setup-env"))["digest"]
-        self.write(".venvs/tools/setup-env.json", json.dumps({"packages": digest(self.root / "ci" / "tools.lock")}))
+        self.write(
+            ".venvs/tools/setup-env.json", json.dumps({"packages": digest(str(tools), self.root / "ci" / "tools.lock")})
+        )
 
     def pins(self, python: str = "3.11", disk_gb: float = 0.001, more: str = "") -> None:
         self.write(
@@ -221,7 +223,7 @@ def repo(tmp_path, index):
     return Repo(tmp_path / "repo", index)
 
 
-@pytest.mark.parametrize("name", ["absent", "../tiny", ""])
+@pytest.mark.parametrize("name", ["absent", "../patches/tiny", ""])
 def test_unknown_pin_set_lists_the_known_ones(repo, name):
     assert "choose from tiny or tools" in repo.refused(name)
 
@@ -262,8 +264,8 @@ def test_python_without_headers_or_venv(repo, tmp_path, fact, package):
 
 
 def test_missing_compiler(repo):
-    repo.add_sam_core()
     sentence = repo.refused("tiny", CC="no-such-cc -m64")
+    assert not repo.env.exists()
     assert "no-such-cc is not on PATH" in sentence and "libc6-dev" in sentence
 
 
@@ -288,12 +290,16 @@ def test_second_call_does_nothing_and_is_fast(repo):
     assert (repo.env / "setup-env.json").stat().st_mtime_ns == before and not repo.index.asked
 
 
-def test_changed_lock_installs_and_removes_and_keeps_sam_core(repo):
+def test_changed_lock_installs_and_removes_and_keeps_the_rest(repo):
     repo.add_sam_core()
+    gamma = repo.index.add("gamma")
+    repo.lock(repo.index.add("alpha"), repo.index.add("beta"), gamma)
     repo.ok("tiny")
-    repo.lock(repo.index.add("alpha", "2.0"))
+    repo.lock(repo.index.add("alpha", "2.0"), gamma)
+    repo.index.asked.clear()
     repo.ok("tiny")
-    assert repo.python("import alpha, sam_core; print(alpha.version, sam_core.source)") == "2.0 one"
+    assert [name for name in repo.index.asked if name.startswith("gamma-")] == []
+    assert repo.python("import alpha, gamma, sam_core; print(alpha.version, sam_core.source)") == "2.0 one"
     assert repo.python("import importlib.util as u; print(u.find_spec('beta'))") == "None"
 
 
@@ -306,6 +312,8 @@ def test_changed_source_rebuilds_sam_core_alone(repo):
 
 
 def test_failed_build_is_tried_again(repo):
+    repo.add_sam_core("one")
+    repo.ok("tiny")
     repo.add_sam_core("#error")
     assert "sam_core failed" in repo.refused("tiny")
     assert "packages" in repo.stamp() and "sam_core" not in repo.stamp()
@@ -410,7 +418,8 @@ def test_two_calls_at_once_wait_for_each_other(repo):
         fcntl.flock(held, fcntl.LOCK_EX)
         process = subprocess.Popen(repo.command("tiny"), env=repo.environ, stderr=subprocess.PIPE, text=True)
         assert "waiting for another setup-env" in process.stderr.readline()
-        assert not repo.env.exists()
+        time.sleep(1.5)  # a call that does not wait is done by now
+        assert process.poll() is None and not repo.env.exists()
     assert process.wait(60) == 0
     process.stderr.close()
 
@@ -455,8 +464,10 @@ def test_patches_are_applied_and_replaced_when_they_change(repo, tmp_path):
     assert repo.python("import alpha, alpha.new; print(alpha.text)") == "first"
     (patched.work / "alpha" / "new.py").unlink()
     patched.edit("second", "--amend", "--no-edit")
+    repo.index.asked.clear()
     assert "patches (1 of 1)" in repo.ok("tiny")
     assert repo.python("import alpha; print(alpha.text)") == "second"
     assert repo.python("import importlib.util as u; print(u.find_spec('alpha.new'))") == "None"
+    assert not any(name.endswith(".whl") for name in repo.index.asked)
     cached = [path for path in (repo.root / "cache").rglob("alpha/__init__.py")]
     assert cached and all("text" not in path.read_text() for path in cached)

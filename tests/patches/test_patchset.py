@@ -3,6 +3,7 @@
 
 import hashlib
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -471,6 +472,16 @@ def test_status_text(repo, venv):
     repo.run("apply", "pins-1", "--env", venv.parents[2])
     out = repo.run("status", "--env", venv.parents[2])
     assert out.endswith("    alpha 1.2.0 (alpha-cpu 1.2.0+cpu): patched\n    beta 0.3 (beta 0.3): patched\n")
+
+
+def test_status_for_programs(repo, venv, tmp_path):
+    env = venv.parents[2]
+    repo.run("apply", "pins-1", "--env", env, "--module", "alpha")
+    states = json.loads(repo.run("status", "--json", "--env", env))
+    assert states == {"pins-1": {"alpha": "patched", "beta": "original"}}
+    (venv / "alpha" / "core.py").write_text("changed\n")
+    assert json.loads(repo.run("status", "--json", "--env", env))["pins-1"]["alpha"] == "modified"
+    assert json.loads(repo.run("status", "--json", "--to", tmp_path / "none"))["pins-1"]["beta"] == "not there"
 
 
 def test_the_pin_set_that_fits_is_chosen(repo, venv):
