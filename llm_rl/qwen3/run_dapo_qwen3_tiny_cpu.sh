@@ -4,6 +4,7 @@
 #   run_dapo_qwen3_tiny_cpu.sh                       SAM drafts while at most 8 requests run
 #   run_dapo_qwen3_tiny_cpu.sh sam=off               the baseline
 #   run_dapo_qwen3_tiny_cpu.sh steps=20 sam_options.k=4 sam_options.rule=oldest
+# shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 export SAM_RL_CACHE=${SAM_RL_CACHE:-$root/.cache}

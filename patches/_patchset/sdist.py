@@ -3,6 +3,7 @@
 
 import hashlib
 import os
+import posixpath
 import shutil
 import subprocess
 import sys
@@ -102,10 +103,13 @@ def members(file: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]
             for member in archive:
                 head, _, path = member.name.partition("/")
                 top = top or head
-                if head != top or ".." in path.split("/") or not (member.isdir() or member.isreg() or member.issym()):
+                target = posixpath.join(posixpath.dirname(path), member.linkname) if member.issym() else path
+                inside = not target.startswith("/") and not posixpath.normpath(target).startswith("..")
+                known = member.isdir() or member.isreg() or member.issym()
+                if head != top or ".." in path.split("/") or path.startswith("/") or not inside or not known:
                     raise Failure(f"{file}: unexpected member {member.name!r} in a source distribution.")
                 if path and not member.isdir():
-                    yield path, tarfile.data_filter(member.replace(name=path, deep=False), "/nonexistent"), archive
+                    yield path, member, archive
     except (tarfile.TarError, EOFError, OSError) as error:
         raise Failure(f"{file} cannot be read as a source distribution: {error}.") from error
 
@@ -128,5 +132,11 @@ def read(file: Path, wanted: set[str]) -> tuple[Entries, dict[str, tuple[str, by
 
 def unpack(file: Path, folder: Path) -> None:
     """Extract the source distribution so that its top folder's files lie directly in `folder`."""
-    for _, member, archive in members(file):
-        archive.extract(member, folder, filter="data")
+    for path, member, archive in members(file):
+        to = folder / path
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if member.issym():
+            to.symlink_to(member.linkname)
+        else:
+            to.write_bytes(archive.extractfile(member).read())
+            to.chmod(0o755 if member.mode & 0o100 else 0o644)

@@ -32,7 +32,6 @@ static const struct {
 } sources[] = {{"request", POOL_REQUEST}, {"group", POOL_GROUP}};
 
 // ---- arguments
-// ------------------------------------------------------------------------------------------------------
 
 // Gets a C-contiguous int32 buffer of `dimensions`. A Py_buffer without obj is released safely.
 static int get_int32(PyObject *object, const char *name, int dimensions, int writable, Py_buffer *view) {
@@ -192,7 +191,6 @@ static int get_sources(PyObject *object, unsigned *bits) {
 }
 
 // ---- Pool
-// -----------------------------------------------------------------------------------------------------------
 
 static PyObject *Pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"memory_bytes", "rule", "sources", NULL};

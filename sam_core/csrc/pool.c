@@ -21,7 +21,6 @@ static void *grow(sam_memory *memory, void *array, uint32_t size, uint32_t *capa
 }
 
 // ---- groups
-// ---------------------------------------------------------------------------------------------------------
 
 static uint64_t hash_key(pool_key kind, const void *key, size_t bytes) {
     bool by_prompt = kind == POOL_BY_PROMPT; // token by token: the same on every byte order
@@ -216,7 +215,6 @@ static void leave_group(pool *p, pool_group *g) {
 }
 
 // ---- slots
-// ----------------------------------------------------------------------------------------------------------
 
 void pool_init(pool *p, size_t memory_bytes, sam_rule rule, unsigned sources) {
     *p = (pool){.rule = rule, .sources = sources, .free_slot = NO_SLOT};
@@ -410,7 +408,6 @@ pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes,
 }
 
 // ---- step
-// -----------------------------------------------------------------------------------------------------------
 
 static pool_status refuse(pool_error *error, pool_status status, size_t at, int64_t value) {
     *error = (pool_error){at, value};
@@ -507,7 +504,6 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const int32_t 
 }
 
 // ---- validation
-// -----------------------------------------------------------------------------------------------------
 
 // Whether the index reads the text from the root to `state`.
 static bool reads(sam_index *index, const pool_text *text, uint32_t state) {

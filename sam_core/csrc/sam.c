@@ -23,7 +23,6 @@ void *sam_resize(sam_memory *memory, void *block, size_t old_bytes, size_t new_b
 }
 
 // ---- edges
-// ----------------------------------------------------------------------------------------------------------
 
 static uint32_t edge_home(const sam_index *index, uint32_t state, int32_t token) {
     uint64_t key = (uint64_t)state << 32 | (uint32_t)token;
@@ -80,7 +79,6 @@ static uint32_t edges_of(const sam_index *index, uint32_t state) {
 }
 
 // ---- capacity
-// -------------------------------------------------------------------------------------------------------
 
 static size_t state_bytes(const sam_index *index, uint32_t capacity) {
     return capacity * (sizeof(sam_state) + (index->rule == SAM_NEWEST ? sizeof(sam_path) : 0));
@@ -169,7 +167,6 @@ size_t sam_index_bytes(const sam_index *index) {
 }
 
 // ---- paths (SAM_NEWEST)
-// ---------------------------------------------------------------------------------------------
 
 static bool is_tree_root(const sam_path *paths, uint32_t x) { return paths[x].above & SAM_HANGS; }
 
@@ -216,7 +213,6 @@ static void splay(sam_index *index, uint32_t x) {
 }
 
 // ---- automaton
-// ------------------------------------------------------------------------------------------------------
 
 static uint32_t add_state(sam_index *index, uint32_t length, uint32_t link) {
     uint32_t state = index->state_count++;
@@ -335,7 +331,6 @@ uint32_t sam_index_match(sam_index *index, uint32_t state, uint32_t *length) {
 }
 
 // ---- validation
-// -----------------------------------------------------------------------------------------------------
 
 static bool is_ancestor(const sam_index *index, uint32_t ancestor, uint32_t state) {
     while (index->states[state].length > index->states[ancestor].length)

@@ -108,7 +108,9 @@ class Engine:
         return [answers[i] for i in range(len(prompts))]
 
     def count(self, column):
-        return sum(row[("start", "seconds", "running", "tokens", "drafted", "accepted").index(column)] for row in self.rows)
+        return sum(
+            row[("start", "seconds", "running", "tokens", "drafted", "accepted").index(column)] for row in self.rows
+        )
 
     def stop(self):
         self.engine.engine_core.shutdown()

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
 from llm_rl import launch
 
 ROOT = Path(launch.ROOT)

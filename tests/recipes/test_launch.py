@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from llm_rl import config as recipe
 from llm_rl import launch
 

@@ -139,7 +139,9 @@ def test_tokens_taken_back_are_indexed_anew():
     assert batch.propose(proposer)["a"] == [2, 3, 1]
 
 
-@pytest.mark.parametrize(("length", "longest"), [(MAX_LEN - 5, 3), (MAX_LEN - 3, 2), (MAX_LEN - 2, 1), (MAX_LEN - 1, 0)])
+@pytest.mark.parametrize(
+    ("length", "longest"), [(MAX_LEN - 5, 3), (MAX_LEN - 3, 2), (MAX_LEN - 2, 1), (MAX_LEN - 1, 0)]
+)
 def test_no_draft_reaches_beyond_max_model_len(length, longest):
     proposer, batch = make(), Batch()
     batch.add("a", [1, 2, 3] * (length // 3) + [1, 2, 3][: length % 3], length)
@@ -198,3 +200,18 @@ def followed_somewhere(text, draft):
     return not draft or any(
         text[i] == text[-1] and text[i + 1 : i + 1 + len(draft)] == draft for i in range(len(text) - 1)
     )
+
+
+def test_the_switch_says_each_turn_once(caplog):
+    proposer, batch = make(threshold=1), Batch()
+    with caplog.at_level("INFO", logger="sam_core"):
+        for n in (1, 1, 2, 2, 1):
+            while len(batch.req_ids) < n:
+                batch.add(f"r{len(batch.req_ids)}", [1], 1)
+            while len(batch.req_ids) > n:
+                batch.remove(batch.req_ids[-1])
+            batch.propose(proposer)
+    assert caplog.messages == [
+        "drafting off: 2 requests running, threshold 1",
+        "drafting on: 1 requests running, threshold 1",
+    ]

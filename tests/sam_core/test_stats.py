@@ -3,6 +3,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+
 from sam_core import stats
 
 

@@ -61,7 +61,9 @@ class Options:
         _one_of("rule", self.rule, RULES)
         _one_of("switch", self.switch, SWITCHES)
         if not isinstance(self.sources, tuple) or not self.sources or len(set(self.sources)) != len(self.sources):
-            raise ValueError(f"sources must be a list of different names out of {', '.join(SOURCES)}, got {self.sources!r}")
+            raise ValueError(
+                f"sources must be a list of different names out of {', '.join(SOURCES)}, got {self.sources!r}"
+            )
         for source in self.sources:
             _one_of("sources", source, SOURCES)
         if not _is_int(self.threshold) or self.threshold < 1:
@@ -70,7 +72,9 @@ class Options:
                 "to run without speculation leave speculative_config out"
             )
         if not _is_int(self.memory_bytes) or self.memory_bytes < 1 << 20:
-            raise ValueError(f"memory_bytes must be an integer of at least {1 << 20} (1 MiB), got {self.memory_bytes!r}")
+            raise ValueError(
+                f"memory_bytes must be an integer of at least {1 << 20} (1 MiB), got {self.memory_bytes!r}"
+            )
 
 
 def _is_int(value: Any) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,14 +29,23 @@ class SamProposer:
         sam: the engine's `speculative_config["sam"]`, or None for the defaults; ValueError names a bad option.
         max_model_len: no draft reaches beyond it.
         drafting: False on ranks whose drafts the engine does not use; they keep no index.
+        logger: the engine's, which says each time the switch turns.
     """
 
-    def __init__(self, k: int, sam: Mapping[str, Any] | None, *, max_model_len: int, drafting: bool = True) -> None:
+    def __init__(
+        self,
+        k: int,
+        sam: Mapping[str, Any] | None,
+        *,
+        max_model_len: int,
+        drafting: bool = True,
+        logger: logging.Logger = logging.getLogger("sam_core"),
+    ) -> None:
         options = Options.from_engine(k, sam)
         self.k = k
         self.max_model_len = max_model_len
         self.drafting = drafting
-        self.switch = BatchSwitch(options.threshold)
+        self.switch = BatchSwitch(options.threshold, logger)
         self.pool = Pool(memory_bytes=options.memory_bytes, rule=options.rule, sources=options.sources)
         self._slots: dict[str, int] = {}
         self._fed: dict[str, int] = {}

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import logging
 
-logger = logging.getLogger(__name__)
-
 
 class BatchSwitch:
     """On while at most `threshold` requests run in a step.
@@ -15,8 +13,9 @@ class BatchSwitch:
     when drafts are proposed, so it acts on the next step and nothing that is scheduled has to be taken back.
     """
 
-    def __init__(self, threshold: int) -> None:
+    def __init__(self, threshold: int, logger: logging.Logger) -> None:
         self.threshold = threshold
+        self.logger = logger
         self.on: bool | None = None
         self.steps = self.steps_on = self.transitions = 0
 
@@ -26,7 +25,7 @@ class BatchSwitch:
         if on != self.on:
             if self.on is not None:
                 self.transitions += 1
-                logger.info(
+                self.logger.info(
                     "drafting %s: %d requests running, threshold %d", "on" if on else "off", running, self.threshold
                 )
             self.on = on
