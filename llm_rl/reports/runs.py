@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a finished run folder: run.json, steps.jsonl (verl's step log) and engine-<replica>.jsonl where they were kept."""
+
+import json
+import math
+from dataclasses import dataclass, field
+
+SPEC = "rollout/spec/"
+REQUIRED = (
+    "timing_s/gen",
+    "timing_s/step",
+    "critic/rewards/mean",
+    "response_length/mean",
+    *(SPEC + name for name in ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s")),
+)
+
+
+class ReportError(Exception):
+    """One sentence: what is wrong with which file or run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: its record, its metrics a training step, and its engine rows, one list a training step.
+
+    An engine row is (replica, start_s, seconds, running requests, tokens, drafted, accepted); `engine` is empty where
+    no engine log was kept.
+    """
+
+    record: dict
+    steps: list[dict]
+    engine: list[list[tuple]] = field(default_factory=list)
+
+    def values(self, metric, first=0):
+        """A metric's value in each training step from the `first` one on."""
+        return [step[metric] for step in self.steps[first:]]
+
+    def total(self, name, first=0):
+        """The sum of rollout/spec/<name> from the `first` training step on; None where no step has it."""
+        values = [step[SPEC + name] for step in self.steps[first:] if SPEC + name in step]
+        return sum(values) if values else None
+
+
+def read_run(folder):
+    """The Run in `folder`; ReportError if a file is missing, unreadable or short, or the run did not succeed."""
+    record = _read_record(folder / "run.json")
+    if record["status"] != "ok":
+        raise ReportError(f"{folder} is no finished run: its run.json has status {record['status']!r}")
+    steps = _read_steps(folder / "steps.jsonl")
+    expected = record.get("steps", len(steps))
+    if len(steps) < max(expected, 1):
+        raise ReportError(f"{folder / 'steps.jsonl'} has {len(steps)} training steps where {max(expected, 1)} belong")
+    return Run(record, steps, _split(_read_engine(folder), [step[SPEC + "tokens"] for step in steps]))
+
+
+def _read_record(path):
+    try:
+        record = json.loads(path.read_text())
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ReportError(f"{path} is not JSON") from None
+    for name in ("pin_set", "tree_ids", "seed", "sam", "threshold", "k", "status"):
+        if not isinstance(record, dict) or name not in record:
+            raise ReportError(f"{path} has no {name!r}")
+    return record
+
+
+def _read_lines(path):
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            yield number, json.loads(line)
+        except ValueError:
+            raise ReportError(f"{path}, line {number}, is not JSON") from None
+
+
+def _read_steps(path):
+    steps = []
+    for number, entry in _read_lines(path):
+        data = entry.get("data") if isinstance(entry, dict) else None
+        if not isinstance(data, dict):
+            raise ReportError(f"{path}, line {number}, is not a step of verl's file logger")
+        for metric in REQUIRED:
+            value = data.get(metric)
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ReportError(f"{path}, line {number}, has no number for {metric}")
+        steps.append(data)
+    return steps
+
+
+def _read_engine(folder):
+    """Rows of all replicas in order of time, those without a running request left out."""
+    rows = []
+    for replica, path in enumerate(sorted(folder.glob("engine-*.jsonl"))):
+        for number, row in _read_lines(path):
+            if not isinstance(row, list) or len(row) != 6 or not all(isinstance(v, (int, float)) for v in row):
+                raise ReportError(f"{path}, line {number}, is not an engine step: six numbers belong there")
+            if row[2]:
+                rows.append((replica, *row))
+    return sorted(rows, key=lambda row: row[1])
+
+
+def _split(rows, tokens):
+    """Cut engine rows into training steps by their count of tokens, [] if the two logs do not belong together.
+
+    Every row has tokens, and no replica generates between two training steps, so the cuts are exact.
+    """
+    if sum(row[4] for row in rows) != sum(tokens):
+        return []
+    parts, at = [], 0
+    for count in tokens:
+        begin = at
+        while count > 0:
+            count -= rows[at][4]
+            at += 1
+        parts.append(rows[begin:at])
+    return parts
