@@ -148,6 +148,17 @@ def test_no_draft_reaches_beyond_max_model_len(length, longest):
     assert len(batch.propose(proposer)["a"]) == longest
 
 
+def test_streamed_prompt_that_grows_over_a_sampled_token_is_indexed_anew():
+    proposer, batch = make(sources=["request"]), Batch()
+    batch.add("a", [1, 2, 9], 2)
+    batch.propose(proposer)
+    batch.rows[0, 2:6] = [6, 1, 2, 5]  # the engine puts new prompt tokens where the sampled one was
+    batch.lengths[0], batch.prompts[0] = 6, 6
+    assert batch.propose(proposer)["a"] == []
+    batch.sample("a", [1, 2])
+    assert batch.propose(proposer)["a"] == [5, 1, 2]  # newest, and no trace of the 9
+
+
 def test_rank_that_does_not_draft_keeps_no_index():
     proposer, batch = SamProposer(3, None, max_model_len=MAX_LEN, drafting=False), Batch()
     batch.add("a", [1, 2, 1, 2], 4)

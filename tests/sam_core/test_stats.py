@@ -11,6 +11,7 @@ from sam_core import stats
 def clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(stats.time, "time", lambda: now[0])
+    monkeypatch.setattr(stats.time, "monotonic", lambda: now[0] - 40)
     return now
 
 
@@ -78,3 +79,24 @@ def test_rows_are_written_when_taken(clock, monkeypatch, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run" / "engine-3.jsonl").read_text().splitlines()]
     assert rows[1] == [100.0, 0.25, 2, 3, 6, 1]
     assert len(rows) == 3
+
+
+def test_dropped_steps_are_in_no_sum_and_no_row(clock, monkeypatch, tmp_path):
+    monkeypatch.setenv(stats.ENV_LOG, str(tmp_path))
+    log = stats.StepLog()
+    record(log, 2, 2)
+    log.take(None, write=False)
+    clock[0] += 1
+    record(log, 1, 1)
+    assert log.take(None)["tokens"] == 1
+    assert len((tmp_path / "engine-0.jsonl").read_text().splitlines()) == 1
+
+
+def test_rows_that_nobody_takes_do_not_grow_without_bound(monkeypatch, tmp_path):
+    monkeypatch.setenv(stats.ENV_LOG, str(tmp_path))
+    monkeypatch.setattr(stats, "ROWS_KEPT", 10)
+    log = stats.StepLog()
+    for _ in range(25):
+        record(log, 1, 1)
+    assert len(log._rows) == 5
+    assert len((tmp_path / "engine-0.jsonl").read_text().splitlines()) == 20

@@ -48,6 +48,7 @@ class SamProposer:
         self.switch = BatchSwitch(options.threshold, logger)
         self.pool = Pool(memory_bytes=options.memory_bytes, rule=options.rule, sources=options.sources)
         self._slots: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
         self._fed: dict[str, int] = {}
         self._proposed = self._seconds = 0
 
@@ -84,14 +85,14 @@ class SamProposer:
         k = np.zeros(batch, np.int32)
         new: list[Int32] = []
         for i, req_id in enumerate(req_ids):
-            length = int(lengths[i])
+            length, prompt = int(lengths[i]), int(prompt_lengths[i])
             row = token_rows[i]
-            if length < self._fed.get(req_id, 0):  # the engine took tokens back: index what it has now
+            if length < self._fed.get(req_id, 0) or prompt != self._prompts.get(req_id, prompt):
+                # the engine took tokens back, or a streamed prompt grew over sampled ones: index what there is now
                 self.finish([req_id], keep=False)
             if req_id not in self._slots:
-                prompt = int(prompt_lengths[i])
                 self._slots[req_id] = self.pool.open(np.ascontiguousarray(row[:prompt], np.int32))
-                self._fed[req_id] = prompt
+                self._prompts[req_id] = self._fed[req_id] = prompt
             fed = self._fed[req_id]
             slots[i] = self._slots[req_id]
             counts[i] = length - fed
@@ -114,7 +115,7 @@ class SamProposer:
             slot = self._slots.pop(req_id, None)
             if slot is not None:
                 self.pool.close(slot, keep=keep)
-                del self._fed[req_id]
+                del self._prompts[req_id], self._fed[req_id]
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: flat, numbers only, so that two snapshots can be subtracted."""

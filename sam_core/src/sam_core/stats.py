@@ -14,6 +14,8 @@ ENV_THRESHOLD = "SAM_TAIL_THRESHOLD"
 ENV_LOG = "SAM_STEP_LOG"
 """Folder that receives `engine-<replica>.jsonl`, one row an engine step; not written where it is unset."""
 
+ROWS_KEPT = 65_536
+"""Rows held until somebody takes them; then they are written all the same."""
 SUMS = ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
 
 
@@ -44,7 +46,7 @@ class StepLog:
     ) -> None:
         if scheduler_stats is None:
             return
-        now = time.time()
+        now = time.monotonic()
         last = self._last.get(engine_idx)
         seconds = now - last if last is not None else 0.0
         idle = not (scheduler_stats.num_running_reqs or scheduler_stats.num_waiting_reqs)
@@ -63,7 +65,10 @@ class StepLog:
         ):
             self._sums[name] += value
         if self.path:
-            self._rows.append([round(now - seconds, 6), round(seconds, 6), running, tokens, drafted, accepted])
+            start = round(time.time() - seconds, 6)
+            self._rows.append([start, round(seconds, 6), running, tokens, drafted, accepted])
+            if len(self._rows) >= ROWS_KEPT:
+                self._write()
 
     def log(self) -> None: ...
 
@@ -71,20 +76,28 @@ class StepLog:
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None: ...
 
-    def take(self, drafter: Mapping[str, float] | None) -> dict[str, float]:
-        """Sums since the last call; `drafter` is SamProposer.stats() now, or None without speculation."""
+    def take(self, drafter: Mapping[str, float] | None, write: bool = True) -> dict[str, float]:
+        """Sums since the last call; `drafter` is SamProposer.stats() now, or None without speculation.
+
+        write=False drops the rows: for steps that belong to no rollout, such as validation.
+        """
         taken = self._sums
         self._sums = dict.fromkeys(SUMS, 0)
         if drafter is not None:
             before, self._drafter = self._drafter, dict(drafter)
             levels = ("requests", "bytes_used")
             taken = taken | {f"sam_{n}": v if n in levels else v - before.get(n, 0) for n, v in drafter.items()}
+        if write:
+            self._write()
+        self._rows = []
+        return taken
+
+    def _write(self) -> None:
         if self.path and self._rows:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             with open(self.path, "a") as f:
                 f.writelines(json.dumps(row) + "\n" for row in self._rows)
             self._rows = []
-        return taken
 
 
 def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
