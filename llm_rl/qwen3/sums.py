@@ -16,8 +16,8 @@ LONG_TERMS = (8, 9, 10, 11, 12)
 LONG_SHARE = 0.03  # of the prompts
 SLIP, SLIP_CARRY = 0.01, 0.04  # chance that a written sum is wrong, without and with a carry
 CHECK = 0.45  # chance of one more check after each pass
-CAREFUL_SHARE, CAREFUL_CHECKS = 0.06, range(6, 13)  # answers to short prompts that check over and over
-REWORD = 0.25  # chance that the next check may be worded in another way
+CAREFUL_SHARE, CAREFUL_CHECKS = 0.06, range(8, 17)  # answers to short prompts that check over and over
+REWORD = 0.1  # chance that the next check may be worded in another way
 
 
 def rng_for(seed, purpose):
@@ -25,11 +25,11 @@ def rng_for(seed, purpose):
     return random.Random(f"{seed}/{purpose}")
 
 
-def problems(count, rng):
-    """`count` different tuples of terms, in the mix of short and long that the prompts have."""
+def problems(count, rng, long_share=LONG_SHARE):
+    """`count` different tuples of terms, `long_share` of them long."""
     found = {}
     while len(found) < count:
-        lengths = LONG_TERMS if rng.random() < LONG_SHARE else SHORT_TERMS
+        lengths = LONG_TERMS if rng.random() < long_share else SHORT_TERMS
         found[tuple(rng.randint(10, 99) for _ in range(rng.choice(lengths)))] = None
     return list(found)
 
@@ -61,8 +61,8 @@ def correct(answer, terms):
     return bool(found) and found[-1].strip() == str(sum(terms))
 
 
-def solution(terms, rng):
-    """One worked answer: a first pass, any number of checks, and the last total as the result.
+def solution(terms, rng, checked=True):
+    """One worked answer: a first pass, any number of checks (none unless `checked`), and the last total as the result.
 
     A check that disagrees with the pass before it is followed by another one.
     """
@@ -71,7 +71,7 @@ def solution(terms, rng):
     wording = rng.choice(WORDINGS)
     totals = _running_totals(terms, rng)
     parts, checks, agreed = [_first_pass(terms, totals)], 0, True
-    while checks < planned or not agreed or rng.random() < CHECK:
+    while checked and (checks < planned or not agreed or rng.random() < CHECK):
         again = _running_totals(terms, rng)
         agreed = again[-1] == totals[-1]
         verdict = f"This agrees with {totals[-1]}." if agreed else f"This is not {totals[-1]}, it is {again[-1]}."

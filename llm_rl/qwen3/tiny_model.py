@@ -6,8 +6,9 @@
 DIR then holds a Hugging Face model folder (Qwen3ForCausalLM, float32, half a million parameters, byte-level BPE
 tokenizer), train.parquet and test.parquet in the schema of DAPO-Math-17k, and DONE.json: what made the folder and how
 the model behaves when sampled. A second call with the same sources and settings returns at once. The folder appears
-whole or not at all. Training takes a fixed number of steps on two CPU threads: a seed gives the same data everywhere
-and the same model wherever torch and the processor type are the same.
+whole or not at all. Training takes a fixed number of steps on one CPU thread (the batches are small, and threads that wait
+for each other crawl on a busy machine): a seed gives the same data everywhere, and the same model wherever torch and
+the processor type are the same.
 """
 
 import argparse
@@ -22,10 +23,10 @@ from pathlib import Path
 from llm_rl.qwen3 import sums, tiny_measure
 
 TRAIN_ROWS, TEST_ROWS = 512, 64
-STEPS = 1800
-THREADS = 2
+STEPS = 1300
+BASIC_SHARE = 0.35
 BATCH_TOKENS = 1024  # in one training batch, padding included; a longer answer is a batch of its own
-MUON_RATE, ADAM_RATE = 0.02, 5e-3  # of the matrices; of embedding and norms
+MUON_RATE, ADAM_RATE = 0.012, 5e-3  # of the matrices; of embedding and norms
 WARMUP = 50  # steps
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -89,18 +90,23 @@ def make_model(tokenizer):
 
 
 def training_batches(tokenizer, seed, steps):
-    """Yield `steps` batches: input_ids, attention_mask, labels, each int64 [B, T].
+    """Yield `steps` batches: input_ids and labels, int64 [B, T], padded on the right.
 
-    Texts of like length share a batch, so that little of it is padding. Labels are -100 outside the answer.
+    The first BASIC_SHARE of them are short problems without checks, from which adding is learnt soonest. Texts of like
+    length share a batch, so that little of it is padding. Labels are -100 outside the answer, so padding needs no
+    attention mask: what follows a token does not reach it.
     """
     import torch
 
     rng = sums.rng_for(seed, "training")
-    while steps > 0:
+    made = 0
+    while made < steps:
+        basic = made < BASIC_SHARE * steps
         pairs = []
-        for terms in sums.problems(1024, rng):
+        for terms in sums.problems(1024, rng, long_share=0 if basic else sums.LONG_SHARE):
             prompt = tiny_measure.encode_prompt(tokenizer, terms)
-            answer = tokenizer(sums.solution(terms, rng) + END, add_special_tokens=False)["input_ids"]
+            solution = sums.solution(terms, rng, checked=not basic)
+            answer = tokenizer(solution + END, add_special_tokens=False)["input_ids"]
             if len(answer) <= tiny_measure.MAX_RESPONSE:
                 pairs.append((prompt, answer))
         pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
@@ -110,17 +116,16 @@ def training_batches(tokenizer, seed, steps):
                 groups.append([])
             groups[-1].append(pair)
         rng.shuffle(groups)
-        for group in groups[:steps]:
+        for group in groups[: steps - made]:
             width = max(len(prompt) + len(answer) for prompt, answer in group)
             ids = torch.full((len(group), width), tokenizer.pad_token_id)
-            labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
+            labels = torch.full_like(ids, -100)
             for i, (prompt, answer) in enumerate(group):
                 begin, end = len(prompt), len(prompt) + len(answer)
                 ids[i, :end] = torch.tensor(prompt + answer)
                 labels[i, begin:end] = ids[i, begin:end]
-                mask[i, :end] = 1
-            yield {"input_ids": ids, "attention_mask": mask, "labels": labels}
-        steps -= len(groups)
+            yield {"input_ids": ids, "labels": labels}
+        made += len(groups)
 
 
 def train(model, tokenizer, seed, steps):
@@ -173,7 +178,7 @@ def build(folder, seed, steps):
     if not hasattr(torch.optim, "Muon"):
         raise SystemExit(f"tiny_model: torch {torch.__version__} has no Muon optimizer; torch 2.9 or newer is needed.")
     transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     write_data(folder, seed)
     tokenizer = make_tokenizer(seed)
@@ -262,7 +267,6 @@ def main(argv=None):
             "key": key,
             "seed": args.seed,
             "steps": STEPS,
-            "threads": THREADS,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "seconds": round(time.monotonic() - begin),
