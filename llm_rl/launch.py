@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import os
 import platform
@@ -45,10 +46,14 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             print(shlex.join(command(config, run_dir)))
             return 0
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
         run(config, run_dir)
     except (recipe.ConfigError, LaunchError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted: the run and what it had started are ended", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -62,9 +67,12 @@ def run(config: DictConfig, run_dir: Path) -> None:
     for file in ("config.json", "train.parquet"):
         if not Path(config.model, file).is_file():
             raise LaunchError(f"{config.model} has no {file}: make the model first (llm_rl/qwen3/run_*.sh does)")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    for old in ("run.json", "steps.jsonl", "engine-0.jsonl"):
-        (run_dir / old).unlink(missing_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        for old in (run_dir / "run.json", run_dir / "steps.jsonl", *run_dir.glob("engine-*.jsonl")):
+            old.unlink(missing_ok=True)
+    except OSError as e:
+        raise LaunchError(f"{run_dir} cannot be used as the run's folder: {e.strerror}") from None
     record: dict[str, Any] = {
         "name": config.name,
         "pin_set": config.pin_set,
@@ -152,7 +160,7 @@ def follow(process: subprocess.Popen, steps_file: Path, total: int) -> None:
         ended = process.poll() is not None
         steps = read_steps(steps_file)
         for step in steps[seen:]:
-            data = step["data"]
+            data = collections.defaultdict(lambda: float("nan"), step["data"])
             print(
                 f"  step {step['step']}/{total}  {time.monotonic() - start:5.0f} s  rollout {data['timing_s/gen']:.1f} s"
                 f"  step {data['timing_s/step']:.1f} s  {data['rollout/spec/tokens_per_step']:.2f} tokens a step"
@@ -166,23 +174,34 @@ def follow(process: subprocess.Popen, steps_file: Path, total: int) -> None:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """End what the run has started, Ray's processes included; the run has a process session of its own."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            break
+    """End the run's process group, the driver's helpers included; Ray's own processes end with their parents."""
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it behind
+    try:
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + 20
+            while _signal_group(process, sign) and time.monotonic() < deadline:
+                sign = 0  # once; then only look whether the group is still there
+                time.sleep(0.2)
+        process.wait()
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def _signal_group(process: subprocess.Popen, sign: int) -> bool:
+    """Send a signal to the run's process group; False once it has no member left."""
+    process.poll()
+    try:
         os.killpg(process.pid, sign)
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def failure(config: DictConfig, steps: list[dict], code: int, log: Path) -> str | None:
     """Why a run must not count as a success, in one sentence, or None."""
     if code or len(steps) < config.steps:
         return f"verl ended with status {code} after {len(steps)} of {config.steps} steps: {cause(log)}; see {log}"
-    drafted = sum(step["data"]["rollout/spec/drafted"] for step in steps)
+    drafted = sum(step["data"].get("rollout/spec/drafted", 0) for step in steps)
     if config.sam != "off" and drafted == 0:
         return (
             f"speculation was asked for (sam={config.sam}) but no draft was verified in {len(steps)} steps: "

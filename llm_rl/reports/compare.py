@@ -129,12 +129,13 @@ def table(summary):
             gain["rollout_per_token"],
         ),
     ]
-    if summary["tail_speedup_is_per_token"]:
+    per_token = summary["tail_speedup_is_per_token"]
+    rows.append(line("tail, s", lambda arm: arm["tail_s"], ".2f", None if per_token else gain["tail"]))
+    if per_token:
         rows.append(line("tail, ms a token", lambda arm: 1e3 * arm["tail_s"] / arm["tail_tokens"], ".3f", gain["tail"]))
-    else:
-        rows.append(line("tail, s", lambda arm: arm["tail_s"], ".2f", gain["tail"]))
     return [
         *rows,
+        ["tail, times as fast", "1.00", f"{summary['tail_speedup']:.2f}", ""],
         line("engine steps", lambda arm: arm["decode_steps"], ",.0f"),
         line("tokens", lambda arm: arm["tokens"], ",.0f"),
         line("tokens a step", lambda arm: arm["tokens_per_step"], ".3f"),
@@ -160,6 +161,14 @@ def markdown(summary):
     """The content of report.md."""
     rows = ["| | SAM off | SAM on | gain |", "|---|---:|---:|---:|"]
     rows += [f"| {' | '.join(row)} |" for row in table(summary)]
+    steps = [
+        "| step | reward off | reward on | length off | length on | rollout s off | rollout s on |",
+        "|---" * 7 + "|",
+    ]
+    columns = [summary[arm][name] for name in ("rewards", "lengths", "rollout_s_per_step") for arm in ("off", "on")]
+    for number, values in enumerate(zip(*columns, strict=True), 1):
+        cells = [format(value, form) for value, form in zip(values, ["+.3f"] * 2 + [".1f"] * 4, strict=True)]
+        steps.append(f"| {number} | {' | '.join(cells)} |")
     trees = ", ".join(f"{module} `{tree}`" for module, tree in summary["tree_ids"].items())
     first, last = summary["first_step_counted"], summary["steps"]
     notes = NOTES.format(
@@ -171,7 +180,11 @@ def markdown(summary):
     return (
         "# Rollout with and without suffix-automaton drafting\n\n"
         f"Pin set {summary['pin_set']} ({trees}), seed {summary['seed']}, {last} training steps, "
-        f"at most {summary['k']} draft tokens a step.\n\n" + "\n".join(rows) + f"\n\n{notes}\n![Pictures](report.png)\n"
+        f"at most {summary['k']} draft tokens a step.\n\n"
+        + "\n".join(rows)
+        + f"\n\n{notes}\n![Pictures](report.png)\n\n## Training steps\n\n"
+        + "\n".join(steps)
+        + "\n"
     )
 
 

@@ -2,8 +2,11 @@
 """Configurations and the launcher, without starting an engine."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,7 +61,11 @@ def test_the_arms_share_the_seed(tmp_path):
         ("sam=auto", "sam=auto (a budget for every request) is not part of this version"),
         ("sam=maybe", "sam must be off or batch, got 'maybe'"),
         ("sma=off", "unknown key 'sma'"),
-        ("steps=0", "steps must be a whole number, got 0"),
+        ("steps=0", "steps must be a whole number of at least 1, got 0"),
+        ("steps=true", "steps must be a whole number of at least 1, got True"),
+        ("verl=3", "verl must be a mapping, got 3"),
+        ("name=[1", "override 'name=[1' cannot be used"),
+        ("name=a: b: c", "override 'name=a: b: c' cannot be used"),
         ("sam_options.treshold=3", "sam_options: unknown option 'treshold'"),
         ("sam_options.threshold=-1", "sam_options: threshold must be an integer of at least 1, got -1"),
         ("sam_options.k=16", "sam_options: num_speculative_tokens must be an integer from 1 to 15, got 16"),
@@ -113,13 +120,77 @@ def steps(config, drafted):
 def test_speculation_that_is_silently_absent_is_an_error(tmp_path):
     log = tmp_path / "verl.log"
     log.write_text("")
-    on, off = load("sam=batch"), load("sam=off")
+    on, off = load("sam=batch", "steps=6"), load("sam=off", "steps=6")
     assert launch.failure(on, steps(on, 5), 0, log) is None
     assert launch.failure(off, steps(off, 0), 0, log) is None
     assert launch.failure(on, steps(on, 0), 0, log).startswith(
         "speculation was asked for (sam=batch) but no draft was verified in 6 steps"
     )
     assert launch.failure(off, steps(off, 5), 0, log).startswith("sam=off, but 30 draft tokens were verified")
+
+
+class Verl:
+    """Stands in for the trainer: a process that logs two steps without a draft and ends well."""
+
+    def __init__(self, model):
+        model.mkdir()
+        for file in ("config.json", "train.parquet"):
+            (model / file).touch()
+        self.model = model
+
+    def command(self, config, run_dir):
+        step = {"rollout/spec/drafted": 0, "timing_s/gen": 1.0}
+        lines = "".join(json.dumps({"step": n, "data": step}) + "\n" for n in (1, 2))
+        return [sys.executable, "-c", f"open({str(run_dir / 'steps.jsonl')!r}, 'w').write({lines!r})"]
+
+
+def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, tmp_path, capsys):
+    verl = Verl(tmp_path / "model")
+    monkeypatch.setattr(launch, "command", verl.command)
+    arguments = [str(TINY), "steps=2", f"model={verl.model}"]
+    assert launch.main([*arguments, "--run-dir", str(tmp_path / "on")]) == 1
+    assert "speculation was asked for (sam=batch) but no draft was verified in 2 steps" in capsys.readouterr().err
+    assert "no draft was verified" in json.loads((tmp_path / "on" / "run.json").read_text())["status"]
+    assert launch.main([*arguments, "sam=off", "--run-dir", str(tmp_path / "off")]) == 0
+    assert json.loads((tmp_path / "off" / "run.json").read_text())["status"] == "ok"
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+TRAINER = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {stubborn!r} + "time.sleep(600)"])
+with open({pids!r}, "w") as f:
+    print(child.pid, file=f)
+time.sleep(600)
+"""
+LAUNCHER = """
+import sys, time
+from llm_rl import launch
+clock = time.monotonic
+launch.time.monotonic = lambda: 15 * clock()  # 20 s pass in little more than one
+launch.command = lambda config, run_dir: [sys.executable, {trainer!r}]
+sys.exit(launch.main({arguments!r}))
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_launcher_leaves_no_process(sign, tmp_path):
+    """The trainer ignores SIGTERM and has a child that does so too: both are gone when the launcher is."""
+    verl, pids, trainer = Verl(tmp_path / "model"), tmp_path / "pids", tmp_path / "trainer.py"
+    trainer.write_text(STUBBORN + TRAINER.format(stubborn=STUBBORN, pids=str(pids)))
+    arguments = [str(TINY), f"model={verl.model}", "--run-dir", str(tmp_path / "run")]
+    script = LAUNCHER.format(trainer=str(trainer), arguments=arguments)
+    launcher = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (pids.is_file() and pids.read_text().endswith("\n")):
+        assert launcher.poll() is None and time.monotonic() < end
+        time.sleep(0.1)
+    launcher.send_signal(sign)
+    error = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == (130 if sign == signal.SIGINT else 143), error
+    assert "Traceback" not in error
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pids.read_text()), 0)
 
 
 def test_a_run_that_ends_early_names_the_cause(tmp_path):
@@ -129,7 +200,7 @@ def test_a_run_that_ends_early_names_the_cause(tmp_path):
         "ValueError: max_model_len (1152) is too long\n"
         "ray.exceptions.RayTaskError(ValueError): ray::run()\n"
     )
-    config = load()
+    config = load("steps=6")
     assert launch.failure(config, [], 1, log) == (
         f"verl ended with status 1 after 0 of 6 steps: ValueError: max_model_len (1152) is too long; see {log}"
     )

@@ -13,6 +13,8 @@ INTERFACE = "0.1"
 RULES = ("oldest", "newest")
 SOURCES = ("request", "group")
 SWITCHES = ("batch",)
+DEFAULT_K = 3
+"""Tokens a draft (article, section 1.3)."""
 MAX_K = 15
 """Longest draft: attention kernels take at most 16 query tokens a request (vllm-ascend 0.23, decode_threshold)."""
 
