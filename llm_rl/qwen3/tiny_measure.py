@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the tiny model behaves when sampled: answer lengths, accuracy, and how well its answers draft themselves."""
 
+import numpy as np
+
 from llm_rl.qwen3 import sums
+from sam_core import Pool
 
 PROMPTS, SAMPLES = 32, 8
 MAX_RESPONSE = 1024  # tokens
@@ -48,25 +51,21 @@ def sample(model, tokenizer, prompts, limit, seed):
     return answers
 
 
-def replay(prompt, answer, k=DRAFT, longest=16):
-    """Verification passes that `answer` takes when up to `k` tokens are drafted for each.
+def replay(prompt, answer, k=DRAFT):
+    """Verification passes that `answer` takes when up to `k` tokens are drafted for each from prompt and answer alone.
 
-    The draft is what followed the newest earlier occurrence of the longest suffix of the text so far, `longest` tokens
-    at most; the pass yields the drafted tokens that equal the answer's, and one more.
+    A pass yields the drafted tokens that equal the answer's, and one more.
     """
-    text, at, indexed, passes = prompt + answer, len(prompt), 1, 0
-    followed_at = {}
-    while at < len(text):
-        for end in range(indexed, at):
-            for size in range(1, min(longest, end) + 1):
-                followed_at[tuple(text[end - size : end])] = end
-        indexed = max(indexed, at)
-        suffixes = (tuple(text[at - size : at]) for size in range(min(longest, at), 0, -1))
-        start = next((followed_at[suffix] for suffix in suffixes if suffix in followed_at), at)
-        drafted = text[start : min(start + k, at)]
+    pool = Pool(rule="newest", sources=("request",))
+    slots, lengths = np.array([pool.open(prompt)], np.int32), np.zeros(1, np.int32)
+    out, new, at, passes = np.zeros((1, k), np.int32), [], 0, 0
+    while at < len(answer):
+        pool.step(slots, np.array(new, np.int32), np.array([len(new)], np.int32), k, out, lengths)
+        draft = out[0, : lengths[0]].tolist()
         accepted = 0
-        while accepted < len(drafted) and text[at + accepted : at + accepted + 1] == [drafted[accepted]]:
+        while accepted < len(draft) and answer[at + accepted : at + accepted + 1] == [draft[accepted]]:
             accepted += 1
+        new = answer[at : at + accepted + 1]
         at += accepted + 1
         passes += 1
     return passes

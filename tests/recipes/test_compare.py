@@ -87,7 +87,6 @@ def runs(tmp_path):
 
 
 def test_summary_counts_all_but_the_first_step(runs, capsys):
-    pytest.importorskip("matplotlib")
     assert run_compare(runs) == 0
     summary = json.loads((runs / "report" / "summary.json").read_text())
     off, on = summary["off"], summary["on"]
@@ -117,7 +116,6 @@ def test_summary_counts_all_but_the_first_step(runs, capsys):
 
 
 def test_writes_three_files_and_nothing_else(runs):
-    pytest.importorskip("matplotlib")
     assert run_compare(runs) == 0
     assert sorted(path.name for path in (runs / "report").iterdir()) == ["report.md", "report.png", "summary.json"]
     assert (runs / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
@@ -128,7 +126,6 @@ def test_writes_three_files_and_nothing_else(runs):
 
 def test_tail_is_compared_per_token(runs):
     """The off run's tail here has twice the tokens in the time they take: nothing changes but the length."""
-    pytest.importorskip("matplotlib")
     for number in (2, 3):
         edit_step(runs / "off", number, **{"rollout/spec/tail_s": 2.0, "rollout/spec/tail_tokens": 20})
     assert run_compare(runs) == 0
@@ -136,7 +133,6 @@ def test_tail_is_compared_per_token(runs):
 
 
 def test_runs_without_tail_tokens_or_engine_log(tmp_path):
-    pytest.importorskip("matplotlib")
     for name, sam in (("off", "off"), ("on", "batch")):
         folder = write_run(tmp_path / name, sam, engine=False)
         for number in (1, 2, 3):
@@ -148,7 +144,6 @@ def test_runs_without_tail_tokens_or_engine_log(tmp_path):
 
 
 def test_a_single_training_step_counts(tmp_path):
-    pytest.importorskip("matplotlib")
     write_run(tmp_path / "off", "off", steps=1)
     write_run(tmp_path / "on", "batch", steps=1)
     assert run_compare(tmp_path) == 0

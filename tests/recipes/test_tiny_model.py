@@ -11,14 +11,12 @@ from llm_rl.qwen3 import sums, tiny_measure, tiny_model
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    pytest.importorskip("transformers")
     return tiny_model.make_tokenizer(0)
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Three training steps and a measurement of four short answers."""
-    pytest.importorskip("transformers")
     monkeypatch.setattr(tiny_model, "STEPS", 3)
     monkeypatch.setattr(tiny_measure, "PROMPTS", 2)
     monkeypatch.setattr(tiny_measure, "SAMPLES", 2)
@@ -78,7 +76,8 @@ def test_scoring_takes_the_last_answer_line(answer, expected):
 
 
 def test_scoring_agrees_with_verl():
-    scorer = pytest.importorskip("verl.utils.reward_score.math_dapo")
+    from verl.utils.reward_score import math_dapo as scorer
+
     rng = random.Random(5)
     for terms in sums.problems(50, rng):
         for answer in (sums.solution(terms, rng), "no result", f"Answer: {sum(terms)}\nAnswer: 0"):
@@ -161,7 +160,8 @@ def test_builds_a_model_folder_once(tmp_path, quick, capsys):
 
 
 def test_data_has_the_schema_of_dapo_math_and_is_reproducible(tmp_path):
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         tiny_model.write_data(tmp_path / name, 0)
@@ -198,7 +198,6 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    pytest.importorskip("transformers")
     monkeypatch.setattr(tiny_model, "build", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tiny_model.main(["--out", str(tmp_path / "tiny")])
