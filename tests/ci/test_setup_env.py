@@ -197,7 +197,8 @@ class Repo:
 
     def python(self, code: str) -> str:
         python = self.env / "bin" / "python"
-        return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run([python, "-c", code], env=self.environ, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     def add_sam_core(self, source: str = "one") -> None:
         self.write("sam_core/src.c", source)
@@ -226,6 +227,16 @@ def repo(tmp_path, index):
 @pytest.mark.parametrize("name", ["absent", "../patches/tiny", ""])
 def test_unknown_pin_set_lists_the_known_ones(repo, name):
     assert "choose from tiny or tools" in repo.refused(name)
+
+
+@pytest.mark.parametrize("occupied", [".venvs", ".venvs/.lock"])
+def test_folder_that_cannot_be_written(repo, occupied):
+    if occupied == ".venvs":  # a test run as root may write anywhere, but not below a file
+        shutil.rmtree(repo.root / ".venvs")
+        repo.write(".venvs", "")
+    else:
+        (repo.root / occupied).mkdir()
+    assert f"{repo.root}/.venvs, where the environments go, cannot be written (" in repo.refused("tiny")
 
 
 def test_too_little_disk(repo):
@@ -271,7 +282,8 @@ def test_missing_compiler(repo):
 
 def test_old_python_is_told_before_anything_else(repo):
     code = (
-        "import runpy, sys; sys.version_info = (3, 9, 2); sys.argv = ['setup-env', 'tiny'];"
+        "import functools, runpy, sys; del functools.cache;"  # as before 3.9
+        "sys.version_info = (3, 8, 2); sys.argv = ['setup-env', 'tiny'];"
         "runpy.run_path('ci/setup-env', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=repo.root, env=repo.environ, capture_output=True, text=True)

@@ -20,6 +20,7 @@ import pytest
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 DISTS = {"alpha": ["alpha-engine", "alpha-cpu"], "beta": ["beta"]}
+UV = os.environ.get("UV") or shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))
 TRAILERS = "Upstream: not submitted: a test\nRemove-when: never\nTests: tests/test_it.py::test_hook\n"
 
 ALPHA = {
@@ -853,7 +854,7 @@ def test_missing_source_distribution(repo):
     assert "there is no such file" in repo.run("import", "pins-1", "beta", "--from", nowhere, *to, code=1)
 
 
-@pytest.mark.skipif(not (os.environ.get("UV") or shutil.which("uv")), reason="needs uv")
+@pytest.mark.skipif(not UV, reason="uv is neither on PATH nor beside this Python")
 def test_source_distribution_found_by_uv_is_checked_and_cached(repo, tmp_path):
     index = tmp_path / "index"
     index.mkdir()
@@ -861,8 +862,8 @@ def test_source_distribution_found_by_uv_is_checked_and_cached(repo, tmp_path):
     project = b'[project]\nname = "beta"\nversion = "0.3"\n'
     files = BETA | {"PKG-INFO": (0o644, info), "pyproject.toml": (0o644, project)}
     make_sdist(index / "beta-0.3.tar.gz", files)
-    uv = {"UV": os.environ.get("UV") or shutil.which("uv"), "UV_FIND_LINKS": str(index), "UV_NO_INDEX": "1"}
-    uv |= {"PATCHSET_SDISTS": "", "UV_NO_CACHE": "1"}
+    uv = {"UV": UV, "UV_FIND_LINKS": str(index), "UV_NO_INDEX": "1", "UV_OFFLINE": "1", "UV_NO_CACHE": "1"}
+    uv |= {"PATCHSET_SDISTS": ""}
     cached = repo.root / ".cache/sdists/beta-0.3.tar.gz"
     to = ("--to", tmp_path / "w")
     assert "is not the pinned beta 0.3" in repo.run("import", "pins-1", "beta", *to, code=1, **uv)

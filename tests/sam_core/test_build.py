@@ -9,11 +9,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-import pytest
-
 import sam_core
-
-pytest.importorskip("setuptools", minversion="77")
 
 PROJECT = Path(__file__).parents[2] / "sam_core"
 NAME = f"sam_core-{sam_core.__version__}"
@@ -42,8 +38,10 @@ def test_sdist_builds_a_wheel_that_works(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "installed")
-    expected = {f"sam_core/{name}" for name in ("__init__.py", "reference.py", "_sam.pyi", "py.typed")}
-    assert expected <= names
+    sources = {path.name for path in (PROJECT / "src" / "sam_core").iterdir()}
+    sources = {name for name in sources if name.endswith((".py", ".pyi", ".typed"))}
+    assert {"__init__.py", "proposer.py", "_sam.pyi", "py.typed"} <= sources
+    assert {f"sam_core/{name}" for name in sources} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     code = "import sam_core; p = sam_core.Pool(); p.close(p.open([1, 2, 1])); print(sam_core.__version__, sam_core.__file__)"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}

@@ -224,14 +224,16 @@ def test_exhausted_requests_fall_silent_and_others_go_on(rule):
     pool = sam_core.Pool(memory_bytes=60_000, rule=rule)
     slots = [pool.open([A, B, C]) for _ in range(4)]
     early = slots[0]
-    drafted_late = False
+    silent = drafted_late = 0
     rng = random.Random(1)
     for _ in range(400):
         rows = [(slot, [rng.randrange(4)]) for slot in slots[1:]]
-        drafted_late = any(step(pool, rows)) or drafted_late
-        assert pool.stats()["bytes_used"] <= 60_000
-    stats = pool.stats()
-    assert stats["exhausted"] == 3 and stats["appended"] == 1200 and drafted_late
+        drafts = step(pool, rows)
+        stats = pool.stats()
+        assert stats["bytes_used"] <= 60_000
+        drafted_late += 0 < silent == stats["exhausted"] < 3 and any(drafts)
+        silent = stats["exhausted"]
+    assert silent == 3 and stats["appended"] == 1200 and drafted_late > 20
     assert pool._validate() is None
     assert step(pool, [(slot, [A]) for slot in slots[1:]]) == [[]] * 3
     assert draft(pool, early) != []  # what the group had learned before is still there
@@ -281,7 +283,8 @@ def test_long_repetition_loop_stays_fast(rule, period):
     ones = np.ones(members, np.int32)
     for at in range(size):
         pool.step(slots, np.repeat(loop[at % period], members).astype(np.int32), ones, 3, out, lengths)
-    assert pool._work() < 30 * size * members  # states visited and rotations; a walk up the links would take 10**7
+    # States visited and rotations, at least one a token; a walk up the links would take 10**7.
+    assert size * members < pool._work() < 30 * size * members
     assert lengths.tolist() == [min(period, 3)] * members
     assert out[0, 0] == loop[size % period]
 
@@ -291,7 +294,8 @@ def test_loops_that_break_off_and_resume_stay_fast(rule):
     pool = sam_core.Pool(rule=rule)
     text = ([A] * 3000 + [B]) * 10
     draft(pool, pool.open([]), text)
-    assert pool._work() < 60 * len(text)  # moving states up without the splay tree's double steps takes 2,700 a token
+    # Moving states up without the splay tree's double steps takes 2,700 a token.
+    assert len(text) < pool._work() < 60 * len(text)
 
 
 # ---- the Python face ------------------------------------------------------------------------------------------------
@@ -335,8 +339,11 @@ def test_child_of_a_fork_has_a_pool_of_its_own():
     slot = pool.open([A, B, C, A])
     child = os.fork()
     if child == 0:
-        same = draft(pool, slot, [B]) == [C, A, B] and pool._validate() is None
-        os._exit(0 if same else 1)
+        same = False
+        try:
+            same = draft(pool, slot, [B]) == [C, A, B] and pool._validate() is None
+        finally:
+            os._exit(0 if same else 1)  # whatever happened, no second pytest goes on from here
     assert os.waitpid(child, 0)[1] == 0
     assert draft(pool, slot) == [B, C, A]
 

@@ -174,7 +174,7 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does():
     """Random arrivals, samples, preemptions, chunks and ends; the text of every request is what was sampled."""
     rng = random.Random(5)
     proposer, batch = make(threshold=3, sources=["request"]), Batch()
-    texts, prompts, waiting, expected = {}, {}, [], 0
+    texts, prompts, waiting, expected, drafted = {}, {}, [], 0, 0
     for step in range(600):
         if len(batch.req_ids) < 6 and rng.random() < 0.3:
             name = f"r{step}"
@@ -194,6 +194,7 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does():
         drafts = batch.propose(proposer, sampled)
         for name, draft in drafts.items():
             assert followed_somewhere(texts[name], draft)
+            drafted += len(draft)
         for name in list(batch.req_ids):
             if len(texts[name]) > MAX_LEN - 8 or rng.random() < 0.05:
                 batch.remove(name)
@@ -204,6 +205,7 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does():
                 waiting.append(name)
         assert proposer.pool.stats()["appended"] == expected
         assert proposer.stats()["requests"] == len(texts)
+    assert drafted > 100
 
 
 def followed_somewhere(text, draft):
