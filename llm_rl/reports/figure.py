@@ -104,12 +104,12 @@ def _draw_tokens(axes, summary, on):
         axes.plot(counts, values, "o-", color=COLOURS["on"], markersize=4, label=NAMES["on"])
         axes.axvline(summary["threshold"] + 0.5, color="black", linewidth=0.8, linestyle=":")
         axes.annotate(
-            "drafting\nis switched on",
+            "to the left of this line\ndrafting is on",
             (summary["threshold"] + 0.5, 0.98),
             xycoords=("data", "axes fraction"),
-            xytext=(-6, 0),
+            xytext=(6, 0),
             textcoords="offset points",
-            ha="right",
+            ha="left",
             va="top",
             fontsize=9,
         )
