@@ -100,3 +100,14 @@ def test_rows_that_nobody_takes_do_not_grow_without_bound(monkeypatch, tmp_path)
         record(log, 1, 1)
     assert len(log._rows) == 5
     assert len((tmp_path / "engine-0.jsonl").read_text().splitlines()) == 20
+
+
+def test_a_log_that_cannot_be_written_is_given_up_with_a_warning(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(stats.ENV_LOG, str(tmp_path / "file" / "folder"))
+    log = stats.StepLog()
+    record(log, 2, 2)
+    assert log.take(None)["tokens"] == 2
+    record(log, 1, 1)
+    assert log.take(None)["tokens"] == 1
+    assert len(caplog.messages) == 1 and "is not written any more: Not a directory" in caplog.messages[0]

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 ENV_THRESHOLD = "SAM_TAIL_THRESHOLD"
 """Running requests up to which a step counts as the tail of a rollout; default 8."""
@@ -94,9 +97,13 @@ class StepLog:
 
     def _write(self) -> None:
         if self.path and self._rows:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with open(self.path, "a") as f:
-                f.writelines(json.dumps(row) + "\n" for row in self._rows)
+            try:
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+                with open(self.path, "a") as f:
+                    f.writelines(json.dumps(row) + "\n" for row in self._rows)
+            except OSError as e:  # a full disk must not end a training run
+                logger.warning("%s is not written any more: %s", self.path, e.strerror)
+                self.path = None
             self._rows = []
 
 
