@@ -180,7 +180,13 @@ def test_a_stopped_launcher_leaves_no_process(sign, tmp_path):
     trainer.write_text(STUBBORN + TRAINER.format(stubborn=STUBBORN, pids=str(pids)))
     arguments = [str(TINY), f"model={verl.model}", "--run-dir", str(tmp_path / "run")]
     script = LAUNCHER.format(trainer=str(trainer), arguments=arguments)
-    launcher = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job has it ignored
+    )
     end = time.monotonic() + 60
     while not (pids.is_file() and pids.read_text().endswith("\n")):
         assert launcher.poll() is None and time.monotonic() < end
