@@ -51,7 +51,7 @@ def test_sampled_distribution_is_the_models(model, sam):
     pairs, drafted, accepted = sample(sam, DRAWS, temperature=1.0)
     assert drafted > DRAWS / 2 and accepted > 0
     p = model_distribution(model)
-    assert chi_square_p_value(pairs.ravel(), p.ravel() * DRAWS) > 1e-3
+    assert chi_square_p_value(pairs.ravel(), p.ravel() * DRAWS) > 1e-4
     best = (p.sum(1) * (p / p.sum(1, keepdims=True)).max(1)).sum()
     assert 3 / VOCAB < accepted / drafted <= best * 1.1
 
