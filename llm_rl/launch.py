@@ -134,7 +134,8 @@ def tree_ids(pin_set: str) -> dict[str, str]:
         raise LaunchError(f"there is no pin set {pin_set}: {pins} is missing")
     for module, state in patch_states(pin_set).items():
         if state != "patched":
-            raise LaunchError(f"{module} in {sys.prefix} is {state}, not patched: run ci/setup-env {pin_set}")
+            again = f"patches/apply.sh {pin_set} --env {sys.prefix}"
+            raise LaunchError(f"{module} in {sys.prefix} is {state}, not patched: run {again}")
     with pins.open("rb") as f:
         return {name: module["recorded"]["patched_tree"] for name, module in tomllib.load(f)["module"].items()}
 

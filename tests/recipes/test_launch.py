@@ -87,7 +87,10 @@ def test_bad_setting_is_one_sentence_and_starts_nothing(override, sentence, tmp_
 def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(launch, "patch_states", lambda pin_set: {"vllm": "patched", "verl": "original"})
     assert launch.main([str(TINY), "--run-dir", str(tmp_path)]) == 1
-    assert "verl in " in (error := capsys.readouterr().err) and " is original, not patched: run ci/setup-env" in error
+    assert (
+        "verl in " in (error := capsys.readouterr().err)
+        and " is original, not patched: run patches/apply.sh vllm-0.23 --env " in error
+    )
 
 
 def test_this_environment_is_patched():
