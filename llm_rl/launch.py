@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from llm_rl import config as recipe
@@ -107,11 +109,8 @@ def run(config: DictConfig, run_dir: Path) -> None:
             follow(process, run_dir / "steps.jsonl", config.steps)
         finally:
             stop(process)
-    record["status"] = "ok" if process.returncode == 0 else f"exit {process.returncode}"
-    steps = read_steps(run_dir / "steps.jsonl")
-    problem = failure(config, steps, process.returncode, log)
-    if problem:
-        record["status"] = problem
+    problem = failure(config, read_steps(run_dir / "steps.jsonl"), process.returncode, log)
+    record["status"] = problem or "ok"
     write_json(run_dir / "run.json", record)
     if problem:
         raise LaunchError(problem)
@@ -154,12 +153,13 @@ def patch_states(pin_set: str) -> dict[str, str]:
 
 def follow(process: subprocess.Popen, steps_file: Path, total: int) -> None:
     """Print a line for each training step as the trainer logs it, until the process ends."""
-    seen = 0
+    seen = size = 0
     start = time.monotonic()
     print("  starting Ray, the engine and the trainer", flush=True)
     while True:
         ended = process.poll() is not None
-        steps = read_steps(steps_file)
+        before, size = size, steps_file.stat().st_size if steps_file.is_file() else 0
+        steps = read_steps(steps_file) if size != before else []
         for step in steps[seen:]:
             data = collections.defaultdict(lambda: float("nan"), step["data"])
             print(
@@ -168,7 +168,7 @@ def follow(process: subprocess.Popen, steps_file: Path, total: int) -> None:
                 f"  reward {data['critic/rewards/mean']:+.2f}  length {data['response_length/mean']:.0f}",
                 flush=True,
             )
-        seen = len(steps)
+        seen = max(seen, len(steps))
         if ended:
             return
         time.sleep(0.5)
@@ -179,23 +179,27 @@ def stop(process: subprocess.Popen) -> None:
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it behind
     try:
         for sign in (signal.SIGTERM, signal.SIGKILL):
+            process.poll()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, sign)
             deadline = time.monotonic() + 20
-            while _signal_group(process, sign) and time.monotonic() < deadline:
-                sign = 0  # once; then only look whether the group is still there
+            while _lives(process.pid) and time.monotonic() < deadline:
                 time.sleep(0.2)
+                process.poll()
         process.wait()
     finally:
         signal.signal(signal.SIGINT, interrupt)
 
 
-def _signal_group(process: subprocess.Popen, sign: int) -> bool:
-    """Send a signal to the run's process group; False once it has no member left."""
-    process.poll()
-    try:
-        os.killpg(process.pid, sign)
-    except ProcessLookupError:
-        return False
-    return True
+def _lives(group: int) -> bool:
+    """Whether a process group has a member that runs; where PID 1 reaps late or never, ended ones stay as zombies."""
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+        except ProcessLookupError:
+            pass
+    return False
 
 
 def failure(config: DictConfig, steps: list[dict], code: int, log: Path) -> str | None:

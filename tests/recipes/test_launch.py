@@ -2,13 +2,13 @@
 """Configurations and the launcher, without starting an engine."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from llm_rl import config as recipe
@@ -198,8 +198,8 @@ def test_a_stopped_launcher_leaves_no_process(sign, tmp_path):
     error = launcher.communicate(timeout=60)[1]
     assert launcher.returncode == (130 if sign == signal.SIGINT else 143), error
     assert "Traceback" not in error
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pids.read_text()), 0)
+    child = int(pids.read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_run_that_ends_early_names_the_cause(tmp_path):
