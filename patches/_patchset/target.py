@@ -291,9 +291,7 @@ def unpack(transaction: Transaction, site: Site, patches: list[series.Patch], ar
 
 
 def states(target: Target) -> dict[str, str]:
-    """Each module's state at the target, in the words of report(); heals the target first."""
-    if target.root.is_dir():
-        heal(target.root)
+    """Each module's state at the target, in the words of report()."""
     found = {}
     for site in target.sites:
         if not site.found:

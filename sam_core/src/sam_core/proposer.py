@@ -50,7 +50,7 @@ class SamProposer:
         self._slots: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._fed: dict[str, int] = {}
-        self._proposed = self._seconds = 0
+        self._seconds = 0.0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Engines call this on every drafter; there is no model to load."""
@@ -105,7 +105,6 @@ class SamProposer:
         drafted = np.empty(batch, np.int32)
         self.pool.step(slots, tokens, counts, k, out, drafted)
         drafts = [out[i, :n].tolist() for i, n in enumerate(drafted.tolist())]
-        self._proposed += int(drafted.sum())
         self._seconds += time.perf_counter() - start
         return drafts
 
@@ -124,7 +123,7 @@ class SamProposer:
             "steps": self.switch.steps,
             "steps_on": self.switch.steps_on,
             "transitions": self.switch.transitions,
-            "proposed": self._proposed,
+            "proposed": pool["drafted_tokens"],
             "draft_s": self._seconds,
             "requests": len(self._slots),
             **{f"proposed_{source}": counts["drafted_tokens"] for source, counts in pool["by_source"].items()},
