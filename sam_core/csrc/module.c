@@ -5,53 +5,74 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "pool.h"
+#include "persist.h"
+
+#include <unistd.h>
 
 #define BY_PROMPT "by_prompt"
 
+// What the module knows; lives as long as the type.
+typedef struct {
+    long process; // that this is, told anew after a fork
+} State;
+
 typedef struct {
     PyObject_HEAD pool pool;
-    PyThread_type_lock lock; // held while the pool is in use, also without the GIL
+    PyThread_type_lock lock; // held while the pool is in use without the GIL
+    Py_ssize_t calls;        // that hold the lock or wait for it; changed under the GIL
+    const State *state;
+    long process; // that made the pool
 } PoolObject;
 
-// Takes the pool's lock and gives up the GIL; calls wait for each other.
-#define BEGIN_WORK(self) Py_BEGIN_ALLOW_THREADS PyThread_acquire_lock((self)->lock, WAIT_LOCK);
+// Gives up the GIL and takes the pool's lock; calls wait for each other.
+#define BEGIN_WORK(self)                                                                                     \
+    (self)->calls++;                                                                                         \
+    Py_BEGIN_ALLOW_THREADS PyThread_acquire_lock((self)->lock, WAIT_LOCK);
 
 #define END_WORK(self)                                                                                       \
     PyThread_release_lock((self)->lock);                                                                     \
-    Py_END_ALLOW_THREADS
+    Py_END_ALLOW_THREADS(self)->calls--;
 
-static const struct {
-    const char *name;
-    sam_rule rule;
-} rules[] = {{"newest", SAM_NEWEST}, {"oldest", SAM_OLDEST}};
+// Index: rule_name.
+static const char *const rules[] = {"oldest", "newest", "count", "suffix", "blend"};
 
-static const struct {
-    const char *name;
-    unsigned bit;
-} sources[] = {{"request", POOL_REQUEST}, {"group", POOL_GROUP}};
+// Index: RULE_REQUEST, ...
+static const char *const sources[] = {"request", "group", "corpus", "history"};
+
+// Raises in the child of a fork, where another thread may have been at work in the pool.
+static int check_process(const PoolObject *self) {
+    if (self->process == self->state->process)
+        return 0;
+    PyErr_Format(PyExc_RuntimeError,
+                 "this pool belongs to process %ld, of which this one is a fork: make a Pool of its own here",
+                 self->process);
+    return -1;
+}
 
 // ---- arguments
 
-// Gets a C-contiguous int32 buffer of `dimensions`. A Py_buffer without obj is released safely.
-static int get_int32(PyObject *object, const char *name, int dimensions, int writable, Py_buffer *view) {
+// Gets a C-contiguous buffer of `dimensions` whose items are of `type`, 'i' for int32 or 'f' for float32.
+// A Py_buffer without obj is released safely.
+static int get_buffer(PyObject *object, const char *name, char type, int dimensions, int writable,
+                      Py_buffer *view) {
+    const char *kind = type == 'i' ? "int32" : "float32";
     view->obj = NULL;
     if (!PyObject_CheckBuffer(object)) {
-        PyErr_Format(PyExc_TypeError, "%s must be an int32 buffer, not %.100s", name,
-                     Py_TYPE(object)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s must be %s %s buffer, not %.100s", name, type == 'i' ? "an" : "a",
+                     kind, Py_TYPE(object)->tp_name);
         return -1;
     }
     if (PyObject_GetBuffer(object, view, PyBUF_FULL_RO) < 0) {
         view->obj = NULL;
         return -1;
     }
-    const char *format = view->format ? view->format : "B", *type = format;
+    const char *format = view->format ? view->format : "B", *item = format;
     const char native = PY_BIG_ENDIAN ? '>' : '<';
-    if (*type == '@' || *type == '=' || *type == native)
-        type++;
-    if (view->itemsize != 4 || (type[0] != 'i' && type[0] != 'l') || type[1]) {
-        PyErr_Format(PyExc_TypeError, "%s must hold int32, not items of format '%.20s' and %zd bytes", name,
-                     format, view->itemsize);
+    if (*item == '@' || *item == '=' || *item == native)
+        item++;
+    if (view->itemsize != 4 || (item[0] != type && !(type == 'i' && item[0] == 'l')) || item[1]) {
+        PyErr_Format(PyExc_TypeError, "%s must hold %s, not items of format '%.20s' and %zd bytes", name,
+                     kind, format, view->itemsize);
     } else if (view->ndim != dimensions) {
         PyErr_Format(PyExc_ValueError, "%s must have %d dimension%s, not %d", name, dimensions,
                      dimensions == 1 ? "" : "s", view->ndim);
@@ -66,7 +87,7 @@ static int get_int32(PyObject *object, const char *name, int dimensions, int wri
     return -1;
 }
 
-// A prompt: an int32 buffer held in `view`, or integers copied to `copy`.
+// Tokens: an int32 buffer held in `view`, or integers copied to `copy`.
 typedef struct {
     const int32_t *tokens;
     Py_ssize_t size;
@@ -133,7 +154,7 @@ static int get_tokens(PyObject *object, const char *name, Tokens *t) {
         release_tokens(t);
         return -1;
     }
-    if (get_int32(object, name, 1, 0, &t->view) < 0)
+    if (get_buffer(object, name, 'i', 1, 0, &t->view) < 0)
         return -1;
     t->tokens = t->view.buf;
     t->size = t->view.shape[0];
@@ -149,15 +170,15 @@ static int get_tokens(PyObject *object, const char *name, Tokens *t) {
     return 0;
 }
 
-static int get_rule(PyObject *object, sam_rule *rule) {
+static int get_rule(PyObject *object, rule_name *rule) {
     if (PyUnicode_Check(object))
         for (size_t i = 0; i < Py_ARRAY_LENGTH(rules); i++)
-            if (PyUnicode_CompareWithASCIIString(object, rules[i].name) == 0) {
-                *rule = rules[i].rule;
+            if (PyUnicode_CompareWithASCIIString(object, rules[i]) == 0) {
+                *rule = (rule_name)i;
                 return 0;
             }
     PyErr_Format(PyUnicode_Check(object) ? PyExc_ValueError : PyExc_TypeError,
-                 "rule is %R: this version has the rules 'newest' and 'oldest'", object);
+                 "rule is %R: it must be 'oldest', 'newest', 'count', 'suffix' or 'blend'", object);
     return -1;
 }
 
@@ -170,13 +191,14 @@ static int get_sources(PyObject *object, unsigned *bits) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i);
         unsigned bit = 0;
-        for (size_t j = 0; PyUnicode_Check(name) && !PyUnicode_Check(object) && j < Py_ARRAY_LENGTH(sources);
-             j++)
-            if (PyUnicode_CompareWithASCIIString(name, sources[j].name) == 0)
-                bit = sources[j].bit;
+        for (unsigned j = 0; j < RULE_SOURCES && PyUnicode_Check(name) && !PyUnicode_Check(object); j++)
+            if (j != RULE_CORPUS && PyUnicode_CompareWithASCIIString(name, sources[j]) == 0)
+                bit = 1u << j;
         if (!bit) {
             PyErr_Format(PyUnicode_Check(name) ? PyExc_ValueError : PyExc_TypeError,
-                         "sources has %R: this version has the sources 'request' and 'group'", name);
+                         "sources has %R: it must be a sequence of 'request', 'group' and 'history'; "
+                         "the corpus is given as corpus=path",
+                         name);
             Py_DECREF(names);
             return -1;
         }
@@ -187,41 +209,119 @@ static int get_sources(PyObject *object, unsigned *bits) {
         PyErr_SetString(PyExc_ValueError, "sources is empty: name 'request', 'group' or both");
         return -1;
     }
+    if (*bits >> RULE_HISTORY & 1 && !(*bits >> RULE_GROUP & 1)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "sources has 'history' without 'group', of which it is a part: name both");
+        return -1;
+    }
     return 0;
+}
+
+// What both Pool() and Pool.load() are told.
+typedef struct {
+    Py_ssize_t memory_bytes;
+    PyObject *corpus_path; // NULL or None: none
+    double least;
+} Settings;
+
+static int check_settings(const Settings *s) {
+    if (s->memory_bytes < 0 || (size_t)s->memory_bytes < pool_least_bytes()) {
+        PyErr_Format(PyExc_ValueError, "memory_bytes is %zd: a pool needs at least %zu", s->memory_bytes,
+                     pool_least_bytes());
+        return -1;
+    }
+    if (!(s->least >= 0 && s->least <= 1)) {
+        PyObject *value = PyFloat_FromDouble(s->least);
+        if (value)
+            PyErr_Format(PyExc_ValueError, "min_prob is %R: it must lie between 0 and 1", value);
+        Py_XDECREF(value);
+        return -1;
+    }
+    return 0;
+}
+
+static void raise_path_error(PyObject *path, bool refused, const char *reason, int error) {
+    PyObject *name = PyOS_FSPath(path);
+    if (!name)
+        return;
+    errno = error;
+    if (refused)
+        PyErr_Format(PyExc_ValueError, "%R is %s", name, reason);
+    else
+        PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, name);
+    Py_DECREF(name);
+}
+
+static int open_corpus(PyObject *path, corpus *c) {
+    *c = (corpus){0};
+    PyObject *bytes;
+    if (!path || path == Py_None)
+        return 0;
+    if (!PyUnicode_FSConverter(path, &bytes))
+        return -1;
+    const char *reason = NULL;
+    corpus_status status;
+    int error = 0;
+    Py_BEGIN_ALLOW_THREADS status = corpus_open(c, PyBytes_AS_STRING(bytes), &reason);
+    error = errno;
+    Py_END_ALLOW_THREADS Py_DECREF(bytes);
+    if (status == CORPUS_OK)
+        return 0;
+    raise_path_error(path, status == CORPUS_REFUSED, reason, error);
+    return -1;
 }
 
 // ---- Pool
 
-static PyObject *Pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"memory_bytes", "rule", "sources", NULL};
-    Py_ssize_t memory_bytes = (Py_ssize_t)1 << 30;
-    PyObject *rule_name = NULL, *source_names = NULL;
-    sam_rule rule = SAM_NEWEST;
-    unsigned bits = POOL_REQUEST | POOL_GROUP;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|nOO:Pool", names, &memory_bytes, &rule_name,
-                                     &source_names))
-        return NULL;
-    if (memory_bytes < 0)
-        return PyErr_Format(PyExc_ValueError, "memory_bytes is %zd: it must not be negative", memory_bytes);
-    if ((rule_name && get_rule(rule_name, &rule) < 0) ||
-        (source_names && get_sources(source_names, &bits) < 0))
-        return NULL;
+// A Pool object whose pool is not made yet.
+static PoolObject *new_object(PyTypeObject *type) {
     PoolObject *self = (PoolObject *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
-    pool_init(&self->pool, (size_t)memory_bytes, rule, bits);
+    self->state = PyType_GetModuleState(type);
     self->lock = PyThread_allocate_lock();
     if (!self->lock) {
         Py_DECREF(self);
-        return PyErr_NoMemory();
+        return (PoolObject *)PyErr_NoMemory();
     }
+    return self;
+}
+
+static int make_pool(PoolObject *self, const Settings *s, rule_name rule, unsigned bits) {
+    corpus c;
+    if (open_corpus(s->corpus_path, &c) < 0)
+        return -1;
+    if (!pool_init(&self->pool, (size_t)s->memory_bytes, rule, bits, c.file ? &c : NULL, (float)s->least)) {
+        corpus_close(&c);
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->process = self->state->process;
+    return 0;
+}
+
+static PyObject *Pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"memory_bytes", "rule", "sources", "corpus", "min_prob", NULL};
+    Settings settings = {.memory_bytes = (Py_ssize_t)1 << 30};
+    PyObject *rule_object = NULL, *source_names = NULL;
+    rule_name rule = RULE_BLEND;
+    unsigned bits = 1u << RULE_REQUEST | 1u << RULE_GROUP | 1u << RULE_HISTORY;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|nOOOd:Pool", names, &settings.memory_bytes, &rule_object,
+                                     &source_names, &settings.corpus_path, &settings.least))
+        return NULL;
+    if ((rule_object && get_rule(rule_object, &rule) < 0) ||
+        (source_names && get_sources(source_names, &bits) < 0) || check_settings(&settings) < 0)
+        return NULL;
+    PoolObject *self = new_object(type);
+    if (self && make_pool(self, &settings, rule, bits) < 0)
+        Py_CLEAR(self);
     return (PyObject *)self;
 }
 
 static void Pool_dealloc(PyObject *object) {
     PoolObject *self = (PoolObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    pool_free(&self->pool);
+    pool_free(&self->pool); // in a forked child too: a call that was under way there would hold a reference
     if (self->lock)
         PyThread_free_lock(self->lock);
     type->tp_free(object);
@@ -235,7 +335,8 @@ static PyObject *Pool_open(PyObject *object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"prompt_ids", "group", NULL};
     PoolObject *self = (PoolObject *)object;
     PyObject *prompt, *group = NULL, *result = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:open", names, &prompt, &group))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:open", names, &prompt, &group) ||
+        check_process(self) < 0)
         return NULL;
     pool_key kind = POOL_BY_PROMPT;
     Py_buffer name = {0};
@@ -266,6 +367,12 @@ static PyObject *Pool_open(PyObject *object, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
+static void raise_bad_size(PyObject *what, const char *name, Py_ssize_t width) {
+    bool narrow = width <= RULE_MAX_DRAFT;
+    PyErr_Format(PyExc_ValueError, "%s is %R: it must lie between 0 and %zd, the %s", name, what,
+                 narrow ? width : RULE_MAX_DRAFT, narrow ? "width of out" : "longest draft");
+}
+
 static PyObject *raise_step_error(pool_status status, const pool_error *error, Py_ssize_t tokens,
                                   Py_ssize_t width) {
     Py_ssize_t at = (Py_ssize_t)error->at;
@@ -284,26 +391,34 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, P
     case POOL_BAD_TOKEN:
         return PyErr_Format(PyExc_ValueError, "tokens[%zd] is %lld: token ids go from 0 to 2147483647", at,
                             value);
-    case POOL_BAD_DRAFT_SIZE:
-        return PyErr_Format(PyExc_ValueError,
-                            "k of row %zd is %lld: it must lie between 0 and %zd, the width of out", at,
-                            value, width);
+    case POOL_BAD_DRAFT_SIZE: {
+        char name[40];
+        PyObject *number = PyLong_FromLongLong(value);
+        snprintf(name, sizeof name, "k of row %zd", at);
+        if (number)
+            raise_bad_size(number, name, width);
+        Py_XDECREF(number);
+        return NULL;
+    }
     default:
         return PyErr_NoMemory();
     }
 }
 
-PyDoc_STRVAR(Pool_step_doc, "step($self, /, slots, tokens, counts, k, out, lengths)\n--\n\n"
-                            "Append tokens to each slot, then write a draft of at most k tokens for each.");
+PyDoc_STRVAR(Pool_step_doc,
+             "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None)\n--\n\n"
+             "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"slots", "tokens", "counts", "k", "out", "lengths", NULL};
-    enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, ARGUMENTS };
+    static char *names[] = {"slots", "tokens", "counts", "k", "out", "lengths", "scores", "parents", NULL};
+    enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, ARGUMENTS };
     PoolObject *self = (PoolObject *)object;
-    PyObject *given[ARGUMENTS], *result = NULL;
+    PyObject *given[ARGUMENTS] = {NULL}, *result = NULL;
     Py_buffer view[ARGUMENTS] = {{0}};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO:step", names, &given[SLOTS], &given[TOKENS],
-                                     &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS]))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OO:step", names, &given[SLOTS], &given[TOKENS],
+                                     &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS], &given[SCORES],
+                                     &given[PARENTS]) ||
+        check_process(self) < 0)
         return NULL;
     int32_t uniform = 0;
     bool is_uniform = false;
@@ -319,12 +434,14 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
         return PyErr_Format(PyExc_TypeError, "k must be an integer or an int32 buffer, not %.100s",
                             Py_TYPE(given[K])->tp_name);
     }
-    for (int i = 0; i < ARGUMENTS; i++)
-        if (!(i == K && is_uniform) &&
-            get_int32(given[i], names[i], i == OUT ? 2 : 1, i >= OUT, &view[i]) < 0)
+    for (int i = 0; i < ARGUMENTS; i++) {
+        bool absent = i == K ? is_uniform : i >= SCORES && (!given[i] || given[i] == Py_None);
+        if (!absent && get_buffer(given[i], names[i], i == SCORES ? 'f' : 'i',
+                                  i == OUT || i >= SCORES ? 2 : 1, i >= OUT, &view[i]) < 0)
             goto done;
+    }
     Py_ssize_t rows = view[SLOTS].shape[0], width = view[OUT].shape[1];
-    static const int per_row[] = {COUNTS, K, OUT, LENGTHS};
+    static const int per_row[] = {COUNTS, K, OUT, LENGTHS, SCORES, PARENTS};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(per_row); i++) {
         int j = per_row[i];
         if (view[j].obj && view[j].shape[0] != rows) {
@@ -332,18 +449,23 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
                          rows);
             goto done;
         }
+        if (view[j].obj && j >= SCORES && view[j].shape[1] != width) {
+            PyErr_Format(PyExc_ValueError, "%s has %zd columns, but out has %zd", names[j], view[j].shape[1],
+                         width);
+            goto done;
+        }
     }
-    if (is_uniform && (uniform < 0 || uniform > width)) {
-        PyErr_Format(PyExc_ValueError, "k is %R: it must lie between 0 and %zd, the width of out", given[K],
-                     width);
+    if (is_uniform && (uniform < 0 || uniform > width || uniform > RULE_MAX_DRAFT)) {
+        raise_bad_size(given[K], "k", width);
         goto done;
     }
+    pool_drafts out = {view[OUT].buf, view[PARENTS].buf, view[SCORES].buf, view[LENGTHS].buf, (size_t)width};
     pool_error error;
     pool_status status;
     BEGIN_WORK(self)
-    status = pool_step(&self->pool, view[SLOTS].buf, (size_t)rows, view[TOKENS].buf,
-                       (size_t)view[TOKENS].shape[0], view[COUNTS].buf, is_uniform ? &uniform : view[K].buf,
-                       is_uniform, view[OUT].buf, (size_t)width, view[LENGTHS].buf, &error);
+    status =
+        pool_step(&self->pool, view[SLOTS].buf, (size_t)rows, view[TOKENS].buf, (size_t)view[TOKENS].shape[0],
+                  view[COUNTS].buf, is_uniform ? &uniform : view[K].buf, is_uniform, &out, &error);
     END_WORK(self)
     if (status == POOL_OK)
         result = Py_NewRef(Py_None);
@@ -355,6 +477,80 @@ done:
     return result;
 }
 
+static PyObject *raise_bad_slot(PyObject *number) {
+    return PyErr_Format(PyExc_ValueError, "slot is %R, which is not an open slot", number);
+}
+
+// -1 with an exception set; a number too large for any slot comes back as some number without a slot.
+static Py_ssize_t get_slot(PyObject *number) {
+    if (PyIndex_Check(number))
+        return PyNumber_AsSsize_t(number, NULL);
+    PyErr_Format(PyExc_TypeError, "slot must be an integer, not %.100s", Py_TYPE(number)->tp_name);
+    return -1;
+}
+
+// NumPy's scalars are integers and buffers, its arrays only claim to be both.
+static bool is_integer(PyObject *object) {
+    if (!PyIndex_Check(object))
+        return false;
+    PyObject *integer = PyNumber_Index(object);
+    Py_XDECREF(integer);
+    PyErr_Clear();
+    return integer != NULL;
+}
+
+static int get_token(PyObject *object, int32_t *token) {
+    Py_ssize_t value = PyNumber_AsSsize_t(object, NULL); // clipped
+    if (value == -1 && PyErr_Occurred())
+        return -1;
+    *token = (int32_t)value;
+    if (value >= 0 && value <= INT32_MAX)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "tokens is %R: token ids go from 0 to 2147483647", object);
+    return -1;
+}
+
+PyDoc_STRVAR(Pool_append_doc, "append($self, slot, tokens, /)\n--\n\n"
+                              "Append one token, or several, to a slot.");
+
+static PyObject *Pool_append(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    PoolObject *self = (PoolObject *)object;
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "append takes 2 arguments, slot and tokens, not %zd", count);
+    if (check_process(self) < 0)
+        return NULL;
+    Py_ssize_t slot = get_slot(args[0]);
+    if (slot == -1 && PyErr_Occurred())
+        return NULL;
+    pool_error error;
+    pool_status status;
+    if (PyLong_CheckExact(args[1]) || is_integer(args[1])) {
+        int32_t token;
+        if (get_token(args[1], &token) < 0)
+            return NULL;
+        if (!self->calls) { // and none can begin before this one gives up the GIL, which it does not
+            status = pool_append(&self->pool, slot, &token, 1, &error);
+        } else {
+            BEGIN_WORK(self)
+            status = pool_append(&self->pool, slot, &token, 1, &error);
+            END_WORK(self)
+        }
+    } else {
+        Tokens tokens;
+        if (get_tokens(args[1], "tokens", &tokens) < 0)
+            return NULL;
+        BEGIN_WORK(self)
+        status = pool_append(&self->pool, slot, tokens.tokens, (size_t)tokens.size, &error);
+        END_WORK(self)
+        release_tokens(&tokens);
+    }
+    if (status == POOL_BAD_SLOT)
+        return raise_bad_slot(args[0]);
+    if (status != POOL_OK)
+        return raise_step_error(status, &error, 0, 0);
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(Pool_close_doc, "close($self, /, slot, keep=True)\n--\n\n"
                              "Close a slot; keep: its text stays with its group, else the group forgets it.");
 
@@ -363,11 +559,10 @@ static PyObject *Pool_close(PyObject *object, PyObject *args, PyObject *kwargs) 
     PoolObject *self = (PoolObject *)object;
     PyObject *number;
     int keep = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:close", names, &number, &keep))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:close", names, &number, &keep) ||
+        check_process(self) < 0)
         return NULL;
-    if (!PyIndex_Check(number))
-        return PyErr_Format(PyExc_TypeError, "slot must be an integer, not %.100s", Py_TYPE(number)->tp_name);
-    Py_ssize_t slot = PyNumber_AsSsize_t(number, NULL);
+    Py_ssize_t slot = get_slot(number);
     if (slot == -1 && PyErr_Occurred())
         return NULL;
     pool_error error;
@@ -376,7 +571,7 @@ static PyObject *Pool_close(PyObject *object, PyObject *args, PyObject *kwargs) 
     status = pool_close(&self->pool, slot, keep, &error);
     END_WORK(self)
     if (status != POOL_OK)
-        return PyErr_Format(PyExc_ValueError, "slot is %R, which is not an open slot", number);
+        return raise_bad_slot(number);
     Py_RETURN_NONE;
 }
 
@@ -387,7 +582,7 @@ static PyObject *Pool_drop(PyObject *object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"group", NULL};
     PoolObject *self = (PoolObject *)object;
     PyObject *group;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:drop", names, &group))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:drop", names, &group) || check_process(self) < 0)
         return NULL;
     bool named = PyBytes_Check(group), found;
     Tokens tokens = {0};
@@ -407,28 +602,153 @@ static PyObject *Pool_drop(PyObject *object, PyObject *args, PyObject *kwargs) {
     return PyBool_FromLong(found);
 }
 
+PyDoc_STRVAR(Pool_save_doc,
+             "save($self, /, path)\n--\n\n"
+             "Save the texts of closed slots and what was learned to a file, or leave it as it is.");
+
+static PyObject *Pool_save(PyObject *object, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"path", NULL};
+    PoolObject *self = (PoolObject *)object;
+    PyObject *path, *bytes;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:save", names, &path) || check_process(self) < 0 ||
+        !PyUnicode_FSConverter(path, &bytes))
+        return NULL;
+    persist_status status;
+    int error;
+    BEGIN_WORK(self)
+    status = persist_save(&self->pool, PyBytes_AS_STRING(bytes));
+    error = errno;
+    END_WORK(self)
+    Py_DECREF(bytes);
+    if (status == PERSIST_OK)
+        Py_RETURN_NONE;
+    raise_path_error(path, false, NULL, error);
+    return NULL;
+}
+
+static int open_saved(PyObject *path, persist_file *file) {
+    PyObject *bytes;
+    if (!PyUnicode_FSConverter(path, &bytes))
+        return -1;
+    const char *reason = NULL;
+    persist_status status;
+    int error;
+    Py_BEGIN_ALLOW_THREADS status = persist_open(file, PyBytes_AS_STRING(bytes), &reason);
+    error = errno;
+    Py_END_ALLOW_THREADS Py_DECREF(bytes);
+    if (status == PERSIST_OK)
+        return 0;
+    raise_path_error(path, status == PERSIST_REFUSED, reason, error);
+    return -1;
+}
+
+PyDoc_STRVAR(Pool_load_doc, "load($type, /, path, memory_bytes=1073741824, corpus=None, min_prob=0.0)\n--\n\n"
+                            "Make a pool from a file that save wrote.");
+
+static PyObject *Pool_load(PyObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"path", "memory_bytes", "corpus", "min_prob", NULL};
+    Settings settings = {.memory_bytes = (Py_ssize_t)1 << 30};
+    PyObject *path;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|nOd:load", names, &path, &settings.memory_bytes,
+                                     &settings.corpus_path, &settings.least) ||
+        check_settings(&settings) < 0)
+        return NULL;
+    PoolObject *self = new_object((PyTypeObject *)type);
+    if (!self)
+        return NULL;
+    persist_file file;
+    if (open_saved(path, &file) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    if (make_pool(self, &settings, (rule_name)file.header.rule, file.header.sources) < 0) {
+        Py_CLEAR(self);
+    } else {
+        const char *reason = NULL;
+        persist_status status;
+        int error;
+        Py_BEGIN_ALLOW_THREADS status = persist_load(&file, &self->pool, &reason);
+        error = errno;
+        Py_END_ALLOW_THREADS if (status != PERSIST_OK) {
+            raise_path_error(path, status == PERSIST_REFUSED, reason, error);
+            Py_CLEAR(self);
+        }
+    }
+    persist_close(&file);
+    return (PyObject *)self;
+}
+
+PyDoc_STRVAR(Pool_describe_doc, "describe(path, /)\n--\n\n"
+                                "Check a file that save wrote and return what it holds as a dict.");
+
+static PyObject *Pool_describe(PyObject *Py_UNUSED(type), PyObject *path) {
+    persist_file file;
+    if (open_saved(path, &file) < 0)
+        return NULL;
+    persist_close(&file);
+    const persist_header *h = &file.header;
+    PyObject *names = PyList_New(0);
+    for (int i = 0; names && i < RULE_SOURCES; i++)
+        if (h->sources >> i & 1) {
+            PyObject *name = PyUnicode_FromString(sources[i]);
+            if (!name || PyList_Append(names, name) < 0)
+                Py_CLEAR(names);
+            Py_XDECREF(name);
+        }
+    if (!names)
+        return NULL;
+    return Py_BuildValue("{sIsssNsKsKsKsK}",                      //
+                         "version", (unsigned)h->version,         //
+                         "rule", rules[h->rule],                  //
+                         "sources", names,                        //
+                         "groups", (unsigned long long)h->groups, //
+                         "texts", (unsigned long long)h->texts,   //
+                         "tokens", (unsigned long long)h->tokens, //
+                         "bytes", (unsigned long long)h->bytes);
+}
+
 PyDoc_STRVAR(Pool_stats_doc, "stats($self, /)\n--\n\nReturn counters as a new dict.");
+
+static uint64_t sum(const uint64_t counts[RULE_SOURCES]) {
+    uint64_t total = 0;
+    for (int i = 0; i < RULE_SOURCES; i++)
+        total += counts[i];
+    return total;
+}
 
 static PyObject *Pool_stats(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     PoolObject *self = (PoolObject *)object;
     pool now;
+    if (check_process(self) < 0)
+        return NULL;
     BEGIN_WORK(self)
     now = self->pool;
     END_WORK(self)
-    const pool_drafted *request = &now.drafted[POOL_REQUEST - 1], *group = &now.drafted[POOL_GROUP - 1];
-    return Py_BuildValue("{sKsKsKsnsnsKsKsKs{s{sKsK}s{sKsK}}sKsK}",                               //
-                         "slots_open", now.slots_open,                                            //
-                         "groups", now.groups,                                                    //
-                         "tokens", now.tokens,                                                    //
-                         "bytes_used", (Py_ssize_t)now.memory.used,                               //
-                         "memory_bytes", (Py_ssize_t)now.memory.limit,                            //
-                         "appended", now.appended,                                                //
-                         "drafts", request->drafts + group->drafts,                               //
-                         "drafted_tokens", request->tokens + group->tokens,                       //
-                         "by_source",                                                             //
-                         "request", "drafts", request->drafts, "drafted_tokens", request->tokens, //
-                         "group", "drafts", group->drafts, "drafted_tokens", group->tokens,       //
-                         "evicted_groups", now.evicted_groups,                                    //
+    PyObject *by_source = PyDict_New();
+    for (int i = 0; by_source && i < RULE_SOURCES; i++) {
+        PyObject *counts = Py_BuildValue("{sKsKsK}", "drafts", now.drafts[i], "drafted_tokens",
+                                         now.drafted[i], "accepted_tokens", now.accepted[i]);
+        if (!counts || PyDict_SetItemString(by_source, sources[i], counts) < 0)
+            Py_CLEAR(by_source);
+        Py_XDECREF(counts);
+    }
+    if (!by_source)
+        return NULL;
+    return Py_BuildValue("{sKsKsKsnsnsKsKsKsKsNsKsKsKsKsK}",           //
+                         "slots_open", now.slots_open,                 //
+                         "groups", now.groups,                         //
+                         "tokens", now.tokens,                         //
+                         "bytes_used", (Py_ssize_t)now.memory.used,    //
+                         "memory_bytes", (Py_ssize_t)now.memory.limit, //
+                         "appended", now.appended,                     //
+                         "drafts", sum(now.drafts),                    //
+                         "drafted_tokens", sum(now.drafted),           //
+                         "accepted_tokens", sum(now.accepted),         //
+                         "by_source", by_source,                       //
+                         "history_texts", now.history_texts,           //
+                         "history_tokens", now.history_tokens,         //
+                         "evicted_groups", now.evicted_groups,         //
+                         "evicted_history", now.evicted_history,       //
                          "exhausted", now.exhausted);
 }
 
@@ -439,6 +759,8 @@ PyDoc_STRVAR(Pool_validate_doc,
 static PyObject *Pool_validate(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     PoolObject *self = (PoolObject *)object;
     const char *reason = NULL;
+    if (check_process(self) < 0)
+        return NULL;
     BEGIN_WORK(self)
     pool_validate(&self->pool, &reason);
     END_WORK(self)
@@ -446,11 +768,13 @@ static PyObject *Pool_validate(PyObject *object, PyObject *Py_UNUSED(ignored)) {
 }
 
 PyDoc_STRVAR(Pool_work_doc, "_work($self, /)\n--\n\n"
-                            "Return the number of states visited and rotations made so far.");
+                            "Return the number of states visited so far.");
 
 static PyObject *Pool_work(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     PoolObject *self = (PoolObject *)object;
     uint64_t work;
+    if (check_process(self) < 0)
+        return NULL;
     BEGIN_WORK(self)
     work = self->pool.memory.work;
     END_WORK(self)
@@ -468,8 +792,12 @@ static PyObject *Pool_reduce(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(ig
 static PyMethodDef Pool_methods[] = {
     {"open", METHOD(Pool_open), METH_VARARGS | METH_KEYWORDS, Pool_open_doc},
     {"step", METHOD(Pool_step), METH_VARARGS | METH_KEYWORDS, Pool_step_doc},
+    {"append", METHOD(Pool_append), METH_FASTCALL, Pool_append_doc},
     {"close", METHOD(Pool_close), METH_VARARGS | METH_KEYWORDS, Pool_close_doc},
     {"drop", METHOD(Pool_drop), METH_VARARGS | METH_KEYWORDS, Pool_drop_doc},
+    {"save", METHOD(Pool_save), METH_VARARGS | METH_KEYWORDS, Pool_save_doc},
+    {"load", METHOD(Pool_load), METH_VARARGS | METH_KEYWORDS | METH_CLASS, Pool_load_doc},
+    {"describe", Pool_describe, METH_O | METH_STATIC, Pool_describe_doc},
     {"stats", Pool_stats, METH_NOARGS, Pool_stats_doc},
     {"_validate", Pool_validate, METH_NOARGS, Pool_validate_doc},
     {"_work", Pool_work, METH_NOARGS, Pool_work_doc},
@@ -477,8 +805,10 @@ static PyMethodDef Pool_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-PyDoc_STRVAR(Pool_doc, "Pool(memory_bytes=1073741824, rule='newest', sources=('request', 'group'))\n--\n\n"
-                       "Requests that draft from their own text and from the answers to the same prompt.");
+PyDoc_STRVAR(Pool_doc,
+             "Pool(memory_bytes=1073741824, rule='blend', sources=('request', 'group', 'history'), "
+             "corpus=None, min_prob=0.0)\n--\n\n"
+             "Requests that draft from their own text, the answers to the same prompt and a corpus.");
 
 static PyType_Slot Pool_slots[] = {
     {Py_tp_new, Pool_new},
@@ -495,31 +825,65 @@ static PyType_Spec Pool_spec = {
     .slots = Pool_slots,
 };
 
+static PyObject *module_forked(PyObject *module, PyObject *Py_UNUSED(ignored)) {
+    ((State *)PyModule_GetState(module))->process = (long)getpid();
+    Py_RETURN_NONE;
+}
+
+// A forked child is told by the interpreter: to ask getpid() in every call would cost more than an append.
+static int watch_forks(PyObject *module) {
+    static PyMethodDef forked = {"forked", module_forked, METH_NOARGS, NULL};
+    int result = -1;
+    PyObject *os = PyImport_ImportModule("os");
+    PyObject *watch = os ? PyObject_GetAttrString(os, "register_at_fork") : NULL;
+    PyObject *callback = PyCFunction_New(&forked, module);
+    PyObject *none = PyTuple_New(0), *keywords = PyDict_New();
+    if (watch && callback && none && keywords &&
+        PyDict_SetItemString(keywords, "after_in_child", callback) == 0) {
+        PyObject *done = PyObject_Call(watch, none, keywords);
+        result = done ? 0 : -1;
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(keywords);
+    Py_XDECREF(none);
+    Py_XDECREF(callback);
+    Py_XDECREF(watch);
+    Py_XDECREF(os);
+    return result;
+}
+
 static int module_exec(PyObject *module) {
+#ifdef Py_GIL_DISABLED
+    PyErr_SetString(PyExc_ImportError, "sam_core needs the GIL: use a Python that is not free-threaded");
+    return -1;
+#endif
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError,
+                        "sam_core works in the main interpreter only, not in a subinterpreter");
+        return -1;
+    }
+    ((State *)PyModule_GetState(module))->process = (long)getpid();
     PyObject *type = PyType_FromModuleAndSpec(module, &Pool_spec, NULL);
     if (!type)
         return -1;
     int result = PyModule_AddType(module, (PyTypeObject *)type);
     Py_DECREF(type);
-    return result < 0 ? -1 : PyModule_AddStringConstant(module, "BY_PROMPT", BY_PROMPT);
+    if (result < 0 || watch_forks(module) < 0)
+        return -1;
+    return PyModule_AddStringConstant(module, "BY_PROMPT", BY_PROMPT);
 }
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
-#endif
-#if PY_VERSION_HEX >= 0x030D0000
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
     {0, NULL},
 };
 
 static struct PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "sam_core._sam",
-    .m_doc = "Suffix-automaton drafts; see sam_core.",
-    .m_slots = module_slots,
+    PyModuleDef_HEAD_INIT,   .m_name = "sam_core._sam", .m_doc = "Suffix-automaton drafts; see sam_core.",
+    .m_size = sizeof(State), .m_slots = module_slots,
 };
 
 PyMODINIT_FUNC PyInit__sam(void) { return PyModuleDef_Init(&module_def); }

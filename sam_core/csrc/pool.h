@@ -1,39 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A pool of requests that draft from their own text and from the answers to the same prompt.
+// A pool of requests that draft from their own text, from the answers to the same prompt and from a corpus.
 //
-//   slot ----> text (prompt + answer so far)             group ----> texts of all members, open or closed
-//     |------> request index: automaton of the text        |-------> one automaton over all these texts
-//     '------> group (none if private)                     '-------> log: occurrence -> (text, position)
+//   slot ----> text (prompt + answer so far)              group ----> texts of its members, in order of
+//   opening
+//     |------> request index: automaton of the text         '-------> one automaton over all these texts
+//     |------> where the corpus matches
+//     '------> group (none if private)
 //
-// An occurrence is named by the token that follows it, so it exists once that token is known: in a request
-// index it is the token's position (a suffix of length 0 is never matched, so 0 is free to mean "none"), in a
-// group index the place in the log, counted from 1. A draft copies the text from the named token on, at most
-// to the end of that text.
+// A group belongs to a prompt (equal tokens, not only an equal hash) or to a name. In the automaton of a
+// prompt's group the prompt stands once, and the answers branch off. A group's life starts when a slot opens
+// and ends when its last slot is closed; then it lingers, so that the next life finds the answers. If history
+// is a source, the texts that a life finds are its history: drafts that copy them are counted apart, and the
+// automaton of a closed group may be freed and built again.
 //
-// A group matches in the whole texts of its members, the drafting slot's own included: an own occurrence is
-// just as long in the request index, and a tie goes to the request, so what the group adds is what other
-// texts know.
+// Building again. The automaton is stale, that is empty, while it is not in memory or when a text was
+// forgotten. It is built when a slot of the group next drafts: one text after another in order of opening, so
+// that the newest occurrence is then one in the text opened last. While a group is stale, appending costs it
+// nothing.
 //
-// A group belongs to a prompt (equal tokens, not only an equal hash) or to a name. Members of a prompt's
-// group share the states of the prompt, which is inserted once. When its last slot is closed the group
-// lingers, so that a later request for the prompt finds the answers, until it is dropped or its memory is
-// needed (least recently closed first).
+// A match in the corpus depends only on a text's last tokens. It is brought up to date when the slot drafts.
 //
-// Memory: texts, groups, logs and indexes count against the limit; the slot table (about 100 bytes a slot)
-// does not. A request that cannot grow because of the limit or a failed allocation stops drafting for good:
-// its own index is freed, later tokens are only counted, what its group already has of it stays. Nothing else
-// fails.
+// Memory. Texts, groups, indexes, records of drafts and what was learned count against the limit; the slot
+// table (under 1 KiB a slot) does not. When the limit is reached, there is freed, as far as needed:
+//   1. with history, automata of closed groups, the group closed longest ago first
+//   2. closed groups, in the same order                                                   evicted_groups
+//   3. histories of open groups, the group opened longest ago first: texts and automaton, which is built
+//   again
+//      without them                                                                       evicted_history
+//   4. automata of open groups, in the same order; these slots lose a source for this life  evicted_groups
+//   5. the request that needs the memory stops drafting for good; its tokens are only counted    exhausted
+// Building an automaton with a history does not go beyond 2: if it does not fit then, it is built without the
+// history, whose texts stay for the next life (evicted_history). A failed allocation counts as no memory.
+// Nothing else ever fails.
 //
 // Not thread-safe; the owner serialises the calls on one pool.
 
 #ifndef POOL_H
 #define POOL_H
 
-#include "sam.h"
+#include "rules.h"
 
-enum { POOL_REQUEST = 1, POOL_GROUP = 2 }; // sources of drafts, a bit each
-enum { POOL_SOURCES = 2 };                 // counters are indexed by source - 1
+enum { POOL_SPARE_SLOTS = 64 }; // closed slot numbers that wait at least before one is used again
 
 typedef enum { POOL_PRIVATE, POOL_BY_PROMPT, POOL_NAMED } pool_key;
 
@@ -45,7 +53,7 @@ typedef enum {
     POOL_REPEATED_SLOT,  // value: stands in an earlier row too
     POOL_BAD_COUNT,      // value: below 0
     POOL_BAD_COUNT_SUM,  // value: sum of the counts
-    POOL_BAD_DRAFT_SIZE, // value: k outside 0 .. width of out
+    POOL_BAD_DRAFT_SIZE, // value: k outside 0 .. the largest allowed
     POOL_GROUP_IN_USE,   // value: open slots of the group
 } pool_status;
 
@@ -55,52 +63,63 @@ typedef struct {
     int64_t value; // the offending value
 } pool_error;
 
+// Owned by its group if that lists it, else by its slot.
 typedef struct {
-    uint64_t drafts; // rows with a draft
-    uint64_t tokens; // drafted tokens
-} pool_drafted;
-
-// One text, owned by its group if it has one, else by its slot.
-typedef struct {
-    int32_t *tokens;
-    uint32_t size;
-    uint32_t capacity;
+    sam_text body;        // comes first: arrays of sam_text * lead here
+    sam_text *self;       // the body: an array of texts for the request index
+    sam_cursor cursor;    // its end in the group's automaton
     uint32_t prompt_size; // the first tokens of the text are the prompt
-    uint32_t number;      // place in the group's texts, in order of opening
-    uint32_t state;       // state of the whole text in the group's index
+    uint32_t number;      // among the group's texts; SAM_NONE: not listed
+    bool open;            // a slot has it
 } pool_text;
 
+typedef enum {
+    POOL_STALE, // the automaton is to be built when it is needed
+    POOL_READY, // it has all texts, or all but those of the history
+    POOL_LOST,  // there was no memory for it in this life
+} pool_state;
+
 typedef struct {
-    uint32_t text;     // number of the text
-    uint32_t position; // of the token that follows the occurrence
-} pool_occurrence;
+    struct pool_group *oldest, *newest;
+} pool_list;
+
+typedef struct {
+    pool_list *list; // NULL: in none
+    struct pool_group *older, *newer;
+} pool_link;
 
 typedef struct pool_group {
-    struct pool_group *chain;         // next group of the same bucket
-    struct pool_group *older, *newer; // neighbours among the closed groups
+    struct pool_group *chain; // next group of the same bucket
+    pool_link by_state;       // in `closed` or `remembering`
+    pool_link by_index;       // in `idle` or `live`
     uint64_t hash;
     pool_key kind;
     void *key; // POOL_BY_PROMPT: the prompt as int32_t, POOL_NAMED: the name
     size_t key_bytes;
-    sam_index index;
-    pool_text **texts;
-    pool_occurrence *log;
+    sam_text **texts;
     uint32_t text_count, text_capacity;
-    uint32_t log_size, log_capacity;
-    uint32_t open;         // slots that belong to the group; 0: it is among the closed groups
-    uint32_t prompt_state; // POOL_BY_PROMPT, state of the whole prompt, valid if has_prompt
-    bool has_prompt;       // POOL_BY_PROMPT: the index holds the whole prompt
+    uint32_t past;        // texts[0 .. past - 1] are older than this life; all of a closed group's are
+    uint64_t past_tokens; // in them
+    uint32_t open;        // slots that belong to the group
+    pool_state state;
+    bool skips_past;   // the history did not fit into the automaton of this life
+    sam_index index;   // zeroed: none
+    sam_cursor prompt; // POOL_BY_PROMPT: end of the prompt in the automaton, if has_prompt
+    bool has_prompt;
 } pool_group;
 
 typedef struct {
     bool open;
-    bool indexed; // false: never drafts (no source, or out of memory)
-    uint32_t next_free;
-    uint32_t last;     // state of the whole text in the request index
-    uint64_t step;     // the latest step that named this slot: finds a slot named twice
-    pool_text *text;   // NULL if nothing needs it
-    pool_group *group; // NULL if private
-    sam_index request; // zeroed if not selected or out of memory
+    bool drafts;               // false: never drafts (no source, or out of memory)
+    uint32_t next;             // free slot that was closed after this one
+    uint64_t step;             // the latest step that named this slot: finds a slot named twice
+    pool_text *text;           // NULL if nothing needs it
+    pool_group *group;         // NULL if private
+    sam_index request;         // zeroed: none
+    sam_cursor cursor;         // end of the text in it
+    corpus_context *corpus_at; // NULL without a corpus
+    uint32_t matched;          // tokens of the text that it has seen
+    rule_record record;
 } pool_slot;
 
 typedef struct {
@@ -109,23 +128,39 @@ typedef struct {
 
 typedef struct {
     sam_memory memory;
-    sam_rule rule;
-    unsigned sources; // POOL_REQUEST | POOL_GROUP
+    rule_name rule;
+    unsigned sources; // bits 1 << RULE_REQUEST, RULE_GROUP, RULE_HISTORY; history only with group
+    float least;      // drafts end before their probability falls below
+    corpus corpus;    // zeroed: none
+    rule_model *model;
     pool_slot *slots;
-    uint32_t slot_count, slot_capacity, free_slot;
-    pool_row *rows; // the step's arguments, copied once checked
+    uint32_t slot_count, slot_capacity;
+    uint32_t free_count, first_free, last_free; // closed slots, a queue
+    pool_row *rows;                             // the step's arguments, copied once checked
     size_t row_capacity;
     pool_group **buckets;
-    size_t bucket_count;         // 0 or a power of two
-    pool_group *oldest, *newest; // ends of the list of closed groups
+    size_t bucket_count;           // 0 or a power of two
+    pool_list closed, remembering; // groups without open slots; with open slots and a history
+    pool_list idle, live;   // closed groups with an index that can be built again; open ones with an index
+    const pool_group *uses; // whose index may not be freed now
+    bool closed_only;       // only closed groups are to make room
     uint64_t steps;
-    uint64_t slots_open, groups, tokens; // tokens: held in texts now
-    uint64_t appended;                   // tokens passed to pool_step
-    uint64_t evicted_groups, exhausted;
-    pool_drafted drafted[POOL_SOURCES];
+    uint64_t slots_open, groups;
+    uint64_t tokens;                        // held in texts now
+    uint64_t history_texts, history_tokens; // of them older than their group's life, if history is a source
+    uint64_t appended;                      // tokens passed to pool_step and pool_append
+    uint64_t drafts[RULE_SOURCES];          // whose first token came from the source
+    uint64_t drafted[RULE_SOURCES];         // tokens
+    uint64_t accepted[RULE_SOURCES];        // of them those that came true
+    uint64_t evicted_groups, evicted_history, exhausted;
 } pool;
 
-void pool_init(pool *p, size_t memory_bytes, sam_rule rule, unsigned sources);
+// Bytes without which no pool can be made.
+size_t pool_least_bytes(void);
+
+// Makes a pool, which must not move, and takes over the corpus; NULL: none. On failure false is returned and
+// there is nothing to free; the corpus is the caller's still.
+bool pool_init(pool *p, size_t memory_bytes, rule_name rule, unsigned sources, const corpus *c, float least);
 
 // Frees everything, open slots included.
 void pool_free(pool *p);
@@ -135,24 +170,57 @@ void pool_free(pool *p);
 pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind, const void *name,
                       size_t name_bytes, uint32_t *slot);
 
-// Appends counts[i] of the tokens to each slots[i], all rows first, then writes a draft of at most k tokens
-// for each row to out + i * width and its length to lengths[i]; the rest of a row of `out` is left alone. `k`
-// has one value a row, or only one if uniform_k. Any status but POOL_OK: nothing has changed.
-pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens, size_t token_count,
-                      const int32_t *counts, const int32_t *k, bool uniform_k, int32_t *out, size_t width,
-                      int32_t *lengths, pool_error *error);
+// Where pool_step writes: row i of each array is at i * width.
+typedef struct {
+    int32_t *tokens;
+    int32_t *parents; // NULL: chains
+    float *scores;    // NULL: not wanted
+    int32_t *lengths; // one a row
+    size_t width;
+} pool_drafts;
 
-// Closes a slot. keep: the text stays with its group. Else the group forgets it as if it had never been,
-// which rebuilds the group's index in its present memory: linear in the tokens of the group. POOL_BAD_SLOT
-// changes nothing.
+// Appends counts[i] of the tokens to each slots[i], all rows first, then writes a draft of at most k tokens
+// for each row; the rest of a row of `out` is left alone. `k` has one value a row, or only one if uniform_k,
+// at most the width and RULE_MAX_DRAFT. Any status but POOL_OK: nothing has changed.
+pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens, size_t token_count,
+                      const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
+                      pool_error *error);
+
+// Appends to one slot. Any status but POOL_OK: nothing has changed.
+pool_status pool_append(pool *p, int64_t slot, const int32_t *tokens, size_t count, pool_error *error);
+
+// Closes a slot. keep: its text stays with its group, else the group forgets it. POOL_BAD_SLOT changes
+// nothing.
 pool_status pool_close(pool *p, int64_t slot, bool keep, pool_error *error);
 
-// Frees the group of a prompt or name; *found tells whether there was one. POOL_GROUP_IN_USE changes nothing.
+// Frees the group of a prompt or name with its texts; *found tells whether there was one.
+// POOL_GROUP_IN_USE changes nothing.
 pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes, bool *found,
                       pool_error *error);
 
 // Checks every invariant of the pool and its indexes. Returns false and a sentence in *reason if one is
 // broken.
 bool pool_validate(pool *p, const char **reason);
+
+// ---- for persist.c
+
+// A new closed group, in no table or list, whose key is still to be written. NULL: no memory.
+pool_group *pool_new_group(pool *p, pool_key kind, size_t key_bytes);
+
+// Makes a new group, which has a key and texts, the most recently closed one. POOL_GROUP_IN_USE: its key is
+// in use. POOL_NO_MEMORY and POOL_GROUP_IN_USE change nothing.
+pool_status pool_add_group(pool *p, pool_group *g);
+
+// Frees a new group that was not added.
+void pool_free_group(pool *p, pool_group *g);
+
+// A new text with room for `size` tokens, to be filled and its body.size to be set. NULL: no memory.
+pool_text *pool_new_text(pool *p, uint32_t prompt_size, uint32_t size);
+
+// Gives a text to a new group. False: no memory, and the text is freed.
+bool pool_add_text(pool *p, pool_group *g, pool_text *text);
+
+// Frees a text that was not given to a group and has body.size 0 still.
+void pool_free_text(pool *p, pool_text *text);
 
 #endif

@@ -22,89 +22,125 @@ void *sam_resize(sam_memory *memory, void *block, size_t old_bytes, size_t new_b
     return resized;
 }
 
+void *sam_grow(sam_memory *memory, void *array, uint32_t size, uint32_t more, uint32_t *capacity,
+               size_t element) {
+    if (more <= *capacity - size)
+        return array;
+    if (size >= SAM_MAX_PLACES || more > SAM_MAX_PLACES - size)
+        return NULL;
+    uint32_t larger = *capacity + *capacity / 8 + 4;
+    if (larger < size + more)
+        larger = size + more;
+    void *grown = sam_resize(memory, array, *capacity * element, larger * element);
+    if (grown)
+        *capacity = larger;
+    return grown;
+}
+
+// ---- places
+
+// The place where the text of `place` goes on, or SAM_NONE while it ends there.
+static uint32_t next_place(const sam_index *index, uint32_t place) {
+    uint32_t next = place + 1;
+    if (next % SAM_CHUNK == 0) {
+        next = index->chunks[place / SAM_CHUNK].next;
+        if (next == SAM_NONE)
+            return SAM_NONE;
+        next *= SAM_CHUNK;
+    }
+    return index->links[next] == SAM_NONE ? SAM_NONE : next;
+}
+
+static int32_t place_token(const sam_index *index, uint32_t place) {
+    uint32_t left;
+    return *sam_place_token(index, place, &left);
+}
+
+uint32_t sam_length(const sam_index *index, sam_state state) {
+    if (state & SAM_NODE)
+        return sam_node_of(index, state)->length;
+    return index->chunks[state / SAM_CHUNK].first + state % SAM_CHUNK + 1;
+}
+
 // ---- edges
 
-static uint32_t edge_home(const sam_index *index, uint32_t state, int32_t token) {
-    uint64_t key = (uint64_t)state << 32 | (uint32_t)token;
+// Where edge (node, token) is looked for first: spreads 32 bits of a hash over the table.
+static uint32_t edge_home(const sam_index *index, uint32_t node, int32_t token) {
+    uint64_t key = (uint64_t)node << 32 | (uint32_t)token;
     key = (key ^ key >> 32) * UINT64_C(0x9E3779B97F4A7C15);
-    return (uint32_t)(key >> index->edge_shift);
+    return (uint32_t)((key >> 32) * index->edge_capacity >> 32);
 }
 
-// The place of edge (state, token) in the table, or the empty place where it belongs.
-static sam_edge *edge_place(const sam_index *index, uint32_t state, int32_t token) {
-    uint32_t mask = index->edge_capacity - 1;
-    uint32_t i = edge_home(index, state, token);
-    while (index->edges[i].target && (index->edges[i].state != state || index->edges[i].token != token))
-        i = (i + 1) & mask;
-    return &index->edges[i];
+// The entry of edge (node, token) in the table, or the empty entry where it belongs.
+static sam_edge *edge_entry(const sam_index *index, uint32_t node, int32_t token) {
+    sam_edge *edge = &index->edges[edge_home(index, node, token)];
+    const sam_edge *end = index->edges + index->edge_capacity;
+    while (edge->target != SAM_NONE && (edge->node != node || edge->token != token))
+        if (++edge == end)
+            edge = index->edges;
+    return edge;
 }
 
-// Where the edge leads, 0 if there is none.
-static uint32_t edge_target(const sam_index *index, uint32_t state, int32_t token) {
-    const sam_state *s = &index->states[state];
-    if (s->target && s->token == token)
-        return s->target;
-    if (s->more == SAM_NO_TOKEN)
-        return 0;
-    return edge_place(index, state, token)->target;
+sam_state sam_child(const sam_index *index, sam_state state, int32_t token) {
+    if (!(state & SAM_NODE)) {
+        uint32_t next = next_place(index, state);
+        return next != SAM_NONE && place_token(index, next) == token ? sam_resolve(index, next) : SAM_NONE;
+    }
+    const sam_node *node = sam_node_of(index, state);
+    sam_state target = SAM_NONE;
+    if (node->token == token)
+        target = node->target;
+    else if (node->more != SAM_NO_TOKEN)
+        target = edge_entry(index, state & ~SAM_NODE, token)->target;
+    return target == SAM_NONE ? SAM_NONE : sam_resolve(index, target);
 }
 
 // Adds an edge that does not exist yet; the table has room for it.
-static void edge_add(sam_index *index, uint32_t state, int32_t token, uint32_t target) {
-    sam_state *s = &index->states[state];
-    if (!s->target) {
-        s->token = token;
-        s->target = target;
+static void edge_add(sam_index *index, uint32_t number, int32_t token, sam_state target) {
+    sam_node *node = &index->nodes[number];
+    if (node->target == SAM_NONE) {
+        node->token = token;
+        node->target = target;
         return;
     }
-    sam_edge *edge = edge_place(index, state, token);
-    *edge = (sam_edge){.state = state, .token = token, .target = target, .more = s->more};
-    s->more = token;
+    *edge_entry(index, number, token) =
+        (sam_edge){.node = number, .token = token, .target = target, .more = node->more};
+    node->more = token;
     index->edge_count++;
 }
 
-static void edge_redirect(sam_index *index, uint32_t state, int32_t token, uint32_t target) {
-    sam_state *s = &index->states[state];
-    if (s->token == token)
-        s->target = target;
+static void edge_redirect(sam_index *index, uint32_t number, int32_t token, sam_state target) {
+    sam_node *node = &index->nodes[number];
+    if (node->token == token)
+        node->target = target;
     else
-        edge_place(index, state, token)->target = target;
+        edge_entry(index, number, token)->target = target;
 }
 
-static uint32_t edges_of(const sam_index *index, uint32_t state) {
-    uint32_t count = index->states[state].target != 0;
-    for (int32_t c = index->states[state].more; c != SAM_NO_TOKEN; c = edge_place(index, state, c)->more)
+static uint32_t edges_of(const sam_index *index, sam_state state) {
+    if (!(state & SAM_NODE))
+        return 1;
+    uint32_t number = state & ~SAM_NODE, count = 1;
+    for (int32_t c = index->nodes[number].more; c != SAM_NO_TOKEN; c = edge_entry(index, number, c)->more)
         count++;
     return count;
 }
 
 // ---- capacity
 
-static size_t state_bytes(const sam_index *index, uint32_t capacity) {
-    return capacity * (sizeof(sam_state) + (index->rule == SAM_NEWEST ? sizeof(sam_path) : 0));
-}
-
-static bool reserve_states(sam_index *index, uint32_t more) {
-    uint32_t old = index->state_capacity;
-    uint32_t needed = index->state_count + more;
-    if (needed <= old)
+static bool reserve_nodes(sam_index *index, uint32_t more) {
+    sam_node *nodes = sam_grow(index->memory, index->nodes, index->node_count, more, &index->node_capacity,
+                               sizeof(sam_node));
+    if (!nodes)
+        return false;
+    index->nodes = nodes;
+    if (index->kind != SAM_COUNTED)
         return true;
-    if (needed > SAM_MAX_STATES)
+    sam_count *counts = sam_grow(index->memory, index->counts, index->node_count, more,
+                                 &index->count_capacity, sizeof(sam_count));
+    if (!counts)
         return false;
-    uint32_t capacity = old + old / 2 + 16;
-    if (capacity < needed)
-        capacity = needed;
-    sam_state *states =
-        sam_resize(index->memory, index->states, state_bytes(index, old), state_bytes(index, capacity));
-    if (!states)
-        return false;
-    if (index->rule == SAM_NEWEST) {
-        sam_path *paths = (sam_path *)(states + capacity);
-        memmove(paths, states + old, old * sizeof(sam_path));
-        index->paths = paths;
-    }
-    index->states = states;
-    index->state_capacity = capacity;
+    index->counts = counts;
     return true;
 }
 
@@ -113,334 +149,510 @@ static bool reserve_edges(sam_index *index, uint32_t more) {
     uint64_t needed = (uint64_t)index->edge_count + more;
     if (needed <= old - old / 4)
         return true;
-    uint32_t capacity = old ? old : 8;
-    while (needed > capacity - capacity / 4) {
-        if (capacity >= SAM_MAX_STATES)
-            return false;
-        capacity *= 2;
-    }
+    uint64_t capacity = 2 * (uint64_t)old;
+    if (capacity < needed + needed / 2 + 8)
+        capacity = needed + needed / 2 + 8;
+    if (capacity > SAM_MAX_PLACES)
+        return false;
     sam_edge *edges = sam_resize(index->memory, NULL, 0, capacity * sizeof(sam_edge));
     if (!edges)
         return false;
-    memset(edges, 0, capacity * sizeof(sam_edge));
+    memset(edges, 0xff, capacity * sizeof(sam_edge));
     sam_edge *from = index->edges;
     index->edges = edges;
-    index->edge_capacity = capacity;
-    index->edge_shift = 64;
-    for (uint32_t size = capacity; size > 1; size /= 2)
-        index->edge_shift--;
+    index->edge_capacity = (uint32_t)capacity;
     for (uint32_t i = 0; i < old; i++)
-        if (from[i].target)
-            *edge_place(index, from[i].state, from[i].token) = from[i];
+        if (from[i].target != SAM_NONE)
+            *edge_entry(index, from[i].node, from[i].token) = from[i];
     sam_resize(index->memory, from, old * sizeof(sam_edge), 0);
     return true;
 }
 
-bool sam_index_init(sam_index *index, sam_memory *memory, sam_rule rule) {
-    *index = (sam_index){.memory = memory, .rule = rule};
-    if (!reserve_states(index, 1))
+// Whether the place after the cursor's is free for its text; else a new chunk is needed.
+static bool has_next_place(const sam_index *index, const sam_cursor *cursor, uint32_t text,
+                           uint32_t position) {
+    uint32_t place = cursor->place;
+    if (place == SAM_NONE || place % SAM_CHUNK == SAM_CHUNK - 1)
         return false;
+    const sam_chunk *chunk = &index->chunks[place / SAM_CHUNK];
+    return chunk->text == text && chunk->first + place % SAM_CHUNK + 1 == position;
+}
+
+static bool reserve_chunk(sam_index *index) {
+    sam_chunk *chunks = sam_grow(index->memory, index->chunks, index->chunk_count, 1, &index->chunk_capacity,
+                                 sizeof(sam_chunk));
+    if (!chunks)
+        return false;
+    index->chunks = chunks;
+    uint32_t *links = sam_grow(index->memory, index->links, index->chunk_count, 1, &index->link_capacity,
+                               SAM_CHUNK * sizeof(uint32_t));
+    if (!links)
+        return false;
+    index->links = links;
+    return (index->chunk_count + 1) * (uint64_t)SAM_CHUNK <= SAM_MAX_PLACES;
+}
+
+bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_text *const *texts) {
+    *index = (sam_index){.memory = memory, .kind = kind, .texts = texts};
+    if (!reserve_nodes(index, 1)) {
+        sam_index_free(index);
+        return false;
+    }
     sam_index_clear(index);
     return true;
 }
 
 void sam_index_free(sam_index *index) {
-    if (!index->memory)
+    sam_memory *memory = index->memory;
+    if (!memory)
         return;
-    sam_resize(index->memory, index->states, state_bytes(index, index->state_capacity), 0);
-    sam_resize(index->memory, index->edges, index->edge_capacity * sizeof(sam_edge), 0);
+    sam_resize(memory, index->nodes, index->node_capacity * sizeof(sam_node), 0);
+    sam_resize(memory, index->counts, index->count_capacity * sizeof(sam_count), 0);
+    sam_resize(memory, index->links, index->link_capacity * SAM_CHUNK * sizeof(uint32_t), 0);
+    sam_resize(memory, index->chunks, index->chunk_capacity * sizeof(sam_chunk), 0);
+    sam_resize(memory, index->edges, index->edge_capacity * sizeof(sam_edge), 0);
     *index = (sam_index){0};
 }
 
 void sam_index_clear(sam_index *index) {
-    index->states[SAM_ROOT] = (sam_state){.link = SAM_NO_STATE, .more = SAM_NO_TOKEN};
-    if (index->paths)
-        index->paths[SAM_ROOT] = (sam_path){0};
-    index->state_count = 1;
+    index->nodes[0] = (sam_node){
+        .link = SAM_NONE, .token = SAM_NO_TOKEN, .target = SAM_NONE, .more = SAM_NO_TOKEN, .place = SAM_NONE};
+    if (index->counts)
+        index->counts[0] = (sam_count){.best = SAM_NO_TOKEN};
+    index->node_count = 1;
+    index->chunk_count = 0;
     index->edge_count = 0;
+    index->appended = 0;
+    index->common_count = 0;
     if (index->edges)
-        memset(index->edges, 0, index->edge_capacity * sizeof(sam_edge));
+        memset(index->edges, 0xff, index->edge_capacity * sizeof(sam_edge));
 }
 
 size_t sam_index_bytes(const sam_index *index) {
-    return state_bytes(index, index->state_capacity) + index->edge_capacity * sizeof(sam_edge);
-}
-
-// ---- paths (SAM_NEWEST)
-
-static bool is_tree_root(const sam_path *paths, uint32_t x) { return paths[x].above & SAM_HANGS; }
-
-// The state that the path of a tree's root hangs from.
-static uint32_t hangs_from(const sam_path *paths, uint32_t root) { return paths[root].above & ~SAM_HANGS; }
-
-// Moves x one level up. `seen` is kept where the tree's root is.
-static void rotate(sam_index *index, uint32_t x) {
-    sam_path *paths = index->paths;
-    uint32_t y = paths[x].above, z = paths[y].above;
-    if (z & SAM_HANGS)
-        index->states[x].seen = index->states[y].seen;
-    else if (paths[z].left == y)
-        paths[z].left = x;
-    else
-        paths[z].right = x;
-    uint32_t moved;
-    if (paths[y].left == x) {
-        moved = paths[x].right;
-        paths[x].right = y;
-        paths[y].left = moved;
-    } else {
-        moved = paths[x].left;
-        paths[x].left = y;
-        paths[y].right = moved;
-    }
-    if (moved)
-        paths[moved].above = y;
-    paths[x].above = z;
-    paths[y].above = x;
-    index->memory->work++;
-}
-
-static void splay(sam_index *index, uint32_t x) {
-    const sam_path *paths = index->paths;
-    while (!is_tree_root(paths, x)) {
-        uint32_t y = paths[x].above;
-        if (!is_tree_root(paths, y)) {
-            uint32_t z = paths[y].above;
-            rotate(index, (paths[z].left == y) == (paths[y].left == x) ? y : x);
-        }
-        rotate(index, x);
-    }
+    return index->node_capacity * sizeof(sam_node) + index->count_capacity * sizeof(sam_count) +
+           index->link_capacity * SAM_CHUNK * sizeof(uint32_t) + index->chunk_capacity * sizeof(sam_chunk) +
+           index->edge_capacity * sizeof(sam_edge);
 }
 
 // ---- automaton
 
-static uint32_t add_state(sam_index *index, uint32_t length, uint32_t link) {
-    uint32_t state = index->state_count++;
-    index->states[state] = (sam_state){.link = link, .length = length, .more = SAM_NO_TOKEN};
-    if (index->paths)
-        index->paths[state] = (sam_path){.above = SAM_HANGS | link};
-    return state;
+// A new node for the strings of `state` up to `length` tokens, with the edges, link and statistics of
+// `state`. What follows at place `unmarked` is not in the statistics yet.
+static uint32_t add_node(sam_index *index, sam_state state, uint32_t length, uint32_t unmarked) {
+    uint32_t number = index->node_count++;
+    sam_node *node = &index->nodes[number];
+    if (state & SAM_NODE) {
+        uint32_t from = state & ~SAM_NODE;
+        *node = index->nodes[from];
+        if (index->counts)
+            index->counts[number] = index->counts[from];
+        node->more = SAM_NO_TOKEN;
+        for (int32_t c = index->nodes[from].more; c != SAM_NO_TOKEN;) {
+            sam_edge edge = *edge_entry(index, from, c);
+            edge_add(index, number, c, edge.target);
+            c = edge.more;
+        }
+    } else {
+        uint32_t next = next_place(index, state);
+        int32_t token = next == SAM_NONE ? SAM_NO_TOKEN : place_token(index, next);
+        bool marked = next != SAM_NONE && next != unmarked;
+        *node = (sam_node){.link = index->links[state],
+                           .token = token,
+                           .target = next,
+                           .more = SAM_NO_TOKEN,
+                           .place = marked ? next : SAM_NONE};
+        if (index->counts)
+            index->counts[number] = (sam_count){marked, 1, marked ? token : SAM_NO_TOKEN, marked};
+    }
+    node->length = length;
+    return number;
+}
+
+// The node of a state that has been met again.
+static uint32_t promote(sam_index *index, sam_state state, uint32_t unmarked) {
+    if (state & SAM_NODE)
+        return state & ~SAM_NODE;
+    uint32_t number = add_node(index, state, sam_length(index, state), unmarked);
+    index->links[state] = SAM_NODE | number;
+    return number;
 }
 
 // Splits the strings that end with an edge from `p` by `token` off `q`, where those edges lead, and returns
-// their state.
-static uint32_t split(sam_index *index, uint32_t p, int32_t token, uint32_t q) {
-    uint32_t clone = add_state(index, index->states[p].length + 1, index->states[q].link);
-    index->states[clone].token = index->states[q].token;
-    index->states[clone].target = index->states[q].target;
-    for (int32_t c = index->states[q].more; c != SAM_NO_TOKEN;) {
-        sam_edge edge = *edge_place(index, q, c);
-        edge_add(index, clone, c, edge.target);
-        c = edge.more;
-    }
-    index->states[q].link = clone;
-    if (index->paths) { // the clone occurs where q does: it joins the path of q, right above it
-        splay(index, q);
-        uint32_t left = index->paths[q].left;
-        index->paths[clone] = (sam_path){.above = q, .left = left};
-        index->paths[q].left = clone;
-        if (left)
-            index->paths[left].above = clone;
-    } else {
-        index->states[clone].seen = index->states[q].seen;
-    }
-    while (p != SAM_NO_STATE && edge_target(index, p, token) == q) {
-        edge_redirect(index, p, token, clone);
-        p = index->states[p].link;
+// their node.
+static uint32_t split(sam_index *index, sam_state p, int32_t token, sam_state q, uint32_t unmarked) {
+    uint32_t clone = add_node(index, q, sam_length(index, p) + 1, unmarked);
+    if (q & SAM_NODE)
+        index->nodes[q & ~SAM_NODE].link = clone;
+    else
+        index->links[q] = clone;
+    for (uint32_t s = p & ~SAM_NODE; s != SAM_NONE && sam_child(index, SAM_NODE | s, token) == q;
+         s = index->nodes[s].link) {
+        edge_redirect(index, s, token, SAM_NODE | clone);
         index->memory->work++;
     }
     return clone;
 }
 
-bool sam_index_extend(sam_index *index, uint32_t last, int32_t token, uint32_t *next) {
-    // Look first: which states lack an edge, where the walk ends, what must be split. Then reserve, then
+// Makes the cursor's text longer by one token; changes the cursor's `last` and `place` only. Returns whether
+// it could.
+static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position) {
+    // Look first: which nodes lack an edge, where the walk ends, what must be split. Then reserve, then
     // change.
-    uint32_t p = last, q, new_edges = 0;
-    while (!(q = edge_target(index, p, token))) {
-        new_edges += index->states[p].target != 0;
+    int32_t token = index->texts[text]->tokens[position];
+    sam_state last = sam_resolve(index, cursor->last), p = last, q;
+    uint32_t new_edges = 0;
+    if (!(p & SAM_NODE)) // the end of a text: no edge
+        p = sam_link(index, p);
+    while ((q = sam_child(index, p, token)) == SAM_NONE) {
+        new_edges += sam_node_of(index, p)->target != SAM_NONE;
         index->memory->work++;
-        p = index->states[p].link;
-        if (p == SAM_NO_STATE)
+        if (p == SAM_ROOT)
             break;
+        p = sam_link(index, p);
     }
-    bool must_split = q && index->states[q].length != index->states[p].length + 1;
-    if (p == last && !must_split) {
-        *next = q;
-        return true;
-    }
-    // The walk may give q itself one more edge before it is copied, hence not edges_of(q) - 1.
-    if (!reserve_states(index, 2) || !reserve_edges(index, new_edges + (must_split ? edges_of(index, q) : 0)))
+    bool known = q != SAM_NONE && p == last; // another text has said all this
+    bool must_split = q != SAM_NONE && sam_length(index, q) != sam_length(index, p) + 1;
+    bool new_chunk = !has_next_place(index, cursor, text, position);
+    // The walk may give q itself one more edge before it is copied.
+    if (!reserve_nodes(index, 1) ||
+        !reserve_edges(index, new_edges + (must_split ? edges_of(index, q) : 0)) ||
+        (new_chunk && !reserve_chunk(index)))
         return false;
-    if (p == last) {
-        *next = split(index, p, token, q);
+    uint32_t place = new_chunk ? index->chunk_count * SAM_CHUNK : cursor->place + 1;
+    if (new_chunk) {
+        index->chunks[index->chunk_count] = (sam_chunk){text, position, SAM_NONE};
+        memset(&index->links[place], 0xff, SAM_CHUNK * sizeof(uint32_t));
+        if (cursor->place != SAM_NONE && index->chunks[cursor->place / SAM_CHUNK].text == text)
+            index->chunks[cursor->place / SAM_CHUNK].next = index->chunk_count;
+        index->chunk_count++;
+    }
+    cursor->place = place;
+    if (known) {
+        cursor->last = SAM_NODE | (must_split ? split(index, p, token, q, place) : promote(index, q, place));
         return true;
     }
-    uint32_t state = add_state(index, index->states[last].length + 1, SAM_ROOT);
-    for (uint32_t s = last; s != p; s = index->states[s].link)
-        edge_add(index, s, token, state);
-    uint32_t link = !q ? SAM_ROOT : must_split ? split(index, p, token, q) : q;
-    index->states[state].link = link;
-    if (index->paths)
-        index->paths[state].above = SAM_HANGS | link;
-    *next = state;
+    index->links[place] = 0; // from here on the place is the next one of `last`
+    uint32_t end = q == SAM_NONE ? SAM_NONE : p & ~SAM_NODE;
+    for (uint32_t s = (last & SAM_NODE ? last : sam_link(index, last)) & ~SAM_NODE; s != end;
+         s = index->nodes[s].link)
+        edge_add(index, s, token, place);
+    if (q != SAM_NONE)
+        index->links[place] = must_split ? split(index, p, token, q, place) : promote(index, q, place);
+    cursor->last = place;
     return true;
 }
 
-void sam_index_mark(sam_index *index, uint32_t state, uint32_t occurrence) {
-    sam_state *states = index->states;
-    if (state == SAM_ROOT)
-        return;
-    if (index->rule == SAM_OLDEST) {
-        for (; state != SAM_ROOT && !states[state].seen; state = states[state].link) {
-            states[state].seen = occurrence;
-            index->memory->work++;
-        }
-        return;
+// The state of the longest suffix of at most `most` tokens of a string that is in `state`.
+static sam_state shortened(const sam_index *index, sam_state state, uint32_t most) {
+    while (state != SAM_ROOT) {
+        sam_state link = sam_link(index, state);
+        if (sam_node_of(index, link)->length < most)
+            break;
+        state = link;
     }
-    sam_path *paths = index->paths;
-    for (uint32_t lower = 0, s = state; s; lower = s, s = hangs_from(paths, s)) {
-        splay(index, s);
-        uint32_t cut = paths[s].right;
-        if (cut) { // what is longer keeps its mark and becomes a path of its own
-            states[cut].seen = states[s].seen;
-            paths[cut].above = SAM_HANGS | s;
-        }
-        paths[s].right = lower;
-        if (lower)
-            paths[lower].above = s;
-        index->memory->work++;
-    }
-    splay(index, state);
-    states[state].seen = occurrence;
+    return state;
 }
 
-uint32_t sam_index_match(sam_index *index, uint32_t state, uint32_t *length) {
-    while (state != SAM_ROOT) {
-        index->memory->work++;
-        if (index->paths)
-            splay(index, state);
-        if (index->states[state].seen) {
-            *length = index->states[state].length;
-            return index->states[state].seen;
-        }
-        // A whole path is unmarked if one of its states is.
-        state = index->paths ? hangs_from(index->paths, state) : index->states[state].link;
+static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// Keeps the list of the most frequent tokens in order: `token` has come `count` times now.
+static void rank_common(sam_index *index, int32_t token, uint32_t count) {
+    sam_common *common = index->common;
+    uint32_t size = index->common_count, i = 0;
+    if (size == SAM_COMMON && count < common[size - 1].count)
+        return;
+    while (i < size && common[i].token != token)
+        i++;
+    if (i == size) {
+        if (size < SAM_COMMON)
+            index->common_count++;
+        else
+            i--;
     }
-    *length = 0;
-    return 0;
+    for (; i && common[i - 1].count <= count; i--)
+        common[i] = common[i - 1];
+    common[i] = (sam_common){token, count};
+}
+
+// Marks the suffixes of the old text, which `place` follows, and lets those of the new one arrive. `from` and
+// `to` are the states of the old text's last SAM_MAX_MATCH tokens and of those with the new one.
+static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, uint32_t place) {
+    sam_count *counts = index->counts;
+    sam_node *nodes = index->nodes;
+    if (counts) {
+        uint32_t shortest = 0; // node that holds the token alone, if it came before
+        for (uint32_t t = (to & SAM_NODE ? to : sam_link(index, to)) & ~SAM_NODE; t; t = nodes[t].link) {
+            counts[t].arrivals++;
+            shortest = t;
+        }
+        rank_common(index, token, shortest ? counts[shortest].arrivals : 1);
+    }
+    for (uint32_t p = (from & SAM_NODE ? from : sam_link(index, from)) & ~SAM_NODE; p; p = nodes[p].link) {
+        nodes[p].place = place;
+        index->memory->work++;
+        if (!counts)
+            continue;
+        uint32_t length = smaller(nodes[p].length, SAM_MAX_MATCH) + 1; // of its longest string and the token
+        for (sam_state link; to != SAM_ROOT; to = link) {
+            link = sam_link(index, to);
+            if (sam_node_of(index, link)->length < length)
+                break;
+        }
+        uint32_t count = to & SAM_NODE ? counts[to & ~SAM_NODE].arrivals : 1;
+        sam_count *c = &counts[p];
+        c->marks++;
+        if (c->best == token || count >= c->best_count) {
+            c->best = token;
+            c->best_count = count;
+        }
+    }
+}
+
+// SAM_OLDEST: sets what is not set; whatever is set has a link that is set.
+static void mark_oldest(sam_index *index, sam_state state, uint32_t place) {
+    for (uint32_t p = (state & SAM_NODE ? state : sam_link(index, state)) & ~SAM_NODE;
+         p && index->nodes[p].place == SAM_NONE; p = index->nodes[p].link) {
+        index->nodes[p].place = place;
+        index->memory->work++;
+    }
+}
+
+bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position) {
+    sam_cursor next = *cursor;
+    if (!extend(index, &next, text, position))
+        return false;
+    sam_state last = sam_resolve(index, cursor->last);
+    uint32_t length = next.length++;
+    index->appended++;
+    if (index->kind == SAM_OLDEST) {
+        mark_oldest(index, last, next.place);
+    } else {
+        int32_t token = index->texts[text]->tokens[position];
+        sam_state from = shortened(index, sam_resolve(index, cursor->near), smaller(length, SAM_MAX_MATCH));
+        sam_state to = from == last ? next.last : sam_child(index, from, token);
+        to = shortened(index, to, smaller(length, SAM_MAX_MATCH) + 1);
+        mark(index, from, to, token, next.place);
+        next.near = shortened(index, to, SAM_MAX_MATCH);
+    }
+    *cursor = next;
+    return true;
+}
+
+bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch) {
+    if (!reserve_nodes(index, 1))
+        return false;
+    if (cursor->length)
+        promote(index, sam_resolve(index, cursor->last), SAM_NONE);
+    *branch = *cursor;
+    return true;
+}
+
+// ---- reading
+
+void sam_follow(const sam_index *index, sam_state state, sam_following *following) {
+    *following = (sam_following){0};
+    if (!(state & SAM_NODE)) {
+        uint32_t next = next_place(index, state);
+        if (next == SAM_NONE)
+            return;
+        int32_t token = place_token(index, next);
+        *following = (sam_following){1, token, 1, token, next};
+        return;
+    }
+    const sam_node *node = sam_node_of(index, state);
+    if (node->place == SAM_NONE || state == SAM_ROOT)
+        return;
+    following->place = node->place;
+    following->marks = 1;
+    if (index->counts) {
+        const sam_count *count = &index->counts[state & ~SAM_NODE];
+        following->marks = count->marks;
+        following->best = count->best;
+        following->best_count = count->best_count;
+        following->newest = count->best;
+        if (count->best_count == count->marks)
+            return;
+    }
+    following->newest = place_token(index, node->place);
+}
+
+sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length) {
+    if (*length <= SAM_MAX_MATCH)
+        return state;
+    *length = SAM_MAX_MATCH;
+    return shortened(index, state, SAM_MAX_MATCH);
+}
+
+sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *length) {
+    bool oldest = index->kind == SAM_OLDEST;
+    uint32_t most = oldest ? UINT32_MAX : SAM_MAX_MATCH;
+    sam_state s = sam_resolve(index, oldest ? cursor->last : cursor->near);
+    s = shortened(index, s, smaller(cursor->length, most));
+    if (!(s & SAM_NODE))
+        s = sam_link(index, s);
+    while (s != SAM_ROOT && sam_node_of(index, s)->place == SAM_NONE)
+        s = sam_link(index, s);
+    *length = smaller(sam_node_of(index, s)->length, most);
+    return s;
+}
+
+void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int32_t token) {
+    sam_state s = *state, next;
+    while ((next = sam_child(index, s, token)) == SAM_NONE && s != SAM_ROOT) {
+        s = sam_link(index, s);
+        *length = sam_node_of(index, s)->length;
+    }
+    if (next != SAM_NONE) {
+        s = next;
+        ++*length;
+    }
+    *state = sam_near(index, s, length);
+}
+
+uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t most, int32_t *tokens,
+                        uint32_t *counts) {
+    sam_following f;
+    sam_follow(index, state, &f);
+    if (!f.marks || !most)
+        return 0;
+    uint32_t count = 0;
+    tokens[count] = f.best;
+    counts[count++] = f.best_count;
+    if (!(state & SAM_NODE) || f.best_count == f.marks)
+        return count;
+    uint32_t number = state & ~SAM_NODE, left = f.marks - f.best_count;
+    int32_t more = index->nodes[number].more, c = f.newest;
+    for (bool first = true; left && count < most; first = false) {
+        if (!first) {
+            if (more != SAM_NO_TOKEN) {
+                c = more;
+                more = edge_entry(index, number, c)->more;
+            } else {
+                c = index->nodes[number].token;
+                left = 0;
+            }
+            if (c == f.newest)
+                continue;
+        }
+        if (c == f.best)
+            continue;
+        sam_state child = sam_child(index, state, c);
+        uint32_t n = child & SAM_NODE ? index->counts[child & ~SAM_NODE].arrivals : 1;
+        tokens[count] = c;
+        counts[count++] = n;
+        left -= left ? n : 0;
+    }
+    return count;
 }
 
 // ---- validation
 
-static bool is_ancestor(const sam_index *index, uint32_t ancestor, uint32_t state) {
-    while (index->states[state].length > index->states[ancestor].length)
-        state = index->states[state].link;
+static bool is_ancestor(const sam_index *index, sam_state ancestor, sam_state state) {
+    while (sam_length(index, state) > sam_length(index, ancestor))
+        state = sam_link(index, state);
     return state == ancestor;
 }
 
-static bool validate_edge(const sam_index *index, uint32_t s, int32_t token, uint32_t target,
-                          const char **reason) {
+typedef struct {
+    uint64_t arrivals;
+    uint32_t best_count;
+    bool has_best;
+} edge_totals;
+
+static bool validate_edge(const sam_index *index, uint32_t s, int32_t token, sam_state target,
+                          edge_totals *totals, const char **reason) {
     SAM_REQUIRE(token >= 0, "an edge has a negative label");
-    SAM_REQUIRE(target > SAM_ROOT && target < index->state_count, "an edge leads to no state");
-    SAM_REQUIRE(index->states[target].length > index->states[s].length,
+    SAM_REQUIRE(target & SAM_NODE ? (target & ~SAM_NODE) < index->node_count && target != SAM_ROOT
+                                  : target / SAM_CHUNK < index->chunk_count,
+                "an edge leads to no state");
+    target = sam_resolve(index, target);
+    SAM_REQUIRE(sam_length(index, target) > index->nodes[s].length,
                 "an edge leads to a string that is not longer");
-    uint32_t link = index->states[s].link;
-    if (link == SAM_NO_STATE)
+    uint32_t arrivals = 1;
+    if (target & SAM_NODE && index->counts)
+        arrivals = index->counts[target & ~SAM_NODE].arrivals;
+    totals->arrivals += arrivals;
+    if (arrivals > totals->best_count)
+        totals->best_count = arrivals;
+    if (index->counts && index->counts[s].best == token && index->counts[s].best_count == arrivals)
+        totals->has_best = true;
+    uint32_t link = index->nodes[s].link;
+    if (link == SAM_NONE)
         return true;
-    uint32_t shorter = edge_target(index, link, token);
-    SAM_REQUIRE(shorter, "a state has an edge that its link lacks");
+    sam_state shorter = sam_child(index, SAM_NODE | link, token);
+    SAM_REQUIRE(shorter != SAM_NONE, "a node has an edge that its link lacks");
     SAM_REQUIRE(is_ancestor(index, shorter, target),
-                "edges of a state and of its link lead to unrelated states");
+                "edges of a node and of its link lead to unrelated states");
     return true;
 }
 
-static bool validate_states(const sam_index *index, const char **reason) {
-    SAM_REQUIRE(index->state_count >= 1 && index->state_count <= index->state_capacity,
-                "more states than room");
-    SAM_REQUIRE(index->states[SAM_ROOT].link == SAM_NO_STATE && index->states[SAM_ROOT].length == 0,
-                "the root is damaged");
-    for (uint32_t s = 1; s < index->state_count; s++) {
-        uint32_t link = index->states[s].link;
-        SAM_REQUIRE(link < index->state_count, "a link leads to no state");
-        SAM_REQUIRE(index->states[link].length < index->states[s].length,
+static bool validate_node(const sam_index *index, uint32_t s, uint64_t *listed, const char **reason) {
+    const sam_node *node = &index->nodes[s];
+    edge_totals totals = {0};
+    SAM_REQUIRE(node->target != SAM_NONE || node->more == SAM_NO_TOKEN,
+                "a node has table edges but no first edge");
+    if (node->target != SAM_NONE && !validate_edge(index, s, node->token, node->target, &totals, reason))
+        return false;
+    for (int32_t c = node->more; c != SAM_NO_TOKEN;) {
+        const sam_edge *edge = edge_entry(index, s, c);
+        SAM_REQUIRE(edge->target != SAM_NONE, "an edge list names an edge that the table lacks");
+        SAM_REQUIRE(c != node->token, "a node has two edges with one label");
+        SAM_REQUIRE(++*listed <= index->edge_count, "edge lists are longer than the table");
+        if (!validate_edge(index, s, c, edge->target, &totals, reason))
+            return false;
+        c = edge->more;
+    }
+    if (s == 0)
+        return true;
+    if (node->place != SAM_NONE) {
+        SAM_REQUIRE(node->place / SAM_CHUNK < index->chunk_count, "a mark names no place");
+        SAM_REQUIRE(sam_child(index, SAM_NODE | s, place_token(index, node->place)) != SAM_NONE,
+                    "a mark names a token that does not follow");
+        const sam_node *link = &index->nodes[node->link];
+        SAM_REQUIRE(!node->link || link->place != SAM_NONE ||
+                        (index->kind != SAM_OLDEST && index->nodes[link->link].length >= SAM_MAX_MATCH),
+                    "a marked node has an unmarked link");
+    }
+    if (index->counts && node->length < SAM_MAX_MATCH) {
+        const sam_count *count = &index->counts[s];
+        SAM_REQUIRE(count->marks == totals.arrivals, "a node has other marks than its edges have arrivals");
+        SAM_REQUIRE(count->best_count == totals.best_count, "a node's best count is not the largest");
+        SAM_REQUIRE(!count->marks || totals.has_best, "a node's best token does not have the best count");
+        SAM_REQUIRE(count->arrivals >= count->marks || count->arrivals > 0, "a node never arrived");
+    }
+    return true;
+}
+
+bool sam_index_validate(const sam_index *index, const char **reason) {
+    SAM_REQUIRE(index->node_count >= 1 && index->node_count <= index->node_capacity, "more nodes than room");
+    SAM_REQUIRE(!index->counts || index->node_count <= index->count_capacity, "more counts than room");
+    SAM_REQUIRE(index->chunk_count <= index->chunk_capacity && index->chunk_count <= index->link_capacity,
+                "more places than room");
+    SAM_REQUIRE(index->nodes[0].link == SAM_NONE && index->nodes[0].length == 0, "the root is damaged");
+    for (uint32_t s = 1; s < index->node_count; s++) {
+        uint32_t link = index->nodes[s].link;
+        SAM_REQUIRE(link < index->node_count, "a link leads to no node");
+        SAM_REQUIRE(index->nodes[link].length < index->nodes[s].length,
                     "a link leads to a string that is not shorter");
     }
-    uint64_t listed = 0;
-    for (uint32_t s = 0; s < index->state_count; s++) {
-        const sam_state *state = &index->states[s];
-        SAM_REQUIRE(state->target || state->more == SAM_NO_TOKEN,
-                    "a state has table edges but no first edge");
-        if (state->target && !validate_edge(index, s, state->token, state->target, reason))
-            return false;
-        for (int32_t c = state->more; c != SAM_NO_TOKEN;) {
-            const sam_edge *edge = edge_place(index, s, c);
-            SAM_REQUIRE(edge->target, "an edge list names an edge that the table lacks");
-            SAM_REQUIRE(c != state->token, "a state has two edges with one label");
-            SAM_REQUIRE(++listed <= index->edge_count, "edge lists are longer than the table");
-            if (!validate_edge(index, s, c, edge->target, reason))
-                return false;
-            c = edge->more;
-        }
+    for (uint32_t x = 0; x < index->chunk_count * SAM_CHUNK; x++) {
+        uint32_t link = index->links[x];
+        if (link == SAM_NONE)
+            continue;
+        SAM_REQUIRE((link & ~SAM_NODE) < index->node_count, "a place refers to no node");
+        SAM_REQUIRE(link & SAM_NODE ? index->nodes[link & ~SAM_NODE].length > 0
+                                    : index->nodes[link].length < sam_length(index, x),
+                    "a leaf's link is not shorter");
     }
-    SAM_REQUIRE(listed == index->edge_count, "the table holds edges that no state lists");
+    uint64_t listed = 0;
+    for (uint32_t s = 0; s < index->node_count; s++)
+        if (!validate_node(index, s, &listed, reason))
+            return false;
+    SAM_REQUIRE(listed == index->edge_count, "the table holds edges that no node lists");
     uint64_t stored = 0;
     for (uint32_t i = 0; i < index->edge_capacity; i++)
-        stored += index->edges[i].target != 0;
+        stored += index->edges[i].target != SAM_NONE;
     SAM_REQUIRE(stored == index->edge_count, "the table's count is wrong");
-    return true;
-}
-
-// The state before s in the order of its splay tree (0: s is the topmost of its path).
-static uint32_t path_before(const sam_path *paths, uint32_t s) {
-    uint32_t x = paths[s].left;
-    if (x) {
-        while (paths[x].right)
-            x = paths[x].right;
-        return x;
-    }
-    for (x = s; !is_tree_root(paths, x); x = paths[x].above)
-        if (paths[paths[x].above].right == x)
-            return paths[x].above;
-    return 0;
-}
-
-static bool validate_paths(const sam_index *index, const char **reason) {
-    const sam_path *paths = index->paths;
-    for (uint32_t s = 1; s < index->state_count; s++) {
-        SAM_REQUIRE(hangs_from(paths, s) < index->state_count && paths[s].left < index->state_count &&
-                        paths[s].right < index->state_count,
-                    "a path leads to no state");
-        SAM_REQUIRE(!paths[s].left || paths[paths[s].left].above == s,
-                    "a left child does not know its parent");
-        SAM_REQUIRE(!paths[s].right || paths[paths[s].right].above == s,
-                    "a right child does not know its parent");
-        uint32_t above = paths[s].above;
-        SAM_REQUIRE(above & SAM_HANGS || paths[above].left == s || paths[above].right == s,
-                    "a parent does not know its child");
-        uint32_t root = s;
-        while (!is_tree_root(paths, root))
-            root = paths[root].above;
-        uint32_t before = path_before(paths, s);
-        SAM_REQUIRE(index->states[s].link == (before ? before : hangs_from(paths, root)),
-                    "a path is not a piece of a link path");
-    }
-    return true;
-}
-
-bool sam_index_validate(sam_index *index, const char **reason) {
-    if (!validate_states(index, reason) || (index->paths && !validate_paths(index, reason)))
-        return false;
-    for (uint32_t s = 1; s < index->state_count; s++) {
-        uint32_t root[2] = {s, index->states[s].link};
-        if (root[1] == SAM_ROOT)
-            continue;
-        for (int i = 0; i < 2; i++)
-            while (index->paths && !is_tree_root(index->paths, root[i]))
-                root[i] = index->paths[root[i]].above;
-        uint32_t seen = index->states[root[0]].seen, of_link = index->states[root[1]].seen;
-        SAM_REQUIRE(!seen || of_link, "a marked state has an unmarked link");
-        SAM_REQUIRE(!seen || (index->rule == SAM_OLDEST ? of_link <= seen : of_link >= seen),
-                    "marks are out of order");
-    }
+    SAM_REQUIRE(stored <= index->edge_capacity - index->edge_capacity / 4, "the table is too full");
     return true;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A suffix automaton over one or several texts of token ids, built online.
+// A suffix automaton over one or several texts of token ids, built online, with exact statistics of what
+// follows every string that stood in the texts more than once.
 //
 // Strings that end at exactly the same places of the texts form one state. A state stands for a range of
 // lengths of suffixes of its longest string; `link` leads to the state of the next shorter ones, so the links
@@ -12,36 +13,44 @@
 //                                                                                      +- BC <-+- ABC
 //                                                                                              +- ABCBC
 //
-// The longest suffix of ABCBC that stood in the text before is link(ABCBC) = BC. Its first occurrence ends at
-// the C of ABC, hence the draft "B C". No search is needed: the state of the whole text is known, the answer
-// is one link away.
+// The longest suffix of ABCBC that stood in the text before is link(ABCBC) = BC. It was followed by B once:
+// best(BC) = B. Its first occurrence ends at the C of ABC, hence the article's draft "B C". No search is
+// needed: the state of the whole text is known, the answer is one link away.
 //
-// Several texts share one automaton (a generalised suffix automaton): each keeps the state of its own whole
-// text and is extended from there, in any interleaving.
+// Leaves and nodes. A string that occurred once is known completely by where it stands. Such a state is a
+// *leaf*, and costs one link: leaf x is the text up to the token at place x, its length is that of the text
+// so far, its only edge leads to the leaf of the next place. Here A, AB, ABC, ABCB and ABCBC are leaves. A
+// state whose strings occurred at least twice is a *node* (here B and BC) and has a record. Every link leads
+// to a node. A leaf that is met again becomes a node for good: its place refers to the node.
 //
-// Occurrences. The caller numbers occurrences 1, 2, 3, ... and marks the state of a text with such a number
-// once the token after that text is known. The mark holds for the state and for everything on its link path.
-// A state remembers either its first mark (SAM_OLDEST) or its latest one (SAM_NEWEST); marked states are
-// closed under `link`.
+//   places   0    1    2    3     4            nodes  0 root   1 "B"           2 "BC"
+//   token    A    B    C    B     C                   length 0 length 1        length 2
+//   links    root B    BC   B     BC                  link  -  link root       link root
+//                                                              marks 2, best C marks 1, best B
 //
-//   SAM_OLDEST  walks up until it meets a marked state: every state is set once, amortised O(1).
-//   SAM_NEWEST  recolours the whole path from the root. States of one colour in a row form a vertical path,
-//               and each path is a splay tree ordered by depth (`access` of a link-cut tree): amortised
-//               O(log states), also when a text repeats one token 34,000 times and a link path is as long as
-//               the text. A path never mixes marked and unmarked states.
+// Places. Every appended token has a place; 32 places in a row form a chunk, all of one text, so that several
+// texts may grow at once. Several texts share one automaton (a generalised suffix automaton): each keeps a
+// cursor and is extended from there, in any interleaving.
 //
-// Costs: at most 2 states and 3 edges a token; extending is amortised O(1) hash operations a token.
+// Statistics. An occurrence of a string is *marked* once the token after it is known. `marks` counts them,
+// `best` is the token that followed most often (the one that did so most recently on a tie), `place` is the
+// token that followed last (SAM_OLDEST: first). Appending a token marks all suffixes of the text so far,
+// which are the states on one link path. Strings of more than SAM_MAX_MATCH tokens are left out (but for
+// SAM_OLDEST), so the path has at most SAM_MAX_MATCH nodes, also when a text repeats one token 34,000 times;
+// on recorded answers it has 3 to 10. For shorter strings the figures are exact at any time.
 //
-// Edges. The first edge of a state is stored in the state. All further edges of all states are in one
-// open-addressing table keyed by (state, token), linear probing, at most 3/4 full, power-of-two size. The
-// further edges of one state form a list threaded by *token* (not by address), so growing the table leaves it
-// intact.
+// Costs: at most 1 leaf, 1 node and 3 edges a token (about 0.6 nodes and 0.5 edges in the table on recorded
+// answers); extending is amortised O(1) hash operations a token, marking at most SAM_MAX_MATCH steps.
+//
+// Edges. The first edge of a node is stored in it. All further edges of all nodes are in one open-addressing
+// table keyed by (node, token), linear probing, at most 3/4 full. The further edges of one node form a list
+// threaded by *token* (not by address), so growing the table leaves it intact.
 //
 // Invariants (sam_index_validate checks all of them):
 //   length(link(s)) < length(s); an edge s -c-> t has length(t) > length(s); if s has an edge by c, so has
-//   link(s), and its target is an ancestor of t or t itself; the table holds exactly the listed edges; a
-//   splay tree in order is a piece of one link path and hangs from the link of its topmost state; marks never
-//   get lost on the way to the root.
+//   link(s), and its target is an ancestor of t or t itself; the table holds exactly the listed edges;
+//   arrivals(s) is the number of places of the texts where the strings of s end, marks(s) the number of those
+//   that are followed by a token, best_count(s) the largest count of one following token.
 //
 // Not thread-safe: the owner serialises all calls on one index and on one sam_memory. Everything is integer
 // arithmetic of fixed width: the same calls give the same results on every platform.
@@ -60,11 +69,14 @@
 #define SAM_FREE free
 #endif
 
-#define SAM_ROOT 0u             // the state of the empty string; also "no state" where the root cannot stand
-#define SAM_NO_STATE UINT32_MAX // the link of the root
-#define SAM_NO_TOKEN (-1)       // end of an edge list
-#define SAM_MAX_STATES (1u << 31) // an index refuses to grow beyond this
-#define SAM_HANGS (1u << 31)      // flag beside a state number
+#define SAM_MAX_MATCH 64u // tokens; longer matches count as matches of their last 64 tokens
+#define SAM_NO_TOKEN (-1) // end of an edge list, no following token
+#define SAM_NONE UINT32_MAX
+#define SAM_NODE (1u << 31)       // flag of a state that is a node; without it a state is a leaf's place
+#define SAM_ROOT SAM_NODE         // the state of the empty string: node 0
+#define SAM_CHUNK 32u             // places in a chunk
+#define SAM_COMMON 24u            // most frequent tokens that an index keeps ready
+#define SAM_MAX_PLACES (1u << 30) // an index refuses to grow beyond this
 
 // What the indexes of one owner may use together.
 typedef struct {
@@ -72,7 +84,7 @@ typedef struct {
     size_t limit;                   // bytes that may be allocated
     bool (*make_room)(void *owner); // frees something the owner can spare, or returns false; may be NULL
     void *owner;                    // passed to make_room
-    uint64_t work; // states visited and rotations made so far: lets a test see the complexity
+    uint64_t work;                  // states visited so far: lets a test see the complexity
 } sam_memory;
 
 // Resizes `block` from old_bytes to new_bytes (0: frees it and returns NULL), keeping the account and asking
@@ -80,72 +92,168 @@ typedef struct {
 // accounted as before.
 void *sam_resize(sam_memory *memory, void *block, size_t old_bytes, size_t new_bytes);
 
-typedef enum { SAM_OLDEST, SAM_NEWEST } sam_rule;
+// Grows an array of `size` elements of `element` bytes to hold `more` further ones, by an eighth if that is
+// more. Returns the array, NULL on failure.
+void *sam_grow(sam_memory *memory, void *array, uint32_t size, uint32_t more, uint32_t *capacity,
+               size_t element);
+
+typedef enum { SAM_OLDEST, SAM_NEWEST, SAM_COUNTED } sam_kind; // what an index knows of the strings in it
+
+typedef uint32_t sam_state; // SAM_NODE | number of a node, or the place of a leaf
 
 typedef struct {
-    uint32_t link;   // state of the longest proper suffix that ends at more places; the root: SAM_NO_STATE
-    uint32_t length; // tokens in the longest string of this state
-    int32_t token;   // label of the first edge, meaningful if target is not 0
-    uint32_t target; // where the first edge leads; 0: the state has no edge at all
-    int32_t more;    // label of the first edge in the table, or SAM_NO_TOKEN
-    uint32_t seen;   // the mark, 0: none. SAM_NEWEST: valid in the root of a splay tree, for the whole tree
-} sam_state;
-
-// Splay tree of a path, SAM_NEWEST only; 0 = none (the root state is in no path).
-typedef struct {
-    uint32_t above; // parent in the splay tree; in its root SAM_HANGS | link of the path's topmost state
-    uint32_t left;  // towards the root state
-    uint32_t right; // towards longer strings
-} sam_path;
+    int32_t *tokens;
+    uint32_t size;
+    uint32_t capacity;
+} sam_text;
 
 typedef struct {
-    uint32_t state;  // source
-    int32_t token;   // label
-    uint32_t target; // 0: this place of the table is empty (no edge leads to the root)
-    int32_t more;    // label of the next edge of the same state, or SAM_NO_TOKEN
+    uint32_t text;  // number of the text
+    uint32_t first; // position in the text of the token at the chunk's first place
+    uint32_t next;  // chunk in which the text goes on, or SAM_NONE
+} sam_chunk;
+
+typedef struct {
+    uint32_t link;    // node of the longest proper suffix that ends at more places; the root: SAM_NONE
+    uint32_t length;  // tokens in the longest string of this state
+    int32_t token;    // label of the first edge, meaningful if there is a target
+    sam_state target; // where the first edge leads; SAM_NONE: the node has no edge at all
+    int32_t more;     // label of the first edge in the table, or SAM_NO_TOKEN
+    uint32_t place;   // of the token that followed an occurrence last (SAM_OLDEST: first), or SAM_NONE
+} sam_node;
+
+// Beside each node if the index is SAM_COUNTED.
+typedef struct {
+    uint32_t marks;      // occurrences that are followed by a token of their text
+    uint32_t arrivals;   // occurrences
+    int32_t best;        // the most frequent following token, the newest on a tie, or SAM_NO_TOKEN
+    uint32_t best_count; // how often it followed
+} sam_count;
+
+typedef struct {
+    uint32_t node;    // source
+    int32_t token;    // label
+    sam_state target; // SAM_NONE: this entry of the table is empty
+    int32_t more;     // label of the next edge of the same node, or SAM_NO_TOKEN
 } sam_edge;
 
 typedef struct {
+    int32_t token;
+    uint32_t count;
+} sam_common;
+
+typedef struct {
     sam_memory *memory;
-    sam_state *states; // one block: state_capacity states, then as many paths if the rule is SAM_NEWEST
-    sam_path *paths;   // NULL for SAM_OLDEST
-    sam_edge *edges;   // edge_capacity places, NULL while no state has a second edge
-    uint32_t state_count;
-    uint32_t state_capacity;
-    uint32_t edge_count;
-    uint32_t edge_capacity; // 0 or a power of two
-    uint32_t edge_shift;    // 64 - log2(edge_capacity)
-    sam_rule rule;
+    sam_text *const *texts; // the owner's; read for the texts that are in the index
+    sam_node *nodes;
+    sam_count *counts; // NULL unless SAM_COUNTED
+    uint32_t *links;   // by place: node of the leaf's link; SAM_NODE | node that the leaf became; SAM_NONE
+    sam_chunk *chunks;
+    sam_edge *edges; // edge_capacity entries, NULL while no node has a second edge
+    uint32_t node_count, node_capacity, count_capacity;
+    uint32_t chunk_count, chunk_capacity, link_capacity; // link_capacity in chunks
+    uint32_t edge_count, edge_capacity;
+    sam_kind kind;
+    uint32_t appended;             // tokens
+    uint32_t common_count;         // entries of `common`
+    sam_common common[SAM_COMMON]; // SAM_COUNTED: the most frequent tokens, the newest first on a tie
 } sam_index;
 
+// How far one text has been appended.
+typedef struct {
+    sam_state last;  // state of the whole text
+    sam_state near;  // state of its last SAM_MAX_MATCH tokens, or one below it
+    uint32_t length; // tokens of the whole text
+    uint32_t place;  // of the last token, SAM_NONE before the first
+} sam_cursor;
+
+#define SAM_START ((sam_cursor){SAM_ROOT, SAM_ROOT, 0, SAM_NONE}) // the empty text
+
 // Makes an index that holds the root. On failure false is returned and there is nothing to free.
-bool sam_index_init(sam_index *index, sam_memory *memory, sam_rule rule);
+bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_text *const *texts);
 
 // Frees everything the index owns; a zeroed index is allowed.
 void sam_index_free(sam_index *index);
 
-// Back to the root alone, keeping the capacity. Inserting any part of what was inserted before, in any order,
-// then needs no memory: the states and edges of fewer texts are never more.
+// Back to the root alone, keeping the capacity. Some of the texts that were in it before, appended in any
+// order one after another, then take no more nodes and edges than they took, and at most one more chunk.
 void sam_index_clear(sam_index *index);
 
-// Appends `token` (0 or more) to the text whose state is `last` (SAM_ROOT: the empty text) and stores the
-// state of the longer text in *next. On failure (memory, SAM_MAX_STATES) false is returned and nothing has
-// changed.
-bool sam_index_extend(sam_index *index, uint32_t last, int32_t token, uint32_t *next);
+// Appends the token at `position` of text number `text` (which holds it already) to the text of the cursor,
+// and marks what it follows. On failure (memory, SAM_MAX_PLACES) false is returned and nothing has changed.
+bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position);
 
-// Marks `state`, the state of a whole text, and its link path with `occurrence` (above every earlier one).
-// Never fails.
-void sam_index_mark(sam_index *index, uint32_t state, uint32_t occurrence);
-
-// Finds the longest suffix of the text of `state` that is marked. Returns its mark and stores its length, or
-// returns 0 if there is none. Changes the shape of splay trees but nothing that can be observed. Never fails.
-uint32_t sam_index_match(sam_index *index, uint32_t state, uint32_t *length);
+// Lets another text begin as the text of `cursor`: returns in *branch a cursor for it. On failure (memory)
+// false is returned and nothing has changed.
+bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch);
 
 // Bytes accounted for the index.
 size_t sam_index_bytes(const sam_index *index);
 
 // Checks every invariant; slow, for tests. Returns false and a sentence in *reason if one is broken.
-bool sam_index_validate(sam_index *index, const char **reason);
+bool sam_index_validate(const sam_index *index, const char **reason);
+
+// ---- reading
+
+// What followed a string so far.
+typedef struct {
+    uint32_t marks;      // occurrences that are followed by a token; 0: none, and the rest is meaningless
+    int32_t best;        // most frequent following token (SAM_COUNTED)
+    uint32_t best_count; // how often it followed
+    int32_t newest;      // the token that followed last (SAM_OLDEST: first)
+    uint32_t place;      // its place
+} sam_following;
+
+static inline const int32_t *sam_place_token(const sam_index *index, uint32_t place, uint32_t *left) {
+    const sam_chunk *chunk = &index->chunks[place / SAM_CHUNK];
+    const sam_text *text = index->texts[chunk->text];
+    uint32_t position = chunk->first + place % SAM_CHUNK;
+    *left = text->size - position;
+    return &text->tokens[position];
+}
+
+// The state at a place, which has one: a leaf or what became of it.
+static inline sam_state sam_resolve(const sam_index *index, sam_state state) {
+    if (state & SAM_NODE)
+        return state;
+    uint32_t link = index->links[state];
+    return link & SAM_NODE ? link : state;
+}
+
+static inline const sam_node *sam_node_of(const sam_index *index, sam_state node) {
+    return &index->nodes[node & ~SAM_NODE];
+}
+
+// The node of the longest proper suffix that ends at more places. Not for the root.
+static inline sam_state sam_link(const sam_index *index, sam_state state) {
+    return SAM_NODE | (state & SAM_NODE ? sam_node_of(index, state)->link : index->links[state]);
+}
+
+// Tokens in the longest string of a state.
+uint32_t sam_length(const sam_index *index, sam_state state);
+
+// Where the edge by `token` leads, SAM_NONE if there is none.
+sam_state sam_child(const sam_index *index, sam_state state, int32_t token);
+
+// What followed the strings of a state.
+void sam_follow(const sam_index *index, sam_state state, sam_following *following);
+
+// The state of the longest suffix, of at most SAM_MAX_MATCH tokens, of the string of `length` tokens in
+// `state`, and its length in *length.
+sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length);
+
+// The first state on the link path of a text that something followed, and the length of its match (at most
+// SAM_MAX_MATCH unless SAM_OLDEST); SAM_ROOT and 0 if there is none.
+sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *length);
+
+// Moves a match in a finished index on by one token of the text that is matched: *state and *length become
+// those of the longest suffix that stands in the index.
+void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int32_t token);
+
+// Up to `most` following tokens of a node with how often each followed: the best, the newest, then the
+// tokens that followed for the first time most recently. Returns how many there are.
+uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t most, int32_t *tokens,
+                        uint32_t *counts);
 
 // How the validating functions, which have `reason`, return.
 #define SAM_REQUIRE(condition, sentence)                                                                     \

@@ -4,16 +4,23 @@
 import random
 import time
 
+import numpy as np
 import pytest
 from conftest import VOCAB, Engine
 
+from sam_core import corpus
+
+KNOWN_PROMPT = [11, 47, 5, 29, 53, 17]
+
 
 @pytest.fixture(scope="module")
-def tight(model):
-    """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128."""
+def tight(model, plain, tmp_path_factory):
+    """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128; a corpus of one answer."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus"
+    write_corpus(path, KNOWN_PROMPT + plain.run([KNOWN_PROMPT])[0])
     engine = Engine(
         model,
-        sam={"threshold": 64},
+        sam={"threshold": 64, "corpus": str(path)},
         k=4,
         max_model_len=128,
         max_num_seqs=16,
@@ -24,6 +31,13 @@ def tight(model):
     )
     yield engine
     engine.stop()
+
+
+def write_corpus(path, text):
+    """What build_corpus writes for one text, without the library for sorting, which is not in this environment."""
+    tokens = np.array([*text, corpus.END], np.int32)
+    suffixes = sorted(range(len(text)), key=lambda at: tokens[at:].tolist())
+    corpus._write(path, tokens, np.array(suffixes, np.uint32), texts=1)
 
 
 def speculated(engine):
@@ -79,6 +93,14 @@ def test_neighbour_of_a_request_at_max_model_len_still_drafts(sam):
     assert 0 < sam.count("drafted") <= after["proposed"] - before["proposed"]
 
 
+def test_corpus_drafts_for_a_prompt_that_was_never_asked(plain, tight):
+    before = tight.drafter()
+    assert tight.run([KNOWN_PROMPT]) == plain.run([KNOWN_PROMPT])
+    after = tight.drafter()
+    assert after["accepted_corpus"] - before["accepted_corpus"] > 10
+    assert tight.count("tokens") / tight.count("running") > 2
+
+
 def test_abort(plain, sam, prompts):
     kept = plain.run(prompts[:6])
     answers = sam.run(prompts[:6], abort={1, 4})
@@ -89,8 +111,11 @@ def test_abort(plain, sam, prompts):
 
 def test_repeated_prompts_reach_more_than_one_and_a_half_tokens_a_step(plain, sam, prompts):
     sam.run(prompts[:4])
+    before = sam.drafter()
     again = sam.run(prompts[:4])
+    after = sam.drafter()
     assert again == plain.run(prompts[:4])
+    assert after["accepted_history"] > before["accepted_history"]
     assert plain.count("tokens") == plain.count("running")
     assert sam.count("tokens") / sam.count("running") > 1.5
 

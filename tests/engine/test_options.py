@@ -17,7 +17,7 @@ def configure(model, speculative):
 
 
 def test_good_options_reach_the_config(model):
-    sam = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 4}
+    sam = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 4, "min_prob": 0}
     config = configure(model, {"method": "sam", "num_speculative_tokens": 4, "sam": sam}).speculative_config
     assert (config.method, config.num_speculative_tokens, config.sam) == ("sam", 4, sam)
     assert "sam" in repr(config)
@@ -32,6 +32,8 @@ def test_good_options_reach_the_config(model):
         (3, {"rule": "longest"}, "rule 'longest' is not available"),
         (16, {}, "num_speculative_tokens must be an integer from 1 to 15, got 16"),
         (3, {"switch": "auto"}, "switch 'auto' is not available"),
+        (3, {"min_prob": 1}, "min_prob must be a number of at least 0 and below 1, got 1"),
+        (3, {"corpus": "/no"}, "corpus '/no' cannot be opened (No such file or directory): name a file that"),
     ],
 )
 def test_bad_option_is_one_sentence(model, k, sam, sentence):

@@ -46,7 +46,10 @@ def test_step_log_has_the_speculation_metrics(run):
         # what is accepted behind the end of an answer is not emitted
         assert data["request_steps"] < data["tokens"] <= data["request_steps"] + data["accepted"]
         assert data["draft_ms"] > 0 and data["tail_s"] > 0 and data["index_bytes"] > 0
-        assert data["proposed_group"] > 0 and data["proposed_request"] > 0
+        sources = ("request", "group", "history", "corpus")
+        assert data["proposed"] == sum(data[f"proposed_{source}"] for source in sources)
+        assert data["accepted_group"] > 0 and data["accepted_request"] > 0
+        assert all(data[f"accepted_{source}"] <= data[f"proposed_{source}"] for source in sources)
     assert sum(row[4] for row in run.rows) == sum(step["data"]["rollout/spec/drafted"] for step in run.steps)
 
 

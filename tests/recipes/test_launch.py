@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations and the launcher, without starting an engine."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sam_core.options import Options
 
 from llm_rl import config as recipe
 from llm_rl import launch
@@ -39,14 +41,21 @@ def test_sam_reaches_the_engine_and_off_leaves_it_alone(tmp_path):
             "method=sam",
             "num_speculative_tokens=4",
             "sam.rule=oldest",
-            "sam.sources=[request,group]",
+            "sam.sources=[request,group,history]",
             "sam.switch=batch",
             "sam.threshold=8",
             "sam.memory_bytes=1073741824",
+            "sam.min_prob=0.1",
+            "sam.corpus=null",
         )
     }
     off = recipe.verl_overrides(load("sam=off"), tmp_path)
     assert [line for line in on if not line.startswith(prefix)] == off
+
+
+def test_recipes_name_every_option_with_the_engines_default():
+    assert recipe.options(load()) == Options()
+    assert set(load().sam_options) | {"switch"} == {"k", *(f.name for f in dataclasses.fields(Options))}
 
 
 def test_the_arms_share_the_seed(tmp_path):
@@ -68,6 +77,11 @@ def test_the_arms_share_the_seed(tmp_path):
         ("name=a: b: c", "override 'name=a: b: c' cannot be used"),
         ("sam_options.treshold=3", "sam_options: unknown option 'treshold'"),
         ("sam_options.threshold=-1", "sam_options: threshold must be an integer of at least 1, got -1"),
+        ("sam_options.sources=[history]", "sam_options: sources has 'history' without 'group'"),
+        (
+            "sam_options.corpus=/no",
+            "sam_options: corpus '/no' cannot be opened (No such file or directory): name a file",
+        ),
         ("sam_options.k=16", "sam_options: num_speculative_tokens must be an integer from 1 to 15, got 16"),
         ("sam_options.switch=batch", "the switch is chosen by sam=off or sam=batch, not in sam_options"),
         ("sam", "override 'sam' is not of the form key=value"),

@@ -8,7 +8,6 @@ import pytest
 from pool_oracle import i32, step
 
 import sam_core
-from sam_core import reference
 
 INT64 = np.zeros(1, np.int64)
 MAX = 2**31 - 1
@@ -23,6 +22,8 @@ def good():
         "k": 2,
         "out": np.full((2, 4), -1, np.int32),
         "lengths": i32(-1, -1),
+        "scores": np.full((2, 4), -1, np.float32),
+        "parents": np.full((2, 4), -1, np.int32),
     }
 
 
@@ -35,6 +36,7 @@ def misaligned(count):
     return np.frombuffer(bytearray(4 * count + 1), np.int32, count, offset=1)
 
 
+WIDE = {"out": np.full((2, 90), -1, np.int32), "scores": None, "parents": None}
 BAD_STEP = [
     ({"slots": i32(0, 2)}, ValueError, r"slots\[1\] is 2, which is not an open slot"),
     ({"slots": i32(-1, 0)}, ValueError, r"slots\[0\] is -1, which is not an open slot"),
@@ -70,6 +72,16 @@ BAD_STEP = [
     ({"out": np.zeros((2, 4), np.int64)}, TypeError, "out must hold int32, not items of format 'l' and 8 bytes"),
     ({"out": np.zeros((4, 2), np.int32).T}, BufferError, "out must be contiguous in C order and aligned"),
     ({"out": readonly(np.zeros((2, 4), np.int32))}, BufferError, "out must be writable"),
+    ({"out": np.zeros((2, 90), np.int32)}, ValueError, "scores has 4 columns, but out has 90"),
+    ({"k": 65, **WIDE}, ValueError, "k is 65: it must lie between 0 and 64, the longest draft"),
+    ({"k": i32(0, 65), **WIDE}, ValueError, "k of row 1 is 65: it must lie between 0 and 64, the longest draft"),
+    ({"scores": np.zeros((2, 4))}, TypeError, "scores must hold float32, not items of format 'd' and 8 bytes"),
+    ({"scores": np.zeros((2, 4), np.int32)}, TypeError, "scores must hold float32, not items of format 'i'"),
+    ({"scores": [0.5]}, TypeError, "scores must be a float32 buffer, not list"),
+    ({"scores": np.zeros((1, 4), np.float32)}, ValueError, "scores has 1 rows, but slots has 2"),
+    ({"scores": readonly(np.zeros((2, 4), np.float32))}, BufferError, "scores must be writable"),
+    ({"parents": np.zeros((2, 3), np.int32)}, ValueError, "parents has 3 columns, but out has 4"),
+    ({"parents": np.zeros((2, 4), np.float32)}, TypeError, "parents must hold int32, not items of format 'f'"),
     ({"lengths": readonly(i32(0, 0))}, BufferError, "lengths must be writable"),
     ({"lengths": i32(0)}, ValueError, "lengths has 1 rows, but slots has 2"),
     ({"lengths": None}, TypeError, "lengths must be an int32 buffer, not NoneType"),
@@ -78,7 +90,7 @@ BAD_STEP = [
 
 @pytest.mark.parametrize(("changed", "error", "message"), BAD_STEP, ids=lambda value: None)
 def test_step_refuses(changed, error, message):
-    pool = sam_core.Pool()
+    pool = sam_core.Pool(rule="newest")
     for _ in range(3):
         pool.open([5, 6, 7, 5])
     pool.close(2)
@@ -87,11 +99,12 @@ def test_step_refuses(changed, error, message):
     with pytest.raises(error, match=message):
         pool.step(**arguments)
     assert pool.stats() == before and pool._validate() is None
-    for name in ("out", "lengths"):
+    for name in ("out", "lengths", "scores", "parents"):
         if name not in changed:
             assert (arguments[name] == -1).all()
     pool.step(**good())
-    assert pool.stats()["appended"] == 3
+    pool.step(**good() | {"scores": None, "parents": None})
+    assert pool.stats()["appended"] == 6
 
 
 BAD_PROMPTS = [
@@ -119,11 +132,30 @@ def test_open_and_drop_refuse_tokens(prompt, error, message):
     with pytest.raises(error, match=message.format("group")):
         pool.drop(prompt)
     assert pool.stats()["slots_open"] == 0
+    slot = pool.open([1])
+    if not isinstance(prompt, int):
+        with pytest.raises(error, match=message.format("tokens")):
+            pool.append(slot, prompt)
+    assert pool.stats()["appended"] == 0 and pool._validate() is None
 
 
-def test_largest_token_is_accepted():
+def test_append_refuses():
     pool = sam_core.Pool()
-    assert step(pool, [(pool.open([MAX, 0, MAX]), [])]) == [[0, MAX]]
+    slot = pool.open([1])
+    for bad in (-1, 2**31, 2**80, np.int64(-7)):
+        with pytest.raises(ValueError, match=f"tokens is .*{bad}.*: token ids go from 0 to 2147483647"):
+            pool.append(slot, bad)
+    for bad in (slot + 1, -1, 2**80):
+        for tokens in (1, [1]):
+            with pytest.raises(ValueError, match=f"slot is {bad}, which is not an open slot"):
+                pool.append(bad, tokens)
+    for bad in (None, 0.0, "0"):
+        with pytest.raises(TypeError, match="slot must be an integer, not"):
+            pool.append(bad, 1)
+    for arguments in ((), (slot,), (slot, 1, 2)):
+        with pytest.raises(TypeError, match=f"append takes 2 arguments, slot and tokens, not {len(arguments)}"):
+            pool.append(*arguments)
+    assert pool.stats()["appended"] == 0
 
 
 @pytest.mark.parametrize("group", ["name", 3, b"name".decode(), bytearray(b"name"), ()])
@@ -144,24 +176,45 @@ def test_close_refuses():
             pool.close(bad)
 
 
-@pytest.mark.parametrize("make", [sam_core.Pool, reference.Pool], ids=["c", "twin"])
+RULES = "it must be 'oldest', 'newest', 'count', 'suffix' or 'blend'"
+SOURCES = "it must be a sequence of 'request', 'group' and 'history'; the corpus is given as corpus=path"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"memory_bytes": -1}, "memory_bytes is -1: it must not be negative"),
-        ({"rule": "blend"}, "rule is 'blend': this version has the rules 'newest' and 'oldest'"),
-        ({"rule": ""}, "rule is '': this version has the rules 'newest' and 'oldest'"),
-        ({"sources": ("request", "history")}, "'history'.*: this version has the sources 'request' and 'group'"),
-        ({"sources": "request"}, "'request': this version has the sources 'request' and 'group'"),
+        ({"memory_bytes": -1}, r"memory_bytes is -1: a pool needs at least \d+"),
+        ({"memory_bytes": 0}, r"memory_bytes is 0: a pool needs at least \d+"),
+        ({"rule": "best"}, f"rule is 'best': {RULES}"),
+        ({"rule": ""}, f"rule is '': {RULES}"),
+        ({"sources": ("request", "other")}, f"sources has 'other': {SOURCES}"),
+        ({"sources": ("request", "corpus")}, f"sources has 'corpus': {SOURCES}"),
+        ({"sources": "request"}, f"sources has 'request': {SOURCES}"),
         ({"sources": ()}, "sources is empty: name 'request', 'group' or both"),
+        ({"sources": ("history", "request")}, "sources has 'history' without 'group', of which it is a part"),
+        ({"min_prob": -0.1}, "min_prob is -0.1: it must lie between 0 and 1"),
+        ({"min_prob": 1.5}, "min_prob is 1.5: it must lie between 0 and 1"),
+        ({"min_prob": float("nan")}, "min_prob is nan: it must lie between 0 and 1"),
+        ({"corpus": "a\0b"}, "embedded null"),
+        ({"corpus": __file__}, r"test_bad_input.py' is no corpus: name a file that build_corpus wrote"),
+        ({"corpus": "."}, r"'\.' is no corpus: name a file that build_corpus wrote"),
     ],
 )
-def test_pool_refuses(make, arguments, message):
+def test_pool_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
-        make(**arguments)
+        sam_core.Pool(**arguments)
 
 
-@pytest.mark.parametrize("arguments", [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"sources": 3}, {"x": 1}])
+def test_pool_refuses_a_corpus_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        sam_core.Pool(corpus=tmp_path / "nowhere")
+
+
+WRONG_TYPES = [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"sources": 3}, {"x": 1}]
+WRONG_TYPES += [{"corpus": 3}, {"min_prob": "0.5"}]
+
+
+@pytest.mark.parametrize("arguments", WRONG_TYPES)
 def test_pool_refuses_types(arguments):
     with pytest.raises(TypeError):
         sam_core.Pool(**arguments)
@@ -173,6 +226,6 @@ def test_integers_that_change_the_list_do_no_harm():
             prompt.clear()
             return 7
 
-    pool = sam_core.Pool()
+    pool = sam_core.Pool(rule="newest")
     prompt = [Sly(), 1, 2, 7]
     assert step(pool, [(pool.open(prompt), [])]) == [[1, 2, 7]]

@@ -1,45 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Drives the C core without Python, with an allocator that counts and fails on demand. test_c.py compiles
-// this with the sanitizers and runs it. A check that fails ends the program with a line on stderr.
+// Drives the pool and its files without Python while allocations fail and memory ends. test_c.py compiles
+// this, also with the sanitizers, and runs it in an empty folder. A check that fails ends the program with a
+// line on stderr.
 
-#include <stddef.h>
+#include "failing_memory.h"
 
-void *test_realloc(void *block, size_t bytes);
-void test_free(void *block);
-#define SAM_REALLOC test_realloc
-#define SAM_FREE test_free
+#include "persist.h"
 
-#include "pool.c"
-#include "sam.c"
+#include "pool.c" // for its static functions
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define CHECK(condition)                                                                                     \
     do {                                                                                                     \
         if (!(condition)) {                                                                                  \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                          \
+            fprintf(stderr, "line %d, allocation %lld fails: %s\n", __LINE__, fail_at, #condition);          \
             exit(1);                                                                                         \
         }                                                                                                    \
     } while (0)
-
-static int64_t live_blocks, allocations, fail_at = -1;
-static bool fail_on; // keep failing from fail_at on
-
-void *test_realloc(void *block, size_t bytes) {
-    int64_t number = allocations++;
-    if (fail_at >= 0 && (fail_on ? number >= fail_at : number == fail_at))
-        return NULL;
-    void *resized = realloc(block, bytes);
-    live_blocks += resized && !block;
-    return resized;
-}
-
-void test_free(void *block) {
-    live_blocks -= block != NULL;
-    free(block);
-}
 
 static uint32_t random_state;
 
@@ -48,66 +29,90 @@ static int32_t draw(uint32_t below) {
     return (int32_t)((random_state >> 8) % below);
 }
 
+// What happened in all pools so far: a test that never runs out of memory would prove nothing.
+static uint64_t evicted_groups, evicted_history, exhausted, skipped_pasts, lost_automata;
+
 static void check_sound(pool *p) {
     const char *reason = NULL;
     if (!pool_validate(p, &reason)) {
-        fprintf(stderr, "allocation %lld of %lld failed: %s\n", (long long)fail_at, (long long)allocations,
-                reason);
+        fprintf(stderr, "allocation %lld of %lld failed: %s\n", fail_at, allocations, reason);
         exit(1);
     }
 }
 
-enum { PROMPTS = 3, MOST = 6 };
+enum { ALL = 1 << RULE_REQUEST | 1 << RULE_GROUP | 1 << RULE_HISTORY, PLENTY = 1 << 30 };
+enum { PROMPTS = 3, MOST = 6, DRAFT = 4 };
 
-// A fixed history of opens, steps, closes and drops. Every call must leave the pool sound, whatever fails.
-static void history(size_t memory_bytes, sam_rule rule) {
+// A fixed history of opens, steps, closes and drops. Every call must leave the pool sound,
+// whatever fails.
+static void history(size_t memory_bytes, rule_name rule, unsigned sources) {
     static const int32_t prompts[PROMPTS][4] = {{1, 2, 1, 2}, {3, 3, 3, 3}, {0, 1, 2, 3}};
+    long long blocks = live_blocks;
     pool p;
-    pool_init(&p, memory_bytes, rule, POOL_REQUEST | POOL_GROUP);
+    if (!pool_init(&p, memory_bytes, rule, sources, NULL, 0))
+        return;
     int32_t open[MOST];
     size_t count = 0;
     random_state = 7;
     for (int turn = 0; turn < 60; turn++) {
-        int act = draw(8);
+        int act = draw(10);
+        pool_error error;
         if (act < 2 && count < MOST) {
             pool_key kind = (pool_key)draw(3);
             uint32_t slot;
             if (pool_open(&p, prompts[draw(PROMPTS)], 4, kind, "name", 4, &slot) == POOL_OK)
                 open[count++] = (int32_t)slot;
-        } else if (act == 2 && count) {
-            size_t at = (size_t)draw((uint32_t)count);
-            pool_error error;
-            CHECK(pool_close(&p, open[at], draw(2), &error) == POOL_OK);
-            open[at] = open[--count];
-        } else if (act == 3) {
+        } else if ((act < 4 || turn % 20 == 19) && count) {
+            do { // sometimes all, so that lives end
+                size_t at = (size_t)draw((uint32_t)count);
+                CHECK(pool_close(&p, open[at], draw(3), &error) == POOL_OK);
+                open[at] = open[--count];
+            } while (turn % 20 == 19 && count);
+        } else if (act == 4) {
             bool found;
-            pool_error error;
             pool_drop(&p, POOL_BY_PROMPT, prompts[draw(PROMPTS)], 4 * sizeof(int32_t), &found, &error);
+        } else if (act == 6 && count) {
+            int32_t tokens[3] = {draw(4), draw(4), draw(4)};
+            CHECK(pool_append(&p, open[draw((uint32_t)count)], tokens, 3, &error) == POOL_OK);
         } else {
-            int32_t tokens[MOST * 3], counts[MOST], k = 3, out[MOST * 3], lengths[MOST];
+            int32_t tokens[MOST * 3], counts[MOST], k = DRAFT, out[MOST * DRAFT], parents[MOST * DRAFT];
+            int32_t lengths[MOST];
+            float scores[MOST * DRAFT];
             for (size_t i = 0; i < count; i++)
                 counts[i] = 3;
             for (size_t i = 0; i < 3 * count; i++)
                 tokens[i] = draw(4);
-            pool_error error;
+            pool_drafts drafts = {out, draw(2) ? parents : NULL, scores, lengths, DRAFT};
             pool_status status =
-                pool_step(&p, open, count, tokens, 3 * count, counts, &k, true, out, 3, lengths, &error);
+                pool_step(&p, open, count, tokens, 3 * count, counts, &k, true, &drafts, &error);
             CHECK(status == POOL_OK || status == POOL_NO_MEMORY);
+            for (size_t i = 0; status == POOL_OK && i < count; i++)
+                CHECK(lengths[i] >= 0 && lengths[i] <= DRAFT);
         }
         check_sound(&p);
+        for (size_t i = 0; i < count; i++) {
+            const pool_group *g = p.slots[open[i]].group;
+            skipped_pasts += g && g->skips_past && g->state == POOL_READY;
+            lost_automata += g && g->state == POOL_LOST;
+        }
     }
+    evicted_groups += p.evicted_groups;
+    evicted_history += p.evicted_history;
+    exhausted += p.exhausted;
     pool_free(&p);
     CHECK(p.memory.used == 0);
-    CHECK(live_blocks == 0);
+    CHECK(live_blocks == blocks);
 }
 
 static void test_every_allocation_fails_in_turn(void) {
-    for (int rule = SAM_OLDEST; rule <= SAM_NEWEST; rule++)
+    static const unsigned sources[] = {ALL, 1 << RULE_GROUP, 1 << RULE_REQUEST | 1 << RULE_GROUP,
+                                       1 << RULE_GROUP | 1 << RULE_HISTORY, ALL};
+    for (int rule = RULE_OLDEST; rule <= RULE_BLEND; rule++)
         for (int on = 0; on < 2; on++) {
             fail_on = on;
             for (fail_at = 0;; fail_at++) {
                 allocations = 0;
-                history((size_t)1 << 30, (sam_rule)rule);
+                history(PLENTY, (rule_name)rule, sources[rule]);
                 if (allocations <= fail_at)
                     break;
             }
@@ -117,23 +122,99 @@ static void test_every_allocation_fails_in_turn(void) {
 }
 
 static void test_every_memory_limit(void) {
-    for (size_t limit = 0; limit < 40000; limit += 97)
-        history(limit, SAM_NEWEST);
+    for (size_t more = 0; more < 50000; more += 257)
+        history(pool_least_bytes() + more, RULE_NEWEST, ALL);
+    for (size_t more = 0; more < 50000; more += 1511) {
+        history(pool_least_bytes() + more, RULE_COUNT, ALL);
+        history(pool_least_bytes() + more, RULE_OLDEST, 1 << RULE_GROUP);
+    }
+    CHECK(evicted_groups && evicted_history && exhausted && skipped_pasts && lost_automata);
+    pool p;
+    CHECK(!pool_init(&p, pool_least_bytes() - 1, RULE_NEWEST, ALL, NULL, 0));
+    CHECK(live_blocks == 0);
+}
+
+// Groups of several texts, closed and open ones.
+static void fill(pool *p) {
+    random_state = 5;
+    for (int32_t i = 0; i < 12; i++) {
+        int32_t prompt[3] = {i % 8, 1, 2}, answer[20];
+        char name = (char)('a' + i % 8);
+        uint32_t slot;
+        pool_error error;
+        pool_key kind = i % 2 ? POOL_BY_PROMPT : POOL_NAMED;
+        CHECK(pool_open(p, prompt, 3, kind, &name, 1, &slot) == POOL_OK);
+        for (int j = 0; j < 20; j++)
+            answer[j] = draw(4);
+        CHECK(pool_append(p, slot, answer, 20, &error) == POOL_OK);
+        CHECK(i == 11 || pool_close(p, slot, true, &error) == POOL_OK);
+    }
+}
+
+// Loads a file with every allocation failing in turn and with every memory limit.
+static void test_load_drops_what_does_not_fit(unsigned sources) {
+    static const char path[] = "saved.pool";
+    pool p, copy;
+    CHECK(pool_init(&p, PLENTY, RULE_COUNT, sources, NULL, 0));
+    fill(&p);
+    fail_on = true;
+    fail_at = 0;
+    allocations = 0;
+    CHECK(persist_save(&p, path) == PERSIST_SYSTEM);
+    fail_at = -1;
+    CHECK(persist_save(&p, path) == PERSIST_OK);
+    pool_free(&p);
+    persist_file file;
+    const char *reason = "";
+    CHECK(persist_open(&file, path, &reason) == PERSIST_OK);
+    CHECK(file.header.groups == 8 && file.header.texts == 11);
+    uint64_t complete = 0;
+    for (int on = 0; on < 2; on++) {
+        fail_on = on;
+        for (fail_at = 1;; fail_at++) { // 0 is the model
+            allocations = 0;
+            CHECK(pool_init(&copy, PLENTY, RULE_COUNT, sources, NULL, 0));
+            CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);
+            bool failed = allocations > fail_at;
+            CHECK(copy.groups + copy.evicted_groups == 8 && (failed || copy.groups == 8));
+            fail_at = failed ? fail_at : -1;
+            check_sound(&copy);
+            complete = copy.memory.used;
+            pool_free(&copy);
+            CHECK(copy.memory.used == 0 && live_blocks == 0);
+            if (!failed)
+                break;
+        }
+    }
+    uint64_t groups = 0;
+    for (size_t limit = pool_least_bytes(); limit <= complete; limit += 16) {
+        CHECK(pool_init(&copy, limit, RULE_COUNT, sources, NULL, 0));
+        CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);
+        CHECK(copy.groups + copy.evicted_groups == 8);
+        check_sound(&copy);
+        groups = copy.groups;
+        pool_free(&copy);
+    }
+    CHECK(groups >= 7);
+    persist_close(&file);
+    CHECK(live_blocks == 0);
 }
 
 static void test_no_allocation_per_token(void) {
     pool p;
-    pool_init(&p, (size_t)1 << 30, SAM_NEWEST, POOL_REQUEST | POOL_GROUP);
+    CHECK(pool_init(&p, PLENTY, RULE_NEWEST, ALL, NULL, 0));
     uint32_t slot;
     CHECK(pool_open(&p, NULL, 0, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
-    allocations = 0;
     int32_t number = (int32_t)slot, one = 1, k = 3, out[3], length;
-    for (int i = 0; i < 20000; i++) {
+    pool_drafts drafts = {out, NULL, NULL, &length, 3};
+    for (int i = 0; i < 40000; i++) {
+        if (i == 20000)
+            allocations = 0;
         int32_t token = draw(100);
         pool_error error;
-        CHECK(pool_step(&p, &number, 1, &token, 1, &one, &k, true, out, 3, &length, &error) == POOL_OK);
+        CHECK(pool_step(&p, &number, 1, &token, 1, &one, &k, true, &drafts, &error) == POOL_OK);
     }
-    CHECK(allocations < 120); // five arrays and two tables that grow by half or more
+    CHECK(allocations < 80); // eleven arrays that grow by a quarter or more, to twice their size
     check_sound(&p);
     pool_free(&p);
     CHECK(live_blocks == 0);
@@ -143,7 +224,7 @@ static void test_equal_hash_is_not_an_equal_prompt(void) {
     static const int32_t one[] = {34390, 125200, 0}, other[] = {49628, 53662, 899010195};
     CHECK(hash_key(POOL_BY_PROMPT, one, sizeof one) == hash_key(POOL_BY_PROMPT, other, sizeof other));
     pool p;
-    pool_init(&p, (size_t)1 << 30, SAM_NEWEST, POOL_REQUEST | POOL_GROUP);
+    CHECK(pool_init(&p, PLENTY, RULE_NEWEST, ALL, NULL, 0));
     uint32_t slot;
     CHECK(pool_open(&p, one, 3, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
     CHECK(pool_open(&p, other, 3, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
@@ -155,58 +236,27 @@ static void test_equal_hash_is_not_an_equal_prompt(void) {
     CHECK(live_blocks == 0);
 }
 
-// A failed extension must leave the index as it was, also in the middle of a clone or of a growing table.
-static void test_extend_is_all_or_nothing(void) {
-    for (int64_t at = 0;; at++) {
-        sam_memory memory = {.limit = SIZE_MAX};
-        sam_index index;
-        fail_at = -1;
-        CHECK(sam_index_init(&index, &memory, SAM_NEWEST));
-        random_state = 3;
-        allocations = 0;
-        fail_at = at;
-        fail_on = false;
-        uint32_t last = SAM_ROOT;
-        bool failed = false;
-        for (int i = 0; i < 400; i++) {
-            int32_t token = draw(3);
-            uint32_t next, states = index.state_count, edges = index.edge_count;
-            const char *reason = NULL;
-            if (!sam_index_extend(&index, last, token, &next)) {
-                failed = true;
-                CHECK(index.state_count == states && index.edge_count == edges);
-                CHECK(sam_index_validate(&index, &reason));
-                CHECK(
-                    sam_index_extend(&index, last, token, &next)); // it was one failure: now there is memory
-            }
-            sam_index_mark(&index, last, (uint32_t)i);
-            last = next;
-            CHECK(i % 50 || sam_index_validate(&index, &reason));
-        }
-        CHECK(memory.used == sam_index_bytes(&index));
-        sam_index_free(&index);
-        CHECK(memory.used == 0 && live_blocks == 0);
-        if (!failed)
-            break;
-    }
-    fail_at = -1;
-}
-
 // Everything the validation promises to notice.
 static void test_validation_notices_damage(void) {
+    static int32_t tokens[64];
+    sam_text text = {tokens, 0, 64}, *texts = &text;
     sam_memory memory = {.limit = SIZE_MAX};
     sam_index index;
-    CHECK(sam_index_init(&index, &memory, SAM_NEWEST));
-    uint32_t last = SAM_ROOT;
+    CHECK(sam_index_init(&index, &memory, SAM_COUNTED, &texts));
+    sam_cursor cursor = SAM_START;
     random_state = 9;
-    for (uint32_t i = 0; i < 60; i++) {
-        uint32_t next;
-        CHECK(sam_index_extend(&index, last, draw(3), &next));
-        sam_index_mark(&index, last, i);
-        last = next;
+    for (uint32_t i = 0; i < 64; i++) {
+        tokens[i] = draw(3);
+        text.size = i + 1;
+        CHECK(sam_index_append(&index, &cursor, 0, i));
     }
     const char *reason = NULL;
     CHECK(sam_index_validate(&index, &reason));
+    uint32_t deep = 0; // a node with a long string
+    for (uint32_t i = 1; i < index.node_count; i++)
+        if (index.nodes[i].length > index.nodes[deep].length)
+            deep = i;
+    CHECK(index.nodes[deep].length > 3 && index.nodes[deep].place != SAM_NONE);
 #define NOTICES(field, value)                                                                                \
     do {                                                                                                     \
         uint32_t good = (uint32_t)(field);                                                                   \
@@ -215,20 +265,21 @@ static void test_validation_notices_damage(void) {
         field = good;                                                                                        \
         CHECK(sam_index_validate(&index, &reason));                                                          \
     } while (0)
-    NOTICES(index.states[last].link, last);
-    NOTICES(index.states[last].link, SAM_ROOT);
-    NOTICES(index.states[last].length, 1);
-    NOTICES(index.states[SAM_ROOT].target, 0);
-    NOTICES(index.states[SAM_ROOT].target, last + 1000);
+    NOTICES(index.nodes[deep].link, deep);
+    NOTICES(index.nodes[deep].link, index.node_count + 9);
+    NOTICES(index.nodes[deep].length, 0);
+    NOTICES(index.nodes[deep].target, SAM_ROOT);
+    NOTICES(index.nodes[deep].target, SAM_NODE | index.node_count);
+    NOTICES(index.nodes[deep].place, index.chunk_count * SAM_CHUNK);
+    NOTICES(index.nodes[index.nodes[deep].link].place, SAM_NONE);
+    NOTICES(index.nodes[0].link, 0);
+    NOTICES(index.counts[deep].marks, 60);
+    NOTICES(index.counts[deep].best_count, 60);
+    NOTICES(index.counts[deep].arrivals, 0);
+    NOTICES(index.links[63], index.node_count);
     NOTICES(index.edge_count, index.edge_count - 1);
     NOTICES(index.edge_count, index.edge_count + 1);
-    NOTICES(index.state_count, index.state_capacity + 1);
-    NOTICES(index.paths[last].above, SAM_HANGS);
-    NOTICES(index.paths[last].left, 1);
-    NOTICES(index.states[last].seen, 1000); // newer than its link
-    sam_index_mark(&index, last, 60);
-    NOTICES(index.states[last].seen,
-            0); // the whole path of the text, and others that are marked hang from it
+    NOTICES(index.node_count, index.node_capacity + 1);
     sam_index_free(&index);
     CHECK(live_blocks == 0);
 }
@@ -236,9 +287,10 @@ static void test_validation_notices_damage(void) {
 int main(void) {
     test_every_allocation_fails_in_turn();
     test_every_memory_limit();
+    test_load_drops_what_does_not_fit(ALL);
+    test_load_drops_what_does_not_fit(1 << RULE_GROUP);
     test_no_allocation_per_token();
     test_equal_hash_is_not_an_equal_prompt();
-    test_extend_is_all_or_nothing();
     test_validation_notices_damage();
     return 0;
 }

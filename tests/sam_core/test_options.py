@@ -1,12 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
+import inspect
+
 import pytest
-from sam_core.options import Options
+from sam_core.corpus import build_corpus
+from sam_core.options import RULES, SOURCES, Options
+
+from sam_core import Pool
 
 
 def test_defaults_and_the_articles_setting():
-    assert Options.from_engine(3, None) == Options()
-    article = Options.from_engine(3, {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 8})
-    assert (article.rule, article.sources, article.threshold) == ("oldest", ("request",), 8)
+    options = Options.from_engine(3, None)
+    assert options == Options()
+    assert (options.rule, options.sources) == ("blend", ("request", "group", "history"))
+    assert (options.min_prob, options.corpus) == (0.1, None)
+    article = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 8, "min_prob": 0}
+    assert Options.from_engine(3, article) == Options("oldest", ("request",), "batch", 8, 1 << 30, 0, None)
+
+
+def test_a_pool_takes_every_rule_and_source():
+    for rule in RULES:
+        Pool(1 << 20, rule, SOURCES)
+    assert Options().rule == inspect.signature(Pool).parameters["rule"].default
+    assert Options().sources == inspect.signature(Pool).parameters["sources"].default
+
+
+def test_good_corpus(tmp_path):
+    path = str(tmp_path / "corpus")
+    build_corpus([[1, 2, 3]], path)
+    assert Options.from_engine(3, {"corpus": path}).corpus == path
+
+
+def test_bad_corpus_is_one_sentence_that_names_it(tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.write_text("no corpus")
+    for path, sentence in [
+        (tmp_path / "no", "cannot be opened (No such file or directory): name a file that `python -m sam_core build"),
+        (tmp_path, "cannot be opened (Is a directory)"),
+        (foreign, "is no corpus: name a file that build_corpus wrote"),
+    ]:
+        with pytest.raises(ValueError) as error:
+            Options.from_engine(3, {"corpus": str(path)})
+        assert str(path) in str(error.value) and sentence in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -17,17 +51,25 @@ def test_defaults_and_the_articles_setting():
         (True, {}, "num_speculative_tokens must be an integer from 1 to 15, got True"),
         (None, {}, "num_speculative_tokens must be an integer from 1 to 15, got None"),
         (3, "newest", "speculative_config.sam must be a mapping of options, got 'newest'"),
-        (3, {"min_prob": 0.1}, "unknown option 'min_prob' in speculative_config.sam; known: rule, sources"),
-        (3, {"rule": "blend"}, "rule 'blend' is not available; this version has oldest, newest"),
+        (3, {"history": "x"}, "unknown option 'history' in speculative_config.sam; known: rule, sources"),
+        (3, {"rule": "mixer"}, "rule 'mixer' is not available; this version has oldest, newest, count, suffix, blend"),
         (3, {"switch": "auto"}, "switch 'auto' is not available; this version has batch"),
-        (3, {"sources": []}, "sources must be a list of different names out of request, group, got ()"),
+        (3, {"sources": []}, "sources must be a list of different names out of request, group, history, got ()"),
         (3, {"sources": ["group", "group"]}, "sources must be a list of different names"),
         (3, {"sources": "request"}, "sources must be a list of different names"),
         (3, {"sources": ["corpus"]}, "sources 'corpus' is not available"),
+        (3, {"sources": ["request", "history"]}, "sources has 'history' without 'group': add group, whose index holds"),
         (3, {"threshold": -1}, "threshold must be an integer of at least 1, got -1; to run without speculation leave"),
         (3, {"threshold": 0}, "threshold must be an integer of at least 1, got 0"),
         (3, {"threshold": 2.5}, "threshold must be an integer of at least 1, got 2.5"),
         (3, {"memory_bytes": 1000}, "memory_bytes must be an integer of at least 1048576"),
+        (3, {"min_prob": 1}, "min_prob must be a number of at least 0 and below 1, got 1"),
+        (3, {"min_prob": -0.1}, "min_prob must be a number of at least 0 and below 1, got -0.1"),
+        (3, {"min_prob": float("nan")}, "min_prob must be a number of at least 0 and below 1, got nan"),
+        (3, {"min_prob": "0.1"}, "min_prob must be a number of at least 0 and below 1, got '0.1'"),
+        (3, {"min_prob": True}, "min_prob must be a number of at least 0 and below 1, got True"),
+        (3, {"corpus": 3}, "corpus must be the path of a file, got 3"),
+        (3, {"corpus": ""}, "corpus '' cannot be opened (No such file or directory)"),
     ],
 )
 def test_bad_value_is_one_sentence(k, sam, sentence):

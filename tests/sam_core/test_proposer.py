@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from sam_core.corpus import build_corpus
 from sam_core.proposer import SamProposer
 
 MAX_LEN = 64
@@ -45,7 +46,8 @@ class Batch:
 
 
 def make(k=3, **options):
-    return SamProposer(k, options, max_model_len=MAX_LEN)
+    """A proposer whose drafts can be told by eye: the newest occurrence, whole, unless `options` say otherwise."""
+    return SamProposer(k, {"rule": "newest", "min_prob": 0} | options, max_model_len=MAX_LEN)
 
 
 def test_drafts_what_followed():
@@ -164,6 +166,99 @@ def test_rank_that_does_not_draft_keeps_no_index():
     batch.add("a", [1, 2, 1, 2], 4)
     assert batch.propose(proposer) == {"a": []}
     assert proposer.pool.stats()["slots_open"] == 0
+
+
+def test_article_setting_copies_k_tokens_from_behind_the_first_occurrence():
+    article = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 8, "min_prob": 0}
+    proposer, batch = SamProposer(3, article, max_model_len=MAX_LEN), Batch()
+    batch.add("a", [1, 2, 3, 4, 1, 2, 5, 6, 1, 2], 10)
+    batch.add("b", [1, 2, 3, 4, 1, 2, 5, 6, 1, 2], 10)
+    batch.sample("b", [7, 8, 9, 1, 2])
+    for new in range(100, 110):  # a draft that fails again and again is drafted all the same
+        assert batch.propose(proposer) == {"a": [3, 4, 1], "b": [3, 4, 1]}
+        batch.sample("a", [new, 1, 2])
+
+
+@pytest.mark.parametrize("rule", ["oldest", "newest", "count", "suffix", "blend"])
+def test_min_prob_ends_drafts_that_are_not_believed(rule):
+    rng = random.Random(1)
+    drafted = {}
+    for min_prob in (0, 0.2, 0.9):
+        proposer, drafted[min_prob] = make(8, rule=rule, min_prob=min_prob, threshold=99), 0
+        for text in range(40):
+            batch = Batch()
+            batch.add(f"r{text}", [rng.randrange(4) for _ in range(48)], 4)
+            drafted[min_prob] += len(batch.propose(proposer)[f"r{text}"])
+    assert drafted[0] > drafted[0.2] > drafted[0.9] == 0
+
+
+def test_min_prob_keeps_drafts_that_come_true():
+    proposer = make(3, rule="blend", min_prob=0.5)
+    for text in range(40):
+        batch = Batch()
+        batch.add("a", [text, 100, 200], 3)
+        for step in range(24):
+            batch.sample("a", [(text, 100, 200)[step % 3]])
+            drafts = batch.propose(proposer)
+        proposer.finish(["a"])
+    assert len(drafts["a"]) == 3
+
+
+def test_corpus_drafts_for_the_first_request(tmp_path):
+    path = str(tmp_path / "corpus")
+    build_corpus([[5, 6, 7, 8, 9]], path)
+    proposer, batch = make(corpus=path), Batch()
+    batch.add("a", [1, 5, 6], 3)
+    assert batch.propose(proposer) == {"a": [7, 8, 9]}
+    batch.sample("a", [7, 8, 1])
+    batch.propose(proposer)
+    stats = proposer.stats()
+    assert (stats["proposed_corpus"], stats["accepted_corpus"]) == (3, 2)
+
+
+def test_answers_of_an_earlier_life_draft_as_history():
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2, 5, 6, 7, 8], 2)
+    batch.propose(proposer)
+    batch.remove("a")
+    proposer.finish(["a"])
+    batch.add("b", [1, 2], 2)
+    assert batch.propose(proposer) == {"b": [5, 6, 7]}
+    batch.sample("b", [5, 6, 7, 8])
+    batch.propose(proposer)
+    stats = proposer.stats()
+    assert (stats["proposed_history"], stats["accepted_history"], stats["proposed_group"]) == (3, 3, 0)
+
+
+def test_memory_that_is_used_up_ends_drafts_and_nothing_else():
+    rng = random.Random(2)
+    proposer, batch = make(rule="blend", memory_bytes=1 << 20, threshold=999), Batch(rows=400)
+    for _ in range(3):
+        for i in range(400):
+            batch.add(f"r{i}", [i] + [rng.randrange(9) for _ in range(40)], 2)
+        assert len(batch.propose(proposer)) == 400
+        proposer.finish(batch.req_ids)
+        batch = Batch(rows=400)
+    stats = proposer.stats()
+    assert stats["exhausted"] > 0 and stats["evicted_groups"] > 0
+    assert 0 < stats["bytes_used"] <= 1 << 20 and stats["requests"] == 0
+
+
+def test_sources_add_up_in_the_counters():
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2, 3, 1, 2], 2)
+    batch.add("b", [1, 2, 9], 2)
+    for tokens in ([3, 1, 2], [3, 8], [1, 2, 3]):
+        batch.propose(proposer)
+        batch.sample("a", tokens)
+        batch.sample("b", tokens[:2])
+    batch.propose(proposer)
+    stats = proposer.stats()
+    pool = proposer.pool.stats()
+    sources = ("request", "group", "history", "corpus")
+    assert stats["proposed"] == sum(stats[f"proposed_{source}"] for source in sources) > 0
+    assert pool["accepted_tokens"] == sum(stats[f"accepted_{source}"] for source in sources) > 0
+    assert stats["proposed_request"] and stats["proposed_group"]
 
 
 def test_empty_batch():

@@ -55,7 +55,8 @@ def test_drafter_counters_are_differences_and_its_levels_are_not():
 
 def test_metrics_over_replicas():
     row = dict.fromkeys(stats.SUMS, 0) | {"tokens": 30, "request_steps": 20, "drafted": 40, "accepted": 10, "tail_s": 3}
-    drafter = {"sam_steps": 10, "sam_steps_on": 5, "sam_draft_s": 0.02, "sam_proposed": 44, "sam_proposed_group": 4}
+    drafter = {"sam_steps": 10, "sam_steps_on": 5, "sam_draft_s": 0.02, "sam_proposed": 44}
+    drafter |= {"sam_proposed_group": 4, "sam_accepted_group": 3, "sam_evicted_history": 2}
     metrics = stats.step_metrics([row | drafter, row | drafter | {"tail_s": 5}])
     assert metrics["rollout/spec/tokens_per_step"] == 1.5
     assert metrics["rollout/spec/acceptance_rate"] == 0.25
@@ -64,6 +65,8 @@ def test_metrics_over_replicas():
     assert metrics["rollout/spec/tail_s"] == 5
     assert metrics["rollout/spec/drafted"] == 80
     assert metrics["rollout/spec/proposed_group"] == 8
+    assert metrics["rollout/spec/accepted_group"] == 6
+    assert metrics["rollout/spec/evicted_history"] == 4
     assert "rollout/spec/switch_on_share" not in stats.step_metrics([row])
 
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict, final
 
@@ -6,15 +7,22 @@ import numpy as np
 import numpy.typing as npt
 
 Int32: TypeAlias = npt.NDArray[np.int32]  # or any other C-contiguous, aligned int32 buffer
+Float32: TypeAlias = npt.NDArray[np.float32]  # the same of float32
 Tokens: TypeAlias = Int32 | Sequence[int]
+Path: TypeAlias = str | bytes | os.PathLike[str]
+Rule: TypeAlias = Literal["oldest", "newest", "count", "suffix", "blend"]
+Source: TypeAlias = Literal["request", "group", "history"]
 
 class Drafted(TypedDict):
     drafts: int
     drafted_tokens: int
+    accepted_tokens: int
 
 class BySource(TypedDict):
     request: Drafted
     group: Drafted
+    corpus: Drafted
+    history: Drafted
 
 class Stats(TypedDict):
     slots_open: int
@@ -25,45 +33,79 @@ class Stats(TypedDict):
     appended: int
     drafts: int
     drafted_tokens: int
+    accepted_tokens: int
     by_source: BySource
+    history_texts: int
+    history_tokens: int
     evicted_groups: int
+    evicted_history: int
     exhausted: int
+
+class Saved(TypedDict):
+    version: int
+    rule: Rule
+    sources: list[Source]
+    groups: int
+    texts: int
+    tokens: int
+    bytes: int
 
 BY_PROMPT: Final = "by_prompt"
 
 @final
 class Pool:
-    """Requests that draft from their own text and from the answers to the same prompt.
+    """Requests that draft from their own text, from the answers to the same prompt and from a corpus.
 
-    A draft continues the longest suffix of a slot's text that stood somewhere before. Where that is, is up to the
-    sources: ``request`` is the slot's own prompt and answer, ``group`` the texts of its group, finished or running.
-    The source with the longer match drafts, on a tie ``request``. If the match stood in several places, the rule
-    chooses: ``newest`` the place whose following token came last, ``oldest`` the one whose following token came first
-    (the method of the article on SAM drafts for RL training). A draft ends where the copied text ends.
+    Sources of drafts:
+        request: the slot's own prompt and answer.
+        group: the texts of its group, finished or running. A group's life begins with its first slot and ends when its
+            last one is closed; then it lingers, and the next life finds what was kept.
+        history: drafts that copy a text of an earlier life are counted under this name, and the index of a closed group
+            may be freed for memory and built again when a slot of the group drafts.
+        corpus: a file that `build_corpus` wrote.
 
-    Where memory is exceeded, the groups without open slots go first, the one closed longest ago before the others.
-    After that a request that needs more stops drafting for good; it raises nothing and is counted in ``exhausted``.
+    The rule decides what follows a match: ``oldest`` copies what followed the first occurrence of the longest match
+    (the article on SAM drafts for RL training), ``newest`` its latest, ``count`` takes the most frequent continuation,
+    matched again at every token, ``suffix`` is SuffixDecoding, ``blend`` weighs all sources and several match lengths
+    by what they were worth so far. Each learns how probable its drafts are from the tokens appended after them. Matches
+    have at most 64 tokens but for ``oldest``.
+
+    Where an index is built again, its texts go in one after another in order of opening; so the latest occurrence is
+    then one in the text opened last. This is done when a slot of the group drafts, after the index was freed, after the
+    pool was loaded, or after a text was closed without being kept.
+
+    Where memory is exceeded, the pool frees, if history is a source, indexes of closed groups; then closed groups; then
+    the history of open groups; then the indexes of open groups; each time the longest closed or opened one first. After
+    that a request that needs more stops drafting for good. Nothing is raised; ``evicted_groups``, ``evicted_history``
+    and ``exhausted`` of `stats` count it.
 
     Calls from several threads wait for each other; the GIL is released while they work. The same calls give the same
-    drafts on every platform. A pool can be neither pickled nor copied; a forked child has a pool of its own that starts
-    as a copy, provided no other thread was inside a call.
+    drafts on every platform. A pool can be neither pickled nor copied, and its methods raise RuntimeError in a forked
+    child.
 
     Args:
-        memory_bytes: limit for texts and indexes, in bytes; the table of slots (about 100 bytes each) is not counted.
-        rule: ``"newest"`` or ``"oldest"``.
-        sources: ``"request"``, ``"group"`` or both; what is not named is not indexed. With ``group`` alone a slot also
-            drafts from its own text, which is part of its group.
+        memory_bytes: limit for all that is held, in bytes, but for the table of slots (under 1 KiB each) and the corpus,
+            which is mapped.
+        rule: see above.
+        sources: ``"request"``, ``"group"`` or both, and ``"history"`` with ``"group"``; what is not named is not
+            indexed. With ``group`` alone a slot also drafts from its own text, which is part of its group.
+        corpus: path of a corpus, which is a source then; None: none.
+        min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 .. 1.
 
     Raises:
-        ValueError: negative memory_bytes, unknown rule or source, no source.
+        ValueError: memory_bytes too small for any pool, unknown rule or source, no source, history without group,
+            min_prob outside its range, or a file that is no corpus.
         TypeError: an argument of another type.
+        OSError: the corpus cannot be read.
     """
 
     def __new__(
         cls,
         memory_bytes: int = 1 << 30,
-        rule: Literal["newest", "oldest"] = "newest",
-        sources: Iterable[Literal["request", "group"]] = ("request", "group"),
+        rule: Rule = "blend",
+        sources: Iterable[Source] = ("request", "group", "history"),
+        corpus: Path | None = None,
+        min_prob: float = 0.0,
     ) -> Pool: ...
     def open(self, prompt_ids: Tokens, group: bytes | Literal["by_prompt"] | None = "by_prompt") -> int:
         """Open a slot for a prompt and return its number. Takes time proportional to the prompt.
@@ -74,16 +116,27 @@ class Pool:
                 whatever their prompts, which are sources of drafts too; None: a private slot without a group.
 
         Returns:
-            A number from 0 on that may be used again after `close`.
+            A number from 0 on. A closed slot's number is used again only after 64 others were closed.
 
         Raises:
             ValueError: a token id outside the range, or a buffer that is not one-dimensional.
             TypeError: prompt_ids of another dtype or type, or another group.
             BufferError: a buffer that is not contiguous and aligned.
             MemoryError: the table of slots cannot grow.
+            RuntimeError: called in a forked child; so do all methods below.
         """
 
-    def step(self, slots: Int32, tokens: Int32, counts: Int32, k: int | Int32, out: Int32, lengths: Int32) -> None:
+    def step(
+        self,
+        slots: Int32,
+        tokens: Int32,
+        counts: Int32,
+        k: int | Int32,
+        out: Int32,
+        lengths: Int32,
+        scores: Float32 | None = None,
+        parents: Int32 | None = None,
+    ) -> None:
         """Append tokens to a batch of slots, then write a draft for each.
 
         All rows are appended, in order, before the first draft, so slots of one group see each other's new tokens.
@@ -92,14 +145,29 @@ class Pool:
             slots: int32 [B], open slots, each at most once.
             tokens: int32 [sum(counts)], the new tokens row after row, 0 .. 2**31 - 1.
             counts: int32 [B], how many tokens each row gets, 0 or more.
-            k: the longest draft wanted, 0 .. K, for all rows or as int32 [B]; 0 only appends.
+            k: the longest draft wanted, 0 .. min(K, 64), for all rows or as int32 [B]; 0 only appends.
             out: writable int32 [B, K]; row i receives its draft in out[i, : lengths[i]], the rest stays as it was.
             lengths: writable int32 [B], receives the lengths of the drafts, 0 .. k.
+            scores: writable float32 [B, K], receives the estimated probability that the whole path to a token is
+                accepted.
+            parents: writable int32 [B, K]; if given, drafts are trees, and this receives the number of the token that
+                each token follows, -1 for the end of the text. Parents come before children.
 
         Raises:
             ValueError: a value or a shape that is none of these. Nothing has changed then.
-            TypeError: something that is no int32 buffer. Nothing has changed then.
-            BufferError: a buffer that is not contiguous, aligned or, for the last two, writable. Nothing has changed.
+            TypeError: something that is no buffer of its type. Nothing has changed then.
+            BufferError: a buffer that is not contiguous, aligned or, from `out` on, writable. Nothing has changed.
+        """
+
+    def append(self, slot: int, tokens: int | Tokens, /) -> None:
+        """Append one token, or a sequence or int32 buffer [n] of them, to one slot; like `step` with k = 0.
+
+        One token given as an int is appended without giving up the GIL.
+
+        Raises:
+            ValueError: the slot is not open, or a token id lies outside 0 .. 2**31 - 1. Nothing has changed then.
+            TypeError: an argument of another type.
+            BufferError: a buffer that is not contiguous and aligned.
         """
 
     def close(self, slot: int, keep: bool = True) -> None:
@@ -107,8 +175,8 @@ class Pool:
 
         Args:
             slot: an open slot.
-            keep: True: the text stays a source of its group. False: the group forgets it as if it had never been; this
-                rebuilds the group's index in time proportional to its tokens, unless the slot had no answer yet.
+            keep: True: the text stays a source of its group. False: the group forgets it, and its index is built again
+                from the other texts when the group next drafts.
 
         Raises:
             ValueError: the slot is not open.
@@ -116,19 +184,58 @@ class Pool:
         """
 
     def drop(self, group: bytes | Tokens) -> bool:
-        """Free a group, given by its name or by its prompt, and return whether there was one.
+        """Free a group with its history, given by its name or by its prompt, and return whether there was one.
 
         Raises:
             ValueError: the group has open slots, or a token id lies outside the range.
             TypeError: neither bytes nor token ids.
         """
 
+    def save(self, path: Path) -> None:
+        """Save the texts of closed slots that were kept, and what was learned, to a file of mode 0600.
+
+        The file is written beside `path` and renamed over it, so that `path` is the old file or the new one, whole,
+        whatever happens. Other calls on the pool wait meanwhile.
+
+        Raises:
+            OSError: the file cannot be written; `path` is as it was.
+        """
+
+    @classmethod
+    def load(cls, path: Path, memory_bytes: int = 1 << 30, corpus: Path | None = None, min_prob: float = 0.0) -> Pool:
+        """Make a pool of the rule and sources of a saved one, with its groups, all closed, and what it had learned.
+
+        Indexes are built when they are needed. Groups that do not fit into memory_bytes are left out, those closed
+        longest ago first, and counted in ``evicted_groups``.
+
+        Args:
+            path: a file that `save` wrote: no symbolic link, owned by this user and closed to others (mode 0600).
+            memory_bytes, corpus, min_prob: as for `Pool`.
+
+        Raises:
+            ValueError: a file that is none of this, damaged, or from another version; or a bad argument.
+            OSError: the file cannot be read.
+        """
+
+    @staticmethod
+    def describe(path: Path, /) -> Saved:
+        """Check a saved file as `load` does and return what it holds; ``bytes`` is the size of the file.
+
+        Raises:
+            ValueError, OSError: as for `load`.
+        """
+
     def stats(self) -> Stats:
         """Return a new dict.
 
-        ``slots_open``, ``groups`` (with open slots or lingering), ``tokens`` held in texts, ``bytes_used`` of
-        ``memory_bytes`` are the state now. Counted since the pool was made: ``appended`` tokens given to `step`,
-        ``drafts`` (rows with a draft), ``drafted_tokens``, both again ``by_source``, ``evicted_groups``, and
+        The state now: ``slots_open``, ``groups`` (with open slots or closed), ``tokens`` held in texts, of them
+        ``history_tokens`` in ``history_texts``, which a next life finds or this one found (0 if history is no source),
+        ``bytes_used`` of ``memory_bytes``.
+
+        Counted since the pool was made: ``appended`` tokens given to `step` and `append`; ``drafts`` (rows with a
+        draft), ``drafted_tokens``, and ``accepted_tokens``, those that the tokens appended next confirmed, all three
+        again ``by_source`` (a draft counts for the source of its first token); ``evicted_groups`` (closed groups, and
+        indexes of open ones), ``evicted_history`` (lives that lost their history or had no memory to index it),
         ``exhausted`` (requests that stopped drafting for lack of memory).
         """
 
@@ -136,6 +243,6 @@ class Pool:
         """Check every invariant; return None or a sentence that says which is broken. For tests."""
 
     def _work(self) -> int:
-        """Return the number of states visited and rotations made so far. For tests."""
+        """Return the number of states visited so far. For tests."""
 
     def __reduce__(self) -> Any: ...

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sam_core.corpus import describe
+
 INTERFACE = "0.1"
 """major.minor of what the engine patches call; a patch set names the one it was written for."""
 
-RULES = ("oldest", "newest")
-SOURCES = ("request", "group")
+RULES = ("oldest", "newest", "count", "suffix", "blend")
+SOURCES = ("request", "group", "history")
 SWITCHES = ("batch",)
 DEFAULT_K = 3
 """Tokens a draft (article, section 1.3)."""
@@ -23,18 +25,23 @@ MAX_K = 15
 class Options:
     """What `speculative_config["sam"]` may hold, with defaults.
 
-    rule: which earlier occurrence a draft copies, `oldest` or `newest`.
-    sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt).
+    rule: how a draft is chosen from what followed earlier: `oldest`, `newest`, `count`, `suffix` or `blend`.
+    sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt),
+        `history` (answers to it that had ended before the running ones began; needs `group`).
     switch: `batch` drafts while at most `threshold` requests run in a step.
     threshold: running requests, at least 1.
     memory_bytes: budget of all indexes of one engine.
+    min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1.
+    corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
     """
 
-    rule: str = "newest"
+    rule: str = "blend"
     sources: tuple[str, ...] = SOURCES
     switch: str = "batch"
     threshold: int = 8
     memory_bytes: int = 1 << 30
+    min_prob: float = 0.1
+    corpus: str | None = None
 
     @classmethod
     def from_engine(cls, k: Any, sam: Mapping[str, Any] | None, interface: str = INTERFACE) -> Options:
@@ -68,6 +75,8 @@ class Options:
             )
         for source in self.sources:
             _one_of("sources", source, SOURCES)
+        if "history" in self.sources and "group" not in self.sources:
+            raise ValueError("sources has 'history' without 'group': add group, whose index holds the history")
         if not _is_int(self.threshold) or self.threshold < 1:
             raise ValueError(
                 f"threshold must be an integer of at least 1, got {self.threshold!r}; "
@@ -77,10 +86,26 @@ class Options:
             raise ValueError(
                 f"memory_bytes must be an integer of at least {1 << 20} (1 MiB), got {self.memory_bytes!r}"
             )
+        if not (isinstance(self.min_prob, float) or _is_int(self.min_prob)) or not 0 <= self.min_prob < 1:
+            raise ValueError(f"min_prob must be a number of at least 0 and below 1, got {self.min_prob!r}")
+        if self.corpus is not None:
+            _check_corpus(self.corpus)
 
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_corpus(path: Any) -> None:
+    if not isinstance(path, str):
+        raise ValueError(f"corpus must be the path of a file, got {path!r}")
+    try:
+        describe(path)
+    except OSError as e:
+        raise ValueError(
+            f"corpus {path!r} cannot be opened ({e.strerror}): "
+            "name a file that `python -m sam_core build-corpus` wrote, by its full path"
+        ) from None
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -46,7 +46,13 @@ class SamProposer:
         self.max_model_len = max_model_len
         self.drafting = drafting
         self.switch = BatchSwitch(options.threshold, logger)
-        self.pool = Pool(memory_bytes=options.memory_bytes, rule=options.rule, sources=options.sources)
+        self.pool = Pool(
+            memory_bytes=options.memory_bytes,
+            rule=options.rule,
+            sources=options.sources,
+            corpus=options.corpus if drafting else None,
+            min_prob=options.min_prob,
+        )
         self._slots: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._fed: dict[str, int] = {}
@@ -117,7 +123,10 @@ class SamProposer:
                 del self._prompts[req_id], self._fed[req_id]
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start: flat, numbers only, so that two snapshots can be subtracted."""
+        """Counters since the start: flat, numbers only, so that two snapshots can be subtracted.
+
+        accepted_<source>: drafted tokens that the tokens fed next confirmed, whether the engine verified them or not.
+        """
         pool = self.pool.stats()
         return {
             "steps": self.switch.steps,
@@ -127,5 +136,6 @@ class SamProposer:
             "draft_s": self._seconds,
             "requests": len(self._slots),
             **{f"proposed_{source}": counts["drafted_tokens"] for source, counts in pool["by_source"].items()},
-            **{name: pool[name] for name in ("bytes_used", "exhausted", "evicted_groups")},
+            **{f"accepted_{source}": counts["accepted_tokens"] for source, counts in pool["by_source"].items()},
+            **{name: pool[name] for name in ("bytes_used", "exhausted", "evicted_groups", "evicted_history")},
         }

@@ -131,9 +131,10 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
         out["switch_transitions"] = total("sam_transitions")
         out["draft_ms"] = 1e3 * total("sam_draft_s") / steps
         out["proposed"] = total("sam_proposed")
-        for name in sorted({name for row in rows for name in row if name.startswith("sam_proposed_")}):
+        by_source = ("sam_proposed_", "sam_accepted_")
+        for name in sorted({name for row in rows for name in row if name.startswith(by_source)}):
             out[name.removeprefix("sam_")] = total(name)
         out["index_bytes"] = largest("sam_bytes_used")
-        out["exhausted"] = total("sam_exhausted")
-        out["evicted_groups"] = total("sam_evicted_groups")
+        for name in ("exhausted", "evicted_groups", "evicted_history"):
+            out[name] = total(f"sam_{name}")
     return {f"rollout/spec/{name}": value for name, value in out.items()}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "model.h"
+
+// Interpolates 4096 / (1 + exp(-x)) between multiples of 1/2 from -8 to 8.
+uint32_t model_squash(int32_t stretched) {
+    static const uint16_t at[33] = {1,    2,    4,    6,    10,   17,   27,   45,   74,   120,  194,
+                                    310,  488,  747,  1101, 1546, 2048, 2550, 2995, 3349, 3608, 3786,
+                                    3902, 3976, 4022, 4051, 4069, 4079, 4086, 4090, 4092, 4094, 4095};
+    if (stretched > 2047)
+        return MODEL_ONE - 1;
+    if (stretched < -2047)
+        return 1;
+    uint32_t x = (uint32_t)(stretched + 2048), low = x / 128, part = x % 128;
+    return (at[low] * (128 - part) + at[low + 1] * part + 64) / 128;
+}
+
+uint32_t model_length_class(uint32_t length) {
+    if (length <= 6)
+        return length ? length - 1 : 0;
+    return length <= 8 ? 6 : length <= 12 ? 7 : length <= 16 ? 8 : length <= 24 ? 9 : length <= 48 ? 10 : 11;
+}
+
+uint32_t model_coarse_class(uint32_t length) {
+    if (length <= 2)
+        return length;
+    return length <= 4 ? 3 : length <= 8 ? 4 : length <= 16 ? 5 : 6;
+}
+
+uint32_t model_share_cell(uint32_t count, uint32_t total) {
+    uint32_t twice = 0, one_of = count ? total / count : UINT32_MAX; // twice the logarithm of 1/share
+    for (; one_of > 1 && twice < MODEL_SHARES - 2; one_of /= 2)
+        twice += 2;
+    uint32_t whole = twice / 2 < 31 ? total >> twice / 2 : 0;
+    if (whole > count + count / 2)
+        twice++;
+    return MODEL_CELLS + (twice < MODEL_SHARES ? twice : MODEL_SHARES - 1);
+}
+
+void model_update(uint32_t *cell, bool outcome) {
+    uint32_t seen = *cell & 1023;
+    int64_t mean = *cell >> 10, target = outcome ? (1 << 22) - 1 : 0;
+    mean += (target - mean) * 2 / (int64_t)(2 * seen + 3);
+    *cell = (uint32_t)mean << 10 | (seen < MODEL_LIMIT ? seen + 1 : seen);
+}
+
+static uint32_t prior(uint32_t probability_of_million, uint32_t seen) {
+    return (uint32_t)((uint64_t)probability_of_million * ((1 << 22) - 1) / 1000000) << 10 | seen;
+}
+
+// A candidate that followed n of N times: (n + newest/2 + e/20) / (N + 1/2 + e) with e = 4/(class + 1).
+static uint32_t counted_prior(uint32_t length_class, uint32_t count, uint32_t rest, uint32_t newest) {
+    static const uint32_t typical[MODEL_COUNTS] = {0, 1, 2, 3, 4, 7, 18, 60};
+    uint64_t classes = length_class + 1; // everything times 20 * classes
+    uint64_t over = 20 * classes * typical[count] + 10 * classes * newest + 4;
+    uint64_t under = 20 * classes * (typical[count] + typical[rest]) + 10 * classes + 80;
+    uint64_t million = over * 1000000 / under;
+    return prior((uint32_t)(million < 2000 ? 2000 : million > 980000 ? 980000 : million), 0);
+}
+
+// The i-th token of what followed a match.
+static uint32_t copied_prior(uint32_t length_class, uint32_t depth) {
+    static const uint32_t percent[MODEL_LENGTHS] = {30, 45, 55, 60, 64, 68, 72, 76, 80, 84, 88, 92};
+    return prior((percent[length_class] + (100 - percent[length_class]) * depth / 14) * 10000, 4);
+}
+
+// What weights come to on recorded answers, roughly: an input is worth less beside others that know the same.
+static void weights_prior(int32_t *weights, uint32_t set) {
+    enum { CORPUS = 1, GROUP = 2 };
+    static const uint8_t percent[4][MODEL_INPUTS] = {
+        //        request group   corpus  share tokens      constant
+        [0] = {75, 38, 0, 0, 0, 0, 70, 25, 25, 15, 40},
+        [CORPUS] = {45, 35, 0, 0, 45, 35, 95, 10, 10, 5, 25},
+        [GROUP] = {20, 20, 72, 33, 0, 0, 80, 18, 17, 10, 38},
+        [GROUP | CORPUS] = {25, 27, 58, 38, 38, 33, 95, 5, 5, 0, 25},
+    };
+    uint32_t sources = 0;
+    if (set / MODEL_KINDS % 4)
+        sources |= CORPUS;
+    if (set / MODEL_KINDS / 4 % MODEL_CLASSES)
+        sources |= GROUP;
+    for (uint32_t input = 0; input < MODEL_INPUTS; input++)
+        weights[input] = percent[sources][input] * 65536 / 100;
+}
+
+void model_init(model *m, bool copied) {
+    uint32_t cell = 0;
+    for (uint32_t match = 0; match < MODEL_SOURCES * MODEL_RANKS; match++)
+        for (uint32_t length = 0; length < MODEL_LENGTHS; length++)
+            for (uint32_t count = 0; count < MODEL_COUNTS; count++)
+                for (uint32_t rest = 0; rest < MODEL_COUNTS; rest++)
+                    for (uint32_t newest = 0; newest < 2; newest++)
+                        m->learned.cells[cell++] =
+                            copied ? copied_prior(length, count) : counted_prior(length, count, rest, newest);
+    for (uint32_t share = 0; share < MODEL_SHARES; share++) // about the share, 2^(-share/2)
+        m->learned.cells[cell++] = prior((share % 2 ? 700000u : 1000000u) >> (share / 2 + (share < 2)), 8);
+    for (uint32_t order = 0; order < MODEL_TOKENS; order++)
+        for (uint32_t i = 0; i < MODEL_HASHES; i++)
+            m->learned.tokens[order][i] = prior(300000, 0);
+    for (uint32_t set = 0; set < MODEL_SETS; set++)
+        weights_prior(m->learned.weights[set], set);
+    for (uint32_t seen = 0; seen <= MODEL_LIMIT; seen++)
+        m->trust[seen] = (uint16_t)(256 * seen / (seen + 1));
+    int32_t stretched = -2047;
+    for (uint32_t p = 0; p < MODEL_ONE; p++) {
+        while (stretched < 2047 && model_squash(stretched) < p)
+            stretched++;
+        m->stretch[p] = (int16_t)stretched;
+    }
+}
+
+bool model_valid(const model *m) {
+    for (uint32_t i = 0; i < MODEL_CELLS + MODEL_SHARES; i++)
+        if ((m->learned.cells[i] & 1023) > MODEL_LIMIT)
+            return false;
+    for (uint32_t order = 0; order < MODEL_TOKENS; order++)
+        for (uint32_t i = 0; i < MODEL_HASHES; i++)
+            if ((m->learned.tokens[order][i] & 1023) > MODEL_LIMIT)
+                return false;
+    for (uint32_t set = 0; set < MODEL_SETS; set++)
+        for (uint32_t input = 0; input < MODEL_INPUTS; input++)
+            if (m->learned.weights[set][input] > MODEL_MOST_WEIGHT ||
+                m->learned.weights[set][input] < -MODEL_MOST_WEIGHT)
+                return false;
+    return true;
+}

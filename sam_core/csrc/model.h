@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a pool has learned of its drafts: adaptive probabilities and the weights that mix them. See rules.h.
+//
+// A probability is an adaptive mean in 32 bits: the upper 22 are the mean, the lower 10 the number of
+// outcomes it has seen, up to MODEL_LIMIT. An outcome moves the mean by 1/(outcomes + 1.5): at first quickly,
+// later as a window of about MODEL_LIMIT outcomes.
+//
+// Mixing works on stretch(p) = ln(p/(1-p)) with 8 fractional bits on probabilities of 12 bits, with weights
+// of 16 fractional bits, as in the lpaq compressors.
+
+#ifndef MODEL_H
+#define MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    MODEL_SOURCES = 3,  // request, group, corpus
+    MODEL_RANKS = 2,    // matches of one source that are asked
+    MODEL_LENGTHS = 12, // classes of match lengths
+    MODEL_COUNTS = 8,   // classes of counts
+    MODEL_CELLS = MODEL_SOURCES * MODEL_RANKS * MODEL_LENGTHS * MODEL_COUNTS * MODEL_COUNTS * 2,
+    MODEL_SHARES = 16, // classes of the share of a token among all
+    MODEL_TOKENS = 3,  // tables keyed by a candidate and 0, 1 or 2 tokens before it
+    MODEL_HASHES = 1 << 13,
+    MODEL_CLASSES = 7, // coarser classes of match lengths
+    MODEL_KINDS =
+        4, // of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
+    MODEL_COMMON = 3,
+    MODEL_SETS = MODEL_CLASSES * MODEL_CLASSES * 4 * MODEL_KINDS,
+    // inputs of the mix: a cell of each match, the share, the token tables, a constant
+    MODEL_SHARE_INPUT = MODEL_SOURCES * MODEL_RANKS,
+    MODEL_TOKEN_INPUT = MODEL_SHARE_INPUT + 1,
+    MODEL_CONSTANT = MODEL_TOKEN_INPUT + MODEL_TOKENS,
+    MODEL_INPUTS = MODEL_CONSTANT + 1,
+    MODEL_LIMIT = 255,
+    MODEL_MOST_WEIGHT = 1 << 20, // either way
+    MODEL_ONE = 1 << 12,         // probability 1
+};
+
+typedef struct {
+    uint32_t cells[MODEL_CELLS + MODEL_SHARES];
+    uint32_t tokens[MODEL_TOKENS][MODEL_HASHES];
+    int32_t weights[MODEL_SETS][MODEL_INPUTS];
+} model_learned;
+
+typedef struct {
+    model_learned learned;
+    int16_t stretch[MODEL_ONE];      // derived, as is
+    uint16_t trust[MODEL_LIMIT + 1]; // seen / (seen + 1), of 256
+} model;
+
+// Probability of `stretched`, 1 .. MODEL_ONE - 1.
+uint32_t model_squash(int32_t stretched);
+
+// The prior for copied (what `oldest` and `newest` draft) or counted candidates.
+void model_init(model *m, bool copied);
+
+bool model_valid(const model *m);
+
+// Class of a match length, and the coarse class of one.
+uint32_t model_length_class(uint32_t length);
+uint32_t model_coarse_class(uint32_t length);
+
+static inline uint32_t model_count_class(uint32_t count) {
+    static const uint8_t classes[32] = {0, 1, 2, 3, 4, 4, 5, 5, 5, 5, 5, 6, 6, 6, 6, 6,
+                                        6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 7};
+    return classes[count < 31 ? count : 31];
+}
+
+// Number of the first cell of a match of `length` tokens.
+static inline uint32_t model_cells(uint32_t source, uint32_t rank, uint32_t length) {
+    uint32_t match = (source * MODEL_RANKS + rank) * MODEL_LENGTHS + model_length_class(length);
+    return match * MODEL_COUNTS * MODEL_COUNTS * 2;
+}
+
+// Number of the cell, counted from there, of a candidate that followed `count` of `marks` occurrences, and
+// followed the latest of them or not.
+static inline uint32_t model_cell(uint32_t count, uint32_t marks, bool newest) {
+    uint32_t rest = marks > count ? marks - count : 0;
+    return (model_count_class(count) * MODEL_COUNTS + model_count_class(rest)) * 2 + newest;
+}
+
+// Number of the cell for the share count / total of a token.
+uint32_t model_share_cell(uint32_t count, uint32_t total);
+
+// Entry of token table `order` (tokens before the candidate) for a candidate.
+static inline uint32_t model_hash(uint32_t order, int32_t candidate, int32_t last, int32_t before) {
+    uint32_t hash = (uint32_t)candidate * 0x9E3779B1u;
+    if (order >= 1)
+        hash = (hash ^ (uint32_t)last) * 0x85EBCA6Bu;
+    if (order >= 2)
+        hash = (hash ^ hash >> 15 ^ (uint32_t)before) * 0xC2B2AE35u;
+    return hash >> 19;
+}
+
+// Probability of 12 bits that a cell holds, 1 .. MODEL_ONE - 1.
+static inline uint32_t model_probability(uint32_t cell) {
+    uint32_t p = cell >> 20;
+    return p ? p : 1;
+}
+
+void model_update(uint32_t *cell, bool outcome);
+
+#endif

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#define _GNU_SOURCE 1 // mkostemp
+
+#include "persist.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CHECKSUM_FACTOR UINT64_C(0x9E3779B97F4A7C15)
+#define DAMAGED "damaged: restore it from a copy, or start with a new pool"
+
+enum { BUFFER = 1 << 14, UNIT = 4, CHECKSUM = 8 };
+
+_Static_assert(sizeof(persist_header) == 64, "the header has no gaps");
+
+static uint64_t checksum(uint64_t sum, const unsigned char *data, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += CHECKSUM) {
+        uint64_t unit;
+        memcpy(&unit, data + i, sizeof unit);
+        sum = (sum ^ unit) * CHECKSUM_FACTOR;
+        sum ^= sum >> 32;
+    }
+    return sum;
+}
+
+// ---- writing
+
+typedef struct {
+    int file;  // -1: only counts
+    int error; // errno of the first failure
+    uint64_t bytes, sum;
+    uint64_t groups, texts, tokens;
+    size_t used;
+    unsigned char buffer[BUFFER];
+} writer;
+
+static void flush(writer *w) {
+    w->sum = checksum(w->sum, w->buffer, w->used);
+    for (size_t done = 0; w->file >= 0 && !w->error && done < w->used;) {
+        ssize_t wrote = write(w->file, w->buffer + done, w->used - done);
+        if (wrote >= 0)
+            done += (size_t)wrote;
+        else if (errno != EINTR)
+            w->error = errno;
+    }
+    w->used = 0;
+}
+
+static void put(writer *w, const void *data, size_t bytes) {
+    w->bytes += bytes;
+    for (const unsigned char *from = data; bytes;) {
+        size_t part = BUFFER - w->used < bytes ? BUFFER - w->used : bytes;
+        memcpy(w->buffer + w->used, from, part);
+        w->used += part;
+        from += part;
+        bytes -= part;
+        if (w->used == BUFFER)
+            flush(w);
+    }
+}
+
+static void pad(writer *w, size_t unit) {
+    static const unsigned char zeros[CHECKSUM];
+    put(w, zeros, (unit - w->bytes % unit) % unit);
+}
+
+// Whether a text is saved: a closed one that says more than the group's key does.
+static bool is_saved(const pool_group *g, const pool_text *text) {
+    return !text->open && (g->kind == POOL_NAMED || text->body.size > text->prompt_size);
+}
+
+static void put_group(writer *w, const pool_group *g) {
+    uint32_t texts = 0;
+    for (uint32_t i = 0; i < g->text_count; i++)
+        texts += is_saved(g, (const pool_text *)g->texts[i]);
+    if (!texts)
+        return;
+    uint32_t head[2] = {g->kind, texts};
+    uint64_t key_bytes = g->key_bytes;
+    put(w, head, sizeof head);
+    put(w, &key_bytes, sizeof key_bytes);
+    if (g->key_bytes)
+        put(w, g->key, g->key_bytes);
+    pad(w, UNIT);
+    for (uint32_t i = 0; i < g->text_count; i++) {
+        const pool_text *text = (const pool_text *)g->texts[i];
+        if (!is_saved(g, text))
+            continue;
+        uint32_t sizes[2] = {text->prompt_size, text->body.size};
+        uint32_t from = g->kind == POOL_BY_PROMPT ? text->prompt_size : 0;
+        put(w, sizes, sizeof sizes);
+        if (text->body.size > from)
+            put(w, text->body.tokens + from, (text->body.size - from) * sizeof(int32_t));
+        w->tokens += text->body.size;
+    }
+    w->texts += texts;
+    w->groups++;
+}
+
+static void put_pool(writer *w, const pool *p, persist_header *header) {
+    size_t learned_bytes;
+    const void *learned = rule_model_learned(p->model, &learned_bytes);
+    put(w, header, sizeof *header);
+    put(w, learned, learned_bytes);
+    for (const pool_group *g = p->closed.oldest; g; g = g->by_state.newer)
+        put_group(w, g);
+    for (size_t i = 0; i < p->bucket_count; i++)
+        for (const pool_group *g = p->buckets[i]; g; g = g->chain)
+            if (g->open)
+                put_group(w, g);
+    pad(w, CHECKSUM);
+    flush(w);
+    uint64_t sum = w->sum;
+    put(w, &sum, sizeof sum);
+    flush(w);
+    *header = (persist_header){.magic = PERSIST_MAGIC,
+                               .version = PERSIST_VERSION,
+                               .order = PERSIST_ORDER,
+                               .bytes = w->bytes,
+                               .rule = p->rule,
+                               .sources = p->sources,
+                               .learned = learned_bytes,
+                               .groups = w->groups,
+                               .texts = w->texts,
+                               .tokens = w->tokens};
+}
+
+// Makes what was renamed into a folder last: a crash may not bring the old file back.
+static int sync_folder(const char *folder) {
+    int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (file < 0)
+        return errno;
+    int error = fsync(file) && errno != EINVAL ? errno : 0; // EINVAL: this file system has no need of it
+    close(file);
+    return error;
+}
+
+// Writes the pool to a new file beside `path` and renames it. `temporary` has the folder's name of `length`
+// bytes, ending in "/", and room. Returns errno.
+static int replace(const pool *p, const char *path, char *temporary, size_t length) {
+    strcpy(temporary + length, ".pool-XXXXXX");
+    writer w = {.file = -1};
+    persist_header header = {0};
+    put_pool(&w, p, &header);
+    w = (writer){.file = mkostemp(temporary, O_CLOEXEC)};
+    if (w.file < 0)
+        return errno;
+    put_pool(&w, p, &header);
+    if (!w.error && fsync(w.file))
+        w.error = errno;
+    if (close(w.file) && !w.error)
+        w.error = errno;
+    if (!w.error && rename(temporary, path))
+        w.error = errno;
+    if (w.error) {
+        unlink(temporary);
+        return w.error;
+    }
+    temporary[length] = 0;
+    return sync_folder(temporary);
+}
+
+persist_status persist_save(const pool *p, const char *path) {
+    const char *name = strrchr(path, '/');
+    size_t length = name ? (size_t)(name - path) + 1 : 2;
+    char *temporary = SAM_REALLOC(NULL, length + sizeof ".pool-XXXXXX");
+    if (!temporary) {
+        errno = ENOMEM;
+        return PERSIST_SYSTEM;
+    }
+    memcpy(temporary, name ? path : "./", length);
+    int error = replace(p, path, temporary, length);
+    SAM_FREE(temporary);
+    errno = error;
+    return error ? PERSIST_SYSTEM : PERSIST_OK;
+}
+
+// ---- reading
+
+// Reads `bytes` bytes. Returns false and sets errno on failure, to 0 if the file ends before.
+static bool read_all(int file, void *data, size_t bytes) {
+    for (unsigned char *to = data; bytes;) {
+        ssize_t got = read(file, to, bytes);
+        if (got == 0)
+            errno = 0;
+        if (got == 0 || (got < 0 && errno != EINTR))
+            return false;
+        if (got > 0) {
+            to += got;
+            bytes -= (size_t)got;
+        }
+    }
+    return true;
+}
+
+// What is wrong with a file that is to be opened, or NULL.
+static const char *judge(const struct stat *status) {
+    if (!S_ISREG(status->st_mode))
+        return "no regular file: name a file that Pool.save wrote";
+    if (status->st_uid != geteuid())
+        return "owned by another user: copy it to a file of your own if you trust it";
+    if (status->st_mode & (S_IRWXG | S_IRWXO))
+        return "open to other users: make it private by chmod 600 if you trust its contents";
+    return NULL;
+}
+
+// The same of its header. *error: errno if it cannot be read.
+static const char *judge_header(persist_file *f, uint64_t bytes, int *error) {
+    static const char foreign[] = "no saved pool: name a file that Pool.save wrote";
+    persist_header *h = &f->header;
+    if (bytes < sizeof *h)
+        return foreign;
+    if (!read_all(f->file, h, sizeof *h)) {
+        *error = errno;
+        return foreign;
+    }
+    if (memcmp(h->magic, PERSIST_MAGIC, sizeof h->magic) != 0)
+        return foreign;
+    if (h->order != PERSIST_ORDER)
+        return "from a machine with another byte order: load it there";
+    if (h->version != PERSIST_VERSION)
+        return "from another version of sam_core: load it there, or start with a new pool";
+    if (h->bytes != bytes || bytes % CHECKSUM)
+        return "cut short or added to: restore it from a copy, or start with a new pool";
+    return NULL;
+}
+
+// The same of all of it.
+static const char *judge_contents(const persist_file *f, int *error) {
+    unsigned char buffer[BUFFER];
+    memcpy(buffer, &f->header, sizeof f->header);
+    uint64_t sum = checksum(0, buffer, sizeof f->header);
+    for (uint64_t left = f->header.bytes - sizeof f->header; left;) {
+        size_t part = left < BUFFER ? (size_t)left : BUFFER;
+        if (!read_all(f->file, buffer, part)) {
+            *error = errno;
+            return DAMAGED;
+        }
+        left -= part;
+        if (!left)
+            part -= CHECKSUM;
+        sum = checksum(sum, buffer, part);
+        if (!left && memcmp(&sum, buffer + part, CHECKSUM) != 0)
+            return DAMAGED;
+    }
+    const persist_header *h = &f->header;
+    unsigned group = 1u << RULE_GROUP, history = 1u << RULE_HISTORY;
+    if (h->rule > RULE_BLEND || !h->sources || h->sources & ~(1u << RULE_REQUEST | group | history) ||
+        ((h->groups || h->sources & history) && !(h->sources & group)))
+        return DAMAGED;
+    return NULL;
+}
+
+persist_status persist_open(persist_file *f, const char *path, const char **reason) {
+    *f = (persist_file){.file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
+    if (f->file < 0) {
+        if (errno != ELOOP)
+            return PERSIST_SYSTEM;
+        *reason = "a symbolic link: name the file itself";
+        return PERSIST_REFUSED;
+    }
+    struct stat status;
+    int error = fstat(f->file, &status) ? errno : 0;
+    if (!error) {
+        *reason = judge(&status);
+        if (!*reason)
+            *reason = judge_header(f, (uint64_t)status.st_size, &error);
+        if (!*reason)
+            *reason = judge_contents(f, &error);
+        if (!*reason)
+            return PERSIST_OK;
+    }
+    persist_close(f);
+    errno = error;
+    return error ? PERSIST_SYSTEM : PERSIST_REFUSED;
+}
+
+void persist_close(persist_file *f) {
+    if (f->file >= 0)
+        close(f->file);
+    f->file = -1;
+}
+
+typedef struct {
+    int file;
+    int error;     // errno of a failure, 0 if the file turns out to be damaged
+    uint64_t left; // bytes before the checksum
+    size_t at, size;
+    unsigned char buffer[BUFFER];
+} reader;
+
+// Reads the next `bytes` bytes, or passes over them if data is NULL. Returns whether they are there.
+static bool take(reader *r, void *data, uint64_t bytes) {
+    if (bytes > r->left)
+        return false;
+    r->left -= bytes;
+    for (unsigned char *to = data; bytes;) {
+        if (r->at == r->size) {
+            uint64_t rest = r->left + bytes;
+            r->at = 0;
+            r->size = rest < BUFFER ? (size_t)rest : BUFFER;
+            if (!read_all(r->file, r->buffer, r->size)) {
+                r->error = errno;
+                return false;
+            }
+        }
+        size_t part = r->size - r->at < bytes ? r->size - r->at : (size_t)bytes;
+        if (to) {
+            memcpy(to, r->buffer + r->at, part);
+            to += part;
+        }
+        r->at += part;
+        bytes -= part;
+    }
+    return true;
+}
+
+static bool are_tokens(const int32_t *tokens, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (tokens[i] < 0)
+            return false;
+    return true;
+}
+
+// Reads the group's next text. Sets *fits to false, and only passes over the text, if there is no memory for
+// it. Returns false if the file is damaged or cannot be read.
+static bool take_text(reader *r, pool *p, pool_group *g, pool_key kind, uint64_t key_bytes, bool *fits) {
+    uint32_t head[2];
+    if (!take(r, head, sizeof head))
+        return false;
+    uint32_t prompt_size = head[0], size = head[1], shared = kind == POOL_BY_PROMPT ? prompt_size : 0;
+    if (size < prompt_size || (kind == POOL_BY_PROMPT && prompt_size * sizeof(int32_t) != key_bytes) ||
+        (size - shared) * sizeof(int32_t) > r->left)
+        return false;
+    pool_text *text = *fits ? pool_new_text(p, prompt_size, size) : NULL;
+    *fits = text != NULL;
+    if (!text)
+        return take(r, NULL, (size - shared) * sizeof(int32_t));
+    int32_t *tokens = text->body.tokens;
+    if (shared)
+        memcpy(tokens, g->key, key_bytes);
+    if (size > shared && (!take(r, tokens + shared, (size - shared) * sizeof(int32_t)) ||
+                          !are_tokens(tokens + shared, size - shared))) {
+        pool_free_text(p, text);
+        return false;
+    }
+    text->body.size = size;
+    *fits = pool_add_text(p, g, text);
+    return true;
+}
+
+static bool take_group(reader *r, pool *p) {
+    uint32_t head[2];
+    uint64_t key_bytes;
+    if (!take(r, head, sizeof head) || !take(r, &key_bytes, sizeof key_bytes) || key_bytes > r->left)
+        return false;
+    pool_key kind = head[0] == POOL_BY_PROMPT ? POOL_BY_PROMPT : POOL_NAMED;
+    if ((head[0] != POOL_BY_PROMPT && head[0] != POOL_NAMED) || !head[1])
+        return false;
+    pool_group *g = pool_new_group(p, kind, key_bytes);
+    bool fits = g != NULL;
+    bool sound = take(r, fits ? g->key : NULL, key_bytes) && take(r, NULL, -key_bytes % UNIT);
+    if (sound && fits && kind == POOL_BY_PROMPT)
+        sound = are_tokens(g->key, key_bytes / sizeof(int32_t));
+    for (uint32_t i = 0; sound && i < head[1]; i++)
+        sound = take_text(r, p, g, kind, key_bytes, &fits);
+    if (sound && fits) {
+        pool_status status = pool_add_group(p, g);
+        if (status == POOL_OK)
+            return true;
+        sound = status == POOL_NO_MEMORY;
+    }
+    if (g)
+        pool_free_group(p, g);
+    p->evicted_groups++;
+    return sound;
+}
+
+persist_status persist_load(persist_file *f, pool *p, const char **reason) {
+    reader r = {.file = f->file, .left = f->header.bytes - sizeof f->header - CHECKSUM};
+    size_t learned_bytes;
+    void *learned = rule_model_learned(p->model, &learned_bytes);
+    bool sound = lseek(f->file, sizeof f->header, SEEK_SET) >= 0;
+    if (!sound)
+        r.error = errno;
+    sound = sound && f->header.learned == learned_bytes && take(&r, learned, learned_bytes) &&
+            rule_model_valid(p->model);
+    for (uint64_t i = 0; sound && i < f->header.groups; i++)
+        sound = take_group(&r, p);
+    if (sound && r.left < CHECKSUM)
+        return PERSIST_OK;
+    *reason = DAMAGED;
+    errno = r.error;
+    return r.error ? PERSIST_SYSTEM : PERSIST_REFUSED;
+}

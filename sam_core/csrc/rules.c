@@ -1,0 +1,882 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "rules.h"
+
+#include <string.h>
+
+#include "model.h"
+
+enum {
+    MAX_NODES = RULE_MAX_DRAFT + 1, // of a draft, the end of the text included
+    MAX_MATCHES = MODEL_SOURCES * MODEL_RANKS,
+    MAX_CANDIDATES = 24, // of one node
+    DEEP_CANDIDATES = 5, // of a node below the first
+    MORE = 6,            // candidates that a match names for a tree
+    ALL_CANDIDATES = MAX_CANDIDATES + RULE_MAX_DRAFT * DEEP_CANDIDATES,
+    ALPHA = 4, // tokens of a draft for each token of its match (SuffixDecoding's alpha)
+};
+
+#define PATH_ONE (1u << 30) // probability 1 of a path
+#define NO_NODE UINT16_MAX
+
+// A candidate for the token after a node, with what its probability was made of.
+typedef struct {
+    int32_t token;
+    uint16_t probability; // of MODEL_ONE
+    uint16_t set;         // of weights
+    uint8_t source;
+    uint8_t inputs; // used of the following three
+    uint32_t share; // how often the token came in all, if it is among the most frequent
+    uint16_t cell[MAX_MATCHES + 1];
+    int16_t stretch[MAX_MATCHES + 1];
+    uint8_t input[MAX_MATCHES + 1];
+    uint16_t hash[MODEL_TOKENS];
+    int16_t hash_stretch[MODEL_TOKENS];
+} candidate;
+
+// What is kept of a node to learn from.
+typedef struct {
+    int32_t token;
+    uint16_t parent;       // NO_NODE: the end of the text
+    uint16_t first, count; // of its candidates
+} seen_node;
+
+// The block of a rule_record; candidates follow, then nodes.
+typedef struct {
+    int32_t token[RULE_MAX_DRAFT];
+    int32_t parent[RULE_MAX_DRAFT];
+    uint16_t cell[RULE_MAX_DRAFT]; // of each drafted token, unless it was mixed
+    uint32_t node_count, candidate_count;
+} record_block;
+
+typedef struct {
+    seen_node seen;
+    uint32_t path; // probability of the path to the node, of PATH_ONE
+    int32_t draft; // number of its token in the draft, -1: the end of the text
+    uint32_t depth;
+    bool considered;
+    uint32_t best;      // candidate to be drafted next
+    uint32_t best_path; // its path's probability; 0: none is left
+    uint64_t drafted;   // a bit for each candidate
+    int32_t last[2];    // tokens before what it is followed by
+    sam_state state[RULE_INDEXES];
+    uint32_t length[RULE_INDEXES];
+    corpus_match corpus[MODEL_RANKS];
+    uint32_t corpus_count;
+} node;
+
+struct rule_model {
+    model model;
+    node nodes[MAX_NODES]; // of the draft at work
+    candidate candidates[ALL_CANDIDATES];
+};
+
+// A string that the text ends with and that stood in a source.
+typedef struct {
+    uint32_t source, rank, length, marks, best_count;
+    uint32_t cells; // the first of its cells
+    int32_t best, newest;
+    sam_state state;
+    uint32_t listed; // tokens that followed it, as far as they are looked up at once
+    bool all_listed; // no other token followed
+    int32_t tokens[MORE];
+    uint32_t counts[MORE];
+} match;
+
+typedef struct {
+    rule_model *model;
+    const rule_context *context;
+    rule_name rule;
+    bool tree;
+    uint32_t node_count, candidate_count;
+} draft;
+
+static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// ---- matches
+
+// The matches of one index at a node: the longest that something followed, then those with more occurrences.
+static uint32_t index_matches(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
+                              uint32_t most, match *matches) {
+    uint32_t count = 0, marks = 0;
+    for (; count < most && state != SAM_ROOT && length;
+         state = sam_link(index, state), length = sam_node_of(index, state)->length) {
+        sam_following f;
+        sam_follow(index, state, &f);
+        if (f.marks == marks)
+            continue;
+        marks = f.marks;
+        matches[count] = (match){.source = source,
+                                 .rank = count,
+                                 .length = length,
+                                 .cells = model_cells(source, count, length),
+                                 .marks = f.marks,
+                                 .best = f.best,
+                                 .best_count = f.best_count,
+                                 .newest = f.newest,
+                                 .state = state};
+        count++;
+    }
+    return count;
+}
+
+static uint32_t corpus_matches(const corpus *c, const node *n, uint32_t most, match *matches) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < n->corpus_count && count < most; i++) {
+        match *m = &matches[count];
+        *m = (match){.source = RULE_CORPUS,
+                     .rank = count,
+                     .length = n->corpus[i].length,
+                     .cells = model_cells(RULE_CORPUS, count, n->corpus[i].length),
+                     .marks = n->corpus[i].high - n->corpus[i].low,
+                     .newest = SAM_NO_TOKEN};
+        m->listed = corpus_next(c, &n->corpus[i], MORE, m->tokens, m->counts);
+        if (!m->listed)
+            continue;
+        m->best = m->tokens[0];
+        m->best_count = m->counts[0];
+        count++;
+    }
+    return count;
+}
+
+// Looks up the tokens that followed a match.
+static void list(const rule_context *context, match *m) {
+    if (m->source == RULE_CORPUS || m->best_count == m->marks)
+        return;
+    m->listed = sam_candidates(context->index[m->source], m->state, MORE, m->tokens, m->counts);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < m->listed; i++)
+        sum += m->counts[i];
+    m->all_listed = sum == m->marks;
+}
+
+// How often `token` followed a match (corpus: 0 for a token that is not among the most frequent ones).
+static uint32_t followed(const rule_context *context, const match *m, int32_t token) {
+    if (token == m->best)
+        return m->best_count;
+    for (uint32_t i = 1; i < m->listed; i++)
+        if (m->tokens[i] == token)
+            return m->counts[i];
+    if (m->all_listed || m->best_count == m->marks || m->source == RULE_CORPUS)
+        return 0;
+    const sam_index *index = context->index[m->source];
+    sam_state child = sam_child(index, m->state, token);
+    if (child == SAM_NONE)
+        return 0;
+    return child & SAM_NODE ? index->counts[child & ~SAM_NODE].arrivals : 1;
+}
+
+// The root of a draft: the end of the text.
+static void start(draft *d) {
+    const rule_context *context = d->context;
+    node *n = &d->model->nodes[0];
+    *n = (node){.seen = {.token = SAM_NO_TOKEN, .parent = NO_NODE},
+                .path = PATH_ONE,
+                .draft = -1,
+                .last = {context->last[0], context->last[1]}};
+    for (uint32_t s = 0; s < RULE_INDEXES; s++) {
+        n->state[s] = context->state[s];
+        n->length[s] = context->index[s] ? context->length[s] : 0;
+    }
+    if (context->corpus) {
+        const corpus_context *at = context->corpus_at;
+        uint32_t size = 0;
+        for (uint32_t length = at->length; length && n->corpus_count < MODEL_RANKS; length--) {
+            corpus_match m = corpus_matched(at, length);
+            if (m.high - m.low != size)
+                n->corpus[n->corpus_count++] = m;
+            size = m.high - m.low;
+        }
+    }
+    d->node_count = 1;
+    d->candidate_count = 0;
+}
+
+// Moves the matches of a node's parent on by the node's token.
+static void advance(const draft *d, node *n) {
+    const node *parent = &d->model->nodes[n->seen.parent];
+    int32_t token = n->seen.token;
+    n->last[0] = token;
+    n->last[1] = parent->last[0];
+    for (uint32_t s = 0; s < RULE_INDEXES; s++) {
+        n->length[s] = parent->length[s];
+        if (!parent->length[s])
+            continue;
+        n->state[s] = parent->state[s];
+        sam_advance(d->context->index[s], &n->state[s], &n->length[s], token);
+    }
+    n->corpus_count = 0;
+    for (uint32_t i = 0, size = 0; i < parent->corpus_count; i++) {
+        corpus_match m = parent->corpus[i];
+        if (!corpus_extend(d->context->corpus, &m, token) || m.high - m.low == size)
+            continue;
+        n->corpus[n->corpus_count++] = m;
+        size = m.high - m.low;
+    }
+}
+
+// ---- candidates
+
+static uint32_t times(uint32_t path, uint32_t probability) {
+    return (uint32_t)((uint64_t)path * probability / MODEL_ONE);
+}
+
+// The candidate of a node for `token`, a new one if need be; NULL if there is no room for it.
+static candidate *add_candidate(draft *d, node *n, uint32_t most, int32_t token, uint32_t source) {
+    candidate *first = &d->model->candidates[n->seen.first];
+    for (uint32_t i = 0; i < n->seen.count; i++)
+        if (first[i].token == token)
+            return &first[i];
+    if (token == SAM_NO_TOKEN || n->seen.count == most)
+        return NULL;
+    candidate *c = &first[n->seen.count++];
+    c->token = token;
+    c->source = (uint8_t)source;
+    c->inputs = 0;
+    c->share = 0;
+    return c;
+}
+
+static void add_input(const model *m, candidate *c, uint32_t cell, uint32_t input) {
+    uint32_t i = c->inputs++;
+    c->cell[i] = (uint16_t)cell;
+    c->stretch[i] = m->stretch[model_probability(m->learned.cells[cell])];
+    c->input[i] = (uint8_t)input;
+}
+
+// The set of weights for a node's matches and a kind of candidates.
+static uint32_t weight_set(const node *n, uint32_t kind) {
+    uint32_t set = model_coarse_class(n->length[RULE_REQUEST]);
+    set = set * MODEL_CLASSES + model_coarse_class(n->length[RULE_GROUP]);
+    set = set * 4 + (model_coarse_class(n->corpus_count ? n->corpus[0].length : 0) + 1) / 2;
+    return set * MODEL_KINDS + kind;
+}
+
+// Mixes the inputs of a candidate.
+static void mix(const draft *d, const node *n, candidate *c) {
+    const model *m = &d->model->model;
+    const int32_t *weights = m->learned.weights[c->set];
+    int64_t sum = (int64_t)weights[MODEL_CONSTANT] * 256;
+    for (uint32_t i = 0; i < c->inputs; i++)
+        sum += (int64_t)weights[c->input[i]] * c->stretch[i];
+    for (uint32_t order = 0; order < MODEL_TOKENS; order++) {
+        uint32_t hash = model_hash(order, c->token, n->last[0], n->last[1]);
+        uint32_t entry = m->learned.tokens[order][hash], seen = entry & 1023;
+        c->hash[order] = (uint16_t)hash;
+        c->hash_stretch[order] =
+            (int16_t)(m->stretch[model_probability(entry)] * (int32_t)m->trust[seen] / 256);
+        sum += (int64_t)weights[MODEL_TOKEN_INPUT + order] * c->hash_stretch[order];
+    }
+    c->probability = (uint16_t)model_squash((int32_t)(sum / 65536));
+}
+
+// Finds the most probable candidate of a node that is not drafted yet, the first on a tie.
+static void find_best(const draft *d, node *n) {
+    uint32_t best = 0;
+    for (uint32_t i = 0; i < n->seen.count; i++) {
+        uint32_t probability = d->model->candidates[n->seen.first + i].probability;
+        if (probability > best && !(n->drafted >> i & 1)) {
+            best = probability;
+            n->best = i;
+        }
+    }
+    n->best_path = times(n->path, best);
+}
+
+static void consider_blend(draft *d, node *n) {
+    const rule_context *context = d->context;
+    model *m = &d->model->model;
+    match matches[MAX_MATCHES];
+    uint32_t count = 0;
+    for (uint32_t s = 0; s < RULE_INDEXES; s++)
+        if (n->length[s])
+            count +=
+                index_matches(context->index[s], s, n->state[s], n->length[s], MODEL_RANKS, &matches[count]);
+    if (n->corpus_count)
+        count += corpus_matches(context->corpus, n, MODEL_RANKS, &matches[count]);
+    uint32_t most = n->depth ? DEEP_CANDIDATES : MAX_CANDIDATES;
+    for (uint32_t rank = 0; rank < MODEL_RANKS; rank++)
+        for (uint32_t i = 0; i < count; i++)
+            if (matches[i].rank == rank) {
+                add_candidate(d, n, most, matches[i].best, matches[i].source);
+                add_candidate(d, n, most, matches[i].newest, matches[i].source);
+            }
+    for (uint32_t i = 0; d->tree && n->path > PATH_ONE / 4 && i < count; i++) { // worth the search
+        list(context, &matches[i]);
+        for (uint32_t j = 0; j < matches[i].listed; j++)
+            add_candidate(d, n, most, matches[i].tokens[j], matches[i].source);
+    }
+    uint32_t share_source = context->index[RULE_GROUP] ? RULE_GROUP : RULE_REQUEST;
+    const sam_index *shared = context->index[share_source];
+    uint32_t named = n->seen.count; // by a match; what is only frequent asks no match
+    if (shared && (d->tree || !named)) {
+        uint32_t length = n->length[share_source];
+        uint32_t wanted = !d->tree ? 1 : n->depth ? (named ? 0 : 3) : length >= 4 ? 8 : SAM_COMMON;
+        for (uint32_t i = 0; i < shared->common_count && i < wanted; i++) {
+            candidate *c = add_candidate(d, n, most, shared->common[i].token, share_source);
+            if (c)
+                c->share = shared->common[i].count;
+        }
+    }
+    uint32_t set = weight_set(n, n->depth == 0 ? 0 : n->depth < 3 ? 1 : 2);
+    uint32_t set_of_common = weight_set(n, MODEL_COMMON);
+    candidate *first = &d->model->candidates[n->seen.first];
+    for (uint32_t j = 0; j < n->seen.count; j++) {
+        candidate *c = &first[j];
+        c->set = (uint16_t)(j < named ? set : set_of_common);
+        for (uint32_t i = 0; i < count && j < named; i++) {
+            const match *a = &matches[i];
+            uint32_t count_here = followed(context, a, c->token);
+            add_input(m, c, a->cells + model_cell(count_here, a->marks, c->token == a->newest),
+                      a->source * MODEL_RANKS + a->rank);
+        }
+        if (shared && (d->tree || !count))
+            add_input(m, c, model_share_cell(c->share, shared->appended), MODEL_SHARE_INPUT);
+        mix(d, n, c);
+    }
+}
+
+// `count`: the longest match alone names the candidates; the most frequent one first.
+static void consider_count(draft *d, node *n) {
+    uint32_t source = RULE_MATCHED, length = 0;
+    for (uint32_t s = 0; s < RULE_INDEXES; s++)
+        if (n->length[s] > length) {
+            source = s;
+            length = n->length[s];
+        }
+    match m;
+    if (n->corpus_count && n->corpus[0].length > length) {
+        if (!corpus_matches(d->context->corpus, n, 1, &m))
+            return;
+    } else if (source == RULE_MATCHED ||
+               !index_matches(d->context->index[source], source, n->state[source], length, 1, &m)) {
+        return;
+    }
+    uint32_t most = d->tree ? DEEP_CANDIDATES : 1;
+    add_candidate(d, n, most, m.best, m.source);
+    if (d->tree) {
+        add_candidate(d, n, most, m.newest, m.source);
+        list(d->context, &m);
+        for (uint32_t j = 0; j < m.listed; j++)
+            add_candidate(d, n, most, m.tokens[j], m.source);
+    }
+    candidate *first = &d->model->candidates[n->seen.first];
+    for (uint32_t j = 0; j < n->seen.count; j++) {
+        candidate *c = &first[j];
+        add_input(&d->model->model, c,
+                  m.cells + model_cell(followed(d->context, &m, c->token), m.marks, c->token == m.newest),
+                  m.source * MODEL_RANKS);
+        c->probability = (uint16_t)model_probability(d->model->model.learned.cells[c->cell[0]]);
+    }
+}
+
+static void consider(draft *d, node *n) {
+    if (n->depth)
+        advance(d, n);
+    n->considered = true;
+    n->seen.first = (uint16_t)d->candidate_count;
+    if (d->rule == RULE_COUNT)
+        consider_count(d, n);
+    else
+        consider_blend(d, n);
+    d->candidate_count += n->seen.count;
+    n->drafted = 0;
+    find_best(d, n);
+}
+
+// ---- drafts of `count` and `blend`
+
+// A draft in the making.
+typedef struct {
+    uint32_t k, least; // least: probability of a path, of PATH_ONE
+    uint32_t size;
+    bool cut; // the last token is too improbable: the draft ends before it, it is only learned from
+    int32_t tokens[RULE_MAX_DRAFT];
+    int32_t parents[RULE_MAX_DRAFT];
+    uint32_t paths[RULE_MAX_DRAFT];
+    uint16_t cells[RULE_MAX_DRAFT];
+    uint8_t sources[RULE_MAX_DRAFT];
+} output;
+
+// Whether the text at a place of the group's index is of its history.
+static bool is_past(const rule_context *context, uint32_t place) {
+    return context->index[RULE_GROUP]->chunks[place / SAM_CHUNK].text < context->past;
+}
+
+// Whether `token` followed a match in the group's index, or the next shorter one that it followed, in the
+// history last.
+static bool followed_in_past(const rule_context *context, sam_state state, int32_t token) {
+    const sam_index *index = context->index[RULE_GROUP];
+    sam_state child;
+    while ((child = sam_child(index, state, token)) == SAM_NONE && state != SAM_ROOT)
+        state = sam_link(index, state);
+    if (child == SAM_NONE)
+        return false;
+    uint32_t place = child & SAM_NODE ? sam_node_of(index, child)->place : child;
+    return place != SAM_NONE && is_past(context, place);
+}
+
+static void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32_t source, uint32_t cell) {
+    uint32_t at = o->size++;
+    o->tokens[at] = token;
+    o->parents[at] = parent;
+    o->paths[at] = path;
+    o->sources[at] = (uint8_t)source;
+    o->cells[at] = (uint16_t)cell;
+    o->cut = path < o->least;
+}
+
+// The node behind the token that was drafted last, the best candidate of node `from`.
+static node *follow(draft *d, const node *from, const output *o) {
+    node *n = &d->model->nodes[d->node_count++];
+    n->seen = (seen_node){.token = o->tokens[o->size - 1], .parent = (uint16_t)(from - d->model->nodes)};
+    n->path = from->best_path;
+    n->draft = (int32_t)o->size - 1;
+    n->depth = from->depth + 1;
+    n->considered = false;
+    return n;
+}
+
+static void emit_best(draft *d, output *o, node *n) {
+    const candidate *c = &d->model->candidates[n->seen.first + n->best];
+    uint32_t source = c->source;
+    if (source == RULE_GROUP && d->context->past &&
+        followed_in_past(d->context, n->length[RULE_GROUP] ? n->state[RULE_GROUP] : SAM_ROOT, c->token))
+        source = RULE_HISTORY;
+    emit(o, c->token, n->draft, n->best_path, source, c->cell[0]);
+    n->drafted |= UINT64_C(1) << n->best;
+}
+
+static void draft_chain(draft *d, output *o) {
+    for (node *n = d->model->nodes; o->size < o->k; n = follow(d, n, o)) {
+        consider(d, n);
+        if (!n->best_path)
+            break;
+        emit_best(d, o, n);
+        if (o->cut)
+            break;
+    }
+}
+
+static void draft_tree(draft *d, output *o) {
+    node *nodes = d->model->nodes;
+    while (o->size < o->k) {
+        // A node that is not considered yet can offer at most its own path's probability.
+        node *best = nodes;
+        uint32_t best_path = 0;
+        for (node *n = nodes; n < nodes + d->node_count; n++) {
+            uint32_t path = n->considered ? n->best_path : n->path;
+            if (path > best_path) {
+                best = n;
+                best_path = path;
+            }
+        }
+        if (!best_path)
+            break;
+        if (!best->considered) {
+            consider(d, best);
+            continue;
+        }
+        emit_best(d, o, best);
+        if (o->cut)
+            break;
+        follow(d, best, o);
+        find_best(d, best);
+    }
+}
+
+// ---- `oldest` and `newest`
+
+// What followed one match.
+typedef struct {
+    uint32_t source, length;
+    const int32_t *tokens;
+    uint32_t left;  // of the tokens
+    bool past;      // they are of the history
+    int32_t node;   // drafted token that the copy has come to; -1: none yet
+    uint32_t depth; // tokens up to there
+    uint32_t path;  // its probability
+} copy;
+
+// The longest match of at most `length` tokens in one source, with what followed it. False if there is none.
+static bool find_copy(const draft *d, uint32_t source, uint32_t length, copy *found) {
+    const rule_context *context = d->context;
+    if (source == RULE_CORPUS) {
+        const corpus *c = context->corpus;
+        for (uint32_t l = c ? smaller(context->corpus_at->length, length) : 0; l; l--) {
+            corpus_match m = corpus_matched(context->corpus_at, l);
+            // `newest` has no order to go by in a corpus: both rules take the first occurrence.
+            uint32_t at = corpus_first(c, &m), end = at;
+            while (end < c->size && (uint32_t)c->tokens[end] <= c->largest && end - at < RULE_MAX_DRAFT)
+                end++;
+            if (end > at) {
+                *found = (copy){.source = source, .length = l, .tokens = c->tokens + at, .left = end - at};
+                return true;
+            }
+        }
+        return false;
+    }
+    const sam_index *index = context->index[source];
+    sam_state state = context->state[source];
+    uint32_t at = index ? context->length[source] : 0;
+    for (; at && state != SAM_ROOT; state = sam_link(index, state), at = sam_node_of(index, state)->length) {
+        sam_following f;
+        if (at > length)
+            continue;
+        sam_follow(index, state, &f);
+        if (!f.marks)
+            continue;
+        *found = (copy){.source = source, .length = at};
+        found->tokens = sam_place_token(index, f.place, &found->left);
+        found->past = source == RULE_GROUP && is_past(context, f.place);
+        return true;
+    }
+    return false;
+}
+
+enum { COPIES = 8 };
+
+// The copies of a draft: the longest match of all sources (the first source on a tie); for a tree then the
+// next shorter ones.
+static uint32_t find_copies(const draft *d, copy *copies) {
+    uint32_t count = 0, length[RULE_MATCHED], wanted = d->tree ? COPIES : 1;
+    for (uint32_t s = 0; s < RULE_MATCHED; s++)
+        length[s] = UINT32_MAX;
+    while (count < wanted) {
+        copy longest = {0}, c;
+        for (uint32_t s = 0; s < RULE_MATCHED; s++)
+            if (length[s] && find_copy(d, s, length[s], &c) && c.length > longest.length)
+                longest = c;
+        if (!longest.length)
+            break;
+        longest.node = -1;
+        longest.path = PATH_ONE;
+        copies[count++] = longest;
+        length[longest.source] = longest.length - 1;
+    }
+    return count;
+}
+
+// Copies go on side by side, always the one whose next token is most probable; equal beginnings are one.
+static void draft_copies(const draft *d, output *o) {
+    copy copies[COPIES];
+    uint32_t count = find_copies(d, copies);
+    const uint32_t *cells = d->model->model.learned.cells;
+    while (o->size < o->k) {
+        copy *best = NULL;
+        uint32_t best_path = 0, best_cell = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            copy *c = &copies[i];
+            if (c->depth == c->left)
+                continue;
+            // `depth` counts once more in the place of a count's class.
+            uint32_t cell =
+                model_cells(c->source, 0, c->length) + smaller(c->depth, MODEL_COUNTS - 1) * MODEL_COUNTS * 2;
+            uint32_t path = times(c->path, model_probability(cells[cell]));
+            if (path > best_path) {
+                best = c;
+                best_path = path;
+                best_cell = cell;
+            }
+        }
+        if (!best)
+            break;
+        int32_t token = best->tokens[best->depth++], known = -1;
+        for (uint32_t i = 0; i < o->size; i++)
+            if (o->parents[i] == best->node && o->tokens[i] == token)
+                known = (int32_t)i;
+        if (known < 0) {
+            known = (int32_t)o->size;
+            emit(o, token, best->node, best_path, best->past ? RULE_HISTORY : best->source, best_cell);
+        }
+        if (o->cut)
+            break;
+        best->node = known;
+        best->path = o->paths[known];
+    }
+}
+
+// ---- `suffix`
+
+// A string of a source that a draft has come to.
+typedef struct {
+    uint32_t source, length;
+    sam_state state;
+    corpus_match at;
+} string;
+
+// The most frequent tokens after a string. Returns their number and how many tokens followed in all.
+static uint32_t children(const draft *d, const string *s, int32_t *tokens, uint32_t *counts, uint32_t *all) {
+    if (s->source == RULE_CORPUS) {
+        *all = s->at.high - s->at.low;
+        return corpus_next(d->context->corpus, &s->at, MORE, tokens, counts);
+    }
+    sam_following f;
+    sam_follow(d->context->index[s->source], s->state, &f);
+    *all = f.marks;
+    return sam_candidates(d->context->index[s->source], s->state, MORE, tokens, counts);
+}
+
+static void descend(const draft *d, string *s, int32_t token) {
+    if (s->source == RULE_CORPUS) {
+        corpus_extend(d->context->corpus, &s->at, token);
+        return;
+    }
+    s->length++;
+    s->state = sam_near(d->context->index[s->source],
+                        sam_child(d->context->index[s->source], s->state, token), &s->length);
+}
+
+typedef struct {
+    string string;
+    int32_t parent, token;
+    uint32_t share, count, all; // share: D of the paper, of PATH_ONE
+    bool drafted;
+} offer;
+
+enum { MAX_OFFERS = (RULE_MAX_DRAFT + 1) * MORE };
+
+typedef struct {
+    uint64_t score; // sum of the shares of drafted tokens
+    uint32_t size;
+    int32_t tokens[RULE_MAX_DRAFT], parents[RULE_MAX_DRAFT];
+    uint16_t cells[RULE_MAX_DRAFT];
+} suffix_draft;
+
+// Offers the tokens after a string, to which drafted token number `drafted` leads.
+static uint32_t add_offers(const draft *d, const string *s, int32_t drafted, uint32_t share, offer *offers) {
+    int32_t tokens[MORE];
+    uint32_t counts[MORE], all, count = children(d, s, tokens, counts, &all);
+    for (uint32_t i = 0; i < count; i++)
+        offers[i] = (offer){.string = *s,
+                            .parent = drafted,
+                            .token = tokens[i],
+                            .share = (uint32_t)((uint64_t)share * counts[i] / all),
+                            .count = counts[i],
+                            .all = all};
+    return count;
+}
+
+// ExpandSpeculationTree of the paper's algorithm 1, from one string; a chain never leaves its last token.
+static void expand(const draft *d, const string *from, uint32_t most, suffix_draft *made) {
+    offer offers[MAX_OFFERS];
+    uint32_t count = add_offers(d, from, -1, PATH_ONE, offers);
+    made->score = made->size = 0;
+    while (made->size < most) {
+        offer *best = NULL;
+        for (uint32_t i = 0; i < count; i++)
+            if (!offers[i].drafted && (d->tree || offers[i].parent == (int32_t)made->size - 1) &&
+                (!best || offers[i].share > best->share))
+                best = &offers[i];
+        if (!best || !best->share)
+            break;
+        best->drafted = true;
+        made->score += best->share;
+        made->tokens[made->size] = best->token;
+        made->parents[made->size] = best->parent;
+        made->cells[made->size] = (uint16_t)(model_cells(from->source, 0, best->string.length) +
+                                             model_cell(best->count, best->all, false));
+        made->size++;
+        string next = best->string;
+        uint32_t share = best->share;
+        descend(d, &next, best->token);
+        count += add_offers(d, &next, (int32_t)made->size - 1, share, &offers[count]);
+    }
+}
+
+// GenerateCandidateTree: every match of every source is tried, the best score wins, the first on a tie.
+static void draft_suffix(const draft *d, output *o) {
+    const rule_context *context = d->context;
+    suffix_draft best = {0}, made;
+    uint32_t best_source = 0;
+    sam_state best_state = SAM_ROOT;
+    for (uint32_t source = 0; source < RULE_MATCHED; source++) {
+        string s = {.source = source};
+        if (source == RULE_CORPUS)
+            s.length = context->corpus ? context->corpus_at->length : 0;
+        else if (context->index[source]) {
+            s.length = context->length[source];
+            s.state = context->state[source];
+        }
+        while (s.length) {
+            if (source == RULE_CORPUS)
+                s.at = corpus_matched(context->corpus_at, s.length);
+            expand(d, &s, smaller(o->k, ALPHA * s.length), &made);
+            if (made.score > best.score) {
+                best = made;
+                best_source = source;
+                best_state = s.state;
+            }
+            if (source == RULE_CORPUS) {
+                s.length--;
+            } else {
+                s.state = sam_link(context->index[source], s.state);
+                s.length = sam_length(context->index[source], s.state);
+            }
+        }
+    }
+    const uint32_t *cells = d->model->model.learned.cells;
+    if (best_source == RULE_GROUP && context->past && best.size &&
+        followed_in_past(context, best_state, best.tokens[0]))
+        best_source = RULE_HISTORY;
+    for (uint32_t i = 0; i < best.size; i++) {
+        uint32_t before = best.parents[i] < 0 ? PATH_ONE : o->paths[best.parents[i]];
+        uint32_t path = times(before, model_probability(cells[best.cells[i]]));
+        emit(o, best.tokens[i], best.parents[i], path, best_source, best.cells[i]);
+        if (o->cut)
+            break;
+    }
+}
+
+// ---- the interface
+
+size_t rule_model_bytes(void) { return sizeof(rule_model); }
+
+void rule_model_init(rule_model *m, rule_name rule) {
+    model_init(&m->model, rule == RULE_OLDEST || rule == RULE_NEWEST);
+}
+
+void *rule_model_learned(rule_model *m, size_t *bytes) {
+    *bytes = sizeof(model_learned);
+    return &m->model.learned;
+}
+
+bool rule_model_valid(const rule_model *m) { return model_valid(&m->model); }
+
+void rule_record_free(rule_record *record, sam_memory *memory) {
+    sam_resize(memory, record->block, record->bytes, 0);
+    record->block = NULL;
+    record->bytes = 0;
+    record->drafted = record->kept = 0;
+}
+
+// Keeps what rule_learn needs. Returns false if there is no memory.
+static bool keep(const draft *d, sam_memory *memory, const output *o, rule_record *record) {
+    size_t candidates = d->candidate_count * sizeof(candidate);
+    size_t bytes = sizeof(record_block) + candidates + d->node_count * sizeof(seen_node);
+    if (bytes > record->bytes) {
+        size_t roomy = bytes + bytes / 2;
+        void *block = sam_resize(memory, record->block, record->bytes, roomy);
+        if (!block)
+            return false;
+        record->block = block;
+        record->bytes = roomy;
+    }
+    record_block *block = record->block;
+    memcpy(block->token, o->tokens, o->size * sizeof(int32_t));
+    memcpy(block->parent, o->parents, o->size * sizeof(int32_t));
+    memcpy(block->cell, o->cells, o->size * sizeof(uint16_t));
+    memcpy(record->source, o->sources, o->size);
+    block->node_count = d->node_count;
+    block->candidate_count = d->candidate_count;
+    memcpy(block + 1, d->model->candidates, candidates);
+    seen_node *nodes = (seen_node *)((char *)(block + 1) + candidates);
+    for (uint32_t i = 0; i < d->node_count; i++)
+        nodes[i] = d->model->nodes[i].seen;
+    record->drafted = o->size - o->cut;
+    record->kept = o->size;
+    return true;
+}
+
+uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rule_context *context,
+                    uint32_t k, float least, int32_t *tokens, int32_t *parents, float *scores,
+                    rule_record *record) {
+    draft d = {.model = m, .context = context, .rule = rule, .tree = parents != NULL};
+    output o;
+    o.k = k;
+    o.least = (uint32_t)(least * (float)PATH_ONE);
+    o.size = 0;
+    o.cut = false;
+    record->drafted = record->kept = 0;
+    if (rule == RULE_COUNT || rule == RULE_BLEND) {
+        start(&d);
+        if (d.tree)
+            draft_tree(&d, &o);
+        else
+            draft_chain(&d, &o);
+        if (rule == RULE_COUNT)
+            d.node_count = d.candidate_count = 0; // learns from what it drafted alone
+    } else if (rule == RULE_SUFFIX) {
+        draft_suffix(&d, &o);
+    } else {
+        draft_copies(&d, &o);
+    }
+    if (!o.size || !keep(&d, memory, &o, record))
+        return 0;
+    memcpy(tokens, o.tokens, record->drafted * sizeof(int32_t));
+    if (parents)
+        memcpy(parents, o.parents, record->drafted * sizeof(int32_t));
+    for (uint32_t i = 0; scores && i < record->drafted; i++)
+        scores[i] = (float)o.paths[i] / (float)PATH_ONE;
+    return record->drafted;
+}
+
+// Arithmetic shift with rounding.
+static int32_t shifted(int64_t value, unsigned by) {
+    int64_t half = (int64_t)1 << (by - 1);
+    return (int32_t)(value >= 0 ? (value + half) >> by : -((half - value) >> by));
+}
+
+static void move_weight(int32_t *weight, int32_t error, int32_t input) {
+    int32_t moved = *weight + shifted((int64_t)error * input, 12);
+    *weight = moved > MODEL_MOST_WEIGHT    ? MODEL_MOST_WEIGHT
+              : moved < -MODEL_MOST_WEIGHT ? -MODEL_MOST_WEIGHT
+                                           : moved;
+}
+
+static void learn_candidate(model *m, const candidate *c, bool outcome) {
+    int32_t error = (outcome ? MODEL_ONE - 1 : 0) - (int32_t)c->probability;
+    int32_t *weights = m->learned.weights[c->set];
+    for (uint32_t i = 0; i < c->inputs; i++) {
+        move_weight(&weights[c->input[i]], error, c->stretch[i]);
+        model_update(&m->learned.cells[c->cell[i]], outcome);
+    }
+    for (uint32_t order = 0; order < MODEL_TOKENS; order++) {
+        move_weight(&weights[MODEL_TOKEN_INPUT + order], error, c->hash_stretch[order]);
+        model_update(&m->learned.tokens[order][c->hash[order]], outcome);
+    }
+    move_weight(&weights[MODEL_CONSTANT], error, 128);
+}
+
+void rule_learn(rule_model *rm, rule_name rule, rule_record *record, const int32_t *tokens, uint32_t count,
+                uint64_t accepted[RULE_SOURCES]) {
+    if (!record->kept)
+        return;
+    model *m = &rm->model;
+    const record_block *block = record->block;
+    const candidate *candidates = (const candidate *)(block + 1);
+    const seen_node *nodes = (const seen_node *)(candidates + block->candidate_count);
+    int32_t at = -1; // drafted token that came true last
+    for (uint32_t i = 0; i < count; i++) {
+        int32_t next = -1;
+        for (uint32_t j = 0; j < record->kept; j++) {
+            if (block->parent[j] != at)
+                continue;
+            bool outcome = block->token[j] == tokens[i];
+            if (outcome)
+                next = (int32_t)j;
+            if (rule != RULE_BLEND)
+                model_update(&m->learned.cells[block->cell[j]], outcome);
+        }
+        if (next < 0 || (uint32_t)next == record->drafted)
+            break;
+        accepted[record->source[next]]++;
+        at = next;
+    }
+    uint32_t node_at = 0;
+    for (uint32_t i = 0; i < count && block->node_count; i++) {
+        const seen_node *n = &nodes[node_at];
+        for (uint32_t j = 0; j < n->count; j++) {
+            const candidate *c = &candidates[n->first + j];
+            learn_candidate(m, c, c->token == tokens[i]);
+        }
+        uint32_t next = node_at + 1;
+        while (next < block->node_count && !(nodes[next].parent == node_at && nodes[next].token == tokens[i]))
+            next++;
+        if (next == block->node_count)
+            break;
+        node_at = next;
+    }
+    record->drafted = record->kept = 0;
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Drafting rules: from where a request's text matched earlier text to the tokens that may come next.
+//
+//   oldest   copies what followed the first occurrence of the longest match (the article; its min_endpos)
+//   newest   copies what followed its latest occurrence
+//   count    the most frequent continuation of the longest match, matched again at every drafted token
+//   suffix   SuffixDecoding: for every match length p a greedy tree of at most ALPHA * p tokens, C(N) and
+//   D(N)
+//            as in its section 3, the one with the best score of all lengths and sources
+//   blend    all sources and several lengths of match vote on every candidate; see below
+//
+// Each drafts a chain or a tree, and says of every drafted token how likely the path to it is accepted.
+//
+// Probabilities. A candidate token c that followed a match of length l in n of its N marked occurrences, and
+// was or was not the latest to do so, falls into the cell (source, rank of the match within the source,
+// length, n, N - n, newest) of a table. The cell holds how often such candidates came true: an adaptive mean,
+// updated by each outcome. An outcome needs no verification: the tokens that are appended next tell it, for
+// the drafted candidates and for those that were only considered. `oldest`, `newest`, `count` and `suffix`
+// read the probability of their drafts off the table. The first token that is too improbable to be drafted is
+// learned from too, so that what was underrated comes up again.
+//
+// Blend. At each token to be drafted up to RULE_RANKS matches of each source (the longest, then the next
+// shorter ones with more occurrences) name candidates: their best, their newest, for trees a few more, and
+// the most frequent tokens at all where that leaves room. The probability of a candidate is a logistic mix,
+//
+//   stretch(p) = ln(p / (1 - p)),    P(c) = squash(sum over inputs i of weight[set][i] * stretch(p_i(c))),
+//
+// whose inputs are the candidate's cells and three more adaptive tables keyed by hashes of the candidate and
+// none, one and two tokens before it (some tokens are easier to foresee than others). The set of weights is
+// chosen by the lengths of the longest matches and the depth in the draft; candidates that are only frequent,
+// named by no match, ask no match and have sets of their own. Weights follow the gradient of
+// the coding cost, as in context-mixing data compressors. So sources are weighed against each other by
+// what they were worth so far: a static source that misleads loses its weight.
+//
+// Everything is integer arithmetic of fixed width, tables included: the same calls give the same drafts and
+// scores on every platform.
+//
+// A chain takes the most probable candidate each time; a tree grows by the node with the largest product of
+// probabilities along its path. Both end before a path's product falls below `least`.
+
+#ifndef RULES_H
+#define RULES_H
+
+#include "corpus.h"
+#include "sam.h"
+
+typedef enum { RULE_OLDEST, RULE_NEWEST, RULE_COUNT, RULE_SUFFIX, RULE_BLEND } rule_name;
+
+// Sources. The history of a group, answers of earlier steps or epochs, stands in the index of the group as
+// its first texts; so it is a source for counters only.
+enum { RULE_REQUEST, RULE_GROUP, RULE_CORPUS, RULE_HISTORY, RULE_SOURCES };
+
+enum {
+    RULE_INDEXES = 2,   // sources that are a sam_index: request and group
+    RULE_MATCHED = 3,   // sources that are matched: these and the corpus
+    RULE_MAX_DRAFT = 64 // tokens of a draft or nodes of a tree
+};
+
+// Where a request's text stands in each source.
+typedef struct {
+    const sam_index *index[RULE_INDEXES]; // NULL: not a source, or nothing in it
+    sam_state state[RULE_INDEXES];        // of the longest match that something followed
+    uint32_t length[RULE_INDEXES];        // of that match; 0: none
+    uint32_t past;                        // the group's texts with smaller numbers are its history
+    const corpus *corpus;                 // NULL: not a source
+    const corpus_context *corpus_at;      // of the text
+    int32_t last[2];                      // the text's last token and the one before; SAM_NO_TOKEN: none
+} rule_context;
+
+// What a pool has learned (model.h) and room to work in.
+typedef struct rule_model rule_model;
+
+size_t rule_model_bytes(void);                              // to allocate
+void rule_model_init(rule_model *model, rule_name rule);    // the prior
+void *rule_model_learned(rule_model *model, size_t *bytes); // the part to save: uint32_t only
+bool rule_model_valid(const rule_model *model);             // whether that part, read from a file, can be one
+
+// A slot's last draft with all that was considered, to learn from; zeroed at first.
+typedef struct {
+    void *block;      // NULL until the first draft
+    size_t bytes;     // accounted
+    uint32_t drafted; // tokens of the draft
+    uint32_t kept;    // these and at times one that was too improbable; 0: nothing to learn from
+    uint8_t source[RULE_MAX_DRAFT]; // where each came from
+} rule_record;
+
+void rule_record_free(rule_record *record, sam_memory *memory);
+
+// Drafts at most k <= RULE_MAX_DRAFT tokens, as a chain or, if `parents` is given, as a tree of at most k
+// nodes: parents[i] < i is the node that node i follows, -1 the end of the text. scores[i], if given, is the
+// probability that the path to token i is accepted. least: see above, 0 .. 1. Returns the number of tokens
+// and keeps in *record what rule_learn needs. If there is no memory for that, nothing is drafted.
+uint32_t rule_draft(rule_model *model, sam_memory *memory, rule_name rule, const rule_context *context,
+                    uint32_t k, float least, int32_t *tokens, int32_t *parents, float *scores,
+                    rule_record *record);
+
+// Learns from the tokens that came after the text that was drafted for; then the record is empty. Adds to
+// accepted[source] the tokens of the draft that came true. Never fails.
+void rule_learn(rule_model *model, rule_name rule, rule_record *record, const int32_t *tokens, uint32_t count,
+                uint64_t accepted[RULE_SOURCES]);
+
+#endif

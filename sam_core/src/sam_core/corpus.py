@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Corpora: prepared collections of texts as static sources of drafts. Build, describe and verify their files.
+
+A corpus is built once and then read by any number of engines, each of which maps the file. The format is described in
+csrc/corpus.h. Building needs pydivsufsort (pip install 'sam-core[corpus]'); reading needs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+END = -1
+"""Ends each text in the token array."""
+MAX_TOKEN = 2**31 - 1
+MAX_SIZE = 2**32 - 1
+"""Tokens of a corpus, one END a text included: positions are stored in 32 bits."""
+KEYS = ("token_ids", "response_ids")
+"""Where a row of a JSONL file has its tokens: the first of these that it has."""
+
+_HEADER = struct.Struct("<8sIIQIIIIII")
+_MAGIC, _ORDER, _VERSION = b"samcorp\0", 0x01020304, 1
+_ALIGN = _BLOCK = 64
+_MAX_BUCKETS = 1 << 18
+_CHUNK = 1 << 20
+
+Tokens = npt.NDArray[np.int32]
+Path = str | os.PathLike[str]
+
+
+def build_corpus(
+    sources: Path | Iterable[Path | Sequence[int] | npt.NDArray[Any]],
+    path: Path,
+    *,
+    key: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Write a corpus of the texts in `sources` to `path`, or leave `path` as it was.
+
+    The new file is renamed over an old one, so engines that have the old one open keep it.
+
+    Args:
+        sources: files and texts, in the order in which the corpus holds them. A file is named by its path and is a
+            .npy array, int[n], one text; or JSON lines, one text a line, plain or as .gz or .zst. A text is a sequence
+            or array of token ids from 0 to 2**31 - 1; empty ones are left out.
+        key: where a JSON line has its token ids; None: the first of KEYS that it has.
+        progress: is told in a short line what has been done, up to a few times a second.
+
+    Returns:
+        What `describe` says about the new file.
+
+    Raises:
+        ValueError: a source is not of this form or there is no token at all; one sentence with file and line.
+        OSError: a file cannot be read or `path` cannot be written.
+        ModuleNotFoundError: pydivsufsort is not installed.
+
+    Building takes about 30 bytes of memory a token.
+    """
+    divsufsort = _divsufsort()
+    if isinstance(sources, (str, os.PathLike)):
+        sources = [sources]
+    say = progress or (lambda line: None)
+    pieces: list[Tokens] = []
+    end, size = np.array([END], np.int32), 0
+    for number, source in enumerate(sources, 1):
+        for where, text in _texts(source, f"text {number}", key):
+            tokens = _checked(text, where)
+            if len(tokens):
+                pieces += [tokens, end]
+                size += len(tokens) + 1
+        if isinstance(source, (str, os.PathLike)):
+            say(f"read {os.fspath(source)}: {size - len(pieces) // 2:,} tokens so far")
+    if not pieces:
+        raise ValueError("there is no token in the texts given: a corpus needs at least one")
+    if size > MAX_SIZE:
+        raise ValueError(f"the texts have {size:,} tokens with one END each, a corpus holds {MAX_SIZE:,}: split them")
+    tokens, texts = np.concatenate(pieces), len(pieces) // 2
+    del pieces
+    say(f"sorting {size - texts:,} tokens")
+    suffixes = _sort(tokens, divsufsort)[texts:]
+    say(f"writing {os.fspath(path)}")
+    _write(path, tokens, suffixes, texts)
+    return describe(path)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What the header of a corpus says: texts, tokens, largest_token, bytes, bytes_per_token, version.
+
+    Raises ValueError, in one sentence, if the file is no corpus, is damaged in its header or has another size.
+    """
+    header = _read_header(path)
+    tokens = header["size"] - header["texts"]
+    return {
+        "version": header["version"],
+        "texts": header["texts"],
+        "tokens": tokens,
+        "largest_token": header["largest"],
+        "bytes": header["bytes"],
+        "bytes_per_token": header["bytes"] / tokens,
+    }
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Check a whole corpus: its checksum, and that it holds all suffixes of its texts in their order.
+
+    Takes about 40 bytes of memory a token. Returns what `describe` does; raises ValueError, in one sentence, if the
+    file is not as `build_corpus` would write it.
+    """
+    facts = describe(path)
+    header = _read_header(path)
+    body = np.memmap(path, np.uint8, "r")[_ALIGN:]
+    crc = 0
+    for at in range(0, len(body), _CHUNK):
+        crc = zlib.crc32(body[at : at + _CHUNK], crc)
+    if crc != header["body_crc"]:
+        raise ValueError(f"{os.fspath(path)} is a corpus with a damaged body: copy or build it again")
+    tokens, suffixes, starts, minima = _sections(path, header)
+    wrong = _wrong(tokens, suffixes, header)
+    if not wrong and not np.array_equal(starts, _starts(tokens, header["largest"], header["shift"])):
+        wrong = "first-token table"
+    if not wrong and not all(map(np.array_equal, minima, _minima(suffixes))):
+        wrong = "table of first occurrences"
+    if wrong:
+        raise ValueError(f"{os.fspath(path)} is a corpus with a wrong {wrong}: build it again")
+    return facts
+
+
+class Corpus:
+    """A corpus open for reading: the plain-Python twin of csrc/corpus.c, for tests and for the twin of Pool.
+
+    An interval (low, high) stands for the suffixes low .. high - 1. A context is the list of the intervals of a text's
+    last 0, 1, 2, ... tokens, as far as they occur; a match is (low, high, length).
+
+    Raises ValueError, as `describe` does, if `path` is no sound corpus.
+    """
+
+    MAX_MATCH = 32
+    PROBES = 16
+
+    def __init__(self, path: Path) -> None:
+        self.tokens, self.suffixes, *_ = _sections(path, _read_header(path))
+
+    def _token(self, suffix: int, depth: int) -> int:
+        return int(self.tokens[int(self.suffixes[suffix]) + depth])
+
+    def _narrow(self, low: int, high: int, depth: int, token: int) -> tuple[int, int]:
+        """The interval of those suffixes in [low, high) that have `token` at `depth`, maybe empty."""
+        suffixes = range(high)
+        first = bisect_left(suffixes, token, low, key=lambda i: self._token(i, depth))
+        return first, bisect_left(suffixes, token + 1, first, key=lambda i: self._token(i, depth))
+
+    def start(self) -> list[tuple[int, int]]:
+        """The context of an empty text."""
+        return [(0, len(self.suffixes))]
+
+    def advance(self, context: list[tuple[int, int]], token: int) -> list[tuple[int, int]]:
+        """The context after one more token."""
+        longer = self.start()
+        for depth, (low, high) in enumerate(context[: self.MAX_MATCH]):
+            low, high = self._narrow(low, high, depth, token)
+            if low == high:
+                break
+            longer.append((low, high))
+        return longer
+
+    def extend(self, match: tuple[int, int, int], token: int) -> tuple[int, int, int] | None:
+        """The match narrowed to what goes on with `token`, None if nothing does."""
+        low, high = self._narrow(*match, token)
+        return None if token < 0 or low == high else (low, high, match[2] + 1)
+
+    def first(self, match: tuple[int, int, int]) -> int:
+        """Position of the token that follows the first occurrence; END may stand there."""
+        low, high, length = match
+        return int(self.suffixes[low:high].min()) + length
+
+    def next(self, match: tuple[int, int, int], most: int) -> list[tuple[int, int]]:
+        """At most `most` pairs (token, exact count) of what follows, candidates chosen and ordered as in the C."""
+        low, high, length = match
+        size = high - low
+        probes = min(size, self.PROBES)
+        candidates = {self._token(low + (2 * i + 1) * size // (2 * probes), length) for i in range(probes)} - {END}
+        spans = ((token, self._narrow(low, high, length, token)) for token in candidates)
+        return sorted(((token, end - start) for token, (start, end) in spans), key=lambda c: (-c[1], c[0]))[:most]
+
+
+# ---- reading texts
+
+
+def _texts(source: Any, name: str, key: str | None) -> Iterator[tuple[str, Any]]:
+    """The texts of one source, each with words that say where it stands."""
+    if not isinstance(source, (str, os.PathLike)):
+        yield name, source
+        return
+    path = os.fspath(source)
+    if path.endswith(".npy"):
+        try:
+            yield path, np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{path} is no .npy array ({error}): write it with numpy.save") from None
+        return
+    with _lines(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{path}, line {number}", _row(line, f"{path}, line {number}", key)
+
+
+def _row(line: bytes, where: str, key: str | None) -> Any:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON ({error}): give one JSON object a line") from None
+    for name in KEYS if key is None else (key,):
+        if isinstance(row, dict) and name in row:
+            return row[name]
+    wanted = repr(key) if key else " or ".join(map(repr, KEYS))
+    raise ValueError(f"{where} has no {wanted}: name the key that holds a list of token ids")
+
+
+@contextlib.contextmanager
+def _lines(path: str) -> Iterator[IO[bytes]]:
+    """Opens a file of lines, decompressed; ValueError if it is no such compressed file."""
+    if path.endswith(".zst"):
+        with _zstd(path) as file:
+            yield file
+        return
+    with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
+        try:
+            yield file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} cannot be decompressed ({error}): compress it again") from None
+
+
+@contextlib.contextmanager
+def _zstd(path: str) -> Iterator[IO[bytes]]:
+    """By the command: unlike the reader of the module zstandard it notices a file that was cut short."""
+    open(path, "rb").close()  # OSError says what is wrong with the file
+    if shutil.which("zstd") is None:
+        raise ValueError(f"{path} is compressed and there is no zstd command: install zstd or decompress the file")
+    with subprocess.Popen(["zstd", "-dcq", "--", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            yield process.stdout
+        except BaseException:
+            process.kill()
+            raise
+        error = process.stderr.read().decode(errors="replace").strip()
+    if process.returncode:
+        raise ValueError(f"{path} cannot be decompressed ({error}): compress it again")
+
+
+def _checked(text: Any, where: str) -> Tokens:
+    """A text as int32[n]; ValueError unless it is a sequence of token ids."""
+    try:
+        array = np.asarray(text)
+    except ValueError:
+        array = np.asarray(None)
+    if array.ndim == 1 and array.size == 0:
+        return np.empty(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"{where} is not a list of token ids: give integers from 0 to {MAX_TOKEN}")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high > MAX_TOKEN:
+        raise ValueError(f"{where} has token id {low if low < 0 else high}: give integers from 0 to {MAX_TOKEN}")
+    return array.astype(np.int32)
+
+
+# ---- building
+
+
+def _divsufsort() -> Callable[[npt.NDArray[np.uint8]], npt.NDArray[Any]]:
+    try:
+        from pydivsufsort import divsufsort
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"building a corpus needs {error.name}, which is not installed: pip install 'sam-core[corpus]'"
+        ) from None
+    return divsufsort
+
+
+def _sort(tokens: Tokens, divsufsort: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[np.uint32]:
+    """All suffixes of `tokens` in lexicographic order, END before all ids: uint32[len(tokens)].
+
+    libdivsufsort sorts bytes. Each token becomes the same number of bytes, the highest first; the order of the suffixes
+    that start at a token's first byte is the order wanted.
+    """
+    values = tokens.view(np.uint32) + np.uint32(1)  # END is 0
+    width = (int(values.max()).bit_length() + 7) // 8
+    coded = values.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - width :].reshape(-1)
+    del values
+    order = divsufsort(np.ascontiguousarray(coded))
+    suffixes, done = np.empty(len(tokens), np.uint32), 0
+    for at in range(0, len(order), _CHUNK):
+        part = order[at : at + _CHUNK]
+        part = part[part % width == 0] // width
+        suffixes[done : done + len(part)] = part
+        done += len(part)
+    return suffixes
+
+
+def _shift(largest: int, count: int) -> int:
+    """The least shift that leaves the first-token table small: at most a quarter of the suffixes, 2**18 at most."""
+    shift = 0
+    while (largest >> shift) + 1 > max(1, min(_MAX_BUCKETS, count // 4)):
+        shift += 1
+    return shift
+
+
+def _starts(tokens: Tokens, largest: int, shift: int) -> npt.NDArray[np.uint32]:
+    """uint32[(largest >> shift) + 2]: how many tokens >> shift are less than b, for each b."""
+    counts = np.bincount(tokens[tokens != END] >> shift, minlength=(largest >> shift) + 1)
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.uint32)
+
+
+def _minima(suffixes: npt.NDArray[np.uint32]) -> list[npt.NDArray[np.uint32]]:
+    """Minima of blocks of the suffixes, of blocks of these, ... until at most _BLOCK are left."""
+    levels, entries = [], suffixes
+    while len(entries) > _BLOCK:
+        entries = np.minimum.reduceat(entries, np.arange(0, len(entries), _BLOCK))
+        levels.append(entries)
+    return levels
+
+
+def _write(path: Path, tokens: Tokens, suffixes: npt.NDArray[np.uint32], texts: int) -> None:
+    largest = int(tokens.max())
+    shift = _shift(largest, len(suffixes))
+    folder = os.path.dirname(os.path.abspath(path))
+    descriptor, temporary = tempfile.mkstemp(prefix=".corpus-", dir=folder)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(bytes(_ALIGN))
+            crc = 0
+            for section in (tokens, suffixes, _starts(tokens, largest, shift), *_minima(suffixes)):
+                data = section.astype(section.dtype.newbyteorder("<"), copy=False).data.cast("B")
+                for part in (data, bytes(-len(data) % _ALIGN)):
+                    crc = zlib.crc32(part, crc)
+                    file.write(part)
+            header = _HEADER.pack(_MAGIC, _VERSION, _ORDER, file.tell(), len(tokens), texts, largest, shift, crc, 0)[
+                :-4
+            ]
+            file.seek(0)
+            file.write(header + struct.pack("<I", zlib.crc32(header)))
+            file.flush()
+            os.fchmod(descriptor, 0o644)
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---- reading corpora
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    name = os.fspath(path)
+    with open(path, "rb") as file:
+        data = file.read(_HEADER.size)
+        size = file.seek(0, os.SEEK_END)
+    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
+        raise ValueError(f"{name} is no corpus: name a file that build_corpus wrote")
+    fields = ("magic", "version", "order", "bytes", "size", "texts", "largest", "shift", "body_crc", "header_crc")
+    header = dict(zip(fields, _HEADER.unpack(data), strict=True))
+    if header["version"] != _VERSION or header["order"] != _ORDER:
+        raise ValueError(f"{name} is a corpus of another version of sam_core: build it again")
+    if header["header_crc"] != zlib.crc32(data[:-4]):
+        raise ValueError(f"{name} is a corpus with a damaged header: build it again")
+    if header["bytes"] != size:
+        raise ValueError(f"{name} is a corpus that was cut short or added to: copy or build it again")
+    sound = 0 < header["texts"] < header["size"] and header["largest"] <= MAX_TOKEN and header["shift"] <= 31
+    if not sound or _layout(header)[1] != size:
+        raise ValueError(f"{name} is a corpus with impossible sizes: build it again")
+    return header
+
+
+def _layout(header: dict[str, Any]) -> tuple[list[tuple[int, int]], int]:
+    """Offset and entries of each section, and the bytes of the file."""
+    count = header["size"] - header["texts"]
+    sizes = [header["size"], count, (header["largest"] >> header["shift"]) + 2]
+    while count > _BLOCK:
+        count = -(-count // _BLOCK)
+        sizes.append(count)
+    sections, offset = [], _ALIGN
+    for entries in sizes:
+        sections.append((offset, entries))
+        offset += -(-4 * entries // _ALIGN) * _ALIGN
+    return sections, offset
+
+
+def _sections(path: Path, header: dict[str, Any]) -> tuple[Any, Any, Any, list[Any]]:
+    """The file's arrays, mapped: tokens, suffixes, starts and the levels of minima."""
+    (offset, size), *others = _layout(header)[0]
+    tokens = np.memmap(path, "<i4", "r", offset, (size,))
+    suffixes, starts, *minima = (np.memmap(path, "<u4", "r", offset, (size,)) for offset, size in others)
+    return tokens, suffixes, starts, minima
+
+
+def _wrong(tokens: Tokens, suffixes: npt.NDArray[np.uint32], header: dict[str, Any]) -> str | None:
+    """Which section is wrong, None if the suffixes are those of the tokens, in order.
+
+    Suffixes with equal first tokens are in the order of their rests, which are suffixes too. Those that start with END
+    are not stored; they come before all others, in the order of their rests.
+    """
+    count, ends = len(suffixes), np.flatnonzero(tokens == END)
+    if (
+        len(ends) != header["texts"]
+        or ends[-1] != len(tokens) - 1
+        or ends[0] == 0
+        or (np.diff(ends) == 1).any()
+        or tokens.min() != END
+        or tokens.max() != header["largest"]
+    ):
+        return "token array"
+    seen = np.zeros(len(tokens) + 1, bool)
+    seen[ends] = True
+    seen[np.minimum(suffixes, len(tokens))] = True
+    if not seen[:-1].all() or seen[-1]:
+        return "suffix array"
+    rank = np.empty(len(tokens) + 1, np.int64)  # of the suffix at each position
+    rank[suffixes] = np.arange(count)
+    rank[-1] = -1
+    rank[ends] = rank[ends + 1] - count - 1
+    first, rest = tokens[suffixes], rank[suffixes + np.uint32(1)]
+    ordered = (first[:-1] < first[1:]) | ((first[:-1] == first[1:]) & (rest[:-1] < rest[1:]))
+    return None if ordered.all() else "suffix array"

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A suffix automaton over several texts with what followed every string in them: the twin of csrc/sam.c.
+
+csrc/sam.h draws the structure. Here every state is an object with dictionaries, strings that occurred once included
+(the C keeps these as leaves of one link each), and a mark goes up the whole link path, so a text that loops for long is
+slow. What can be read is the same: states, counts, places and the order in which followers are listed.
+"""
+
+from __future__ import annotations
+
+MAX_MATCH = 64  # tokens; but for "oldest", longer matches count as matches of their last 64 tokens
+COMMON = 24  # most frequent tokens that an index keeps ready
+
+Place = tuple[int, int]  # number of a text, position in it
+
+
+class State:
+    """Strings that end at exactly the same places of the texts: suffixes of the longest of them, in a range of lengths.
+
+    Attributes:
+        link: the state of the next shorter suffixes, which end at more places; None for the root, the empty string.
+        length: tokens in the longest string.
+        edges: token -> the state of the longest string with this token appended, in order of creation.
+        counts: token -> how often it followed.
+        best: the token that followed most often, the newest on a tie; meaningless while nothing followed.
+        place: of the token that followed last (of an "oldest" index: first), None while nothing followed.
+        end: where the longest string ended first.
+        again: whether the strings occurred again, or other texts branch off here; the C has a node of it then.
+    """
+
+    __slots__ = ("again", "best", "counts", "edges", "end", "length", "link", "place")
+
+    def __init__(self, length: int, end: Place | None) -> None:
+        self.link: State | None = None
+        self.length = length
+        self.edges: dict[int, State] = {}
+        self.counts: dict[int, int] = {}
+        self.best = -1
+        self.place: Place | None = None
+        self.end = end
+        self.again = False
+
+    @property
+    def marks(self) -> int:
+        """Occurrences that are followed by a token."""
+        return sum(self.counts.values())
+
+
+class Index:
+    """The automaton of `texts`, lists of token ids that the owner extends; kind is "oldest", "newest" or "counted"."""
+
+    def __init__(self, kind: str, texts: list[list[int]]) -> None:
+        self.oldest = kind == "oldest"
+        self.texts = texts
+        self.root = State(0, None)
+        self.appended = 0
+        self.came: dict[int, int] = {}
+        self.common: list[tuple[int, int]] = []  # (token, count), the most frequent first, the newest first on a tie
+
+    def append(self, last: State, text: int, position: int) -> State:
+        """Append the token at `position` of text number `text`, whose state so far is `last`; return the new state."""
+        token = self.texts[text][position]
+        state = self._extend(last, token, (text, position))
+        self._mark(last, token, (text, position))
+        self.appended += 1
+        self.came[token] = self.came.get(token, 0) + 1
+        self._rank_common(token, self.came[token])
+        return state
+
+    def branch(self, state: State) -> State:
+        """Let another text begin as the text of `state`; return its state."""
+        if state is not self.root:
+            state.again = True
+        return state
+
+    def _extend(self, last: State, token: int, place: Place) -> State:
+        if token in last.edges:  # another text has said all this
+            return self._meet(last, token)
+        state = State(last.length + 1, place)
+        p: State | None = last
+        while p is not None and token not in p.edges:
+            p.edges[token] = state
+            p = p.link
+        state.link = self.root if p is None else self._meet(p, token)
+        return state
+
+    def _meet(self, p: State, token: int) -> State:
+        """The state of the longest string of `p` with `token`, which now occurs again; split off if need be."""
+        q = p.edges[token]
+        if q.length == p.length + 1:
+            q.again = True
+            return q
+        clone = State(p.length + 1, q.end)
+        clone.again = True
+        # The C copies the list of edges, which has the newest first, by putting one after the other in front.
+        edges = list(q.edges.items())
+        clone.edges = dict(edges[:1] + edges[:0:-1])
+        clone.counts = dict(q.counts)
+        clone.best, clone.place = q.best, q.place
+        clone.link, q.link = q.link, clone
+        above: State | None = p
+        while above is not None and above.edges.get(token) is q:
+            above.edges[token] = clone
+            above = above.link
+        return clone
+
+    def _mark(self, state: State, token: int, place: Place) -> None:
+        """`token` at `place` follows the text of `state` and so all its suffixes."""
+        while state.link is not None:
+            # A string of more than MAX_MATCH tokens is marked once only, while it has occurred once.
+            if self.oldest or not state.again or state.link.length < MAX_MATCH:
+                count = state.counts.get(token, 0) + 1
+                state.counts[token] = count
+                if count >= state.counts.get(state.best, 0):
+                    state.best = token
+                if not (self.oldest and state.place):
+                    state.place = place
+            state = state.link
+
+    def _rank_common(self, token: int, count: int) -> None:
+        entries = self.common
+        if len(entries) == COMMON and count < entries[-1][1]:
+            return
+        known = next((i for i, (other, _) in enumerate(entries) if other == token), None)
+        if known is not None:
+            entries.pop(known)
+        elif len(entries) == COMMON:
+            entries.pop()
+        at = len(entries)
+        while at and entries[at - 1][1] <= count:
+            at -= 1
+        entries.insert(at, (token, count))
+
+    # ---- reading
+
+    def match(self, state: State) -> tuple[State, int]:
+        """The longest suffix of the text of `state` that something followed, and its length; the root and 0: none."""
+        length = state.length
+        if not self.oldest:
+            state, length = self.near(state, length)
+        while state.link is not None and not state.counts:
+            state = state.link
+            length = state.length
+        return state, length
+
+    def near(self, state: State, length: int) -> tuple[State, int]:
+        """State and length of the last MAX_MATCH tokens, at most, of a string of `length` tokens in `state`."""
+        if length <= MAX_MATCH:
+            return state, length
+        while state.link is not None and state.link.length >= MAX_MATCH:
+            state = state.link
+        return state, MAX_MATCH
+
+    def advance(self, state: State, length: int, token: int) -> tuple[State, int]:
+        """Move a match on by one token: state and length of the longest suffix that stands in the index."""
+        while token not in state.edges and state.link is not None:
+            state = state.link
+            length = state.length
+        if token in state.edges:
+            state = state.edges[token]
+            length += 1
+        return self.near(state, length)
+
+    def newest(self, state: State) -> int:
+        """The token that followed last (of an "oldest" index: first), -1 if none did."""
+        return self.texts[state.place[0]][state.place[1]] if state.place else -1
+
+    def candidates(self, state: State, most: int) -> list[tuple[int, int]]:
+        """Up to `most` followers of a state with how often each followed.
+
+        The best, the newest, then those that followed for the first time most recently, as far as the state's list
+        tells: its first edge is always the last of it, and a state split off another has the other's list reversed.
+        """
+        if not state.counts:
+            return []
+        first, *others = state.edges
+        order = dict.fromkeys([state.best, self.newest(state), *reversed(others), first])
+        return [(token, state.counts[token]) for token in order][:most]

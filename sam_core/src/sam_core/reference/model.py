@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pool has learned of its drafts: the twin of csrc/model.c. Everything is integers.
+
+A probability is an adaptive mean in 32 bits: the upper 22 are the mean, the lower 10 the number of outcomes it has
+seen, up to LIMIT. An outcome moves the mean by 1/(outcomes + 1.5). Mixing works on stretch(p) = ln(p/(1-p)) with 8
+fractional bits, on probabilities of 12 bits, with weights of 16 fractional bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+REQUEST, GROUP, CORPUS, HISTORY = range(4)
+SOURCES = 3  # that have cells: history stands in the group's index
+RANKS = 2  # matches of one source that are asked
+LENGTHS = 12  # classes of match lengths
+COUNTS = 8  # classes of counts
+CELLS = SOURCES * RANKS * LENGTHS * COUNTS * COUNTS * 2
+SHARES = 16  # classes of the share of a token among all
+TOKENS = 3  # tables keyed by a candidate and 0, 1 or 2 tokens before it
+HASHES = 1 << 13
+CLASSES = 7  # coarser classes of match lengths
+KINDS = 4  # of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
+COMMON = 3
+SETS = CLASSES * CLASSES * 4 * KINDS
+# Inputs of the mix: a cell of each match, the share, the token tables, a constant.
+SHARE_INPUT = SOURCES * RANKS
+TOKEN_INPUT = SHARE_INPUT + 1
+CONSTANT = TOKEN_INPUT + TOKENS
+INPUTS = CONSTANT + 1
+LIMIT = 255
+MOST_WEIGHT = 1 << 20  # either way
+ONE = 1 << 12  # probability 1
+
+_MEAN_ONE = (1 << 22) - 1
+_SQUASH = (1, 2, 4, 6, 10, 17, 27, 45, 74, 120, 194, 310, 488, 747, 1101, 1546, 2048)
+_SQUASH += (2550, 2995, 3349, 3608, 3786, 3902, 3976, 4022, 4051, 4069, 4079, 4086, 4090, 4092, 4094, 4095)
+_LENGTH_CLASSES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 48)  # the largest length of each class but the last
+_COARSE_CLASSES = (0, 1, 2, 4, 8, 16)
+_COUNT_CLASSES = (0, 1, 2, 3, 5, 10, 30)
+
+
+def _class_of(value: int, largest: tuple[int, ...]) -> int:
+    return next((number for number, limit in enumerate(largest) if value <= limit), len(largest))
+
+
+def squash(stretched: int) -> int:
+    """4096 / (1 + exp(-x)), interpolated between multiples of 1/2 from -8 to 8: 1 .. ONE - 1."""
+    if abs(stretched) > 2047:
+        return ONE - 1 if stretched > 0 else 1
+    low, part = divmod(stretched + 2048, 128)
+    return (_SQUASH[low] * (128 - part) + _SQUASH[low + 1] * part + 64) // 128
+
+
+def _stretch_table() -> list[int]:
+    table, stretched = [], -2047
+    for p in range(ONE):
+        while stretched < 2047 and squash(stretched) < p:
+            stretched += 1
+        table.append(stretched)
+    return table
+
+
+STRETCH = _stretch_table()
+"""The inverse of squash, by probability of 12 bits."""
+
+
+def coarse_class(length: int) -> int:
+    """Coarse class of a match length, 0 .. CLASSES - 1."""
+    return _class_of(length, _COARSE_CLASSES)
+
+
+def first_cell(source: int, rank: int, length: int) -> int:
+    """Number of the first cell of a match of `length` tokens."""
+    return ((source * RANKS + rank) * LENGTHS + _class_of(length, _LENGTH_CLASSES)) * COUNTS * COUNTS * 2
+
+
+def cell(count: int, marks: int, newest: bool) -> int:
+    """Number, counted from there, of the cell of a candidate that followed `count` of `marks` occurrences.
+
+    newest: whether it followed the latest of them.
+    """
+    rest = max(marks - count, 0)
+    return (_class_of(count, _COUNT_CLASSES) * COUNTS + _class_of(rest, _COUNT_CLASSES)) * 2 + newest
+
+
+def share_cell(count: int, total: int) -> int:
+    """Number of the cell for the share count / total of a token: about twice the logarithm of its inverse."""
+    twice, one_of = 0, total // count if count else (1 << 32) - 1
+    while one_of > 1 and twice < SHARES - 2:
+        one_of //= 2
+        twice += 2
+    if total >> twice // 2 > count + count // 2:
+        twice += 1
+    return CELLS + min(twice, SHARES - 1)
+
+
+def token_hash(order: int, candidate: int, last: int, before: int) -> int:
+    """Entry of token table `order` for a candidate after the tokens `before`, `last` (-1: none)."""
+    low = (1 << 32) - 1
+    value = candidate * 0x9E3779B1 & low
+    if order >= 1:
+        value = (value ^ last & low) * 0x85EBCA6B & low
+    if order >= 2:
+        value = (value ^ value >> 15 ^ before & low) * 0xC2B2AE35 & low
+    return value >> 19
+
+
+def probability(entry: int) -> int:
+    """Probability of 12 bits that an adaptive mean holds, 1 .. ONE - 1."""
+    return max(entry >> 20, 1)
+
+
+def trust(entry: int) -> int:
+    """seen / (seen + 1), of 256."""
+    seen = entry & 1023
+    return 256 * seen // (seen + 1)
+
+
+def divided(value: int, by: int) -> int:
+    """value / by, rounded towards zero as in C."""
+    return value // by if value >= 0 else -(-value // by)
+
+
+def updated(entry: int, outcome: bool) -> int:
+    """An adaptive mean after one more outcome."""
+    mean, seen = entry >> 10, entry & 1023
+    mean += divided(((_MEAN_ONE if outcome else 0) - mean) * 2, 2 * seen + 3)
+    return mean << 10 | min(seen + 1, LIMIT)
+
+
+def _prior(of_million: int, seen: int) -> int:
+    return of_million * _MEAN_ONE // 1000000 << 10 | seen
+
+
+def _counted_prior(length: int, count: int, rest: int, newest: int) -> int:
+    """Followed n of N times: (n + newest/2 + e/20) / (N + 1/2 + e) with e = 4/(length class + 1)."""
+    typical = (0, 1, 2, 3, 4, 7, 18, 60)
+    classes = length + 1  # everything times 20 * classes
+    over = 20 * classes * typical[count] + 10 * classes * newest + 4
+    under = 20 * classes * (typical[count] + typical[rest]) + 10 * classes + 80
+    return _prior(min(max(over * 1000000 // under, 2000), 980000), 0)
+
+
+def _copied_prior(length: int, depth: int) -> int:
+    """The token at `depth` of what followed a match."""
+    percent = (30, 45, 55, 60, 64, 68, 72, 76, 80, 84, 88, 92)[length]
+    return _prior((percent + (100 - percent) * depth // 14) * 10000, 4)
+
+
+def _weights_prior(number: int) -> list[int]:
+    """What the weights of a set come to, roughly: an input is worth less beside others that know the same."""
+    has_group, has_corpus = number // (KINDS * 4) % CLASSES > 0, number // KINDS % 4 > 0
+    percent = {  # has_group, has_corpus: request, group, corpus, share, tokens, constant
+        (False, False): (75, 38, 0, 0, 0, 0, 70, 25, 25, 15, 40),
+        (False, True): (45, 35, 0, 0, 45, 35, 95, 10, 10, 5, 25),
+        (True, False): (20, 20, 72, 33, 0, 0, 80, 18, 17, 10, 38),
+        (True, True): (25, 27, 58, 38, 38, 33, 95, 5, 5, 0, 25),
+    }[has_group, has_corpus]
+    return [weight * 65536 // 100 for weight in percent]
+
+
+class Model:
+    """The tables, at first the prior for copied candidates (what `oldest` and `newest` draft) or counted ones."""
+
+    def __init__(self, copied: bool) -> None:
+        of_one_match = [
+            _copied_prior(length, count) if copied else _counted_prior(length, count, rest, newest)
+            for length in range(LENGTHS)
+            for count in range(COUNTS)
+            for rest in range(COUNTS)
+            for newest in range(2)
+        ]
+        self.cells = of_one_match * (SOURCES * RANKS)
+        for share in range(SHARES):  # about the share, 2^(-share/2)
+            self.cells.append(_prior((700000 if share % 2 else 1000000) >> share // 2 + (share < 2), 8))
+        self.tokens = [[_prior(300000, 0)] * HASHES for _ in range(TOKENS)]
+        self.weights = [_weights_prior(number) for number in range(SETS)]
+
+    def learned(self) -> npt.NDArray[np.uint32]:
+        """All tables, one behind the other as in the C: uint32[CELLS + SHARES + TOKENS * HASHES + SETS * INPUTS]."""
+        weights = np.array(self.weights, np.int32).reshape(-1).view(np.uint32)
+        return np.concatenate([np.array(self.cells, np.uint32), np.array(self.tokens, np.uint32).reshape(-1), weights])

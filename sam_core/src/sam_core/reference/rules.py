@@ -1,0 +1,603 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafting rules: from where a text matched earlier text to the tokens that may come next: the twin of csrc/rules.c.
+
+csrc/rules.h explains the rules. A path's probability is an integer, of PATH_ONE.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sam_core.corpus import END, Corpus
+from sam_core.reference import model as M
+from sam_core.reference.automaton import Index, Place, State
+from sam_core.reference.model import CORPUS, GROUP, HISTORY, REQUEST, Model
+
+RULES = ("oldest", "newest", "count", "suffix", "blend")
+MAX_DRAFT = 64
+MAX_CANDIDATES = 24  # of the end of the text
+DEEP_CANDIDATES = 5  # of a node below
+MORE = 6  # candidates that a match names for a tree
+COPIES = 8
+ALPHA = 4  # tokens of a draft for each token of its match (SuffixDecoding's alpha)
+PATH_ONE = 1 << 30
+
+
+@dataclass
+class Context:
+    """Where a text stands in each source.
+
+    Attributes:
+        index: of the request and of the group; None: not a source, or nothing in it.
+        match: in each index the state of the longest match that something followed, and its length, 0 for none.
+        past: the group's texts with smaller numbers are its history.
+        corpus, corpus_at: the corpus and where the text stands in it; None: not a source.
+        last: the text's last token and the one before, -1 for none.
+    """
+
+    index: list[Index | None]
+    match: list[tuple[State | None, int]]
+    past: int = 0
+    corpus: Corpus | None = None
+    corpus_at: list[tuple[int, int]] | None = None
+    last: tuple[int, int] = (-1, -1)
+
+    def is_past(self, place: Place) -> bool:
+        return place[0] < self.past
+
+    def followed_in_past(self, state: State, token: int) -> bool:
+        """Whether `token` followed a match in the group's index, or the next shorter one, in the history last."""
+        while token not in state.edges and state.link is not None:
+            state = state.link
+        if token not in state.edges:
+            return False
+        child = state.edges[token]
+        place = child.place if child.again else child.end
+        return place is not None and self.is_past(place)
+
+    def corpus_match(self, length: int) -> tuple[int, int, int]:
+        return (*self.corpus_at[length], length)
+
+
+@dataclass
+class Match:
+    """A string that the text ends with and that stood in a source, with what followed it.
+
+    `counts` has the followers that were looked up, the most frequent first: of an index all that the C lists.
+    """
+
+    source: int
+    rank: int  # among the matches of the source
+    length: int
+    marks: int
+    newest: int  # the token that followed last; -1 in a corpus, which has no such order
+    counts: dict[int, int]
+    state: State | None = None
+
+    @property
+    def best(self) -> int:
+        return next(iter(self.counts))
+
+    def cell(self, token: int) -> int:
+        """The cell of a candidate."""
+        followed = (self.state.counts if self.state else self.counts).get(token, 0)
+        first = M.first_cell(self.source, self.rank, self.length)
+        return first + M.cell(followed, self.marks, token == self.newest)
+
+    @property
+    def input(self) -> int:
+        return self.source * M.RANKS + self.rank
+
+
+@dataclass
+class Candidate:
+    """A token that may follow a node, with what its probability was made of."""
+
+    token: int
+    source: int
+    share: int = 0  # how often the token came in all, if it is among the most frequent
+    probability: int = 0  # of M.ONE
+    set: int = 0  # of weights
+    inputs: list[tuple[int, int, int]] = field(default_factory=list)  # (cell, input, stretched probability)
+    hashes: list[tuple[int, int]] = field(default_factory=list)  # (entry, stretched probability) by order
+
+
+@dataclass
+class Node:
+    """A token of a draft in the making, or the end of the text, with what may follow it."""
+
+    token: int
+    parent: Node | None
+    path: int  # probability of the path to the node
+    draft: int  # number of its token in the draft, -1: the end of the text
+    depth: int
+    match: list[tuple[State | None, int]]
+    corpus: list[tuple[int, int, int]]
+    last: tuple[int, int]
+    considered: bool = False
+    candidates: list[Candidate] = field(default_factory=list)
+    drafted: set[int] = field(default_factory=set)  # numbers of candidates
+    best: int = 0  # candidate to be drafted next
+    best_path: int = 0  # its path's probability; 0: none is left
+
+    def name(self, most: int, token: int, source: int) -> Candidate | None:
+        """The candidate for `token`, a new one if need be; None if there are `most` already."""
+        for candidate in self.candidates:
+            if candidate.token == token:
+                return candidate
+        if token < 0 or len(self.candidates) == most:
+            return None
+        self.candidates.append(Candidate(token, source))
+        return self.candidates[-1]
+
+    def find_best(self) -> None:
+        """Find the most probable candidate that is not drafted yet, the first on a tie."""
+        best = 0
+        for number, candidate in enumerate(self.candidates):
+            if candidate.probability > best and number not in self.drafted:
+                best, self.best = candidate.probability, number
+        self.best_path = times(self.path, best)
+
+
+@dataclass
+class Record:
+    """A draft and what was considered for it, to learn from.
+
+    cut: the last token is too improbable, its path below `floor`: the draft ends before it, it is only learned from.
+    """
+
+    floor: int = 0
+    cut: bool = False
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    paths: list[int] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    def emit(self, token: int, parent: int, path: int, source: int, cell: int) -> None:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.paths.append(path)
+        self.sources.append(source)
+        self.cells.append(cell)
+        self.cut = path < self.floor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens of the draft."""
+        return len(self.tokens) - self.cut
+
+    @property
+    def scores(self) -> list[float]:
+        """The probability that the path to each token is accepted, in the precision of float32."""
+        return [float(np.float32(path)) / PATH_ONE for path in self.paths]
+
+
+def times(path: int, probability: int) -> int:
+    """A path's probability times one of 12 bits."""
+    return path * probability // M.ONE
+
+
+def draft(model: Model, rule: str, context: Context, k: int, least: float, tree: bool) -> Record:
+    """Draft at most k <= MAX_DRAFT tokens, as a chain or tree, that end before a path falls below `least`, 0 .. 1."""
+    floor = int(float(np.float32(least)) * PATH_ONE)
+    if rule in ("count", "blend"):
+        return _Walk(model, rule, context, tree, floor).draft(k)
+    return (_draft_suffix if rule == "suffix" else _draft_copies)(model, context, k, floor, tree)
+
+
+def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: list[int]) -> None:
+    """Learn from the tokens that came after the text that was drafted for.
+
+    Adds to accepted[source] the tokens of the draft that came true.
+    """
+    at = -1  # drafted token that came true last
+    for token in tokens:
+        came = None
+        for number, parent in enumerate(record.parents):
+            if parent == at:
+                outcome = record.tokens[number] == token
+                came = number if outcome else came
+                if rule != "blend":
+                    model.cells[record.cells[number]] = M.updated(model.cells[record.cells[number]], outcome)
+        if came is None or came == record.drafted:
+            break
+        accepted[record.sources[came]] += 1
+        at = came
+    node = record.nodes[0] if record.nodes and rule == "blend" else None
+    for token in tokens:
+        if node is None:
+            break
+        for candidate in node.candidates:
+            _learn_candidate(model, candidate, candidate.token == token)
+        node = next((n for n in record.nodes if n.parent is node and n.token == token), None)
+
+
+def _learn_candidate(model: Model, candidate: Candidate, outcome: bool) -> None:
+    """Move the weights of the set down the gradient of the coding cost, then the means towards the outcome."""
+    error = (M.ONE - 1 if outcome else 0) - candidate.probability
+    weights = model.weights[candidate.set]
+    for cell, at, stretched in candidate.inputs:
+        weights[at] = _moved(weights[at], error * stretched)
+        model.cells[cell] = M.updated(model.cells[cell], outcome)
+    for order, (entry, stretched) in enumerate(candidate.hashes):
+        weights[M.TOKEN_INPUT + order] = _moved(weights[M.TOKEN_INPUT + order], error * stretched)
+        model.tokens[order][entry] = M.updated(model.tokens[order][entry], outcome)
+    weights[M.CONSTANT] = _moved(weights[M.CONSTANT], error * 128)
+
+
+def _moved(weight: int, by: int) -> int:
+    """A weight moved by by / 2**12, rounded to nearest, halves away from zero; at most M.MOST_WEIGHT either way."""
+    weight += by + 2048 >> 12 if by >= 0 else -(2048 - by >> 12)
+    return max(-M.MOST_WEIGHT, min(weight, M.MOST_WEIGHT))
+
+
+# ---- `count` and `blend`
+
+
+class _Walk:
+    """A draft that is matched again at every token: its nodes, the end of the text first."""
+
+    def __init__(self, model: Model, rule: str, context: Context, tree: bool, floor: int) -> None:
+        self.model, self.rule, self.context, self.tree = model, rule, context, tree
+        match = [(state, length if index else 0) for index, (state, length) in zip(context.index, context.match)]
+        corpus: list[tuple[int, int, int]] = []
+        if context.corpus:
+            at, size = context.corpus_at, 0
+            for length in range(len(at) - 1, 0, -1):
+                low, high = at[length]
+                if high - low != size and len(corpus) < M.RANKS:
+                    corpus.append((low, high, length))
+                size = high - low
+        self.nodes = [Node(-1, None, PATH_ONE, -1, 0, match, corpus, context.last)]
+        self.record = Record(floor)
+
+    def draft(self, k: int) -> Record:
+        if self.tree:
+            self._draft_tree(k)
+        else:
+            self._draft_chain(k)
+        if self.rule == "blend" and len(self.record):  # `count` learns from what it drafted alone
+            self.record.nodes = self.nodes
+        return self.record
+
+    def _draft_chain(self, k: int) -> None:
+        while len(self.record) < k and not self.record.cut:
+            node = self.nodes[-1]
+            self._consider(node)
+            if not node.best_path:
+                break
+            self._emit_best(node)
+
+    def _draft_tree(self, k: int) -> None:
+        while len(self.record) < k and not self.record.cut:
+            # A node that is not considered yet can offer at most its own path's probability.
+            paths = [node.best_path if node.considered else node.path for node in self.nodes]
+            best_path = max(paths)
+            if not best_path:
+                break
+            best = self.nodes[paths.index(best_path)]
+            if best.considered:
+                self._emit_best(best)
+                best.find_best()
+            else:
+                self._consider(best)
+
+    def _emit_best(self, node: Node) -> None:
+        """Draft the best candidate of a node and add the node behind it."""
+        candidate, context = node.candidates[node.best], self.context
+        source = candidate.source
+        if source == GROUP and context.past:
+            state, length = node.match[GROUP]
+            if context.followed_in_past(state if length else context.index[GROUP].root, candidate.token):
+                source = HISTORY
+        self.record.emit(candidate.token, node.draft, node.best_path, source, candidate.inputs[0][0])
+        node.drafted.add(node.best)
+        number = len(self.record) - 1
+        self.nodes.append(Node(candidate.token, node, node.best_path, number, node.depth + 1, [], [], (-1, -1)))
+
+    def _consider(self, node: Node) -> None:
+        if node.depth:
+            self._advance(node)
+        node.considered = True
+        if self.rule == "count":
+            self._consider_count(node)
+        else:
+            self._consider_blend(node)
+        node.find_best()
+
+    def _advance(self, node: Node) -> None:
+        """Move the matches of a node's parent on by the node's token."""
+        parent, token = node.parent, node.token
+        node.last = (token, parent.last[0])
+        node.match = [
+            index.advance(state, length, token) if length else (None, 0)
+            for index, (state, length) in zip(self.context.index, parent.match)
+        ]
+        size = 0
+        for match in parent.corpus:
+            longer = self.context.corpus.extend(match, token)
+            if longer and longer[1] - longer[0] != size:
+                node.corpus.append(longer)
+                size = longer[1] - longer[0]
+
+    def _index_matches(self, source: int, node: Node, most: int) -> list[Match]:
+        """The matches in one index: the longest that something followed, then those with more occurrences."""
+        index, (state, length) = self.context.index[source], node.match[source]
+        found: list[Match] = []
+        marks = 0
+        while len(found) < most and length and state.link is not None:
+            if state.marks != marks:
+                marks = state.marks
+                counts = dict(index.candidates(state, MORE))
+                found.append(Match(source, len(found), length, marks, index.newest(state), counts, state))
+            state = state.link
+            length = state.length
+        return found
+
+    def _corpus_matches(self, node: Node, most: int) -> list[Match]:
+        found: list[Match] = []
+        for low, high, length in node.corpus:
+            counts = dict(self.context.corpus.next((low, high, length), MORE))
+            if counts and len(found) < most:
+                found.append(Match(CORPUS, len(found), length, high - low, -1, counts))
+        return found
+
+    def _consider_count(self, node: Node) -> None:
+        """The longest match alone names the candidates; the most frequent one first."""
+        lengths = [length for _, length in node.match]
+        source = REQUEST if lengths[REQUEST] >= lengths[GROUP] else GROUP
+        if node.corpus and node.corpus[0][2] > lengths[source]:
+            matches = self._corpus_matches(node, 1)
+        else:
+            matches = self._index_matches(source, node, 1)
+        for match in matches:
+            most = DEEP_CANDIDATES if self.tree else 1
+            for token in (match.best, match.newest, *match.counts) if self.tree else (match.best,):
+                node.name(most, token, match.source)
+            for candidate in node.candidates:
+                cell = match.cell(candidate.token)
+                candidate.probability = M.probability(self.model.cells[cell])
+                candidate.inputs.append((cell, match.input, 0))
+
+    def _consider_blend(self, node: Node) -> None:
+        """Up to M.RANKS matches of each source name candidates and vote on all of them."""
+        matches = [*self._index_matches(REQUEST, node, M.RANKS), *self._index_matches(GROUP, node, M.RANKS)]
+        matches += self._corpus_matches(node, M.RANKS)
+        most = DEEP_CANDIDATES if node.depth else MAX_CANDIDATES
+        for match in sorted(matches, key=lambda match: match.rank):
+            node.name(most, match.best, match.source)
+            node.name(most, match.newest, match.source)
+        if self.tree and node.path > PATH_ONE // 4:
+            for match in matches:
+                for token in match.counts:
+                    node.name(most, token, match.source)
+        shared_source = GROUP if self.context.index[GROUP] else REQUEST
+        shared = self.context.index[shared_source]
+        named = len(node.candidates)  # by a match; what is only frequent asks no match
+        if shared and (self.tree or not named):
+            wanted = 1
+            if self.tree and node.depth:
+                wanted = 0 if named else 3
+            elif self.tree:
+                wanted = 8 if node.match[shared_source][1] >= 4 else len(shared.common)
+            for token, count in shared.common[:wanted]:
+                candidate = node.name(most, token, shared_source)
+                if candidate:
+                    candidate.share = count
+        kind = 0 if node.depth == 0 else 1 if node.depth < 3 else 2
+        for number, candidate in enumerate(node.candidates):
+            candidate.set = self._weight_set(node, kind if number < named else M.COMMON)
+            for match in matches if number < named else ():
+                self._add_input(candidate, match.cell(candidate.token), match.input)
+            if shared and (self.tree or not matches):
+                self._add_input(candidate, M.share_cell(candidate.share, shared.appended), M.SHARE_INPUT)
+            self._mix(node, candidate)
+
+    def _add_input(self, candidate: Candidate, cell: int, at: int) -> None:
+        candidate.inputs.append((cell, at, M.STRETCH[M.probability(self.model.cells[cell])]))
+
+    @staticmethod
+    def _weight_set(node: Node, kind: int) -> int:
+        """Number of the set of weights for a node's matches and a kind of candidates."""
+        number = M.coarse_class(node.match[REQUEST][1])
+        number = number * M.CLASSES + M.coarse_class(node.match[GROUP][1])
+        number = number * 4 + (M.coarse_class(node.corpus[0][2] if node.corpus else 0) + 1) // 2
+        return number * M.KINDS + kind
+
+    def _mix(self, node: Node, candidate: Candidate) -> None:
+        """Mix the inputs of a candidate: squash(sum of weight * stretch)."""
+        weights = self.model.weights[candidate.set]
+        total = weights[M.CONSTANT] * 256
+        for _, at, stretched in candidate.inputs:
+            total += weights[at] * stretched
+        for order in range(M.TOKENS):
+            at = M.token_hash(order, candidate.token, *node.last)
+            entry = self.model.tokens[order][at]
+            stretched = M.divided(M.STRETCH[M.probability(entry)] * M.trust(entry), 256)
+            candidate.hashes.append((at, stretched))
+            total += weights[M.TOKEN_INPUT + order] * stretched
+        candidate.probability = M.squash(M.divided(total, 65536))
+
+
+# ---- `oldest` and `newest`
+
+
+@dataclass
+class _Copy:
+    """What followed a match: `tokens`, of which `depth` were drafted up to drafted token `node`."""
+
+    source: int
+    length: int  # of the match
+    tokens: list[int]
+    past: bool = False
+    node: int = -1
+    depth: int = 0
+    path: int = PATH_ONE
+
+
+def _find_copy(context: Context, source: int, most: int) -> _Copy | None:
+    """The longest match of at most `most` tokens in one source, with what followed it."""
+    if source == CORPUS:
+        corpus = context.corpus
+        for length in range(min(len(context.corpus_at) - 1, most) if corpus else 0, 0, -1):
+            # `newest` has no order to go by in a corpus: both rules take the first occurrence.
+            at = corpus.first(context.corpus_match(length))
+            tokens = [int(token) for token in corpus.tokens[at : at + MAX_DRAFT]]
+            tokens = tokens[: tokens.index(END)] if END in tokens else tokens
+            if tokens:
+                return _Copy(source, length, tokens)
+        return None
+    index, (state, length) = context.index[source], context.match[source]
+    while index and length and state.link is not None:
+        if length <= most and state.place:
+            text, position = state.place
+            tokens = index.texts[text][position : position + MAX_DRAFT]
+            return _Copy(source, length, tokens, past=source == GROUP and context.is_past(state.place))
+        state = state.link
+        length = state.length
+    return None
+
+
+def _find_copies(context: Context, wanted: int) -> list[_Copy]:
+    """The longest matches of all sources, the first source on a tie; of one source each is shorter than the last."""
+    copies: list[_Copy] = []
+    most = {REQUEST: 1 << 32, GROUP: 1 << 32, CORPUS: 1 << 32}
+    while len(copies) < wanted:
+        found = [copy for source in most if (copy := _find_copy(context, source, most[source]))]
+        if not found:
+            break
+        copies.append(max(found, key=lambda copy: copy.length))
+        most[copies[-1].source] = copies[-1].length - 1
+    return copies
+
+
+def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
+    """Copies go on side by side, always the one whose next token is most probable; equal beginnings are one."""
+    record, copies = Record(floor), _find_copies(context, COPIES if tree else 1)
+    while len(record) < k:
+        best, best_path, best_cell = None, 0, 0
+        for copy in copies:
+            if copy.depth == len(copy.tokens):
+                continue
+            # `depth` counts once more in the place of a count's class.
+            cell = M.first_cell(copy.source, 0, copy.length) + min(copy.depth, M.COUNTS - 1) * M.COUNTS * 2
+            path = times(copy.path, M.probability(model.cells[cell]))
+            if path > best_path:
+                best, best_path, best_cell = copy, path, cell
+        if best is None:
+            break
+        token = best.tokens[best.depth]
+        best.depth += 1
+        drafted = zip(record.parents, record.tokens)
+        known = next((number for number, pair in enumerate(drafted) if pair == (best.node, token)), len(record))
+        if known == len(record):
+            record.emit(token, best.node, best_path, HISTORY if best.past else best.source, best_cell)
+        if record.cut:
+            break
+        best.node, best.path = known, record.paths[known]
+    return record
+
+
+# ---- `suffix`
+
+
+@dataclass
+class _String:
+    """A string of a source that a draft has come to, in `state` of an index or at `at` in the corpus."""
+
+    source: int
+    length: int
+    state: State | None
+    at: tuple[int, int, int] | None
+
+    def children(self, context: Context) -> tuple[list[tuple[int, int]], int]:
+        """The most frequent tokens after the string with their counts, and how many tokens followed in all."""
+        if self.source == CORPUS:
+            return context.corpus.next(self.at, MORE), self.at[1] - self.at[0]
+        return context.index[self.source].candidates(self.state, MORE), self.state.marks
+
+    def descend(self, context: Context, token: int) -> _String:
+        if self.source == CORPUS:
+            return _String(CORPUS, self.length, None, context.corpus.extend(self.at, token))
+        state, length = context.index[self.source].near(self.state.edges[token], self.length + 1)
+        return _String(self.source, length, state, None)
+
+
+@dataclass
+class _Tree:
+    """A draft of `suffix`; score: sum of the shares of its tokens (D of the paper), of PATH_ONE."""
+
+    start: _String
+    score: int = 0
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+
+
+def _expand(context: Context, start: _String, most: int, tree: bool) -> _Tree:
+    """ExpandSpeculationTree of the paper's algorithm 1, from one string; a chain never leaves its last token.
+
+    Of each string only the first MORE children that `Index.candidates` or `Corpus.next` name are offered.
+    """
+    made = _Tree(start)
+    offers: list[tuple] = []  # a heap: the largest share first, the first offered on a tie
+    offered = 0
+    string, share = start, PATH_ONE
+    while True:
+        if not tree:
+            offers = []
+        children, marks = string.children(context)
+        for token, count in children:
+            offered += 1
+            heapq.heappush(
+                offers, (-(share * count // marks), offered, string, len(made.tokens) - 1, token, count, marks)
+            )
+        if len(made.tokens) == most or not offers or not offers[0][0]:
+            return made
+        share, _, string, parent, token, count, marks = heapq.heappop(offers)
+        share = -share
+        made.score += share
+        made.tokens.append(token)
+        made.parents.append(parent)
+        made.cells.append(M.first_cell(string.source, 0, string.length) + M.cell(count, marks, False))
+        string = string.descend(context, token)
+
+
+def _strings(context: Context) -> list[_String]:
+    """Every match of every source, the longest of each first."""
+    strings = []
+    for source in (REQUEST, GROUP):
+        state, length = context.match[source]
+        while context.index[source] and length:
+            strings.append(_String(source, length, state, None))
+            state = state.link
+            length = state.length
+    for length in range(len(context.corpus_at) - 1 if context.corpus else 0, 0, -1):
+        strings.append(_String(CORPUS, length, None, context.corpus_match(length)))
+    return strings
+
+
+def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
+    """GenerateCandidateTree: every match of every source is tried, the best score wins, the first on a tie."""
+    record = Record(floor)
+    trees = [_expand(context, start, min(k, ALPHA * start.length), tree) for start in _strings(context)]
+    best = max(trees, key=lambda made: made.score, default=None)
+    if best is None or not best.score:
+        return record
+    source = best.start.source
+    if source == GROUP and context.past and context.followed_in_past(best.start.state, best.tokens[0]):
+        source = HISTORY
+    for token, parent, cell in zip(best.tokens, best.parents, best.cells):
+        path = times(PATH_ONE if parent < 0 else record.paths[parent], M.probability(model.cells[cell]))
+        record.emit(token, parent, path, source, cell)
+        if record.cut:
+            break
+    return record

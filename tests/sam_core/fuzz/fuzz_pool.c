@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Bytes as operations on a pool: slots open, step, learn and close, groups are dropped, the pool is saved and
+// loaded, wrong arguments are given, allocations fail.
+
+#include "target.h"
+
+enum { REQUEST = 1 << RULE_REQUEST, GROUP = 1 << RULE_GROUP, HISTORY = 1 << RULE_HISTORY };
+enum { MOST_OPEN = 8, MOST_TOKENS = 3000, MOST_OPERATIONS = 400, RUN = 160, PROMPTS = 5 };
+
+static uint64_t operations;
+
+typedef struct {
+    pool p;
+    int32_t open[MOST_OPEN];
+    size_t count;
+    uint32_t tokens; // appended so far
+    int32_t draft[RULE_MAX_DRAFT];
+    uint32_t drafted;
+} state;
+
+static void say_operations(void) {
+    fprintf(stderr, "fuzz_pool: %llu operations\n", (unsigned long long)operations);
+}
+
+int LLVMFuzzerInitialize(int *count, char ***arguments) {
+    (void)count;
+    (void)arguments;
+    int32_t stream[300];
+    for (uint32_t i = 0; i < 300; i++)
+        stream[i] = i % 50 == 49 ? CORPUS_END : (int32_t)(i * i / 7 % 6);
+    size_t bytes;
+    void *file = make_corpus(stream, 300, &bytes);
+    CHECK(file);
+    write_file("corpus", file, bytes);
+    free(file);
+    atexit(say_operations);
+    return 0;
+}
+
+static bool start_pool(pool *p, size_t memory, rule_name rule, unsigned sources, bool with_corpus,
+                       float least) {
+    corpus c;
+    const char *reason;
+    if (with_corpus)
+        CHECK(corpus_open(&c, "corpus", &reason) == CORPUS_OK);
+    bool done = pool_init(p, memory, rule, sources, with_corpus ? &c : NULL, least);
+    if (!done && with_corpus)
+        corpus_close(&c);
+    return done;
+}
+
+static size_t make_prompt(uint32_t which, int32_t *prompt) {
+    static const int32_t prompts[PROMPTS][4] = {{0}, {1, 2, 1, 2}, {3, 3, 3, 3}, {0, 1, 2, 3}, {5}};
+    static const size_t sizes[PROMPTS] = {0, 4, 4, 4, RUN};
+    for (size_t i = 0; i < sizes[which]; i++)
+        prompt[i] = prompts[which][i % (which == PROMPTS - 1 ? 1 : 4)];
+    return sizes[which];
+}
+
+static void open_slot(state *s, input *in) {
+    int32_t prompt[RUN];
+    uint32_t byte = next_byte(in), slot;
+    size_t size = make_prompt(byte % PROMPTS, prompt);
+    if (s->count == MOST_OPEN || s->tokens > MOST_TOKENS)
+        return;
+    pool_status status =
+        pool_open(&s->p, prompt, size, (pool_key)(byte / 8 % 3), "names", byte / 32 % 4, &slot);
+    CHECK(status == POOL_OK || (status == POOL_NO_MEMORY && fail_at >= 0));
+    if (status == POOL_OK)
+        s->open[s->count++] = (int32_t)slot;
+    s->tokens += (uint32_t)size;
+}
+
+// Tokens for one row: given one by one, a run, or the last draft.
+static uint32_t take_tokens(state *s, input *in, int32_t *tokens) {
+    uint32_t byte = next_byte(in), count = byte % 8;
+    if (s->tokens > MOST_TOKENS)
+        return 0;
+    if (byte / 8 % 4 == 3) {
+        count = count * RUN / 8;
+        for (uint32_t i = 0; i < count; i++)
+            tokens[i] = (int32_t)(i % (1 + byte / 32 % 4));
+    } else if (byte / 8 % 4 == 2) {
+        count = byte / 32 * 2 < s->drafted ? byte / 32 * 2 : s->drafted;
+        memcpy(tokens, s->draft, count * sizeof(int32_t));
+    } else {
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t value = next_byte(in);
+            tokens[i] = value < 250 ? (int32_t)(value % 8) : INT32_MAX - (int32_t)value;
+        }
+    }
+    s->tokens += count;
+    return count;
+}
+
+static void step(state *s, input *in) {
+    int32_t slots[MOST_OPEN], counts[MOST_OPEN], k[MOST_OPEN] = {0}, tokens[MOST_OPEN * RUN];
+    uint32_t mask = next_byte(in), form = next_byte(in);
+    size_t rows = 0, size = 0, width = form / 8;
+    for (size_t i = 0; i < s->count; i++) {
+        if (!(mask >> i & 1))
+            continue;
+        slots[rows] = s->open[i];
+        k[rows] = (int32_t)(form & 4 ? width : next_byte(in) % (width + 1));
+        counts[rows] = (int32_t)take_tokens(s, in, tokens + size);
+        size += (size_t)counts[rows++];
+    }
+    if (form & 4 && width)
+        k[0] = (int32_t)width;
+    pool_status status = checked_step(&s->p, slots, rows, tokens, size, counts, k, form & 4, form & 1,
+                                      form & 2, width, s->draft, &s->drafted);
+    CHECK(status == POOL_OK || (status == POOL_NO_MEMORY && fail_at >= 0));
+}
+
+static void append_one(state *s, input *in) {
+    int32_t tokens[RUN];
+    uint32_t which = next_byte(in), count = take_tokens(s, in, tokens);
+    pool_error error;
+    if (s->count)
+        CHECK(pool_append(&s->p, s->open[which % s->count], tokens, count, &error) == POOL_OK);
+}
+
+static void close_slot(state *s, input *in) {
+    uint32_t byte = next_byte(in);
+    pool_error error;
+    if (!s->count)
+        return;
+    size_t at = byte / 2 % s->count;
+    int32_t slot = s->open[at];
+    CHECK(pool_close(&s->p, slot, byte % 2, &error) == POOL_OK);
+    s->open[at] = s->open[--s->count];
+    CHECK(pool_close(&s->p, slot, byte % 2, &error) == POOL_BAD_SLOT && error.value == slot);
+}
+
+static void drop(state *s, input *in) {
+    int32_t prompt[RUN];
+    uint32_t byte = next_byte(in);
+    size_t size = make_prompt(byte % PROMPTS, prompt);
+    pool_error error;
+    bool found;
+    pool_status status =
+        byte & 128 ? pool_drop(&s->p, POOL_NAMED, "names", byte / 32 % 4, &found, &error)
+                   : pool_drop(&s->p, POOL_BY_PROMPT, prompt, size * sizeof(int32_t), &found, &error);
+    CHECK(status == POOL_OK || (status == POOL_GROUP_IN_USE && found && error.value > 0));
+}
+
+// What may not change when a call is refused.
+static bool same(const pool *a, const pool *b) {
+    return a->tokens == b->tokens && a->appended == b->appended && a->slots_open == b->slots_open &&
+           a->groups == b->groups && a->memory.used == b->memory.used;
+}
+
+static void give_wrong_arguments(state *s, input *in) {
+    uint32_t byte = next_byte(in);
+    int32_t slots[2] = {-1, -1}, counts[2] = {1, 0}, k[2] = {1, 1}, tokens[2] = {1, 1};
+    int32_t draft[RULE_MAX_DRAFT];
+    uint32_t drafted;
+    if (s->count)
+        slots[0] = slots[1] = s->open[0];
+    pool before = s->p;
+    size_t rows = 2, size = 1;
+    pool_status expected = s->count ? POOL_REPEATED_SLOT : POOL_BAD_SLOT;
+    if (s->count && byte % 8) {
+        rows = 1;
+        expected = POOL_BAD_SLOT;
+        switch (byte % 8) {
+        case 1:
+            slots[0] = (int32_t)s->p.slot_count;
+            break;
+        case 2:
+            counts[0] = -1;
+            expected = POOL_BAD_COUNT;
+            break;
+        case 3:
+            size = 2;
+            expected = POOL_BAD_COUNT_SUM;
+            break;
+        case 4:
+            k[0] = 5;
+            expected = POOL_BAD_DRAFT_SIZE;
+            break;
+        case 5:
+            k[0] = -1;
+            expected = POOL_BAD_DRAFT_SIZE;
+            break;
+        default:
+            tokens[0] = byte & 8 ? -1 : INT32_MIN;
+            expected = POOL_BAD_TOKEN;
+        }
+    }
+    pool_status status = checked_step(&s->p, slots, rows, tokens, size, counts, k, byte & 16, byte & 32,
+                                      false, 4, draft, &drafted);
+    CHECK(status == expected || (status == POOL_NO_MEMORY && fail_at >= 0));
+    CHECK(same(&before, &s->p));
+}
+
+// Changes one bit of the file, which must then be refused.
+static void damage(uint32_t bit, uint32_t from_end) {
+    const char *reason = NULL;
+    persist_file file;
+    struct stat facts;
+    uint8_t value;
+    int descriptor = open("saved", O_RDWR);
+    CHECK(descriptor >= 0 && fstat(descriptor, &facts) == 0);
+    off_t offset = facts.st_size - 1 - (off_t)from_end % facts.st_size;
+    CHECK(pread(descriptor, &value, 1, offset) == 1);
+    value ^= (uint8_t)(1u << bit);
+    CHECK(pwrite(descriptor, &value, 1, offset) == 1 && close(descriptor) == 0);
+    CHECK(persist_open(&file, "saved", &reason) == PERSIST_REFUSED && reason);
+}
+
+// Saves the pool and loads it into another one, or anew in its own place.
+static void save_and_load(state *s, input *in) {
+    static pool other;
+    uint32_t byte = next_byte(in), number = next_two(in) << 4;
+    const char *reason = NULL;
+    persist_file file;
+    persist_status status = persist_save(&s->p, "saved");
+    CHECK(status == PERSIST_OK || (fail_at >= 0 && errno == ENOMEM));
+    if (status != PERSIST_OK)
+        return;
+    if (byte & 1) {
+        damage(byte / 2 % 8, number + byte / 16);
+        return;
+    }
+    bool in_place = byte & 2, small = byte & 4, groups = s->p.groups;
+    pool *to = in_place ? &s->p : &other;
+    CHECK(persist_open(&file, "saved", &reason) == PERSIST_OK);
+    CHECK(file.header.rule == s->p.rule && file.header.sources == s->p.sources);
+    CHECK(file.header.groups <= s->p.groups && (groups || !file.header.tokens));
+    if (in_place) {
+        pool_free(&s->p);
+        CHECK(s->p.memory.used == 0);
+        s->count = 0;
+        fail_at = -1;
+    }
+    bool started = start_pool(to, small ? pool_least_bytes() + number : PLENTY, (rule_name)file.header.rule,
+                              file.header.sources, byte & 8, 0.01f * (float)(byte / 16));
+    CHECK(started || fail_at >= 0);
+    if (started) {
+        CHECK(persist_load(&file, to, &reason) == PERSIST_OK);
+        check_pool(to);
+        if (!small && fail_at < 0)
+            CHECK(to->groups == file.header.groups && to->tokens == file.header.tokens);
+        if (!in_place)
+            pool_free(to);
+    }
+    persist_close(&file);
+}
+
+static void operate(state *s, input *in) {
+    uint32_t byte = next_byte(in);
+    operations++;
+    switch (byte % 16) {
+    case 0:
+    case 1:
+    case 2:
+        open_slot(s, in);
+        break;
+    case 3:
+    case 4:
+        close_slot(s, in);
+        break;
+    case 5:
+        drop(s, in);
+        break;
+    case 6: // rarely: it takes as long as a hundred others
+        if (byte / 16 % 4 == 0)
+            save_and_load(s, in);
+        break;
+    case 7:
+        give_wrong_arguments(s, in);
+        break;
+    case 8: // an allocation fails soon, or all from then on
+        fail_at = allocations + next_byte(in) % 64;
+        fail_on = byte & 16;
+        break;
+    case 9:
+        fail_at = -1;
+        break;
+    case 10:
+        append_one(s, in);
+        break;
+    default:
+        step(s, in);
+    }
+    if (byte >= 224)
+        check_pool(&s->p);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static const float thresholds[] = {0, 0, 0.01f, 0.5f};
+    static state s;
+    input in = {data, size};
+    uint32_t first = next_byte(&in), second = next_byte(&in), limit = next_two(&in);
+    static const unsigned choices[8] = {GROUP,
+                                        REQUEST,
+                                        GROUP,
+                                        REQUEST | GROUP,
+                                        GROUP | HISTORY,
+                                        REQUEST | GROUP | HISTORY,
+                                        REQUEST | GROUP | HISTORY,
+                                        GROUP};
+    unsigned sources = choices[second % 8];
+    CHECK(live_blocks == 0);
+    s.count = s.tokens = s.drafted = 0;
+    CHECK(start_pool(&s.p, second & 16 ? pool_least_bytes() + limit : PLENTY, (rule_name)(first % 5), sources,
+                     second & 8, thresholds[first / 5 % 4]));
+    for (uint32_t i = 0; in.left && i < MOST_OPERATIONS; i++)
+        operate(&s, &in);
+    check_pool(&s.p);
+    CHECK(rule_model_valid(s.p.model));
+    pool_free(&s.p);
+    CHECK(s.p.memory.used == 0 && live_blocks == 0);
+    fail_at = -1;
+    return 0;
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the fuzz targets share: LLVMFuzzerTestOneInput takes bytes for a list of operations and may do
+// anything but fail a check, touch memory that is not its own, or leak. Built by clang with -fsanitize=fuzzer
+// it is run by libFuzzer; built by any compiler with replay.c it runs the files that are named. Targets write
+// files to the working folder.
+
+#ifndef TARGET_H
+#define TARGET_H
+
+#define _GNU_SOURCE 1
+
+#include "failing_memory.h"
+
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// A file is mapped to a block of exactly its size, so that the sanitizers see each access outside it.
+static void *block_mmap(size_t bytes, int descriptor) {
+    void *block = malloc(bytes);
+    if (!block || read(descriptor, block, bytes) != (ssize_t)bytes)
+        return MAP_FAILED;
+    return block;
+}
+
+#define mmap(address, bytes, protection, flags, descriptor, offset) block_mmap(bytes, descriptor)
+#define munmap(address, bytes) free(address)
+#define fsync(descriptor) 0
+#include "corpus.c"
+#include "persist.c"
+#undef fsync
+
+#include "small_corpus.h"
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                  \
+            abort();                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+#define PLENTY ((size_t)1 << 30)
+
+int LLVMFuzzerInitialize(int *count, char ***arguments);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+typedef struct {
+    const uint8_t *data;
+    size_t left;
+} input;
+
+// The next byte, 0 at the end.
+static uint32_t next_byte(input *in) {
+    if (!in->left)
+        return 0;
+    in->left--;
+    return *in->data++;
+}
+
+static uint32_t next_two(input *in) {
+    uint32_t low = next_byte(in);
+    return low | next_byte(in) << 8;
+}
+
+static void write_file(const char *name, const void *data, size_t bytes) {
+    int file = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    CHECK(file >= 0 && write(file, data, bytes) == (ssize_t)bytes && close(file) == 0);
+}
+
+static void check_pool(pool *p) {
+    const char *reason = NULL;
+    if (!pool_validate(p, &reason)) {
+        fprintf(stderr, "%s\n", reason);
+        abort();
+    }
+}
+
+// A damaged corpus may name a token twice; the texts beside it have tokens below 8.
+static bool damaged_corpus;
+
+// Steps with outputs of exactly the size that is needed, and checks what is drafted. Returns the first row's
+// draft in *first, which has room.
+static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens,
+                                size_t token_count, const int32_t *counts, const int32_t *k, bool uniform_k,
+                                bool tree, bool scored, size_t width, int32_t *first, uint32_t *first_size) {
+    int32_t *out = malloc(rows * width * sizeof(int32_t)), *lengths = malloc(rows * sizeof(int32_t));
+    int32_t *parents = tree ? malloc(rows * width * sizeof(int32_t)) : NULL;
+    float *scores = scored ? malloc(rows * width * sizeof(float)) : NULL;
+    pool_drafts drafts = {out, parents, scores, lengths, width};
+    pool_error error;
+    pool_status status =
+        pool_step(p, slots, rows, tokens, token_count, counts, k, uniform_k, &drafts, &error);
+    for (size_t row = 0; status == POOL_OK && row < rows; row++) {
+        CHECK(lengths[row] >= 0 && lengths[row] <= k[uniform_k ? 0 : row]);
+        for (size_t i = row * width, end = i + (size_t)lengths[row]; i < end; i++) {
+            int32_t at = (int32_t)(i - row * width);
+            CHECK(out[i] >= 0 && (!damaged_corpus || out[i] < 8 || (uint32_t)out[i] <= p->corpus.largest));
+            CHECK(!tree || (parents[i] >= -1 && parents[i] < at));
+            CHECK(!scored || (scores[i] >= p->least && scores[i] <= 1));
+            for (size_t j = row * width; tree && !damaged_corpus && j < i; j++)
+                CHECK(out[i] != out[j] || parents[i] != parents[j]);
+        }
+    }
+    *first_size = 0;
+    if (status == POOL_OK && rows) {
+        *first_size = (uint32_t)lengths[0];
+        if (lengths[0])
+            memcpy(first, out, (size_t)lengths[0] * sizeof(int32_t));
+    }
+    free(out);
+    free(lengths);
+    free(parents);
+    free(scores);
+    return status;
+}
+
+#endif

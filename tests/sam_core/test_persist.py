@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved pools: what comes back, what is refused and with which words, and that a file is always whole."""
+
+import errno
+import os
+import random
+import resource
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+from pool_oracle import ALL, step, step_tree
+from sam_core.corpus import build_corpus
+
+from sam_core import Pool
+
+HEADER = struct.Struct("<8sIIQIIQQQQ")
+FACTOR = 0x9E3779B97F4A7C15
+RULES = ["oldest", "newest", "count", "suffix", "blend"]
+
+
+def checksum(data):
+    """The checksum of a saved pool, a multiple of 8 bytes, as persist.h says."""
+    value = 0
+    for (unit,) in struct.iter_unpack("<Q", data):
+        value = (value ^ unit) * FACTOR & (1 << 64) - 1
+        value ^= value >> 32
+    return value
+
+
+def sealed(data):
+    """The same contents with the checksum that belongs to them."""
+    if len(data) % 8:
+        return data
+    return data[:-8] + struct.pack("<Q", checksum(data[:-8]))
+
+
+def filled(rule="newest", sources=ALL, groups=6, **arguments):
+    """A pool with closed groups of several texts; the last one has an open slot too."""
+    pool, rng = Pool(rule=rule, sources=sources, **arguments), random.Random(1)
+    for number in range(groups):
+        key = b"name %d" % number if number % 3 == 2 else "by_prompt"
+        slots = [pool.open([number, 1, 2], key) for _ in range(3)]
+        for _ in range(30):
+            step_tree(pool, [(slot, [rng.randrange(4)]) for slot in slots], 4, 4)
+        for slot in slots[: 2 if number == groups - 1 else 3]:
+            pool.close(slot)
+    return pool
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "pool"
+    filled().save(path)
+    return path.read_bytes()
+
+
+def put(path, data, mode=0o600):
+    path.write_bytes(data)
+    path.chmod(mode)
+    return path
+
+
+def refused(path, message, error=ValueError):
+    for read in (Pool.load, Pool.describe):
+        with pytest.raises(error, match=message) as caught:
+            read(path)
+        assert str(path) in str(caught.value)
+
+
+# ---- what comes back ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sources", [ALL, ("request", "group")])
+@pytest.mark.parametrize("rule", RULES)
+def test_loaded_pool_drafts_as_the_saved_one_after_a_rebuild(rule, sources, tmp_path):
+    pool = filled(rule, sources)
+    pool.save(tmp_path / "pool")
+    loaded, again = Pool.load(tmp_path / "pool"), Pool.load(os.fsencode(tmp_path / "pool"))
+    assert loaded._validate() is None
+    stats = loaded.stats()
+    assert (stats["groups"], stats["slots_open"], stats["appended"], stats["drafts"]) == (6, 0, 0, 0)
+    assert stats["tokens"] == 17 * 33 and stats["history_texts"] == (17 if "history" in sources else 0)
+    rng, known = random.Random(2), 0
+    for number in range(6):
+        key = b"name %d" % number if number % 3 == 2 else "by_prompt"
+        # Forgetting a text makes the saved pool build its index again, as the loaded one does.
+        if number < 5:
+            pool.close(pool.open([number, 1, 2], key), keep=False)
+            slots = [each.open([number, 1, 2], key) for each in (pool, loaded)]
+            for _ in range(20):
+                tokens = [rng.randrange(4)]
+                wanted, got = (step_tree(each, [(at, tokens)], 4, 4) for each, at in zip((pool, loaded), slots))
+                assert wanted == got
+                known += len(wanted[0][0])
+    assert known > 100 and loaded._validate() is None
+    again.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "pool").read_bytes()
+
+
+def test_description(tmp_path):
+    path = tmp_path / "pool"
+    filled("count").save(str(path))
+    expected = {"version": 1, "rule": "count", "sources": ["request", "group", "history"]}
+    expected |= {"groups": 6, "texts": 17, "tokens": 17 * 33, "bytes": path.stat().st_size}
+    assert Pool.describe(path) == expected
+
+
+def test_what_was_learned_comes_back(tmp_path):
+    pool, fresh = Pool(rule="blend"), Pool(rule="blend")
+    slot, rng = pool.open([9]), random.Random(3)
+    for _ in range(300):
+        step(pool, [(slot, [rng.randrange(3), 5, 6])], 4)
+    pool.save(tmp_path / "pool")
+    loaded = Pool.load(tmp_path / "pool")
+    scores = []
+    for each in (pool, loaded, fresh):
+        probe = each.open([7, 1, 2, 3, 1, 2], None)
+        scores.append(step_tree(each, [(probe, [])], 4, 4)[0][2])
+    assert scores[0] == scores[1] != scores[2]
+
+
+def test_empty_pool_and_arguments_of_load(tmp_path):
+    path = tmp_path / "pool"
+    Pool(sources=("request",)).save(path)
+    assert Pool.describe(path)["sources"] == ["request"]
+    build_corpus([[5, 6, 7, 8]], tmp_path / "corpus")
+    least = Pool().stats()["bytes_used"]
+    loaded = Pool.load(path=path, memory_bytes=least + 50_000, corpus=tmp_path / "corpus", min_prob=0.0)
+    assert loaded.stats()["memory_bytes"] == least + 50_000 and loaded.stats()["groups"] == 0
+    assert step(loaded, [(loaded.open([5, 6]), [])])[0][:2] == [7, 8]
+    with pytest.raises(ValueError, match="memory_bytes is 7: a pool needs at least"):
+        Pool.load(path, 7)
+    with pytest.raises(ValueError, match="min_prob is 2.0: it must lie between 0 and 1"):
+        Pool.load(path, min_prob=2)
+    with pytest.raises(FileNotFoundError, match="no corpus here"):
+        Pool.load(path, corpus="no corpus here")
+    for read in (Pool.load, Pool.describe, Pool().save):
+        with pytest.raises(TypeError):
+            read(3)
+        with pytest.raises(ValueError, match="embedded null"):
+            read("a\0b")
+
+
+def test_extreme_tokens_and_names_come_back(tmp_path):
+    pool = Pool(rule="newest")
+    for name in (b"", b"a", b"ab\0\xff", b"x" * 40_000):
+        slot = pool.open([2**31 - 1, 0], name)
+        pool.append(slot, [2**31 - 1, 5, 0, 2**31 - 2])
+        pool.close(slot)
+    slot = pool.open(range(70_000))
+    pool.append(slot, [*range(50_000, 70_000), 0])
+    pool.close(slot)
+    pool.save(tmp_path / "pool")
+    loaded = Pool.load(tmp_path / "pool")
+    assert loaded.stats()["tokens"] == pool.stats()["tokens"] and loaded._validate() is None
+    assert step(loaded, [(loaded.open([5], b"ab\0\xff"), [])], 2) == [[0, 2**31 - 2]]
+    assert step(loaded, [(loaded.open(range(70_000)), [])], 1) == [[0]]
+
+
+def test_open_texts_private_slots_and_prompts_without_an_answer_are_not_saved(tmp_path):
+    pool = Pool(rule="newest")
+    for group in (None, "by_prompt", b"name"):
+        slot = pool.open([1, 2], group)
+        pool.append(slot, [3])
+    pool.close(pool.open([4]))
+    pool.save(tmp_path / "pool")
+    assert Pool.describe(tmp_path / "pool")["texts"] == 0
+    assert Pool.load(tmp_path / "pool").stats()["groups"] == 0
+
+
+def test_groups_that_do_not_fit_are_left_out_oldest_first(tmp_path):
+    pool, least = Pool(rule="newest"), Pool(rule="newest").stats()["bytes_used"]
+    for number in range(20):
+        slot = pool.open([number])
+        pool.append(slot, [number] * 1000)
+        pool.close(slot)
+    pool.save(tmp_path / "pool")
+    loaded = Pool.load(tmp_path / "pool", least + 50_000)
+    stats = loaded.stats()
+    assert 8 < stats["groups"] < 14 and stats["evicted_groups"] == 20 - stats["groups"]
+    assert [loaded.drop([number]) for number in range(20)] == [False] * (20 - stats["groups"]) + [True] * stats[
+        "groups"
+    ]
+    assert loaded.stats()["bytes_used"] == least
+    stats = Pool.load(tmp_path / "pool", least + 4000).stats()
+    assert (stats["groups"], stats["evicted_groups"]) == (0, 20)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_truncated_at_every_byte(saved, tmp_path):
+    path = tmp_path / "pool"
+    lengths = [*range(200), *range(200, len(saved), 997), *range(len(saved) - 200, len(saved))]
+    for length in lengths:
+        put(path, saved[:length])
+        with pytest.raises(ValueError, match=r"pool' is (no saved pool|cut short or added to)"):
+            Pool.load(path)
+    refused(put(path, saved + b"\0" * 8), "is cut short or added to: restore it from a copy, or start with a new pool")
+
+
+def test_every_flipped_bit_is_noticed(saved, tmp_path):
+    path, rng = tmp_path / "pool", random.Random(6)
+    bits = [*range(8 * HEADER.size), *(rng.randrange(8 * len(saved)) for _ in range(500))]
+    bits += range(8 * len(saved) - 64, 8 * len(saved))
+    for bit in bits:
+        damaged = bytearray(saved)
+        damaged[bit // 8] ^= 1 << bit % 8
+        put(path, damaged)
+        with pytest.raises(ValueError, match="pool' is (no saved pool|from|cut short|damaged)"):
+            Pool.describe(path)
+
+
+def test_checksum_is_what_the_header_says(saved):
+    assert sealed(saved) == saved
+    assert HEADER.unpack_from(saved)[:4] == (b"sampool\0", 1, 0x01020304, len(saved))
+
+
+def field(saved, **changes):
+    """A file with other values in its header, sealed."""
+    names = ("magic", "version", "order", "bytes", "rule", "sources", "learned", "groups", "texts", "tokens")
+    values = dict(zip(names, HEADER.unpack_from(saved), strict=True)) | changes
+    return sealed(HEADER.pack(*values.values()) + saved[HEADER.size :])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"magic": b"samcorp\0"}, "is no saved pool: name a file that Pool.save wrote"),
+        ({"version": 2}, "is from another version of sam_core: load it there, or start with a new pool"),
+        ({"order": 0x04030201}, "is from a machine with another byte order: load it there"),
+        ({"rule": 5}, "is damaged"),
+        ({"sources": 0}, "is damaged"),
+        ({"sources": 4}, "is damaged"),
+        ({"sources": 8}, "is damaged"),
+        ({"sources": 1}, "is damaged"),
+        ({"sources": 1 << 31 | 3}, "is damaged"),
+    ],
+)
+def test_other_headers(saved, changes, message, tmp_path):
+    refused(put(tmp_path / "pool", field(saved, **changes)), message)
+
+
+@pytest.mark.parametrize("changes", [{"learned": 8}, {"learned": 2**63}, {"groups": 7}, {"groups": 2**63}])
+def test_headers_that_the_contents_do_not_bear_out(saved, changes, tmp_path):
+    with pytest.raises(ValueError, match="is damaged: restore it from a copy, or start with a new pool"):
+        Pool.load(put(tmp_path / "pool", field(saved, **changes)))
+
+
+def is_sound(data, start):
+    """Whether the groups of a file, from `start` on, are as persist.h says."""
+    end, seen = len(data) - 8, set()
+
+    def take(form):
+        nonlocal start
+        size = struct.calcsize(form)
+        if size > end - start:
+            raise ValueError
+        start += size
+        return struct.unpack_from(form, data, start - size)
+
+    def take_tokens(count):
+        if any(token < 0 for token in take(f"<{count}i")):
+            raise ValueError
+
+    try:
+        for _ in range(HEADER.unpack_from(data)[7]):
+            kind, texts, key_bytes = take("<IIQ")
+            if kind not in (1, 2) or not texts or key_bytes > end - start or (kind == 1 and key_bytes % 4):
+                return False
+            key = kind, data[start : start + key_bytes]
+            if kind == 1:
+                take_tokens(key_bytes // 4)
+            else:
+                take(f"{key_bytes + -key_bytes % 4}x")
+            for _ in range(texts):
+                prompt, size = take("<II")
+                if size < prompt or size >= 2**30 or (kind == 1 and 4 * prompt != key_bytes):
+                    return False
+                take_tokens(size - prompt * (kind == 1))
+            if key in seen:
+                return False
+            seen.add(key)
+        return end - start < 8
+    except ValueError:
+        return False
+
+
+def test_contents_are_checked_although_the_checksum_is_right(tmp_path):
+    """Whoever can write the file can seal it: lengths and numbers must be checked all the same."""
+    rng, path = random.Random(9), tmp_path / "pool"
+    pool = Pool(rule="newest")
+    pool.close(pool.open([], b"names"))
+    for key in ("by_prompt", b"names", b"name"):
+        slot = pool.open([1, 2], key)
+        pool.append(slot, [3, 4, 5])
+        pool.close(slot)
+    pool.save(path)
+    data = path.read_bytes()
+    start = HEADER.size + HEADER.unpack_from(data)[6]
+    assert len(data) - start < 250 and is_sound(data, start)
+    values = (*range(10), 2**15, 2**29, 2**30, 2**31 - 1, 2**31, 2**32 - 1)
+    outcomes = {True: 0, False: 0}
+    for at in range(start, len(data) - 8, 4):
+        for value in (*values, rng.randrange(2**32)):
+            changed = sealed(data[:at] + struct.pack("<I", value) + data[at + 4 :])
+            put(path, changed)
+            sound = is_sound(changed, start)
+            outcomes[sound] += 1
+            if sound:
+                assert Pool.load(path)._validate() is None
+            else:
+                with pytest.raises(ValueError, match="is damaged: restore it from a copy, or start with a new pool"):
+                    Pool.load(path)
+    assert min(outcomes.values()) > 100
+    at, nobody = start + 24, struct.pack("<IIQ4s", 2, 0, 4, b"none")
+    assert struct.unpack_from("<II", data, at) == (2, 5)
+    groups = HEADER.unpack_from(data)[7]
+    end = start + len(data[start:-8].rstrip(b"\0")) // 4 * 4 + 4
+    assert is_sound(field(data[:end] + bytes(-end % 8 + 8)), start)
+    for changed, groups in (
+        (data[:-8] + bytes(16), groups),  # too long
+        (data[: HEADER.size] + b"\xff" * 4 + data[HEADER.size + 4 :], groups),  # a counter of 1023 outcomes
+        (data[:at] + struct.pack("<II", 3, 6) + data[at + 8 :], groups),  # a prompt longer than the key
+        (data[:at] + struct.pack("<II", 0, 3) + data[at + 8 :], groups),
+        (data[:end] + nobody + bytes(-(end + len(nobody)) % 8 + 8), groups + 1),  # a group without texts
+    ):
+        with pytest.raises(ValueError, match="is damaged"):
+            Pool.load(put(path, field(changed, bytes=len(changed), groups=groups)))
+    put(path, field(data[:-4], bytes=len(data) - 4))
+    refused(path, "is cut short or added to")
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"sampool\0", b"\0" * 100, b"#!/bin/sh\n" * 100])
+def test_foreign_files(data, tmp_path):
+    refused(put(tmp_path / "pool", data), "is no saved pool: name a file that Pool.save wrote")
+
+
+def test_files_that_are_none(saved, tmp_path):
+    refused(tmp_path / "nowhere", "No such file or directory", FileNotFoundError)
+    refused(tmp_path, "is no regular file: name a file that Pool.save wrote")
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    refused(tmp_path / "fifo", "is no regular file: name a file that Pool.save wrote")
+    put(tmp_path / "pool", saved)
+    (tmp_path / "link").symlink_to("pool")
+    refused(tmp_path / "link", "is a symbolic link: name the file itself")
+    refused(tmp_path / "pool" / "x", "Not a directory", NotADirectoryError)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o666, 0o610, 0o601])
+def test_files_that_others_may_open(saved, mode, tmp_path):
+    path = put(tmp_path / "pool", saved, mode)
+    refused(path, "is open to other users: make it private by chmod 600 if you trust its contents")
+    path.chmod(0o400)
+    assert Pool.load(path).stats()["groups"] == 6
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_files_of_another_user(saved, tmp_path):
+    path = put(tmp_path / "pool", saved)
+    os.chown(path, 12345, 12345)
+    refused(path, "is owned by another user: copy it to a file of your own if you trust it")
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def test_file_is_private_and_replaces_the_old_one(tmp_path):
+    path = put(tmp_path / "pool", b"something else", 0o666)
+    before = os.umask(0)
+    try:
+        filled().save(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["pool"] and Pool.load(path).stats()["groups"] == 6
+
+
+def test_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    filled().save("pool")
+    assert os.listdir() == ["pool"] and Pool.load("pool").stats()["groups"] == 6
+
+
+def test_link_is_replaced_not_followed(tmp_path):
+    target = put(tmp_path / "target", b"kept")
+    (tmp_path / "pool").symlink_to("target")
+    filled().save(tmp_path / "pool")
+    assert target.read_bytes() == b"kept" and not (tmp_path / "pool").is_symlink()
+
+
+def test_failure_leaves_the_old_file_and_nothing_else(tmp_path):
+    pool, path = filled(), tmp_path / "pool"
+    pool.save(path)
+    before, stats = path.read_bytes(), pool.stats()
+    with pytest.raises(FileNotFoundError):
+        pool.save(tmp_path / "nowhere" / "pool")
+    with pytest.raises(IsADirectoryError):
+        pool.save(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        pool.save(tmp_path / "folder")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for size in (0, 1000, len(before) - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            with pytest.raises(OSError) as caught:
+                pool.save(path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert caught.value.errno == errno.EFBIG and caught.value.filename == str(path)
+    signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == before and sorted(os.listdir(tmp_path)) == ["folder", "pool"]
+    assert pool.stats() == stats and pool._validate() is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
+def test_folder_that_may_not_be_written(tmp_path):
+    path = tmp_path / "pool"
+    filled().save(path)
+    before = path.read_bytes()
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError):
+            Pool().save(path)
+    finally:
+        tmp_path.chmod(0o700)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["pool"]
+
+
+SAVER = """
+import sys
+from sam_core import Pool
+pool = Pool(rule="newest")
+for number in range(int(sys.argv[2])):
+    slot = pool.open([number])
+    pool.append(slot, list(range(500)))
+    pool.close(slot)
+print("ready", flush=True)
+while True:
+    pool.save(sys.argv[1])
+"""
+
+
+def test_two_processes_saving_to_one_path(tmp_path):
+    """A reader finds one or the other, whole, also when a saver is killed at any point."""
+    path, seen = tmp_path / "pool", set()
+    savers = [
+        subprocess.Popen([sys.executable, "-c", SAVER, path, str(groups)], stdout=subprocess.PIPE) for groups in (3, 40)
+    ]
+    try:
+        for saver in savers:
+            assert saver.stdout.readline() == b"ready\n"
+        while not path.exists():
+            pass
+        for turn in range(3000):
+            loaded = Pool.describe(path)
+            assert loaded["texts"] == loaded["groups"] and loaded["tokens"] == 501 * loaded["groups"]
+            seen.add(loaded["groups"])
+            if turn > 100 and len(seen) == 2:
+                break
+    finally:
+        for saver in savers:
+            saver.kill()
+            saver.wait()
+            saver.stdout.close()
+    assert seen == {3, 40}
+    assert Pool.load(path)._validate() is None
+    assert len(os.listdir(tmp_path)) <= 3  # a killed saver may leave its temporary file
+
+
+def test_saving_while_other_threads_append(tmp_path):
+    pool, stop = Pool(rule="newest"), threading.Event()
+
+    def work():
+        number = 0
+        while not stop.is_set():
+            slot = pool.open([number % 7])
+            step(pool, [(slot, [1, 2, 3])])
+            pool.append(slot, 5)
+            pool.close(slot)
+            number += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            pool.save(tmp_path / "pool")
+            loaded = Pool.load(tmp_path / "pool")
+            assert loaded._validate() is None
+    finally:
+        stop.set()
+        thread.join()
+    assert loaded.stats()["groups"] == 7 and pool._validate() is None

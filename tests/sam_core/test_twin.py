@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C and its plain-Python twin: the same calls give the same drafts, scores, counters and tables, bit for bit."""
+
+import random
+
+import numpy as np
+import pytest
+from pool_oracle import i32
+from sam_core.corpus import build_corpus
+from sam_core.reference.rules import MAX_DRAFT, RULES
+
+import sam_core
+from sam_core import reference
+
+SOURCES = [("request", "group", "history"), ("request", "group"), ("group", "history"), ("request",)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Path of a corpus of random texts over four tokens, long enough that not all followers are found."""
+    path = tmp_path_factory.mktemp("corpus") / "texts.corpus"
+    rng = random.Random(1)
+    build_corpus([[rng.randrange(4) for _ in range(rng.randrange(1, 60))] for _ in range(40)], path)
+    return path
+
+
+class Both:
+    """Two pools that get the same calls; each answer is compared."""
+
+    def __init__(self, tree=False, **arguments):
+        self.tree = tree
+        self.c, self.twin = sam_core.Pool(**arguments), reference.Pool(**arguments)
+
+    def _same(self, call):
+        answers = call(self.c), call(self.twin)
+        assert answers[0] == answers[1]
+        return answers[1]
+
+    def open(self, prompt, group="by_prompt"):
+        return self._same(lambda pool: pool.open(prompt, group))
+
+    def append(self, slot, tokens):
+        self._same(lambda pool: pool.append(slot, tokens))
+
+    def close(self, slot, keep):
+        self._same(lambda pool: pool.close(slot, keep))
+
+    def step(self, rows, k):
+        """Append rows, a list of (slot, tokens), and return the drafts as lists of tokens."""
+        slots, counts = i32(*(slot for slot, _ in rows)), i32(*(len(tokens) for _, tokens in rows))
+        tokens, shape = i32(*(token for _, tokens in rows for token in tokens)), (len(rows), MAX_DRAFT)
+
+        def call(pool):
+            out, parents = np.full(shape, -7, np.int32), np.full(shape, -7, np.int32)
+            lengths, scores = np.full(len(rows), -7, np.int32), np.full(shape, -7, np.float32)
+            pool.step(slots, tokens, counts, k, out, lengths, scores, parents if self.tree else None)
+            return [array.tolist() for array in (lengths, out, parents, scores)]
+
+        lengths, out, *_ = self._same(call)
+        return [draft[:size] for draft, size in zip(out, lengths)]
+
+    def compare(self, tmp_path):
+        """Counters, and the learned tables: a saved pool holds them as they are."""
+        assert self.c._validate() is None
+        assert self.c.stats() | {"bytes_used": 0} == self.twin.stats()
+        self.c.save(tmp_path / "pool")
+        assert self.twin.learned().tobytes() in (tmp_path / "pool").read_bytes()
+
+
+def live(both, rng, steps, vocabulary):
+    """A random life: requests that repeat themselves and each other, and at times follow their drafts."""
+    prompts = [[rng.randrange(vocabulary) for _ in range(size)] for size in (0, 2, 5)]
+    said, drafts = {}, {}
+
+    def answer(slot):
+        drafted, draw = drafts.pop(slot, []), rng.random()
+        if draw < 0.4:
+            tokens = drafted[: rng.randrange(1, 5)]
+        elif draw < 0.8:
+            other = rng.choice(list(said.values()))
+            at = rng.randrange(len(other) + 1)
+            tokens = other[at : at + rng.randrange(12)]
+        else:
+            tokens = []
+        tokens = tokens + [rng.randrange(vocabulary)] * rng.randrange(3)
+        said[slot] += tokens
+        return tokens
+
+    for step in range(steps):
+        draw = rng.random()
+        if draw < 0.1 or not said:
+            prompt = rng.choice(prompts)
+            slot = both.open(prompt, rng.choice(("by_prompt", "by_prompt", b"name", None)))
+            said[slot] = list(prompt)
+        elif draw < 0.15:
+            slot = rng.choice(list(said))
+            both.close(slot, rng.random() < 0.7)
+            del said[slot]
+            drafts.pop(slot, None)
+        elif draw < 0.25:
+            slot = rng.choice(list(said))
+            both.append(slot, answer(slot))
+        else:
+            slots = rng.sample(list(said), min(len(said), 3))
+            rows = [(slot, answer(slot)) for slot in slots]
+            k = rng.choice((0, 1, 3, 8, MAX_DRAFT if step % 10 == 0 else 8))
+            drafts.update(zip(slots, both.step(rows, k)))
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("rule", RULES)
+def test_random_lives(corpus, tmp_path, rule, tree):
+    rng = random.Random(f"{rule} {tree}")
+    for number in range(6):
+        both = Both(
+            tree,
+            rule=rule,
+            sources=SOURCES[number % 4],
+            corpus=corpus if number % 2 else None,
+            min_prob=(0, 0.02, 0.3)[number % 3],
+        )
+        live(both, rng, 80, (2, 3, 30)[number // 2])
+        both.compare(tmp_path)
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("rule", RULES)
+def test_loops_longer_than_a_match(tmp_path, rule, tree):
+    """Matches of more than MAX_MATCH tokens, of one text and of its sibling, that break off and go on."""
+    both = Both(tree, rule=rule)
+    first, second = both.open([7, 8]), both.open([7, 8])
+    text = [*([1, 2, 3] * 60), 4, *([1, 2, 3] * 70), *([4] * 150), *([1, 2, 3] * 50)]
+    for at, token in enumerate(text):
+        rows = [(first, [token]), (second, [text[at - 20 if at < 400 else at - 19]] if at > 20 else [])]
+        both.step(rows, 8 if at % 37 == 0 else 0)
+    both.compare(tmp_path)
+
+
+@pytest.mark.parametrize("token", [0, 2**31 - 1])
+@pytest.mark.parametrize("rule", RULES)
+def test_extreme_tokens(tmp_path, rule, token):
+    both = Both(rule=rule)
+    slot = both.open([token, token, 5])
+    for _ in range(4):
+        assert both.step([(slot, [token])], 4)[0][0] in (token, 5)
+    both.compare(tmp_path)
+
+
+def test_slot_numbers_wait_before_they_are_used_again():
+    both = Both(rule="newest")
+    for _ in range(150):
+        both.close(both.open([1, 2], None), keep=True)
