@@ -8,7 +8,7 @@ ENGINE_TESTS := $(wildcard tests/engine tests/recipes)
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick test-mutants lint lock clean
+.PHONY: help demo test test-quick bench-core test-mutants lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml))))"
@@ -26,6 +26,10 @@ test-quick: ## the tests that need neither torch nor an engine
 	ci/setup-env tools
 	$(TOOLS)/python -m pytest $(addprefix --ignore=,$(ENGINE_TESTS)) tests
 
+bench-core: ## time and acceptance of sam_core beside its peers, against the targets (about a quarter of an hour)
+	ci/setup-env bench
+	.venvs/bench/bin/python sam_core/bench $(BENCH)
+
 test-mutants: ## take each patch away in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)
 	ci/test-mutants $(PIN)
@@ -36,6 +40,7 @@ lint: ## formats, linters, and the stored patches against their records
 lock: ## resolve the requirements anew; versions that are locked stay unless UPGRADE=--upgrade
 	ci/setup-env tools
 	$(COMPILE) $(UPGRADE) ci/tools.in -o ci/tools.lock >/dev/null
+	$(COMPILE) $(UPGRADE) sam_core/bench/requirements.in -o sam_core/bench/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
 		-o patches/$(PIN)/requirements.lock >/dev/null
 

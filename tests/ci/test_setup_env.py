@@ -226,7 +226,7 @@ def repo(tmp_path, index):
 
 @pytest.mark.parametrize("name", ["absent", "../patches/tiny", ""])
 def test_unknown_pin_set_lists_the_known_ones(repo, name):
-    assert "choose from tiny or tools" in repo.refused(name)
+    assert "choose from tiny, tools or bench" in repo.refused(name)
 
 
 @pytest.mark.parametrize("occupied", [".venvs", ".venvs/.lock"])
@@ -321,6 +321,15 @@ def test_changed_source_rebuilds_sam_core_alone(repo):
     repo.add_sam_core("two")
     assert "sam_core (1 of 1)" in repo.ok("tiny")
     assert repo.python("import sam_core; print(sam_core.source)") == "two"
+
+
+def test_bench_is_made_from_its_own_lock(repo):
+    repo.add_sam_core()
+    repo.write("sam_core/bench/requirements.lock", repo.index.add("delta"))
+    assert "sam_core (2 of 2)" in repo.ok("bench", TORCH_INDEX_URL=repo.index.url)
+    repo.env = repo.root / ".venvs" / "bench"
+    assert repo.python("import delta, sam_core; print(delta.version, sam_core.source)") == "1.0 one"
+    assert ".venvs/bench is up to date" in repo.ok("bench")
 
 
 def test_failed_build_is_tried_again(repo):

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_core`: build a corpus, look into a saved file, score drafting rules on recorded answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import sam_core
+from sam_core import replay
+
+
+def build_corpus(args: argparse.Namespace) -> int:
+    from sam_core import corpus
+
+    progress = replay.Progress()
+    found = corpus.build_corpus(args.files, args.output, key=args.key, progress=progress.show)
+    progress.clear()
+    _print(found)
+    return 0
+
+
+def inspect(args: argparse.Namespace) -> int:
+    from sam_core import corpus
+
+    refusals = []
+    with open(args.path, "rb"):
+        pass  # a path that cannot be read is told as such, not as two unknown formats
+    for describe in (corpus.describe, sam_core.Pool.describe):
+        try:
+            found = describe(args.path)
+            break
+        except ValueError as error:
+            refusals.append(str(error))
+    else:
+        raise ValueError(f"{args.path} is neither a corpus ({refusals[0]}) nor a saved pool ({refusals[1]})")
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(found)
+    return 0
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    lines = [*_flat(found)]
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        print(f"{name:{width}}  {value:,}" if isinstance(value, int) else f"{name:{width}}  {value}")
+
+
+def _flat(found: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m sam_core", description=__doc__.partition(": ")[2])
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    text = "build a corpus of texts, a source of drafts that is the same for all requests"
+    command = commands.add_parser("build-corpus", help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="JSON Lines (.jsonl, .gz, .zst) with token ids under token_ids or response_ids, or .npy of int32: one text",
+    )
+    command.add_argument("-o", "--output", required=True, type=Path, metavar="PATH", help="the corpus file to write")
+    command.add_argument("--key", metavar="KEY", help="where a JSON line has its token ids, if under another key")
+    command.set_defaults(run=build_corpus)
+
+    text = "tell what a corpus or a saved pool holds"
+    command = commands.add_parser("inspect", help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("path", type=Path, metavar="PATH", help="a corpus or a saved pool")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=inspect)
+
+    command = commands.add_parser("replay", help="score drafting rules on recorded answers")
+    replay.add_arguments(command)
+    command.set_defaults(run=replay.run)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+    except (ValueError, ModuleNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
