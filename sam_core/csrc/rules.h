@@ -5,9 +5,8 @@
 //   oldest   copies what followed the first occurrence of the longest match (the article; its min_endpos)
 //   newest   copies what followed its latest occurrence
 //   count    the most frequent continuation of the longest match, matched again at every drafted token
-//   suffix   SuffixDecoding: for every match length p a greedy tree of at most ALPHA * p tokens, C(N) and
-//   D(N)
-//            as in its section 3, the one with the best score of all lengths and sources
+//   suffix   SuffixDecoding: for every match length p a greedy tree of at most ALPHA * p tokens, with C(N)
+//            and D(N) as in its section 3; the one with the best score of all lengths and sources
 //   blend    all sources and several lengths of match vote on every candidate; see below
 //
 // Each drafts a chain or a tree, and says of every drafted token how likely the path to it is accepted.

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/design-sam-core says of the code in numbers is so, and it says the same in both languages."""
+
+import re
+
+import numpy as np
+import pytest
+from c_programs import CSRC, HERE, build, run
+
+from sam_core import Pool
+
+DOCS = HERE.parents[1] / "docs"
+ENGLISH, CHINESE = DOCS / "design-sam-core.md", DOCS / "design-sam-core.zh.md"
+FACTS = """#include <stdio.h>
+#include "model.h"
+#include "rules.h"
+int main(void) {
+    sam_memory memory = {.limit = 1 << 20};
+    int32_t tokens[] = {0, 1, 2, 1, 2};
+    sam_text text = {tokens, 0, 5}, *texts[] = {&text};
+    sam_index index;
+    sam_cursor cursor = SAM_START;
+    if (!sam_index_init(&index, &memory, SAM_COUNTED, texts))
+        return 1;
+    while (text.size < 5)
+        if (text.size++, !sam_index_append(&index, &cursor, 0, text.size - 1))
+            return 1;
+    model_learned *m = NULL;
+    printf("%zu %zu %zu %zu\\n", sizeof(sam_node), sizeof(sam_count), sizeof(sam_edge), sizeof(sam_chunk));
+    printf("%d %d %d\\n", (int)SAM_MAX_MATCH, (int)MODEL_HASHES, (int)CORPUS_MAX_MATCH);
+    printf("%zu %zu %zu %zu\\n", sizeof m->cells, sizeof m->tokens, sizeof m->weights, rule_model_bytes());
+    for (int i = 0; i < 5; i++)
+        printf("%d ", (int)(index.links[i] & ~SAM_NODE));
+    for (int i = 1; i < 3; i++)
+        printf("%d %d %d ", (int)index.counts[i].marks, (int)index.counts[i].arrivals, (int)index.nodes[i].place);
+    sam_index_free(&index);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    """Lines of numbers: sizes of records; limits; bytes learned; the automaton of A B C B C."""
+    folder = tmp_path_factory.mktemp("facts")
+    (folder / "facts.c").write_text(FACTS)
+    sources = [str(folder / "facts.c"), "sam.c", "model.c", "rules.c", "corpus.c"]
+    return [[*map(int, line.split())] for line in run(build(folder / "facts", sources)).splitlines()]
+
+
+@pytest.mark.parametrize("path", [ENGLISH, CHINESE], ids=["en", "zh"])
+class TestNumbers:
+    def test_records(self, path, facts):
+        named = re.findall(r"`sam_(node|count|edge|chunk)` \| (\d+) \|", path.read_text())
+        assert [int(size) for _, size in named] == facts[0]
+
+    def test_limits(self, path, facts):
+        match, hashes, corpus = facts[1]
+        text = path.read_text()
+        assert f"`SAM_MAX_MATCH` = {match}" in text and re.search(rf"\n### .* {match} (个 )?token", text)
+        assert re.search(rf"[ 各]{hashes:,} (entries|项)", text)
+        assert re.search(rf"(up to|至多) {corpus} (个 )?token", text)
+
+    def test_learned(self, path, facts):
+        sizes = re.search(r"\*\*(Sizes|大小).*?\n\n", path.read_text(), re.DOTALL)[0]
+        assert [int(size.replace(",", "")) for size in re.findall(r"\d+,\d+", sizes)] == facts[2]
+
+    def test_first_weights(self, path):
+        rows = re.findall(r"\] = \{(.*)\},", (CSRC / "model.c").read_text().partition("percent[4]")[2])
+        cells = [
+            line.split("|")[2:-1]
+            for line in path.read_text().splitlines()
+            if re.match(r"\| [^|]*\| 0\.\d\d[,、]", line)
+        ]
+        assert len(rows) == 4
+        for row, written in zip(rows, cells, strict=True):
+            weights = [int(percent) / 100 for percent in row.split(",")]
+            given = [[float(number) for number in re.findall(r"[\d.]+", cell)] for cell in written]
+            expected = [weights[0:2], weights[2:4], weights[4:6], weights[6:7], weights[7:10], weights[10:11]]
+            assert given == [part if any(part) else [] for part in expected]
+
+    def test_example(self, path, facts):
+        automaton = facts[3]
+        block = path.read_text().partition("    place    0")[2] or path.read_text().partition("    位置     0")[2]
+        links = re.search(r"(links|链接) +(\d+(?: +\d+){4})", block)[2]
+        marks, arrivals, place = (
+            [int(n) for n in re.search(rf"{word} (\d+) +{word} (\d+)", block).groups()]
+            for word in ("marks", "arrivals", "place")
+        )
+        assert [int(n) for n in links.split()] == automaton[:5]
+        assert [marks[0], arrivals[0], place[0], marks[1], arrivals[1], place[1]] == automaton[5:]
+
+
+def test_drafts_of_the_example():
+    drafts = {}
+    for rule in ("oldest", "newest", "count", "suffix", "blend"):
+        pool = Pool(rule=rule)
+        slots, token, one = np.array([pool.open([0, 1, 2, 1])], np.int32), np.array([2], np.int32), np.ones(1, np.int32)
+        out, lengths = np.zeros((1, 5), np.int32), np.zeros(1, np.int32)
+        pool.step(slots, token, one, 5, out, lengths)
+        drafts[rule] = "".join("ABC"[i] for i in out[0, : lengths[0]])
+    assert drafts == {"oldest": "BC", "newest": "BC", "suffix": "BC", "count": "BCBCB", "blend": "BCBCB"}
+
+
+def test_both_languages_have_the_same_figures():
+    english, chinese = (re.findall(r"\d+\.\d+", path.read_text()) for path in (ENGLISH, CHINESE))
+    assert english == chinese
