@@ -12,7 +12,7 @@ setup(
             sources=sorted(glob("csrc/*.c")),
             depends=sorted(glob("csrc/*.h")),
             include_dirs=["csrc"],
-            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off"],
+            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
         )
     ]
 )

@@ -2,46 +2,12 @@
 
 #include "model.h"
 
-// Interpolates 4096 / (1 + exp(-x)) between multiples of 1/2 from -8 to 8.
-uint32_t model_squash(int32_t stretched) {
-    static const uint16_t at[33] = {1,    2,    4,    6,    10,   17,   27,   45,   74,   120,  194,
-                                    310,  488,  747,  1101, 1546, 2048, 2550, 2995, 3349, 3608, 3786,
-                                    3902, 3976, 4022, 4051, 4069, 4079, 4086, 4090, 4092, 4094, 4095};
-    if (stretched > 2047)
-        return MODEL_ONE - 1;
-    if (stretched < -2047)
-        return 1;
-    uint32_t x = (uint32_t)(stretched + 2048), low = x / 128, part = x % 128;
-    return (at[low] * (128 - part) + at[low + 1] * part + 64) / 128;
-}
-
-uint32_t model_length_class(uint32_t length) {
-    if (length <= 6)
-        return length ? length - 1 : 0;
-    return length <= 8 ? 6 : length <= 12 ? 7 : length <= 16 ? 8 : length <= 24 ? 9 : length <= 48 ? 10 : 11;
-}
-
-uint32_t model_coarse_class(uint32_t length) {
-    if (length <= 2)
-        return length;
-    return length <= 4 ? 3 : length <= 8 ? 4 : length <= 16 ? 5 : 6;
-}
-
 uint32_t model_share_cell(uint32_t count, uint32_t total) {
-    uint32_t twice = 0, one_of = count ? total / count : UINT32_MAX; // twice the logarithm of 1/share
-    for (; one_of > 1 && twice < MODEL_SHARES - 2; one_of /= 2)
-        twice += 2;
-    uint32_t whole = twice / 2 < 31 ? total >> twice / 2 : 0;
-    if (whole > count + count / 2)
-        twice++;
-    return MODEL_CELLS + (twice < MODEL_SHARES ? twice : MODEL_SHARES - 1);
-}
-
-void model_update(uint32_t *cell, bool outcome) {
-    uint32_t seen = *cell & 1023;
-    int64_t mean = *cell >> 10, target = outcome ? (1 << 22) - 1 : 0;
-    mean += (target - mean) * 2 / (int64_t)(2 * seen + 3);
-    *cell = (uint32_t)mean << 10 | (seen < MODEL_LIMIT ? seen + 1 : seen);
+    uint32_t halves = 0; // 1/share is at least 2 to that power
+    while (halves < MODEL_SHARES / 2 - 1 && total >> (halves + 1) >= count)
+        halves++;
+    bool more = total >> halves > count + count / 2;
+    return MODEL_CELLS + 2 * halves + more;
 }
 
 static uint32_t prior(uint32_t probability_of_million, uint32_t seen) {

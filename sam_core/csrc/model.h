@@ -51,8 +51,18 @@ typedef struct {
     uint16_t trust[MODEL_LIMIT + 1]; // seen / (seen + 1), of 256
 } model;
 
-// Probability of `stretched`, 1 .. MODEL_ONE - 1.
-uint32_t model_squash(int32_t stretched);
+// Probability of `stretched`, 1 .. MODEL_ONE - 1: 4096 / (1 + exp(-x)) between multiples of 1/2 from -8 to 8.
+static inline uint32_t model_squash(int32_t stretched) {
+    static const uint16_t at[33] = {1,    2,    4,    6,    10,   17,   27,   45,   74,   120,  194,
+                                    310,  488,  747,  1101, 1546, 2048, 2550, 2995, 3349, 3608, 3786,
+                                    3902, 3976, 4022, 4051, 4069, 4079, 4086, 4090, 4092, 4094, 4095};
+    if (stretched > 2047)
+        return MODEL_ONE - 1;
+    if (stretched < -2047)
+        return 1;
+    uint32_t x = (uint32_t)(stretched + 2048), low = x / 128, part = x % 128;
+    return (at[low] * (128 - part) + at[low + 1] * part + 64) / 128;
+}
 
 // The prior for copied (what `oldest` and `newest` draft) or counted candidates.
 void model_init(model *m, bool copied);
@@ -60,8 +70,17 @@ void model_init(model *m, bool copied);
 bool model_valid(const model *m);
 
 // Class of a match length, and the coarse class of one.
-uint32_t model_length_class(uint32_t length);
-uint32_t model_coarse_class(uint32_t length);
+static inline uint32_t model_length_class(uint32_t length) {
+    if (length <= 6)
+        return length ? length - 1 : 0;
+    return length <= 8 ? 6 : length <= 12 ? 7 : length <= 16 ? 8 : length <= 24 ? 9 : length <= 48 ? 10 : 11;
+}
+
+static inline uint32_t model_coarse_class(uint32_t length) {
+    if (length <= 2)
+        return length;
+    return length <= 4 ? 3 : length <= 8 ? 4 : length <= 16 ? 5 : 6;
+}
 
 static inline uint32_t model_count_class(uint32_t count) {
     static const uint8_t classes[32] = {0, 1, 2, 3, 4, 4, 5, 5, 5, 5, 5, 6, 6, 6, 6, 6,
@@ -101,6 +120,11 @@ static inline uint32_t model_probability(uint32_t cell) {
     return p ? p : 1;
 }
 
-void model_update(uint32_t *cell, bool outcome);
+static inline void model_update(uint32_t *cell, bool outcome) {
+    uint32_t seen = *cell & 1023;
+    int32_t mean = (int32_t)(*cell >> 10), target = outcome ? (1 << 22) - 1 : 0;
+    mean += (target - mean) * 2 / (int32_t)(2 * seen + 3);
+    *cell = (uint32_t)mean << 10 | (seen < MODEL_LIMIT ? seen + 1 : seen);
+}
 
 #endif

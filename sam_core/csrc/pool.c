@@ -523,9 +523,11 @@ static bool fill_slot(pool *p, pool_slot *slot, const int32_t *prompt, uint32_t 
             return false;
         corpus_start(&p->corpus, slot->corpus_at);
     }
-    if (has_source(p, RULE_REQUEST) &&
-        !sam_index_init(&slot->request, &p->memory, index_kind(p), &slot->text->self))
-        return false;
+    if (has_source(p, RULE_REQUEST)) {
+        if (!sam_index_init(&slot->request, &p->memory, index_kind(p), &slot->text->self))
+            return false;
+        sam_index_reserve(&slot->request, size);
+    }
     for (uint32_t i = 0; i < size; i++)
         if (!append_token(p, slot, prompt[i]))
             return false;

@@ -55,10 +55,10 @@ typedef struct {
     int32_t draft; // number of its token in the draft, -1: the end of the text
     uint32_t depth;
     bool considered;
-    uint32_t best;      // candidate to be drafted next
-    uint32_t best_path; // its path's probability; 0: none is left
-    uint64_t drafted;   // a bit for each candidate
-    int32_t last[2];    // tokens before what it is followed by
+    uint32_t best;                 // candidate to be drafted next
+    uint32_t best_path;            // its path's probability; 0: none is left
+    uint16_t left[MAX_CANDIDATES]; // their probabilities; 0: drafted
+    int32_t last[2];               // tokens before what it is followed by
     sam_state state[RULE_INDEXES];
     uint32_t length[RULE_INDEXES];
     corpus_match corpus[MODEL_RANKS];
@@ -106,16 +106,18 @@ static uint32_t index_matches(const sam_index *index, uint32_t source, sam_state
         if (f.marks == marks)
             continue;
         marks = f.marks;
-        matches[count] = (match){.source = source,
-                                 .rank = count,
-                                 .length = length,
-                                 .cells = model_cells(source, count, length),
-                                 .marks = f.marks,
-                                 .best = f.best,
-                                 .best_count = f.best_count,
-                                 .newest = f.newest,
-                                 .state = state};
-        count++;
+        match *m = &matches[count];
+        m->source = source;
+        m->rank = count++;
+        m->length = length;
+        m->cells = model_cells(source, m->rank, length);
+        m->marks = f.marks;
+        m->best = f.best;
+        m->best_count = f.best_count;
+        m->newest = f.newest;
+        m->state = state;
+        m->listed = 0;
+        m->all_listed = false;
     }
     return count;
 }
@@ -222,10 +224,12 @@ static uint32_t times(uint32_t path, uint32_t probability) {
     return (uint32_t)((uint64_t)path * probability / MODEL_ONE);
 }
 
-// The candidate of a node for `token`, a new one if need be; NULL if there is no room for it.
-static candidate *add_candidate(draft *d, node *n, uint32_t most, int32_t token, uint32_t source) {
+// The candidate of a node for `token`, a new one if need be; NULL if there is no room for it. The token is
+// not that of a candidate behind the first `known`.
+static candidate *add_candidate(draft *d, node *n, uint32_t most, uint32_t known, int32_t token,
+                                uint32_t source) {
     candidate *first = &d->model->candidates[n->seen.first];
-    for (uint32_t i = 0; i < n->seen.count; i++)
+    for (uint32_t i = 0; i < known; i++)
         if (first[i].token == token)
             return &first[i];
     if (token == SAM_NO_TOKEN || n->seen.count == most)
@@ -272,15 +276,13 @@ static void mix(const draft *d, const node *n, candidate *c) {
 }
 
 // Finds the most probable candidate of a node that is not drafted yet, the first on a tie.
-static void find_best(const draft *d, node *n) {
+static void find_best(node *n) {
     uint32_t best = 0;
-    for (uint32_t i = 0; i < n->seen.count; i++) {
-        uint32_t probability = d->model->candidates[n->seen.first + i].probability;
-        if (probability > best && !(n->drafted >> i & 1)) {
-            best = probability;
+    for (uint32_t i = 0; i < n->seen.count; i++)
+        if (n->left[i] > best) {
+            best = n->left[i];
             n->best = i;
         }
-    }
     n->best_path = times(n->path, best);
 }
 
@@ -299,13 +301,13 @@ static void consider_blend(draft *d, node *n) {
     for (uint32_t rank = 0; rank < MODEL_RANKS; rank++)
         for (uint32_t i = 0; i < count; i++)
             if (matches[i].rank == rank) {
-                add_candidate(d, n, most, matches[i].best, matches[i].source);
-                add_candidate(d, n, most, matches[i].newest, matches[i].source);
+                add_candidate(d, n, most, n->seen.count, matches[i].best, matches[i].source);
+                add_candidate(d, n, most, n->seen.count, matches[i].newest, matches[i].source);
             }
     for (uint32_t i = 0; d->tree && n->path > PATH_ONE / 4 && i < count; i++) { // worth the search
         list(context, &matches[i]);
         for (uint32_t j = 0; j < matches[i].listed; j++)
-            add_candidate(d, n, most, matches[i].tokens[j], matches[i].source);
+            add_candidate(d, n, most, n->seen.count, matches[i].tokens[j], matches[i].source);
     }
     uint32_t share_source = context->index[RULE_GROUP] ? RULE_GROUP : RULE_REQUEST;
     const sam_index *shared = context->index[share_source];
@@ -314,13 +316,14 @@ static void consider_blend(draft *d, node *n) {
         uint32_t length = n->length[share_source];
         uint32_t wanted = !d->tree ? 1 : n->depth ? (named ? 0 : 3) : length >= 4 ? 8 : SAM_COMMON;
         for (uint32_t i = 0; i < shared->common_count && i < wanted; i++) {
-            candidate *c = add_candidate(d, n, most, shared->common[i].token, share_source);
+            candidate *c = add_candidate(d, n, most, named, shared->common[i].token, share_source);
             if (c)
                 c->share = shared->common[i].count;
         }
     }
     uint32_t set = weight_set(n, n->depth == 0 ? 0 : n->depth < 3 ? 1 : 2);
     uint32_t set_of_common = weight_set(n, MODEL_COMMON);
+    uint32_t least_share = shared ? model_share_cell(0, shared->appended) : 0;
     candidate *first = &d->model->candidates[n->seen.first];
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
@@ -332,7 +335,8 @@ static void consider_blend(draft *d, node *n) {
                       a->source * MODEL_RANKS + a->rank);
         }
         if (shared && (d->tree || !count))
-            add_input(m, c, model_share_cell(c->share, shared->appended), MODEL_SHARE_INPUT);
+            add_input(m, c, c->share ? model_share_cell(c->share, shared->appended) : least_share,
+                      MODEL_SHARE_INPUT);
         mix(d, n, c);
     }
 }
@@ -354,12 +358,12 @@ static void consider_count(draft *d, node *n) {
         return;
     }
     uint32_t most = d->tree ? DEEP_CANDIDATES : 1;
-    add_candidate(d, n, most, m.best, m.source);
+    add_candidate(d, n, most, n->seen.count, m.best, m.source);
     if (d->tree) {
-        add_candidate(d, n, most, m.newest, m.source);
+        add_candidate(d, n, most, n->seen.count, m.newest, m.source);
         list(d->context, &m);
         for (uint32_t j = 0; j < m.listed; j++)
-            add_candidate(d, n, most, m.tokens[j], m.source);
+            add_candidate(d, n, most, n->seen.count, m.tokens[j], m.source);
     }
     candidate *first = &d->model->candidates[n->seen.first];
     for (uint32_t j = 0; j < n->seen.count; j++) {
@@ -381,8 +385,9 @@ static void consider(draft *d, node *n) {
     else
         consider_blend(d, n);
     d->candidate_count += n->seen.count;
-    n->drafted = 0;
-    find_best(d, n);
+    for (uint32_t i = 0; i < n->seen.count; i++)
+        n->left[i] = d->model->candidates[n->seen.first + i].probability;
+    find_best(n);
 }
 
 // ---- drafts of `count` and `blend`
@@ -445,7 +450,7 @@ static void emit_best(draft *d, output *o, node *n) {
         followed_in_past(d->context, n->length[RULE_GROUP] ? n->state[RULE_GROUP] : SAM_ROOT, c->token))
         source = RULE_HISTORY;
     emit(o, c->token, n->draft, n->best_path, source, c->cell[0]);
-    n->drafted |= UINT64_C(1) << n->best;
+    n->left[n->best] = 0;
 }
 
 static void draft_chain(draft *d, output *o) {
@@ -461,28 +466,29 @@ static void draft_chain(draft *d, output *o) {
 
 static void draft_tree(draft *d, output *o) {
     node *nodes = d->model->nodes;
+    // The best path of each node. One that is not considered yet can offer at most its own path's
+    // probability.
+    uint32_t offers[MAX_NODES];
+    offers[0] = nodes[0].path;
     while (o->size < o->k) {
-        // A node that is not considered yet can offer at most its own path's probability.
-        node *best = nodes;
-        uint32_t best_path = 0;
-        for (node *n = nodes; n < nodes + d->node_count; n++) {
-            uint32_t path = n->considered ? n->best_path : n->path;
-            if (path > best_path) {
-                best = n;
-                best_path = path;
-            }
-        }
-        if (!best_path)
+        uint32_t best = 0;
+        for (uint32_t i = 1; i < d->node_count; i++)
+            if (offers[i] > offers[best])
+                best = i;
+        if (!offers[best])
             break;
-        if (!best->considered) {
-            consider(d, best);
-            continue;
+        node *n = &nodes[best];
+        if (n->considered) {
+            emit_best(d, o, n);
+            if (o->cut)
+                break;
+            offers[d->node_count] = n->best_path;
+            follow(d, n, o);
+            find_best(n);
+        } else {
+            consider(d, n);
         }
-        emit_best(d, o, best);
-        if (o->cut)
-            break;
-        follow(d, best, o);
-        find_best(d, best);
+        offers[best] = n->best_path;
     }
 }
 
@@ -813,13 +819,13 @@ uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rul
 }
 
 // Arithmetic shift with rounding.
-static int32_t shifted(int64_t value, unsigned by) {
-    int64_t half = (int64_t)1 << (by - 1);
-    return (int32_t)(value >= 0 ? (value + half) >> by : -((half - value) >> by));
+static int32_t shifted(int32_t value, unsigned by) {
+    int32_t half = 1 << (by - 1);
+    return value >= 0 ? (value + half) >> by : -((half - value) >> by);
 }
 
 static void move_weight(int32_t *weight, int32_t error, int32_t input) {
-    int32_t moved = *weight + shifted((int64_t)error * input, 12);
+    int32_t moved = *weight + shifted(error * input, 12);
     *weight = moved > MODEL_MOST_WEIGHT    ? MODEL_MOST_WEIGHT
               : moved < -MODEL_MOST_WEIGHT ? -MODEL_MOST_WEIGHT
                                            : moved;

@@ -51,9 +51,10 @@ static uint32_t next_place(const sam_index *index, uint32_t place) {
     return index->links[next] == SAM_NONE ? SAM_NONE : next;
 }
 
+// As sam_place_token; appending reads the chunk anyway.
 static int32_t place_token(const sam_index *index, uint32_t place) {
-    uint32_t left;
-    return *sam_place_token(index, place, &left);
+    const sam_chunk *chunk = &index->chunks[place / SAM_CHUNK];
+    return index->texts[chunk->text]->tokens[chunk->first + place % SAM_CHUNK];
 }
 
 uint32_t sam_length(const sam_index *index, sam_state state) {
@@ -71,14 +72,18 @@ static uint32_t edge_home(const sam_index *index, uint32_t node, int32_t token) 
     return (uint32_t)((key >> 32) * index->edge_capacity >> 32);
 }
 
-// The entry of edge (node, token) in the table, or the empty entry where it belongs.
-static sam_edge *edge_entry(const sam_index *index, uint32_t node, int32_t token) {
-    sam_edge *edge = &index->edges[edge_home(index, node, token)];
+// As edge_entry, but looks from entry `edge` on.
+static sam_edge *edge_entry_from(const sam_index *index, sam_edge *edge, uint32_t node, int32_t token) {
     const sam_edge *end = index->edges + index->edge_capacity;
     while (edge->target != SAM_NONE && (edge->node != node || edge->token != token))
         if (++edge == end)
             edge = index->edges;
     return edge;
+}
+
+// The entry of edge (node, token) in the table, or the empty entry where it belongs.
+static sam_edge *edge_entry(const sam_index *index, uint32_t node, int32_t token) {
+    return edge_entry_from(index, &index->edges[edge_home(index, node, token)], node, token);
 }
 
 sam_state sam_child(const sam_index *index, sam_state state, int32_t token) {
@@ -95,26 +100,43 @@ sam_state sam_child(const sam_index *index, sam_state state, int32_t token) {
     return target == SAM_NONE ? SAM_NONE : sam_resolve(index, target);
 }
 
-// Adds an edge that does not exist yet; the table has room for it.
-static void edge_add(sam_index *index, uint32_t number, int32_t token, sam_state target) {
+// The child of a node, as sam_child. *entry: where its edge is or belongs in the table; NULL: not in the
+// table, or there is none.
+static sam_state find_child(const sam_index *index, sam_state state, int32_t token, sam_edge **entry) {
+    const sam_node *node = sam_node_of(index, state);
+    sam_state target = SAM_NONE;
+    *entry = NULL;
+    if (node->token == token) {
+        target = node->target;
+    } else if (node->target != SAM_NONE && index->edges) {
+        *entry = edge_entry(index, state & ~SAM_NODE, token);
+        target = (*entry)->target;
+    }
+    return target == SAM_NONE ? SAM_NONE : sam_resolve(index, target);
+}
+
+// Adds an edge that does not exist yet; the table has room for it. entry: what find_child told, while this
+// was the table, or NULL.
+static void edge_add(sam_index *index, uint32_t number, int32_t token, sam_state target, sam_edge *entry) {
     sam_node *node = &index->nodes[number];
     if (node->target == SAM_NONE) {
         node->token = token;
         node->target = target;
         return;
     }
-    *edge_entry(index, number, token) =
-        (sam_edge){.node = number, .token = token, .target = target, .more = node->more};
+    if (entry) // another edge may have taken it meanwhile
+        entry = edge_entry_from(index, entry, number, token);
+    else
+        entry = edge_entry(index, number, token);
+    *entry = (sam_edge){.node = number, .token = token, .target = target, .more = node->more};
     node->more = token;
     index->edge_count++;
 }
 
-static void edge_redirect(sam_index *index, uint32_t number, int32_t token, sam_state target) {
+// Where the target of an edge that exists is stored.
+static sam_state *edge_target(sam_index *index, uint32_t number, int32_t token) {
     sam_node *node = &index->nodes[number];
-    if (node->token == token)
-        node->target = target;
-    else
-        edge_entry(index, number, token)->target = target;
+    return node->token == token ? &node->target : &edge_entry(index, number, token)->target;
 }
 
 static uint32_t edges_of(const sam_index *index, sam_state state) {
@@ -128,7 +150,7 @@ static uint32_t edges_of(const sam_index *index, sam_state state) {
 
 // ---- capacity
 
-static bool reserve_nodes(sam_index *index, uint32_t more) {
+static bool grow_nodes(sam_index *index, uint32_t more) {
     sam_node *nodes = sam_grow(index->memory, index->nodes, index->node_count, more, &index->node_capacity,
                                sizeof(sam_node));
     if (!nodes)
@@ -144,11 +166,14 @@ static bool reserve_nodes(sam_index *index, uint32_t more) {
     return true;
 }
 
-static bool reserve_edges(sam_index *index, uint32_t more) {
+static bool reserve_nodes(sam_index *index, uint32_t more) {
+    uint32_t capacity = index->kind == SAM_COUNTED ? index->count_capacity : index->node_capacity;
+    return more <= capacity - index->node_count || grow_nodes(index, more);
+}
+
+// Makes the table larger, for `needed` edges.
+static bool grow_edges(sam_index *index, uint64_t needed) {
     uint32_t old = index->edge_capacity;
-    uint64_t needed = (uint64_t)index->edge_count + more;
-    if (needed <= old - old / 4)
-        return true;
     uint64_t capacity = 2 * (uint64_t)old;
     if (capacity < needed + needed / 2 + 8)
         capacity = needed + needed / 2 + 8;
@@ -168,6 +193,11 @@ static bool reserve_edges(sam_index *index, uint32_t more) {
     return true;
 }
 
+static bool reserve_edges(sam_index *index, uint32_t more) {
+    uint64_t needed = (uint64_t)index->edge_count + more;
+    return needed <= index->edge_capacity - index->edge_capacity / 4 || grow_edges(index, needed);
+}
+
 // Whether the place after the cursor's is free for its text; else a new chunk is needed.
 static bool has_next_place(const sam_index *index, const sam_cursor *cursor, uint32_t text,
                            uint32_t position) {
@@ -178,18 +208,18 @@ static bool has_next_place(const sam_index *index, const sam_cursor *cursor, uin
     return chunk->text == text && chunk->first + place % SAM_CHUNK + 1 == position;
 }
 
-static bool reserve_chunk(sam_index *index) {
-    sam_chunk *chunks = sam_grow(index->memory, index->chunks, index->chunk_count, 1, &index->chunk_capacity,
-                                 sizeof(sam_chunk));
+static bool reserve_chunks(sam_index *index, uint32_t more) {
+    sam_chunk *chunks = sam_grow(index->memory, index->chunks, index->chunk_count, more,
+                                 &index->chunk_capacity, sizeof(sam_chunk));
     if (!chunks)
         return false;
     index->chunks = chunks;
-    uint32_t *links = sam_grow(index->memory, index->links, index->chunk_count, 1, &index->link_capacity,
+    uint32_t *links = sam_grow(index->memory, index->links, index->chunk_count, more, &index->link_capacity,
                                SAM_CHUNK * sizeof(uint32_t));
     if (!links)
         return false;
     index->links = links;
-    return (index->chunk_count + 1) * (uint64_t)SAM_CHUNK <= SAM_MAX_PLACES;
+    return (index->chunk_count + (uint64_t)more) * SAM_CHUNK <= SAM_MAX_PLACES;
 }
 
 bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_text *const *texts) {
@@ -200,6 +230,16 @@ bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_tex
     }
     sam_index_clear(index);
     return true;
+}
+
+void sam_index_reserve(sam_index *index, uint32_t tokens) {
+    if (tokens < SAM_CHUNK)
+        return;
+    bool (*make_room)(void *) = index->memory->make_room;
+    index->memory->make_room = NULL;
+    if (reserve_chunks(index, tokens / SAM_CHUNK + 1) && grow_nodes(index, tokens / 2))
+        grow_edges(index, tokens / 4 * 3);
+    index->memory->make_room = make_room;
 }
 
 void sam_index_free(sam_index *index) {
@@ -224,6 +264,8 @@ void sam_index_clear(sam_index *index) {
     index->edge_count = 0;
     index->appended = 0;
     index->common_count = 0;
+    index->plain = true;
+    memset(index->common, 0, sizeof index->common);
     if (index->edges)
         memset(index->edges, 0xff, index->edge_capacity * sizeof(sam_edge));
 }
@@ -249,7 +291,7 @@ static uint32_t add_node(sam_index *index, sam_state state, uint32_t length, uin
         node->more = SAM_NO_TOKEN;
         for (int32_t c = index->nodes[from].more; c != SAM_NO_TOKEN;) {
             sam_edge edge = *edge_entry(index, from, c);
-            edge_add(index, number, c, edge.target);
+            edge_add(index, number, c, edge.target, NULL);
             c = edge.more;
         }
     } else {
@@ -285,9 +327,11 @@ static uint32_t split(sam_index *index, sam_state p, int32_t token, sam_state q,
         index->nodes[q & ~SAM_NODE].link = clone;
     else
         index->links[q] = clone;
-    for (uint32_t s = p & ~SAM_NODE; s != SAM_NONE && sam_child(index, SAM_NODE | s, token) == q;
-         s = index->nodes[s].link) {
-        edge_redirect(index, s, token, SAM_NODE | clone);
+    for (uint32_t s = p & ~SAM_NODE; s != SAM_NONE; s = index->nodes[s].link) {
+        sam_state *target = edge_target(index, s, token);
+        if (sam_resolve(index, *target) != q)
+            break;
+        *target = SAM_NODE | clone;
         index->memory->work++;
     }
     return clone;
@@ -300,10 +344,15 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
     // change.
     int32_t token = index->texts[text]->tokens[position];
     sam_state last = sam_resolve(index, cursor->last), p = last, q;
-    uint32_t new_edges = 0;
+    enum { KEPT = 8 };
+    sam_edge *entry, *entries[KEPT]; // of the walk's first nodes
+    const sam_edge *table = index->edges;
+    uint32_t new_edges = 0, kept = 0;
     if (!(p & SAM_NODE)) // the end of a text: no edge
         p = sam_link(index, p);
-    while ((q = sam_child(index, p, token)) == SAM_NONE) {
+    while ((q = find_child(index, p, token, &entry)) == SAM_NONE) {
+        if (kept < KEPT)
+            entries[kept++] = entry;
         new_edges += sam_node_of(index, p)->target != SAM_NONE;
         index->memory->work++;
         if (p == SAM_ROOT)
@@ -316,10 +365,12 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
     // The walk may give q itself one more edge before it is copied.
     if (!reserve_nodes(index, 1) ||
         !reserve_edges(index, new_edges + (must_split ? edges_of(index, q) : 0)) ||
-        (new_chunk && !reserve_chunk(index)))
+        (new_chunk && !reserve_chunks(index, 1)))
         return false;
     uint32_t place = new_chunk ? index->chunk_count * SAM_CHUNK : cursor->place + 1;
     if (new_chunk) {
+        if (text || position != place)
+            index->plain = false;
         index->chunks[index->chunk_count] = (sam_chunk){text, position, SAM_NONE};
         memset(&index->links[place], 0xff, SAM_CHUNK * sizeof(uint32_t));
         if (cursor->place != SAM_NONE && index->chunks[cursor->place / SAM_CHUNK].text == text)
@@ -332,10 +383,12 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
         return true;
     }
     index->links[place] = 0; // from here on the place is the next one of `last`
-    uint32_t end = q == SAM_NONE ? SAM_NONE : p & ~SAM_NODE;
+    if (index->edges != table)
+        kept = 0;
+    uint32_t end = q == SAM_NONE ? SAM_NONE : p & ~SAM_NODE, i = 0;
     for (uint32_t s = (last & SAM_NODE ? last : sam_link(index, last)) & ~SAM_NODE; s != end;
-         s = index->nodes[s].link)
-        edge_add(index, s, token, place);
+         s = index->nodes[s].link, i++)
+        edge_add(index, s, token, place, i < kept ? entries[i] : NULL);
     if (q != SAM_NONE)
         index->links[place] = must_split ? split(index, p, token, q, place) : promote(index, q, place);
     cursor->last = place;
@@ -358,20 +411,21 @@ static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 // Keeps the list of the most frequent tokens in order: `token` has come `count` times now.
 static void rank_common(sam_index *index, int32_t token, uint32_t count) {
     sam_common *common = index->common;
-    uint32_t size = index->common_count, i = 0;
+    uint32_t size = index->common_count, to = 0;
     if (size == SAM_COMMON && count < common[size - 1].count)
         return;
-    while (i < size && common[i].token != token)
-        i++;
-    if (i == size) {
-        if (size < SAM_COMMON)
-            index->common_count++;
-        else
-            i--;
-    }
-    for (; i && common[i - 1].count <= count; i--)
-        common[i] = common[i - 1];
-    common[i] = (sam_common){token, count};
+    for (uint32_t i = 0; i < SAM_COMMON; i++) // counts behind `size` are 0; without a branch this is quick
+        to += common[i].count > count;
+    uint32_t from = to;
+    while (from < size && common[from].token != token)
+        from++;
+    if (from == SAM_COMMON)
+        from--;
+    else if (from == size)
+        index->common_count++;
+    for (; from > to; from--)
+        common[from] = common[from - 1];
+    common[to] = (sam_common){token, count};
 }
 
 // Marks the suffixes of the old text, which `place` follows, and lets those of the new one arrive. `from` and
@@ -379,14 +433,8 @@ static void rank_common(sam_index *index, int32_t token, uint32_t count) {
 static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, uint32_t place) {
     sam_count *counts = index->counts;
     sam_node *nodes = index->nodes;
-    if (counts) {
-        uint32_t shortest = 0; // node that holds the token alone, if it came before
-        for (uint32_t t = (to & SAM_NODE ? to : sam_link(index, to)) & ~SAM_NODE; t; t = nodes[t].link) {
-            counts[t].arrivals++;
-            shortest = t;
-        }
-        rank_common(index, token, shortest ? counts[shortest].arrivals : 1);
-    }
+    if (counts && to & SAM_NODE)
+        counts[to & ~SAM_NODE].arrivals++;
     for (uint32_t p = (from & SAM_NODE ? from : sam_link(index, from)) & ~SAM_NODE; p; p = nodes[p].link) {
         nodes[p].place = place;
         index->memory->work++;
@@ -397,6 +445,7 @@ static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, 
             link = sam_link(index, to);
             if (sam_node_of(index, link)->length < length)
                 break;
+            counts[link & ~SAM_NODE].arrivals++;
         }
         uint32_t count = to & SAM_NODE ? counts[to & ~SAM_NODE].arrivals : 1;
         sam_count *c = &counts[p];
@@ -406,6 +455,15 @@ static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, 
             c->best_count = count;
         }
     }
+    if (!counts)
+        return;
+    // The node that holds the token alone, if it came before.
+    uint32_t shortest = to & SAM_NODE ? to & ~SAM_NODE : 0;
+    for (uint32_t t = sam_link(index, to) & ~SAM_NODE; t; t = nodes[t].link) {
+        counts[t].arrivals++;
+        shortest = t;
+    }
+    rank_common(index, token, shortest ? counts[shortest].arrivals : 1);
 }
 
 // SAM_OLDEST: sets what is not set; whatever is set has a link that is set.
@@ -473,7 +531,8 @@ void sam_follow(const sam_index *index, sam_state state, sam_following *followin
         if (count->best_count == count->marks)
             return;
     }
-    following->newest = place_token(index, node->place);
+    uint32_t left;
+    following->newest = *sam_place_token(index, node->place, &left);
 }
 
 sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length) {
@@ -644,6 +703,9 @@ bool sam_index_validate(const sam_index *index, const char **reason) {
                                     : index->nodes[link].length < sam_length(index, x),
                     "a leaf's link is not shorter");
     }
+    for (uint32_t i = 0; index->plain && i < index->chunk_count; i++)
+        SAM_REQUIRE(index->chunks[i].text == 0 && index->chunks[i].first == i * SAM_CHUNK,
+                    "a plain index has a place that is not its token's");
     uint64_t listed = 0;
     for (uint32_t s = 0; s < index->node_count; s++)
         if (!validate_node(index, s, &listed, reason))

@@ -154,6 +154,7 @@ typedef struct {
     uint32_t chunk_count, chunk_capacity, link_capacity; // link_capacity in chunks
     uint32_t edge_count, edge_capacity;
     sam_kind kind;
+    bool plain;                    // every place x is that of token x of text 0
     uint32_t appended;             // tokens
     uint32_t common_count;         // entries of `common`
     sam_common common[SAM_COMMON]; // SAM_COUNTED: the most frequent tokens, the newest first on a tie
@@ -171,6 +172,10 @@ typedef struct {
 
 // Makes an index that holds the root. On failure false is returned and there is nothing to free.
 bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_text *const *texts);
+
+// Makes room in a new index for what a text of so many tokens ordinarily takes, as far as there is memory
+// without make_room: appending it is quicker then. Less than a chunk is not worth it.
+void sam_index_reserve(sam_index *index, uint32_t tokens);
 
 // Frees everything the index owns; a zeroed index is allowed.
 void sam_index_free(sam_index *index);
@@ -205,6 +210,11 @@ typedef struct {
 } sam_following;
 
 static inline const int32_t *sam_place_token(const sam_index *index, uint32_t place, uint32_t *left) {
+    if (index->plain) { // one access to memory less
+        const sam_text *text = index->texts[0];
+        *left = text->size - place;
+        return &text->tokens[place];
+    }
     const sam_chunk *chunk = &index->chunks[place / SAM_CHUNK];
     const sam_text *text = index->texts[chunk->text];
     uint32_t position = chunk->first + place % SAM_CHUNK;

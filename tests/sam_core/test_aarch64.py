@@ -5,7 +5,7 @@ import pytest
 from c_programs import CORE, PROGRAMS, TARGETS, build, need_program, run, seeds
 from sam_core.corpus import build_corpus
 
-FLAGS = ["-O3", "-ffp-contract=off"]  # as in setup.py
+FLAGS = ["-O3", "-ffp-contract=off", "-fvisibility=hidden"]  # as in setup.py
 
 
 @pytest.fixture(scope="module")

@@ -124,6 +124,8 @@ static void test_every_allocation_fails_in_turn(void) {
 static void test_every_memory_limit(void) {
     for (size_t more = 0; more < 50000; more += 257)
         history(pool_least_bytes() + more, RULE_NEWEST, ALL);
+    for (size_t more = 0; more < 50000; more += 257) // often a group fits without its history alone
+        history(pool_least_bytes() + more, RULE_NEWEST, 1 << RULE_GROUP | 1 << RULE_HISTORY);
     for (size_t more = 0; more < 50000; more += 1511) {
         history(pool_least_bytes() + more, RULE_COUNT, ALL);
         history(pool_least_bytes() + more, RULE_OLDEST, 1 << RULE_GROUP);
@@ -276,6 +278,7 @@ static void test_validation_notices_damage(void) {
     NOTICES(index.counts[deep].marks, 60);
     NOTICES(index.counts[deep].best_count, 60);
     NOTICES(index.counts[deep].arrivals, 0);
+    NOTICES(index.chunks[1].first, 0);
     NOTICES(index.links[63], index.node_count);
     NOTICES(index.edge_count, index.edge_count - 1);
     NOTICES(index.edge_count, index.edge_count + 1);

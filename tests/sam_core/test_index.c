@@ -438,6 +438,8 @@ static void test_clearing_keeps_enough_room(uint32_t turns) {
         CHECK(w.index.node_count <= nodes && w.index.edge_count <= edges &&
               w.index.chunk_count <= chunks + 1);
         check_sound(&w);
+        if (w.index.counts)
+            check_common(&w);
         for (uint32_t t = 0; t < TEXTS; t++)
             if (t != left_out)
                 check_text(&w, t);
