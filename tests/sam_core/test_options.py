@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import inspect
+from types import SimpleNamespace
 
 import pytest
 from sam_core.corpus import build_corpus
-from sam_core.options import RULES, SOURCES, Options
+from sam_core.options import RULES, SOURCES, Options, sampling_mode
 
 from sam_core import Pool
 
@@ -14,7 +15,9 @@ def test_defaults_and_the_articles_setting():
     assert (options.rule, options.sources) == ("blend", ("request", "group", "history"))
     assert (options.min_prob, options.corpus) == (0.1, None)
     article = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 8, "min_prob": 0}
-    assert Options.from_engine(3, article) == Options("oldest", ("request",), "batch", 8, 1 << 30, 0, None)
+    assert Options.from_engine(3, article) == Options(
+        rule="oldest", sources=("request",), switch="batch", threshold=8, min_prob=0
+    )
 
 
 def test_a_pool_takes_every_rule_and_source():
@@ -43,6 +46,12 @@ def test_bad_corpus_is_one_sentence_that_names_it(tmp_path):
         assert str(path) in str(error.value) and sentence in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_mode_of_verification_that_the_patches_lack():
+    with pytest.raises(ValueError, match="^verify 'seeded' is not available; this version has rejection$"):
+        Options.from_engine(3, {"verify": "seeded"})
+    assert Options.from_engine(3, {"verify": "seeded"}, verify=("rejection", "seeded")).verify == "seeded"
+
+
 @pytest.mark.parametrize(
     ("k", "sam", "sentence"),
     [
@@ -63,6 +72,7 @@ def test_bad_corpus_is_one_sentence_that_names_it(tmp_path):
         (3, {"threshold": 0}, "threshold must be an integer of at least 1, got 0"),
         (3, {"threshold": 2.5}, "threshold must be an integer of at least 1, got 2.5"),
         (3, {"memory_bytes": 1000}, "memory_bytes must be an integer of at least 1048576"),
+        (3, {"verify": "block"}, "verify 'block' is not available; this version has rejection, seeded"),
         (3, {"min_prob": 1}, "min_prob must be a number of at least 0 and below 1, got 1"),
         (3, {"min_prob": -0.1}, "min_prob must be a number of at least 0 and below 1, got -0.1"),
         (3, {"min_prob": float("nan")}, "min_prob must be a number of at least 0 and below 1, got nan"),
@@ -77,3 +87,27 @@ def test_bad_value_is_one_sentence(k, sam, sentence):
         Options.from_engine(k, sam)
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "additional", "mode"),
+    [
+        (None, None, "rejection"),
+        (None, {"sam_verify": "seeded"}, "seeded"),
+        (SimpleNamespace(method="ngram"), {"sam_verify": "seeded"}, "seeded"),
+        (SimpleNamespace(method="sam", sam=None), {}, "rejection"),
+        (SimpleNamespace(method="sam", sam={"verify": "seeded"}), {}, "seeded"),
+        (SimpleNamespace(method="sam", sam={"rule": "newest"}), {"sam_verify": "seeded"}, "rejection"),
+    ],
+)
+def test_sampling_mode_of_an_engine(speculative, additional, mode):
+    config = SimpleNamespace(speculative_config=speculative, additional_config=additional)
+    assert sampling_mode(config) == mode
+
+
+def test_bad_sampling_mode_is_one_sentence():
+    config = SimpleNamespace(speculative_config=None, additional_config={"sam_verify": "seeds"})
+    with pytest.raises(
+        ValueError, match="^additional_config.sam_verify 'seeds' is not available; this version has rej"
+    ):
+        sampling_mode(config)

@@ -161,6 +161,26 @@ def test_streamed_prompt_that_grows_over_a_sampled_token_is_indexed_anew():
     assert batch.propose(proposer)["a"] == [5, 1, 2]  # newest, and no trace of the 9
 
 
+def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
+    reasons = {"a": "penalties", "b": None, "c": "min_p", "d": "min_p"}
+    proposer = SamProposer(3, {"rule": "newest", "min_prob": 0}, max_model_len=MAX_LEN, why_not=reasons.get)
+    batch = Batch()
+    for req_id in reasons:
+        batch.add(req_id, [1, 2, 3, 4, 1, 2], 2)
+    assert batch.propose(proposer) == {"a": [], "b": [3, 4, 1], "c": [], "d": []}
+    stats = proposer.stats()
+    assert (stats["excluded_penalties"], stats["excluded_min_p"], stats["excluded_min_tokens"]) == (1, 2, 0)
+    batch.remove("b")
+    proposer.finish(["b"])
+    batch.add("e", [1, 2], 2)
+    reasons["e"] = None
+    assert batch.propose(proposer)["e"] == [3, 4, 1]  # what an excluded sibling wrote
+    for req_id in "acde":
+        batch.remove(req_id)
+    proposer.finish("acde")
+    assert proposer.stats()["requests"] == 0 and not proposer._excluded
+
+
 def test_rank_that_does_not_draft_keeps_no_index():
     proposer, batch = SamProposer(3, None, max_model_len=MAX_LEN, drafting=False), Batch()
     batch.add("a", [1, 2, 1, 2], 4)

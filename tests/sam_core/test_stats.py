@@ -114,3 +114,41 @@ def test_a_log_that_cannot_be_written_is_given_up_with_a_warning(monkeypatch, tm
     record(log, 1, 1)
     assert log.take(None)["tokens"] == 1
     assert len(caplog.messages) == 1 and "is not written any more: Not a directory" in caplog.messages[0]
+
+
+def test_engine_index_as_vllm_0_11_passes_it(clock):
+    log = stats.StepLog()
+    scheduler = SimpleNamespace(num_running_reqs=1, num_waiting_reqs=0, spec_decoding_stats=None)
+    for engine, seconds in [(0, 1), (1, 1), (0, 1), (1, 1)]:
+        clock[0] += seconds
+        log.record(scheduler, None, engine)
+    assert log.take(None)["busy_s"] == 4  # two engines, each 2 s after its own last step
+
+
+def taken(drafted=40, steps_on=5, **other):
+    drafter = {"sam_steps": 10, "sam_steps_on": steps_on, "sam_proposed": 44, "sam_bytes_used": 100}
+    return dict.fromkeys(stats.SUMS, 0) | {"drafted": drafted, "busy_s": 2} | drafter | other
+
+
+def test_rollouts_of_a_step_are_summed_by_replica():
+    meta_info = {"timing": {}, "temperature": 1.0}
+    for replica, rollout in [(0, 6), (1, 6), (0, 7), (1, 7)]:
+        meta_info |= stats.rollout_meta(
+            replica, rollout, taken(busy_s=replica + 1, sam_bytes_used=10 * rollout + replica)
+        )
+    metrics = stats.rollout_metrics(meta_info)
+    assert metrics["rollout/spec/drafted"] == 160
+    assert metrics["rollout/spec/busy_s"] == 4
+    assert metrics["rollout/spec/index_bytes"] == 71
+    assert metrics["rollout/spec/switch_on_share"] == 0.5
+    assert stats.rollout_metrics({"timing": {}}) == {}
+
+
+def test_a_step_that_asked_for_drafts_and_verified_none_says_so(caplog):
+    stats.step_metrics([taken(), taken(drafted=0)])
+    stats.step_metrics([dict.fromkeys(stats.SUMS, 0)])  # did not ask
+    assert not caplog.messages
+    stats.step_metrics([taken(drafted=0, steps_on=2), taken(drafted=0, steps_on=1)])
+    assert caplog.records[0].levelname == "WARNING"
+    assert "no draft was verified" in caplog.messages[0]
+    assert "88 tokens were proposed, and drafting was on in 3 of 20 engine steps" in caplog.messages[0]

@@ -15,6 +15,7 @@ INTERFACE = "0.1"
 RULES = ("oldest", "newest", "count", "suffix", "blend")
 SOURCES = ("request", "group", "history")
 SWITCHES = ("batch",)
+VERIFY = ("rejection", "seeded")
 DEFAULT_K = 3
 """Tokens a draft (article, section 1.3)."""
 MAX_K = 15
@@ -31,6 +32,8 @@ class Options:
     switch: `batch` drafts while at most `threshold` requests run in a step.
     threshold: running requests, at least 1.
     memory_bytes: budget of all indexes of one engine.
+    verify: `rejection` (the engine's own way) or `seeded`: noise of a token depends only on the request's seed and the
+        token's position, so that the text is the same with and without drafts. Both sample the model's distribution.
     min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1.
     corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
     """
@@ -40,12 +43,22 @@ class Options:
     switch: str = "batch"
     threshold: int = 8
     memory_bytes: int = 1 << 30
+    verify: str = "rejection"
     min_prob: float = 0.1
     corpus: str | None = None
 
     @classmethod
-    def from_engine(cls, k: Any, sam: Mapping[str, Any] | None, interface: str = INTERFACE) -> Options:
-        """Validate the engine's `num_speculative_tokens` and `sam` dict; raise ValueError with one sentence."""
+    def from_engine(
+        cls,
+        k: Any,
+        sam: Mapping[str, Any] | None,
+        interface: str = INTERFACE,
+        verify: Sequence[str] = VERIFY[:1],
+    ) -> Options:
+        """Validate the engine's `num_speculative_tokens` and `sam` dict; raise ValueError with one sentence.
+
+        `interface` and `verify`: what the engine's patches are written for, and the modes that they have.
+        """
         if interface != INTERFACE:
             raise ValueError(
                 f"the engine's patches are written for sam_core {interface} but {INTERFACE} is installed: "
@@ -64,11 +77,14 @@ class Options:
         values = dict(sam)
         if isinstance(values.get("sources"), Sequence) and not isinstance(values["sources"], str):
             values["sources"] = tuple(values["sources"])
-        return cls(**values)
+        options = cls(**values)
+        _one_of("verify", options.verify, tuple(verify))
+        return options
 
     def __post_init__(self) -> None:
         _one_of("rule", self.rule, RULES)
         _one_of("switch", self.switch, SWITCHES)
+        _one_of("verify", self.verify, VERIFY)
         if not isinstance(self.sources, tuple) or not self.sources or len(set(self.sources)) != len(self.sources):
             raise ValueError(
                 f"sources must be a list of different names out of {', '.join(SOURCES)}, got {self.sources!r}"
@@ -90,6 +106,19 @@ class Options:
             raise ValueError(f"min_prob must be a number of at least 0 and below 1, got {self.min_prob!r}")
         if self.corpus is not None:
             _check_corpus(self.corpus)
+
+
+def sampling_mode(vllm_config: Any) -> str:
+    """How an engine of this vLLM configuration draws its tokens: `rejection` (its own way) or `seeded`.
+
+    The option `verify` of method sam; in a run without it, to compare with, `sam_verify` of the additional_config.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method == "sam":
+        return (speculative.sam or {}).get("verify", Options.verify)
+    mode = (vllm_config.additional_config or {}).get("sam_verify", Options.verify)
+    _one_of("additional_config.sam_verify", mode, VERIFY)
+    return mode
 
 
 def _is_int(value: Any) -> bool:

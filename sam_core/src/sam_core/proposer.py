@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sam_core import Pool
-from sam_core.options import Options
+from sam_core.exclusion import REASONS
+from sam_core.options import VERIFY, Options
 from sam_core.switch import BatchSwitch
 
 Int32 = npt.NDArray[np.int32]
@@ -29,6 +31,7 @@ class SamProposer:
         sam: the engine's `speculative_config["sam"]`, or None for the defaults; ValueError names a bad option.
         max_model_len: no draft reaches beyond it.
         drafting: False on ranks whose drafts the engine does not use; they keep no index.
+        why_not: gives the reason, one of exclusion.REASONS, for which a request (its id) is never drafted, or None.
         logger: the engine's, which says each time the switch turns.
     """
 
@@ -39,12 +42,14 @@ class SamProposer:
         *,
         max_model_len: int,
         drafting: bool = True,
+        why_not: Callable[[str], str | None] = lambda req_id: None,
         logger: logging.Logger = logging.getLogger("sam_core"),
     ) -> None:
-        options = Options.from_engine(k, sam)
+        options = Options.from_engine(k, sam, verify=VERIFY)
         self.k = k
         self.max_model_len = max_model_len
         self.drafting = drafting
+        self.why_not = why_not
         self.switch = BatchSwitch(options.threshold, logger)
         self.pool = Pool(
             memory_bytes=options.memory_bytes,
@@ -56,6 +61,8 @@ class SamProposer:
         self._slots: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._fed: dict[str, int] = {}
+        self._excluded: set[str] = set()
+        self._reasons: Counter[str] = Counter()
         self._seconds = 0.0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -99,12 +106,15 @@ class SamProposer:
             if req_id not in self._slots:
                 self._slots[req_id] = self.pool.open(np.ascontiguousarray(row[:prompt], np.int32))
                 self._prompts[req_id] = self._fed[req_id] = prompt
+                if reason := self.why_not(req_id):
+                    self._excluded.add(req_id)
+                    self._reasons[reason] += 1
             fed = self._fed[req_id]
             slots[i] = self._slots[req_id]
             counts[i] = length - fed
             new.append(row[fed:length])
             self._fed[req_id] = length
-            if on and may_draft[i]:
+            if on and may_draft[i] and req_id not in self._excluded:
                 k[i] = max(0, min(self.k, self.max_model_len - length - 1))
         tokens = np.concatenate(new).astype(np.int32, copy=False) if new else np.empty(0, np.int32)
         out = np.empty((batch, self.k), np.int32)
@@ -121,10 +131,12 @@ class SamProposer:
             if slot is not None:
                 self.pool.close(slot, keep=keep)
                 del self._prompts[req_id], self._fed[req_id]
+                self._excluded.discard(req_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: flat, numbers only, so that two snapshots can be subtracted.
 
+        excluded_<reason>: requests that are not drafted (see exclusion.py).
         accepted_<source>: drafted tokens that the tokens fed next confirmed, whether the engine verified them or not.
         """
         pool = self.pool.stats()
@@ -135,6 +147,7 @@ class SamProposer:
             "proposed": pool["drafted_tokens"],
             "draft_s": self._seconds,
             "requests": len(self._slots),
+            **{f"excluded_{reason}": self._reasons[reason] for reason in REASONS},
             **{f"proposed_{source}": counts["drafted_tokens"] for source, counts in pool["by_source"].items()},
             **{f"accepted_{source}": counts["accepted_tokens"] for source, counts in pool["by_source"].items()},
             **{name: pool[name] for name in ("bytes_used", "exhausted", "evicted_groups", "evicted_history")},

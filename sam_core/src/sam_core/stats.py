@@ -19,6 +19,10 @@ ENV_LOG = "SAM_STEP_LOG"
 
 ROWS_KEPT = 65_536
 """Rows held until somebody takes them; then they are written all the same."""
+META = "sam_rollout/"
+"""Start of the names under which rollouts report through a batch's meta_info: META + replica + "/" + round."""
+LEVELS = ("requests", "bytes_used")
+"""Counters of a drafter that say what is, not what was done."""
 SUMS = ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
 
 
@@ -33,6 +37,7 @@ class StepLog:
     """
 
     def __init__(self, replica: int = 0) -> None:
+        self.replica = replica
         self.threshold = int(os.environ.get(ENV_THRESHOLD, "8"))
         folder = os.environ.get(ENV_LOG)
         self.path = os.path.join(folder, f"engine-{replica}.jsonl") if folder else None
@@ -45,10 +50,13 @@ class StepLog:
         return self
 
     def record(
-        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int | None = None
     ) -> None:
+        """Called by vLLM; 0.11 has no `mm_cache_stats` and passes the engine's index in its place."""
         if scheduler_stats is None:
             return
+        if engine_idx is None:
+            engine_idx = mm_cache_stats if isinstance(mm_cache_stats, int) else 0
         now = time.monotonic()
         last = self._last.get(engine_idx)
         seconds = now - last if last is not None else 0.0
@@ -88,8 +96,7 @@ class StepLog:
         self._sums = dict.fromkeys(SUMS, 0)
         if drafter is not None:
             before, self._drafter = self._drafter, dict(drafter)
-            levels = ("requests", "bytes_used")
-            taken = taken | {f"sam_{n}": v if n in levels else v - before.get(n, 0) for n, v in drafter.items()}
+            taken = taken | {f"sam_{n}": v if n in LEVELS else v - before.get(n, 0) for n, v in drafter.items()}
         if write:
             self._write()
         self._rows = []
@@ -111,7 +118,8 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of one training step for the trainer's log, from what StepLog.take returned on each replica.
 
     Counts are sums over replicas; seconds and index sizes are those of the replica with most of them. Without
-    speculation `drafted`, `accepted` are 0 and the drafter's own metrics are absent.
+    speculation `drafted`, `accepted` are 0 and the drafter's own metrics are absent. A step that had a drafter and
+    verified no draft is warned of.
     """
     rows = list(replicas)
 
@@ -134,7 +142,40 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
         by_source = ("sam_proposed_", "sam_accepted_")
         for name in sorted({name for row in rows for name in row if name.startswith(by_source)}):
             out[name.removeprefix("sam_")] = total(name)
+        for name in sorted({name for row in rows for name in row if name.startswith("sam_excluded_")}):
+            out[name.removeprefix("sam_")] = total(name)
         out["index_bytes"] = largest("sam_bytes_used")
         for name in ("exhausted", "evicted_groups", "evicted_history"):
             out[name] = total(f"sam_{name}")
+        if not out["drafted"]:
+            logger.warning(
+                "speculation was asked for, but no draft was verified in this training step: %d tokens were proposed, and "
+                "drafting was on in %d of %d engine steps; lower the running requests or raise speculative_config.sam."
+                "threshold if it was never on, else see why the engine excludes these requests",
+                out["proposed"],
+                total("sam_steps_on"),
+                total("sam_steps"),
+            )
     return {f"rollout/spec/{name}": value for name, value in out.items()}
+
+
+def rollout_meta(replica: int, rollout: int, taken: Mapping[str, float]) -> dict[str, Mapping[str, float]]:
+    """What StepLog.take returned after a replica's rollout number `rollout`, as an entry for its batch's meta_info.
+
+    No other entry has its name, so that batches of several replicas and rollouts merge as they are.
+    """
+    return {f"{META}{replica}/{rollout}": taken}
+
+
+def rollout_metrics(meta_info: Mapping[str, Any]) -> dict[str, float]:
+    """step_metrics of the rollouts that a training batch was made of; empty where none reported.
+
+    A replica's counts and seconds are summed over its rollouts; its index sizes are those after the last.
+    """
+    replicas: dict[str, dict[str, float]] = {}
+    for key, taken in meta_info.items():
+        if key.startswith(META):
+            sums = replicas.setdefault(key.split("/")[1], {})
+            for name, value in taken.items():
+                sums[name] = value if name.removeprefix("sam_") in LEVELS else sums.get(name, 0) + value
+    return step_metrics(replicas.values()) if replicas else {}

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a runner hands over: rows of logits, and keys and positions of requests."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sam_core.verify import RequestNoise, first_rows, request_key, row_tokens, seeded_sample
+
+
+def test_rows_of_logits():
+    output = torch.tensor([[5, 6, 7, -1], [8, -1, -1, -1], [9, 10, -1, -1]], dtype=torch.int32)
+    drafts = [3, 0, 1]  # the first request's second draft was refused in column 2
+    assert first_rows(drafts) == [0, 4, 5]
+    assert row_tokens(output, drafts).tolist() == [5, 6, 7, 0, 8, 9, 10]
+
+
+def request(seed, length):
+    return SimpleNamespace(sampling_params=SimpleNamespace(seed=seed), output_token_ids=[0] * length)
+
+
+def test_noise_of_a_step():
+    requests = {"a": request(11, 4), "b": request(None, 0), "c": request(-3, 7), "d": request(None, 0)}
+    make = RequestNoise(0, torch.device("cpu"))
+    noise = make(["c", "a", "b"], requests, [2, 0, 1])
+    assert noise.keys[:2].tolist() == [request_key(-3), request_key(11)]
+    assert (noise.first.tolist(), noise.last.tolist()) == ([7, 4, 0], [9, 4, 1])
+    assert make(["a", "b"], requests, None).last.tolist() == [4, 0]
+    keys = [make(["b"], requests, None).keys, make(["d"], requests, None).keys]
+    assert keys[0] != keys[1], "two requests without a seed share their noise"
+    assert RequestNoise(0, torch.device("cpu"))(["b"], requests, None).keys == keys[0], "ranks differ"
+    assert RequestNoise(1, torch.device("cpu"))(["b"], requests, None).keys != keys[0], "runs repeat each other"
+    probs = torch.rand(3, 300).softmax(1)
+    assert torch.equal(noise.sample(probs), seeded_sample(probs, noise.keys, noise.last))
+
+
+def test_a_seed_of_too_many_bits_is_one_sentence():
+    with pytest.raises(ValueError, match=f"^seed {2**64} has more than 64 bits"):
+        RequestNoise(0, torch.device("cpu")).key("a", 2**64)

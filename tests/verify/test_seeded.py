@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mode seeded: noise by (key, position, token) alone, and the same text whatever is drafted."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from batches import batches
+from hypothesis import given, settings
+from scipy import stats
+
+from sam_core import verify
+
+MASK = (1 << 64) - 1
+
+
+def split_mix(state):
+    """SplitMix64 as published: the next state and the next output."""
+    state = state + 0x9E3779B97F4A7C15 & MASK
+    z = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+    return state, z ^ z >> 31
+
+
+def stream(key, position, length):
+    """The words of a row, in plain integers."""
+    z = key + position * 0xD1342543DE82EF95 & MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    state = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+    words = []
+    for _ in range(length):
+        state, output = split_mix(state)
+        words.append(output >> 33)
+    return words
+
+
+def keys_of(seeds):
+    return torch.tensor([verify.request_key(seed) for seed in seeds])
+
+
+def test_words_are_those_of_split_mix():
+    state, outputs = 1234567, []
+    for _ in range(3):
+        state, output = split_mix(state)
+        outputs.append(output)
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # published
+    keys = [0, 1, -1, 2**63 - 1, -(2**63), 12345678901234567]
+    positions = [0, 1, 2, 4096, 2**31 - 1, 77]
+    words = verify._words(torch.tensor(keys), torch.tensor(positions, dtype=torch.int32), 300)
+    assert words.tolist() == [stream(key, position, 300) for key, position in zip(keys, positions)]
+
+
+def test_every_bit_of_a_seed_counts():
+    seeds = [0, *(1 << bit for bit in range(64)), -1, -2, 2**64 - 2, -(2**63)]
+    keys = [verify.request_key(seed) for seed in seeds]
+    assert all(-(2**63) <= key < 2**63 for key in keys)
+    assert verify.request_key(-2) == verify.request_key(2**64 - 2)
+    assert verify.request_key(-(2**63)) == verify.request_key(2**63)
+    assert len(set(keys)) == len(keys) - 2
+    assert keys[0] == split_mix(0)[1] - (1 << 64)
+    words = verify._words(torch.tensor(keys), torch.zeros(len(keys), dtype=torch.int32), 4)
+    assert len({tuple(row) for row in words.tolist()}) == len(keys) - 2
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_a_seed_that_is_too_long(seed):
+    with pytest.raises(ValueError, match=f"seed {seed} has more than 64 bits: give a seed"):
+        verify.request_key(seed)
+
+
+def test_exponentials():
+    """Finite, below 0, fine where they are small; the largest word is the largest draw."""
+    words = torch.tensor([0, 1, 1000, 2**24, 2**30, 2**31 - 64, 2**31 - 1])
+    noise = -verify._negated_exponentials(words)
+    assert noise.dtype == torch.float32
+    wanted = [-math.log1p(-(word + 0.5) / 2**31) for word in words.tolist()]
+    assert noise[:-2].tolist() == pytest.approx(wanted[:-2], rel=5e-7)
+    assert noise[-2:].tolist() == [pytest.approx(24 * math.log(2), rel=1e-3)] * 2
+
+
+# ---- independence ---------------------------------------------------------------------------------------------------
+
+
+def independent(a, b, bits=4):
+    """p-value of: the top bits, and the bottom ones, of two series of words form all pairs equally often."""
+    values = []
+    for shift in (31 - bits, 0):
+        pairs = ((a >> shift) % (1 << bits) << bits) + (b >> shift) % (1 << bits)
+        counts = torch.bincount(pairs.flatten(), minlength=1 << 2 * bits)
+        values.append(stats.chisquare(counts.numpy()).pvalue)
+    return min(values)
+
+
+def test_words_are_uniform_and_independent():
+    """Of neighbouring seeds, positions and tokens, also at once, and of tokens that lie a block apart."""
+    seeds, positions, length = 24, 40, 1024
+    grid = list(itertools.product(range(seeds), range(positions)))
+    words = verify._words(
+        keys_of([seed - 4 for seed, _ in grid]), torch.tensor([position for _, position in grid]), length
+    ).view(seeds, positions, length)
+    ones = torch.stack([(words >> bit) % 2 for bit in range(31)]).sum((1, 2, 3))
+    assert words.numel() > 900_000
+    assert ((ones - words.numel() / 2).abs() < 4.5 * math.sqrt(words.numel() / 4)).all()
+    assert stats.chisquare(torch.bincount(words.flatten() >> 21, minlength=1024).numpy()).pvalue > 1e-4
+    pairs = {
+        "seeds": (words[1:], words[:-1]),
+        "seeds, 2 apart": (words[2:], words[:-2]),
+        "positions": (words[:, 1:], words[:, :-1]),
+        "tokens": (words[:, :, 1:], words[:, :, :-1]),
+        "tokens, a block apart": (words[:, :, verify.BLOCK :], words[:, :, : -verify.BLOCK]),
+        "seed up, position down": (words[1:, :-1], words[:-1, 1:]),
+        "position up, token down": (words[:, 1:, :-1], words[:, :-1, 1:]),
+    }
+    found = {name: independent(*pair) for name, pair in pairs.items()}
+    assert min(found.values()) > 1e-4, found
+    rows = words.view(-1, length).double()
+    by_row = torch.corrcoef(rows[:400]) - torch.eye(400)
+    assert by_row.abs().max() < 6 / math.sqrt(length)
+
+
+@pytest.mark.parametrize("stride", [1, verify.GAMMA, verify.STRIDE, 1 << 32])
+def test_seeds_in_any_progression(stride):
+    """A run may number its requests in any way."""
+    seeds = [(i * stride) & MASK for i in range(1024)]
+    words = verify._words(keys_of(seeds), torch.full((1024,), 5), 256)
+    again = verify._words(keys_of(seeds), torch.full((1024,), 6), 256)
+    assert independent(words[1:], words[:-1]) > 1e-4
+    assert independent(again[:-1], words[1:]) > 1e-4
+    assert independent(again[1:], words[:-1]) > 1e-4
+    assert len(torch.unique(words)) > 0.9998 * words.numel()
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocabulary", [7, 128, 1000, 1024])
+def test_a_sample_depends_on_its_own_row_alone(vocabulary):
+    """In any batch, in any order, and the same as in a batch of one."""
+    torch.manual_seed(0)
+    probs = (2 * torch.randn(64, vocabulary)).softmax(1)
+    keys, positions = keys_of(range(64)), torch.randint(0, 4096, (64,), dtype=torch.int32)
+    whole = verify.seeded_sample(probs, keys, positions)
+    order = torch.randperm(64)
+    assert torch.equal(verify.seeded_sample(probs[order], keys[order], positions[order]), whole[order])
+    alone = [verify.seeded_sample(probs[i : i + 1], keys[i : i + 1], positions[i : i + 1]) for i in range(64)]
+    assert torch.equal(torch.cat(alone), whole)
+    assert whole.dtype == torch.int64
+    assert len(set(whole.tolist())) > 3
+
+
+def test_only_tokens_with_a_probability_win():
+    torch.manual_seed(0)
+    only = torch.randint(0, 1000, (5000,))
+    keys, positions = keys_of(range(5000)), torch.arange(5000)
+    certain = torch.zeros(5000, 1000).scatter_(1, only[:, None], 1)
+    assert torch.equal(verify.seeded_sample(certain, keys, positions), only)
+    one_of_two = torch.zeros(5000, 1000).scatter_(1, torch.stack([only, (only + 500) % 1000], 1), 0.5)
+    sampled = verify.seeded_sample(one_of_two, keys, positions)
+    assert (one_of_two.gather(1, sampled[:, None]) > 0).all()
+    assert 2300 < (sampled == only).sum() < 2700
+
+
+class Toy:
+    """A language model: the next token's distribution depends on the last two tokens."""
+
+    def __init__(self, vocabulary, seed):
+        generator = torch.Generator().manual_seed(seed)
+        logits = 3 * torch.randn(vocabulary * vocabulary, vocabulary, generator=generator)
+        logits[logits < 0] = -torch.inf
+        self.vocabulary, self.table = vocabulary, logits.softmax(1)
+
+    def __call__(self, text):
+        return self.table[text[-2] * self.vocabulary + text[-1]]
+
+
+@pytest.mark.parametrize("vocabulary", [20, 300])
+def test_text_is_the_same_whatever_is_drafted(vocabulary):
+    """Drafts of any quality and length, in changing batches, some requests greedy: token for token the plain text."""
+    model, length, chance = Toy(vocabulary, 3), 40, random.Random(5)
+    requests = 12
+    keys, is_greedy = keys_of(range(100, 100 + requests)), torch.arange(requests) % 5 == 4
+
+    def sample(text, request):
+        probs = model(text)[None]
+        if is_greedy[request]:
+            return probs.argmax(1).item()
+        position = torch.tensor([len(text) - 2], dtype=torch.int32)
+        return verify.seeded_sample(probs, keys[request : request + 1], position).item()
+
+    plain = []
+    for request in range(requests):
+        text = [request % vocabulary, 1]
+        while len(text) < length + 8:
+            text.append(sample(text, request))
+        plain.append(text)
+    assert len({tuple(text[2:]) for text in plain}) == requests
+
+    texts = [text[:2] for text in plain]
+    drafted = accepted = 0
+    while running := [i for i in range(requests) if len(texts[i]) < length]:
+        batch = chance.sample(running, chance.randint(1, len(running)))
+        drafts = []
+        for i in batch:
+            right = plain[i][len(texts[i]) :][: chance.randint(0, 5)]
+            drafts.append([chance.randrange(vocabulary) if chance.random() < 0.2 else token for token in right])
+        k = max(map(len, drafts))
+        rows = [model(texts[i] + draft[:j]) for i, draft in zip(batch, drafts) for j in range(len(draft))]
+        bonus = [[sample(texts[i] + draft, i)] for i, draft in zip(batch, drafts)]
+        output = verify.seeded_verify(
+            torch.stack(rows) if rows else torch.empty(0, vocabulary),
+            torch.tensor(sum(drafts, []), dtype=torch.int32),
+            torch.tensor([*itertools.accumulate(map(len, drafts))], dtype=torch.int32),
+            torch.tensor(bonus, dtype=torch.int32),
+            keys[batch],
+            torch.tensor([len(texts[i]) - 2 for i in batch], dtype=torch.int32),
+            k,
+            is_greedy[batch],
+        )
+        assert output.shape == (len(batch), k + 1)
+        assert output.dtype == torch.int32
+        for i, draft, row in zip(batch, drafts, output.tolist()):
+            tokens = [token for token in row if token >= 0]
+            assert row == tokens + [-1] * (k + 1 - len(tokens))
+            texts[i] += tokens
+            drafted += len(draft)
+            accepted += len(tokens) - 1
+    assert [text[:length] for text in texts] == [text[:length] for text in plain]
+    assert accepted > 200
+    assert drafted > accepted + 20
+
+
+@settings(max_examples=120, deadline=None)
+@given(batches())
+def test_verify_against_a_loop(batch):
+    """Each row sampled by its own key and position; the first sample that is not the draft ends the request."""
+    keys, positions = keys_of(range(len(batch.counts))), 10 * torch.arange(len(batch.counts), dtype=torch.int32)
+    wanted, index = [], 0
+    for request, count in enumerate(batch.counts):
+        row = []
+        for column in range(count + 1):
+            if column == count:
+                row.append(batch.bonus[request, 0].item())
+                break
+            probs = batch.target_probs[index + column][None]
+            token = verify.seeded_sample(probs, keys[request, None], positions[request, None] + column).item()
+            row.append(probs.argmax().item() if batch.is_greedy[request] else token)
+            if row[-1] != batch.drafts[index + column]:
+                break
+        index += count
+        wanted.append(row + [-1] * (batch.k + 1 - len(row)))
+    arguments = batch.target_probs, batch.drafts, batch.ends, batch.bonus, keys, positions, batch.k
+    assert verify.seeded_verify(*arguments, batch.is_greedy).tolist() == wanted
+    if batch.is_greedy.all():
+        assert verify.seeded_verify(*arguments, True).tolist() == wanted
+    if not batch.is_greedy.any():
+        assert verify.seeded_verify(*arguments, False).tolist() == wanted
+
+
+def test_device_check(monkeypatch):
+    verify.check_device("cpu")
+    words, calls = verify._words, []
+
+    def once_wrong(*arguments):
+        calls.append(arguments)
+        return words(*arguments) ^ (len(calls) == 1)
+
+    monkeypatch.setattr(verify, "_words", once_wrong)
+    with pytest.raises(RuntimeError, match="64-bit integers on cpu do not wrap .* use verify: rejection"):
+        verify.check_device("cpu")

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same tokens as vllm-ascend's own loops, read from its source distribution and run without an engine."""
+
+import __future__
+
+import ast
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from batches import batches
+from hypothesis import given, settings
+
+from sam_core import verify
+
+SDIST = "vllm_ascend-0.11.0.tar.gz"
+FILE = "vllm_ascend-0.11.0/vllm_ascend/sample/rejection_sampler.py"
+
+
+@pytest.fixture(scope="module")
+def upstream():
+    """The functions of upstream's file by name."""
+    folders = [os.environ.get("PATCHSET_SDISTS"), Path(__file__).parents[2] / ".cache" / "sdists"]
+    sdist = next((Path(folder, SDIST) for folder in folders if folder and Path(folder, SDIST).is_file()), None)
+    if sdist is None:
+        pytest.skip(f"{SDIST}, which holds upstream's loops, is in neither $PATCHSET_SDISTS nor .cache/sdists")
+    with tarfile.open(sdist) as archive:
+        tree = ast.parse(archive.extractfile(FILE).read())
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    functions = {"torch": torch}
+    exec(compile(tree, FILE, "exec", flags=__future__.annotations.compiler_flag), functions)
+    return functions
+
+
+@settings(max_examples=120, deadline=None)
+@given(batch=batches())
+def test_tokens_are_upstreams(upstream, batch):
+    if sum(batch.counts) == 0:  # an engine then does not verify
+        return
+    ends, drafts, draft_probs, probs = batch.ends, batch.drafts, batch.draft_probs, batch.target_probs
+    ngram, best = draft_probs is None, probs.argmax(1)
+    size, bonus = (len(batch.counts), batch.k + 1), batch.bonus.int()  # upstream refuses int64 here
+    theirs, wanted = torch.empty_like(drafts), torch.full(size, -1, dtype=torch.int32)
+    upstream["sample_recovered_tokens_pytorch"](
+        theirs, ends, drafts, draft_probs, probs, batch.q, batch.vocabulary, IS_NGRAM=ngram
+    )
+    greedy = batch.counts, batch.k, batch.is_greedy
+    upstream["rejection_greedy_sample_pytorch"](wanted, ends, drafts, best, bonus, *greedy)
+    random = theirs, batch.uniform, batch.is_greedy
+    upstream["rejection_random_sample_pytorch"](
+        wanted, ends, drafts, draft_probs, probs, bonus, *random, batch.k, batch.vocabulary, IS_NGRAM=ngram
+    )
+
+    ours, found = torch.empty_like(drafts), torch.full(size, -1, dtype=torch.int32)
+    verify.recover(ours, ends, drafts, draft_probs, probs, batch.q)
+    verify.verify_greedy(found, ends, drafts, best, bonus, batch.is_greedy)
+    verify.verify_random(found, ends, drafts, draft_probs, probs, bonus, ours, batch.uniform, batch.is_greedy)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(found, wanted)
+    draws = verify.Draws(batch.uniform, batch.q, None)
+    step = verify.rejection_sample(drafts, batch.k, ends, draft_probs, probs, bonus, batch.is_greedy, draws)
+    assert torch.equal(step, wanted)
+
+    values = torch.arange(len(batch.counts)) % 3 - 1
+    for dtype in (torch.float32, torch.int32):
+        theirs, ours = torch.zeros(2, len(drafts), dtype=dtype)
+        upstream["expand_pytorch"](theirs, values.to(dtype), ends, -1, 1, MAX_NUM_TOKENS=32)
+        verify.expand(ours, values.to(dtype), ends, -1, 1)
+        assert torch.equal(ours, theirs)
