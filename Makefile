@@ -3,24 +3,34 @@ PIN ?= vllm-0.23
 TOOLS := .venvs/tools/bin
 ENV := .venvs/$(PIN)/bin
 
-# Tests that import an engine run in the pin set's environment; all others need .venvs/tools alone.
-ENGINE_TESTS := $(wildcard tests/engine tests/recipes)
+PINSETS := $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml)))
+
+# Tests that run in a pin set's environment, as its pins.toml lists them; all others need .venvs/tools alone.
+tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml | tr -d '",')
+ENGINE_TESTS := $(sort $(foreach pinset,$(PINSETS),$(call tests-of,$(pinset))))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick bench-core test-mutants lint lock clean
+.PHONY: help demo test test-quick bench-core bench-sampler test-mutants lint lock clean
 
 help: ## print this list
-	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml))))"
+	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 16
 
 demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	ci/setup-env $(PIN)
 	$(ENV)/python -m llm_rl.demo
 
-test: lint test-quick ## all tests: lint, quick tests, then those in the pin set's environment
-	ci/setup-env $(PIN)
-	$(ENV)/python -m pytest $(ENGINE_TESTS)
+ifeq ($(origin PIN),file)
+test: lint test-quick $(PINSETS:%=test-pinset-%) ## all tests; with PIN=... only those in that pin set's environment
+else
+test: test-pinset-$(PIN)
+endif
+
+test-pinset-%:
+	ci/setup-env $*
+	$(TOOLS)/python patches/patchset check $*
+	.venvs/$*/bin/python -m pytest $(call tests-of,$*)
 
 test-quick: ## the tests that need neither torch nor an engine
 	ci/setup-env tools
@@ -29,6 +39,10 @@ test-quick: ## the tests that need neither torch nor an engine
 bench-core: ## time and acceptance of sam_core beside its peers, against the targets (about a quarter of an hour)
 	ci/setup-env bench
 	.venvs/bench/bin/python sam_core/bench $(BENCH)
+
+bench-sampler: ## time, operations and synchronisations of verification beside vllm-ascend's, against the targets (minutes)
+	ci/setup-env vllm-0.11
+	.venvs/vllm-0.11/bin/python sam_core/bench/sampler.py $(BENCH)
 
 test-mutants: ## take each patch away in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)

@@ -33,7 +33,7 @@ class Module:
     pinset: "PinSet"
     name: str
     version: str
-    dists: list[str]
+    dists: dict[str, set[str]]  # distributions an installed copy may come from, each with its versions
     sdist_sha256: str
     tag: str
     commit: str
@@ -81,6 +81,9 @@ class PinSet:
         dists = table.get("dists")
         if not isinstance(dists, list) or not dists or not all(isinstance(d, str) for d in dists):
             raise Failure(f"{where} needs dists, a list of distribution names, that of its source distribution first.")
+        versions: dict[str, set[str]] = {}
+        for dist, _, version in (dist.partition("==") for dist in dists):
+            versions.setdefault(dist, set()).add(version or table["version"])
         record = None
         if "recorded" in table:
             try:
@@ -90,7 +93,7 @@ class PinSet:
             except (KeyError, ValueError, TypeError, AttributeError) as error:
                 raise Failure(f"{self.file}: the written record of {name} is damaged; export {name} again.") from error
         commit, tag = table.get("commit", ""), table.get("tag", "")
-        return Module(self, name, table["version"], dists, table["sdist_sha256"], tag, commit, record)
+        return Module(self, name, table["version"], versions, table["sdist_sha256"], tag, commit, record)
 
     def module(self, name: str) -> Module:
         """The module of this name; raises Failure when the pin set has none."""

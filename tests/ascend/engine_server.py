@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One LLMEngine in a process of its own, so that engines of different platforms live side by side.
+
+usage: engine_server.py SETTINGS   (JSON: arguments of EngineArgs)
+One JSON object a line on stdin, {"method": name, **arguments of the Server's method}; its answer is one on stdout, {"result": ...}
+or {"error": text}. The first line says which platform vLLM chose. Everything else that is printed goes to stderr.
+"""
+
+import json
+import os
+import sys
+import traceback
+
+
+def operator_calls(worker):
+    """Runs in a worker: calls of the stand-in's operators by name."""
+    import torch_npu
+
+    return dict(torch_npu.CALLS)
+
+
+def pool_stats(worker):
+    """Runs in a worker: counters of the proposer's Pool."""
+    return worker.model_runner.drafter.pool.stats()
+
+
+def classes(worker):
+    """Runs in a worker: its runner's class, sampler's and drafter's."""
+    runner = worker.model_runner
+    parts = (runner, runner.rejection_sampler, runner.drafter)
+    return [f"{type(part).__module__}.{type(part).__name__}" for part in parts]
+
+
+class Server:
+    def __init__(self, settings):
+        from sam_core.stats import StepLog
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**settings))
+        self.log = StepLog()
+        self.log.path = "kept in memory"
+        self.engine.logger_manager.per_engine_logger_dict[0].append(self.log)
+        self.requests = 0
+
+    def run(self, prompts, max_tokens, stagger, abort, sampling):
+        """Answer prompts of token ids.
+
+        Args:
+            max_tokens: tokens of each answer.
+            stagger: engine outputs between arrivals, 0: all at once.
+            abort: indexes of requests that end after 5 tokens.
+            sampling: further arguments of SamplingParams, for all requests or a list with those of each.
+
+        Returns:
+            answers: token ids of each; logprobs: of each, for every token [[token, log-probability], ...] or None; rows: the StepLog's, one an engine step; preemptions: in this run.
+        """
+        from vllm import SamplingParams
+
+        self.log._rows = []
+        preempted = self.preemptions()
+        waiting = list(enumerate(prompts))
+        names, answers, logprobs, outputs = {}, {}, {}, 0
+        sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
+        for own in sampling:
+            if "logit_bias" in own:  # JSON has no integer keys
+                own["logit_bias"] = {int(token): bias for token, bias in own["logit_bias"].items()}
+        while waiting or self.engine.has_unfinished_requests():
+            while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
+                i, prompt = waiting.pop(0)
+                name = str(self.requests)
+                self.requests += 1
+                names[name] = i
+                self.engine.add_request(
+                    name,
+                    {"prompt_token_ids": prompt},
+                    SamplingParams(
+                        **{"temperature": 0.0, "ignore_eos": True, "detokenize": False, "max_tokens": max_tokens[i]}
+                        | sampling[i]
+                    ),
+                )
+            if waiting and not self.engine.has_unfinished_requests():
+                outputs = stagger * waiting[0][0]
+                continue
+            for output in self.engine.step():
+                i = names[output.request_id]
+                answers[i] = list(output.outputs[0].token_ids)
+                logprobs[i] = output.outputs[0].logprobs
+                if i in abort and len(answers[i]) >= 5 and not output.finished:
+                    self.engine.abort_request([output.request_id])
+            outputs += 1
+        return {
+            "answers": [answers[i] for i in range(len(prompts))],
+            "logprobs": [
+                logprobs[i] and [[[token, entry.logprob] for token, entry in place.items()] for place in logprobs[i]]
+                for i in range(len(prompts))
+            ],
+            "rows": self.log._rows,
+            "preemptions": self.preemptions() - preempted,
+        }
+
+    def preemptions(self):
+        return sum(metric.value for metric in self.engine.get_metrics() if metric.name == "vllm:num_preemptions")
+
+    def counters(self):
+        """The proposer's, of each rank."""
+        return self.engine.collective_rpc("sam_stats")
+
+    def pools(self):
+        return self.engine.collective_rpc(pool_stats)
+
+    def calls(self):
+        return self.engine.collective_rpc(operator_calls)
+
+    def classes(self):
+        return self.engine.collective_rpc(classes)
+
+
+def main():
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(result):
+        channel.write(json.dumps(result) + "\n")
+
+    try:
+        from vllm.platforms import current_platform
+
+        server = Server(json.loads(sys.argv[1]))
+        answer({"result": type(current_platform).__name__})
+        for line in sys.stdin:
+            request = json.loads(line)
+            answer({"result": getattr(server, request.pop("method"))(**request)})
+    except Exception:
+        answer({"error": traceback.format_exc()})
+        raise
+    server.engine.engine_core.shutdown()
+    os._exit(0)  # the workers have ended; what Python does at its own end takes seconds
+
+
+if __name__ == "__main__":
+    main()

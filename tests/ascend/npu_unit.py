@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of vllm-ascend's and the stand-in's functions that need no engine, all in one process on platform npu.
+
+usage: npu_unit.py   (prints one JSON object, {check: null, or the text of what it raised})
+A check is a function of this module whose name begins with `check_`; each stands for one test of test_fixes or test_standin.
+"""
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch_npu
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def ngram_config(max_model_len, max_num_seqs=4, k=3):
+    return types.SimpleNamespace(
+        speculative_config=types.SimpleNamespace(prompt_lookup_min=2, prompt_lookup_max=3, num_speculative_tokens=k),
+        model_config=types.SimpleNamespace(max_model_len=max_model_len),
+        scheduler_config=types.SimpleNamespace(max_num_seqs=max_num_seqs),
+        parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
+    )
+
+
+def ngram_batch(rows, max_model_len):
+    """An input batch whose row i holds the tokens rows[i]."""
+    tokens = np.zeros((len(rows), max_model_len), np.int32)
+    for row, text in zip(tokens, rows, strict=True):
+        row[: len(text)] = text
+    return types.SimpleNamespace(
+        req_ids=[str(i) for i in range(len(rows))],
+        spec_decode_unsupported_reqs=set(),
+        num_tokens_no_spec=np.array([len(text) for text in rows], np.int32),
+        max_model_len=max_model_len,
+        token_ids_cpu=tokens,
+    )
+
+
+def check_ngram_draft_goes_to_its_own_request():
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    batch = ngram_batch([[9] * 6, [1, 2, 3, 4, 1, 2], [5, 6, 7, 8, 5, 6]], 32)
+    drafts = NgramProposer(ngram_config(32)).batch_propose(3, [1, 2], batch.num_tokens_no_spec, batch.token_ids_cpu)
+    assert drafts == [[], [3, 4, 1], [7, 8, 5]], drafts
+
+
+def check_ngram_near_max_model_len():
+    from vllm_ascend.spec_decode.ngram_proposer import NgramProposer
+
+    batch = ngram_batch([[1, 2, 3, 4] * 7 + [1, 2]], 32)
+    before = batch.token_ids_cpu.copy()
+    proposer = NgramProposer(ngram_config(32), None, types.SimpleNamespace(input_batch=batch))
+    assert proposer.generate_token_ids([[3, 4, 1, 2]]) == [[3, 4]]
+    assert (batch.token_ids_cpu == before).all()
+
+
+def graph_sizes(method):
+    """How many of 67 batch sizes get a graph for a target of 48 layers, speculating by `method` with such a draft."""
+    from vllm_ascend.utils import update_aclgraph_sizes
+
+    compilation = types.SimpleNamespace(cudagraph_capture_sizes=list(range(1, 68)))
+    compilation.init_with_cudagraph_sizes = lambda sizes: setattr(compilation, "cudagraph_capture_sizes", sizes)
+    model = types.SimpleNamespace(hf_config=types.SimpleNamespace(num_hidden_layers=48), architectures=["Qwen3"])
+    speculative = types.SimpleNamespace(method=method, draft_model_config=model, num_speculative_tokens=1)
+    parallel = types.SimpleNamespace(data_parallel_size=1, tensor_parallel_size=1, enable_expert_parallel=False)
+    update_aclgraph_sizes(
+        types.SimpleNamespace(
+            model_config=model,
+            parallel_config=parallel,
+            speculative_config=speculative if method else None,
+            compilation_config=compilation,
+        )
+    )
+    return len(compilation.cudagraph_capture_sizes)
+
+
+def check_graph_sizes_count_no_draft_layers():
+    sizes = {method: graph_sizes(method) for method in (None, "sam", "ngram", "eagle3")}
+    assert sizes == {None: 36, "sam": 36, "ngram": 36, "eagle3": 18}, sizes
+
+
+def raises(kind, text, function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"{function.__name__} raised nothing")
+
+
+def check_an_operator_that_is_missing_names_itself():
+    raises(NotImplementedError, "torch_npu.npu_mla_process", torch_npu.npu_mla_process, torch.ones(1))
+    raises(AttributeError, "no abc", lambda: torch_npu.abc)
+
+
+def check_device_npu_is_the_cpu():
+    x = torch.ones(2, 3, device="npu:0", pin_memory=True)
+    assert x.device.type == x.to("npu").device.type == x.npu().pin_memory().device.type == "cpu"
+    with torch.device("npu"):
+        assert torch.zeros(2).device.type == "cpu"
+    assert torch.device("npu:1").type == "npu"
+
+
+def check_a_generator_takes_back_its_last_draw():
+    generator = torch.Generator(device="npu")
+    generator.manual_seed(1)
+    torch.empty(5, device="npu").exponential_(generator=generator)
+    second = torch.empty(5).exponential_(generator=generator)
+    assert generator.get_offset() == 8
+    generator.set_offset(4)
+    assert torch.equal(torch.empty(5).exponential_(generator=generator), second)
+    raises(NotImplementedError, "takes back one draw", generator.set_offset, 0)
+
+
+def cache_of(keys, blocks, block_size):
+    """keys [length, heads, D] spread over a cache of 6 blocks as `blocks` say."""
+    cache = torch.randn(6, block_size, *keys.shape[1:])
+    for start in range(0, len(keys), block_size):
+        part = keys[start : start + block_size]
+        cache[blocks[start // block_size], : len(part)] = part
+    return cache
+
+
+def check_attention_operators_agree_with_torch():
+    torch.manual_seed(0)
+    heads, kv_heads, size, block_size = 4, 2, 8, 4
+    length, blocks = 10, torch.tensor([[5, 0, 3, 1]])
+    query, key, value = torch.randn(length, heads, size), *torch.randn(2, length, kv_heads, size)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), is_causal=True, enable_gqa=True
+    ).transpose(0, 1)
+    key_cache, value_cache = torch.zeros(2, 6, block_size, kv_heads, size)
+    slots = blocks[0].repeat_interleave(block_size) * block_size + torch.arange(block_size).repeat(4)
+    torch_npu._npu_reshape_and_cache(key, value, key_cache, value_cache, slots[:length].int())
+    scale = size**-0.5
+    out = torch.empty(length, heads, size)
+    torch_npu._npu_flash_attention(query, key, value, None, torch.tensor([length]), scale, heads, kv_heads, out)
+    torch.testing.assert_close(out, expected)
+
+    new = query[6:]
+    fused = {
+        "key": key_cache.flatten(2),
+        "value": value_cache.flatten(2),
+        "num_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "scale": scale,
+        "input_layout": "TND",
+        "actual_seq_lengths_kv": [length],
+        "block_table": blocks,
+        "block_size": block_size,
+        "atten_mask": None,
+        "sparse_mode": 3,
+    }
+    got, _ = torch_npu.npu_fused_infer_attention_score(new, actual_seq_lengths=[4], **fused)
+    torch.testing.assert_close(got, expected[6:])
+    raises(AssertionError, "", torch_npu.npu_fused_infer_attention_score, new, actual_seq_lengths=[3], **fused)
+
+    out = torch.empty(4, heads, size)
+    lengths = torch.tensor([4]), torch.tensor([length])
+    torch_npu._npu_flash_attention_qlens(
+        new, key_cache, value_cache, blocks, None, *lengths, kv_heads, heads, scale, out
+    )
+    torch.testing.assert_close(out, expected[6:])
+
+    out = torch.empty(1, heads, size)
+    paged = (key_cache, value_cache, kv_heads, heads, scale, blocks, torch.tensor([length]), out)
+    torch_npu._npu_paged_attention(query[9:], *paged)
+    torch.testing.assert_close(out, expected[9:])
+    raises(AssertionError, "", torch_npu._npu_paged_attention, new, *paged)
+
+
+def check_slots_are_asserted():
+    key = torch.randn(2, 1, 8)
+    caches = torch.zeros(2, 2, 4, 1, 8)
+    raises(AssertionError, "share a slot", torch_npu._npu_reshape_and_cache, key, key, *caches, torch.tensor([3, 3]))
+    torch_npu._npu_reshape_and_cache(key, key, *caches, torch.tensor([-1, 3]))
+    assert torch.equal(caches[0].view(8, 8)[3], key[1, 0]) and caches[0].count_nonzero() == 8
+
+
+def check_rotary_operators_agree():
+    torch.manual_seed(0)
+    size, heads, positions = 8, 3, torch.tensor([4, 0, 7])
+    angles = torch.arange(16.0)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
+    table = torch.cat((angles.cos(), angles.sin()), -1)
+    x = torch.randn(2, 3, heads * size)
+    query, key = x.clone()
+    torch_npu._npu_rotary_embedding(positions, query, key, size, table, True)
+    pairs = torch.view_as_complex(x.view(2, 3, heads, 2, size // 2).transpose(-1, -2).contiguous())
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones(3, 1, size // 2), angles[positions][:, None]))
+    expected = turned.transpose(-1, -2).reshape(2, 3, heads * size)
+    torch.testing.assert_close(torch.stack((query, key)), expected)
+
+    cos, sin = (part.repeat(1, 2)[None, :, None] for part in table[positions].chunk(2, -1))
+    query, key = x.view(2, 1, 3, heads, size).clone()
+    torch_npu.npu_apply_rotary_pos_emb(query, key, cos, sin)
+    torch.testing.assert_close(torch.stack((query, key)).view(2, 3, -1), expected)
+    raises(AssertionError, "", torch_npu.npu_apply_rotary_pos_emb, query, key, cos[:, :2], sin[:, :2])
+
+
+def check_top_k_top_p_keeps_what_vllm_keeps():
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    torch.manual_seed(0)
+    logits = torch.randn(5, 11)
+    k, p = torch.tensor([1, 3, 11, 7, 2]), torch.tensor([0.3, 0.9, 0.5, 1.0, 0.01])
+    assert torch.equal(torch_npu.npu_top_k_top_p(logits, p, k), apply_top_k_top_p(logits.clone(), k, p))
+
+
+def check_calls_are_counted():
+    before = torch_npu.CALLS["npu_swiglu"]
+    torch_npu.npu_swiglu(torch.ones(2, 4))
+    assert torch_npu.CALLS["npu_swiglu"] == before + 1
+
+
+class Operations(TorchDispatchMode):
+    """Names of the operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def sampler_arguments(counts, greedy, vocabulary=50):
+    """Arguments of vllm-ascend's rejection_sample for requests with these numbers of drafts; one row of each draws."""
+    torch.manual_seed(0)
+    probs = (6 * torch.randn(sum(counts), vocabulary)).softmax(1)
+    kind = {"all_greedy": all(greedy), "all_random": not any(greedy)}
+    temperature = torch.tensor([-1.0 if one else 1.0 for one in greedy])
+    generators = {i: torch.Generator(device="npu").manual_seed(i) for i in range(0, len(counts), 2)}
+    return (
+        torch.where(torch.rand(sum(counts)) < 0.8, probs.argmax(1), 0).int(),
+        counts,
+        max(counts),
+        torch.tensor(counts).cumsum(0).int(),
+        None,
+        probs,
+        torch.arange(len(counts), dtype=torch.int32)[:, None],
+        types.SimpleNamespace(temperature=temperature, generators=generators, **kind),
+    )
+
+
+def check_rejection_sampler_waits_for_nothing():
+    from vllm_ascend.sample.rejection_sampler import expand_batch_to_tokens, rejection_sample
+
+    waits = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "repeat_interleave"}
+    for counts in ([3] * 32, [3, 0, 1, 2] * 8):
+        for greedy in ([False] * 32, [True] * 32, [True, False] * 16):
+            arguments = sampler_arguments(counts, greedy)
+            arguments[-1].generators = {}
+            with Operations() as operations:
+                rejection_sample(*arguments)
+                expand_batch_to_tokens(arguments[-1].temperature, arguments[3], sum(counts), -1, 1)
+            assert not waits.intersection(operations.names), waits.intersection(operations.names)
+            assert len(operations.names) < 75, (greedy[:2], len(operations.names))
+
+
+def check_rejection_sampler_gives_the_loops_tokens():
+    sys.path.append(str(Path(__file__).parents[1] / "verify"))
+    import loops
+    from vllm_ascend.sample.rejection_sampler import rejection_sample
+
+    accepted = []
+    for greedy in ([False] * 24, [True] * 24, [i % 3 == 0 for i in range(24)]):
+        counts = [3, 0, 1, 2, 5, 4, 0, 3] * 3
+        found = rejection_sample(*sampler_arguments(counts, greedy))
+        drafts, _, k, ends, _, probs, bonus, metadata = sampler_arguments(counts, greedy)
+        batch = types.SimpleNamespace(
+            counts=counts, ends=ends, drafts=drafts, draft_probs=None, target_probs=probs, bonus=bonus, k=k
+        )
+        batch.is_greedy = torch.tensor(greedy)
+        wanted = loops.rejection_sample(batch, *loops.draw(counts, metadata.generators, probs.shape[1]))
+        own = [i for i in range(24) if i in metadata.generators or greedy[i] or not counts[i]]
+        assert torch.equal(found[own], wanted[own]), (greedy, found, wanted)
+        accepted.append((found[own] >= 0).sum().item() - len(own))
+    assert min(accepted) > 5, accepted
+
+
+if __name__ == "__main__":
+    results = {}
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for name, check in [item for item in globals().items() if item[0].startswith("check_")]:
+        try:
+            results[name] = check()
+        except Exception as error:
+            results[name] = f"{type(error).__name__}: {error}"
+    channel.write(json.dumps(results))
+    channel.close()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculation on vllm-ascend changes nothing: greedy answers equal those without, token for token."""
+
+import pytest
+from ascend_engine import settled, speculated
+
+K = 3
+
+
+def test_sam_equals_the_cpu_backend(cpu, plain, sam, prompts):
+    few = prompts[:8]
+    expected = cpu.run(few)
+    assert plain.run(few) == expected
+    assert sam.run(few) == expected
+    speculated(sam)
+    assert sam.ask("classes") == [
+        [
+            "vllm_ascend.worker.model_runner_v1.NPUModelRunner",
+            "vllm_ascend.sample.rejection_sampler.AscendRejectionSampler",
+            "vllm_ascend.spec_decode.sam_proposer.SamProposer",
+        ]
+    ]
+
+
+def test_staggered_arrivals(cpu, plain, sam, prompts):
+    lengths = [20 + 9 * i for i in range(12)]
+    expected = cpu.run(prompts[:12], lengths)
+    assert plain.run(prompts[:12], lengths, stagger=4) == expected
+    assert sam.run(prompts[:12], lengths, stagger=4) == expected
+    speculated(sam)
+
+
+def test_sixty_four_requests_over_the_threshold(cpu, sam, prompts):
+    lengths = [16 + 3 * i for i in range(64)]
+    assert sam.run(prompts, lengths) == cpu.run(prompts, lengths)
+    speculated(sam)
+
+
+def test_abort(cpu, sam, prompts):
+    kept = cpu.run(prompts[:6])
+    answers = sam.run(prompts[:6], abort={1, 4})
+    speculated(sam)
+    assert [a for i, a in enumerate(answers) if i not in (1, 4)] == [a for i, a in enumerate(kept) if i not in (1, 4)]
+    for i in (1, 4):
+        assert answers[i] == kept[i][: len(answers[i])] and len(answers[i]) < len(kept[i])
+
+
+def test_repeated_prompts_reach_more_than_one_and_a_half_tokens_a_step(cpu, sam, prompts):
+    sam.run(prompts[:4])
+    before = sam.drafter()
+    again = sam.run(prompts[:4])
+    after = sam.drafter()
+    assert again == cpu.run(prompts[:4])
+    assert after["accepted_history"] > before["accepted_history"]
+    assert cpu.count("tokens") == cpu.count("running")
+    assert sam.count("tokens") / sam.count("running") > 1.5
+
+
+def test_switch_turns_at_the_exact_batch_size(cpu, sam, prompts):
+    """The decision of a step acts on the next: drafts follow a step of 8 requests, never one of 9 or more."""
+    lengths = [30 + 6 * i for i in range(12)]
+    before = sam.drafter()
+    assert sam.run(prompts[:12], lengths) == cpu.run(prompts[:12], lengths)
+    running = [int(row[2]) for row in sam.rows]
+    drafted = [row[4] for row in sam.rows]
+    assert {8, 9, 12} <= set(running)
+    assert all(drafted[i + 1] == 0 for i, n in enumerate(running[:-1]) if n > 8)
+    assert any(drafted[i + 1] > 0 for i, n in enumerate(running[:-1]) if n == 8)
+    sam.run(prompts[:12], lengths)
+    after = sam.drafter()
+    assert after["transitions"] - before["transitions"] >= 3  # on, off, on, off
+    assert after["steps_on"] - before["steps_on"] < after["steps"] - before["steps"]
+
+
+def test_requests_that_arrive_turn_it_off_and_their_end_on_again(cpu, sam, prompts):
+    """8 requests draft, 4 more arrive while their drafts are scheduled: those are verified and no others follow."""
+    prompts, lengths = prompts[:12], [90] * 8 + [20] * 4
+    assert sam.run(prompts, lengths, stagger=2) == cpu.run(prompts, lengths)
+    running = [int(row[2]) for row in sam.rows]
+    drafted = [row[4] for row in sam.rows]
+    over = [i for i, n in enumerate(running) if n > 8]
+    assert sum(drafted[: over[0]]) > 0 and sum(drafted[over[-1] + 2 :]) > 0
+    assert all(drafted[i + 1] == 0 for i in over if i + 1 < len(drafted))
+
+
+def test_off_costs_nothing(cpu, sam, prompts):
+    """Above the threshold a step is that of an engine without speculation: the decode operator, one token a request."""
+    before, calls = sam.drafter(), sam.ask("calls")[0]
+    assert sam.run(prompts, 20) == cpu.run(prompts, 20)
+    after, calls_after = sam.drafter(), sam.ask("calls")[0]
+    off = [row for previous, row in zip(sam.rows, sam.rows[1:], strict=False) if previous[2] > 8]
+    assert len(off) >= 18 and max(row[2] for row in off) == 64
+    assert all(row[3] == row[2] and row[4] == 0 for row in off)
+    decode = calls_after["_npu_paged_attention"] - calls.get("_npu_paged_attention", 0)
+    assert decode >= 2 * (len(off) - 2)  # 2 layers; at most two of these steps hold prompts
+    within = sum(0 < row[2] <= 8 for row in sam.rows)
+    assert after["steps_on"] - before["steps_on"] == within
+    assert after["proposed"] - before["proposed"] <= K * sum(row[2] for row in sam.rows if row[2] <= 8)
+
+
+@pytest.mark.parametrize("requests", [6, 32])
+def test_every_sampled_token_is_fed_once(cpu, sam, prompts, requests):
+    """With the switch on and off. The runner accepts up to k tokens more than the scheduler keeps of an answer's end."""
+    before = sam.pool()["appended"]
+    answers = sam.run(prompts[:requests], 40)
+    fed = sam.pool()["appended"] - before
+    assert 40 * requests <= fed <= (40 + K) * requests
+    assert answers == cpu.run(prompts[:requests], 40)
+
+
+def test_excluded_requests_are_fed_and_not_drafted(cpu, sam, prompts):
+    before = sam.pool()["appended"]
+    answers = sam.run(prompts[40:44], 30, repetition_penalty=1.2)
+    assert sam.count("drafted") == 0
+    assert sam.pool()["appended"] - before == 4 * 30
+    assert answers == cpu.run(prompts[40:44], 30, repetition_penalty=1.2)
+
+
+def test_pool_is_empty_after_the_last_request(sam, prompts):
+    sam.run(prompts[:5], abort={2})
+    speculated(sam)
+    assert settled(sam)["slots_open"] == sam.drafter()["requests"] == 0

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that ask for more than tokens: log-probabilities of every token, and what cannot be drafted exactly."""
+
+import pytest
+from ascend_engine import VOCAB, speculated
+
+
+def test_log_probabilities_of_every_token(plain, sam, prompts):
+    few, lengths = prompts[:6], [40, 33, 64, 17, 50, 29]
+    asked = [{"logprobs": 3}, {"logprobs": 0}, {}, {"logprobs": 3}, {}, {"logprobs": 1}]
+    answers = plain.run(few, lengths, each=asked)
+    expected = plain.logprobs
+    assert sam.run(few, lengths, each=asked) == answers
+    speculated(sam)
+    several = 0
+    for wanted, answer, ours, theirs in zip(asked, answers, sam.logprobs, expected, strict=True):
+        if not wanted:
+            assert ours is None
+            continue
+        assert len(ours) == len(answer)
+        for token, mine, reference in zip(answer, ours, theirs, strict=True):
+            mine, reference = dict(map(tuple, mine)), dict(map(tuple, reference))
+            assert token in mine and mine.keys() == reference.keys()
+            assert mine == pytest.approx(reference, abs=1e-4)
+            several += len(mine) > 1
+    assert several > 50
+
+
+def test_excluded_requests_are_exact_and_counted(plain, sam, prompts):
+    few = [prompts[1]] * 7
+    special = [
+        {},
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {"logit_bias": {"5": 4.0}},
+        {"allowed_token_ids": list(range(0, VOCAB, 3))},
+        {"min_tokens": 20, "stop_token_ids": list(range(0, VOCAB, 2))},
+        {"min_p": 0.1, "temperature": 0.01},
+    ]
+    before = sam.drafter()
+    assert sam.run(few, each=special) == plain.run(few, each=special)
+    speculated(sam)
+    counted = {name: n - before[name] for name, n in sam.drafter().items() if name.startswith("excluded_")}
+    assert counted == {
+        "excluded_penalties": 2,
+        "excluded_min_p": 1,
+        "excluded_min_tokens": 1,
+        "excluded_logit_bias": 1,
+        "excluded_bad_words": 0,
+        "excluded_allowed_token_ids": 1,
+    }

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of method sam reach the configuration on both platforms, and bad ones are one sentence."""
+
+import json
+
+import pytest
+from ascend_engine import HERE, start
+
+GOOD = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 4, "min_prob": 0}
+BAD = [
+    (3, {"treshold": 8}, "unknown option 'treshold' in speculative_config.sam"),
+    (3, {"threshold": -1}, "threshold must be an integer of at least 1, got -1"),
+    (3, {"rule": "longest"}, "rule 'longest' is not available"),
+    (16, {}, "num_speculative_tokens must be an integer from 1 to 15, got 16"),
+]
+
+
+@pytest.fixture(scope="module", params=["npu", "cpu"])
+def configured(request, model):
+    """What became of GOOD, of no options, of each of BAD, and of a configuration without sam_core."""
+    asked = [{"method": "sam", "num_speculative_tokens": 4, "sam": GOOD}, {"method": "sam"}]
+    asked += [{"method": "sam", "num_speculative_tokens": k, "sam": sam} for k, sam, _ in BAD]
+    out, _ = start(request.param, str(HERE / "configure.py"), str(model), json.dumps(asked)).communicate(timeout=300)
+    assert out, "configure.py failed: see its standard error"
+    return json.loads(out)
+
+
+def test_good_options_reach_the_config(configured):
+    good, default = configured[:2]
+    assert (good["method"], good["k"], good["sam"]) == ("sam", 4, GOOD)
+    assert "sam" in good["repr"]
+    assert (default["method"], default["k"], default["sam"]) == ("sam", 3, None)
+
+
+def test_bad_option_is_one_sentence(configured):
+    for (_, _, sentence), result in zip(BAD, configured[2:-1], strict=True):
+        assert result["error"].startswith(f"Value error, {sentence}")
+        assert "\n" not in result["error"]
+
+
+def test_missing_sam_core_is_one_sentence(configured):
+    assert configured[-1]["error"].startswith("Value error, speculative method 'sam' needs the package sam_core")

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two tensor-parallel ranks over gloo: the same tokens, one index."""
+
+import pytest
+from ascend_engine import Engine, speculated
+
+
+@pytest.fixture(scope="module")
+def pair(model):
+    engine = Engine(model, sam={"threshold": 8}, tensor_parallel_size=2)
+    yield engine
+    engine.stop()
+
+
+def test_two_ranks_give_the_same_tokens_and_only_the_first_keeps_an_index(cpu, pair, prompts):
+    lengths = [30 + 5 * i for i in range(10)]
+    assert pair.run(prompts[:10], lengths, stagger=2) == cpu.run(prompts[:10], lengths)
+    speculated(pair)
+    first, second = pair.ask("pools")
+    assert first["appended"] >= sum(lengths) and first["drafts"] > 0
+    assert second["appended"] == second["groups"] == second["tokens"] == 0
+    calls = pair.ask("calls")
+    assert calls[0] == calls[1] and calls[0]["npu_fused_infer_attention_score"] > 0

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ascend scheduler, which prefills whole prompts first, and sampling at temperature 1."""
+
+import numpy as np
+import pytest
+import torch
+from ascend_engine import VOCAB, Engine, speculated
+
+DRAWS = 6400
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+
+@pytest.fixture(scope="module")
+def small_heads(make_model):
+    """Heads of 32: _npu_rotary_embedding."""
+    return make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def network(small_heads):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(small_heads, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def ascend(small_heads):
+    engine = Engine(
+        small_heads,
+        sam={"threshold": 64},
+        additional_config={"ascend_scheduler_config": {"enabled": True}},
+    )
+    yield engine
+    engine.stop()
+
+
+def greedy(network, prompt, tokens):
+    """The answer of transformers."""
+    with torch.no_grad():
+        row = network.generate(
+            ids := torch.tensor([prompt]),
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return row[0, len(prompt) :].tolist()
+
+
+def test_ascend_scheduler_equals_transformers(network, ascend, prompts):
+    answers = ascend.run(prompts[:12], 50, stagger=3)
+    speculated(ascend)
+    calls = ascend.ask("calls")[0]
+    assert calls["_npu_flash_attention"] > 0 and calls["_npu_rotary_embedding"] > 0
+    assert answers == [greedy(network, prompt, 50) for prompt in prompts[:12]]
+
+
+def model_distribution(network):
+    """P(first, second token | PROMPT): float64[VOCAB, VOCAB]."""
+    with torch.no_grad():
+        rows = torch.tensor([PROMPT + [t] for t in range(VOCAB)])
+        logits = network(rows).logits.double()
+    first = logits[0, -2].softmax(-1)
+    return (first[:, None] * logits[:, -1].softmax(-1)).numpy()
+
+
+def chi_square_p_value(observed, expected):
+    """Cells expected fewer than 8 times are pooled."""
+    rare = expected < 8
+    observed = np.append(observed[~rare], observed[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    half_freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
+    return torch.special.gammaincc(half_freedom, torch.tensor(statistic / 2)).item()
+
+
+def sample(engine, draws, temperature):
+    """Answers of 3 tokens to PROMPT, 64 at a time: pairs of first tokens counted, tokens drafted and accepted."""
+    pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
+    for _ in range(draws // 64):
+        for answer in engine.run([PROMPT] * 64, 3, temperature=temperature):
+            pairs[answer[0], answer[1]] += 1
+        drafted += engine.count("drafted")
+        accepted += engine.count("accepted")
+    return pairs, drafted, accepted
+
+
+def test_sampled_distribution_is_the_models(network, ascend):
+    """Siblings draft for each other. A deterministic draft d is accepted with probability p(d): acceptance is bounded."""
+    pairs, drafted, accepted = sample(ascend, DRAWS, 1.0)
+    assert drafted > DRAWS / 2 and accepted > 0
+    p = model_distribution(network)
+    assert chi_square_p_value(pairs.ravel(), p.ravel() * DRAWS) > 1e-4
+    best = (p.sum(1) * (p / p.sum(1, keepdims=True)).max(1)).sum()
+    assert 3 / VOCAB < accepted / drafted <= best * 1.1
+
+
+def test_the_test_notices_a_wrong_temperature(network, ascend):
+    pairs, _, _ = sample(ascend, 1280, 0.8)
+    assert chi_square_p_value(pairs.ravel(), model_distribution(network).ravel() * 1280) < 1e-6

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy answers where memory and context are short: preemption, prompts in chunks, the end of the context."""
+
+import random
+
+import pytest
+from ascend_engine import VOCAB, Engine, settled, speculated
+
+K = 4
+
+
+@pytest.fixture(scope="module")
+def tight(model):
+    """8 KV blocks of 128 tokens, chunks of 48 tokens, a context of 256; the article's rule and source."""
+    engine = Engine(
+        model,
+        sam={"threshold": 64, "rule": "oldest", "sources": ["request"], "min_prob": 0},
+        k=K,
+        max_model_len=256,
+        max_num_seqs=16,
+        max_num_batched_tokens=48,
+        num_gpu_blocks_override=8,
+        enable_prefix_caching=False,
+    )
+    yield engine
+    engine.stop()
+
+
+def random_prompts(seed, lengths):
+    rng = random.Random(seed)
+    return [[rng.randrange(VOCAB - 1) for _ in range(length)] for length in lengths]
+
+
+def test_memory_of_the_pool_returns_to_its_base(cpu, tight):
+    prompts = random_prompts(0, [30] * 6)
+    base = tight.pool()["bytes_used"]
+    assert tight.run(prompts, 60) == cpu.run(prompts, 60)
+    speculated(tight)
+    assert settled(tight)["bytes_used"] == base
+
+
+def test_preemption_and_prompts_longer_than_a_chunk(cpu, tight):
+    prompts = random_prompts(1, [70] * 10)
+    before = tight.pool()["appended"]
+    assert tight.run(prompts, 80) == cpu.run(prompts, 80)
+    speculated(tight)
+    assert tight.preemptions > 0, "nothing was preempted: the test shows nothing"
+    assert 800 <= tight.pool()["appended"] - before <= 800 + K * 10
+
+
+def test_near_max_model_len(cpu, tight):
+    lengths = [200, 249, 252, 254]
+    prompts = [prompt[:8] * 40 for prompt in random_prompts(2, lengths)]
+    prompts = [prompt[:length] for prompt, length in zip(prompts, lengths, strict=True)]
+    outputs = [256 - length for length in lengths]
+    assert tight.run(prompts, outputs) == cpu.run(prompts, outputs)
+    speculated(tight)
+
+
+def test_neighbour_of_a_request_at_max_model_len_still_drafts(cpu, tight):
+    """A prompt of 254 tokens leaves no room for a draft; its neighbour drafts on."""
+    prompts = [list(range(8)) * 4, [7] * 254]
+    assert tight.run(prompts, [60, 2]) == cpu.run(prompts, [60, 2])
+    speculated(tight)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention and its KV cache, one request at a time in plain torch.
+
+N query tokens of R requests; cache [blocks, block_size, kv_heads, D], or [blocks, block_size, kv_heads * D].
+Row counts are asserted, so that a batch that is laid out for another operator raises.
+"""
+
+import torch
+
+from .calls import counted
+
+__all__ = [
+    "_npu_flash_attention",
+    "_npu_flash_attention_qlens",
+    "_npu_paged_attention",
+    "_npu_reshape_and_cache",
+    "npu_fused_infer_attention_score",
+]
+
+
+def attend(query, key, value, scale):
+    """query [n, heads, D], the last n of the m tokens of key, value [m, kv_heads, D]; causal. Returns [n, heads, D]."""
+    n, m, repeat = query.shape[0], key.shape[0], query.shape[1] // key.shape[1]
+    assert m >= n, f"{n} queries over {m} keys"
+    key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+    weights = torch.einsum("qhd,khd->hqk", query.float(), key.float()) * scale
+    seen = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+    weights = weights.masked_fill(~seen, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value.float()).to(query.dtype)
+
+
+def cached(cache, blocks, length, kv_heads):
+    """The first `length` tokens of a request whose block table is `blocks`: [length, kv_heads, D]."""
+    used = -(-length // cache.shape[1])
+    assert used <= len(blocks), f"{length} tokens in {len(blocks)} blocks of {cache.shape[1]}"
+    return cache[blocks[:used].long()].reshape(used * cache.shape[1], kv_heads, -1)[:length]
+
+
+@counted
+def _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
+    """Put key, value [N, kv_heads, D] into their slots int[N]; a negative slot is padding."""
+    n = slot_indices.shape[0]
+    assert key.shape == value.shape and key.shape[0] == n, (key.shape, value.shape, n)
+    kept = slot_indices >= 0
+    slots = slot_indices[kept].long()
+    assert slots.unique().numel() == slots.numel(), "two tokens share a slot"
+    key_cache.view(-1, *key.shape[1:])[slots] = key[kept]
+    value_cache.view(-1, *value.shape[1:])[slots] = value[kept]
+
+
+@counted
+def _npu_flash_attention(query, key, value, mask, seq_len, scale_value, num_heads, num_kv_heads, out):
+    """Prefill of whole prompts: seq_len int[R], its sum N; out [N, heads, D]."""
+    lengths = seq_len.tolist()
+    n = sum(lengths)
+    assert query.shape[0] == key.shape[0] == value.shape[0] == n <= out.shape[0], (lengths, query.shape, key.shape)
+    assert query.shape[1] == num_heads and key.shape[1] == num_kv_heads, (query.shape, key.shape)
+    start = 0
+    for length in lengths:
+        rows = slice(start, start + length)
+        out[rows] = attend(query[rows], key[rows], value[rows], scale_value).view(out[rows].shape)
+        start += length
+    return out
+
+
+@counted
+def _npu_flash_attention_qlens(
+    query, key_cache, value_cache, block_table, mask, seq_len, context_lens, num_kv_heads, num_heads, scale_value, out
+):
+    """Prefill over cached tokens: seq_len int[R] new ones, its sum N, context_lens int[R] with the new ones."""
+    news, lengths = seq_len.tolist(), context_lens.tolist()
+    assert len(news) == len(lengths) == block_table.shape[0], (news, lengths, block_table.shape)
+    assert sum(news) == query.shape[0], (news, query.shape)
+    start = 0
+    for i, (new, length) in enumerate(zip(news, lengths, strict=True)):
+        rows = slice(start, start + new)
+        key = cached(key_cache, block_table[i], length, num_kv_heads)
+        value = cached(value_cache, block_table[i], length, num_kv_heads)
+        out[rows] = attend(query[rows], key, value, scale_value).view(out[rows].shape)
+        start += new
+    return out
+
+
+@counted
+def _npu_paged_attention(
+    query, key_cache, value_cache, num_kv_heads, num_heads, scale_value, block_table, context_lens, out
+):
+    """Decode, one query token a request: context_lens int[N], block_table [N, blocks]."""
+    n = query.shape[0]
+    assert len(context_lens) == block_table.shape[0] == n, (query.shape, context_lens, block_table.shape)
+    for i, length in enumerate(context_lens.tolist()):
+        key = cached(key_cache, block_table[i], length, num_kv_heads)
+        value = cached(value_cache, block_table[i], length, num_kv_heads)
+        out[i] = attend(query[i : i + 1], key, value, scale_value)[0].view(out[i].shape)
+    return out
+
+
+@counted
+def npu_fused_infer_attention_score(
+    query,
+    key,
+    value,
+    *,
+    num_heads,
+    num_key_value_heads,
+    scale,
+    input_layout,
+    actual_seq_lengths,
+    actual_seq_lengths_kv,
+    block_table,
+    block_size,
+    atten_mask,
+    sparse_mode,
+):
+    """Chunked prefill, decode and verification of drafts in one: query [N, heads, D].
+
+    actual_seq_lengths: R ends of the requests' query rows, the last N; actual_seq_lengths_kv: R lengths with them.
+    """
+    assert (input_layout, sparse_mode) == ("TND", 3), (input_layout, sparse_mode)
+    assert query.shape[0] == actual_seq_lengths[-1] and query.shape[1] == num_heads, (query.shape, actual_seq_lengths)
+    assert len(actual_seq_lengths) == len(actual_seq_lengths_kv) == block_table.shape[0], (
+        actual_seq_lengths,
+        actual_seq_lengths_kv,
+        block_table.shape,
+    )
+    assert key.shape[1] == block_size, (key.shape, block_size)
+    out = torch.empty_like(query)
+    start = 0
+    for i, (end, length) in enumerate(zip(actual_seq_lengths, actual_seq_lengths_kv, strict=True)):
+        keys = cached(key, block_table[i], length, num_key_value_heads)
+        values = cached(value, block_table[i], length, num_key_value_heads)
+        out[start:end] = attend(query[start:end], keys, values, scale)
+        start = end
+    return out, None

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device `npu` as a second name of the CPU."""
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+torch.utils.rename_privateuse1_backend("npu")
+
+
+def on_cpu(device):
+    """`cpu` for a device named npu; anything else unchanged, also what is no device."""
+    if isinstance(device, torch.device):
+        return torch.device("cpu") if device.type == "npu" else device
+    if isinstance(device, str) and device.split(":")[0] == "npu":
+        return "cpu"
+    return device
+
+
+class NpuOnCpu(TorchFunctionMode):
+    """Every torch call that names device npu runs on the CPU; pinned memory is ordinary memory."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.device:
+            return func(*args, **kwargs)
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        kwargs.pop("pin_memory", None)
+        if "device" in kwargs:
+            kwargs["device"] = on_cpu(kwargs["device"])
+        if isinstance(generator := kwargs.get("generator"), Generator):
+            generator.before_draw()
+        return func(*(on_cpu(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args), **kwargs)
+
+
+class Generator(torch.Generator):
+    """A CPU generator with the offset of a device's: 4 a draw, and it can go back by the last draw."""
+
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, device=on_cpu(device))
+
+    def __init__(self, device="cpu"):
+        self.offset = 0
+        self.previous = None
+
+    def before_draw(self):
+        self.previous = self.get_state()
+        self.offset += 4
+
+    def get_offset(self):
+        return self.offset
+
+    def set_offset(self, offset):
+        if offset != self.offset - 4 or self.previous is None:
+            raise NotImplementedError(f"the stand-in takes back one draw, not from offset {self.offset} to {offset}")
+        self.set_state(self.previous)
+        self.offset, self.previous = offset, None
+
+
+def enter():
+    torch.Generator = Generator
+    torch.Tensor.npu = lambda tensor, *args, **kwargs: tensor
+    torch._C._get_accelerator = lambda *args: torch.device("cpu")  # torch.distributed.barrier asks
+
+    init, impl = DeviceContext.__init__, torch.library.Library.impl
+    DeviceContext.__init__ = lambda self, device: init(self, on_cpu(torch.device(device)))
+
+    def impl_on_cpu(self, name, function, dispatch_key="", **kwargs):
+        # torch registers its namespace fsdp for both keys itself
+        if dispatch_key == "PrivateUse1" and self.ns != "fsdp":
+            dispatch_key = "CPU"
+        return impl(self, name, function, dispatch_key, **kwargs)
+
+    torch.library.Library.impl = impl_on_cpu
+    NpuOnCpu().__enter__()
+
+
+enter()

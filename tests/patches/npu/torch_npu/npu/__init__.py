@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.npu: one device without streams of its own, and a memory meter that shows what the worker checks."""
+
+import contextlib
+import sys
+import types
+
+import torch
+
+from .streams import Event, Stream
+
+TOTAL_BYTES = 64 << 30
+_free_bytes = TOTAL_BYTES
+_stream = Stream()
+ExternalEvent = Event
+
+
+class NPUGraph:
+    """Named in an annotation; there are no graphs here."""
+
+
+memory = types.SimpleNamespace(NPUPluggableAllocator=None, MemPool=None)  # named in annotations
+config = types.SimpleNamespace(allow_internal_format=False)
+
+
+@contextlib.contextmanager
+def stream(stream=None):
+    yield stream
+
+
+def current_stream(device=None):
+    return _stream
+
+
+def mem_get_info(device=None):
+    """(free, total) bytes; free falls at every call, because the worker asserts that start-up used memory."""
+    global _free_bytes
+    _free_bytes -= 1 << 20
+    return _free_bytes, TOTAL_BYTES
+
+
+def memory_stats(device=None):
+    return {"allocated_bytes.all.peak": 0, "allocated_bytes.all.current": 0}
+
+
+def max_memory_allocated(device=None):
+    return 0
+
+
+def memory_allocated(device=None):
+    return 0
+
+
+def memory_reserved(device=None):
+    return 0
+
+
+def device_count():
+    return 1
+
+
+def current_device():
+    return 0
+
+
+def is_available():
+    return True
+
+
+def is_initialized():
+    return True
+
+
+def get_device_name(device=None):
+    return "Ascend910B1"
+
+
+def get_soc_version():
+    """220 to 225 are A2."""
+    return 220
+
+
+def nothing(*args, **kwargs):
+    """What torch and the worker call for its effect on a device."""
+
+
+set_device = set_stream = synchronize = empty_cache = reset_peak_memory_stats = nothing
+set_compile_mode = manual_seed = manual_seed_all = nothing
+
+
+def _is_in_bad_fork():
+    return False
+
+
+torch._register_device_module("npu", sys.modules[__name__])

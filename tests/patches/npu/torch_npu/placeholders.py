@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that vllm-ascend imports by name and that hold nothing a CPU could do."""
+
+import sys
+import types
+
+from .distributed import ProcessGroupHCCL
+from .npu import nothing
+
+MODULES = {
+    "torch_npu._C": {"_NPUTaskGroupHandle": object},  # named in an annotation
+    "torch_npu._C._distributed_c10d": {"ProcessGroupHCCL": ProcessGroupHCCL},
+    "torch_npu.npu.mstx": {},  # verl's profiler imports it
+    "torch_npu.op_plugin": {},
+    "torch_npu.op_plugin.atb": {},
+    "torch_npu.op_plugin.atb._atb_ops": {"_register_atb_extensions": nothing},
+    "torch_npu.profiler": {},
+    "torch_npu.profiler.dynamic_profile": {"init": nothing, "step": nothing},
+    "acl": {},
+    "acl.rt": {"memcpy": None},
+    "torchair": {"patch_for_hcom": nothing},
+    "torchair.ops": {"NpuStreamSwitch": None, "npu_wait_tensor": None},
+    "torchair.scope": {"npu_stream_switch": None, "npu_wait_tensor": None, "super_kernel": None},
+}
+
+
+def install():
+    for name, contents in MODULES.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(contents, __path__=[])
+        sys.modules[name] = module
+        parent, _, leaf = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], leaf, module)

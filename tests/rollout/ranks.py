@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's synchronous rollout on ranks of its own, over the stand-in for torch_npu."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+STANDIN = HERE.parent / "patches" / "npu"
+VOCAB = 64
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_VERSION": "0.11.0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+SETTINGS = {
+    "tensor_model_parallel_size": 1,
+    "prompt_length": 16,
+    "response_length": 48,
+    "dtype": "float32",
+    "load_format": "auto",
+    "free_cache_engine": False,  # sleep mode needs the device's own allocator
+    "max_num_batched_tokens": 2048,
+}
+
+
+class Rollout:
+    """`ranks` rollout_servers that form one job. A rank that ends raises AssertionError with its traceback."""
+
+    def __init__(self, model, ranks=1, engine=None, **settings):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        vllm = {"num_gpu_blocks_override": 64, "block_size": 128} | (engine or {})
+        settings = SETTINGS | {"engine_kwargs": {"vllm": vllm}} | settings
+        own = ENVIRONMENT | {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(port), "PYTHONPATH": str(STANDIN)}
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, HERE / "rollout_server.py", str(model), json.dumps(settings)],
+                env={**os.environ, **own, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        self.answers()
+
+    def answers(self):
+        """What each rank answers."""
+        results = []
+        for rank in self.ranks:
+            answer = json.loads(
+                rank.stdout.readline() or '{"error": "a rank ended without an answer: see its standard error"}'
+            )
+            if "error" in answer:
+                self.stop()
+                raise AssertionError(answer["error"])
+            results.append(answer["result"])
+        return results
+
+    def ask(self, method, **arguments):
+        for rank in self.ranks:
+            rank.stdin.write(json.dumps({"method": method, **arguments}) + "\n")
+            rank.stdin.flush()
+        return self.answers()
+
+    def stop(self):
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait(60)
+
+
+def sam(**options):
+    return {"speculative_config": {"method": "sam", "num_speculative_tokens": 3, "sam": options}}

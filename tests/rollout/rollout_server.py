@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of verl's synchronous rollout, the class that its workers hold, over vllm-ascend's engine in this process.
+
+usage: rollout_server.py MODEL SETTINGS   (JSON: arguments of RolloutConfig; rank and world size as torchrun gives them)
+One JSON object a line on stdin, the same to every rank, {"method": name, **arguments of the Server's method}; the answer is one on
+stdout, {"result": ...} or {"error": text}. Everything else that is printed goes to stderr.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import traceback
+
+
+class Server:
+    def __init__(self, model, settings):
+        import torch
+        import torch_npu  # noqa: F401  the stand-in registers the device
+        from torch.distributed.device_mesh import init_device_mesh
+        from verl.workers.config import HFModelConfig, RolloutConfig
+        from verl.workers.rollout.base import get_rollout_class
+
+        self.model = model
+        config = RolloutConfig(name="vllm", **settings)
+        torch.distributed.init_process_group("gloo")
+        shape = (torch.distributed.get_world_size() // config.tensor_model_parallel_size, -1, 1)
+        ranks = torch.arange(torch.distributed.get_world_size()).reshape(shape)
+        self.mesh = init_device_mesh("cpu", tuple(ranks.shape), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
+        self.rollout = get_rollout_class("vllm", "sync")(config, HFModelConfig(path=model), self.mesh)
+
+    def generate(self, prompts, **meta_info):
+        """Answer prompts of token ids as a trainer has it done: `n` rows a prompt, this rank's share of them.
+
+        Returns:
+            prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or None; meta_info
+            of the batch; asked: [seed, logprobs] of each request as the engine got it.
+        """
+        import torch
+        from verl import DataProto
+
+        width = self.rollout.config.prompt_length
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = (ids != 0).long()
+        batch = DataProto.from_dict(
+            {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)},
+            meta_info={"eos_token_id": 63} | meta_info,
+        )
+        batch = batch.repeat(self.rollout.config.n, interleave=True)
+        batch = batch.chunk(self.mesh["dp"].size())[self.mesh["dp"].get_local_rank()]
+        asked = []
+        engine = self.rollout.inference_engine.llm_engine
+        add = engine.add_request
+
+        def watched(name, prompt, params, *args, **kwargs):
+            asked.append([params.seed, params.logprobs])
+            return add(name, prompt, params, *args, **kwargs)
+
+        engine.add_request = watched
+        done = self.rollout.generate_sequences(batch)
+        engine.add_request = add
+        lengths = done.batch["attention_mask"][:, width:].sum(-1).tolist()
+
+        def rows(name):
+            return [row[:n] for row, n in zip(done.batch[name].tolist(), lengths, strict=True)]
+
+        return {
+            "prompts": [[token for token in row if token] for row in done.batch["prompts"].tolist()],
+            "answers": rows("responses"),
+            "log_probs": rows("rollout_log_probs") if "rollout_log_probs" in done.batch else None,
+            "meta_info": done.meta_info,
+            "asked": asked,
+        }
+
+    def next_step(self):
+        """What the trainer does between rollouts: release, train (here: larger weights), load them, resume."""
+        network = self.network()
+        asyncio.run(self.rollout.release())
+        asyncio.run(self.rollout.resume(["weights"]))
+        asyncio.run(self.rollout.update_weights((name, 1.1 * tensor) for name, tensor in network.state_dict().items()))
+        asyncio.run(self.rollout.resume(["kv_cache"]))
+
+    def log_probs(self, prompts, answers):
+        """The log-probabilities that the model itself gives each token of the answers, a list a row."""
+        import torch
+
+        network, out = self.network(), []
+        for prompt, answer in zip(prompts, answers, strict=True):
+            with torch.no_grad():
+                logits = network(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            out.append(logits.log_softmax(-1)[range(len(answer)), answer].tolist())
+        return out
+
+    def network(self):
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(self.model, dtype="float32")
+
+
+def main():
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(result):
+        channel.write(json.dumps(result) + "\n")
+
+    try:
+        server = Server(sys.argv[1], json.loads(sys.argv[2]))
+        answer({"result": "ready"})
+        for line in sys.stdin:
+            request = json.loads(line)
+            answer({"result": getattr(server, request.pop("method"))(**request)})
+    except Exception:
+        answer({"error": traceback.format_exc()})
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's agent loop keeps the answers to a prompt together, seeds each request and collects the servers' counters."""
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+import torch
+from omegaconf import OmegaConf
+from sam_core.noise import request_seeds
+from sam_core.stats import SUMS, rollout_metrics
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorkerBase, AsyncLLMServerManager
+
+PROMPTS, SIBLINGS = 8, 4
+ROLLOUT = {
+    "name": "vllm",
+    "n": SIBLINGS,
+    "seed": 7,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "calculate_log_probs": False,
+    "free_cache_engine": False,
+    "val_kwargs": {"n": 1, "top_p": 1.0, "temperature": 0.0},
+    "agent": {"default_agent_loop": "single_turn_agent"},
+    "engine_kwargs": {"vllm": {"speculative_config": {"method": "sam", "sam": {"verify": "seeded"}}}},
+}
+
+
+class Handle:
+    """A Ray handle of an actor that lives in this process."""
+
+    def __init__(self, actor):
+        self.actor = actor
+
+    def __getattr__(self, name):
+        def remote(*args, **kwargs):
+            result = getattr(self.actor, name)(*args, **kwargs)
+            return ray.put(asyncio.run(result) if asyncio.iscoroutine(result) else result)
+
+        return SimpleNamespace(remote=remote)
+
+
+class Server:
+    """Counts the prompts that it is sent."""
+
+    def __init__(self, rank):
+        self.rank, self.prompts = rank, []
+
+    def generate(self, request_id, prompt_ids, sampling_params, image_data):
+        self.prompts.append(tuple(prompt_ids))
+
+    def spec_stats(self, write):
+        return dict.fromkeys(SUMS, 0) | {"drafted": 10 + self.rank, "busy_s": 1.0, "written": write}
+
+
+class Worker(AgentLoopWorkerBase):
+    """An agent loop worker up to the agent loop itself."""
+
+    def __init__(self, config):
+        self.config, self.asked = config, []
+
+    async def _run_agent_loop(self, sampling_params, trajectory, **kwargs):
+        assert "sampling_seed" not in kwargs
+        self.asked.append(sampling_params.get("seed"))
+
+    def _postprocess(self, outputs):
+        rows = {"prompts": torch.zeros(len(outputs), 2), "attention_mask": torch.ones(len(outputs), 4)}
+        metrics = [{"generate_sequences": 1.0, "tool_calls": 0.0}] * len(outputs)
+        asked = np.array(self.asked)
+        self.asked = []
+        return DataProto.from_dict(rows, {"asked": asked}, meta_info={"metrics": metrics})
+
+
+@pytest.fixture(scope="module")
+def servers():
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield [Handle(Server(rank)) for rank in range(3)]
+    ray.shutdown()
+
+
+@pytest.fixture
+def manager(servers):
+    """AgentLoopManager with two workers and three servers."""
+
+    def make(**rollout):
+        config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT | rollout}})
+        manager = object.__new__(AgentLoopManager)
+        manager.config, manager.server_handles, manager.reward_model_manager = config, servers, None
+        manager.agent_loop_workers = [Handle(Worker(config)) for _ in range(2)]
+        manager.num_rollouts = 0
+        return manager
+
+    return make
+
+
+def batch(**meta_info):
+    return DataProto.from_dict({"input_ids": torch.zeros(PROMPTS * SIBLINGS, 2)}, meta_info=meta_info)
+
+
+def test_siblings_share_a_server_and_prompts_spread(servers):
+    prompts = [[prompt, 1, 2] for prompt in range(9)]
+
+    async def ask():
+        manager = AsyncLLMServerManager(OmegaConf.create({}), list(servers))
+        turns = [(f"{i}-{sibling}", prompt) for i, prompt in enumerate(prompts) for sibling in range(SIBLINGS)]
+        for request_id, prompt in turns:
+            await manager.generate(request_id, prompt_ids=prompt, sampling_params={})
+        await manager.generate("0-0", prompt_ids=[*prompts[0], 3], sampling_params={})  # a second turn
+
+    asyncio.run(ask())
+    seen = [Counter(server.actor.prompts) for server in servers]
+    later = [server for server in seen if server.pop((0, 1, 2, 3), 0)]
+    assert [set(server.values()) for server in seen] == 3 * [{SIBLINGS}]
+    assert [len(server) for server in seen] == [3, 3, 3]
+    assert [(0, 1, 2) in server for server in later] == [True]
+
+
+def test_each_request_has_its_seed(manager):
+    agent = manager()
+    done = agent.generate_sequences(batch())
+    assert done.non_tensor_batch["asked"].tolist() == request_seeds(7, 0, 0, PROMPTS * SIBLINGS, SIBLINGS)
+    checked = agent.generate_sequences(batch(validate=True))
+    assert checked.non_tensor_batch["asked"].tolist() == request_seeds(7, 1, 0, PROMPTS * SIBLINGS, 1)
+    plain = manager(engine_kwargs={}).generate_sequences(batch())
+    assert set(plain.non_tensor_batch["asked"]) == {None}
+
+
+def test_counters_of_all_replicas_travel_with_the_batch(manager):
+    agent = manager()
+    first, second = agent.generate_sequences(batch()), agent.generate_sequences(batch())
+    for done in (first, second):
+        del done.meta_info["timing"]
+    assert all(taken["written"] is True for taken in first.meta_info.values())
+    assert rollout_metrics(first.meta_info)["rollout/spec/drafted"] == 10 + 11 + 12
+    both = rollout_metrics(DataProto.concat([first, second]).meta_info)
+    assert (both["rollout/spec/drafted"], both["rollout/spec/busy_s"]) == (66, 2)
+    checked = agent.generate_sequences(batch(validate=True))
+    assert {taken["written"] for name, taken in checked.meta_info.items() if name != "timing"} == {False}

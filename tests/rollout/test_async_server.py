@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's asynchronous server passes the speculation on and reports what the engine did."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from ranks import ENVIRONMENT, HERE, SETTINGS, STANDIN, sam
+
+
+@pytest.fixture(scope="module")
+def served(model, prompts):
+    engine = {"enable_sleep_mode": False, "num_gpu_blocks_override": 64, "block_size": 128} | sam()
+    settings = SETTINGS | {"engine_kwargs": {"vllm": engine}}
+    done = subprocess.run(
+        [sys.executable, HERE / "async_server.py", model, json.dumps(settings), json.dumps(prompts)],
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(STANDIN)},
+        stdout=subprocess.PIPE,
+        timeout=300,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_speculation_reaches_the_engine(served):
+    for counters in served["counters"]:
+        assert counters["drafted"] > 0
+        assert counters["accepted"] > 0
+
+
+def test_counters_are_those_of_each_rollout(served):
+    for answers, counters in zip(served["answers"], served["counters"], strict=True):
+        assert counters["tokens"] == sum(map(len, answers))
+        assert counters["sam_proposed"] >= counters["drafted"]
+    assert served["counters"][1]["sam_proposed_history"] > 0  # the second time it is asked the same

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The synchronous rollout drafts, reports what it did, keeps what it learnt, and asks the engine for what it needs only."""
+
+import pytest
+from ranks import Rollout, sam
+from sam_core.noise import request_seeds
+from sam_core.stats import META, rollout_metrics
+
+
+def metrics(done):
+    return rollout_metrics({name: row for rank in done for name, row in rank["meta_info"].items()})
+
+
+def seeds(done):
+    return [seed for rank in done for seed, _ in rank["asked"]]
+
+
+@pytest.fixture(scope="module")
+def engines(model):
+    """Two engines, a rank each, sampling at temperature 1 with seeded requests."""
+    rollout = Rollout(model, ranks=2, n=4, seed=7, engine=sam(verify="seeded"))
+    yield rollout
+    rollout.stop()
+
+
+@pytest.fixture(scope="module")
+def first(engines, prompts):
+    return engines.ask("generate", prompts=prompts)
+
+
+def test_drafts_are_verified_and_logged(first):
+    log = metrics(first)
+    tokens = sum(len(answer) for rank in first for answer in rank["answers"])
+    assert log["rollout/spec/tokens"] == tokens
+    assert log["rollout/spec/drafted"] > 0
+    assert log["rollout/spec/accepted"] > 0
+    assert tokens > log["rollout/spec/request_steps"]  # more than one token a request and step
+    assert log["rollout/spec/proposed"] >= log["rollout/spec/drafted"]
+    assert {name.removeprefix(META) for rank in first for name in rank["meta_info"]} == {"0/1", "1/1"}
+
+
+def test_log_probs_are_asked_for_only_where_wanted(first):
+    assert [log_probs for rank in first for _, log_probs in rank["asked"]] == 16 * [None]
+
+
+def test_siblings_are_dealt_to_one_engine(first, prompts):
+    assert [rank["prompts"] for rank in first] == [
+        [p for p in half for _ in range(4)] for half in (prompts[:2], prompts[2:])
+    ]
+
+
+def test_index_survives_new_weights_and_finds_the_answers_of_the_step_before(engines, first, prompts):
+    size = metrics(first)["rollout/spec/index_bytes"]
+    assert metrics(first)["rollout/spec/proposed_history"] == 0
+    engines.ask("next_step")
+    log = metrics(engines.ask("generate", prompts=prompts))
+    assert log["rollout/spec/index_bytes"] > size
+    assert log["rollout/spec/proposed_history"] > 0
+    assert log["rollout/spec/accepted"] > 0
+
+
+def test_each_request_has_its_seed(engines, first, prompts):
+    assert seeds(first) == request_seeds(7, 0, 0, 16, 4)
+    count = max(
+        int(name.split("/")[-1]) for rank in engines.ask("generate", prompts=prompts) for name in rank["meta_info"]
+    )
+    checked = engines.ask("generate", prompts=prompts, validate=True)
+    assert seeds(checked) == request_seeds(7, count, 0, 16, 1)
+
+
+def test_siblings_differ(first):
+    long = [tuple(answer) for rank in first for answer in rank["answers"] if len(answer) > 10]
+    assert len(set(long)) == len(long) > 8
+
+
+def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
+    rollout = Rollout(model, n=4, seed=7, engine={"additional_config": {"sam_verify": "seeded"}})
+    (plain,) = rollout.ask("generate", prompts=prompts)
+    rollout.stop()
+    assert metrics([plain])["rollout/spec/drafted"] == 0
+    assert plain["answers"] == [answer for rank in first for answer in rank["answers"]]
+
+
+@pytest.fixture(scope="module")
+def tensor_parallel(model, prompts):
+    """What the two ranks of one engine answer, each with a scheduler of its own."""
+    rollout = Rollout(model, ranks=2, tensor_model_parallel_size=2, n=4, engine=sam(threshold=16))
+    yield rollout.ask("generate", prompts=prompts)
+    rollout.stop()
+
+
+def test_ranks_that_schedule_alone_stay_in_step(tensor_parallel):
+    leader, follower = tensor_parallel
+    assert leader["answers"] == follower["answers"]
+    assert metrics(tensor_parallel)["rollout/spec/accepted"] > 0
+    assert not follower["meta_info"]  # it is the same engine
+
+
+def test_requests_of_other_runs_have_no_seed(tensor_parallel):
+    assert seeds(tensor_parallel) == 2 * 16 * [None]
+
+
+@pytest.fixture(scope="module")
+def with_log_probs(model, prompts):
+    rollout = Rollout(model, n=2, calculate_log_probs=True, engine=sam())
+    done = rollout.ask("generate", prompts=prompts)
+    yield done, rollout.ask("log_probs", prompts=done[0]["prompts"], answers=done[0]["answers"])[0]
+    rollout.stop()
+
+
+def test_log_probs_that_the_trainer_wants_are_right(with_log_probs):
+    (rank,), expected = with_log_probs
+    assert rank["asked"] == 8 * [[None, 0]]
+    for got, true in zip(rank["log_probs"], expected, strict=True):
+        assert got == pytest.approx(true, abs=2e-4)
+
+
+def test_requests_with_log_probs_are_drafted(with_log_probs):
+    assert metrics(with_log_probs[0])["rollout/spec/accepted"] > 0
