@@ -167,7 +167,9 @@ static bool grow_nodes(sam_index *index, uint32_t more) {
 }
 
 static bool reserve_nodes(sam_index *index, uint32_t more) {
-    uint32_t capacity = index->kind == SAM_COUNTED ? index->count_capacity : index->node_capacity;
+    uint32_t capacity = index->node_capacity;
+    if (index->kind == SAM_COUNTED && index->count_capacity < capacity)
+        capacity = index->count_capacity;
     return more <= capacity - index->node_count || grow_nodes(index, more);
 }
 
