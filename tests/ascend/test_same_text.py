@@ -28,25 +28,39 @@ def drafting(model):
     engine.stop()
 
 
-def test_text_is_the_same_with_and_without_drafts(without, drafting, prompts):
+@pytest.fixture(scope="module")
+def other(model):
+    """Other drafts: 2 tokens by the article's rule, at any batch, prompts in chunks of 48."""
+    sam = {"verify": "seeded", "threshold": 64, "rule": "oldest", "sources": ["request"], "min_prob": 0}
+    engine = Engine(model, sam=sam, k=2, max_num_batched_tokens=48, max_num_seqs=16)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="module")
+def requests(prompts):
+    """12 prompts, four of them twice, with the lengths and sampling of their answers; one is greedy."""
     many = [prompts[i] for i in (0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7)]
-    lengths = [150 - 9 * i for i in range(12)]
-    each = [
-        {
-            "temperature": 1.0,
-            "seed": 2**40 + i,
-            **({"top_p": 0.8} if i % 3 == 1 else {"top_k": 9} if i % 3 == 2 else {}),
-        }
-        for i in range(12)
-    ]
+    limits = ({}, {"top_p": 0.8}, {"top_k": 9})
+    each = [{"temperature": 1.0, "seed": 2**40 + i, **limits[i % 3]} for i in range(12)]
     each[5] = {"temperature": 0.0}
+    return many, [150 - 9 * i for i in range(12)], each
+
+
+def test_text_is_the_same_with_and_without_drafts(without, drafting, other, requests):
+    many, lengths, each = requests
     expected = without.run(many, lengths, each=each)
     assert drafting.run(many, lengths, each=each) == expected
     speculated(drafting)
     assert drafting.preemptions > 0 and drafting.drafter()["transitions"] > 0
     assert drafting.run(many, lengths, stagger=7, each=each) == expected
     speculated(drafting)
-    siblings = [answer[:60] for answer in without.run([prompts[0]] * 4, 60, each=each[:4])]
+    assert other.run(many, lengths, each=each) == expected
+    speculated(other)
+
+
+def test_siblings_differ(without, requests, prompts):
+    siblings = without.run([prompts[0]] * 4, 60, each=requests[2][:4])
     assert len({tuple(answer) for answer in siblings}) == 4
 
 
