@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from sam_core.options import Options
+from sam_core.options import VERIFY, Options
 
 ROUTER = Path(__file__).resolve().parent / "router.yaml"
 KEYS = ("name", "pin_set", "seed", "steps", "model", "sam", "sam_options", "env", "verl")
@@ -38,7 +38,7 @@ def load(path: Path, overrides: list[str]) -> DictConfig:
 def options(config: DictConfig) -> Options:
     """The options of the SAM proposer; raise ValueError with one sentence."""
     sam = OmegaConf.to_container(config.sam_options, resolve=True)
-    return Options.from_engine(sam.pop("k"), sam)
+    return Options.from_engine(sam.pop("k"), sam, verify=VERIFY)
 
 
 def verl_overrides(config: DictConfig, run_dir: Path) -> list[str]:
@@ -65,10 +65,14 @@ def verl_overrides(config: DictConfig, run_dir: Path) -> list[str]:
     )
     lines = _flatten(OmegaConf.to_container(merged, resolve=True))
     lines += [f"hydra.run.dir={_hydra(str(run_dir / 'hydra'))}"]
-    if config.sam != "off":
+    vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm."
+    if config.sam == "off":
+        if options(config).verify != Options.verify:
+            lines += _flatten({"+additional_config": {"sam_verify": options(config).verify}}, vllm)
+    else:
         sam = OmegaConf.to_container(config.sam_options, resolve=True)
         speculative = {"method": "sam", "num_speculative_tokens": sam.pop("k"), "sam": {**sam, "switch": config.sam}}
-        lines += _flatten({"+speculative_config": speculative}, "actor_rollout_ref.rollout.engine_kwargs.vllm.")
+        lines += _flatten({"+speculative_config": speculative}, vllm)
     return lines
 
 

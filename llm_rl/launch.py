@@ -71,7 +71,12 @@ def run(config: DictConfig, run_dir: Path) -> None:
             raise LaunchError(f"{config.model} has no {file}: make the model first (llm_rl/qwen3/run_*.sh does)")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        for old in (run_dir / "run.json", run_dir / "steps.jsonl", *run_dir.glob("engine-*.jsonl")):
+        for old in (
+            run_dir / "run.json",
+            run_dir / "steps.jsonl",
+            *run_dir.glob("engine-*.jsonl"),
+            *run_dir.glob("answers-*.jsonl"),
+        ):
             old.unlink(missing_ok=True)
     except OSError as e:
         raise LaunchError(f"{run_dir} cannot be used as the run's folder: {e.strerror}") from None

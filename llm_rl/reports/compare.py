@@ -13,16 +13,23 @@ import sys
 import tempfile
 from pathlib import Path
 
+from llm_rl.reports.answers import compare_answers, read_answers, sentence
 from llm_rl.reports.runs import SPEC, ReportError, read_run
 
 NOTES = """\
 - gain = (off / on) - 1, so +30 % says that the old way took 1.3 times as long.
 - Means and sums are over training steps {first} to {last}{skipped}.
-- The two runs sample different answers, so time a token is the fairer comparison; time a training step also depends on
-  how long the answers happened to be.
+{texts}
 - tail: engine steps with at most {threshold} requests running, in both runs alike.
 - tokens a step: tokens that one request gains in one engine step; exactly 1 without speculation.
 """
+
+DIFFERENT_TEXTS = """\
+- The two runs sample different answers, so time a token is the fairer comparison; time a training step also depends on
+  how long the answers happened to be."""
+SAME_TEXTS = """\
+- Both runs sample by seed and position, so the same answers as far as it says below. Answers to prompts that dynamic
+  sampling asked too many may be in one run only."""
 
 
 def check_comparable(off, on):
@@ -52,10 +59,11 @@ def _difference(off, on, path="config"):
     return _difference(off.get(name), on.get(name), f"{path}.{name}")
 
 
-def summarize(off, on):
+def summarize(off, on, sampled=None):
     """The content of summary.json. Times in seconds; arms `off` and `on`; lists have one entry a training step.
 
     The first training step starts engines and compiles, so means and sums leave it out where there are others.
+    `sampled` is what compare_answers found.
     """
     check_comparable(off, on)
     first = 1 if len(off.steps) > 1 else 0
@@ -84,6 +92,7 @@ def summarize(off, on):
         "decode_steps_ratio": ratio(lambda arm: arm["decode_steps"]),
         "tail_speedup": tail_speedup,
         "tail_speedup_is_per_token": tail_per_token,
+        "sampled": sampled,
         **arms,
     }
 
@@ -176,16 +185,31 @@ def markdown(summary):
         last=last,
         skipped=" (the first one starts the engine and is left out)" if first > 1 else "",
         threshold=summary["threshold"],
+        texts=SAME_TEXTS if summary["sampled"] else DIFFERENT_TEXTS,
     )
     return (
         "# Rollout with and without suffix-automaton drafting\n\n"
         f"Pin set {summary['pin_set']} ({trees}), seed {summary['seed']}, {last} training steps, "
         f"at most {summary['k']} draft tokens a step.\n\n"
         + "\n".join(rows)
-        + f"\n\n{notes}\n![Pictures](report.png)\n\n## Training steps\n\n"
+        + f"\n\n{notes}\n![Pictures](report.png)\n\n"
+        + (_sampled_section(summary["sampled"]) if summary["sampled"] else "")
+        + "## Training steps\n\n"
         + "\n".join(steps)
         + "\n"
     )
+
+
+def _sampled_section(sampled):
+    rows = [
+        "| step | answers of both | equal | tokens, SAM on | equal | log-probabilities differ by | off only | on only |",
+        "|---" * 8 + "|",
+    ]
+    for row in sampled["steps"]:
+        difference = "-" if row["log_prob_difference"] is None else f"{row['log_prob_difference']:.1e}"
+        cells = [row["step"], row["answers"], row["answers_equal"], f"{row['tokens']:,}", f"{row['tokens_equal']:,}"]
+        rows.append(f"| {' | '.join(map(str, [*cells, difference, row['only_off'], row['only_on']]))} |")
+    return "## Sampled tokens\n\n" + sentence(sampled) + "\n\n" + "\n".join(rows) + "\n\n"
 
 
 def write_reports(out, summary, off, on):
@@ -213,7 +237,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         off, on = read_run(args.off), read_run(args.on)
-        summary = summarize(off, on)
+        summary = summarize(off, on, compare_answers(read_answers(args.off), read_answers(args.on)))
         write_reports(args.out, summary, off, on)
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -222,6 +246,8 @@ def main(argv=None):
         print(f"error: the report cannot be written to {args.out}: {error.strerror}", file=sys.stderr)
         return 1
     print(text_table(table(summary)))
+    if summary["sampled"]:
+        print(sentence(summary["sampled"]))
     print(f"report: {args.out / 'report.md'}, {args.out / 'report.png'}, {args.out / 'summary.json'}")
     return 0
 

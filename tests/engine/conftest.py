@@ -14,10 +14,14 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
+import numpy as np
 import pytest
 from sam_core.stats import StepLog
 
+from sam_core import corpus
+
 VOCAB = 64
+KNOWN_PROMPT = [11, 47, 5, 29, 53, 17]
 
 
 @pytest.fixture(scope="session")
@@ -49,8 +53,19 @@ def model(tmp_path_factory):
     return folder
 
 
+class Log(StepLog):
+    """Counts preemptions as well; vLLM's own counters are those of the engine that was started last."""
+
+    preemptions = 0
+
+    def record(self, scheduler_stats, iteration_stats, *args, **kwargs):
+        super().record(scheduler_stats, iteration_stats, *args, **kwargs)
+        if iteration_stats is not None:
+            self.preemptions += iteration_stats.num_preempted_reqs
+
+
 class Engine:
-    """vLLM's LLMEngine with a StepLog: one row an engine step."""
+    """vLLM's LLMEngine with a Log: one row an engine step."""
 
     def __init__(self, model, sam=None, k=3, **settings):
         from vllm.engine.arg_utils import EngineArgs
@@ -58,7 +73,7 @@ class Engine:
 
         speculative = None if sam is None else {"method": "sam", "num_speculative_tokens": k, "sam": sam}
         settings = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048} | settings
-        self.log = StepLog()
+        self.log = Log()
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(model),
@@ -74,17 +89,20 @@ class Engine:
         self.requests = 0
         self.rows = []
 
-    def run(self, prompts, max_tokens=64, stagger=0, abort=(), **sampling):
+    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, **sampling):
         """Answer prompts; `stagger` engine outputs lie between arrivals; the requests in `abort` end after 5 tokens.
 
-        Returns the token ids of each answer; `self.rows` holds the engine's steps of this run.
+        `sampling` holds for all requests, `each` has more settings for each of them.
+
+        Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions` its
+        preemptions.
         """
         from vllm import SamplingParams
 
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
         sampling = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | sampling
         self.log.path = "kept in memory"
-        self.log._rows = []
+        self.log._rows, self.log.preemptions = [], 0
         waiting = list(enumerate(prompts))
         names, answers, outputs = {}, {}, 0
         while waiting or self.engine.has_unfinished_requests():
@@ -92,7 +110,7 @@ class Engine:
                 i, prompt = waiting.pop(0)
                 name = str(self.requests)
                 self.requests += 1
-                params = SamplingParams(max_tokens=lengths[i], **sampling)
+                params = SamplingParams(max_tokens=lengths[i], **(sampling | (each[i] if each else {})))
                 self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
                 names[name] = i
             if stagger and waiting and not self.engine.has_unfinished_requests():
@@ -133,6 +151,41 @@ def sam(model):
     engine = Engine(model, sam={"threshold": 8})
     yield engine
     engine.stop()
+
+
+@pytest.fixture(scope="session")
+def tight(model, plain, tmp_path_factory):
+    """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128; a corpus of one answer.
+
+    Samples by seed and position.
+    """
+    path = tmp_path_factory.mktemp("corpus") / "corpus"
+    write_corpus(path, KNOWN_PROMPT + plain.run([KNOWN_PROMPT])[0])
+    engine = Engine(
+        model,
+        sam={"threshold": 64, "corpus": str(path), "verify": "seeded"},
+        k=4,
+        max_model_len=128,
+        max_num_seqs=16,
+        max_num_batched_tokens=48,
+        block_size=16,
+        num_gpu_blocks_override=24,
+        enable_prefix_caching=False,
+    )
+    yield engine
+    engine.stop()
+
+
+def write_corpus(path, text):
+    """What build_corpus writes for one text, without the library for sorting, which is not in this environment."""
+    tokens = np.array([*text, corpus.END], np.int32)
+    suffixes = sorted(range(len(text)), key=lambda at: tokens[at:].tolist())
+    corpus._write(path, tokens, np.array(suffixes, np.uint32), texts=1)
+
+
+def speculated(engine):
+    assert engine.count("drafted") > 0, "nothing was drafted: the test shows nothing"
+    assert engine.count("accepted") > 0, "no draft was accepted: the test shows nothing"
 
 
 @pytest.fixture(scope="session")

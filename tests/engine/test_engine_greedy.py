@@ -4,45 +4,8 @@
 import random
 import time
 
-import numpy as np
 import pytest
-from conftest import VOCAB, Engine
-
-from sam_core import corpus
-
-KNOWN_PROMPT = [11, 47, 5, 29, 53, 17]
-
-
-@pytest.fixture(scope="module")
-def tight(model, plain, tmp_path_factory):
-    """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128; a corpus of one answer."""
-    path = tmp_path_factory.mktemp("corpus") / "corpus"
-    write_corpus(path, KNOWN_PROMPT + plain.run([KNOWN_PROMPT])[0])
-    engine = Engine(
-        model,
-        sam={"threshold": 64, "corpus": str(path)},
-        k=4,
-        max_model_len=128,
-        max_num_seqs=16,
-        max_num_batched_tokens=48,
-        block_size=16,
-        num_gpu_blocks_override=24,
-        enable_prefix_caching=False,
-    )
-    yield engine
-    engine.stop()
-
-
-def write_corpus(path, text):
-    """What build_corpus writes for one text, without the library for sorting, which is not in this environment."""
-    tokens = np.array([*text, corpus.END], np.int32)
-    suffixes = sorted(range(len(text)), key=lambda at: tokens[at:].tolist())
-    corpus._write(path, tokens, np.array(suffixes, np.uint32), texts=1)
-
-
-def speculated(engine):
-    assert engine.count("drafted") > 0, "nothing was drafted: the test shows nothing"
-    assert engine.count("accepted") > 0, "no draft was accepted: the test shows nothing"
+from conftest import KNOWN_PROMPT, VOCAB, speculated
 
 
 def test_sam_equals_plain_greedy(plain, sam, prompts):
@@ -66,10 +29,9 @@ def test_sixty_four_requests_over_the_threshold(plain, sam, prompts):
 def test_preemption_and_prompts_longer_than_a_chunk(plain, tight):
     rng = random.Random(1)
     prompts = [[rng.randrange(VOCAB - 1) for _ in range(70)] for _ in range(10)]
-    before = preemptions(tight)
     assert tight.run(prompts, 50) == plain.run(prompts, 50)
     speculated(tight)
-    assert preemptions(tight) > before, "nothing was preempted: the test shows nothing"
+    assert tight.log.preemptions > 0, "nothing was preempted: the test shows nothing"
 
 
 def test_near_max_model_len(plain, tight):
@@ -157,9 +119,3 @@ def test_pool_is_empty_after_the_last_request(sam, prompts):
             return
         time.sleep(0.1)
     pytest.fail(f"{sam.drafter()['requests']} requests are still indexed")
-
-
-def preemptions(engine):
-    from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
-
-    return sum(m.value for m in get_metrics_snapshot() if isinstance(m, Counter) and m.name == "vllm:num_preemptions")

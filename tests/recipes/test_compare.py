@@ -64,6 +64,11 @@ def write_run(folder, sam, steps=3, engine=True, **record):
     return folder
 
 
+def write_answers(folder, answers, name="answers-1.jsonl"):
+    """`answers`: {(step, prompt, sibling): (prompt's hash, tokens, log-probabilities)}."""
+    (folder / name).write_text("".join(json.dumps([*place, *answer]) + "\n" for place, answer in answers.items()))
+
+
 def edit_step(folder, number, **changes):
     """Change metrics of one line of steps.jsonl; None takes a metric away."""
     path = folder / "steps.jsonl"
@@ -241,6 +246,111 @@ def test_refuses_a_broken_engine_log(runs, capsys):
     with (runs / "on" / "engine-0.jsonl").open("a") as file:
         file.write("[1, 2]\n")
     assert_refused(runs, capsys, "is not an engine step: six numbers belong there")
+
+
+def test_without_answers_the_texts_are_called_different(runs, capsys):
+    assert run_compare(runs) == 0
+    assert json.loads((runs / "report" / "summary.json").read_text())["sampled"] is None
+    assert "sample different answers" in (runs / "report" / "report.md").read_text()
+    assert "sampled with SAM on equal" not in capsys.readouterr().out
+
+
+def sampled_alike():
+    """Two steps of two prompts with two answers of three tokens."""
+    places = [(step, prompt, sibling) for step in (1, 2) for prompt in (0, 1) for sibling in (0, 1)]
+    return {place: (f"h{place[1]}", [5, 6, 7], [-0.5, -0.25, -1.0]) for place in places}
+
+
+def compare_sampled(runs, change):
+    """The comparison's `sampled`, of a run and one whose answers `change` has changed; report.md and what was printed."""
+    on = sampled_alike()
+    change(on)
+    write_answers(runs / "off", sampled_alike())
+    half = len(on) // 2
+    write_answers(runs / "on", dict(list(on.items())[:half]))
+    write_answers(runs / "on", dict(list(on.items())[half:]), name="answers-22.jsonl")
+    assert run_compare(runs) == 0
+    return json.loads((runs / "report" / "summary.json").read_text())["sampled"]
+
+
+def test_equal_answers_are_counted(runs, capsys):
+    sampled = compare_sampled(runs, lambda on: None)
+    row = {"answers": 4, "answers_equal": 4, "tokens": 12, "tokens_equal": 12, "log_prob_difference": 0.0}
+    assert sampled["steps"] == [{"step": step, **row, "only_off": 0, "only_on": 0} for step in (1, 2)]
+    assert sampled["first_difference"] is None
+    text = "24 of 24 tokens sampled with SAM on equal those with it off."
+    assert text + "\n" in capsys.readouterr().out
+    report = (runs / "report" / "report.md").read_text()
+    assert text in report and "| 2 | 4 | 4 | 12 | 12 | 0.0e+00 | 0 | 0 |" in report
+    assert "sample different answers" not in report
+
+
+@pytest.mark.parametrize(
+    ("step", "log_probs", "cause", "why"),
+    [
+        (1, [-0.5, -0.250002, -3.0], "forward", "the weights were the same, but a pass over several positions rounds"),
+        (2, [-0.5, -0.250002, -3.0], "forward", "the weights were the same"),
+        (2, [-0.5, -0.251, -3.0], "training", "the weights of the two runs were no longer the same (log-prob"),
+        (2, None, "unknown", "the runs logged no log-probabilities"),
+    ],
+)
+def test_first_difference_is_located_and_explained(runs, capsys, step, log_probs, cause, why):
+    def change(on):
+        on[step, 1, 0] = ("h1", [5, 6, 9, 9], log_probs and [*log_probs, -1.0])
+        on[2, 1, 1] = ("h1", [8, 8], None)
+        on[1, 0, 0] = ("h0", [5, 6, 7], log_probs and [-0.5, -0.250001, -1.0])
+        if log_probs is None:
+            for place, (asked, tokens, _) in on.items():
+                on[place] = (asked, tokens, None)
+
+    sampled = compare_sampled(runs, change)
+    first = sampled["first_difference"]
+    assert {name: first[name] for name in ("step", "prompt", "answer", "position", "token_off", "token_on")} == {
+        "step": step,
+        "prompt": 1,
+        "answer": 0,
+        "position": 2,
+        "token_off": 7,
+        "token_on": 9,
+    }
+    assert first["cause"] == cause
+    assert [row["tokens"] for row in sampled["steps"]] == [12 + (step == 1), 11 + (step == 2)]
+    assert [row["tokens_equal"] for row in sampled["steps"]] == [12 - (step == 1), 9 - (step == 2)]
+    printed = capsys.readouterr().out
+    assert f"training step {step}, prompt 1, answer 0, position 2" in printed
+    assert "token 7 off, token 9 on" in printed and why in printed
+
+
+def test_other_prompts_and_answers_of_one_run_alone(runs, capsys):
+    def change(on):
+        on[2, 0, 0] = ("h5", *on[2, 0, 0][1:])
+        on[2, 2, 0] = on.pop((2, 1, 1))
+
+    sampled = compare_sampled(runs, change)
+    assert sampled["first_difference"]["cause"] == "prompts" and sampled["first_difference"]["position"] == 0
+    row = sampled["steps"][1]
+    assert [row[name] for name in ("answers", "answers_equal", "tokens_equal", "only_off", "only_on")] == [
+        3,
+        2,
+        6,
+        1,
+        1,
+    ]
+    assert "the runs asked different prompts there" in capsys.readouterr().out
+
+
+def test_answer_that_ends_early_differs_at_its_end(runs, capsys):
+    def change(on):
+        on[1, 0, 1] = ("h0", [5, 6], [-0.5, -0.25])
+
+    first = compare_sampled(runs, change)["first_difference"]
+    assert (first["position"], first["token_off"], first["token_on"]) == (2, 7, None)
+    assert "token 7 off, the end on" in capsys.readouterr().out
+
+
+def test_refuses_broken_answers(runs, capsys):
+    (runs / "on" / "answers-1.jsonl").write_text("[1, 2]\n")
+    assert_refused(runs, capsys, "answers-1.jsonl, line 1, is not an answer: six values belong there")
 
 
 def assert_refused(folder, capsys, sentence):

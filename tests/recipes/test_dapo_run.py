@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DAPO for real: verl's trainer, vLLM's engine, the tiny Qwen3, two training steps with SAM."""
+"""DAPO for real: verl's trainer, vLLM's engine, the tiny Qwen3, two training steps with SAM and one without."""
 
 import json
 import subprocess
@@ -9,19 +9,24 @@ from types import SimpleNamespace
 import pytest
 
 from llm_rl import launch
+from llm_rl.reports.answers import compare_answers, read_answers
 
 ROOT = Path(launch.ROOT)
+
+
+def train(folder, *overrides):
+    script = ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
+    result = subprocess.run([script, *overrides, "--run-dir", folder], capture_output=True, text=True, timeout=900)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dapo")
-    script = ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
-    result = subprocess.run(
-        [script, "sam=batch", "steps=2", "--run-dir", folder], capture_output=True, text=True, timeout=900
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = train(folder, "sam=batch", "steps=2")
     return SimpleNamespace(
+        answers=read_answers(folder),
         output=result.stdout,
         record=json.loads((folder / "run.json").read_text()),
         steps=launch.read_steps(folder / "steps.jsonl"),
@@ -57,6 +62,29 @@ def test_drafts_follow_only_steps_within_the_threshold(run):
     for before, row in zip(run.rows, run.rows[1:], strict=False):
         if row[4]:
             assert before[2] <= run.record["threshold"]
+
+
+def test_every_answer_is_logged_in_its_place(run):
+    for step in run.steps:
+        answers = {place[1:]: answer for place, answer in run.answers.items() if place[0] == step["step"]}
+        prompts = len(answers) // 8
+        assert prompts >= 8 and set(answers) == {(prompt, sibling) for prompt in range(prompts) for sibling in range(8)}
+        assert sum(len(answer.tokens) for answer in answers.values()) == step["data"]["rollout/spec/tokens"]
+        assert all(len(answer.log_probs) == len(answer.tokens) for answer in answers.values())
+        for prompt in range(prompts):
+            siblings = [answers[prompt, sibling] for sibling in range(8)]
+            assert len({answer.asked for answer in siblings}) == 1
+            assert len({tuple(answer.tokens) for answer in siblings}) > 1
+
+
+def test_without_sam_the_answers_are_the_same(run, tmp_path):
+    """All tokens of step 1 but for those behind one that rounding has turned: at most one answer in twenty."""
+    train(tmp_path, "sam=off", "steps=1")
+    off = read_answers(tmp_path)
+    step = compare_answers(off, {place: answer for place, answer in run.answers.items() if place[0] == 1})["steps"][0]
+    assert step["answers"] >= 64 and step["tokens"] > 2000
+    assert step["answers_equal"] >= 0.95 * step["answers"]
+    assert step["log_prob_difference"] < 1e-3
 
 
 def test_rollout_log_probs_agree_with_the_trainers(run):

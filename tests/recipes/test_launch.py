@@ -32,7 +32,7 @@ def test_child_replaces_and_adds_to_its_base():
     assert config.env.VLLM_USE_V2_MODEL_RUNNER == "0"
 
 
-def test_sam_reaches_the_engine_and_off_leaves_it_alone(tmp_path):
+def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
     prefix = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config."
     on = recipe.verl_overrides(load("sam_options.k=4", "sam_options.rule=oldest"), tmp_path)
     assert {line for line in on if line.startswith(prefix)} == {
@@ -46,15 +46,21 @@ def test_sam_reaches_the_engine_and_off_leaves_it_alone(tmp_path):
             "sam.threshold=8",
             "sam.memory_bytes=1073741824",
             "sam.min_prob=0.1",
+            "sam.verify=seeded",
             "sam.corpus=null",
         )
     }
+    seeded = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
     off = recipe.verl_overrides(load("sam=off"), tmp_path)
-    assert [line for line in on if not line.startswith(prefix)] == off
+    assert [*[line for line in on if not line.startswith(prefix)], seeded] == off
+    assert [line for line in off if line != seeded] == recipe.verl_overrides(
+        load("sam=off", "sam_options.verify=rejection"), tmp_path
+    )
 
 
 def test_recipes_name_every_option_with_the_engines_default():
-    assert recipe.options(load()) == Options()
+    assert recipe.options(load("sam_options.verify=rejection")) == Options()
+    assert recipe.options(load()).verify == "seeded"
     assert set(load().sam_options) | {"switch"} == {"k", *(f.name for f in dataclasses.fields(Options))}
 
 
@@ -81,6 +87,10 @@ def test_the_arms_share_the_seed(tmp_path):
         (
             "sam_options.corpus=/no",
             "sam_options: corpus '/no' cannot be opened (No such file or directory): name a file",
+        ),
+        (
+            "sam_options.verify=block",
+            "sam_options: verify 'block' is not available; this version has rejection, seeded",
         ),
         ("sam_options.k=16", "sam_options: num_speculative_tokens must be an integer from 1 to 15, got 16"),
         ("sam_options.switch=batch", "the switch is chosen by sam=off or sam=batch, not in sam_options"),

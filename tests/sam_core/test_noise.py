@@ -3,7 +3,7 @@ import itertools
 import random
 
 import pytest
-from sam_core.noise import request_seed, request_seeds, wants_seeds
+from sam_core.noise import PromptNumbers, request_seed, request_seeds, wants_seeds
 
 
 def test_no_two_requests_of_a_run_share_a_seed():
@@ -52,3 +52,12 @@ def test_a_seed_is_the_same_everywhere():
 )
 def test_seeds_are_wanted_for_seeded_verification_only(engine_kwargs, wanted):
     assert wants_seeds(engine_kwargs) is wanted
+
+
+def test_prompts_are_numbered_by_step_and_apart_from_validation():
+    numbers = PromptNumbers()
+    assert numbers(0, 2, True) == [-1, -2]
+    assert numbers(1, 3, False) == [0, 1, 2]
+    assert numbers(1, 1, True) == [-1]
+    assert numbers(1, 2, False) == [3, 4]
+    assert numbers(2, 1, False) == [0]

@@ -152,3 +152,16 @@ def test_a_step_that_asked_for_drafts_and_verified_none_says_so(caplog):
     assert caplog.records[0].levelname == "WARNING"
     assert "no draft was verified" in caplog.messages[0]
     assert "88 tokens were proposed, and drafting was on in 3 of 20 engine steps" in caplog.messages[0]
+
+
+def test_answers_are_logged_only_where_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv(stats.ENV_LOG, str(tmp_path / "run"))
+    stats.log_answer((1, 2, 3), [5, 6], [7, 8], [-0.5, -0.12345678])
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv(stats.ENV_ANSWERS, "1")
+    stats.log_answer((1, 2, 3), [5, 6], [7, 8], [-0.5, -0.12345678])
+    stats.log_answer((1, 2, 4), [5, 6], [7], None)
+    (path,) = (tmp_path / "run").iterdir()
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert first[:3] + first[4:] == [1, 2, 3, [7, 8], [-0.5, -0.1234568]]
+    assert second == [1, 2, 4, first[3], [7], None]

@@ -34,6 +34,22 @@ def request_seeds(run_seed: int, step: int, first: int, count: int, siblings: in
     return [request_seed(run_seed, step, *divmod(row, siblings)) for row in range(first, first + count)]
 
 
+class PromptNumbers:
+    """Numbers the prompts of each rollout: 0, 1, ... in the order in which they are asked, -1, -2, ... in validation."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._asked = {False: 0, True: 0}
+
+    def __call__(self, step: int, count: int, validation: bool) -> list[int]:
+        """The numbers of `count` prompts that are asked next, in training step `step`."""
+        if step != self._step:
+            self._step, self._asked = step, {False: 0, True: 0}
+        first = self._asked[validation]
+        self._asked[validation] += count
+        return [-1 - i if validation else i for i in range(first, first + count)]
+
+
 def wants_seeds(engine_kwargs: Mapping[str, Any]) -> bool:
     """Whether an engine with these arguments samples by seed, with speculation or (to compare with) without it."""
     sam = (engine_kwargs.get("speculative_config") or {}).get("sam") or {}

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,8 @@ ENV_THRESHOLD = "SAM_TAIL_THRESHOLD"
 """Running requests up to which a step counts as the tail of a rollout; default 8."""
 ENV_LOG = "SAM_STEP_LOG"
 """Folder that receives `engine-<replica>.jsonl`, one row an engine step; not written where it is unset."""
+ENV_ANSWERS = "SAM_ANSWER_LOG"
+"""1: every answer of a seeded rollout goes to `answers-<process>.jsonl` in ENV_LOG's folder; meant for small runs."""
 
 ROWS_KEPT = 65_536
 """Rows held until somebody takes them; then they are written all the same."""
@@ -112,6 +115,28 @@ class StepLog:
                 logger.warning("%s is not written any more: %s", self.path, e.strerror)
                 self.path = None
             self._rows = []
+
+
+def log_answer(
+    place: tuple[int, int, int], prompt: Sequence[int], tokens: Sequence[int], log_probs: Sequence[float] | None
+) -> None:
+    """Append a row to this process's log of answers, where ENV_ANSWERS asks for one.
+
+    place: training step, number of the prompt in it, number of the answer to it. A row is these three, a hash of the
+    prompt's token ids, the answer's token ids and their log-probabilities, or null.
+    """
+    folder = os.environ.get(ENV_LOG)
+    if not folder or os.environ.get(ENV_ANSWERS) != "1":
+        return
+    asked = hashlib.blake2b(json.dumps(list(prompt)).encode(), digest_size=8).hexdigest()
+    row = [*place, asked, list(tokens), log_probs and [round(value, 7) for value in log_probs]]
+    path = os.path.join(folder, f"answers-{os.getpid()}.jsonl")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(path, "a") as f:
+            f.write(json.dumps(row, separators=(",", ":")) + "\n")
+    except OSError as e:  # a full disk must not end a training run
+        logger.warning("%s lacks an answer: %s", path, e.strerror)
 
 
 def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:

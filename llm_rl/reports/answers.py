@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sampled tokens two seeded runs share, from the answers that each has logged, and why the first one differs."""
+
+import json
+from dataclasses import dataclass
+
+from llm_rl.reports.runs import ReportError
+
+FORWARD, TRAINING, PROMPTS, UNKNOWN = "forward", "training", "prompts", "unknown"
+DIVERGED = 4
+"""Times the difference of step 1 from which a difference of log-probabilities is one of the weights, not of rounding."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One logged answer: a hash of its prompt's token ids, its token ids, and their log-probabilities or None."""
+
+    asked: str
+    tokens: list[int]
+    log_probs: list[float] | None
+
+
+def read_answers(folder):
+    """The answers that a run has logged, {(training step, prompt, answer): Answer}; empty where it logged none."""
+    answers = {}
+    for path in sorted(folder.glob("answers-*.jsonl")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            try:
+                step, prompt, sibling, asked, tokens, log_probs = json.loads(line)
+            except (TypeError, ValueError):
+                raise ReportError(f"{path}, line {number}, is not an answer: six values belong there") from None
+            answers[step, prompt, sibling] = Answer(asked, tokens, log_probs)
+    return answers
+
+
+def compare_answers(off, on):
+    """What two runs' answers share; None unless both have logged some.
+
+    `steps` has a row a training step: answers of both runs, tokens of them with SAM on, how many of these are equal (up to
+    the first that differs in each answer), the largest difference of log-probabilities of equal tokens, and answers that
+    one run alone has sampled. `first_difference`: where and why, or None.
+    """
+    if not off or not on:
+        return None
+    rows, first = [], None
+    for step in sorted({place[0] for place in (*off, *on)}):
+        places = {name: {p for p in run if p[0] == step} for name, run in (("off", off), ("on", on))}
+        both = sorted(places["off"] & places["on"])
+        row = {"step": step, "answers": len(both), "answers_equal": 0, "tokens": 0, "tokens_equal": 0}
+        row |= {"log_prob_difference": None, "only_off": len(places["off"]) - len(both)}
+        row |= {"only_on": len(places["on"]) - len(both)}
+        for place in both:
+            a, b = off[place], on[place]
+            equal = _common(a, b)
+            row["tokens"] += len(b.tokens)
+            row["tokens_equal"] += equal
+            row["answers_equal"] += a.asked == b.asked and a.tokens == b.tokens
+            if a.log_probs and b.log_probs and equal:
+                pairs = zip(a.log_probs[:equal], b.log_probs[:equal], strict=True)
+                difference = max(abs(x - y) for x, y in pairs)
+                row["log_prob_difference"] = max(difference, row["log_prob_difference"] or 0.0)
+            if first is None and (a.asked != b.asked or a.tokens != b.tokens):
+                first = {"step": step, "prompt": place[1], "answer": place[2], "position": equal}
+                first |= {
+                    "token_off": _token(a, equal),
+                    "token_on": _token(b, equal),
+                    "same_prompt": a.asked == b.asked,
+                }
+        rows.append(row)
+    if first:
+        first["cause"] = _cause(first, rows)
+    return {"steps": rows, "first_difference": first}
+
+
+def _common(a, b):
+    """How many tokens two answers share before the first that differs; none where their prompts differ."""
+    if a.asked != b.asked:
+        return 0
+    shared = zip(a.tokens, b.tokens, strict=False)
+    return next((i for i, (x, y) in enumerate(shared) if x != y), min(len(a.tokens), len(b.tokens)))
+
+
+def _token(answer, position):
+    return answer.tokens[position] if position < len(answer.tokens) else None
+
+
+def _cause(first, rows):
+    if not first["same_prompt"]:
+        return PROMPTS
+    if first["step"] == rows[0]["step"]:
+        return FORWARD
+    here = next(row["log_prob_difference"] for row in rows if row["step"] == first["step"])
+    start = rows[0]["log_prob_difference"]
+    if here is None or start is None:
+        return UNKNOWN
+    return TRAINING if here > DIVERGED * max(start, 1e-7) else FORWARD
+
+
+def sentence(sampled):
+    """What compare_answers found, in words."""
+    total, equal = (sum(row[name] for row in sampled["steps"]) for name in ("tokens", "tokens_equal"))
+    count = f"{equal:,} of {total:,} tokens sampled with SAM on equal those with it off."
+    first = sampled["first_difference"]
+    if not first:
+        return count
+    where = (
+        f"The first that differs: training step {first['step']}, prompt {first['prompt']}, answer {first['answer']}, "
+        f"position {first['position']} (these three counted from 0)"
+    )
+    if not first["same_prompt"]:
+        return f"{count} {where}: the runs asked different prompts there."
+    tokens = ", ".join(
+        f"{'the end' if first[name] is None else f'token {first[name]}'} {arm}"
+        for name, arm in (("token_off", "off"), ("token_on", "on"))
+    )
+    start = sampled["steps"][0]["log_prob_difference"]
+    here = next(row["log_prob_difference"] for row in sampled["steps"] if row["step"] == first["step"])
+    why = {
+        FORWARD: "the weights were the same, but a pass over several positions rounds otherwise than a pass over one",
+        TRAINING: "the weights of the two runs were no longer the same",
+        UNKNOWN: "it is not known why, as the runs logged no log-probabilities",
+    }[first["cause"]]
+    if here is not None and start is not None:
+        why += f" (log-probabilities of equal tokens differ by up to {here:.1e} in this step"
+        why += ")" if first["step"] == sampled["steps"][0]["step"] else f", by {start:.1e} in the first)"
+    return f"{count} {where}: {tokens}; {why}."

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeded sampling: at temperature 1 the text is the same with and without drafts, token for token."""
+
+import random
+
+import pytest
+import torch
+from conftest import VOCAB, Engine, speculated
+
+
+@pytest.fixture(scope="module")
+def without(model):
+    """No speculation, hence with asynchronous scheduling, as the tight engine's reference."""
+    engine = Engine(model, additional_config={"sam_verify": "seeded"})
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="module")
+def requests():
+    """Twelve prompts of 60 or 70 tokens, the last four those of the first; lengths; sampling settings of each."""
+    rng = random.Random(3)
+    prompts = [[rng.randrange(VOCAB - 1) for _ in range(60 + 10 * (i % 2))] for i in range(8)]
+    each = [{"temperature": 1.0, "seed": 2**40 + i} for i in range(12)]
+    for i in (1, 4, 7, 10):
+        each[i]["top_p"] = 0.8
+    for i in (2, 5, 7, 11):
+        each[i]["top_k"] = 9
+    each[6] = {"temperature": 0.0}
+    return prompts + prompts[:4], [55 - 2 * i for i in range(12)], each
+
+
+def test_text_is_the_same_with_and_without_drafts(without, tight, requests):
+    prompts, lengths, each = requests
+    expected = without.run(prompts, lengths, each=each)
+    assert without.count("drafted") == 0
+    assert tight.run(prompts, lengths, each=each) == expected
+    speculated(tight)
+    assert tight.log.preemptions > 0, "nothing was preempted: the test shows nothing"
+    assert tight.run(prompts, lengths, stagger=5, each=each) == expected
+    speculated(tight)
+
+
+def test_texts_differ_by_seed(without, tight, requests):
+    prompts, _, each = requests
+    siblings = [{"temperature": 1.0, "seed": seed} for seed in range(6)]
+    answers = tight.run([prompts[0]] * 6, 40, each=siblings)
+    assert len({tuple(answer) for answer in answers}) == 6
+    assert answers == without.run([prompts[0]] * 6, 40, each=siblings)
+    assert len({tuple(answer) for answer in tight.run([prompts[0]] * 6, 40, temperature=1.0)}) == 6
+
+
+def test_log_probabilities_come_with_every_token(without, tight, requests):
+    """verl asks for them in every request."""
+    prompts, lengths, each = requests
+    expected = without.run(prompts[:4], lengths[:4], each=each[:4])
+    assert tight.run(prompts[:4], lengths[:4], each=each[:4], logprobs=0) == expected
+    speculated(tight)
+
+
+def test_seeded_sampling_stays_on_the_first_runner(model, monkeypatch):
+    """The second runner, vLLM's choice for this model on a GPU, does not read sam_verify."""
+    import vllm.config.vllm
+    from vllm.engine.arg_utils import EngineArgs
+
+    def config(**additional):
+        return EngineArgs(
+            model=str(model), skip_tokenizer_init=True, dtype="float32", additional_config=additional
+        ).create_engine_config()
+
+    monkeypatch.setattr(vllm.config.vllm, "HAS_TRITON", True)
+    plain, seeded = config(), config(sam_verify="seeded")
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    assert plain.use_v2_model_runner
+    assert not seeded.use_v2_model_runner
+
+
+class Sampling:
+    """vLLM's sampler and rejection sampler in mode rejection, over logits that depend on row and step alone."""
+
+    def __init__(self, seeds):
+        from vllm.v1.sample.rejection_sampler import RejectionSampler
+        from vllm.v1.sample.sampler import Sampler
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        CPUModelRunner._postprocess_triton(None)  # the CPU's kernels
+        self.sampler = Sampler()
+        self.rejection_sampler = RejectionSampler(self.sampler)
+        self.generators = {i: torch.Generator().manual_seed(seed) for i, seed in enumerate(seeds) if seed is not None}
+
+    def step(self, number, drafts):
+        """The tokens of each request, one list a request, after a step with these drafts of each."""
+        from vllm.v1.sample.logits_processor import LogitsProcessors
+        from vllm.v1.sample.metadata import SamplingMetadata
+        from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+        none = torch.zeros(0)
+        sampling = SamplingMetadata(
+            temperature=torch.ones(len(drafts)),
+            all_greedy=False,
+            all_random=True,
+            top_p=None,
+            top_k=None,
+            generators=self.generators,
+            max_num_logprobs=None,
+            no_penalties=True,
+            prompt_token_ids=None,
+            frequency_penalties=none,
+            presence_penalties=none,
+            repetition_penalties=none,
+            output_token_ids=[[] for _ in drafts],
+            allowed_token_ids_mask=None,
+            bad_words_token_ids={},
+            logitsprocs=LogitsProcessors(),
+        )
+        rows = []
+        for i, own in enumerate(drafts):
+            generator = torch.Generator().manual_seed(1000 * number + i)
+            rows.append(torch.randn(len(own) + 1, VOCAB, generator=generator))
+        logits = torch.cat(rows)
+        if not any(drafts):
+            return self.sampler(logits, sampling).sampled_token_ids.tolist()
+        metadata = SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu"))
+        last = metadata.cu_num_sampled_tokens.long() - 1
+        metadata.bonus_logits_indices = last
+        metadata.target_logits_indices = torch.tensor([i for i in range(len(logits)) if i not in last.tolist()])
+        tokens = self.rejection_sampler(metadata, None, logits, sampling).sampled_token_ids
+        return self.rejection_sampler.parse_output(tokens, VOCAB)[0]
+
+
+@pytest.mark.parametrize("neighbours", [[100, 101], [None, None]], ids=["seeded", "unseeded"])
+def test_seeded_request_that_drafts_nothing_keeps_its_text_beside_drafting_ones(neighbours):
+    """Six requests with seeds, in mode rejection; two neighbours draft in every second step."""
+    alone, together = Sampling(range(6)), Sampling([*range(6), *neighbours])
+    emitted = 0
+    for number in range(24):
+        drafts = [[number % VOCAB, 5], [7]] if number % 2 else [[], []]
+        tokens = together.step(number, [[]] * 6 + drafts)
+        assert tokens[:6] == alone.step(number, [[]] * 6)
+        emitted += sum(map(len, tokens[6:]))
+    assert emitted >= 48

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a seeded training run repeat: a seed for each request, and batches that the timing of answers cannot change."""
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from sam_core.noise import request_seed
+
+SEEDED = {"vllm": {"speculative_config": {"method": "sam", "sam": {"verify": "seeded"}}}}
+
+
+class Worker:
+    """verl's worker of agent loops, from the prompts it is sent to the requests that it makes."""
+
+    def __init__(self, config):
+        from verl.trainer.ppo.v1 import agent_loop_tq
+
+        self.actor = object.__new__(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+        self.actor.config, self.actor.background_tasks, self.asked = config, set(), []
+        self.actor._run_agent_loop = self.run
+        self.generate_sequences = SimpleNamespace(remote=lambda batch: asyncio.run(self.generate(batch)))
+
+    async def generate(self, batch):
+        await self.actor.generate_sequences(batch)
+        await asyncio.gather(*self.actor.background_tasks)
+
+    async def run(self, sampling_params, trajectory, trace, session_id, **prompt):
+        self.asked.append((prompt.get("sam_prompt"), session_id, sampling_params.get("seed")))
+
+
+@pytest.fixture
+def manager(monkeypatch):
+    """verl's manager of agent loops with two workers."""
+    from verl.trainer.ppo.v1 import agent_loop_tq
+
+    async def put(**kwargs):
+        pass
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
+    monkeypatch.setattr(agent_loop_tq.ray, "get", lambda results: results)
+
+    def make(engine_kwargs):
+        rollout = {"n": 3, "seed": 7, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
+        rollout |= {"agent": {"default_agent_loop": "single_turn_agent"}, "engine_kwargs": engine_kwargs}
+        rollout |= {"val_kwargs": {"n": 1, "temperature": 0.0, "top_p": 1.0, "top_k": -1}}
+        config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
+        manager = agent_loop_tq.AgentLoopManagerTQ(config, llm_client=None)
+        manager.agent_loop_workers = [Worker(config), Worker(config)]
+        return manager
+
+    return make
+
+
+def ask(manager, prompts, step, **more):
+    """The requests made for a batch: (number of the prompt, of the answer, seed) of each."""
+    from verl.utils import tensordict_utils as tu
+
+    batch = tu.get_tensordict({"uid": [f"u{i}" for i in range(prompts)], "index": list(range(prompts))})
+    for name, value in {"global_steps": step, **more}.items():
+        tu.assign_non_tensor_data(batch, name, value)
+    for worker in manager.agent_loop_workers:
+        worker.asked = []
+    manager.generate_sequences(batch)
+    return [request for worker in manager.agent_loop_workers for request in worker.asked]
+
+
+def test_each_request_has_its_seed(manager):
+    seeded = manager(SEEDED)
+
+    def expected(step, prompts, siblings=3):
+        return [(p, s, request_seed(7, step, p, s)) for p in prompts for s in range(siblings)]
+
+    first = ask(seeded, 4, step=1)
+    assert first == expected(1, range(4))
+    refilled = ask(seeded, 2, step=1)
+    assert refilled == expected(1, (4, 5))
+    checked = ask(seeded, 2, step=1, validate=True)
+    assert checked == expected(1, (-1, -2), siblings=1)
+    after = ask(seeded, 4, step=2)
+    assert after == expected(2, range(4))
+    seeds = [seed for *_, seed in first + refilled + checked + after]
+    assert len(set(seeds)) == len(seeds)
+    assert {seed for *_, seed in ask(manager({}), 4, step=1)} == {None}
+
+
+def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):
+    """Forty prompts with ids in no order; answers in the order of their ends, the later prompts' first."""
+    from verl.trainer.ppo.v1 import replay_buffer
+
+    monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda **kwargs: None)
+    uids = [f"{i * 7919 % 10007:05d}-x" for i in range(40)]
+    buffer = object.__new__(replay_buffer.ReplayBuffer)
+    buffer.prompt_global_steps = {"train": dict.fromkeys(uids, 1)}
+    buffer.partitions = {"train": {f"{uid}_{s}_0": {"tag": uid} for s in (10, 2) for uid in reversed(uids)}}
+    served = set(uids) - {uids[3]}
+    selected, snapshot, _ = buffer._select_prompt_uids("train", served, 8)
+    assert selected == uids[:3] + uids[4:9]
+    batch = buffer._materialize_batch("train", selected, snapshot)
+    assert batch.keys == [f"{uid}_{s}_0" for uid in selected for s in (2, 10)]
+    assert [tag["tag"] for tag in batch.tags] == [uid for uid in selected for _ in range(2)]
+
+
+def test_next_step_begins_behind_the_last_prompt_taken(monkeypatch):
+    """The trainer asks four prompts and two more; the batch is full with the fifth: the sixth is the next step's first."""
+    from verl.trainer.ppo.v1 import trainer_base
+
+    class Trainer(trainer_base.PPOTrainer):
+        def __init__(self):
+            self.config = OmegaConf.create({"data": {"train_batch_size": 4, "gen_batch_size": 1}})
+            self.config.actor_rollout_ref = {"rollout": {"temperature": 1.0}}
+            self.trainer_mode, self.global_steps = "sync", 1
+            self.train_dataloader = [{"raw_prompt": [f"p{i}"], "index": [i]} for i in range(20)]
+            self.train_dataloader_it = None
+            self.asked_chunks, self.returned_chunks = [], []
+            self.asked, self.uids = [], []
+            self.agent_loop_manager = SimpleNamespace(generate_sequences=self.generate)
+            self.replay_buffer = SimpleNamespace(sample=self.sample)
+
+        def generate(self, batch):
+            self.asked += list(batch["raw_prompt"])
+            self.uids += list(batch["uid"])
+
+        def sample(self, global_steps, partition_id, batch_size):
+            self._add_prompts_to_generate(1)
+            self._add_prompts_to_generate(1)
+            return SimpleNamespace(keys=[f"{self.uids[i]}_0_0" for i in (0, 1, 3, 4)], extra_info={}), {}
+
+        def on_sample_end(self):
+            raise Sampled
+
+        def fit(self):
+            pass
+
+    class Sampled(Exception):
+        pass
+
+    Trainer.__abstractmethods__ = frozenset()
+    monkeypatch.setattr(trainer_base.tq, "kv_batch_put", lambda **kwargs: None)
+    trainer = Trainer()
+    for _ in range(2):
+        trainer.uids = []
+        trainer._add_batch_to_generate()
+        with contextlib.suppress(Sampled):
+            trainer._step_once({}, {}, 4)
+        trainer.global_steps += 1
+    assert trainer.asked == [f"p{i}" for i in (*range(6), *range(5, 11))]
+    assert not trainer.asked_chunks and [list(c["raw_prompt"]) for c in trainer.returned_chunks] == [["p10"]]
