@@ -30,7 +30,7 @@ endif
 test-pinset-%:
 	ci/setup-env $*
 	$(TOOLS)/python patches/patchset check $*
-	.venvs/$*/bin/python -m pytest $(call tests-of,$*)
+	set -e; for tests in $(call tests-of,$*); do .venvs/$*/bin/python -m pytest $$tests; done
 
 test-quick: ## the tests that need neither torch nor an engine
 	ci/setup-env tools

@@ -20,9 +20,18 @@ from .pins import REPO, Module
 CACHE = REPO / ".cache" / "sdists"
 
 
+def file_name(module: Module) -> str:
+    return f"{next(iter(module.dists)).replace('-', '_')}-{module.version}.tar.gz"
+
+
 def locate(module: Module, folder: str | None) -> Path:
     """The source distribution, its sha256 checked: from `folder` or $PATCHSET_SDISTS, the cache, or a download."""
-    file = f"{next(iter(module.dists)).replace('-', '_')}-{module.version}.tar.gz"
+    return find(module, folder) or download(module, CACHE / file_name(module))
+
+
+def find(module: Module, folder: str | None) -> Path | None:
+    """The source distribution, its sha256 checked, where it is at hand: in `folder` or $PATCHSET_SDISTS, or the cache."""
+    file = file_name(module)
     given = folder or os.environ.get("PATCHSET_SDISTS")
     if given and not Path(given).is_dir():
         raise Failure(f"{given} is not a folder; --sdists and $PATCHSET_SDISTS name the folder that holds {file}.")
@@ -30,7 +39,7 @@ def locate(module: Module, folder: str | None) -> Path:
         if (place / file).is_file():
             verify(module, place / file)
             return place / file
-    return download(module, CACHE / file)
+    return None
 
 
 def verify(module: Module, file: Path) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines in processes of their own: vllm-ascend's over the stand-in for torch_npu, and vLLM's CPU backend beside it."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -10,12 +11,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STANDIN = HERE.parent / "patches" / "npu"
+VERSION = importlib.metadata.version("vllm_ascend").partition(".post")[0]  # also vLLM's
+OLD = VERSION == "0.11.0"
+DECODE = "_npu_paged_attention" if OLD else "npu_fused_infer_attention_score"  # the operator for one token a request
 VOCAB = 64
 COLUMNS = ("start", "seconds", "running", "tokens", "drafted", "accepted")
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "all",
+    "VLLM_CPU_OMP_THREADS_BIND": "all" if OLD else "nobind",  # both: no binding
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # without it 0.11 proposes drafts and never verifies one
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc of a function
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -27,13 +31,14 @@ ENVIRONMENT = {
 
 def start(platform, *arguments):
     """A Python process in which vLLM chooses `platform`, npu or cpu; its stdin and stdout are pipes of text."""
-    own = {"VLLM_PLUGINS": ""}
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": ""}
     if platform == "npu":
         path = [str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]
-        own = {"PYTHONPATH": os.pathsep.join(path), "VLLM_VERSION": "0.11.0"}
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "VLLM_VERSION": VERSION}
+        del environment["VLLM_PLUGINS"]
     return subprocess.Popen(
         [sys.executable, *arguments],
-        env={**os.environ, **ENVIRONMENT, **own},
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures engines without starting them.
 
-usage: configure.py MODEL SPECULATIVE   (JSON: a list of speculative_config)
+usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config)
 Prints a JSON list of what became of each: {"method", "k", "sam", "repr"} or {"error": the sentence}.
 """
 
@@ -10,12 +10,13 @@ import os
 import sys
 
 
-def configure(model, speculative):
+def configure(model, speculative, additional):
     from pydantic import ValidationError
     from vllm.engine.arg_utils import EngineArgs
 
     arguments = EngineArgs(model=model, skip_tokenizer_init=True, dtype="float32", enforce_eager=True)
     arguments.speculative_config = speculative
+    arguments.additional_config = additional
     try:
         made = arguments.create_engine_config().speculative_config
     except ValidationError as error:
@@ -27,10 +28,12 @@ def configure(model, speculative):
 if __name__ == "__main__":
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    results = [configure(sys.argv[1], speculative) for speculative in json.loads(sys.argv[2])]
+    asked = json.loads(sys.argv[2])
+    additional = json.loads(sys.argv[3]) if len(sys.argv) > 3 else [{}] * len(asked)
+    results = [configure(sys.argv[1], *both) for both in zip(asked, additional, strict=True)]
     for name in [name for name in sys.modules if name.startswith("sam_core")]:
         del sys.modules[name]
     sys.modules["sam_core"] = None
-    results.append(configure(sys.argv[1], {"method": "sam"}))
+    results.append(configure(sys.argv[1], {"method": "sam"}, {}))
     channel.write(json.dumps(results))
     channel.close()

@@ -11,6 +11,8 @@ import os
 import sys
 import traceback
 
+from ascend_engine import OLD
+
 
 def operator_calls(worker):
     """Runs in a worker: calls of the stand-in's operators by name."""
@@ -37,10 +39,13 @@ class Server:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        self.engine = LLMEngine.from_engine_args(EngineArgs(**settings))
         self.log = StepLog()
         self.log.path = "kept in memory"
-        self.engine.logger_manager.per_engine_logger_dict[0].append(self.log)
+        if OLD:  # refuses stat_loggers
+            self.engine = LLMEngine.from_engine_args(EngineArgs(**settings))
+            self.engine.logger_manager.per_engine_logger_dict[0].append(self.log)
+        else:
+            self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), stat_loggers=[self.log])
         self.requests = 0
 
     def run(self, prompts, max_tokens, stagger, abort, sampling):

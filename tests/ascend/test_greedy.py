@@ -2,7 +2,7 @@
 """Speculation on vllm-ascend changes nothing: greedy answers equal those without, token for token."""
 
 import pytest
-from ascend_engine import settled, speculated
+from ascend_engine import DECODE, OLD, settled, speculated
 
 K = 3
 
@@ -91,7 +91,7 @@ def test_off_costs_nothing(cpu, sam, prompts):
     off = [row for previous, row in zip(sam.rows, sam.rows[1:], strict=False) if previous[2] > 8]
     assert len(off) >= 18 and max(row[2] for row in off) == 64
     assert all(row[3] == row[2] and row[4] == 0 for row in off)
-    decode = calls_after["_npu_paged_attention"] - calls.get("_npu_paged_attention", 0)
+    decode = calls_after[DECODE] - calls.get(DECODE, 0)
     assert decode >= 2 * (len(off) - 2)  # 2 layers; at most two of these steps hold prompts
     within = sum(0 < row[2] <= 8 for row in sam.rows)
     assert after["steps_on"] - before["steps_on"] == within
@@ -108,6 +108,7 @@ def test_every_sampled_token_is_fed_once(cpu, sam, prompts, requests):
     assert answers == cpu.run(prompts[:requests], 40)
 
 
+@pytest.mark.skipif(not OLD, reason="vLLM 0.23 verifies drafts of requests with penalties")
 def test_excluded_requests_are_fed_and_not_drafted(cpu, sam, prompts):
     before = sam.pool()["appended"]
     answers = sam.run(prompts[40:44], 30, repetition_penalty=1.2)

@@ -4,7 +4,7 @@
 import json
 
 import pytest
-from ascend_engine import HERE, start
+from ascend_engine import HERE, OLD, start
 
 GOOD = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 4, "min_prob": 0}
 BAD = [
@@ -40,3 +40,31 @@ def test_bad_option_is_one_sentence(configured):
 
 def test_missing_sam_core_is_one_sentence(configured):
     assert configured[-1]["error"].startswith("Value error, speculative method 'sam' needs the package sam_core")
+
+
+def refusals(model, asked, additional):
+    """What became of each speculative_config with its additional_config."""
+    words = [str(HERE / "configure.py"), str(model), json.dumps(asked), json.dumps(additional)]
+    out, _ = start("npu", *words).communicate(timeout=300)
+    assert out, "configure.py failed: see its standard error"
+    return json.loads(out)[:-1]
+
+
+@pytest.mark.skipif(OLD, reason="0.11 has no such settings")
+def test_settings_that_change_the_distribution_or_the_noise_are_refused(model):
+    """What block verification does to the distribution is measured in test_sampler."""
+    verification = ["enable_block_verify", "enable_entropy_verify"]
+    noise = ["enable_async_exponential", "enable_reduce_sample"]
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    seeded = {"method": "sam", "sam": {"verify": "seeded"}}
+    additional = [{"rejection_sampler_config": {name: True}} for name in verification]
+    found = refusals(
+        model,
+        [{"method": "sam"}] * 2 + [seeded, None, {"method": "sam"}, ngram],
+        additional + [{noise[0]: True}, {noise[1]: True, "sam_verify": "seeded"}, {noise[0]: True}, additional[0]],
+    )
+    for name, result in zip(verification, found[:2], strict=True):
+        assert f"rejection_sampler_config.{name} changes what the model samples" in result["error"]
+    for name, result in zip(noise, found[2:4], strict=True):
+        assert f"{name} samples with noise that depends on the batch" in result["error"]
+    assert [result["method"] for result in found[4:]] == ["sam", "ngram"]

@@ -479,6 +479,67 @@ class Patched:
         self.patchset("export", "tiny", "alpha", "--from", self.work)
 
 
+@pytest.fixture
+def without_wheel(repo, tmp_path):
+    """The pin set tiny with alpha's source distribution alone, whose setup would write alpha/_build.py."""
+    patched = Patched(repo, tmp_path)
+    repo.lock(repo.index.add("beta"))
+    sdist = tmp_path / "sdists" / "alpha-1.0.tar.gz"
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.2\nName: alpha\nVersion: 1.0\n",
+        "setup.py": "raise SystemExit('needs a compiler of its own')\n",
+        "alpha/__init__.py": "version = '1.0'\n",
+        "alpha.egg-info/entry_points.txt": "[group]\npart = alpha:version\n",
+        "alpha.egg-info/PKG-INFO": "Metadata-Version: 2.2\nName: alpha\nVersion: 0\n",
+    }
+    with tarfile.open(sdist, "w:gz") as tar:
+        for path, text in files.items():
+            member = tarfile.TarInfo(f"alpha-1.0/{path}")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    shutil.rmtree(repo.root / "patches" / "tiny" / "alpha")
+    digest = sha256(sdist.read_bytes())
+    repo.pins(
+        more=f'[module.alpha]\nversion = "1.0"\ndists = ["alpha"]\nsdist_sha256 = "{digest}"\n'
+        'from_sdist = { "_build.py" = "kind = 2\\n" }\n'
+    )
+    shutil.rmtree(patched.work)
+    patched.patchset("import", "tiny", "alpha", "--to", patched.work)
+    (patched.work / "alpha" / "new.py").touch()
+    patched.edit("first", "--message", "Patch alpha\n\nUpstream: not submitted: test\nRemove-when: never\nTests: none")
+    return patched
+
+
+def test_module_without_a_wheel_comes_from_its_source_distribution(repo, without_wheel):
+    repo.ok("tiny")
+    code = "import alpha, alpha._build, importlib.metadata as m; (point,) = m.entry_points(group='group');"
+    code += "print(alpha.text, alpha._build.kind, point.load(), m.version('alpha'));"
+    assert repo.python(code) == "first 2 1.0 1.0"
+    without_wheel.edit("second", "--amend", "--no-edit")
+    assert "patches (1 of 2)" in repo.ok("tiny")
+    assert repo.python(code) == "second 2 1.0 1.0"
+    gamma = repo.index.add("gamma")
+    repo.lock(repo.index.add("beta"), gamma)  # uv takes away what no lock has, but not the file that the patch added
+    repo.ok("tiny")
+    assert repo.python(code + "import gamma, alpha.new") == "second 2 1.0 1.0"
+
+
+def test_source_distribution_is_downloaded_kept_and_serves_offline(repo, without_wheel, tmp_path):
+    sdist = Path(repo.environ.pop("PATCHSET_SDISTS")) / "alpha-1.0.tar.gz"
+    house = tmp_path / "house"
+    repo.index.files[sdist.name] = sdist.read_bytes()
+    assert "Downloading alpha-1.0.tar.gz" in repo.ok("tiny", "--wheelhouse", house)
+    assert (house / sdist.name).read_bytes() == sdist.read_bytes()
+    shutil.rmtree(repo.env)
+    shutil.rmtree(repo.root / ".cache")
+    repo.index.asked.clear()
+    repo.ok("tiny", "--wheelhouse", house, "--offline")
+    assert repo.python("import alpha._build; print(alpha.text)") == "first" and not repo.index.asked
+    (house / sdist.name).unlink()
+    shutil.rmtree(repo.env)
+    assert "alpha-1.0.tar.gz is in neither" in repo.refused("tiny", "--wheelhouse", house, "--offline")
+
+
 def test_patches_are_applied_and_replaced_when_they_change(repo, tmp_path):
     patched = Patched(repo, tmp_path)
     assert "patches (2 of 3)" in repo.ok("tiny")

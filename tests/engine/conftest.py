@@ -5,6 +5,7 @@ import os
 import random
 
 os.environ.update(
+    VLLM_PLUGINS="",  # vLLM's own platform, not vllm-ascend's
     OMP_NUM_THREADS="1",
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",

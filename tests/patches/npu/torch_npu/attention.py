@@ -115,9 +115,16 @@ def npu_fused_infer_attention_score(
     """Chunked prefill, decode and verification of drafts in one: query [N, heads, D].
 
     actual_seq_lengths: R ends of the requests' query rows, the last N; actual_seq_lengths_kv: R lengths with them.
+    Without a block table it is prefill of whole prompts: key, value [N, kv_heads, D] and the same ends for both.
     """
     assert (input_layout, sparse_mode) == ("TND", 3), (input_layout, sparse_mode)
     assert query.shape[0] == actual_seq_lengths[-1] and query.shape[1] == num_heads, (query.shape, actual_seq_lengths)
+    if block_table is None:
+        assert list(actual_seq_lengths) == list(actual_seq_lengths_kv), (actual_seq_lengths, actual_seq_lengths_kv)
+        assert key.shape[:2] == value.shape[:2] == (len(query), num_key_value_heads), (query.shape, key.shape)
+        starts = [0, *actual_seq_lengths[:-1]]
+        parts = [slice(*ends) for ends in zip(starts, actual_seq_lengths, strict=True)]
+        return torch.cat([attend(query[rows], key[rows], value[rows], scale) for rows in parts]), None
     assert len(actual_seq_lengths) == len(actual_seq_lengths_kv) == block_table.shape[0], (
         actual_seq_lengths,
         actual_seq_lengths_kv,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device `npu` as a second name of the CPU."""
 
+import threading
+
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
@@ -74,6 +76,14 @@ def enter():
 
     torch.library.Library.impl = impl_on_cpu
     NpuOnCpu().__enter__()
+
+    run = threading.Thread.run
+
+    def run_on_cpu(thread):
+        with NpuOnCpu():  # a mode holds in the thread that entered it
+            run(thread)
+
+    threading.Thread.run = run_on_cpu
 
 
 enter()

@@ -4,6 +4,7 @@
 import sys
 import types
 
+from . import slots
 from .distributed import ProcessGroupHCCL
 from .npu import nothing
 
@@ -13,7 +14,7 @@ MODULES = {
     "torch_npu.npu.mstx": {},  # verl's profiler imports it
     "torch_npu.op_plugin": {},
     "torch_npu.op_plugin.atb": {},
-    "torch_npu.op_plugin.atb._atb_ops": {"_register_atb_extensions": nothing},
+    "torch_npu.op_plugin.atb._atb_ops": {"_register_atb_extensions": slots.install},
     "torch_npu.profiler": {},
     "torch_npu.profiler.dynamic_profile": {"init": nothing, "step": nothing},
     "acl": {},

@@ -32,6 +32,9 @@ def current_stream(device=None):
     return _stream
 
 
+default_stream = current_stream
+
+
 def mem_get_info(device=None):
     """(free, total) bytes; free falls at every call, because the worker asserts that start-up used memory."""
     global _free_bytes
@@ -75,6 +78,10 @@ def get_device_name(device=None):
     return "Ascend910B1"
 
 
+def get_device_properties(device=None):
+    return types.SimpleNamespace(name="Ascend910B1", total_memory=TOTAL_BYTES, cube_core_num=24, vector_core_num=48)
+
+
 def get_soc_version():
     """220 to 225 are A2."""
     return 220
@@ -93,3 +100,15 @@ def _is_in_bad_fork():
 
 
 torch._register_device_module("npu", sys.modules[__name__])
+for name, function in {
+    "current_device_index": current_device,
+    "device_count": device_count,
+    "empty_cache": empty_cache,
+    "is_available": is_available,
+    "memory_reserved": memory_reserved,
+    "memory_stats": memory_stats,
+    "reset_peak_memory_stats": reset_peak_memory_stats,
+    "set_device_index": set_device,
+    "synchronize": synchronize,
+}.items():
+    setattr(torch.accelerator, name, function)  # vLLM 0.23 asks there
