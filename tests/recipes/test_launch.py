@@ -118,8 +118,9 @@ def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
 
 
 def test_this_environment_is_patched():
-    assert launch.patch_states("vllm-0.23") == {"vllm": "patched", "verl": "patched"}
-    assert set(launch.tree_ids("vllm-0.23")) == {"vllm", "verl"}
+    modules = {"vllm", "vllm_ascend", "verl"}
+    assert launch.patch_states("vllm-0.23") == dict.fromkeys(modules, "patched")
+    assert set(launch.tree_ids("vllm-0.23")) == modules
 
 
 def test_missing_file_is_one_sentence(tmp_path, capsys):
