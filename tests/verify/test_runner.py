@@ -16,7 +16,7 @@ def test_rows_of_logits():
 
 
 def request(seed, length):
-    return SimpleNamespace(sampling_params=SimpleNamespace(seed=seed), output_token_ids=[0] * length)
+    return SimpleNamespace(sampling_params=SimpleNamespace(seed=seed), num_tokens=length)
 
 
 def test_noise_of_a_step():

@@ -8,8 +8,8 @@ the engine it recovers one row a request, the first rejected one.
 is what was sampled. The text then is the same whatever was drafted, drafts or none, and whoever shares the batch.
 
 Shapes: B requests of a step, N draft tokens of all of them one request after the other, V tokens of the vocabulary,
-K the longest draft. `cu_num_draft_tokens` [B] holds the end of each request's drafts among the N. Token ids and counts are
-int32 or int64. A row of probabilities sums to 1. `draft_probs` is None where drafts are deterministic, as a suffix
+K the longest draft. `cu_num_draft_tokens` [B] holds the end of each request's drafts among the N. Token ids and counts
+are int32 or int64. A row of probabilities sums to 1. `draft_probs` is None where drafts are deterministic, as a suffix
 automaton's are.
 """
 
@@ -208,7 +208,7 @@ def rejection_sample(
     """One step of rejection sampling: the engine's tokens for the same draws.
 
     draft_token_ids [N]; max_spec_len: K; cu_num_draft_tokens [B]; draft_probs float32 [N, V] or None; target_probs
-    float32 [N, V], or logits where all requests are greedy; bonus_token_ids [B, 1]; is_greedy: bool [B], or one bool for
+    float32 [N, V], or logits where all requests are greedy; bonus_token_ids [B, 1]; is_greedy: bool [B], or one for
     all; draws: None where all are greedy. Returns int32 [B, K + 1], PLACEHOLDER after a request's last token.
     """
     if draft_token_ids.shape[0] == 0:
@@ -333,7 +333,7 @@ def seeded_verify(
 
     target_probs float32 [N, V], or logits where all requests are greedy; draft_token_ids [N]; cu_num_draft_tokens [B];
     bonus_token_ids [B, 1]: what `seeded_sample` gave for each request at its position plus its number of drafts; keys
-    int64 [B]; positions [B]: index in the answer of the first token that this step samples; max_spec_len: K;
+    int64 [B]; positions [B]: index in the text of the first token that this step samples; max_spec_len: K;
     is_greedy: bool [B], or one bool for all. Returns int32 [B, K + 1], PLACEHOLDER after a request's last token.
     """
     num_tokens = draft_token_ids.shape[0]
@@ -387,7 +387,8 @@ def row_tokens(output_token_ids: torch.Tensor, num_draft_tokens: Sequence[int]) 
 class Noise(NamedTuple):
     """Seeded noise of a step's requests, in the place of an engine's generators.
 
-    keys int64 [B]; first, last int64 [B]: index in the answer of the first and of the last token that the step may emit.
+    keys int64 [B]; first, last int64 [B]: index in the text, prompt and answer, of the first and of the last token that
+    the step may emit. So the turns of a conversation, requests of their own with one seed, do not share noise.
     """
 
     keys: torch.Tensor
@@ -414,12 +415,12 @@ class RequestNoise:
     def __call__(
         self, req_ids: Sequence[str], requests: Mapping[str, Any], num_draft_tokens: Sequence[int] | None
     ) -> Noise:
-        """Noise for these requests; `requests` has of each its sampling_params and output_token_ids."""
+        """Noise for these requests; `requests` has of each its sampling_params and num_tokens, prompt and answer."""
         drafts = num_draft_tokens or [0] * len(req_ids)
         rows = []
         for req_id, n in zip(req_ids, drafts, strict=True):
             request = requests[req_id]
-            first = len(request.output_token_ids)
+            first = request.num_tokens
             rows.append((self.key(req_id, request.sampling_params.seed), first, first + n))
         table = torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type != "cpu")
         return Noise(*table.to(self.device, non_blocking=True).unbind(1))
