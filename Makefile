@@ -36,7 +36,7 @@ test-quick: ## the tests that need neither torch nor an engine
 	ci/setup-env tools
 	$(TOOLS)/python -m pytest $(addprefix --ignore=,$(ENGINE_TESTS)) tests
 
-bench-core: ## time and acceptance of sam_core beside its peers, against the targets (about a quarter of an hour)
+bench-core: ## time and acceptance of sam_core beside its peers, against the targets (about ten minutes)
 	ci/setup-env bench
 	.venvs/bench/bin/python sam_core/bench $(BENCH)
 
