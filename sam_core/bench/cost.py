@@ -184,27 +184,21 @@ class Cost:
             row.note = "the two readings of the clock around each call included"
 
     def append_batches(self, rows: list[Row]) -> None:
-        part = min(512, self.long.size)
-
-        def sample() -> float:
-            pool = sam_core.Pool(memory_bytes=MEMORY, rule="newest", sources=("request",))
-            slots = np.array([pool.open([], None) for _ in range(BATCH)], np.int32)
-            counts, out, lengths = np.full(BATCH, part, np.int32), np.empty((BATCH, 0), np.int32), slots.copy()
-            blocks = [self.table[:, at : at + part].reshape(-1) for at in range(0, self.warm, part)]
-            start = clock()
-            for block in blocks:
-                pool.step(slots, block, counts, 0, out, lengths)
-            return 1e6 * (clock() - start) / sum(map(len, blocks))
-
-        _fill(rows[0], alternate({"ours": sample}, self.rounds))
+        part = self.append_parts(rows[0], 512, groups=False, rule="newest", sources=("request",))
         rows[0].note = f"{part} tokens a row and call"
 
     def append_counts(self, rows: list[Row]) -> None:
-        part = min(64, self.long.size)
+        part = self.append_parts(rows[0], 64, groups=True, rule="blend", sources=("request", "group"))
+        rows[0].note = f"{BATCH} rows in groups of {SIBLINGS}, {part} tokens a row and call"
+
+    def append_parts(self, row: Row, most: int, groups: bool, **options) -> int:
+        """Fills a row with microseconds a token of appending to a batch in parts; returns the tokens of a part."""
+        part = min(most, self.long.size)
 
         def sample() -> float:
-            pool = sam_core.Pool(memory_bytes=MEMORY, rule="blend", sources=("request", "group"))
-            slots = np.array([pool.open([], b"%d" % (row // SIBLINGS)) for row in range(BATCH)], np.int32)
+            pool = sam_core.Pool(memory_bytes=MEMORY, **options)
+            names = [b"%d" % (row // SIBLINGS) if groups else None for row in range(BATCH)]
+            slots = np.array([pool.open([], name) for name in names], np.int32)
             counts, out, lengths = np.full(BATCH, part, np.int32), np.empty((BATCH, 0), np.int32), slots.copy()
             blocks = [self.table[:, at : at + part].reshape(-1) for at in range(0, self.warm, part)]
             start = clock()
@@ -212,8 +206,8 @@ class Cost:
                 pool.step(slots, block, counts, 0, out, lengths)
             return 1e6 * (clock() - start) / sum(map(len, blocks))
 
-        _fill(rows[0], alternate({"ours": sample}, self.rounds))
-        rows[0].note = f"{BATCH} rows in groups of {SIBLINGS}, {part} tokens a row and call"
+        _fill(row, alternate({"ours": sample}, self.rounds))
+        return part
 
     # ---- drafting
 
