@@ -26,20 +26,7 @@ static void *test_mmap(size_t bytes, int descriptor) {
 #define munmap(address, bytes) free(address)
 #include "corpus.c"
 
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                          \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-
-static uint32_t random_state = 5;
-
-static uint32_t draw(uint32_t below) {
-    random_state = random_state * 1664525u + 1013904223u;
-    return (uint32_t)(((uint64_t)(random_state >> 4) * below) >> 28);
-}
+#include "check.h"
 
 // Makes every call on random contexts; returns a number that depends on all results.
 static uint64_t use(const corpus *c, uint32_t turns) {
@@ -149,6 +136,7 @@ static void test_impossible_headers_are_refused(const corpus *c) {
 
 int main(int count, char **arguments) {
     CHECK(count == 2);
+    random_state = 5;
     corpus c;
     const char *reason = NULL;
     CHECK(corpus_open(&c, arguments[1], &reason) == CORPUS_OK);

@@ -13,22 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "check.h"
 #include "small_corpus.h"
-
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                          \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
-
-static uint32_t random_state = 1;
-
-static uint32_t draw(uint32_t below) {
-    random_state = random_state * 1664525u + 1013904223u;
-    return (uint32_t)(((uint64_t)(random_state >> 4) * below) >> 28);
-}
 
 // ---- texts and an index over them
 

@@ -9,22 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                          \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
+#include "check.h"
 
 enum { LIVES = 3, MEMBERS = 4, PROMPT = 40, STEPS = 60, WIDTH = 20, VOCABULARY = 50000 };
-
-static uint32_t random_state = 1;
-
-static uint32_t draw(uint32_t below) {
-    random_state = random_state * 1664525u + 1013904223u;
-    return (uint32_t)(((uint64_t)(random_state >> 4) * below) >> 28);
-}
 
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the C programs of the tests share: a check that ends the program with a line on stderr, and numbers
+// that are the same on every platform.
+
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                          \
+            exit(1);                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+static uint32_t random_state = 1;
+
+static uint32_t draw(uint32_t below) {
+    random_state = random_state * 1664525u + 1013904223u;
+    return (uint32_t)(((uint64_t)(random_state >> 4) * below) >> 28);
+}
+
+#endif
