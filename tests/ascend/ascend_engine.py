@@ -14,7 +14,6 @@ STANDIN = HERE.parent / "patches" / "npu"
 VERSION = importlib.metadata.version("vllm_ascend").partition(".post")[0]  # also vLLM's
 OLD = VERSION == "0.11.0"
 DECODE = "_npu_paged_attention" if OLD else "npu_fused_infer_attention_score"  # the operator for one token a request
-VOCAB = 64
 COLUMNS = ("start", "seconds", "running", "tokens", "drafted", "accepted")
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

@@ -5,35 +5,18 @@ import json
 import random
 
 import pytest
-from ascend_engine import HERE, VOCAB, Engine, start
+import tiny_qwen3
+from ascend_engine import HERE, Engine, start
+from tiny_qwen3 import VOCAB
 
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory):
-    """Makes a Qwen3 of 0.2 M parameters, untrained but with weights large enough for a peaked distribution."""
+    """Makes a tiny Qwen3 with attention heads of this shape."""
 
     def make(**shape):
-        import torch
-        from transformers import Qwen3Config, Qwen3ForCausalLM
-
-        torch.manual_seed(0)
-        config = Qwen3Config(
-            vocab_size=VOCAB,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            max_position_embeddings=2048,
-            initializer_range=0.08,
-            tie_word_embeddings=False,
-            eos_token_id=VOCAB - 1,
-            bos_token_id=None,
-            dtype="float32",
-            **shape,
-        )
         folder = tmp_path_factory.mktemp("qwen3")
-        network = Qwen3ForCausalLM(config)
-        torch.nn.init.normal_(network.lm_head.weight, std=0.5)
-        network.save_pretrained(folder)
+        tiny_qwen3.save(folder, **shape)
         return folder
 
     return make

@@ -4,7 +4,8 @@
 import json
 import random
 
-from ascend_engine import VOCAB, start
+from ascend_engine import start
+from tiny_qwen3 import VOCAB
 
 from llm_rl.check_operators import compare
 

@@ -2,7 +2,8 @@
 """Requests that ask for more than tokens: log-probabilities of every token, and what cannot be drafted exactly."""
 
 import pytest
-from ascend_engine import OLD, VOCAB, speculated
+from ascend_engine import OLD, speculated
+from tiny_qwen3 import VOCAB
 
 
 def test_log_probabilities_of_every_token(plain, sam, prompts):

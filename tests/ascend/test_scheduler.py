@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 import torch
-from ascend_engine import OLD, VOCAB, Engine, speculated
+from ascend_engine import OLD, Engine, speculated
+from tiny_qwen3 import VOCAB
 
 DRAWS = 6400
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

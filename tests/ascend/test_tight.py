@@ -4,7 +4,8 @@
 import random
 
 import pytest
-from ascend_engine import VOCAB, Engine, settled, speculated
+from ascend_engine import Engine, settled, speculated
+from tiny_qwen3 import VOCAB
 
 K = 4
 

@@ -17,40 +17,20 @@ os.environ.update(
 
 import numpy as np
 import pytest
+import tiny_qwen3
 from sam_core.stats import StepLog
+from tiny_qwen3 import VOCAB
 
 from sam_core import corpus
 
-VOCAB = 64
 KNOWN_PROMPT = [11, 47, 5, 29, 53, 17]
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A Qwen3 of 0.2 M parameters, untrained but with weights large enough for a peaked distribution."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=2048,
-        initializer_range=0.08,
-        tie_word_embeddings=False,
-        eos_token_id=VOCAB - 1,
-        bos_token_id=None,
-        dtype="float32",
-    )
+    """A tiny Qwen3."""
     folder = tmp_path_factory.mktemp("qwen3")
-    network = Qwen3ForCausalLM(config)
-    torch.nn.init.normal_(network.lm_head.weight, std=0.5)
-    network.save_pretrained(folder)
+    tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
     return folder
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STANDIN = HERE.parent / "patches" / "npu"
-VOCAB = 64
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_VERSION": "0.11.0",
