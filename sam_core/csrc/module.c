@@ -76,7 +76,7 @@ static int get_buffer(PyObject *object, const char *name, char type, int dimensi
     } else if (view->ndim != dimensions) {
         PyErr_Format(PyExc_ValueError, "%s must have %d dimension%s, not %d", name, dimensions,
                      dimensions == 1 ? "" : "s", view->ndim);
-    } else if (!PyBuffer_IsContiguous(view, 'C') || (uintptr_t)view->buf % 4) {
+    } else if (!PyBuffer_IsContiguous(view, 'C') || (view->len && (uintptr_t)view->buf % 4)) {
         PyErr_Format(PyExc_BufferError, "%s must be contiguous in C order and aligned", name);
     } else if (writable && view->readonly) {
         PyErr_Format(PyExc_BufferError, "%s must be writable", name);

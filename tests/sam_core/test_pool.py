@@ -99,6 +99,14 @@ def test_append_takes_an_integer_a_sequence_or_a_buffer():
     assert draft(pool, slot, [A, B]) == draft(same, other, [A, B]) == [C, 1, A, B]
 
 
+def test_an_empty_prompt_may_be_any_empty_buffer():
+    for prompt in ([], (), array.array("i"), np.empty(0, np.int32)):
+        pool = sam_core.Pool()
+        slot = pool.open(prompt)
+        step(pool, [(slot, [A, B, A])])
+        assert pool.stats()["appended"] == 3
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_extreme_token_ids(rule):
     pool = make(rule)

@@ -281,6 +281,25 @@ def test_sources_add_up_in_the_counters():
     assert stats["proposed_request"] and stats["proposed_group"]
 
 
+def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
+    """Only steps of requests whose last call gave a draft count, with what they gained and where the answer stood."""
+    monkeypatch.setattr("sam_core.stats.POSITIONS", (0, 16))
+    proposer, batch = make(sources=["request"], rule="newest", threshold=2), Batch()
+    batch.add("a", [1, 2, 3, 1, 2], 3)
+    batch.add("b", [4, 5], 2)
+    assert batch.propose(proposer) == {"a": [3, 1, 2], "b": []}
+    batch.sample("a", [3, 1, 9])  # behind 2 tokens of its answer
+    batch.sample("b", [6])
+    assert batch.propose(proposer)["a"] == []
+    batch.sample("a", [*range(100, 130), 1, 2])  # without a draft
+    assert batch.propose(proposer)["a"] == [3, 1, 9]
+    batch.sample("a", [3])
+    batch.propose(proposer)
+    stats = proposer.stats()
+    counts = {name: n for name, n in stats.items() if "_from_" in name and n}
+    assert counts == {"steps_from_0": 1, "tokens_from_0": 3, "steps_from_16": 1, "tokens_from_16": 1}
+
+
 def test_empty_batch():
     assert Batch().propose(make()) == {}
 
@@ -343,3 +362,82 @@ def test_the_switch_says_each_turn_once(caplog):
         "drafting off: 2 requests running, threshold 1",
         "drafting on: 1 requests running, threshold 1",
     ]
+
+
+def uniform(k=3, **options):
+    proposer = make(k, **options)
+    proposer.make_uniform()
+    return proposer
+
+
+def test_uniform_drafts_are_padded_by_their_last_token_and_by_the_texts():
+    proposer, batch = uniform(), Batch()
+    batch.add("a", [1, 2, 3, 1, 2], 5)
+    batch.add("b", [5, 6, 7, 9, 5], 5)
+    batch.add("c", [1, 2, 3, 4], 4)
+    batch.add("d", [5, 4, 4, 4], 4)
+    assert batch.propose(proposer) == {"a": [3, 1, 2], "b": [6, 7, 9], "c": [4, 4, 4], "d": [4, 4, 4]}
+    batch.sample("c", [4, 4, 9])
+    batch.sample("d", [4, 8])
+    batch.propose(proposer)
+    stats = proposer.stats()
+    assert (stats["padding"], stats["padding_accepted"], stats["proposed"]) == (5, 2, 7 + 3 + 3)
+
+
+def test_uniform_drafts_nothing_where_all_would_be_padding():
+    proposer, batch = uniform(), Batch()
+    batch.add("a", [1, 2, 3], 3)
+    batch.add("b", [4, 5, 6], 3)
+    assert batch.propose(proposer) == {"a": [], "b": []}
+    assert proposer.stats()["padding"] == 0
+
+
+def test_uniform_is_off_for_all_where_one_cannot_take_k_tokens():
+    proposer, batch = uniform(), Batch()
+    batch.add("a", [1, 2] * 4, 8)
+    batch.add("b", [1, 2, 3, 4] * 15, 60)  # room for 3 tokens and the bonus token
+    assert batch.propose(proposer) == {"a": [1, 2, 2], "b": [1, 2, 3]}
+    batch.sample("b", [1])
+    assert batch.propose(proposer) == {"a": [], "b": []}
+    batch.remove("b")
+    assert batch.propose(proposer) == {"a": [1, 2, 2]}
+
+
+def test_uniform_drafts_end_early_beside_a_partial_prefill():
+    proposer, batch = uniform(), Batch()
+    batch.add("a", [1, 2, 3, 3], 4)
+    batch.add("b", [7] * 9, 9)
+    assert batch.propose(proposer) == {"a": [3, 3, 3], "b": [7, 7, 7]}
+    assert batch.propose(proposer, [True, False]) == {"a": [3], "b": []}
+
+
+def test_uniform_is_off_with_the_switch():
+    proposer, batch = uniform(threshold=1), Batch()
+    batch.add("a", [1, 2] * 4, 8)
+    batch.add("b", [3, 4] * 4, 8)
+    assert batch.propose(proposer) == {"a": [], "b": []}
+
+
+@pytest.mark.parametrize("rule", ["oldest", "newest", "count", "suffix", "blend"])
+def test_uniform_pads_with_what_min_prob_leaves_out(rule):
+    """Each padded draft begins with the draft of an engine without graphs, and goes on with that of min_prob 0."""
+    rng, texts = random.Random(3), []
+    for _ in range(60):
+        texts.append([rng.randrange(3) for _ in range(rng.randrange(30, 50))])
+    shorter = longer = 0
+    for text in texts:
+        drafts = []
+        for proposer in (make(8, rule=rule, min_prob=0.2), make(8, rule=rule), uniform(8, rule=rule, min_prob=0.2)):
+            batch = Batch()
+            batch.add("a", text, 4)
+            drafts += batch.propose(proposer).values()
+            proposed = proposer.stats()["proposed"]
+        eager, guesses, padded = drafts
+        assert proposed == len(eager)
+        assert padded == [] if not eager else len(padded) == 8
+        if eager:
+            assert padded[: len(eager)] == eager and padded[: len(guesses)] == guesses
+            assert padded[len(guesses) :] == [guesses[-1]] * (8 - len(guesses))
+        shorter += 0 < len(eager) < 8
+        longer += 0 < len(eager) < len(guesses)
+    assert shorter > 10 and (longer > 10 or rule == "suffix")

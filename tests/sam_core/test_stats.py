@@ -53,13 +53,28 @@ def test_drafter_counters_are_differences_and_its_levels_are_not():
     assert taken["sam_draft_s"] == pytest.approx(0.2)
 
 
+def test_positions_are_counted_in_bins_of_the_answer():
+    positions = stats.Positions()
+    for position, tokens in ((0, 1), (127, 4), (128, 2), (255, 3), (32767, 1), (32768, 2), (10**6, 4)):
+        positions.add(position, tokens)
+    counts = {name: n for name, n in positions.counts().items() if n}
+    assert counts == {
+        **{"steps_from_0": 2, "tokens_from_0": 5, "steps_from_128": 2, "tokens_from_128": 5},
+        **{"steps_from_16384": 1, "tokens_from_16384": 1, "steps_from_32768": 2, "tokens_from_32768": 6},
+    }
+
+
 def test_metrics_over_replicas():
     row = dict.fromkeys(stats.SUMS, 0) | {"tokens": 30, "request_steps": 20, "drafted": 40, "accepted": 10, "tail_s": 3}
     drafter = {"sam_steps": 10, "sam_steps_on": 5, "sam_draft_s": 0.02, "sam_proposed": 44}
     drafter |= {"sam_proposed_group": 4, "sam_accepted_group": 3, "sam_evicted_history": 2}
+    drafter |= {"sam_steps_from_0": 0, "sam_tokens_from_0": 0, "sam_steps_from_128": 3, "sam_tokens_from_128": 5}
     metrics = stats.step_metrics([row | drafter, row | drafter | {"tail_s": 5}])
     assert metrics["rollout/spec/tokens_per_step"] == 1.5
     assert metrics["rollout/spec/acceptance_rate"] == 0.25
+    assert metrics["rollout/spec/padding"] == 0
+    padded = stats.step_metrics([row | drafter | {"sam_padding": 20, "sam_padding_accepted": 1}])
+    assert padded["rollout/spec/acceptance_rate"] == 0.45  # (10 - 1) / (40 - 20)
     assert metrics["rollout/spec/switch_on_share"] == 0.5
     assert metrics["rollout/spec/draft_ms"] == pytest.approx(2)
     assert metrics["rollout/spec/tail_s"] == 5
@@ -67,6 +82,8 @@ def test_metrics_over_replicas():
     assert metrics["rollout/spec/proposed_group"] == 8
     assert metrics["rollout/spec/accepted_group"] == 6
     assert metrics["rollout/spec/evicted_history"] == 4
+    assert (metrics["rollout/spec/steps_from_128"], metrics["rollout/spec/tokens_from_128"]) == (6, 10)
+    assert "rollout/spec/steps_from_0" not in metrics
     assert "rollout/spec/switch_on_share" not in stats.step_metrics([row])
 
 

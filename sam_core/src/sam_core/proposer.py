@@ -15,9 +15,12 @@ import numpy.typing as npt
 from sam_core import Pool
 from sam_core.exclusion import REASONS
 from sam_core.options import VERIFY, Options
+from sam_core.stats import Positions
 from sam_core.switch import BatchSwitch
 
 Int32 = npt.NDArray[np.int32]
+REPORT_S = 1.0
+"""Least seconds between two reports of the counters to the engine's metrics."""
 
 
 class SamProposer:
@@ -25,6 +28,8 @@ class SamProposer:
 
     Each call feeds `row[fed:length]` of every request, so that every token enters the indexes exactly once, whatever the
     engine did in between: chunked prefill, preemption and resumption, steps with the switch off.
+
+    An engine whose graphs of decoding hold exactly k + 1 tokens a request calls `make_uniform`.
 
     Args:
         k: longest draft, in tokens.
@@ -51,19 +56,44 @@ class SamProposer:
         self.drafting = drafting
         self.why_not = why_not
         self.switch = BatchSwitch(options.threshold, logger)
-        self.pool = Pool(
-            memory_bytes=options.memory_bytes,
-            rule=options.rule,
-            sources=options.sources,
-            corpus=options.corpus if drafting else None,
-            min_prob=options.min_prob,
-        )
+        self.options = options
+        self.uniform = False
+        self.pool = self._new_pool(options.min_prob)
         self._slots: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._fed: dict[str, int] = {}
         self._excluded: set[str] = set()
+        self._drafted: set[str] = set()
+        self._positions = Positions()
         self._reasons: Counter[str] = Counter()
+        self._padded: dict[str, tuple[int, list[int]]] = {}
+        self._low_guesses = self._padding = self._padding_accepted = 0
         self._seconds = 0.0
+        self._reported = -REPORT_S
+
+    def _new_pool(self, min_prob: float) -> Pool:
+        return Pool(
+            memory_bytes=self.options.memory_bytes,
+            rule=self.options.rule,
+            sources=self.options.sources,
+            corpus=self.options.corpus if self.drafting else None,
+            min_prob=min_prob,
+        )
+
+    def make_uniform(self) -> None:
+        """From now on all requests of a step get drafts of k tokens, or all get none; called before the first request.
+
+        A draft that ends sooner is padded: by the pool's further guesses, however improbable, then by its last token
+        again, or the text's, which the model's vocabulary has. Padding is verified like any draft, accepted with the
+        probability that the model gives it, so it changes no distribution. It is only counted apart.
+
+        All get none where nothing is drafted but padding, or where one request cannot take k tokens: it must not be
+        drafted, or max_model_len is near. A step beside which a prompt is still being read is not uniform whatever is
+        drafted; drafts then end where they would without this.
+        """
+        if not self.uniform:
+            self.uniform = True
+            self.pool = self._new_pool(0.0)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Engines call this on every drafter; there is no model to load."""
@@ -86,7 +116,7 @@ class SamProposer:
             may_draft: false for a request that must not be drafted, such as a partial prefill.
 
         Returns:
-            One list of at most k tokens a request, all empty while the switch is off.
+            One list of at most k tokens a request, all empty while the switch is off; see also `make_uniform`.
         """
         batch = len(req_ids)
         if not self.drafting:
@@ -110,8 +140,12 @@ class SamProposer:
                     self._excluded.add(req_id)
                     self._reasons[reason] += 1
             fed = self._fed[req_id]
+            if req_id in self._padded and fed < length:
+                self._count_padding(req_id, row[fed:length].tolist())
             slots[i] = self._slots[req_id]
             counts[i] = length - fed
+            if req_id in self._drafted and length > fed:
+                self._positions.add(fed - prompt, length - fed)
             new.append(row[fed:length])
             self._fed[req_id] = length
             if on and may_draft[i] and req_id not in self._excluded:
@@ -119,10 +153,46 @@ class SamProposer:
         tokens = np.concatenate(new).astype(np.int32, copy=False) if new else np.empty(0, np.int32)
         out = np.empty((batch, self.k), np.int32)
         drafted = np.empty(batch, np.int32)
-        self.pool.step(slots, tokens, counts, k, out, drafted)
-        drafts = [out[i, :n].tolist() for i, n in enumerate(drafted.tolist())]
+        if self.uniform:
+            decoding = all(may_draft)
+            if decoding and (k < self.k).any():
+                k[:] = 0
+            scores = np.empty((batch, self.k), np.float32)
+            self.pool.step(slots, tokens, counts, k, out, drafted, scores)
+            guessed = np.arange(self.k) < drafted[:, None]
+            believed = (guessed & (scores >= self.options.min_prob)).sum(1).tolist()
+            self._low_guesses += int(drafted.sum()) - sum(believed)
+            if decoding and any(believed):
+                last = [token_rows[i][int(lengths[i]) - 1] for i in range(batch)]
+                drafts = self._pad(req_ids, out, drafted.tolist(), believed, last)
+            else:
+                drafts = [out[i, :n].tolist() for i, n in enumerate(believed)]
+        else:
+            self.pool.step(slots, tokens, counts, k, out, drafted)
+            drafts = [out[i, :n].tolist() for i, n in enumerate(drafted.tolist())]
+        self._drafted = {req_id for req_id, draft in zip(req_ids, drafts, strict=True) if draft}
         self._seconds += time.perf_counter() - start
         return drafts
+
+    def _pad(
+        self, req_ids: Sequence[str], out: Int32, guessed: list[int], believed: list[int], last: list[Any]
+    ) -> list[list[int]]:
+        """Drafts of k tokens: the pool's `guessed` tokens of each row, of which `believed` are drafts, then fillers."""
+        for i, n in enumerate(guessed):
+            out[i, n:] = out[i, n - 1] if n else last[i]
+        drafts: list[list[int]] = out.tolist()
+        for req_id, draft, n in zip(req_ids, drafts, believed, strict=True):
+            if n < self.k:
+                self._padded[req_id] = n, draft
+        return drafts
+
+    def _count_padding(self, req_id: str, tokens: list[int]) -> None:
+        """Count the padding of the last draft, and how much of it the tokens fed next confirmed."""
+        believed, draft = self._padded.pop(req_id)
+        same = next((i for i, pair in enumerate(zip(draft, tokens, strict=False)) if pair[0] != pair[1]), None)
+        same = min(len(draft), len(tokens)) if same is None else same
+        self._padding += self.k - believed
+        self._padding_accepted += max(0, same - believed)
 
     def finish(self, req_ids: Iterable[str], keep: bool = True) -> None:
         """Requests have ended (finished or aborted); ids that were never seen are ignored."""
@@ -131,24 +201,40 @@ class SamProposer:
             if slot is not None:
                 self.pool.close(slot, keep=keep)
                 del self._prompts[req_id], self._fed[req_id]
+                self._padded.pop(req_id, None)
                 self._excluded.discard(req_id)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: flat, numbers only, so that two snapshots can be subtracted.
 
         excluded_<reason>: requests that are not drafted (see exclusion.py).
-        accepted_<source>: drafted tokens that the tokens fed next confirmed, whether the engine verified them or not.
+        proposed: drafted tokens; padding: those that make_uniform added and the engine verified, not in `proposed`.
+        proposed_<source>: the pool's guesses, where drafts are padded also those too improbable for a draft.
+        accepted_<source>, padding_accepted: those that the tokens fed next confirmed, whether the engine verified them
+            or not.
+        steps_from_<position>, tokens_from_<position>: what requests gained after a draft (see stats.Positions).
         """
         pool = self.pool.stats()
         return {
             "steps": self.switch.steps,
             "steps_on": self.switch.steps_on,
             "transitions": self.switch.transitions,
-            "proposed": pool["drafted_tokens"],
+            "proposed": pool["drafted_tokens"] - self._low_guesses,
+            "padding": self._padding,
+            "padding_accepted": self._padding_accepted,
             "draft_s": self._seconds,
             "requests": len(self._slots),
             **{f"excluded_{reason}": self._reasons[reason] for reason in REASONS},
             **{f"proposed_{source}": counts["drafted_tokens"] for source, counts in pool["by_source"].items()},
             **{f"accepted_{source}": counts["accepted_tokens"] for source, counts in pool["by_source"].items()},
+            **self._positions.counts(),
             **{name: pool[name] for name in ("bytes_used", "exhausted", "evicted_groups", "evicted_history")},
         }
+
+    def report(self) -> dict[str, Any] | None:
+        """stats() for the engine's metrics, with switch_on, 1 or 0; None within REPORT_S of the last report."""
+        now = time.monotonic()
+        if not self.drafting or now - self._reported < REPORT_S:
+            return None
+        self._reported = now
+        return self.stats() | {"switch_on": int(bool(self.switch.on))}

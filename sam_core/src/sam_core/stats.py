@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import logging
@@ -26,7 +27,34 @@ META = "sam_rollout/"
 """Start of the names under which rollouts report through a batch's meta_info: META + replica + "/" + round."""
 LEVELS = ("requests", "bytes_used")
 """Counters of a drafter that say what is, not what was done."""
+POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+"""Positions in an answer at which the bins of Positions begin; each ends where the next one begins."""
 SUMS = ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
+
+
+class Positions:
+    """Steps of requests that had a draft, and the tokens they gained in them, by their position in the answer.
+
+    Their quotient is the mean acceptance length at that position, the token that the model adds included. A draft that
+    the engine dropped, because it preempted the request for instance, counts as one of which nothing was accepted.
+    """
+
+    def __init__(self) -> None:
+        self._steps = [0] * len(POSITIONS)
+        self._tokens = [0] * len(POSITIONS)
+
+    def add(self, position: int, tokens: int) -> None:
+        """A request that had a draft behind `position` tokens of its answer gained `tokens` in one engine step."""
+        at = bisect.bisect_right(POSITIONS, position) - 1
+        self._steps[at] += 1
+        self._tokens[at] += tokens
+
+    def counts(self) -> dict[str, int]:
+        """Flat: steps_from_<position> and tokens_from_<position> for each of POSITIONS."""
+        return {
+            **{f"steps_from_{at}": n for at, n in zip(POSITIONS, self._steps, strict=True)},
+            **{f"tokens_from_{at}": n for at, n in zip(POSITIONS, self._tokens, strict=True)},
+        }
 
 
 class StepLog:
@@ -159,7 +187,9 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     out["tokens_per_step"] = out["tokens"] / max(out["request_steps"], 1)
     if any("sam_steps" in row for row in rows):
         steps = max(total("sam_steps"), 1)
-        out["acceptance_rate"] = out["accepted"] / max(out["drafted"], 1)
+        out["padding"], out["padding_accepted"] = total("sam_padding"), total("sam_padding_accepted")
+        drafted, accepted = out["drafted"] - out["padding"], out["accepted"] - out["padding_accepted"]
+        out["acceptance_rate"] = accepted / max(drafted, 1)
         out["switch_on_share"] = total("sam_steps_on") / steps
         out["switch_transitions"] = total("sam_transitions")
         out["draft_ms"] = 1e3 * total("sam_draft_s") / steps
@@ -169,6 +199,10 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
             out[name.removeprefix("sam_")] = total(name)
         for name in sorted({name for row in rows for name in row if name.startswith("sam_excluded_")}):
             out[name.removeprefix("sam_")] = total(name)
+        for at in POSITIONS:
+            if steps_from := total(f"sam_steps_from_{at}"):
+                out[f"steps_from_{at}"] = steps_from
+                out[f"tokens_from_{at}"] = total(f"sam_tokens_from_{at}")
         out["index_bytes"] = largest("sam_bytes_used")
         for name in ("exhausted", "evicted_groups", "evicted_history"):
             out[name] = total(f"sam_{name}")
