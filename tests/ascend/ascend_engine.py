@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 STANDIN = HERE.parent / "patches" / "npu"
@@ -25,6 +26,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_USE_AOT_COMPILE": "0",
 }
 
 
@@ -44,10 +46,20 @@ def start(platform, *arguments):
     )
 
 
+class Step(NamedTuple):
+    """What a step ran: the numbers of tokens that its requests had, its requests, and the graph with its size."""
+
+    lengths: list[int]
+    requests: int
+    mode: str
+    graph_tokens: int
+    graph_requests: int | None
+
+
 class Engine:
     """An engine_server. After `run`, `rows`, `preemptions` and `logprobs` are those of that run (see engine_server).
 
-    Engines start side by side: the first question to one waits until it is up. A dead engine raises AssertionError with
+    It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to one waits until it is up. A dead engine raises AssertionError with
     its traceback.
     """
 
@@ -57,7 +69,8 @@ class Engine:
             settings["speculative_config"] = {"method": "sam", "num_speculative_tokens": k, "sam": sam}
         if platform == "npu":
             settings = {"num_gpu_blocks_override": 128} | settings
-        settings |= {"model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True}
+        settings |= {"model": str(model), "skip_tokenizer_init": True, "dtype": "float32"}
+        settings["enforce_eager"] = "compilation_config" not in settings
         self.process = start(platform, str(HERE / "engine_server.py"), json.dumps(settings))
         self.platform = {"npu": "NPUPlatform", "cpu": "CpuPlatform"}[platform]
         self.up = False
@@ -90,6 +103,14 @@ class Engine:
 
     def count(self, column):
         return sum(row[COLUMNS.index(column)] for row in self.rows)
+
+    def steps(self):
+        """Steps of the first rank since the last call, and graphs replayed in them; the first call only starts this."""
+        if self.ask("watch_graphs")[0]:
+            self.replays = 0
+        steps, replays = self.ask("steps_and_replays")[0]
+        before, self.replays = self.replays, replays
+        return [Step(*step) for step in steps], replays - before
 
     def drafter(self):
         """The proposer's counters on the rank that drafts."""

@@ -53,6 +53,28 @@ def sam(model):
 
 
 @pytest.fixture(scope="session")
+def without(model):
+    """Seeded sampling without speculation."""
+    engine = Engine(model, additional_config={"sam_verify": "seeded"})
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def graphs(model):
+    """Seeded verification with captured graphs of decoding: sizes 4 to 24, drafts of 3 tokens up to 5 requests."""
+    engine = Engine(
+        model,
+        sam={"verify": "seeded", "threshold": 5},
+        max_model_len=256,
+        max_num_seqs=16,
+        compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]},
+    )
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
 def prompts():
     """64 prompts of 5 to 40 tokens; the second half repeats the first."""
     rng = random.Random(0)

@@ -26,11 +26,41 @@ def pool_stats(worker):
     return worker.model_runner.drafter.pool.stats()
 
 
+def asynchronous(worker):
+    """Runs in a worker: whether its runner is scheduled asynchronously."""
+    return worker.model_runner.use_async_scheduling
+
+
 def classes(worker):
     """Runs in a worker: its runner's class, sampler's and drafter's."""
     runner = worker.model_runner
     parts = (runner, runner.rejection_sampler, runner.drafter)
     return [f"{type(part).__module__}.{type(part).__name__}" for part in parts]
+
+
+def watch_graphs(worker):
+    """Runs in a worker: from now on notes of each step what STEP_COLUMNS names; False where that is done already."""
+    runner = worker.model_runner
+    if hasattr(runner, "steps"):
+        return False
+    runner.steps, determine = [], runner._determine_batch_execution_and_padding
+
+    def noting(**arguments):
+        found = determine(**arguments)
+        lengths = sorted(set(arguments["num_scheduled_tokens_np"].tolist()))
+        runner.steps.append([lengths, arguments["num_reqs"], found[0].name, found[1].num_tokens, found[1].num_reqs])
+        return found
+
+    runner._determine_batch_execution_and_padding = noting
+    return True
+
+
+def steps_and_replays(worker):
+    """Runs in a worker: what watch_graphs noted since the last time, and the graphs replayed since the start."""
+    import torch_npu
+
+    steps, worker.model_runner.steps = worker.model_runner.steps, []
+    return steps, torch_npu.npu.NPUGraph.replays
 
 
 class Server:
@@ -116,6 +146,16 @@ class Server:
 
     def calls(self):
         return self.engine.collective_rpc(operator_calls)
+
+    def watch_graphs(self):
+        return self.engine.collective_rpc(watch_graphs)
+
+    def steps_and_replays(self):
+        return self.engine.collective_rpc(steps_and_replays)
+
+    def asynchronous(self):
+        """Of each rank."""
+        return self.engine.collective_rpc(asynchronous)
 
     def classes(self):
         return self.engine.collective_rpc(classes)

@@ -2,7 +2,7 @@
 """Checks of vllm-ascend's and the stand-in's functions that need no engine, all in one process on platform npu.
 
 usage: npu_unit.py   (prints one JSON object, {check: null, or the text of what it raised})
-A check is a function of this module whose name begins with `check_`; each stands for one test of test_fixes or test_standin.
+A check is a function of this module or of npu_graphs whose name begins with `check_`; each stands for one test.
 """
 
 import json
@@ -11,10 +11,12 @@ import sys
 import types
 from pathlib import Path
 
+import npu_graphs
 import numpy as np
 import torch
 import torch_npu
 from ascend_engine import OLD
+from npu_common import raises, set_ascend_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -86,15 +88,6 @@ def graph_sizes(method):
 def check_graph_sizes_count_no_draft_layers():
     sizes = {method: graph_sizes(method) for method in (None, "sam", "ngram", "eagle3")}
     assert sizes == {None: 36, "sam": 36, "ngram": 36, "eagle3": 18}, sizes
-
-
-def raises(kind, text, function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"{function.__name__} raised nothing")
 
 
 def check_an_operator_that_is_missing_names_itself():
@@ -233,17 +226,6 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def set_ascend_config():
-    """What 0.23's sampler reads of the configuration, upstream's defaults."""
-    import vllm_ascend.ascend_config as module
-
-    verification = types.SimpleNamespace(
-        enable_block_verify=False, enable_entropy_verify=False, posterior_threshold=0.95, posterior_alpha=0.4
-    )
-    settings = {"enable_reduce_sample": False, "rejection_sampler_config": verification}
-    module._ASCEND_CONFIG = types.SimpleNamespace(ascend_compilation_config=None, eplb_config=None, **settings)
-
-
 def rejection_sample(*arguments):
     """A step of vllm-ascend's rejection sampler, which in 0.23 takes logits."""
     from vllm_ascend.sample import rejection_sampler
@@ -380,7 +362,9 @@ if __name__ == "__main__":
     os.dup2(2, 1)
     if not OLD:
         import vllm_ascend.worker.worker  # noqa: F401  its modules import each other: this order works
-    for name, check in [item for item in globals().items() if item[0].startswith("check_")]:
+    for name, check in [*globals().items(), *vars(npu_graphs).items()]:
+        if not name.startswith("check_"):
+            continue
         try:
             results[name] = check()
         except Exception as error:

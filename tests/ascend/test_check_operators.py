@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator check over the stand-in, and that it notices differences."""
+"""The operator check over the stand-in."""
 
 import json
 import random
 
 from ascend_engine import start
 from tiny_qwen3 import VOCAB
-
-from llm_rl.check_operators import compare
 
 
 def test_decoding_and_verification_agree(model, tmp_path):
@@ -25,13 +23,3 @@ def test_decoding_and_verification_agree(model, tmp_path):
     assert found["accepted"] > 0.9 * found["drafted"] > 90
     assert found["largest"] <= 1e-4 and f"tokens            {found['tokens']}" in printed
     assert (tmp_path / "out" / "check-operators.png").stat().st_size > 1000
-
-
-def answer(tokens, *logprobs):
-    return {"tokens": tokens, "logprobs": list(logprobs)}
-
-
-def test_differences_are_seen_up_to_the_token_that_differs():
-    decoded = [answer([1, 2, 3], -1.0, -2.0, -3.0), answer([4, 5, 6], -1.0, -1.0, -1.0)]
-    verified = [answer([1, 2, 3], -1.0, -2.5, -3.0), answer([4, 9, 6], -1.25, -7.0, -8.0)]
-    assert compare(decoded, verified) == {"differences": [0.0, -0.5, 0.0, -0.25], "diverged": 1}

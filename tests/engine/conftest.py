@@ -15,13 +15,11 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-import numpy as np
 import pytest
 import tiny_qwen3
+from one_text import write_corpus
 from sam_core.stats import StepLog
 from tiny_qwen3 import VOCAB
-
-from sam_core import corpus
 
 KNOWN_PROMPT = [11, 47, 5, 29, 53, 17]
 
@@ -155,13 +153,6 @@ def tight(model, plain, tmp_path_factory):
     )
     yield engine
     engine.stop()
-
-
-def write_corpus(path, text):
-    """What build_corpus writes for one text, without the library for sorting, which is not in this environment."""
-    tokens = np.array([*text, corpus.END], np.int32)
-    suffixes = sorted(range(len(text)), key=lambda at: tokens[at:].tolist())
-    corpus._write(path, tokens, np.array(suffixes, np.uint32), texts=1)
 
 
 def speculated(engine):

@@ -71,6 +71,13 @@ def test_abort(plain, sam, prompts):
         assert answers[i] == kept[i][: len(answers[i])] and len(answers[i]) < len(kept[i])
 
 
+def test_answers_end_where_they_do_without_drafts(plain, sam, prompts):
+    """At the first stop token behind min_tokens, wherever in a draft that falls; most tokens are stop tokens here."""
+    ends = [{"min_tokens": n, "stop_token_ids": list(range(0, VOCAB, 2))} for n in range(17, 25)]
+    assert sam.run([prompts[1]] * 8, each=ends) == plain.run([prompts[1]] * 8, each=ends)
+    speculated(sam)
+
+
 def test_repeated_prompts_reach_more_than_one_and_a_half_tokens_a_step(plain, sam, prompts):
     sam.run(prompts[:4])
     before = sam.drafter()

@@ -151,3 +151,16 @@ def test_step_log_of_verls_own_trainer(tmp_path, monkeypatch):
     log, rounds = logged(RayPPOTrainer, "ppo_trainer", folder, tmp_path, monkeypatch)
     assert rounds == 1
     assert log["rollout/spec/drafted"] == 81
+
+
+def test_file_logger_adds_each_step_at_once(tmp_path, monkeypatch):
+    """A run that is killed leaves the steps it has logged, and one that resumes does not wipe them."""
+    from verl.utils.tracking import FileLogger
+
+    path = tmp_path / "steps.jsonl"
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(path))
+    killed, resumed = (FileLogger("project", "run") for _ in range(2))
+    killed.log({"x": 1.5}, 1)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1]
+    resumed.log({"x": 1.5}, 2)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]

@@ -8,9 +8,11 @@ Row counts are asserted, so that a batch that is laid out for another operator r
 import torch
 
 from .calls import counted
+from .graphs import writes_only
 
 __all__ = [
     "_npu_flash_attention",
+    "_npu_fused_infer_attention_score_get_max_workspace",
     "_npu_flash_attention_qlens",
     "_npu_paged_attention",
     "_npu_reshape_and_cache",
@@ -36,6 +38,7 @@ def cached(cache, blocks, length, kv_heads):
     return cache[blocks[:used].long()].reshape(used * cache.shape[1], kv_heads, -1)[:length]
 
 
+@writes_only
 @counted
 def _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
     """Put key, value [N, kv_heads, D] into their slots int[N]; a negative slot is padding."""
@@ -134,8 +137,26 @@ def npu_fused_infer_attention_score(
     out = torch.empty_like(query)
     start = 0
     for i, (end, length) in enumerate(zip(actual_seq_lengths, actual_seq_lengths_kv, strict=True)):
-        keys = cached(key, block_table[i], length, num_key_value_heads)
-        values = cached(value, block_table[i], length, num_key_value_heads)
-        out[start:end] = attend(query[start:end], keys, values, scale)
+        if length:
+            keys = cached(key, block_table[i], length, num_key_value_heads)
+            values = cached(value, block_table[i], length, num_key_value_heads)
+            out[start:end] = attend(query[start:end], keys, values, scale)
+        else:  # a request that pads a graph
+            out[start:end] = 0
         start = end
     return out, None
+
+
+@writes_only
+@counted
+def fused_into(*, out, workspace, pre_tokens, next_tokens, **arguments):
+    """npu_fused_infer_attention_score into out[0], any shape of N * heads * D values; what graphs call."""
+    found, _ = npu_fused_infer_attention_score(**arguments)
+    out[0].view(found.shape).copy_(found)
+
+
+npu_fused_infer_attention_score.out = fused_into
+
+
+def _npu_fused_infer_attention_score_get_max_workspace(**arguments):
+    return torch.empty(0)

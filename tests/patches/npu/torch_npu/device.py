@@ -7,6 +7,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from .graphs import PYTHON_OPERATIONS
+
 torch.utils.rename_privateuse1_backend("npu")
 
 
@@ -69,6 +71,8 @@ def enter():
     DeviceContext.__init__ = lambda self, device: init(self, on_cpu(torch.device(device)))
 
     def impl_on_cpu(self, name, function, dispatch_key="", **kwargs):
+        if dispatch_key in ("CPU", "PrivateUse1") and isinstance(name, str):
+            PYTHON_OPERATIONS[f"{self.ns}::{name}"] = function
         # torch registers its namespace fsdp for both keys itself
         if dispatch_key == "PrivateUse1" and self.ns != "fsdp":
             dispatch_key = "CPU"

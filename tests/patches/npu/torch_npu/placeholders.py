@@ -9,7 +9,7 @@ from .distributed import ProcessGroupHCCL
 from .npu import nothing
 
 MODULES = {
-    "torch_npu._C": {"_NPUTaskGroupHandle": object},  # named in an annotation
+    "torch_npu._C": {"_NPUTaskGroupHandle": object, "_weak_ref_tensor": lambda tensor: tensor},
     "torch_npu._C._distributed_c10d": {"ProcessGroupHCCL": ProcessGroupHCCL},
     "torch_npu.npu.mstx": {},  # verl's profiler imports it
     "torch_npu.op_plugin": {},

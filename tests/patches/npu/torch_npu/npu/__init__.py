@@ -7,16 +7,21 @@ import types
 
 import torch
 
-from .streams import Event, Stream
+from ..graphs import (  # noqa: F401  part of torch.npu
+    ExternalEvent,
+    NPUGraph,
+    graph,
+    graph_pool_handle,
+    graph_task_group_begin,
+    graph_task_group_end,
+    graph_task_update_begin,
+    graph_task_update_end,
+)
+from .streams import Event, Stream  # noqa: F401
 
 TOTAL_BYTES = 64 << 30
 _free_bytes = TOTAL_BYTES
 _stream = Stream()
-ExternalEvent = Event
-
-
-class NPUGraph:
-    """Named in an annotation; there are no graphs here."""
 
 
 memory = types.SimpleNamespace(NPUPluggableAllocator=None, MemPool=None)  # named in annotations

@@ -3,6 +3,8 @@
 
 import time
 
+from ..graphs import State
+
 
 class Stream:
     def __init__(self, device=None, priority=0):
@@ -12,7 +14,8 @@ class Stream:
 
     def wait_event(self, event): ...
 
-    def synchronize(self): ...
+    def synchronize(self):
+        assert State.waiting is None, "waits for a graph that waits for the arguments of its operators"
 
 
 class Event:

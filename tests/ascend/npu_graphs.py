@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of captured graphs that need no engine; npu_unit runs them, and test_graphs stands for them."""
+
+import multiprocessing
+import tempfile
+import types
+
+import numpy as np
+import torch
+import torch_npu
+from npu_common import raises, set_ascend_config
+
+
+def check_a_graph_replays_on_the_same_tensors():
+    torch.manual_seed(0)
+    stream, event, graph = torch.npu.current_stream(), torch.npu.ExternalEvent(), torch.npu.NPUGraph()
+    weight, x, cache, out = torch.randn(8, 8), torch.zeros(3, 8), torch.randn(2, 4, 8), torch.zeros(3, 8)
+    fused = {"num_heads": 1, "num_key_value_heads": 1, "scale": 1.0, "input_layout": "TND", "sparse_mode": 3}
+    fused |= {"key": cache, "value": cache, "block_size": 4, "atten_mask": None}
+
+    def attend(query, ends, lengths, blocks):
+        batch = {"actual_seq_lengths": ends, "actual_seq_lengths_kv": lengths, "block_table": torch.tensor(blocks)}
+        return {"query": query} | fused | batch
+
+    def attend_into(**arguments):
+        arguments |= {"workspace": None, "pre_tokens": 0, "next_tokens": 0, "out": [out, None]}
+        torch_npu.npu_fused_infer_attention_score.out(**arguments)
+
+    def forward(attention):
+        query = torch_npu.npu_rms_norm(torch.nn.functional.linear(x, weight), torch.ones(8))[0].view(3, 1, 8)
+        return attention(query).reshape(3, 8) * 2
+
+    def captured(query):
+        nonlocal handle, kept
+        kept = query
+        event.wait(stream)
+        event.reset(stream)
+        torch.npu.graph_task_group_begin(stream)
+        attend_into(**attend(query, [3], [3], [[0]]))
+        handle = torch.npu.graph_task_group_end(stream)
+        return out
+
+    handle = kept = None
+    with torch.npu.graph(graph):
+        result = forward(captured)
+    for batch in (([1, 2, 3], [2, 4, 3], [[0], [1], [0]]), ([2, 3], [4, 1], [[1], [0]])):
+        x.copy_(torch.randn(3, 8))
+        graph.replay()
+        raises(AssertionError, "waits for the arguments", stream.synchronize)
+        raises(AssertionError, "waits for the arguments", graph.replay)
+        torch.npu.graph_task_update_begin(stream, handle)
+        attend_into(**attend(kept, *batch))
+        torch.npu.graph_task_update_end(stream)
+        event.record(stream)
+        expected = forward(
+            lambda query, batch=batch: torch_npu.npu_fused_infer_attention_score(**attend(query, *batch))[0]
+        )
+        torch.testing.assert_close(result, expected)
+
+
+def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), sequence_parallel=1):
+    """A runner that drafts 3 tokens, with its graphs, as far as dispatch needs it; ranks: its number, and of how many."""
+    from vllm.config import CompilationConfig
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+    from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
+
+    set_ascend_config()
+    compilation = CompilationConfig(mode=3, cudagraph_mode=mode, cudagraph_capture_sizes=list(sizes))
+    compilation.max_cudagraph_capture_size = max(sizes)
+    compilation.pass_config.enable_sp = sequence_parallel > 1
+    compilation.set_splitting_ops_for_v1(all2all_backend="naive", data_parallel_size=ranks[1])
+    parallel = {
+        "data_parallel_rank": ranks[0],
+        "data_parallel_size": ranks[1],
+        "tensor_parallel_size": sequence_parallel,
+    }
+    speculative = types.SimpleNamespace(method="sam", num_speculative_tokens=3)
+    config = types.SimpleNamespace(
+        additional_config={"enable_flashcomm1": sequence_parallel > 1, "refresh": True},
+        compilation_config=compilation,
+        lora_config=None,
+        observability_config=types.SimpleNamespace(cudagraph_metrics=False),
+        parallel_config=types.SimpleNamespace(**parallel),
+        scheduler_config=types.SimpleNamespace(max_num_seqs=max_num_seqs),
+        speculative_config=speculative,
+    )
+    runner = NPUModelRunner.__new__(NPUModelRunner)
+    runner.vllm_config, runner.compilation_config = config, compilation
+    runner.parallel_config, runner.speculative_config = config.parallel_config, speculative
+    runner.model_config = types.SimpleNamespace(is_encoder_decoder=False)
+    runner.ascend_config = types.SimpleNamespace(dp_allreduce_on_npu=False)
+    runner.dp_rank, runner.dp_size = ranks
+    runner.max_num_reqs, runner.use_aclgraph, runner.uniform_decode_query_len = max_num_seqs, False, 4
+    runner.input_batch = types.SimpleNamespace(lora_id_to_lora_request={}, num_computed_tokens_cpu=np.ones(64, int))
+    runner.cudagraph_dispatcher = CudagraphDispatcher(config)
+    support = AttentionCGSupport.ALWAYS
+    resolved = compilation.resolve_cudagraph_mode_and_sizes(support, None, 4, sequence_parallel)
+    runner.cudagraph_dispatcher.initialize_cudagraph_keys(resolved, 4)
+    runner._initialize_one_token_dispatcher(resolved)
+    return runner
+
+
+def graph_of(runner, lengths, **how):
+    """The graph for requests of so many tokens: mode, its tokens and requests, and the most tokens that a rank has."""
+    mode, graph, _, across, _ = runner._determine_batch_execution_and_padding(
+        num_tokens=sum(lengths),
+        num_reqs=len(lengths),
+        num_scheduled_tokens_np=np.array(lengths),
+        max_num_scheduled_tokens=max(lengths),
+        use_cascade_attn=False,
+        **how,
+    )
+    return mode.name, graph.num_tokens, graph.num_reqs, across if across is None else across.max().item()
+
+
+def check_graphs_of_full_decode_only():
+    runner = graph_runner("FULL_DECODE_ONLY")
+    assert graph_of(runner, [4] * 5) == ("FULL", 20, 5, None)
+    assert graph_of(runner, [1] * 5) == ("FULL", 8, 8, None)
+    assert graph_of(runner, [1] * 32) == ("FULL", 32, 32, None)
+    assert graph_of(runner, [4] * 17) == ("NONE", 68, None, None)  # beyond the largest size
+    assert graph_of(runner, [4, 4, 3]) == graph_of(runner, [4, 4, 3]) == ("NONE", 11, None, None)  # ragged
+    assert graph_of(runner, [4, 1]) == ("NONE", 5, None, None) == graph_of(runner, [1, 3, 1])
+    runner.input_batch.num_computed_tokens_cpu[0] = 0
+    assert graph_of(runner, [1] * 5)[0] == "NONE"  # a prompt of one token
+    sizes = [
+        {graph.num_tokens for graph in dispatcher.cudagraph_keys[mode]} for dispatcher, mode in full_graphs(runner)
+    ]
+    assert sizes == [set(range(4, 65, 4)), set(range(4, 33, 4))]
+
+
+def full_graphs(runner):
+    from vllm.config import CUDAGraphMode
+
+    return [
+        (dispatcher, CUDAGraphMode.FULL) for dispatcher in (runner.cudagraph_dispatcher, runner.one_token_dispatcher)
+    ]
+
+
+def check_graphs_of_full_and_piecewise():
+    runner = graph_runner("FULL_AND_PIECEWISE")
+    assert graph_of(runner, [4] * 5) == ("FULL", 20, 5, None)
+    assert graph_of(runner, [1] * 5) == ("FULL", 8, 8, None)
+    assert graph_of(runner, [4, 4, 3]) == ("PIECEWISE", 12, None, None)
+    assert graph_of(runner, [1, 20]) == ("PIECEWISE", 24, None, None)
+    assert graph_of(runner, [4] * 17)[0] == "NONE"
+
+
+STEPS_OF_RANKS = [
+    # tokens a request on each of two ranks, the graph that both run with their own numbers of requests
+    ([4] * 5, [1] * 9, ("FULL", 20), (5, 20)),
+    ([4] * 2, [1] * 30, ("FULL", 32), (8, 32)),
+    ([1] * 3, [4] * 8, ("FULL", 32), (32, 8)),
+    ([4] * 3, [4] * 6, ("FULL", 24), (6, 6)),
+    ([4] * 3, [1] * 7, ("FULL", 12), (3, 12)),
+    ([4] * 12, [1] * 9, ("NONE", None), (None, None)),  # more tokens than max_num_seqs
+    ([4] * 5, [30, 1, 1], ("NONE", None), (None, None)),  # a prompt
+    ([4, 2], [1] * 9, ("NONE", None), (None, None)),
+]
+
+
+def rank_of_data_parallelism(rank, path, answers):
+    from vllm_ascend.worker import model_runner_v1 as module
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    module.get_dp_group = lambda: types.SimpleNamespace(cpu_group=torch.distributed.group.WORLD)
+    module.should_skip_allreduce_across_dp_group = lambda *args: False  # as a mixture of experts needs it
+    module.oproj_tp_enable = module.embedding_tp_enable = lambda: False
+    runner = graph_runner("FULL_DECODE_ONLY", ranks=(rank, 2))
+    found = [graph_of(runner, step[rank]) for step in STEPS_OF_RANKS]
+    # a rank without requests keeps step by a dummy run (execute_dummy_batch)
+    idle = {"force_uniform_decode": True} if rank else {}
+    found.append(graph_of(runner, [4] if rank else [1] * 9, **idle))
+    answers.put((rank, found))
+
+
+def check_ranks_of_data_parallelism_agree_on_a_graph():
+    """Two ranks over gloo, the real exchange of sizes and modes; one drafts and the other does not."""
+    processes = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        answers = processes.SimpleQueue()
+        arguments = (f"{folder}/store", answers)
+        ranks = [processes.Process(target=rank_of_data_parallelism, args=(rank, *arguments)) for rank in (0, 1)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(60)
+            assert process.exitcode == 0, process.exitcode
+        found = dict(answers.get() for _ in ranks)
+    wanted = [(*graph, requests) for _, _, graph, requests in STEPS_OF_RANKS] + [("FULL", 12, (12, 3))]
+    for (mode, tokens, requests), first, second in zip(wanted, found[0], found[1], strict=True):
+        assert first[0] == second[0] == mode and first[3] == second[3], (first, second)
+        if mode == "FULL":
+            assert first[1] == second[1] == first[3] == tokens and (first[2], second[2]) == requests, (first, second)
+
+
+def check_sequence_parallelism_needs_sizes_that_both_divide():
+    """3 drafts and 8 ranks: sizes that 4 and 8 divide. 3 drafts and 3 ranks: none, said at start-up."""
+    runner = graph_runner("FULL_DECODE_ONLY", sequence_parallel=8)
+    assert runner.compilation_config.cudagraph_capture_sizes == list(range(8, 65, 8))
+    assert graph_of(runner, [1] * 5) == ("FULL", 8, 8, None)
+    assert graph_of(runner, [4] * 3) == ("FULL", 16, 4, None)
+    raises(ValueError, "adjust num_speculative_tokens", graph_runner, "FULL_DECODE_ONLY", sequence_parallel=3)
+
+
+def check_vllms_own_runner_pads_for_its_graphs():
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.worker import gpu_model_runner as module
+
+    module.get_pp_group = lambda: types.SimpleNamespace(is_last_rank=True)
+    padded = {}
+    for mode in (CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE):
+        called = []
+        runner = types.SimpleNamespace(
+            compilation_config=types.SimpleNamespace(resolve_cudagraph_mode_and_sizes=lambda *_, mode=mode, **__: mode),
+            cudagraph_dispatcher=types.SimpleNamespace(initialize_cudagraph_keys=lambda *_: None),
+            drafter=types.SimpleNamespace(make_uniform=lambda called=called: called.append(True)),
+            kv_cache_config=None,
+            max_num_reqs=8,
+            parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
+            speculative_config=types.SimpleNamespace(
+                method="sam", use_eagle=lambda: False, uses_extract_hidden_states=lambda: False
+            ),
+            uniform_decode_query_len=4,
+        )
+        module.GPUModelRunner._check_and_update_cudagraph_mode(runner, [], [])
+        padded[mode.name] = bool(called)
+    assert padded == {"FULL_AND_PIECEWISE": True, "FULL": False, "PIECEWISE": False, "NONE": False}, padded

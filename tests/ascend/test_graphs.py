@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captured graphs of decoding: every step of decoding hits one, and the answers stay the same."""
+
+import random
+
+import pytest
+from ascend_engine import OLD, speculated
+from tiny_qwen3 import VOCAB
+
+pytestmark = pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")
+K = 3
+
+
+def decoding(steps):
+    """The steps in which no prompt is read: all their requests have 1 or K + 1 tokens."""
+    return [step for step in steps if set(step.lengths) <= {1, K + 1}]
+
+
+def test_every_step_of_decoding_hits_a_graph(cpu, graphs, prompts):
+    """Above the threshold of 5 requests a graph of one token a request, below it one of K + 1, padded where it must be."""
+    lengths = [40 + 5 * i for i in range(12)]
+    graphs.steps()
+    before = graphs.drafter()
+    assert graphs.run(prompts[:12], lengths) == cpu.run(prompts[:12], lengths)
+    speculated(graphs)
+    steps, replays = graphs.steps()
+    after = graphs.drafter()
+    assert after["padding"] > before["padding"] and after["padding_accepted"] >= before["padding_accepted"]
+
+    for step in decoding(steps):
+        assert step.mode == "FULL" and len(step.lengths) == 1, step
+        assert step.graph_tokens == step.graph_requests * step.lengths[0] >= step.requests * step.lengths[0], step
+        assert step.lengths == [1] or step.requests <= 5, step
+    assert all(step.mode == "NONE" for step in steps if step not in decoding(steps))
+    assert replays == len(decoding(steps)) > 0.9 * len(steps)
+    for length in (1, K + 1):
+        sizes = {step.graph_tokens for step in steps if step.lengths == [length]}
+        assert len(sizes) > 1, f"graphs of {length} tokens a request: {sizes}"
+        assert any(step.graph_requests > step.requests for step in decoding(steps) if step.lengths == [length])
+
+
+def test_arrivals_and_the_end_of_the_context(cpu, graphs):
+    """Beside a prompt that is read nothing is captured; beside a request without room for K tokens nothing is drafted."""
+    rng = random.Random(5)
+    prompts = [[rng.randrange(VOCAB - 1) for _ in range(8)] * 5 for _ in range(4)]
+    prompts[3] = (prompts[3] * 7)[:252]
+    lengths = [60, 50, 40, 4]
+    graphs.steps()
+    assert graphs.run(prompts, lengths, stagger=6) == cpu.run(prompts, lengths, stagger=6)
+    speculated(graphs)
+    steps, _ = graphs.steps()
+    assert all(step.mode == "FULL" and len(step.lengths) == 1 for step in decoding(steps))
+    mixed = [step for step in steps if step not in decoding(steps)]
+    assert len(mixed) >= 4 and {step.mode for step in mixed} == {"NONE"}
+    four = [step.lengths for step in steps if step.requests == 4 and step not in mixed]
+    assert [1] in four, "the request at the end of the context was drafted for"
+    assert [K + 1] in [step.lengths for step in steps]
+
+
+def test_graphs_model_what_they_must(npu_unit):
+    assert npu_unit["check_a_graph_replays_on_the_same_tensors"] is None
+
+
+@pytest.mark.parametrize("mode", ["full_decode_only", "full_and_piecewise"])
+def test_dispatch(npu_unit, mode):
+    assert npu_unit[f"check_graphs_of_{mode}"] is None
+
+
+def test_ranks_of_data_parallelism_agree_on_a_graph(npu_unit):
+    assert npu_unit["check_ranks_of_data_parallelism_agree_on_a_graph"] is None
+
+
+def test_sequence_parallelism_needs_sizes_that_both_divide(npu_unit):
+    assert npu_unit["check_sequence_parallelism_needs_sizes_that_both_divide"] is None
+
+
+def test_vllms_own_runner_pads_for_its_graphs(npu_unit):
+    assert npu_unit["check_vllms_own_runner_pads_for_its_graphs"] is None

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts that are padded to k tokens sample the model's law: 20,000 texts of three tokens by the real proposer.
+
+Every request has a prompt of its own and drafts from it alone, so most of its draft is padding. The seeds are fixed.
+"""
+
+import numpy as np
+import pytest
+import torch
+from sam_core.proposer import SamProposer
+from test_distribution import LENGTH, V, keys_of, model, p_value
+
+from sam_core import verify
+
+TEXTS, PART, K, PROMPT = 20_000, 2_000, 3, 6
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of 4 tokens: little noise to make for a small vocabulary."""
+    monkeypatch.setattr(verify, "BLOCK", 4)
+
+
+def generate(mode, first, drafts="uniform", padding_counts=True):
+    """PART texts of LENGTH tokens of the requests from `first` on, and the proposer's counters.
+
+    Token V ends every prompt, and the model never gives it. drafts: uniform, ragged or none; padding_counts=False
+    accepts all padding.
+    """
+    torch.manual_seed(first)
+    table = torch.nn.functional.pad(model(), (0, 1))
+    sam = {"threshold": PART, "sources": ["request"], "rule": "newest", "verify": mode}
+    proposer = SamProposer(K, sam, max_model_len=64)
+    if drafts == "uniform":
+        proposer.make_uniform()
+    names, keys = [str(i) for i in range(PART)], keys_of(range(first, first + PART))
+    rows, lengths = np.full((PART, 64), V, np.int32), np.full(PART, PROMPT + 1)
+    rows[:, :PROMPT] = torch.randint(0, V, (PART, PROMPT)).numpy()
+    while lengths.min() < PROMPT + 1 + LENGTH:
+        proposed = proposer.propose(names, rows, lengths, [PROMPT + 1] * PART, [True] * PART)
+        if drafts == "none":
+            proposed = [[]] * PART
+        counts = torch.tensor([len(draft) for draft in proposed])
+        drafted = torch.tensor([draft + [0] * (K - len(draft)) for draft in proposed])
+        last = torch.from_numpy(rows[np.arange(PART), lengths - 1]).long()
+        probs = table[torch.cat([last[:, None], drafted], 1)]
+        if not padding_counts:
+            for i, name in enumerate(names):
+                believed, draft = proposer._padded.get(name, (K, []))
+                for j in range(believed, len(draft)):
+                    probs[i, j] = torch.nn.functional.one_hot(drafted[i, j], V + 1)
+        real, bonus_rows = torch.arange(K) < counts[:, None], probs[torch.arange(PART), counts]
+        places, ends = torch.from_numpy(lengths), counts.cumsum(0)
+        if mode == "seeded":
+            bonus = verify.seeded_sample(bonus_rows, keys, places + counts)[:, None]
+            arguments = probs[:, :K][real], drafted[real], ends, bonus, keys, places, K, False
+            output = verify.seeded_verify(*arguments)
+        else:
+            draws = verify.draw(counts.tolist(), {}, V + 1, torch.device("cpu"))
+            bonus = torch.multinomial(bonus_rows, 1)
+            output = verify.rejection_sample(drafted[real], K, ends, None, probs[:, :K][real], bonus, False, draws)
+        got = (output >= 0).sum(1).numpy()
+        for column in range(K + 1):
+            there = np.flatnonzero(column < got)
+            rows[there, lengths[there] + column] = output[there, column].numpy()
+        lengths += got
+    return torch.from_numpy(rows[:, PROMPT + 1 : PROMPT + 1 + LENGTH]).long(), proposer.stats()
+
+
+def joint_p_value(texts):
+    table = model().double()
+    law = torch.einsum("a,ab,bc->abc", table[V], table[:V], table[:V]).flatten()
+    cells = (texts * torch.tensor([V * V, V, 1])).sum(1)
+    counts = torch.bincount(cells, minlength=V**3)
+    return p_value(counts, law * len(texts)) if counts[law == 0].sum() == 0 else 0
+
+
+@pytest.mark.parametrize("mode", ["rejection", "seeded"])
+def test_padded_drafts_keep_the_joint_law(mode):
+    parts = [generate(mode, first) for first in range(0, TEXTS, PART)]
+    assert joint_p_value(torch.cat([texts for texts, _ in parts])) > 1e-3
+    padding, accepted, proposed = (
+        sum(counters[name] for _, counters in parts) for name in ("padding", "padding_accepted", "proposed")
+    )
+    assert padding > 20_000 and accepted > 1_000 and proposed > 10_000
+
+
+def test_padding_that_is_always_accepted_is_noticed():
+    texts, counters = generate("rejection", 0, padding_counts=False)
+    assert counters["padding_accepted"] > 500
+    assert joint_p_value(texts) < 1e-6
+
+
+def test_seeded_texts_are_the_same_padded_ragged_and_without_drafts():
+    padded, counters = generate("seeded", 7)
+    ragged, without_padding = generate("seeded", 7, "ragged")
+    assert counters["padding_accepted"] > 0 and without_padding["padding"] == 0 < without_padding["proposed"]
+    assert torch.equal(padded, ragged) and torch.equal(padded, generate("seeded", 7, "none")[0])
