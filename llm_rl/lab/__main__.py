@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m llm_rl.lab`: make models, decode with every drafting method, replay recordings, export recordings."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from llm_rl.reports.runs import ReportError
+
+COMMANDS = {
+    "models": ("llm_rl.lab.models", "make a target and a draft model on this machine"),
+    "tree": ("llm_rl.lab.tree.command", "decode prompts with a model, by every method, against plain decoding"),
+    "replay": ("llm_rl.lab.replay.command", "replay recorded answers by every method that needs no model"),
+    "export": ("llm_rl.lab.replay.export", "turn rollout dumps into recordings"),
+    "shift": ("llm_rl.lab.replay.shift", "let SuffixDecoding adapt to answers of another kind"),
+    "retrieval": ("llm_rl.lab.methods.retrieval", "time REST's datastore: building, size, retrieval"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    top = argparse.ArgumentParser(prog="python -m llm_rl.lab", description=__doc__.partition(": ")[2])
+    commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for name, (module, text) in COMMANDS.items():
+        parser = commands.add_parser(name, help=text)
+        if argv and argv[0] == name:
+            command = importlib.import_module(module)
+            command.add_arguments(parser)
+            parser.set_defaults(run=command.run)
+    args = top.parse_args(argv)
+    try:
+        return args.run(args)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+    except (ValueError, ReportError, ModuleNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m llm_rl.lab shift`: SuffixDecoding under distribution shift (figure 9 of its paper), by replay.
+
+The global tree has seen answers of one kind; then answers of another kind come. `frozen` leaves it so, `online` adds
+each answer when it ends, `from nothing` is online without the earlier answers, and `trained` has seen answers of the
+new kind to other prompts instead, as many as come, and is frozen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llm_rl.lab.methods.sam import TREES, Global
+from llm_rl.lab.models import LabError
+from sam_core import replay
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Replay answers of one kind to a global tree that has seen answers of another kind."
+    parser.epilog = __doc__.partition("\n\n")[2]
+    add = parser.add_argument
+    add("--known", type=Path, required=True, metavar="FILE", help="recording of the kind that the tree has seen")
+    add("--new", type=Path, required=True, metavar="FILE", help="recording of the kind that comes")
+    add("--examples", type=replay._positive, default=256, metavar="N", help="answers that the tree has seen (256)")
+    add("--requests", type=replay._positive, default=200, metavar="N", help="answers that come (200)")
+    add("--chunk", type=replay._positive, default=50, metavar="N", help="answers a column (50)")
+    add("--trees", choices=TREES, default="both", help="default both")
+    add("--nodes", type=replay._positive, default=64, metavar="N", help="most nodes of a draft (64)")
+    add("--seed", type=int, default=replay.SEED, metavar="N")
+    add("--json", type=Path, metavar="OUT", help="write the figures here")
+
+
+def one_a_prompt(answers: Sequence[replay.Answer], rng: random.Random) -> list[replay.Answer]:
+    """One answer of each prompt, in random order: what is new is then no sibling of what was seen."""
+    chosen: dict[str, replay.Answer] = {}
+    for answer in rng.sample(answers, len(answers)):
+        chosen.setdefault(answer.prompt_id, answer)
+    return list(chosen.values())
+
+
+def chunks(
+    drafter: Any, answers: Sequence[replay.Answer], size: int, nodes: int, tree: bool = True
+) -> list[dict[str, Any]]:
+    """The figures of each chunk of answers, replayed one after another with one drafter."""
+    found = []
+    for at in range(0, len(answers), size):
+        scopes = [[(answer, True)] for answer in answers[at : at + size]]
+        found.append(replay.replay(drafter, scopes, "request", nodes, tree))
+    return found
+
+
+def measure(
+    known: Sequence[Sequence[int]],
+    trained: Sequence[Sequence[int]],
+    new: Sequence[replay.Answer],
+    size: int,
+    nodes: int,
+    trees: str,
+) -> dict[str, list[dict[str, Any]]]:
+    """Figures a chunk of the four arms; `known` and `trained` are outputs."""
+    arms = {}
+    for name, outputs, online in (
+        ("frozen", known, False),
+        ("online", known, True),
+        ("from nothing", [], True),
+        ("trained", trained, False),
+    ):
+        drafter = Global(trees, online=online)
+        drafter.learn(outputs)
+        arms[name] = chunks(drafter, new, size, nodes)
+    return arms
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises LabError, replay.ReplayError or OSError."""
+    rng = random.Random(args.seed)
+    known = one_a_prompt(replay.read_answers(args.known), rng)[: args.examples]
+    new = one_a_prompt(replay.read_answers(args.new), rng)
+    trained, new = new[: len(new) // 2][: args.requests], new[len(new) // 2 :][: args.requests]
+    if len(known) < args.examples:
+        raise LabError(f"{args.known} has {len(known)} prompts: --examples asks for {args.examples}")
+    if len(new) < args.chunk:
+        raise LabError(f"{args.new} leaves {len(new)} prompts to replay: fewer than a --chunk of {args.chunk}")
+    arms = measure(
+        [a.response_ids for a in known],
+        [a.response_ids for a in trained],
+        new,
+        args.chunk,
+        args.nodes,
+        args.trees,
+    )
+    columns = [f"{at + 1}-{min(at + args.chunk, len(new))}" for at in range(0, len(new), args.chunk)]
+    print(f"tokens a step (precision) of answers to {args.new.name} after {len(known)} of {args.known.name}")
+    print(f"{'answers':14}" + "".join(f"{column:>16}" for column in columns))
+    for name, figures in arms.items():
+        cells = (f"{row['tokens_per_step']:.3f} ({row['precision']:.2f})" for row in figures)
+        print(f"{name:14}" + "".join(f"{cell:>16}" for cell in cells))
+    if args.json:
+        replay.write_json(args.json, {"examples": len(known), "trained": len(trained), "arms": arms})
+    return 0
