@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from llm_rl import launch
-from llm_rl.reports import compare
+from llm_rl.reports.__main__ import main as report
 
 RECIPE = launch.ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         if code := launch.main([str(RECIPE), *overrides, "--run-dir", str(args.out / arm)]):
             return code
     print("== comparison", flush=True)
-    return compare.main(["--off", str(args.out / "off"), "--on", str(args.out / "on"), "--out", str(args.out)])
+    return report(["report", "--off", str(args.out / "off"), "--on", str(args.out / "on"), "--out", str(args.out)])
 
 
 if __name__ == "__main__":

@@ -1,56 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a recipe: check, print what will run, train under verl, follow the step log, and say how it ended."""
+"""Run a recipe: check, print what will run, train under verl, follow the step log, and say how it ended.
+
+The run's folder holds run.json (the record), steps.jsonl (verl's step log), engine-*.jsonl and answers-*.jsonl (the
+engine's), verl.log and checkpoints/. Started again, a run that was broken off goes on from its newest checkpoint.
+"""
 
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
+import datetime
+import fcntl
 import json
 import os
-import platform
-import re
 import shlex
 import signal
 import subprocess
 import sys
-import time
-import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from llm_rl import config as recipe
+from llm_rl import environment, layout, resume, verl
+from llm_rl.config import ROOT, ConfigError
+from llm_rl.follow import failure, follow, stop, summarize, table
+from llm_rl.resume import read_steps
+from llm_rl.schema import OLD
 
-ROOT = Path(__file__).resolve().parent.parent
+MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
+"""Keys that a run may go on with other values of."""
 
 
 class LaunchError(RuntimeError):
     """One sentence: why a run was not started, or how it failed."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What will run: the recipe and verl's part of it.
+
+    own: llm_rl.config.values; folder: where verl is started; variables: the environment it gets beside this process's
+    own; table, warnings: the layout's.
+    """
+
+    config: DictConfig
+    own: dict[str, Any]
+    run_dir: Path
+    folder: Path
+    argv: list[str]
+    variables: dict[str, str]
+    table: list[str]
+    warnings: list[str]
+
+    def script(self) -> list[str]:
+        """Lines of shell that run the same by hand."""
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        return [f"cd {shlex.quote(str(self.folder))}", *exports, f"exec {shlex.join(self.argv)}"]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m llm_rl.launch",
         description="Run a recipe under the patched verl and vLLM of its pin set.",
-        epilog="Overrides: sam=off, seed=2, steps=10, sam_options.k=4, verl.trainer.test_freq=5 ...",
+        epilog="Overrides: sam=off, seed=2, steps=10, sam_options.k=4, checkpoints.every=1 ... (docs/recipes.md)",
     )
     parser.add_argument("config", type=Path, help="the recipe's YAML file")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings that replace those of the file")
     parser.add_argument("--run-dir", type=Path, help="folder for logs and results (default: runs/<name>-sam-<switch>)")
-    parser.add_argument("--dry-run", action="store_true", help="print the verl command and stop")
-    args = parser.parse_args(argv)
+    parser.add_argument("--dry-run", action="store_true", help="print layout, environment and verl's command, and stop")
+    args = parser.parse_intermixed_args(argv)
     try:
         config = recipe.load(args.config, args.overrides)
         run_dir = (args.run_dir or ROOT / "runs" / f"{config.name}-sam-{config.sam}").resolve()
         if args.dry_run:
-            print(shlex.join(command(config, run_dir)))
+            made = plan(config, run_dir, dry_run=True)
+            comments = [f"{config.name}: pin set {config.pin_set}, sam {config.sam}", *made.table]
+            comments += [f"warning: {warning}" for warning in made.warnings]
+            print("\n".join([*(f"# {line}" for line in comments), *made.script()]))
             return 0
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
         run(config, run_dir)
-    except (recipe.ConfigError, LaunchError) as e:
+    except (ConfigError, LaunchError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -59,27 +93,109 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def command(config: DictConfig, run_dir: Path) -> list[str]:
-    return [sys.executable, "-m", "verl.trainer.main_ppo", *recipe.verl_overrides(config, run_dir)]
+def plan(config: DictConfig, run_dir: Path, dry_run: bool = False) -> Plan:
+    """Check a recipe and work out what will run; raise ConfigError. A dry run looks for no Ray cluster."""
+    own = recipe.values(config)
+    folder = verl.checkout(config.pin_set)
+    lines, warnings = layout.report(own, layout.shape(Path(own["model.path"])))
+    env = OmegaConf.to_container(config.env, resolve=True)
+    variables = environment.variables(own, env, run_dir, config.sam_options.threshold)
+    if folder != ROOT:
+        before = [path for path in (os.environ.get("PYTHONPATH"),) if path]
+        variables["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT), *before])
+    if dry_run:
+        ray = os.environ.get("RAY_ADDRESS") or ("local" if own["cluster.device"] == "cpu" else "auto")
+    else:
+        ray = environment.ray_address(own)
+    overrides = recipe.verl_overrides(config, run_dir, variables, ray)
+    verl.compose(config.pin_set, own["train.backend"], overrides, folder)
+    argv = verl.command(config.pin_set, own["train.backend"], overrides, run_dir)
+    variables = {**variables, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return Plan(config, own, run_dir, folder, argv, variables, lines, warnings)
 
 
 def run(config: DictConfig, run_dir: Path) -> None:
-    """Train as `config` says; everything the run leaves is below `run_dir`. Raises LaunchError."""
+    """Train as `config` says, or go on where a run in `run_dir` was broken off. Raises ConfigError, LaunchError."""
     trees = tree_ids(config.pin_set)
-    for file in ("config.json", "train.parquet"):
-        if not Path(config.model, file).is_file():
-            raise LaunchError(f"{config.model} has no {file}: make the model first (llm_rl/qwen3/run_*.sh does)")
+    for file in (Path(config.model.path, "config.json"), Path(config.data.train_files), Path(config.data.val_files)):
+        if not file.is_file():
+            raise LaunchError(f"there is no {file}: make or fetch the model and the data first (docs/recipes.md)")
+    made = plan(config, run_dir)
+    with held(run_dir) as lock:
+        every, keep = config.checkpoints.every, config.checkpoints.keep
+        done = resume.point(run_dir, every)
+        record = begin_record(made, trees, done)
+        resume.rewind(run_dir, done, keep)
+        write_json(run_dir / "run.json", record)
+        print(f"{config.name}: sam {config.sam}, seed {config.seed}, {config.steps} steps; log {run_dir / 'verl.log'}")
+        print("\n".join([f"  {line}" for line in made.table] + [f"  warning: {w}" for w in made.warnings]), flush=True)
+        if done:
+            print(f"  going on after step {done}, from its checkpoint", flush=True)
+        problem = train(made, record, lock, done) if done < config.steps else None
+        steps = read_steps(run_dir / "steps.jsonl")
+        problem = problem or failure(config, steps, 0, run_dir / "verl.log")
+        record["status"] = problem or "ok"
+        record["summary"] = summarize(steps) if steps else {}
+        write_json(run_dir / "run.json", record)
+        if problem:
+            raise LaunchError(problem)
+        print("\n".join(table(record["summary"], len(steps))), flush=True)
+
+
+def train(made: Plan, record: dict[str, Any], lock: int, done: int) -> str | None:
+    """Run verl to its end, `done` steps being done; why it failed, or None."""
+    config, log = made.config, made.run_dir / "verl.log"
+    with log.open("a" if done else "w") as out:
+        out.write(f"pin set {config.pin_set}\n")
+        out.writelines(f"tree {module} {tree}\n" for module, tree in record["tree_ids"].items())
+        out.write(OmegaConf.to_yaml(config, resolve=True))
+        out.write(f"host {json.dumps(record['host'])}\n")
+        out.writelines(f"layout {line}\n" for line in made.table)
+        out.writelines(f"warning {line}\n" for line in made.warnings)
+        out.writelines(f"{line}\n" for line in made.script())
+        out.flush()
+        begin = out.tell()
+        process = subprocess.Popen(
+            made.argv,
+            cwd=made.folder,
+            env={**os.environ, **made.variables},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[lock],  # held as long as the trainer lives, whatever becomes of this process
+        )
+        try:
+            given_up = follow(process, made.run_dir / "steps.jsonl", config.steps, config.trainer.step_timeout)
+        finally:
+            stop(process)
+    if given_up:
+        return f"{given_up}: the run was ended; see {log}"
+    return failure(config, read_steps(made.run_dir / "steps.jsonl"), process.returncode, log, begin)
+
+
+@contextlib.contextmanager
+def held(run_dir: Path) -> Iterator[int]:
+    """The run's folder, made, and held against a second run in it; a descriptor that holds it on when inherited."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        for old in (
-            run_dir / "run.json",
-            run_dir / "steps.jsonl",
-            *run_dir.glob("engine-*.jsonl"),
-            *run_dir.glob("answers-*.jsonl"),
-        ):
-            old.unlink(missing_ok=True)
+        lock = open(run_dir / ".lock", "w")
     except OSError as e:
         raise LaunchError(f"{run_dir} cannot be used as the run's folder: {e.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(
+                f"a run is still going on in {run_dir}: wait for it, end it (its trainer is a process of "
+                f"`fuser {run_dir / '.lock'}`), or take another --run-dir"
+            ) from None
+        yield lock.fileno()
+
+
+def begin_record(made: Plan, trees: dict[str, str], done: int) -> dict[str, Any]:
+    """run.json at the start of a run, or of what is left of it after `done` steps; raise LaunchError where it differs."""
+    config, path = made.config, made.run_dir / "run.json"
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     record: dict[str, Any] = {
         "name": config.name,
         "pin_set": config.pin_set,
@@ -90,151 +206,57 @@ def run(config: DictConfig, run_dir: Path) -> None:
         "threshold": config.sam_options.threshold,
         "steps": config.steps,
         "config": OmegaConf.to_container(config, resolve=True),
-        "host": {
-            "machine": platform.machine(),
-            "system": platform.platform(),
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-        },
+        "host": environment.host(),
+        "layout": made.table,
+        "attempts": [{"after_step": done, "started": now}],
+        "status": "running",
     }
-    log = run_dir / "verl.log"
-    env = environment(config, run_dir)
-    argv = command(config, run_dir)
-    with log.open("w") as out:
-        out.write(f"pin set {config.pin_set}\n")
-        out.writelines(f"tree {module} {tree}\n" for module, tree in trees.items())
-        out.write(OmegaConf.to_yaml(config, resolve=True))
-        out.write(f"host {json.dumps(record['host'])}\n{shlex.join(argv)}\n")
-        out.flush()
-        print(f"{config.name}: sam {config.sam}, seed {config.seed}, {config.steps} steps; log {log}", flush=True)
-        process = subprocess.Popen(
-            argv, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    if done:
         try:
-            follow(process, run_dir / "steps.jsonl", config.steps)
-        finally:
-            stop(process)
-    problem = failure(config, read_steps(run_dir / "steps.jsonl"), process.returncode, log)
-    record["status"] = problem or "ok"
-    write_json(run_dir / "run.json", record)
-    if problem:
-        raise LaunchError(problem)
-
-
-def environment(config: DictConfig, run_dir: Path) -> dict[str, str]:
-    env = dict(os.environ)
-    env.update({name: str(value) for name, value in OmegaConf.to_container(config.env, resolve=True).items()})
-    env["VERL_FILE_LOGGER_PATH"] = str(run_dir / "steps.jsonl")
-    env["SAM_STEP_LOG"] = str(run_dir)
-    env["SAM_TAIL_THRESHOLD"] = str(config.sam_options.threshold)
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
-    return env
+            before = json.loads(path.read_text())
+            same = ("tree_ids", *(f"config.{key}" for key in record["config"] if key not in MAY_CHANGE))
+            for name in same:
+                old, new = (
+                    (r["config"][name[7:]] if name.startswith("config.") else r[name]) for r in (before, record)
+                )
+                if old != new:
+                    raise LaunchError(
+                        f"{made.run_dir} holds {done} steps of a run with another {name.removeprefix('config.')}: "
+                        "go on with the same, or take another --run-dir"
+                    )
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise LaunchError(f"{path} of the run to go on with cannot be read ({e}): take another --run-dir") from None
+        record["attempts"] = before.get("attempts", []) + record["attempts"]
+    return record
 
 
 def tree_ids(pin_set: str) -> dict[str, str]:
     """Tree ids of the patched modules; LaunchError unless this environment has exactly the pin set's patches."""
-    pins = ROOT / "patches" / pin_set / "pins.toml"
-    if not pins.is_file():
-        raise LaunchError(f"there is no pin set {pin_set}: {pins} is missing")
-    for module, state in patch_states(pin_set).items():
-        if state != "patched":
-            again = f"patches/apply.sh {pin_set} --env {sys.prefix}"
-            raise LaunchError(f"{module} in {sys.prefix} is {state}, not patched: run {again}")
-    with pins.open("rb") as f:
-        return {name: module["recorded"]["patched_tree"] for name, module in tomllib.load(f)["module"].items()}
+    modules = verl.pins(pin_set)["module"]
+    targets = {"--env": sys.prefix}
+    if pin_set == OLD:
+        targets["--to"] = str(verl.checkout(pin_set))  # whose verl is imported
+    for option, place in targets.items():
+        for module, state in patch_states(pin_set, option, place).items():
+            if state != "patched" and not (pin_set == OLD and option == "--env" and module == "verl"):
+                apply = "apply.sh" if option == "--env" else "patchset apply --module verl"
+                raise LaunchError(
+                    f"{module} in {place} is {state}, not patched: run patches/{apply} {pin_set} {option} {place}"
+                )
+    return {name: module["recorded"]["patched_tree"] for name, module in modules.items()}
 
 
-def patch_states(pin_set: str) -> dict[str, str]:
-    """What `patchset status --json` finds in this environment: patched, original, modified, ... for each module."""
+def patch_states(pin_set: str, option: str, place: str) -> dict[str, str]:
+    """What `patchset status --json` finds there: patched, original, modified, ... for each module."""
+    only = ["--module", "verl"] if option == "--to" else []
     status = subprocess.run(
-        [sys.executable, ROOT / "patches" / "patchset", "status", pin_set, "--env", sys.prefix, "--json"],
+        [sys.executable, ROOT / "patches" / "patchset", "status", pin_set, *only, option, place, "--json"],
         capture_output=True,
         text=True,
     )
     if not status.stdout:
         raise LaunchError(f"patchset status failed: {status.stderr.strip()}")
     return json.loads(status.stdout)[pin_set]
-
-
-def follow(process: subprocess.Popen, steps_file: Path, total: int) -> None:
-    """Print a line for each training step as the trainer logs it, until the process ends."""
-    seen = size = 0
-    start = time.monotonic()
-    print("  starting Ray, the engine and the trainer", flush=True)
-    while True:
-        ended = process.poll() is not None
-        before, size = size, steps_file.stat().st_size if steps_file.is_file() else 0
-        steps = read_steps(steps_file) if size != before else []
-        for step in steps[seen:]:
-            data = collections.defaultdict(lambda: float("nan"), step["data"])
-            print(
-                f"  step {step['step']}/{total}  {time.monotonic() - start:5.0f} s  rollout {data['timing_s/gen']:.1f} s"
-                f"  step {data['timing_s/step']:.1f} s  {data['rollout/spec/tokens_per_step']:.2f} tokens a step"
-                f"  reward {data['critic/rewards/mean']:+.2f}  length {data['response_length/mean']:.0f}",
-                flush=True,
-            )
-        seen = max(seen, len(steps))
-        if ended:
-            return
-        time.sleep(0.5)
-
-
-def stop(process: subprocess.Popen) -> None:
-    """End the run's process group, the driver's helpers included; Ray's own processes end with their parents."""
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it behind
-    try:
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            process.poll()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, sign)
-            deadline = time.monotonic() + 20
-            while _lives(process.pid) and time.monotonic() < deadline:
-                time.sleep(0.2)
-                process.poll()
-        process.wait()
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
-
-
-def _lives(group: int) -> bool:
-    """Whether a process group has a member that runs; where PID 1 reaps late or never, ended ones stay as zombies."""
-    for process in psutil.process_iter(["status"]):
-        try:
-            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
-                return True
-        except ProcessLookupError:
-            pass
-    return False
-
-
-def failure(config: DictConfig, steps: list[dict], code: int, log: Path) -> str | None:
-    """Why a run must not count as a success, in one sentence, or None."""
-    if code or len(steps) < config.steps:
-        return f"verl ended with status {code} after {len(steps)} of {config.steps} steps: {cause(log)}; see {log}"
-    drafted = sum(step["data"].get("rollout/spec/drafted", 0) for step in steps)
-    if config.sam != "off" and drafted == 0:
-        return (
-            f"speculation was asked for (sam={config.sam}) but no draft was verified in {len(steps)} steps: "
-            f"the engine ran without it, or never had at most {config.sam_options.threshold} requests running; see {log}"
-        )
-    if config.sam == "off" and drafted:
-        return f"sam=off, but {drafted:.0f} draft tokens were verified: the engine's configuration does not match; see {log}"
-    return None
-
-
-def cause(log: Path) -> str:
-    """The last exception's message in a log of Ray actors, whose lines carry colours and the actor's name."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
-    errors = re.findall(r"^(?:\(.*?pid=.*?\) )?((?:\w+\.)*\w*(?:Error|Exception)\b:? .*)", plain, re.MULTILINE)
-    named = [e for e in errors if not e.startswith("ray.exceptions.")]
-    return (named or errors or ["no exception was logged"])[-1].strip()
-
-
-def read_steps(path: Path) -> list[dict]:
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1]]
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 # Sourced by every run_*.sh: the repository, the environment of the pin set, and `launch`.
-# PIN chooses the pin set, PYTHON another interpreter (in a container, say).
+# PIN or the override pin_set=... chooses the pin set, PYTHON another interpreter (in a container, say).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-pin=${PIN:-vllm-0.23}
+for word in "$@"; do
+    if [[ $word == pin_set=* ]]; then PIN=${word#pin_set=}; fi
+done
+export PIN=${PIN:-vllm-0.23}
+pin=$PIN
 python=${PYTHON:-$root/.venvs/$pin/bin/python}
 cd "$root"
 if [[ ! -x $(command -v "$python") ]]; then

@@ -64,6 +64,8 @@ def compare_answers(off, on):
                 first |= {
                     "token_off": _token(a, equal),
                     "token_on": _token(b, equal),
+                    "log_prob_off": _log_prob(a, equal),
+                    "log_prob_on": _log_prob(b, equal),
                     "same_prompt": a.asked == b.asked,
                 }
         rows.append(row)
@@ -84,6 +86,10 @@ def _token(answer, position):
     return answer.tokens[position] if position < len(answer.tokens) else None
 
 
+def _log_prob(answer, position):
+    return answer.log_probs[position] if answer.log_probs and position < len(answer.log_probs) else None
+
+
 def _cause(first, rows):
     if not first["same_prompt"]:
         return PROMPTS
@@ -96,31 +102,53 @@ def _cause(first, rows):
     return TRAINING if here > DIVERGED * max(start, 1e-7) else FORWARD
 
 
-def sentence(sampled):
-    """What compare_answers found, in words."""
+def sentence(sampled, name, say=lambda english, chinese: english):
+    """What compare_answers found, in words; `name`: of the run with speculation; `say` picks the language."""
     total, equal = (sum(row[name] for row in sampled["steps"]) for name in ("tokens", "tokens_equal"))
-    count = f"{equal:,} of {total:,} tokens sampled with SAM on equal those with it off."
+    count = say(
+        f"{equal:,} of {total:,} tokens sampled with {name} equal those with SAM off.",
+        f"{name} 采样的 {total:,} 个 token 中，{equal:,} 个与 SAM off 相同。",
+    )
     first = sampled["first_difference"]
     if not first:
         return count
-    where = (
-        f"The first that differs: training step {first['step']}, prompt {first['prompt']}, answer {first['answer']}, "
-        f"position {first['position']} (these three counted from 0)"
+    step, prompt, answer, position = (first[name] for name in ("step", "prompt", "answer", "position"))
+    where = say(
+        f" The first that differs: training step {step}, prompt {prompt}, answer {answer}, position {position} "
+        "(these three counted from 0): ",
+        f"第一个不同之处：训练步 {step}，第 {prompt} 个提示，第 {answer} 个回答，位置 {position}（后三者从 0 计）：",
     )
     if not first["same_prompt"]:
-        return f"{count} {where}: the runs asked different prompts there."
-    tokens = ", ".join(
-        f"{'the end' if first[name] is None else f'token {first[name]}'} {arm}"
-        for name, arm in (("token_off", "off"), ("token_on", "on"))
+        return f"{count}{where}" + say("the runs asked different prompts there.", "两次运行在此处的提示不同。")
+    end = say("the end", "回答结束")
+
+    def token(arm):
+        name = end if first[f"token_{arm}"] is None else f"token {first[f'token_{arm}']}"
+        value = first[f"log_prob_{arm}"]
+        return (
+            name if value is None else say(f"{name} (log-probability {value:.7f})", f"{name}（对数概率 {value:.7f}）")
+        )
+
+    both = say(
+        f"{token('off')} off, {token('on')} with {name}; ", f"SAM off 为 {token('off')}，{name} 为 {token('on')}；"
     )
-    start = sampled["steps"][0]["log_prob_difference"]
-    here = next(row["log_prob_difference"] for row in sampled["steps"] if row["step"] == first["step"])
     why = {
-        FORWARD: "the weights were the same, but a pass over several positions rounds otherwise than a pass over one",
-        TRAINING: "the weights of the two runs were no longer the same",
-        UNKNOWN: "it is not known why, as the runs logged no log-probabilities",
+        FORWARD: say(
+            "the weights were the same, but a pass over several positions rounds otherwise than a pass over one",
+            "权重相同，但一次前向计算多个位置与只计算一个位置的舍入不同",
+        ),
+        TRAINING: say("the weights of the two runs were no longer the same", "两次运行的权重已不再相同"),
+        UNKNOWN: say(
+            "it is not known why, as the runs logged no log-probabilities", "原因不明，因为运行没有记录对数概率"
+        ),
     }[first["cause"]]
+    start = sampled["steps"][0]["log_prob_difference"]
+    here = next(row["log_prob_difference"] for row in sampled["steps"] if row["step"] == step)
     if here is not None and start is not None:
-        why += f" (log-probabilities of equal tokens differ by up to {here:.1e} in this step"
-        why += ")" if first["step"] == sampled["steps"][0]["step"] else f", by {start:.1e} in the first)"
-    return f"{count} {where}: {tokens}; {why}."
+        later = step != sampled["steps"][0]["step"]
+        why += say(
+            f" (log-probabilities of equal tokens differ by up to {here:.1e} in this step"
+            + (f", by {start:.1e} in the first)" if later else ")"),
+            f"（相同 token 的对数概率在这一步最多相差 {here:.1e}" + (f"，第一步 {start:.1e}）" if later else "）"),
+        )
+    return f"{count}{where}{both}{why}" + say(".", "。")

@@ -1,31 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DAPO for real: verl's trainer, vLLM's engine, the tiny Qwen3, two training steps with SAM and one without."""
+"""DAPO for real: verl's trainer, vLLM's engine, the tiny Qwen3, two training steps with SAM and two without.
+
+The run with SAM is killed while its second step is made, all of its processes at once, and started again.
+"""
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from llm_rl import launch
+from llm_rl.reports.__main__ import main as report
 from llm_rl.reports.answers import compare_answers, read_answers
 
 ROOT = Path(launch.ROOT)
 
 
+SCRIPT = ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
+
+
 def train(folder, *overrides):
-    script = ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
-    result = subprocess.run([script, *overrides, "--run-dir", folder], capture_output=True, text=True, timeout=900)
+    result = subprocess.run([SCRIPT, *overrides, "--run-dir", folder], capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
     return result
+
+
+def train_until_killed(folder, *overrides):
+    """Start a run and kill it, Ray's processes included, when it has logged a step and is in the next one's rollout."""
+    launcher = subprocess.Popen([SCRIPT, *overrides, "--run-dir", folder], stdout=subprocess.DEVNULL)
+    steps, end = folder / "steps.jsonl", time.monotonic() + 600
+    while not launch.read_steps(steps):
+        assert launcher.poll() is None and time.monotonic() < end
+        time.sleep(0.2)
+    time.sleep(2)
+    processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+    for process in processes:
+        process.kill()
+    psutil.wait_procs(processes[1:], timeout=30)
+    assert launcher.wait() == -9
+    assert len(launch.read_steps(steps)) == 1, "the second step was over too soon"
+    tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
+    assert tracker.read_text() == "1"
+    tracker.write_text("")  # as a kill within its writing leaves it
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dapo")
-    result = train(folder, "sam=batch", "steps=2")
+    overrides = ["sam=batch", "steps=2", "checkpoints.every=1"]
+    train_until_killed(folder, *overrides)
+    result = train(folder, *overrides)
     return SimpleNamespace(
+        folder=folder,
         answers=read_answers(folder),
         output=result.stdout,
         record=json.loads((folder / "run.json").read_text()),
@@ -39,7 +69,14 @@ def test_two_steps_are_trained(run):
     assert [step["step"] for step in run.steps] == [1, 2]
     assert run.record["status"] == "ok"
     assert all(step["data"]["actor/grad_norm"] > 0 for step in run.steps)
-    assert "step 2/2" in run.output
+    assert "step 1/2" not in run.output and "step 2/2" in run.output
+
+
+def test_the_killed_run_went_on_after_its_checkpoint(run):
+    assert "going on after step 1, from its checkpoint" in run.output
+    assert [attempt["after_step"] for attempt in run.record["attempts"]] == [0, 1]
+    assert sum(row[3] for row in run.rows) == sum(step["data"]["rollout/spec/tokens"] for step in run.steps)
+    assert run.record["summary"]["tokens"] == run.steps[1]["data"]["rollout/spec/tokens"]
 
 
 def test_step_log_has_the_speculation_metrics(run):
@@ -55,6 +92,10 @@ def test_step_log_has_the_speculation_metrics(run):
         assert data["proposed"] == sum(data[f"proposed_{source}"] for source in sources)
         assert data["accepted_group"] > 0 and data["accepted_request"] > 0
         assert all(data[f"accepted_{source}"] <= data[f"proposed_{source}"] for source in sources)
+        steps, tokens = (
+            sum(v for k, v in data.items() if k.startswith(f"{what}_from_")) for what in ("steps", "tokens")
+        )
+        assert 0 < steps < data["request_steps"] and steps < tokens <= steps + data["accepted"]
     assert sum(row[4] for row in run.rows) == sum(step["data"]["rollout/spec/drafted"] for step in run.steps)
 
 
@@ -77,14 +118,16 @@ def test_every_answer_is_logged_in_its_place(run):
             assert len({tuple(answer.tokens) for answer in siblings}) > 1
 
 
-def test_without_sam_the_answers_are_the_same(run, tmp_path):
-    """All tokens of step 1 but for those behind one that rounding has turned: at most one answer in twenty."""
-    train(tmp_path, "sam=off", "steps=1")
-    off = read_answers(tmp_path)
-    step = compare_answers(off, {place: answer for place, answer in run.answers.items() if place[0] == 1})["steps"][0]
-    assert step["answers"] >= 64 and step["tokens"] > 2000
-    assert step["answers_equal"] >= 0.95 * step["answers"]
-    assert step["log_prob_difference"] < 1e-3
+def test_without_sam_and_unbroken_the_answers_are_the_same(run, tmp_path):
+    """Of each step, all tokens but those behind one that rounding has turned: at most one answer in twenty."""
+    train(tmp_path / "off", "sam=off", "steps=2", "checkpoints.every=1")
+    for step in compare_answers(read_answers(tmp_path / "off"), run.answers)["steps"]:
+        assert step["answers"] >= 64 and step["tokens"] > 2000
+        assert step["answers_equal"] >= 0.95 * step["answers"]
+        assert step["log_prob_difference"] < 1e-3
+    assert report(["report", f"--off={tmp_path / 'off'}", f"--on={run.folder}", f"--out={tmp_path / 'report'}"]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "Missing" not in text and "| resumed after steps (the next one is slower) | - | 1 |" in text
 
 
 def test_rollout_log_probs_agree_with_the_trainers(run):

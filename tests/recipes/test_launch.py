@@ -14,7 +14,7 @@ import pytest
 from sam_core.options import Options
 
 from llm_rl import config as recipe
-from llm_rl import launch
+from llm_rl import follow, launch
 
 ROOT = Path(launch.ROOT)
 TINY = ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
@@ -24,17 +24,13 @@ def load(*overrides):
     return recipe.load(TINY, list(overrides))
 
 
-def test_child_replaces_and_adds_to_its_base():
-    config = load()
-    assert config.sam == "batch"
-    assert config.verl.actor_rollout_ref.actor.clip_ratio_high == 0.28  # base
-    assert config.verl.actor_rollout_ref.rollout.n == 8  # child
-    assert config.env.VLLM_USE_V2_MODEL_RUNNER == "0"
+def overrides_of(config, run_dir, ray="local"):
+    return recipe.verl_overrides(config, run_dir, {"OMP_NUM_THREADS": "1"}, ray)
 
 
 def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
     prefix = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config."
-    on = recipe.verl_overrides(load("sam_options.k=4", "sam_options.rule=oldest"), tmp_path)
+    on = overrides_of(load("sam_options.k=4", "sam_options.rule=oldest"), tmp_path)
     assert {line for line in on if line.startswith(prefix)} == {
         prefix + line
         for line in (
@@ -51,9 +47,9 @@ def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
         )
     }
     seeded = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
-    off = recipe.verl_overrides(load("sam=off"), tmp_path)
-    assert [*[line for line in on if not line.startswith(prefix)], seeded] == off
-    assert [line for line in off if line != seeded] == recipe.verl_overrides(
+    off = overrides_of(load("sam=off"), tmp_path)
+    assert {*[line for line in on if not line.startswith(prefix)], seeded} == set(off)
+    assert [line for line in off if line != seeded] == overrides_of(
         load("sam=off", "sam_options.verify=rejection"), tmp_path
     )
 
@@ -66,19 +62,54 @@ def test_recipes_name_every_option_with_the_engines_default():
 
 def test_the_arms_share_the_seed(tmp_path):
     for sam in ("off", "batch"):
-        lines = recipe.verl_overrides(load(f"sam={sam}", "seed=7"), tmp_path)
+        lines = overrides_of(load(f"sam={sam}", "seed=7"), tmp_path)
         assert "data.seed=7" in lines and "actor_rollout_ref.rollout.seed=7" in lines
+
+
+def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
+    local, joined = (overrides_of(load(), tmp_path, ray) for ray in ("local", "10.0.0.1:6379"))
+    prefix = "ray_kwargs.ray_init."
+    assert {f"{prefix}num_cpus=16", f"+{prefix}num_gpus=1", f"+{prefix}address=local"} <= set(local)
+    assert [line for line in joined if prefix in line] == [
+        f"+{prefix}address='10.0.0.1:6379'",
+        f"+{prefix}runtime_env.env_vars.OMP_NUM_THREADS='1'",
+    ]
 
 
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
         ("sam=auto", "sam=auto (a budget for every request) is not part of this version"),
-        ("sam=maybe", "sam must be off or batch, got 'maybe'"),
-        ("sma=off", "unknown key 'sma'"),
+        ("sam=maybe", "sam must be one of off, batch, got 'maybe'"),
+        ("sma=off", "unknown key 'sma': is sam meant? (in override 'sma=off')"),
+        ("rollout.max_num_seq=3", "unknown key 'rollout.max_num_seq': is rollout.max_num_seqs meant?"),
+        ("train.max_num_seqs=3", "unknown key 'train.max_num_seqs': is rollout.max_num_seqs meant?"),
+        ("rollout=3", "rollout is a group of keys, not a key of its own"),
         ("steps=0", "steps must be a whole number of at least 1, got 0"),
         ("steps=true", "steps must be a whole number of at least 1, got True"),
+        ("steps=null", "steps is not set"),
+        ("train.recompute=1", "train.recompute must be true or false, got 1"),
+        ("rollout.temperature=hot", "rollout.temperature must be a number of at least 0, got 'hot'"),
         ("verl=3", "verl must be a mapping, got 3"),
+        ("verl.actor_rollout_ref.rollout.n=3", "verl.actor_rollout_ref.rollout.n is what rollout.n sets: use that"),
+        ("verl.trainer.save_freq=3", "verl.trainer.save_freq follows from other keys of the recipe"),
+        (
+            "verl.reward_model.overlong_buffer.len=3",
+            "verl.reward_model.overlong_buffer.len is a key of verl 0.6.1 (pin set vllm-0.11), not of verl 0.9.1: "
+            "use algorithm.overlong.len",
+        ),
+        (
+            "verl.actor_rollout_ref.rollout.skip_rollout=true",
+            "verl.actor_rollout_ref.rollout.skip_rollout is a key of verl 0.6.1 (pin set vllm-0.11), not of verl 0.9.1",
+        ),
+        ("verl.trainer.nonsense=3", "verl 0.9.1 rejects the recipe: Could not override 'trainer.nonsense'."),
+        ("data.gen_batch_size=20", "data.gen_batch_size 20 is no multiple of data.train_batch_size 8"),
+        ("train.max_tokens_per_die=9", "set one of train.micro_batch_size and train.max_tokens_per_die"),
+        ("trainer.logger=[console]", "trainer.logger lacks file, whose log the launcher follows"),
+        (
+            "cluster.nodes=3",
+            "the training's data parallel size is 3, which does not divide the answers of a mini batch, 64",
+        ),
         ("name=[1", "override 'name=[1' cannot be used"),
         ("name=a: b: c", "override 'name=a: b: c' cannot be used"),
         ("sam_options.treshold=3", "sam_options: unknown option 'treshold'"),
@@ -95,21 +126,43 @@ def test_the_arms_share_the_seed(tmp_path):
         ("sam_options.k=16", "sam_options: num_speculative_tokens must be an integer from 1 to 15, got 16"),
         ("sam_options.switch=batch", "the switch is chosen by sam=off or sam=batch, not in sam_options"),
         ("sam", "override 'sam' is not of the form key=value"),
-        ("pin_set=vllm-9", "there is no pin set vllm-9"),
-        ("model=/nowhere", "/nowhere has no config.json: make the model first"),
+        ("pin_set=vllm-9", "pin_set must be one of vllm-0.11, vllm-0.23, got 'vllm-9'"),
+        ("pin_set=vllm-0.11", "pin set vllm-0.11 has no recipe on a CPU"),
+        ("model.path=/nowhere", "there is no /nowhere/config.json: make or fetch the model and the data first"),
     ],
 )
-def test_bad_setting_is_one_sentence_and_starts_nothing(override, sentence, tmp_path, capsys):
+def test_bad_setting_is_one_sentence_and_starts_nothing(override, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "tree_ids", lambda pin_set: {})
+    model = fake_model(tmp_path)
+    arguments = [str(TINY), f"model.path={model}", override]
     run_dir = tmp_path / "run"
-    assert launch.main([str(TINY), override, "--run-dir", str(run_dir)]) == 1
+    assert launch.main([*arguments, "--run-dir", str(run_dir)]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {sentence}")
+    assert error.startswith(f"error: {sentence}"), error
     assert error.count("\n") == 1
     assert not run_dir.exists()
 
 
+@pytest.mark.parametrize(
+    ("base", "child", "sentence"),
+    [
+        ("steps: 3\n", "steps: 3\n", "sets steps to 3, as its base base.yaml does: leave it out"),
+        ("data: {seed: 3}\n", "", "unknown key 'data.seed': is seed meant?"),
+        ("env: {A: b}\n", "env: {A: b}\n", "sets env.A to 'b', as its base base.yaml does"),
+        ("verl: {x: {+y: 3}}\n", "verl: {x: {+y: 3}}\n", "sets +verl.x.y to 3, as its base"),
+        ("- 3\n", "steps: 2\n", "must be a mapping of keys"),
+        ("steps: [\n", "steps: 2\n", "is not valid YAML"),
+    ],
+)
+def test_a_child_states_only_what_differs(base, child, sentence, tmp_path, capsys):
+    (tmp_path / "base.yaml").write_text(base)
+    (tmp_path / "child.yaml").write_text("base: base.yaml\n" + child)
+    assert launch.main([str(tmp_path / "child.yaml"), "--dry-run"]) == 1
+    assert sentence in capsys.readouterr().err
+
+
 def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(launch, "patch_states", lambda pin_set: {"vllm": "patched", "verl": "original"})
+    monkeypatch.setattr(launch, "patch_states", lambda *args: {"vllm": "patched", "verl": "original"})
     assert launch.main([str(TINY), "--run-dir", str(tmp_path)]) == 1
     assert (
         "verl in " in (error := capsys.readouterr().err)
@@ -119,26 +172,13 @@ def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
 
 def test_this_environment_is_patched():
     modules = {"vllm", "vllm_ascend", "verl"}
-    assert launch.patch_states("vllm-0.23") == dict.fromkeys(modules, "patched")
+    assert launch.patch_states("vllm-0.23", "--env", sys.prefix) == dict.fromkeys(modules, "patched")
     assert set(launch.tree_ids("vllm-0.23")) == modules
 
 
 def test_missing_file_is_one_sentence(tmp_path, capsys):
     assert launch.main([str(tmp_path / "no.yaml")]) == 1
     assert capsys.readouterr().err.startswith(f"error: there is no recipe configuration {tmp_path}")
-
-
-def test_verl_accepts_every_key(tmp_path):
-    """The pinned verl's own configuration tree composes with the recipe's overrides."""
-    overrides = recipe.verl_overrides(load(), tmp_path)
-    script = (
-        "import sys; from hydra import compose, initialize_config_module\n"
-        "with initialize_config_module('verl.trainer.config', version_base=None):\n"
-        "    c = compose('ppo_trainer', [o for o in sys.argv[1:] if not o.startswith('hydra.')])\n"
-        "print(c.algorithm.filter_groups.metric, c.actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.method)"
-    )
-    result = subprocess.run([sys.executable, "-c", script, *overrides], capture_output=True, text=True)
-    assert result.stdout.split() == ["acc", "sam"], result.stderr
 
 
 def steps(config, drafted):
@@ -149,38 +189,64 @@ def test_speculation_that_is_silently_absent_is_an_error(tmp_path):
     log = tmp_path / "verl.log"
     log.write_text("")
     on, off = load("sam=batch", "steps=6"), load("sam=off", "steps=6")
-    assert launch.failure(on, steps(on, 5), 0, log) is None
-    assert launch.failure(off, steps(off, 0), 0, log) is None
-    assert launch.failure(on, steps(on, 0), 0, log).startswith(
+    assert follow.failure(on, steps(on, 5), 0, log) is None
+    assert follow.failure(off, steps(off, 0), 0, log) is None
+    assert follow.failure(on, steps(on, 0), 0, log).startswith(
         "speculation was asked for (sam=batch) but no draft was verified in 6 steps"
     )
-    assert launch.failure(off, steps(off, 5), 0, log).startswith("sam=off, but 30 draft tokens were verified")
+    assert follow.failure(off, steps(off, 5), 0, log).startswith("sam=off, but 30 draft tokens were verified")
 
 
-class Verl:
-    """Stands in for the trainer: a process that logs two steps without a draft and ends well."""
+def fake_model(folder):
+    """A folder with the files whose presence the launcher checks."""
+    model = folder / "model"
+    model.mkdir()
+    shape = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+    (model / "config.json").write_text(json.dumps(shape | {"intermediate_size": 8, "vocab_size": 8}))
+    for file in ("train.parquet", "test.parquet"):
+        (model / file).touch()
+    return model
 
-    def __init__(self, model):
-        model.mkdir()
-        for file in ("config.json", "train.parquet"):
-            (model / file).touch()
-        self.model = model
 
-    def command(self, config, run_dir):
-        step = {"rollout/spec/drafted": 0, "timing_s/gen": 1.0}
-        lines = "".join(json.dumps({"step": n, "data": step}) + "\n" for n in (1, 2))
-        return [sys.executable, "-c", f"open({str(run_dir / 'steps.jsonl')!r}, 'w').write({lines!r})"]
+def fake_verl(draftless_steps):
+    """Stands in for verl's command: a process that logs steps without a draft and ends well."""
+
+    def command(pin_set, backend, overrides, run_dir):
+        step = {"rollout/spec/drafted": 0, "timing_s/gen": 1.0, "timing_s/step": 2.0}
+        lines = "".join(json.dumps({"step": n, "data": step}) + "\n" for n in draftless_steps)
+        return [sys.executable, "-c", f"open({str(run_dir / 'steps.jsonl')!r}, 'a').write({lines!r})"]
+
+    return command
 
 
 def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, tmp_path, capsys):
-    verl = Verl(tmp_path / "model")
-    monkeypatch.setattr(launch, "command", verl.command)
-    arguments = [str(TINY), "steps=2", f"model={verl.model}"]
+    monkeypatch.setattr(launch, "tree_ids", lambda pin_set: {})
+    monkeypatch.setattr(launch.verl, "command", fake_verl([1, 2]))
+    arguments = [str(TINY), "steps=2", f"model.path={fake_model(tmp_path)}"]
     assert launch.main([*arguments, "--run-dir", str(tmp_path / "on")]) == 1
     assert "speculation was asked for (sam=batch) but no draft was verified in 2 steps" in capsys.readouterr().err
     assert "no draft was verified" in json.loads((tmp_path / "on" / "run.json").read_text())["status"]
     assert launch.main([*arguments, "sam=off", "--run-dir", str(tmp_path / "off")]) == 0
-    assert json.loads((tmp_path / "off" / "run.json").read_text())["status"] == "ok"
+    output = capsys.readouterr().out
+    record = json.loads((tmp_path / "off" / "run.json").read_text())
+    assert record["status"] == "ok" and record["attempts"][0]["after_step"] == 0
+    assert record["summary"]["step_s"] == 2.0 and "step, s                 2.0" in output
+
+
+def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(launch, "tree_ids", lambda pin_set: {})
+    monkeypatch.setattr(launch.verl, "command", lambda *args: [sys.executable, "-c", "import time; time.sleep(600)"])
+    arguments = [
+        str(TINY),
+        "trainer.step_timeout=1",
+        f"model.path={fake_model(tmp_path)}",
+        "--run-dir",
+        str(tmp_path / "r"),
+    ]
+    assert launch.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "no step was finished in 1 s (trainer.step_timeout) after step 0 of 8: the run was ended" in error
+    assert "trainer.step_timeout" in json.loads((tmp_path / "r" / "run.json").read_text())["status"]
 
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -195,18 +261,28 @@ LAUNCHER = """
 import sys, time
 from llm_rl import launch
 clock = time.monotonic
-launch.time.monotonic = lambda: 15 * clock()  # 20 s pass in little more than one
-launch.command = lambda config, run_dir: [sys.executable, {trainer!r}]
+time.monotonic = lambda: 15 * clock()  # 20 s pass in little more than one
+launch.tree_ids = lambda pin_set: {{}}
+launch.verl.command = lambda *args: [sys.executable, {trainer!r}]
 sys.exit(launch.main({arguments!r}))
 """
+
+
+def started(launcher, pids):
+    """The process id that the trainer, or its child, has written by then."""
+    end = time.monotonic() + 60
+    while not (pids.is_file() and pids.read_text().endswith("\n")):
+        assert launcher.poll() is None and time.monotonic() < end
+        time.sleep(0.1)
+    return int(pids.read_text())
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_launcher_leaves_no_process(sign, tmp_path):
     """The trainer ignores SIGTERM and has a child that does so too: both are gone when the launcher is."""
-    verl, pids, trainer = Verl(tmp_path / "model"), tmp_path / "pids", tmp_path / "trainer.py"
+    pids, trainer = tmp_path / "pids", tmp_path / "trainer.py"
     trainer.write_text(STUBBORN + TRAINER.format(stubborn=STUBBORN, pids=str(pids)))
-    arguments = [str(TINY), f"model={verl.model}", "--run-dir", str(tmp_path / "run")]
+    arguments = [str(TINY), f"model.path={fake_model(tmp_path)}", "--run-dir", str(tmp_path / "run")]
     script = LAUNCHER.format(trainer=str(trainer), arguments=arguments)
     launcher = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -215,16 +291,46 @@ def test_a_stopped_launcher_leaves_no_process(sign, tmp_path):
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job has it ignored
     )
-    end = time.monotonic() + 60
-    while not (pids.is_file() and pids.read_text().endswith("\n")):
-        assert launcher.poll() is None and time.monotonic() < end
-        time.sleep(0.1)
+    child = started(launcher, pids)
     launcher.send_signal(sign)
     error = launcher.communicate(timeout=60)[1]
     assert launcher.returncode == (130 if sign == signal.SIGINT else 143), error
     assert "Traceback" not in error
-    child = int(pids.read_text())
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+ORPHAN = """
+import os, time
+with open({pids!r}, "w") as f:
+    print(os.getpid(), file=f)
+time.sleep(600)
+"""
+
+
+def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys):
+    """Nor does a run start beside a trainer whose launcher was killed."""
+    pids, trainer = tmp_path / "pids", tmp_path / "trainer.py"
+    trainer.write_text(ORPHAN.format(pids=str(pids)))
+    arguments = [
+        str(TINY),
+        "sam=off",
+        "steps=1",
+        f"model.path={fake_model(tmp_path)}",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    script = LAUNCHER.format(trainer=str(trainer), arguments=arguments)
+    launcher = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    orphan = psutil.Process(started(launcher, pids))
+    launcher.kill()
+    launcher.wait()
+    monkeypatch.setattr(launch, "tree_ids", lambda pin_set: {})
+    monkeypatch.setattr(launch.verl, "command", fake_verl([1]))
+    assert launch.main(arguments) == 1
+    assert "error: a run is still going on in" in capsys.readouterr().err
+    orphan.kill()
+    psutil.wait_procs([orphan], timeout=10)
+    assert launch.main(arguments) == 0
 
 
 def test_a_run_that_ends_early_names_the_cause(tmp_path):
@@ -235,7 +341,7 @@ def test_a_run_that_ends_early_names_the_cause(tmp_path):
         "ray.exceptions.RayTaskError(ValueError): ray::run()\n"
     )
     config = load("steps=6")
-    assert launch.failure(config, [], 1, log) == (
+    assert follow.failure(config, [], 1, log) == (
         f"verl ended with status 1 after 0 of 6 steps: ValueError: max_model_len (1152) is too long; see {log}"
     )
 

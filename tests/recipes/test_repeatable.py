@@ -109,7 +109,7 @@ def test_next_step_begins_behind_the_last_prompt_taken(monkeypatch):
 
     class Trainer(trainer_base.PPOTrainer):
         def __init__(self):
-            self.config = OmegaConf.create({"data": {"train_batch_size": 4, "gen_batch_size": 1}})
+            self.config = OmegaConf.create({"data": {"train_batch_size": 4, "gen_batch_size": 1}, "algorithm": {}})
             self.config.actor_rollout_ref = {"rollout": {"temperature": 1.0}}
             self.trainer_mode, self.global_steps = "sync", 1
             self.train_dataloader = [{"raw_prompt": [f"p{i}"], "index": [i]} for i in range(20)]

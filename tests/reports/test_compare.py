@@ -4,84 +4,17 @@
 import json
 
 import pytest
+from run_folders import edit_step, write_answers, write_run
 
-from llm_rl.reports import compare
-
-THRESHOLD = 2
-
-
-def engine_rows(start, seconds, drafting):
-    """One rollout of 3 requests and 40 tokens: 10 steps of 3, then 10 of 1 (5 of 2 tokens each when drafting)."""
-    rows, now = [[start, 0.0, 0, 0, 0, 0]], start
-    for running in [3] * 10 + [1] * (5 if drafting else 10):
-        drafts = drafting and running <= THRESHOLD
-        rows.append([now, seconds, running, running * (2 if drafts else 1), 3 * drafts, 1 * drafts])
-        now += seconds
-    return rows
+from llm_rl.reports.__main__ import load, main
+from llm_rl.reports.answers import sentence
+from llm_rl.reports.compare import text_table
+from llm_rl.reports.drafting import step_costs
+from llm_rl.reports.runs import Run, read_run
 
 
-def write_run(folder, sam, steps=3, engine=True, **record):
-    """A run folder whose first training step is ten times as slow as the others."""
-    on = sam != "off"
-    folder.mkdir()
-    run = {
-        "pin_set": "p",
-        "tree_ids": {"m": "t"},
-        "seed": 7,
-        "sam": sam,
-        "threshold": THRESHOLD,
-        "k": 3,
-        "steps": steps,
-    }
-    (folder / "run.json").write_text(json.dumps(run | {"status": "ok"} | record))
-    lines, rows, start = [], [], 1000.0
-    for number in range(1, steps + 1):
-        slow = 10 if number == 1 else 1
-        of_step = engine_rows(start, 0.1 * slow, on)
-        busy = sum(row[1] for row in of_step)
-        start += busy + 5
-        rows += of_step
-        tail = [row for row in of_step if 0 < row[2] <= THRESHOLD]
-        data = {
-            "timing_s/gen": busy + 0.5,
-            "timing_s/step": busy + 3.5,
-            "critic/rewards/mean": -0.5 + 0.1 * number,
-            "response_length/mean": 13.0,
-            "rollout/spec/decode_steps": len(of_step) - 1,
-            "rollout/spec/request_steps": sum(row[2] for row in of_step),
-            "rollout/spec/tokens": sum(row[3] for row in of_step),
-            "rollout/spec/drafted": sum(row[4] for row in of_step),
-            "rollout/spec/accepted": sum(row[5] for row in of_step),
-            "rollout/spec/tail_s": sum(row[1] for row in tail),
-            "rollout/spec/tail_tokens": sum(row[3] for row in tail),
-        }
-        if on:
-            data |= {"rollout/spec/switch_on_share": 1 / 3, "rollout/spec/draft_ms": 0.2}
-        lines.append(json.dumps({"step": number, "data": data}))
-    (folder / "steps.jsonl").write_text("".join(line + "\n" for line in lines))
-    if engine:
-        (folder / "engine-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def write_answers(folder, answers, name="answers-1.jsonl"):
-    """`answers`: {(step, prompt, sibling): (prompt's hash, tokens, log-probabilities)}."""
-    (folder / name).write_text("".join(json.dumps([*place, *answer]) + "\n" for place, answer in answers.items()))
-
-
-def edit_step(folder, number, **changes):
-    """Change metrics of one line of steps.jsonl; None takes a metric away."""
-    path = folder / "steps.jsonl"
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    data = entries[number - 1]["data"] | changes
-    entries[number - 1]["data"] = {name: value for name, value in data.items() if value is not None}
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-
-
-def run_compare(tmp_path):
-    return compare.main(
-        ["--off", str(tmp_path / "off"), "--on", str(tmp_path / "on"), "--out", str(tmp_path / "report")]
-    )
+def summary_of(folder):
+    return load({"off": folder / "off", "on": folder / "on"})[0]
 
 
 @pytest.fixture
@@ -91,9 +24,8 @@ def runs(tmp_path):
     return tmp_path
 
 
-def test_summary_counts_all_but_the_first_step(runs, capsys):
-    assert run_compare(runs) == 0
-    summary = json.loads((runs / "report" / "summary.json").read_text())
+def test_summary_counts_all_but_the_first_step(runs):
+    summary = summary_of(runs)
     off, on = summary["off"], summary["on"]
     assert off["rollout_s"] == pytest.approx(2.5) and on["rollout_s"] == pytest.approx(2.0)
     assert off["step_s"] == pytest.approx(5.5) and on["step_s"] == pytest.approx(5.0)
@@ -105,36 +37,89 @@ def test_summary_counts_all_but_the_first_step(runs, capsys):
     assert off["acceptance_rate"] is None and off["switch_on_share"] is None
     assert on["switch_on_share"] == pytest.approx(1 / 3) and on["draft_ms"] == pytest.approx(0.2)
     assert off["rewards"] == pytest.approx([-0.4, -0.3, -0.2]) and on["lengths"] == [13.0] * 3
-    assert summary["gain"] == pytest.approx({"rollout": 0.25, "step": 0.1, "rollout_per_token": 0.25, "tail": 1.0})
-    assert summary["decode_steps_ratio"] == pytest.approx(4 / 3)
-    assert summary["tail_speedup"] == pytest.approx(2) and summary["tail_speedup_is_per_token"]
-    assert {name: summary[name] for name in ("pin_set", "tree_ids", "seed", "threshold", "k")} == {
+    assert on["gain"].pop("round") is None and on["round_s"] is None
+    assert on["gain"] == pytest.approx({"rollout": 0.25, "step": 0.1, "rollout_per_token": 0.25, "tail": 1.0})
+    assert on["decode_steps_ratio"] == pytest.approx(4 / 3)
+    assert on["tail_speedup"] == pytest.approx(2) and on["tail_speedup_is_per_token"]
+    assert {name: summary[name] for name in ("pin_set", "tree_ids", "seed", "threshold")} == {
         "pin_set": "p",
         "tree_ids": {"m": "t"},
         "seed": 7,
         "threshold": 2,
-        "k": 3,
     }
-    lines = capsys.readouterr().out.splitlines()
+    on["gain"]["round"] = None
+    lines = text_table(summary).splitlines()
     assert lines[0].split() == ["SAM", "off", "SAM", "on", "gain"]
     assert lines[1].split()[-3:] == ["2.50", "2.00", "+25.0%"]
 
 
-def test_writes_three_files_and_nothing_else(runs):
-    assert run_compare(runs) == 0
-    assert sorted(path.name for path in (runs / "report").iterdir()) == ["report.md", "report.png", "summary.json"]
-    assert (runs / "report" / "report.png").read_bytes().startswith(b"\x89PNG")
-    text = (runs / "report" / "report.md").read_text()
-    assert "| rollout, s a training step | 2.50 | 2.00 | +25.0% |" in text
-    assert "training steps 2 to 3 (the first one starts the engine and is left out)" in text
+def test_auto_is_compared_with_off_as_well(runs):
+    write_run(runs / "auto", "auto")
+    for number in (2, 3):
+        edit_step(runs / "auto", number, **{"timing_s/gen": 1.25})
+    summary, _ = load({arm: runs / arm for arm in ("off", "on", "auto")})
+    assert summary["auto"]["gain"]["rollout"] == pytest.approx(1.0) and summary["auto"]["sam"] == "auto"
+    assert summary["on"]["gain"]["rollout"] == pytest.approx(0.25)
+    lines = [line.split() for line in text_table(summary).splitlines()]
+    assert lines[0] == ["SAM", "off", "SAM", "on", "gain", "SAM", "auto", "gain"]
+    assert lines[1][-5:] == ["2.50", "2.00", "+25.0%", "1.25", "+100.0%"]
+
+
+def test_rounds_of_generation(runs):
+    """verl 0.6.1 counts them; their mean is that of the steps."""
+    for arm, seconds in (("off", 6.0), ("on", 4.0)):
+        for number, rounds in ((2, 2), (3, 1)):
+            edit_step(runs / arm, number, **{"timing_s/gen": seconds, "train/num_gen_batches": rounds})
+    summary = summary_of(runs)
+    assert (summary["off"]["round_s"], summary["on"]["round_s"]) == (4.5, 3.0)
+    assert summary["on"]["gain"]["round"] == pytest.approx(0.5)
+
+
+def test_drafts_by_position_source_and_running_requests(runs):
+    summary = summary_of(runs)
+    assert summary["on"]["positions"] == [
+        {"from": 0, "steps": 8, "tokens": 12},
+        {"from": 1024, "steps": 2, "tokens": 6},
+    ]
+    assert summary["on"]["by_source"] == {
+        "group": {"proposed": 8, "accepted": 2},
+        "request": {"proposed": 24, "accepted": 10},
+    }
+    assert summary["on"]["index_bytes"] == [1 << 20, 2 << 20, 3 << 20]
+    one, many = summary["on"]["step_costs"]
+    assert one == pytest.approx(
+        {"least": 1, "most": 1, "plain": 0, "plain_ms": None, "drafted": 10, "drafted_ms": 100, "tokens_per_step": 2}
+    )
+    assert many == pytest.approx(
+        {"least": 3, "most": 4, "plain": 20, "plain_ms": 100, "drafted": 0, "drafted_ms": None, "tokens_per_step": None}
+    )
+    assert [row["plain"] for row in summary["off"]["step_costs"]] == [20, 20]
+    assert summary["off"]["positions"] == [] and summary["off"]["by_source"] == {}
+
+
+def test_padding_counts_as_verified_but_not_for_acceptance(runs):
+    for number in (2, 3):
+        edit_step(runs / "on", number, **{"rollout/spec/padding": 5, "rollout/spec/padding_accepted": 1})
+    summary = summary_of(runs)
+    assert summary["on"]["drafted"] == 30 and summary["on"]["acceptance_rate"] == pytest.approx(8 / 20)
+    assert ["of", "them", "padding", "0", "10"] in [line.split() for line in text_table(summary).splitlines()]
+
+
+def test_costs_of_steps_are_medians_and_steps_after_idleness_have_none():
+    rows = [(0, 0.0, 0.0, 5, 5, 0, 0), *((0, 0.0, seconds, 5, 5, 0, 0) for seconds in (0.01, 0.02, 0.9))]
+    rows += [(0, 0.0, 0.04, 8, 20, 24, 12), (1, 0.0, 0.05, 9, 9, 0, 0)]
+    five, nine = step_costs(Run({}, [{}, {}], [[(0, 0.0, 7.0, 5, 5, 0, 0)], rows]), first=1)
+    assert five == {"least": 5, "most": 8, "plain": 3, "plain_ms": 20, "drafted": 1, "drafted_ms": 40} | {
+        "tokens_per_step": 2.5
+    }
+    assert (nine["least"], nine["most"], nine["plain_ms"], nine["drafted_ms"]) == (9, 16, 50, None)
 
 
 def test_tail_is_compared_per_token(runs):
     """The off run's tail here has twice the tokens in the time they take: nothing changes but the length."""
     for number in (2, 3):
         edit_step(runs / "off", number, **{"rollout/spec/tail_s": 2.0, "rollout/spec/tail_tokens": 20})
-    assert run_compare(runs) == 0
-    assert json.loads((runs / "report" / "summary.json").read_text())["tail_speedup"] == pytest.approx(2)
+    assert summary_of(runs)["on"]["tail_speedup"] == pytest.approx(2)
 
 
 def test_runs_without_tail_tokens_or_engine_log(tmp_path):
@@ -142,21 +127,19 @@ def test_runs_without_tail_tokens_or_engine_log(tmp_path):
         folder = write_run(tmp_path / name, sam, engine=False)
         for number in (1, 2, 3):
             edit_step(folder, number, **{"rollout/spec/tail_tokens": None})
-    assert run_compare(tmp_path) == 0
-    summary = json.loads((tmp_path / "report" / "summary.json").read_text())
-    assert summary["tail_speedup"] == pytest.approx(2) and not summary["tail_speedup_is_per_token"]
-    assert summary["on"]["tail_tokens"] is None
+    on = summary_of(tmp_path)["on"]
+    assert on["tail_speedup"] == pytest.approx(2) and not on["tail_speedup_is_per_token"]
+    assert on["tail_tokens"] is None and on["step_costs"] == []
 
 
 def test_a_single_training_step_counts(tmp_path):
     write_run(tmp_path / "off", "off", steps=1)
     write_run(tmp_path / "on", "batch", steps=1)
-    assert run_compare(tmp_path) == 0
-    assert json.loads((tmp_path / "report" / "summary.json").read_text())["first_step_counted"] == 1
+    assert summary_of(tmp_path)["first_step_counted"] == 1
 
 
 def test_engine_rows_are_cut_into_training_steps(runs):
-    run = compare.read_run(runs / "on")
+    run = read_run(runs / "on")
     assert [len(part) for part in run.engine] == [15, 15, 15]
     assert [sum(row[4] for row in part) for part in run.engine] == [40, 40, 40]
     assert all(part[0][3] == 3 and part[-1][3] == 1 for part in run.engine)
@@ -167,11 +150,11 @@ def test_replicas_are_merged_and_foreign_engine_rows_are_not_used(runs):
     rows = [json.loads(line) for line in (folder / "engine-0.jsonl").read_text().splitlines()]
     for replica, of_replica in enumerate((rows[0::2], rows[1::2])):
         (folder / f"engine-{replica}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_replica))
-    run = compare.read_run(folder)
+    run = read_run(folder)
     assert [len(part) for part in run.engine] == [15, 15, 15]
     assert {row[0] for row in run.engine[1]} == {0, 1}
     (folder / "engine-1.jsonl").write_text("")
-    assert compare.read_run(folder).engine == []
+    assert read_run(folder).engine == []
 
 
 @pytest.mark.parametrize(
@@ -248,11 +231,8 @@ def test_refuses_a_broken_engine_log(runs, capsys):
     assert_refused(runs, capsys, "is not an engine step: six numbers belong there")
 
 
-def test_without_answers_the_texts_are_called_different(runs, capsys):
-    assert run_compare(runs) == 0
-    assert json.loads((runs / "report" / "summary.json").read_text())["sampled"] is None
-    assert "sample different answers" in (runs / "report" / "report.md").read_text()
-    assert "sampled with SAM on equal" not in capsys.readouterr().out
+def test_without_answers_nothing_is_said_of_them(runs):
+    assert summary_of(runs)["on"]["sampled"] is None
 
 
 def sampled_alike():
@@ -262,27 +242,22 @@ def sampled_alike():
 
 
 def compare_sampled(runs, change):
-    """The comparison's `sampled`, of a run and one whose answers `change` has changed; report.md and what was printed."""
+    """The comparison's `sampled`, of a run and one whose answers `change` has changed."""
     on = sampled_alike()
     change(on)
     write_answers(runs / "off", sampled_alike())
     half = len(on) // 2
     write_answers(runs / "on", dict(list(on.items())[:half]))
     write_answers(runs / "on", dict(list(on.items())[half:]), name="answers-22.jsonl")
-    assert run_compare(runs) == 0
-    return json.loads((runs / "report" / "summary.json").read_text())["sampled"]
+    return summary_of(runs)["on"]["sampled"]
 
 
-def test_equal_answers_are_counted(runs, capsys):
+def test_equal_answers_are_counted(runs):
     sampled = compare_sampled(runs, lambda on: None)
     row = {"answers": 4, "answers_equal": 4, "tokens": 12, "tokens_equal": 12, "log_prob_difference": 0.0}
     assert sampled["steps"] == [{"step": step, **row, "only_off": 0, "only_on": 0} for step in (1, 2)]
     assert sampled["first_difference"] is None
-    text = "24 of 24 tokens sampled with SAM on equal those with it off."
-    assert text + "\n" in capsys.readouterr().out
-    report = (runs / "report" / "report.md").read_text()
-    assert text in report and "| 2 | 4 | 4 | 12 | 12 | 0.0e+00 | 0 | 0 |" in report
-    assert "sample different answers" not in report
+    assert sentence(sampled, "SAM on") == "24 of 24 tokens sampled with SAM on equal those with SAM off."
 
 
 @pytest.mark.parametrize(
@@ -294,7 +269,7 @@ def test_equal_answers_are_counted(runs, capsys):
         (2, None, "unknown", "the runs logged no log-probabilities"),
     ],
 )
-def test_first_difference_is_located_and_explained(runs, capsys, step, log_probs, cause, why):
+def test_first_difference_is_located_and_explained(runs, step, log_probs, cause, why):
     def change(on):
         on[step, 1, 0] = ("h1", [5, 6, 9, 9], log_probs and [*log_probs, -1.0])
         on[2, 1, 1] = ("h1", [8, 8], None)
@@ -316,12 +291,13 @@ def test_first_difference_is_located_and_explained(runs, capsys, step, log_probs
     assert first["cause"] == cause
     assert [row["tokens"] for row in sampled["steps"]] == [12 + (step == 1), 11 + (step == 2)]
     assert [row["tokens_equal"] for row in sampled["steps"]] == [12 - (step == 1), 9 - (step == 2)]
-    printed = capsys.readouterr().out
-    assert f"training step {step}, prompt 1, answer 0, position 2" in printed
-    assert "token 7 off, token 9 on" in printed and why in printed
+    assert (first["log_prob_off"], first["log_prob_on"]) == ((-1.0, -3.0) if log_probs else (-1.0, None))
+    text = sentence(sampled, "SAM on")
+    assert f"training step {step}, prompt 1, answer 0, position 2" in text
+    assert "token 7 (log-probability -1.0000000) off, token 9" in text and why in text
 
 
-def test_other_prompts_and_answers_of_one_run_alone(runs, capsys):
+def test_other_prompts_and_answers_of_one_run_alone(runs):
     def change(on):
         on[2, 0, 0] = ("h5", *on[2, 0, 0][1:])
         on[2, 2, 0] = on.pop((2, 1, 1))
@@ -336,16 +312,17 @@ def test_other_prompts_and_answers_of_one_run_alone(runs, capsys):
         1,
         1,
     ]
-    assert "the runs asked different prompts there" in capsys.readouterr().out
+    assert "the runs asked different prompts there" in sentence(sampled, "SAM on")
 
 
-def test_answer_that_ends_early_differs_at_its_end(runs, capsys):
+def test_answer_that_ends_early_differs_at_its_end(runs):
     def change(on):
         on[1, 0, 1] = ("h0", [5, 6], [-0.5, -0.25])
 
-    first = compare_sampled(runs, change)["first_difference"]
+    sampled = compare_sampled(runs, change)
+    first = sampled["first_difference"]
     assert (first["position"], first["token_off"], first["token_on"]) == (2, 7, None)
-    assert "token 7 off, the end on" in capsys.readouterr().out
+    assert "token 7 (log-probability -1.0000000) off, the end with SAM on" in sentence(sampled, "SAM on")
 
 
 def test_refuses_broken_answers(runs, capsys):
@@ -354,7 +331,8 @@ def test_refuses_broken_answers(runs, capsys):
 
 
 def assert_refused(folder, capsys, sentence):
-    assert run_compare(folder) == 1
+    arms = [f"--{arm}={folder / arm}" for arm in ("off", "on")]
+    assert main(["report", *arms, "--out", str(folder / "report")]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert sentence in error

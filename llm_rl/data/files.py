@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read rows from Parquet or JSON Lines files, write Parquet, and hash files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class DataError(Exception):
+    """One sentence: what is wrong, in which file and where, and what to do."""
+
+
+def rows(path: Path) -> Iterator[tuple[str, Row | str]]:
+    """Rows of a Parquet file, or of a file with one JSON object a line; DataError if it cannot be read.
+
+    Yields (place, row); a line that is no JSON object gives (place, what is wrong with it).
+    """
+    try:
+        with open(path, "rb") as file:
+            parquet = file.read(4) == b"PAR1"
+        yield from _parquet(path) if parquet else _lines(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(4096):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"row {number}", row
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} is no whole Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Row | str]]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:  # also bytes that are no UTF-8
+                row = f"is not JSON ({error})"
+            yield f"line {number}", row if isinstance(row, (dict, str)) else "is not a JSON object"
+
+
+def write_parquet(path: Path, table: Iterable[Row]) -> None:
+    """Write rows in verl's schema to `path`, which appears whole or not at all."""
+    import pyarrow
+    from pyarrow import parquet
+
+    text = pyarrow.string()
+    schema = pyarrow.schema(
+        {
+            "data_source": text,
+            "prompt": pyarrow.list_(pyarrow.struct({"content": text, "role": text})),
+            "ability": text,
+            "reward_model": pyarrow.struct({"ground_truth": text, "style": text}),
+            "extra_info": pyarrow.struct({"index": text}),
+        }
+    )
+    part = path.with_name(path.name + ".part")
+    try:
+        parquet.write_table(pyarrow.Table.from_pylist(list(table), schema), part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write `data` to `path`, which appears whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accuracy checks on any local model folder; the questions come from `python -m llm_rl.data prepare`.
+
+python -m llm_rl.evaluation run --model DIR --data FILE --sam off --out OFF.jsonl
+python -m llm_rl.evaluation run --model DIR --data FILE --sam batch --out ON.jsonl
+python -m llm_rl.evaluation compare OFF.jsonl ON.jsonl
+python -m llm_rl.evaluation acceptance --model DIR --data FILE --out FOLDER
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from llm_rl.data import files
+from llm_rl.evaluation import acceptance, generate
+from llm_rl.evaluation.compare import compare, table
+from llm_rl.evaluation.engine import EvaluationError
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m llm_rl.evaluation", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("run", help="answer questions with SAM off or on; goes on where it was interrupted")
+    generate.add_run_arguments(command)
+    command.set_defaults(work=generate.run)
+    command = commands.add_parser("compare", help="pass@1 of two runs, its difference with an interval, a paired test")
+    command.add_argument("off", type=Path, metavar="OFF", help="results of a run with --sam off")
+    command.add_argument("on", type=Path, metavar="ON", help="results of a run with --sam batch")
+    command.add_argument("--out", type=Path, help="write the figures to this file, JSON")
+    command.set_defaults(work=compare_runs)
+    command = commands.add_parser("acceptance", help="tokens a step against the length of the answer, for several k")
+    acceptance.add_acceptance_arguments(command)
+    command.set_defaults(work=acceptance.run)
+    args = parser.parse_args(argv)
+    try:
+        return args.work(args)
+    except EvaluationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def compare_runs(args: argparse.Namespace) -> int:
+    """0: no difference was seen; 1: pass@1 differs."""
+    found = compare(args.off, args.on)
+    print(table(found))
+    print(found["verdict"])
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(args.out, found)
+    return int(found["differs"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

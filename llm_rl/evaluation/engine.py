@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine of the patched vLLM as the accuracy checks use it: requests in, finished answers out, drafts counted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+COUNTERS = {"vllm:spec_decode_num_draft_tokens": "drafted", "vllm:spec_decode_num_accepted_tokens": "accepted"}
+
+
+class EvaluationError(Exception):
+    """Why a check cannot be made or shows nothing, in one sentence."""
+
+
+@dataclass
+class Answer:
+    """An answer: token ids, their log-probabilities where asked for, text, and why it ended.
+
+    steps: tokens that each engine step gave it; finish: None while it is generated.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    text: str = ""
+    finish: str | None = None
+    steps: list[int] = field(default_factory=list)
+
+
+class Engine:
+    """vLLM's LLMEngine in a process of its own, which leaving the `with` block ends.
+
+    settings: arguments of EngineArgs; k: drafted tokens a step, 0: no speculation; sam: options of
+    speculative_config.sam. `sam["verify"]` counts without speculation too: both arms then sample by seed and position.
+    Raises EvaluationError where the engine does not start.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], k: int, sam: Mapping[str, Any]) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # 0.11 verifies no drafts without it
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # one engine after another in this process
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # it has no host-side drafters: both arms on the first
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        settings = {"enforce_eager": True, "disable_log_stats": False, **settings}
+        if k:
+            settings["speculative_config"] = {"method": "sam", "num_speculative_tokens": k, "sam": dict(sam)}
+        elif "verify" in sam:
+            settings["additional_config"] = {**settings.get("additional_config", {}), "sam_verify": sam["verify"]}
+        try:
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**settings))
+        except (TypeError, ValueError, RuntimeError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise EvaluationError(f"the engine did not start: {reason}") from error
+        self._requests = 0
+        self._before = self._totals()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.engine_core.shutdown()
+
+    def answers(self, requests: list[tuple[list[int], dict[str, Any]]]) -> Iterator[tuple[int, Answer]]:
+        """Generate answers to all requests, as many at a time as the engine runs.
+
+        requests: (token ids of the prompt, arguments of SamplingParams) of each.
+        Yields (number of the request, Answer) in the order in which they end; EvaluationError if the engine dies.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._before = self._totals()
+        numbers, going = {}, {}
+        for number, (prompt, sampling) in enumerate(requests):
+            name = str(self._requests)
+            self._requests += 1
+            numbers[name], going[name] = number, Answer()
+            params = SamplingParams(output_kind=RequestOutputKind.DELTA, **sampling)
+            self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        try:
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    answer, (new,) = going[output.request_id], output.outputs
+                    answer.tokens += new.token_ids
+                    answer.text += new.text
+                    for token, entry in zip(new.token_ids, new.logprobs or ()):
+                        answer.log_probs.append(entry[token].logprob)
+                    if new.token_ids:
+                        answer.steps.append(len(new.token_ids))
+                    if output.finished:
+                        answer.finish = new.finish_reason
+                        yield numbers[output.request_id], going.pop(output.request_id)
+        except EngineDeadError:
+            going.clear()
+            raise EvaluationError("the engine died: its own messages above say of what") from None
+        finally:
+            if going:  # the caller has stopped early
+                self._engine.abort_request(list(going))
+
+    def counted(self) -> dict[str, int]:
+        """Draft tokens verified and accepted since the last call of `answers` began; 0 without speculation."""
+        now = self._totals()
+        return {name: now[name] - self._before[name] for name in now}
+
+    def _totals(self) -> dict[str, int]:
+        found = {metric.name: int(metric.value) for metric in self._engine.get_metrics() if metric.name in COUNTERS}
+        return {short: found.get(name, 0) for name, short in COUNTERS.items()}
+
+
+def device() -> str:
+    """What the engine runs on: cpu, cuda, npu ..."""
+    from vllm.platforms import current_platform
+
+    return current_platform.device_type
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that all checks share; `settings` reads them."""
+    parser.add_argument("--model", required=True, help="folder of the model")
+    parser.add_argument(
+        "--tensor-parallel", "--tp", type=int, default=1, help="tensor parallel ranks of the engine (default 1)"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help="default bfloat16")
+    parser.add_argument("--batch", type=int, default=64, help="requests at a time (default 64)")
+    parser.add_argument("--engine", type=json_object, default={}, help="further engine arguments, as JSON")
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of EngineArgs."""
+    made = {
+        "model": args.model,
+        "tensor_parallel_size": args.tensor_parallel,
+        "dtype": args.dtype,
+        "max_num_seqs": args.batch,
+    }
+    return made | args.engine
+
+
+def json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
+    return value
+
+
+def tokenizer(model: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise EvaluationError(f"{model} has no tokenizer: {str(error).splitlines()[0]}") from None
+
+
+def prompt_ids(tokenizer: Any, messages: list[dict[str, str]], template: Mapping[str, Any]) -> list[int]:
+    """Token ids of chat messages as the model's template renders them, ready for the answer."""
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generate answers to the questions of a data set with SAM off or on, into a file that an interrupted call goes on with."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from llm_rl.data import files
+from llm_rl.evaluation import questions, scores
+from llm_rl.evaluation.engine import Engine, EvaluationError, add_arguments, device, json_object, prompt_ids, tokenizer
+from llm_rl.evaluation.engine import settings as engine_settings
+from llm_rl.evaluation.questions import Question
+
+BEGINNING = b'{"questions": '
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser)
+    parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
+    parser.add_argument("--limit", type=int, help="only the first so many questions")
+    parser.add_argument("--sam", choices=("off", "batch"), required=True, help="speculation off, or on")
+    parser.add_argument("--k", type=int, default=3, help="drafted tokens a step (default 3)")
+    parser.add_argument(
+        "--threshold", type=int, help="draft while at most so many requests run; default --batch, so always"
+    )
+    parser.add_argument("--rule", default="oldest", help="drafting rule (default oldest, the article's)")
+    parser.add_argument("--verify", default="rejection", help="rejection (default) or seeded")
+    parser.add_argument("--n", type=int, default=1, help="answers to each question (default 1)")
+    parser.add_argument("--temperature", type=float, default=0.6, help="default 0.6, the article's")
+    parser.add_argument("--top-p", type=float, default=1.0, help="default 1")
+    parser.add_argument("--top-k", type=int, default=0, help="default 0: all tokens")
+    parser.add_argument("--max-tokens", type=int, default=34816, help="longest answer (default 34816)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the answers (default 0)")
+    parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
+    parser.add_argument("--out", type=Path, required=True, help="file of results, JSON Lines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer what `args.out` lacks; 0, or 1 where a run with speculation had no draft accepted. EvaluationError."""
+    least = {"n": 1, "batch": 1, "k": 1, "max_tokens": 1, "threshold": 1, "limit": 1, "temperature": 0}
+    for name, lowest in least.items():
+        if (value := getattr(args, name)) is not None and value < lowest:
+            raise EvaluationError(f"--{name.replace('_', '-')} must be at least {lowest}, got {value}")
+    asked = questions.read(args.data, args.limit)
+    header = describe(args, len(asked))
+    with _results(args.out, header) as (file, done):
+        left = [(number, question) for number, question in enumerate(asked) if question.key not in done]
+        if done:
+            print(f"{len(done)} of {len(asked)} questions are answered in {args.out}; going on", flush=True)
+        if left:
+            for row in _answer(left, args, header):
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+    header, rows = read(args.out)
+    right = sum(map(right_answers, rows.values())) / (len(rows) * args.n)
+    drafted, accepted = (sum(row[name] for row in rows.values()) for name in ("drafted", "accepted"))
+    print(f"pass@1 {right:.1%}: {len(rows)} questions, {args.n} answers to each; `compare` has intervals and a test")
+    print(f"{drafted:,} draft tokens verified, {accepted:,} accepted")
+    if args.sam != "off" and not accepted:
+        print("error: speculation was asked for, but no draft was accepted: this run shows nothing", file=sys.stderr)
+        return 1
+    return 0
+
+
+def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
+    """The first line of a file of results: what made it. A call with other settings does not go on with the file."""
+    import vllm
+
+    sam = {"rule": args.rule, "threshold": args.threshold or args.batch, "verify": args.verify}
+    if args.rule == "oldest":
+        sam |= {"sources": ["request"], "min_prob": 0}
+    return {
+        "questions": count,
+        "data": args.data.name,
+        "data_sha256": files.sha256(args.data),
+        "model": args.model,
+        **{
+            name: getattr(args, name)
+            for name in ("n", "temperature", "top_p", "top_k", "max_tokens", "seed", "template")
+        },
+        "sam": args.sam,
+        "k": args.k if args.sam != "off" else 0,
+        "sam_options": sam,
+        "engine": engine_settings(args),
+        "device": device(),
+        "vllm": vllm.__version__,
+    }
+
+
+@contextlib.contextmanager
+def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
+    """The file of results, open to append rows, and the rows that are whole; EvaluationError where it is another's."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "ab+")  # noqa: SIM115
+    except OSError as error:
+        raise EvaluationError(f"{path} cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise EvaluationError(f"{path} is being written by another call: wait for it") from None
+        file.seek(0)
+        content = file.read()
+        whole = content.rpartition(b"\n")[0]
+        if not whole:
+            if not BEGINNING.startswith(content[: len(BEGINNING)]):
+                raise EvaluationError(f"{path} is another file, not one of results: name a new one")
+            file.truncate(0)
+            file.write(json.dumps(header, ensure_ascii=False).encode() + b"\n")
+            file.flush()
+            yield file, {}
+            return
+        known, rows = read(path)
+        if other := sorted(name for name in {*known, *header} if known.get(name) != header.get(name)):
+            changes = "; ".join(f"{name} {known.get(name)!r} there, {header.get(name)!r} now" for name in other)
+            raise EvaluationError(f"{path} was begun with other settings ({changes}): name a new file")
+        file.truncate(len(whole) + 1)
+        yield file, rows
+
+
+def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: dict[str, Any]) -> Iterator[dict]:
+    """A row of results for each question, when all answers to it are there."""
+    from sam_core.noise import request_seed
+
+    words = tokenizer(args.model)
+    prompts = [prompt_ids(words, question.messages, args.template) for _, question in left]
+    sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    # A seed of its own costs a request much time in mode rejection, and on a CPU vLLM 0.23 dies of it in chunked prefill.
+    seeded = args.verify == "seeded"
+    requests = [
+        (prompt, sampling | ({"seed": request_seed(args.seed, 0, number, sibling)} if seeded else {}))
+        for prompt, (number, _) in zip(prompts, left, strict=True)
+        for sibling in range(args.n)
+    ]
+    settings = {
+        "max_model_len": max(map(len, prompts)) + args.max_tokens,
+        "seed": request_seed(args.seed, 0, len(left), 0) % 2**31,  # no numbers twice in a run that goes on
+        **header["engine"],
+    }
+    found: list[list] = [[None] * args.n for _ in left]
+    before = {"drafted": 0, "accepted": 0}
+    ended, said = 0, time.monotonic()
+    with Engine(settings, header["k"], header["sam_options"]) as engine:
+        for request, answer in engine.answers(requests):
+            place, sibling = divmod(request, args.n)
+            found[place][sibling] = {
+                "text": answer.text,
+                "tokens": len(answer.tokens),
+                "hash": hashlib.blake2b(repr(answer.tokens).encode(), digest_size=8).hexdigest(),
+                "finish": answer.finish,
+            }
+            ended += 1
+            if time.monotonic() - said > 10 or ended == len(requests):
+                said = time.monotonic()
+                print(f"{ended} of {len(requests)} answers", flush=True)
+            if all(found[place]):
+                now = engine.counted()
+                question = left[place][1]
+                yield {
+                    "key": question.key,
+                    "data_source": question.data_source,
+                    "truth": question.truth,
+                    "answers": found[place],
+                    **{name: now[name] - before[name] for name in now},
+                }
+                before, found[place] = now, []
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The header of a file of results and its rows by the question's key; EvaluationError. A torn last line is left out."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+        header, *rows = map(json.loads, lines)
+        assert header["questions"] and isinstance(header["n"], int)
+        return header, {row["key"]: row for row in rows if len(row["answers"]) == header["n"]}
+    except OSError as error:
+        raise EvaluationError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise EvaluationError(f"{path} is no file of results of `python -m llm_rl.evaluation run`") from None
+
+
+def right_answers(row: dict[str, Any]) -> int:
+    """How many of the answers in a row of results are right."""
+    return sum(scores.score(row["data_source"], answer["text"], row["truth"]) for answer in row["answers"])

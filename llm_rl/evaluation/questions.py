@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions to evaluate on, from a data set in verl's schema."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_rl.data import files
+from llm_rl.evaluation import scores
+from llm_rl.evaluation.engine import EvaluationError
+
+
+@dataclass(frozen=True)
+class Question:
+    """key: a hash of prompt and result, which names the question in result files; messages: the chat that asks it."""
+
+    key: str
+    data_source: str
+    messages: list[dict[str, str]]
+    truth: str
+
+
+def read(path: Path, limit: int | None = None) -> list[Question]:
+    """The first `limit` questions of a Parquet or JSON Lines file; all without it. EvaluationError."""
+    questions: dict[str, Question] = {}
+    try:
+        for place, row in files.rows(path):
+            if limit is not None and len(questions) >= limit:
+                break
+            try:
+                source, messages, truth = row["data_source"], row["prompt"], row["reward_model"]["ground_truth"]
+                scores.result(source, "")
+                named = repr(([(m["role"], m["content"]) for m in messages], truth))
+            except (KeyError, TypeError, ValueError) as error:
+                why = (
+                    error
+                    if isinstance(error, ValueError)
+                    else "not in verl's schema; `python -m llm_rl.data` writes it"
+                )
+                raise EvaluationError(f"{path}, {place}: {why}") from None
+            key = hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
+            if key in questions:
+                raise EvaluationError(f"{path}, {place}, repeats a question: prepare it by `python -m llm_rl.data`")
+            questions[key] = Question(key, source, messages, truth)
+    except files.DataError as error:
+        raise EvaluationError(str(error)) from None
+    if not questions:
+        raise EvaluationError(f"{path} has no questions")
+    return list(questions.values())

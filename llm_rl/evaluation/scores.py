@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an answer is right: one scorer for all pin sets, for evaluation only.
+
+Rewards in training are verl's, and verl's differ between its releases: `math_dapo` of 0.9.1 falls back to \\boxed{},
+that of 0.6.1 does not, and both look at the last 300 characters only.
+
+The result of an answer is what stands behind the last mark that its data set asks for ("####" in GSM8K, \\boxed{} in
+MATH-500, "Answer:" in AIME, DAPO and sums); without that mark, in the last \\boxed{}. Only what follows the last
+</think> counts. Two results are equal if they are the same number, exactly, or the same text after LaTeX's ways to write
+one thing differently are brought to one.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)"
+
+
+def score(data_source: str, answer: str, truth: str) -> bool:
+    """Whether `answer` gives the result `truth`. ValueError: it is not known how this data source marks results."""
+    found = result(data_source, answer)
+    return found is not None and equal(found, truth)
+
+
+def result(data_source: str, answer: str) -> str | None:
+    """The result that an answer gives, as written; None if it gives none. ValueError as in `score`."""
+    read = _reader(data_source)
+    text = answer.rpartition("</think>")[2]
+    found = read(text)
+    return _boxed(text) if found is None else found
+
+
+def _reader(data_source: str):
+    if data_source == "openai/gsm8k":
+        return _hashes
+    if data_source == "HuggingFaceH4/MATH-500":
+        return _boxed
+    if data_source == "math_dapo" or data_source.startswith("aime"):
+        return _answer_line
+    known = "openai/gsm8k, HuggingFaceH4/MATH-500, math_dapo and those that begin with aime"
+    raise ValueError(f"no scorer for data_source {data_source!r}; known: {known}")
+
+
+def _hashes(text: str) -> str | None:
+    """The first number behind the last ####: words may follow it, results in GSM8K are numbers."""
+    found = re.findall(r"####[^\n\d-]*(-?[^\n\d-]*\d[\d,]*(?:\.\d+)?)", text)
+    return re.sub(r"[^\d.,-]", "", found[-1]) if found else None
+
+
+def _answer_line(text: str) -> str | None:
+    found = re.findall(r"\banswer[ \t*]*:[ \t*]*([^\n]+)", text, re.IGNORECASE)
+    return _unbox(found[-1]) if found else None
+
+
+def _boxed(text: str) -> str | None:
+    """What is in the last \\boxed{}, braces inside it counted; None without one, or where it never closes."""
+    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    if start < 0:
+        return None
+    start = text.index("{", start)
+    depth = 0
+    for at in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if not depth:
+            return text[start + 1 : at]
+    return None
+
+
+def _unbox(text: str) -> str:
+    inner = _boxed(text)
+    return text if inner is None else inner
+
+
+def equal(one: str, other: str) -> bool:
+    """Whether two results are the same."""
+    one, other = normal(one), normal(other)
+    if one == other:
+        return bool(one)
+    numbers = number(one), number(other)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    parts = _parts(one), _parts(other)
+    return len(parts[0]) == len(parts[1]) > 1 and (one[0], one[-1]) == (other[0], other[-1]) and all(map(equal, *parts))
+
+
+def normal(text: str) -> str:
+    """A result with LaTeX's and typography's variants brought to one; no value is computed."""
+    text = text.strip().replace("\u2212", "-").replace("\u2013", "-").replace("\u00d7", "\\times")
+    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}", _words, text)
+    text = text.replace("{,}", ",").replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
+    text = re.sub(r"\\[,;:! ]|\\q?quad\b|~", " ", text)
+    text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[()\[\]]", "", text)
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    text = re.sub(r"\^\{?\\circ\}?|\\degree|\u00b0", "", text)
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
+    text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
+    text = re.sub(r"^\s*[a-zA-Z]\s*=\s*", "", text)  # x = 5
+    text = re.sub(r"(?<=\d),\s?(?=\d{3}(?!\d))", ",", text)
+    text = re.sub(r"(?<![\d.,(\[])(-?\d{1,3}(?:,\d{3})+)(?![\d,)\]])", lambda m: m[1].replace(",", ""), text)
+    return re.sub(r"\s+", "", text).strip("*").rstrip(".:").strip("*")
+
+
+def _words(match: re.Match) -> str:
+    """Words behind a number are its unit and go; those that stand alone are the result."""
+    return match[1] if not re.search(r"[\d}]\s*$", match.string[: match.start()]) else " "
+
+
+def number(text: str) -> Fraction | None:
+    """The value of a normalised number: whole, decimal, a/b, \\frac{a}{b}, or a whole number and a fraction."""
+    if re.fullmatch(NUMBER, text):
+        return Fraction(text)
+    if found := re.fullmatch(rf"({NUMBER})/({NUMBER})", text):
+        return _ratio(found[1], found[2])
+    if found := re.fullmatch(rf"(-?)(\d*)\\frac\{{({NUMBER})\}}\{{({NUMBER})\}}", text):
+        value = _ratio(found[3], found[4])
+        if value is None or (found[2] and value < 0):
+            return None
+        return (Fraction(found[2] or 0) + value) * (-1 if found[1] else 1)
+    return None
+
+
+def _ratio(top: str, bottom: str) -> Fraction | None:
+    return Fraction(top) / Fraction(bottom) if Fraction(bottom) else None
+
+
+def _parts(text: str) -> list[str]:
+    """The elements of a tuple, interval or list: what commas outside brackets part."""
+    if len(text) > 2 and text[0] in "([{" and text[-1] in ")]}":
+        text = text[1:-1]
+    parts, depth = [""], 0
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a recipe fits its dies, by arithmetic: parallel sizes, memory of rollout and training, waves of requests.
+
+Bytes are counted from the model's shapes. Activations, communication buffers and fragmentation are not modelled; RESERVE
+stands for them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_rl.config import ConfigError
+
+GIB = 1 << 30
+RESERVE = 8.0
+"""GiB of a die left to what is not modelled, in rollout and in training; an assumption, the upper end of 4 to 8."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Qwen3's sizes, named as in its config.json; experts 0: dense."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocabulary: int = 151936
+    tied: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+
+    @property
+    def expert_parameters(self) -> int:
+        return self.layers * self.experts * 3 * self.hidden * self.mlp
+
+    @property
+    def parameters(self) -> int:
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads) + 2 * self.head_dim
+        mlp = self.hidden * self.experts if self.experts else 3 * self.hidden * self.mlp  # router, or the MLP
+        layer = attention + mlp + 2 * self.hidden
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * layer + self.expert_parameters + embeddings + self.hidden
+
+    def kv_bytes(self, tensor_parallel: int) -> int:
+        """Bytes of keys and values a token and die, in bfloat16; a die holds at least one head of each layer."""
+        return 2 * self.layers * max(1, self.kv_heads // tensor_parallel) * self.head_dim * 2
+
+
+SHAPES = {
+    "Qwen3-0.6B": Shape(28, 1024, 16, 8, 128, 3072, tied=True),
+    "Qwen3-8B": Shape(36, 4096, 32, 8, 128, 12288),
+    "Qwen3-32B": Shape(64, 5120, 64, 8, 128, 25600),
+    "Qwen3-235B-A22B": Shape(94, 4096, 64, 4, 128, 1536, experts=128, experts_per_token=8),
+}
+"""Of the public config.json, by the name of the model's folder, for where the model is not at hand."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Memory of a die while it generates (GiB), and the load of an engine."""
+
+    engines: int
+    weights: float
+    budget: float
+    kv: float
+    sequence: float
+    worst: float
+    full_sequences: float
+    mean_tokens: float
+    requests: int
+    waves: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """Memory of a die while it trains (GiB); host: what the optimizer's state takes in a host's memory when off the dies."""
+
+    data_parallel: int
+    weights: float
+    gradients: float
+    optimizer: float
+    logits: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.logits
+
+
+def shape(model: Path) -> Shape | None:
+    """From the model's config.json, else of the public model with the folder's name, else None; raise ConfigError."""
+    file = model / "config.json"
+    if not file.is_file():
+        return SHAPES.get(model.name)
+    try:
+        read = json.loads(file.read_text())
+        experts = read.get("num_experts", 0)
+        return Shape(
+            read["num_hidden_layers"],
+            read["hidden_size"],
+            read["num_attention_heads"],
+            read["num_key_value_heads"],
+            read.get("head_dim") or read["hidden_size"] // read["num_attention_heads"],
+            read["moe_intermediate_size"] if experts else read["intermediate_size"],
+            read["vocab_size"],
+            read.get("tie_word_embeddings", False),
+            experts,
+            read.get("num_experts_per_tok", 0),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ConfigError(f"{file} cannot be read as a model's configuration: {e!r}") from None
+
+
+def check_sizes(own: dict[str, Any], model: Shape | None) -> None:
+    """ConfigError unless the parallel sizes divide the dies and the model. `own`: llm_rl.config.values."""
+    dies = own["cluster.nodes"] * own["cluster.dies_per_node"]
+    tp, dp, ep = (own[f"rollout.{kind}_parallel_size"] for kind in ("tensor_model", "data", "expert"))
+
+    def divides(what: str, size: int, of: str, number: int) -> None:
+        if number % size:
+            raise ConfigError(f"{what} is {size}, which does not divide the {of} {number}")
+
+    divides("rollout.tensor_model_parallel_size x rollout.data_parallel_size", tp * dp, "dies", dies)
+    divides("rollout.tensor_model_parallel_size", tp, "dies of a host", own["cluster.dies_per_node"])
+    if ep not in (1, tp * dp):
+        raise ConfigError(
+            f"rollout.expert_parallel_size must be 1 or tensor x data parallel size = {tp * dp}, got {ep}"
+        )
+    if model:
+        divides("rollout.tensor_model_parallel_size", tp, "attention heads", model.heads)
+        if ep > 1:
+            divides("rollout.expert_parallel_size", ep, "experts", model.experts or 1)
+    if own["train.backend"] == "megatron":
+        sizes = [own[f"train.{kind}_parallel"] for kind in ("tensor", "pipeline", "context")]
+        divides("train.tensor x pipeline x context_parallel", sizes[0] * sizes[1] * sizes[2], "dies", dies)
+        experts = own["train.expert_parallel"] * own["train.expert_tensor_parallel"] * sizes[1]
+        divides("train.expert x expert_tensor x pipeline_parallel", experts, "dies", dies)
+        if model:
+            if own["train.expert_parallel"] > 1:
+                divides("train.expert_parallel", own["train.expert_parallel"], "experts", model.experts or 1)
+            _check_stages(own, model)
+        data_parallel = dies // (sizes[0] * sizes[1] * sizes[2])
+    else:
+        divides("train.sequence_parallel", own["train.sequence_parallel"], "dies", dies)
+        data_parallel = dies // own["train.sequence_parallel"]
+        megatron_only = ("tensor", "pipeline", "context", "expert", "expert_tensor")
+        for kind in megatron_only:
+            if own[f"train.{kind}_parallel"] != 1:
+                raise ConfigError(
+                    f"train.{kind}_parallel is Megatron's: leave it at 1 with train.backend {own['train.backend']}"
+                )
+    answers = own["train.ppo_mini_batch_size"] * own["rollout.n"]
+    divides("the training's data parallel size", data_parallel, "answers of a mini batch,", answers)
+    divides("train.ppo_mini_batch_size", own["train.ppo_mini_batch_size"], "train batch", own["data.train_batch_size"])
+
+
+def _check_stages(own: dict[str, Any], model: Shape) -> None:
+    ends = [own[f"train.{end}_stage_layers"] for end in ("first", "last")]
+    stages = own["train.pipeline_parallel"] - sum(end is not None for end in ends)
+    left = model.layers - sum(end or 0 for end in ends)
+    if stages < 0 or left < 0 or (left % stages if stages else left):
+        raise ConfigError(
+            f"{model.layers} layers cannot be dealt to {own['train.pipeline_parallel']} pipeline stages: "
+            "set train.first_stage_layers and train.last_stage_layers so that the others share the rest evenly"
+        )
+
+
+def rollout(own: dict[str, Any], model: Shape, reserve: float = RESERVE) -> Rollout:
+    """What an engine's die holds. A die has its share of the dense weights by tensor, of the experts by expert parallelism."""
+    tp, ep = own["rollout.tensor_model_parallel_size"], own["rollout.expert_parallel_size"]
+    dense = model.parameters - model.expert_parameters
+    weights = 2 * (dense / tp + model.expert_parameters / max(ep, tp)) / GIB
+    budget = own["cluster.die_memory"] * own["rollout.gpu_memory_utilization"]
+    kv = budget - weights - reserve
+    longest = own["data.max_prompt_length"] + own["data.max_response_length"]
+    token = model.kv_bytes(tp) / GIB
+    engines = own["cluster.nodes"] * own["cluster.dies_per_node"] // tp
+    requests = -(-own["data.gen_batch_size"] * own["rollout.n"] // engines)
+    return Rollout(
+        engines=engines,
+        weights=weights,
+        budget=budget,
+        kv=kv,
+        sequence=longest * token,
+        worst=own["rollout.max_num_seqs"] * longest * token,
+        full_sequences=kv / (longest * token),
+        mean_tokens=kv / own["rollout.max_num_seqs"] / token,
+        requests=requests,
+        waves=-(-requests // own["rollout.max_num_seqs"]),
+    )
+
+
+def training(own: dict[str, Any], model: Shape) -> Training:
+    """FSDP: all states in float32 over all dies. Megatron: bf16 weights and fp32 gradients over tensor x pipeline (experts:
+    expert x expert tensor x pipeline), the distributed optimizer's 12 bytes a parameter over the data parallel dies as well."""
+    nodes = own["cluster.nodes"]
+    dies = nodes * own["cluster.dies_per_node"]
+    if own["train.backend"] == "megatron":
+        tp, pp, cp = (own[f"train.{kind}_parallel"] for kind in ("tensor", "pipeline", "context"))
+        expert_dies = own["train.expert_parallel"] * own["train.expert_tensor_parallel"] * pp
+        dense = model.parameters - model.expert_parameters
+        share = dense / (tp * pp) + model.expert_parameters / expert_dies
+        weights, gradients = 2 * share, 4 * share
+        optimizer = 12 * model.parameters / dies
+        data_parallel, split, vocabulary = dies // (tp * pp * cp), cp, model.vocabulary // tp
+    else:
+        share = model.parameters / dies
+        weights, gradients, optimizer = 4 * share, 4 * share, 8 * share
+        split = own["train.sequence_parallel"]
+        data_parallel, vocabulary = dies // split, model.vocabulary
+    longest = own["data.max_prompt_length"] + own["data.max_response_length"]
+    tokens = own["train.max_tokens_per_die"] or -(-longest * own["train.micro_batch_size"] // split)
+    return Training(
+        data_parallel=data_parallel,
+        weights=weights / GIB,
+        gradients=gradients / GIB,
+        optimizer=optimizer / GIB,
+        logits=4 * tokens * vocabulary / GIB,
+        host=12 * model.parameters / nodes / GIB,
+    )
+
+
+def report(own: dict[str, Any], model: Shape | None) -> tuple[list[str], list[str]]:
+    """Lines of the table and warnings; ConfigError where the recipe cannot run."""
+    check_sizes(own, model)
+    dies = own["cluster.nodes"] * own["cluster.dies_per_node"]
+    tp, dp = own["rollout.tensor_model_parallel_size"], own["rollout.data_parallel_size"]
+    table = [("dies", f"{dies} = {own['cluster.nodes']} x {own['cluster.dies_per_node']}")]
+    table += [("rollout", f"{dies // tp} engines of TP {tp}, EP {own['rollout.expert_parallel_size']}, DP {dp}")]
+    if model is None or own["cluster.die_memory"] is None:
+        why = "cluster.die_memory is not set" if own["cluster.die_memory"] is None else "the model's shape is not known"
+        return _lines([*table, ("memory", f"not checked: {why}")]), []
+    roll, train, memory = rollout(own, model), training(own, model), own["cluster.die_memory"]
+    longest = own["data.max_prompt_length"] + own["data.max_response_length"]
+    table += [
+        ("  weights a die", f"{roll.weights:.1f} GiB"),
+        ("  KV left", f"{roll.kv:.1f} of {roll.budget:.1f} GiB, after {RESERVE:g} GiB for what is not modelled"),
+        ("  a full sequence", f"{roll.sequence:.2f} GiB for {longest} tokens"),
+        ("  full sequences that fit", f"{roll.full_sequences:.1f} of {own['rollout.max_num_seqs']}"),
+        ("  mean tokens that fit", f"{roll.mean_tokens:.0f} at {own['rollout.max_num_seqs']} requests"),
+        ("  requests an engine", f"{roll.requests} a round, in {roll.waves} wave{'s' * (roll.waves > 1)}"),
+        ("training", f"{own['train.backend']}, data parallel {train.data_parallel}"),
+        ("  weights, gradients", f"{train.weights:.1f} + {train.gradients:.1f} GiB a die"),
+        ("  optimizer", f"{train.optimizer:.1f} GiB a die; off the dies {train.host:.0f} GiB a host"),
+        ("  logits", f"{train.logits:.1f} GiB a copy in float32"),
+        ("  in all", f"{train.total:.1f} of {memory:g} GiB, {RESERVE:g} of which are left to activations"),
+    ]
+    if roll.kv < roll.sequence:
+        needed = roll.weights + RESERVE + roll.sequence
+        spread = ": spread the experts over data-parallel ranks" if model.experts and roll.weights > roll.budget else ""
+        raise ConfigError(
+            f"the rollout does not fit: weights {roll.weights:.1f}, one full sequence {roll.sequence:.1f} and "
+            f"{RESERVE:g} GiB for activations are {needed:.1f} GiB a die of {roll.budget:.1f} allowed{spread}"
+        )
+    if train.total + RESERVE > memory:
+        raise ConfigError(
+            f"the training does not fit: {train.total:.1f} GiB a die and {RESERVE:g} GiB for activations of {memory:g} GiB: "
+            "take more dies, or larger parallel sizes"
+        )
+    resident = 0.0 if own["train.param_offload"] else train.weights + train.gradients
+    resident += 0.0 if own["train.optimizer_offload"] else train.optimizer
+    if resident + roll.budget > memory:
+        raise ConfigError(
+            f"rollout and training do not fit together: {resident:.1f} GiB of training state stay on a die beside the "
+            f"engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and train.optimizer_offload"
+        )
+    warnings = []
+    expected = own["rollout.expected_length"]
+    if expected and roll.mean_tokens < expected and roll.requests > roll.full_sequences:
+        warnings.append(
+            f"the engine will preempt requests: {own['rollout.max_num_seqs']} at once leave {roll.mean_tokens:.0f} tokens "
+            f"for each, and {expected} are expected (rollout.expected_length)"
+        )
+    return _lines(table), warnings
+
+
+def _lines(table: list[tuple[str, str]]) -> list[str]:
+    return [f"{name:<26} {value}" for name, value in table]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn finished runs into a report.
+
+    python -m llm_rl.reports report --off RUN_DIR --on RUN_DIR [--auto RUN_DIR] --out DIR
+
+Prints a table and writes report.html, report.md, both in Chinese too (.zh), summary.json and pictures/ into DIR. Exits
+with 1 and one sentence, and writes nothing, if the runs cannot be compared or a run with speculation never speculated.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from llm_rl.reports.accuracy import read as read_accuracy
+from llm_rl.reports.answers import compare_answers, read_answers, sentence
+from llm_rl.reports.compare import ARMS, NAMES, arms_of, summarize, text_table
+from llm_rl.reports.render import markdown, page
+from llm_rl.reports.runs import ReportError, read_run
+from llm_rl.reports.sections import blocks
+
+
+def load(folders):
+    """The summary and the Runs of {"off": folder, "on": ..., "auto": ...}, one of ARMS perhaps missing; ReportError."""
+    runs = {arm: read_run(folder) for arm, folder in folders.items()}
+    answers = {arm: read_answers(folder) for arm, folder in folders.items()}
+    sampled = {arm: compare_answers(answers["off"], answers[arm]) for arm in folders if arm != "off"}
+    return summarize(runs, sampled), runs
+
+
+def write(out, summary, runs, accuracy=()):
+    """Write the report to the folder `out`, nothing of it before all is made; OSError where it cannot be written."""
+    from llm_rl.reports.pictures import draw
+
+    pictures = draw(summary, runs)
+    files = {"summary.json": json.dumps(summary, indent=2) + "\n"}
+    for language, suffix in (("en", ""), ("zh", ".zh")):
+        content = blocks(summary, language, accuracy)
+        other = {"中文": "report.zh.html"} if language == "en" else {"English": "report.html"}
+        files[f"report{suffix}.md"] = markdown(content)
+        files[f"report{suffix}.html"] = page(content, language, pictures, other)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".report.", dir=out) as made:
+        made = Path(made)
+        (made / "pictures").mkdir()
+        for name, text in files.items():
+            (made / name).write_text(text)
+        for name, data in pictures.items():
+            (made / name).write_bytes(data)
+        shutil.rmtree(out / "pictures", ignore_errors=True)
+        for path in made.iterdir():
+            os.replace(path, out / path.name)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="python -m llm_rl.reports", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True, metavar="report")
+    report = commands.add_parser("report", help="compare finished runs that differ in speculation alone")
+    report.add_argument("--off", type=Path, required=True, metavar="RUN_DIR", help="the run without speculation")
+    for arm in ARMS:
+        report.add_argument(f"--{arm}", type=Path, metavar="RUN_DIR", help=f"the run with {NAMES[arm]}")
+    report.add_argument(
+        "--accuracy",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="what `llm_rl.evaluation compare --out` wrote",
+    )
+    report.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
+    args = parser.parse_args(argv)
+    folders = {arm: folder for arm in ("off", *ARMS) if (folder := getattr(args, arm))}
+    if len(folders) == 1:
+        parser.error("a run with speculation is needed beside --off: give --on RUN_DIR, --auto RUN_DIR, or both")
+    try:
+        summary, runs = load(folders)
+        write(args.out, summary, runs, [read_accuracy(path) for path in args.accuracy])
+    except ReportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: the report cannot be written to {args.out}: {error.strerror}", file=sys.stderr)
+        return 1
+    print(text_table(summary))
+    for arm in arms_of(summary)[1:]:
+        if summary[arm]["sampled"]:
+            print(sentence(summary[arm]["sampled"], NAMES[arm]))
+    print(
+        f"report: {args.out / 'report.html'}, {args.out / 'report.zh.html'}; the same as .md; {args.out / 'summary.json'}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report's pictures, as PNG files. Colours of Okabe and Ito, told apart also without colour vision."""
+
+import io
+from collections import Counter
+
+from llm_rl.reports.compare import NAMES, arms_of
+
+COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
+MARKERS = {"off": "o", "on": "s", "auto": "^"}
+LEAST_STEPS = 10
+"""Engine steps below which a median is left out of the picture (the table has it)."""
+SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7"}
+
+
+def draw(summary, runs):
+    """{file name: bytes of a PNG} of a summary and the Runs behind it; a picture without data is left out."""
+    pictures = {"times": _draw(_times, summary, runs), "training": _draw(_training, summary, runs)}
+    if all(summary[arm]["step_costs"] for arm in arms_of(summary)):
+        pictures["rollout"] = _draw(_rollout, summary, runs, panels=1)
+    others = [summary[arm] for arm in arms_of(summary)[1:]]
+    if any(arm["positions"] for arm in others):
+        pictures["acceptance"] = _draw(_acceptance, summary, runs)
+    if any(arm["by_source"] for arm in others):
+        pictures["drafts"] = _draw(_drafts, summary, runs)
+    return {f"pictures/{name}.png": data for name, data in pictures.items()}
+
+
+def _draw(fill, summary, runs, panels=2):
+    """A picture of 1320 x 550 pixels: `fill` draws into its panels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    for part in axes:
+        part.spines[["top", "right"]].set_visible(False)
+    fill(axes, summary, runs)
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    return data.getvalue()
+
+
+def _times(axes, summary, runs):
+    seconds, costs = axes
+    names = {"round_s": "mean round", "rollout_s": "rollout of a\ntraining step", "step_s": "training step"}
+    names = {name: label for name, label in names.items() if summary["off"][name] is not None}
+    arms = arms_of(summary)
+    width = 0.8 / len(arms)
+    for i, arm in enumerate(arms):
+        places = [place + (i - (len(arms) - 1) / 2) * width for place in range(len(names))]
+        values = [summary[arm][name] for name in names]
+        bars = seconds.bar(places, values, width=0.92 * width, color=COLOURS[arm], label=NAMES[arm])
+        labels = [f"{value:.2f} s" for value in values]
+        if arm != "off":
+            gains = [summary[arm]["gain"][name.removesuffix("_s")] for name in names]
+            labels = [f"{text}\n{gain:+.1%}" for text, gain in zip(labels, gains, strict=True)]
+        seconds.bar_label(bars, labels, padding=2, fontsize=9)
+    seconds.set_xticks(range(len(names)), names.values())
+    seconds.set_ylabel("seconds")
+    seconds.margins(y=0.22)
+    first, last = summary["first_step_counted"], summary["steps"]
+    seconds.set_title(f"Mean of training steps {first} to {last}; gain = off / on - 1")
+    seconds.legend(loc="upper left", frameon=False, ncols=len(arms))
+    _step_costs(costs, summary)
+
+
+def _step_costs(axes, summary):
+    axes.set_title("Time of an engine step")
+    if not all(summary[arm]["step_costs"] for arm in arms_of(summary)):
+        _say(axes, "no engine log that matches the step log")
+        return
+    lines = [("off", "plain", "SAM off", "-")]
+    lines += [(arm, "drafted", f"{NAMES[arm]}, steps with drafts", "-") for arm in arms_of(summary)[1:]]
+    lines += [(arm, "plain", f"{NAMES[arm]}, steps without", ":") for arm in arms_of(summary)[1:]]
+    for arm, kind, label, style in lines:
+        rows = [row for row in summary[arm]["step_costs"] if row[kind] >= LEAST_STEPS]
+        axes.plot(
+            [row["most"] for row in rows],
+            [row[f"{kind}_ms"] for row in rows],
+            MARKERS[arm] + style,
+            color=COLOURS[arm],
+            label=label,
+            markerfacecolor="white" if style == ":" else COLOURS[arm],
+        )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("running requests, at most")
+    axes.set_ylabel("median, ms")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+
+
+def _rollout(axes, summary, runs):
+    """Running requests of the busiest replica over time, in the last training step."""
+    (axes,) = axes
+    threshold = summary["threshold"]
+    peak = max(row[3] for run in runs.values() for row in run.engine[-1])
+    for place, arm in enumerate(arms_of(summary)):
+        rows = runs[arm].engine[-1]
+        busy = Counter()
+        for replica, _, seconds, *_ in rows:
+            busy[replica] += seconds
+        busiest = max(busy, key=busy.get)
+        rows = [row for row in rows if row[0] == busiest]
+        times, running = _curve(rows)
+        axes.plot(times, running, color=COLOURS[arm], label=NAMES[arm], linewidth=1.5)
+        tail = [0 < count <= threshold for count in running]
+        axes.fill_between(times, running, where=tail, color=COLOURS[arm], alpha=0.22, linewidth=0)
+        if arm != "off":
+            drafting = [row[1] - rows[0][1] for row in rows if row[5]]
+            height = [-0.045 * place * peak] * len(drafting)
+            axes.plot(drafting, height, "|", color=COLOURS[arm], label=f"{NAMES[arm]}: engine step with drafts")
+    axes.axhline(threshold, color="black", linewidth=0.9, linestyle="--", label=f"threshold {threshold}; tail shaded")
+    speedups = [
+        f"{NAMES[arm]} {summary[arm]['tail_speedup']:.2f} times as fast"
+        for arm in arms_of(summary)[1:]
+        if summary[arm]["tail_speedup"]
+    ]
+    tail = f"; tail, all steps: {', '.join(speedups)}" if speedups else ""
+    axes.set_title("Requests running in the last training step" + tail)
+    axes.set_xlabel("seconds since the rollout began")
+    axes.set_ylabel("running requests")
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.1 * peak])
+    axes.set_ylim(-0.04 * peak * len(runs), 1.05 * peak)
+    axes.legend(frameon=False)
+
+
+def _curve(rows):
+    """Times since the first row and running requests, as a line with corners that falls to 0 where the engine idled."""
+    times, running = [], []
+    for _, start, seconds, count, *_ in rows:
+        at = start - rows[0][1]
+        if times and at > times[-1] + 0.01:
+            times += [times[-1], at]
+            running += [0, 0]
+        times += [at, at + seconds]
+        running += [count, count]
+    return times, running
+
+
+def _acceptance(axes, summary, runs):
+    by_position, by_requests = axes
+    first = summary["first_step_counted"] - 1
+    highest = 1.0
+    starts = sorted({row["from"] for arm in arms_of(summary)[1:] for row in summary[arm]["positions"]})
+    for arm in arms_of(summary)[1:]:
+        rows = summary[arm]["positions"]
+        values = [row["tokens"] / row["steps"] for row in rows]
+        highest = max([highest, *values])
+        style = {"color": COLOURS[arm], "label": NAMES[arm]}
+        by_position.plot([starts.index(row["from"]) for row in rows], values, MARKERS[arm] + "-", **style)
+        sums = {}
+        for row in (row for part in runs[arm].engine[first:] for row in part):
+            requests, tokens = sums.get(row[3], (0, 0))
+            sums[row[3]] = requests + row[3], tokens + row[4]
+        values = [sums[n][1] / sums[n][0] for n in sorted(sums)]
+        highest = max([highest, *values])
+        by_requests.plot(sorted(sums), values, MARKERS[arm] + "-", markersize=4, **style)
+    by_position.set_xticks(range(len(starts)), [f"{at:,}" for at in starts], rotation=30)
+    by_position.set_title("Tokens a step and request, steps with a draft")
+    by_position.set_xlabel("tokens of the answer before the step, from")
+    by_requests.set_title("Tokens a step and request, all steps")
+    by_requests.set_xlabel("running requests")
+    by_requests.axvline(summary["threshold"] + 0.5, color="black", linewidth=0.9, linestyle="--", label="threshold")
+    if not all(runs[arm].engine for arm in arms_of(summary)[1:]):
+        _say(by_requests, "no engine log that matches the step log")
+    for part in axes:
+        part.axhline(1, color=COLOURS["off"], linewidth=1.5, label=NAMES["off"])
+        part.set_ylim(0.9, highest + 0.1 * (highest - 0.9))
+        part.set_ylabel("tokens")
+        part.legend(frameon=False)
+
+
+def _drafts(axes, summary, runs):
+    by_source, memory = axes
+    arms = arms_of(summary)[1:]
+    names = [name for name in SOURCES if any(name in summary[arm]["by_source"] for arm in arms)]
+    width = 0.8 / len(arms)
+    for i, arm in enumerate(arms):
+        for place, name in enumerate(names):
+            counts = summary[arm]["by_source"].get(name, {"proposed": 0, "accepted": 0})
+            x = place + (i - (len(arms) - 1) / 2) * width
+            style = {"width": 0.92 * width, "color": SOURCES[name], "edgecolor": "black", "linewidth": 0.6}
+            bar = by_source.bar(x, counts["proposed"], alpha=0.35, **style)
+            by_source.bar(x, counts["accepted"] or 0, **style)
+            share = f"{(counts['accepted'] or 0) / counts['proposed']:.0%}" if counts["proposed"] else ""
+            label = share if len(arms) == 1 else f"{arm}\n{share}"
+            by_source.bar_label(bar, [label], padding=2, fontsize=9)
+    by_source.set_xticks(range(len(names)), names)
+    by_source.set_ylabel("draft tokens")
+    by_source.margins(y=0.18)
+    by_source.set_title("Draft tokens by source: proposed (light), came true (dark)")
+    for arm in arms:
+        sizes = summary[arm]["index_bytes"]
+        numbers = range(1, len(sizes) + 1)
+        memory.plot(numbers, [n / 2**20 for n in sizes], MARKERS[arm] + "-", color=COLOURS[arm], label=NAMES[arm])
+    memory.set_title("Memory of texts and indexes")
+    memory.set_xlabel("training step")
+    memory.set_ylabel("MiB")
+    memory.set_ylim(bottom=0)
+    _whole_numbers(memory)
+    memory.legend(frameon=False)
+
+
+def _training(axes, summary, runs):
+    for part, name, title in zip(axes, ("rewards", "lengths"), ("Mean reward", "Mean answer, tokens"), strict=True):
+        for arm in reversed(arms_of(summary)):  # off last, thin and on top, so that equal curves both show
+            values = summary[arm][name]
+            numbers = range(1, len(values) + 1)
+            width, size = (1.2, 4) if arm == "off" else (4, 9)
+            part.plot(
+                numbers,
+                values,
+                MARKERS[arm] + "-",
+                color=COLOURS[arm],
+                label=NAMES[arm],
+                linewidth=width,
+                markersize=size,
+                alpha=1 if arm == "off" else 0.55,
+            )
+        part.set_title(title)
+        part.set_xlabel("training step")
+        part.margins(y=0.15)
+        _whole_numbers(part)
+        part.legend(frameon=False)
+
+
+def _say(axes, text):
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _whole_numbers(axes):
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

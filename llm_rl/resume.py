@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a broken run goes on: its newest whole checkpoint whose step is in the log, and logs that end at that step.
+
+A kill may fall anywhere: into the writing of verl's tracker file, of a checkpoint, or of a log's line, or between a
+checkpoint and its step's line. What lies behind the step to go on from is removed and done again, so that every log holds
+each step once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+from llm_rl.config import ConfigError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+TOKENS = "rollout/spec/tokens"
+
+
+def read_steps(path: Path) -> list[dict]:
+    """The whole lines of verl's step log."""
+    return [json.loads(line) for line in _whole_lines(path)]
+
+
+def complete(checkpoints: Path) -> list[int]:
+    """Steps with a whole checkpoint, in order: verl writes data.pt after the last of the actor's files."""
+    steps = []
+    for folder in checkpoints.glob("global_step_*"):
+        number = folder.name.removeprefix("global_step_")
+        actor = folder / "actor"
+        if number.isdecimal() and zipfile.is_zipfile(folder / "data.pt") and actor.is_dir() and any(actor.iterdir()):
+            steps.append(int(number))
+    return sorted(steps)
+
+
+def point(run_dir: Path, every: int) -> int:
+    """The step after which a run goes on, 0: from its start; ConfigError where log and checkpoints do not belong together.
+
+    every: training steps between checkpoints, 0: none are made.
+    """
+    logged = 0
+    for step in read_steps(run_dir / "steps.jsonl"):
+        if step["step"] != logged + 1:
+            break
+        logged += 1
+    steps = complete(run_dir / "checkpoints")
+    if steps and not every:
+        raise ConfigError(
+            f"{run_dir} has a checkpoint of step {steps[-1]}, which a run without checkpoints would remove: "
+            "set checkpoints.every to go on from it, or take another --run-dir"
+        )
+    if steps and steps[-1] > logged + every:
+        raise ConfigError(
+            f"{run_dir} has a checkpoint of step {steps[-1]}, and its steps.jsonl ends at step {logged}: put the log back, "
+            "or take another --run-dir"
+        )
+    return max((step for step in steps if step <= logged), default=0)
+
+
+def rewind(run_dir: Path, step: int, keep: int) -> None:
+    """Cut the logs behind `step`, remove checkpoints behind it, unfinished ones and all but the `keep` newest, and write
+    verl's tracker anew. A second call finds nothing to do."""
+    steps = read_steps(run_dir / "steps.jsonl")[:step]
+    _cut_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
+    for path in run_dir.glob("answers-*.jsonl"):
+        _write(path, [line for line in _whole_lines(path) if json.loads(line)[0] <= step])
+    _write(run_dir / "steps.jsonl", _whole_lines(run_dir / "steps.jsonl")[:step])
+    checkpoints = run_dir / "checkpoints"
+    stay = [n for n in complete(checkpoints) if n <= step][-keep:]
+    for folder in checkpoints.glob("global_step_*"):
+        if folder.name not in {f"global_step_{n}" for n in stay}:
+            aside = folder.with_name(re.sub("^global_step", "removed", folder.name))
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)  # so that a kill while it is removed leaves nothing that looks whole
+    for folder in checkpoints.glob("removed_*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    if step:
+        _write(checkpoints / TRACKER, [str(step)], end="")
+    else:
+        (checkpoints / TRACKER).unlink(missing_ok=True)
+
+
+def _cut_engine_logs(run_dir: Path, tokens: int) -> None:
+    """Keep the engine steps of all replicas, in order of time, up to `tokens` tokens: what the kept training steps took.
+
+    A row begins with its time and has its tokens in fourth place; no replica generates between two training steps.
+    """
+    files = {path: _whole_lines(path) for path in sorted(run_dir.glob("engine-*.jsonl"))}
+    rows = sorted((json.loads(line)[0], path, i) for path, lines in files.items() for i, line in enumerate(lines))
+    kept, count = dict.fromkeys(files, 0), 0
+    for _, path, i in rows:
+        if count >= tokens:
+            break
+        count += json.loads(files[path][i])[3]
+        kept[path] = i + 1
+    for path, lines in files.items():
+        _write(path, lines[: kept[path]])
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Lines up to the last newline: a kill leaves a half one behind it."""
+    return path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.is_file() else []
+
+
+def _write(path: Path, lines: list[str], end: str = "\n") -> None:
+    """Replace a log, or remove it where nothing is left of it."""
+    if not lines:
+        path.unlink(missing_ok=True)
+        return
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(end.join(lines) + end)
+    os.replace(temporary, path)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data preparation without Parquet: public schemas, bad rows, duplicates, and downloads that break off."""
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from llm_rl.data import fetch, files, prepare, schemas
+
+DAPO = {
+    "data_source": "math_dapo",
+    "prompt": [{"content": "Solve it.\n\nWhat is 1 + 1?\n\nAnswer on its own line.", "role": "user"}],
+    "ability": "MATH",
+    "reward_model": {"ground_truth": "2", "style": "rule-lighteval/MATH_v2"},
+    "extra_info": {"index": "9a9b6eb4-a1cb-49d1-8c1e-62eaf2f74079"},
+}
+GSM8K = {"question": "Ann has 1,000 pens and 5 more. How many?", "answer": "1000+5=<<1000+5=1005>>1005\n#### 1,005"}
+MATH500 = {
+    "problem": "What is $\\frac12$ of 3?",
+    "solution": "It is $\\boxed{\\frac{3}{2}}$.",
+    "answer": "\\frac{3}{2}",
+    "subject": "Prealgebra",
+    "level": 1,
+    "unique_id": "test/prealgebra/1.json",
+}
+AIME = {"id": 60, "problem": "Find $m + n$.", "solution": "...", "answer": "204", "url": "", "year": "2024"}
+
+
+def dapo(problem="What is 1 + 1?", answer="2"):
+    return DAPO | {
+        "prompt": [{"content": problem, "role": "user"}],
+        "reward_model": {"ground_truth": answer, "style": "rule"},
+    }
+
+
+def convert(name, rows, skip_bad=False):
+    read = [(f"line {number}", row) for number, row in enumerate(rows, 1)]
+    return prepare.convert(read, schemas.SETS[name], skip_bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "source", "truth", "asks"),
+    [
+        ("dapo-math-17k", DAPO, "math_dapo", "2", "Answer on its own line."),
+        ("gsm8k", GSM8K, "openai/gsm8k", "1005", 'after "####"'),
+        ("math500", MATH500, "HuggingFaceH4/MATH-500", "\\frac{3}{2}", "\\boxed{}"),
+        ("aime2024", AIME, "aime2024", "204", 'after "Answer:"'),
+        ("aime2024", {"ID": "2024-I-1", "Problem": "Find it.", "Answer": 33}, "aime2024", "33", "Find it."),
+        ("aime2024", dapo(answer="033"), "aime2024", "033", "1 + 1"),
+    ],
+)
+def test_public_schemas(name, row, source, truth, asks):
+    ((made,), counts) = convert(name, [row])
+    assert list(made) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    assert made["data_source"] == source and made["reward_model"]["ground_truth"] == truth
+    (message,) = made["prompt"]
+    assert message["role"] == "user" and asks in message["content"]
+    assert counts["rows"] == 1 and counts["bad_rows"] == counts["duplicates_removed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "why"),
+    [
+        ("dapo-math-17k", "is not JSON", "is not JSON"),
+        ("dapo-math-17k", GSM8K, "has no field 'data_source'"),
+        ("dapo-math-17k", DAPO | {"prompt": "What is 1 + 1?"}, "has no list of one chat message in 'prompt'"),
+        ("dapo-math-17k", DAPO | {"prompt": DAPO["prompt"] * 2}, "has no list of one chat message in 'prompt'"),
+        ("dapo-math-17k", DAPO | {"prompt": [{"content": "x", "role": "system"}]}, "role 'system' where 'user'"),
+        ("dapo-math-17k", DAPO | {"reward_model": None}, "has no 'reward_model'"),
+        ("dapo-math-17k", dapo(answer=" "), "has no text in 'ground_truth'"),
+        ("dapo-math-17k", dapo(problem=""), "has no text in 'content'"),
+        ("gsm8k", {"question": "How many?", "answer": "5"}, "without ####"),
+        ("gsm8k", {"question": 5, "answer": "#### 5"}, "has no text in 'question'"),
+        ("math500", {"problem": "x", "answer": "y"}, "has no field 'unique_id'"),
+        ("aime2024", AIME | {"answer": "1000"}, "an AIME answer is 0 to 999"),
+    ],
+)
+def test_bad_rows_are_named_by_line_and_skipped_only_on_request(name, row, why, capsys):
+    good = {"dapo-math-17k": DAPO, "gsm8k": GSM8K, "math500": MATH500, "aime2024": AIME}[name]
+    with pytest.raises(files.DataError, match="1 of 2 rows are bad: mend the source, or leave them out by --skip-bad"):
+        convert(name, [good, row])
+    said = capsys.readouterr().err
+    assert "bad row: line 2 " in said and why in said
+    rows, counts = convert(name, [good, row], skip_bad=True)
+    assert len(rows) == 1 and counts["bad_rows"] == 1 and why in counts["first_bad_rows"][0]
+
+
+def test_duplicates_are_removed_by_prompt_and_counted():
+    """As in the public file: each prompt about 100 times, under indexes of its own."""
+    problems = [f"What is {i} + 1?" for i in range(7)]
+    rows = [
+        dapo(problem) | {"extra_info": {"index": str((copy, problem))}} for copy in range(100) for problem in problems
+    ]
+    made, counts = convert("dapo-math-17k", [*rows, dapo(problems[0])])
+    assert [row["prompt"][0]["content"] for row in made] == problems
+    expected = {"rows_in": 701, "rows": 7, "duplicates_removed": 694, "most_copies_of_a_prompt": 101, "bad_rows": 0}
+    assert {name: counts[name] for name in expected} == expected
+
+
+def test_a_prompt_with_two_answers_is_bad(capsys):
+    rows = [dapo(answer="2"), dapo(answer="2"), dapo(answer="3")]
+    with pytest.raises(files.DataError, match="1 of 3 rows are bad"):
+        convert("dapo-math-17k", rows)
+    assert "line 3 has the prompt of line 1 with another answer: '3', not '2'" in capsys.readouterr().err
+    made, counts = convert("dapo-math-17k", rows, skip_bad=True)
+    assert made[0]["reward_model"]["ground_truth"] == "2" and counts["duplicates_removed"] == 1
+
+
+def test_only_the_first_bad_rows_are_printed(capsys):
+    with pytest.raises(files.DataError, match="30 of 30 rows"):
+        convert("gsm8k", [{}] * 30)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 21 and said[-1] == "... and 10 more bad rows"
+    with pytest.raises(files.DataError, match="no row is left"):
+        convert("gsm8k", [{}], skip_bad=True)
+
+
+def test_lines_that_are_no_rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n{"a": \n[1]\n"\xff"\n')
+    read = list(files.rows(path))
+    assert read[0] == ("line 1", {"a": 1})
+    assert [place for place, _ in read] == ["line 1", "line 3", "line 4", "line 5"]
+    assert all(isinstance(row, str) and row.startswith("is not ") for _, row in read[1:])
+    with pytest.raises(files.DataError, match="cannot be read: No such file"):
+        list(files.rows(tmp_path / "none"))
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `content`; an answer breaks off after `breaks.pop(0)` bytes where there are any."""
+
+    daemon_threads = True
+
+    def __init__(self, content):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content, self.tag, self.breaks, self.asked, self.ranges = content, '"one"', [], [], True
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/file.jsonl"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        server, start, asked = self.server, 0, self.headers["Range"]
+        server.asked.append(asked)
+        if self.path != "/file.jsonl":
+            self.send_error(404)
+            return
+        if asked and server.ranges and self.headers["If-Range"] == server.tag:
+            start = int(asked.removeprefix("bytes=").rstrip("-"))
+            if start >= len(server.content):
+                self.send_error(416)
+                return
+        self.send_response(206 if start else 200)
+        if server.tag:
+            self.send_header("ETag", server.tag)
+        self.send_header("Content-Length", str(len(server.content) - start))
+        self.end_headers()
+        length = server.breaks.pop(0) if server.breaks else None
+        self.wfile.write(server.content[start:][:length])
+
+
+@pytest.fixture
+def server():
+    with Server(bytes(range(256)) * 4000) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def get(server, path):
+    fetch.fetch(server.url, path, pause=0.01)
+
+
+def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path, capsys):
+    server.breaks = [300_000, *[0] * (fetch.TRIES - 1), 500_000, 0, 0]
+    get(server, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == server.content
+    assert server.asked == [None] + ["bytes=300000-"] * fetch.TRIES + ["bytes=800000-"] * 3
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert "after 300000 of 1024000 bytes" in capsys.readouterr().err
+
+
+def test_a_later_call_goes_on_with_what_is_there(server, tmp_path):
+    server.breaks = [1000] + [0] * 10
+    with pytest.raises(fetch.FetchError, match="the first 1000 bytes are kept in .*file.part, so call again to go on"):
+        get(server, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+    server.breaks, server.asked = [], []
+    get(server, tmp_path / "file")
+    assert server.asked == ["bytes=1000-"] and (tmp_path / "file").read_bytes() == server.content
+
+
+@pytest.mark.parametrize("tag", ['"two"', 'W/"one"', ""])
+def test_parts_of_different_versions_are_never_joined(server, tmp_path, tag):
+    """The file has changed in between, or the server gives it no name that would tell."""
+    server.tag = '"one"' if tag == '"two"' else tag
+    server.breaks = [1000] + [0] * 10
+    with pytest.raises(fetch.FetchError):
+        get(server, tmp_path / "file")
+    server.breaks, server.tag, server.content = [], tag, server.content[::-1]
+    get(server, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == server.content
+
+
+def test_a_server_that_cannot_resume_sends_all_again(server, tmp_path):
+    server.ranges, server.breaks = False, [1000]
+    get(server, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == server.content
+
+
+def test_a_part_that_is_too_long_is_dropped(server, tmp_path):
+    (tmp_path / "file.part").write_bytes(bytes(2_000_000))
+    (tmp_path / "file.part.json").write_text(json.dumps({"url": server.url, "version": server.tag}))
+    get(server, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == server.content
+
+
+def test_what_is_not_there_is_said_at_once(server, tmp_path):
+    with pytest.raises(fetch.FetchError, match="no-file cannot be downloaded: HTTP 404"):
+        fetch.fetch(server.url.replace("file.jsonl", "no-file"), tmp_path / "file")
+    assert len(server.asked) == 1

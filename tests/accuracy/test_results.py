@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of results and their comparison, acceptance by length, and the figures of the operator check: without an engine."""
+
+import json
+import random
+
+import pytest
+
+from llm_rl import check_operators
+from llm_rl.evaluation import acceptance, generate, questions
+from llm_rl.evaluation.compare import compare, table
+from llm_rl.evaluation.engine import Answer, EvaluationError
+
+SAM = {"rule": "oldest", "threshold": 64, "verify": "rejection"}
+
+
+def header(sam, **other):
+    made = {"questions": 40, "data": "q.parquet", "data_sha256": "0", "model": "m", "n": 4, "temperature": 0.6}
+    made |= {"top_p": 1.0, "top_k": 0, "max_tokens": 64, "seed": 0, "template": {}, "sam": sam}
+    return made | {"k": 3 if sam == "batch" else 0, "sam_options": SAM} | other
+
+
+def write(path, head, chance, seed):
+    """Answers of which a share of `chance` is right."""
+    rng = random.Random(seed)
+    lines = [head]
+    for i in range(head["questions"]):
+        texts = [f"Answer: {5 if rng.random() < chance else 6}" for _ in range(head["n"])]
+        answers = [{"text": t, "tokens": 3 + len(t), "hash": str(rng.random()), "finish": "stop"} for t in texts]
+        row = {"key": str(i), "data_source": "math_dapo", "truth": "5", "answers": answers}
+        lines.append(row | ({"drafted": 9, "accepted": 4} if head["k"] else {"drafted": 0, "accepted": 0}))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def off(tmp_path):
+    return write(tmp_path / "off.jsonl", header("off"), 0.6, 1)
+
+
+def test_equal_arms(off, tmp_path):
+    found = compare(off, write(tmp_path / "on.jsonl", header("batch"), 0.6, 2))
+    assert (found["questions"], found["drafted"], found["accepted"], found["equal_answers"]) == (40, 360, 160, 0)
+    assert found["difference"]["low"] < 0 < found["difference"]["high"] and not found["differs"]
+    assert found["difference"]["value"] == pytest.approx(found["on"]["value"] - found["off"]["value"])
+    assert found["verdict"].startswith("No difference was seen: ") and "points would have been seen" in found["verdict"]
+    assert f"| pass@1 | {found['off']['value']:.1%} | {found['on']['value']:.1%} |" in table(found)
+
+
+def test_arms_that_differ(off, tmp_path):
+    found = compare(off, write(tmp_path / "on.jsonl", header("batch"), 0.3, 2))
+    assert found["differs"] and found["p_value"] < 0.001 and found["difference"]["high"] < 0
+    assert found["verdict"].startswith("pass@1 differs: -")
+
+
+def test_equal_texts_need_no_statistics(off, tmp_path):
+    found = compare(off, write(tmp_path / "on.jsonl", header("batch"), 0.6, 1))
+    assert found["equal_answers"] == 160 and found["verdict"].startswith("All 160 answers are equal token for token")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"temperature": 1.0}, "the runs differ in temperature"),
+        ({"data_sha256": "1", "model": "n"}, "the runs differ in data_sha256, model"),
+        ({"sam": "off"}, "was made with --sam off; name the run that is off first"),
+        ({"k": 0}, "no draft was accepted in it"),
+        ({"n": 3}, "the runs differ in n"),
+        ({"engine": {"dtype": "float16"}}, "the runs differ in engine"),
+    ],
+)
+def test_runs_that_cannot_be_compared(off, tmp_path, change, why):
+    with pytest.raises(EvaluationError, match=why):
+        compare(off, write(tmp_path / "on.jsonl", header("batch") | change, 0.6, 2))
+
+
+def test_an_unfinished_run_is_not_compared(off, tmp_path):
+    on = write(tmp_path / "on.jsonl", header("batch"), 0.6, 2)
+    lines = on.read_bytes().split(b"\n")
+    on.write_bytes(b"\n".join([*lines[:11], lines[11][:20]]))
+    with pytest.raises(EvaluationError, match="on.jsonl has 10 of 40 questions: call `run` again"):
+        compare(off, on)
+    with pytest.raises(EvaluationError, match="has 30 of 40"):
+        rest = b"\n".join([lines[0], *lines[11:]])
+        on.write_bytes(rest)
+        compare(off, on)
+
+
+@pytest.mark.parametrize("content", ["", "{}\n", "[]\n", "text\n", '{"questions": 1, "n": "x"}\n'])
+def test_a_file_that_holds_no_results(tmp_path, content):
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(EvaluationError, match="file is no file of results"):
+        generate.read(tmp_path / "file")
+
+
+def open_results(path, head):
+    """What _results yields, and two rows written."""
+    with generate._results(path, head) as (file, done):
+        row = {"key": str(len(done)), "answers": [1] * head["n"]}
+        file.write(json.dumps(row).encode() + b"\n")
+        file.write(b'{"key": "torn')
+        return done
+
+
+def test_results_go_on_behind_the_last_whole_row(tmp_path):
+    path, head = tmp_path / "made" / "on.jsonl", header("batch")
+    for whole in range(3):
+        assert list(open_results(path, head)) == [str(i) for i in range(whole)]
+    assert generate.read(path)[0] == head
+    before = path.read_bytes()
+    with pytest.raises(EvaluationError, match="begun with other settings .seed 0 there, 1 now.: name a new file"):
+        open_results(path, head | {"seed": 1})
+    with generate._results(path, head):
+        with pytest.raises(EvaluationError, match="is being written by another call"):
+            open_results(path, head)
+    assert path.read_bytes() == before.rpartition(b"\n")[0] + b"\n"
+
+
+@pytest.mark.parametrize("content", ["a thesis", '{"model": 1}', "a\nb\n"])
+def test_a_file_of_another_kind_is_left_alone(tmp_path, content):
+    (tmp_path / "thesis.txt").write_text(content)
+    with pytest.raises(EvaluationError, match="thesis.txt is "):
+        open_results(tmp_path / "thesis.txt", header("off"))
+    assert (tmp_path / "thesis.txt").read_text() == content
+
+
+def test_questions(tmp_path):
+    def row(text, **other):
+        prompt = [{"content": text, "role": "user"}]
+        return {"data_source": "math_dapo", "prompt": prompt, "reward_model": {"ground_truth": "5"}} | other
+
+    def read(*rows, limit=None):
+        (tmp_path / "q.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        return questions.read(tmp_path / "q.jsonl", limit)
+
+    first, second = read(row("a"), row("b"))
+    assert first.key != second.key and first.messages == [{"content": "a", "role": "user"}] and first.truth == "5"
+    assert read(row("a"), row("b"), limit=1) == [first]
+    for rows, why in (
+        ([row("a"), row("a")], "line 2, repeats a question"),
+        ([row("a"), {"question": "b"}], "line 2: not in verl's schema"),
+        ([row("a", data_source="codeforces")], "line 1: no scorer for data_source 'codeforces'"),
+        ([], "has no questions"),
+    ):
+        with pytest.raises(EvaluationError, match=why):
+            read(*rows)
+
+
+def test_tokens_a_step_by_length():
+    """The first step of an answer belongs to its prompt; a step counts where it begins."""
+    found = acceptance.by_length([[1, 4, 4, 1], [60, 4, 2, 3], [1]])
+    assert (found["steps"], found["tokens_per_step"]) == (6, 3.0)
+    first, second = found["bins"]
+    assert (first["from"], first["to"], first["answers"], first["steps"], first["tokens"]) == (0, 64, 2, 4, 13)
+    assert (second["from"], second["to"], second["answers"], second["steps"], second["tokens"]) == (64, 128, 1, 2, 5)
+    assert second["standard_error"] is None and first["tokens_per_step"] == 3.25
+    spread = (9 - 3.25 * 3) ** 2 + (4 - 3.25) ** 2
+    assert first["standard_error"] == pytest.approx((2 * spread) ** 0.5 / 4)
+    assert acceptance.by_length([[127, 1, 1, 1]])["bins"][0] | {"standard_error": 0} == {
+        "from": 64, "to": 128, "answers": 1, "steps": 1, "tokens": 1, "tokens_per_step": 1.0, "standard_error": 0
+    }  # fmt: skip
+    assert "| 3 | 3.00 | 3.25 | 2.50 | 40.0% |" in acceptance.table([{"k": 3, "accepted": 4, "drafted": 10, **found}])
+
+
+def test_differences_of_operators_are_seen_up_to_the_token_that_differs():
+    decoded = [Answer([1, 2, 3], [-1.0, -2.0, -3.0]), Answer([4, 5, 6], [-1.0, -1.0, -1.0])]
+    verified = [Answer([1, 2, 3], [-1.0, -2.5, -3.0], steps=[1, 2]), Answer([4, 9, 6], [-1.25, -7.0, -8.0], steps=[3])]
+    found = check_operators.compare(decoded, verified)
+    assert found == {"differences": [0.0, -0.5, 0.0, -0.25], "places": [0, 0, 1, 0], "diverged": 1}
+    figures = check_operators.summary(found, 0.5)
+    assert (figures["tokens"], figures["largest"], figures["mean"], figures["equal_share"]) == (4, 0.5, 0.1875, 0.5)
+    assert [(row["place"], row["tokens"], row["largest"]) for row in figures["by_place"]] == [(0, 3, 0.5), (1, 1, 0.0)]
+    assert not figures["within"], "few large differences are rounding, large ones on average are not"
+    assert check_operators.summary(found, 2)["within"] and not check_operators.summary(found, 0.4)["within"]

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scorer of evaluations: what it reads as the result of an answer, and which results are the same."""
+
+import pytest
+
+from llm_rl.evaluation import scores
+
+GSM8K, MATH, DAPO = "openai/gsm8k", "HuggingFaceH4/MATH-500", "math_dapo"
+
+
+@pytest.mark.parametrize(
+    ("source", "answer", "truth", "right"),
+    [
+        (GSM8K, "She has 12 left.\n#### 12", "12", True),
+        (GSM8K, "#### 12\nNo, again.\n#### 13", "13", True),
+        (GSM8K, "#### 12\nNo, again.\n#### 13", "12", False),
+        (GSM8K, "#### $1,234.50", "1234.5", True),
+        (GSM8K, "#### -$5 in all, of 20", "-5", True),
+        (GSM8K, "#### none", "0", False),
+        (GSM8K, "#### 1.5", "15", False),
+        (GSM8K, "#### -5", "5", False),
+        (GSM8K, "The answer is 12.", "12", False),
+        (GSM8K, "so \\boxed{12}", "12", True),
+        (GSM8K, "####12.", "12", True),
+        (MATH, "so $\\boxed{\\frac{1}{2}}$.", "\\dfrac12", True),
+        (MATH, "\\boxed{1} or rather \\boxed{\\frac{3}{\\sqrt{2}}}", "\\frac{3}{\\sqrt2}", True),
+        (MATH, "\\boxed{\\left( 3, \\frac{\\pi}{2} \\right)}", "\\left( 3, \\frac{\\pi}{2} \\right)", True),
+        (MATH, "\\boxed{12", "12", False),
+        (MATH, "Answer: 12", "12", False),
+        (MATH, "\\boxed{}", "", False),
+        (DAPO, "The sum is 30.\nAnswer: 30", "30", True),
+        (DAPO, "Answer: 30\n" + "Let me check. " * 50, "30", True),
+        (DAPO, "**Answer:** 30", "30", True),
+        (DAPO, "Answer: \\(30\\)", "30", True),
+        (DAPO, "Answer: $\\boxed{-30}$", "-30", True),
+        (DAPO, "answer : 31\nAnswer: 30", "30", True),
+        (DAPO, "Answer: 30\nAnswer: 31", "30", False),
+        (DAPO, "Answer: 300", "30", False),
+        (DAPO, "Answer: 30 or 31", "30", False),
+        (DAPO, "it is \\boxed{30}", "30", True),
+        (DAPO, "Answer:", "30", False),
+        (DAPO, "", "30", False),
+        ("aime2024", "Answer: 033", "33", True),
+        ("aime2024", "<think>Answer: 33</think>\nAnswer: 34", "34", True),
+        ("aime2024", "<think>Answer: 34</think>\nI am not sure.", "34", False),
+    ],
+)
+def test_answers(source, answer, truth, right):
+    assert scores.score(source, answer, truth) is right
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1,000", "1000"),
+        ("12,345,678.50", "12345678.5"),
+        ("1{,}000", "1000"),
+        ("1\\,000", "1000"),
+        ("1,\\!000", "1000"),
+        ("\\$1000", "1000"),
+        ("-3", "\u22123"),
+        ("0.5", "\\frac{1}{2}"),
+        (".5", "1/2"),
+        ("\\tfrac{-4}{6}", "-\\frac{2}{3}"),
+        ("3\\frac{1}{2}", "7/2"),
+        ("-3\\frac{1}{2}", "-3.5"),
+        ("\\frac43", "\\frac{4}{3}"),
+        ("50\\%", "50"),
+        ("90^\\circ", "90^{\\circ}"),
+        ("x = 5", "5"),
+        ("5 \\text{ cm}", "5"),
+        ("\\text{Evelyn}", "Evelyn"),
+        ("\\text{(B)}", "(B)"),
+        ("\\left[0, \\frac12\\right)", "[0,0.5)"),
+        ("(1,2)", "( 1 , 2.0 )"),
+        ("1, 2, 3", "1,2,3"),
+        ("\\{1,000, 2\\}", "\\{1,000,2\\}"),
+        ("2\\sqrt 3", "2\\sqrt{3}"),
+        ("x^{2}+1", "x^2 + 1"),
+        ("52_{8}", "52_8"),
+        ("042", "42"),
+        ("17.", "17"),
+        ("10000", "10,000"),
+    ],
+)
+def test_equal_results(one, other):
+    assert scores.equal(one, other) and scores.equal(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("", ""),
+        ("3", "-3"),
+        ("0.333", "\\frac{1}{3}"),
+        ("1000000", "1000001"),
+        ("9007199254740993", "9007199254740992"),
+        ("(1,2)", "(2,1)"),
+        ("(1,2)", "[1,2]"),
+        ("(1,2)", "(1,2,3)"),
+        ("1,000", "1"),
+        ("(1,000)", "1000"),
+        ("\\frac{1}{0}", "1"),
+        ("1/2", "1/3"),
+        ("x+1", "x-1"),
+        ("5a", "5"),
+        ("12", "1"),
+    ],
+)
+def test_different_results(one, other):
+    assert not scores.equal(one, other) and not scores.equal(other, one)
+
+
+def test_a_source_without_a_scorer_is_refused():
+    with pytest.raises(ValueError, match="no scorer for data_source 'codeforces'; known: openai/gsm8k"):
+        scores.score("codeforces", "Answer: 1", "1")

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intervals and the paired test: known answers, properties, and how often they hold on simulated data."""
+
+import itertools
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm_rl.evaluation import statistics
+
+ROUNDS = 1000
+
+
+def simulated(rng, questions, answers, gain=0.0):
+    """Right answers of two arms: easy, hard and even questions; `gain` is added to the second arm's chances."""
+    chances = rng.choice([0.02, 0.3, 0.5, 0.8, 0.97], questions)
+    return (rng.binomial(answers, np.clip(chances + step, 0, 1)).tolist() for step in (0.0, gain))
+
+
+def covered(share, expected, slack=0.0):
+    """Whether a share of ROUNDS is `expected` as far as four standard errors tell, or more by up to `slack`."""
+    error = 4 * math.sqrt(expected * (1 - expected) / ROUNDS)
+    return expected - error <= share <= expected + error + slack
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (9, 2.2622), (29, 2.0452), (499, 1.9647)]
+)
+def test_quantiles_of_student(freedom, quantile):
+    """From printed tables."""
+    assert statistics.t_quantile(freedom) == pytest.approx(quantile, abs=6e-5)
+
+
+def test_quantiles_go_over_into_the_normal():
+    assert statistics.t_quantile(5000) == pytest.approx(NormalDist().inv_cdf(0.975))
+    assert statistics.t_quantile(2000) == pytest.approx(statistics.t_quantile(2001), abs=2e-3)
+
+
+def test_wilson_known_answer():
+    """One answer a question: 81 of 263 right, the example of Newcombe (1998), 0.2553 to 0.3662 with 1.96; a little
+    wider by Student's quantile."""
+    found = statistics.pass_at_1([1] * 81 + [0] * 182, 1)
+    assert found.value == pytest.approx(81 / 263)
+    assert (found.low, found.high) == (pytest.approx(0.2553, abs=6e-4), pytest.approx(0.3662, abs=6e-4))
+    assert found.low < 0.2553 and found.high > 0.3662
+
+
+def test_interval_of_all_right_is_not_a_point():
+    found = statistics.pass_at_1([4] * 30, 4)
+    assert (found.value, found.high, found.standard_error) == (1.0, 1.0, 0.0)
+    assert 0.85 < found.low < 0.92
+    assert statistics.pass_at_1([1], 1).low < 0.2
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n), min_size=1, max_size=40))))
+def test_interval_holds_its_value_and_mirrors(drawn):
+    answers, right = drawn
+    found = statistics.pass_at_1(right, answers)
+    wrong = statistics.pass_at_1([answers - count for count in right], answers)
+    assert 0 <= found.low <= found.value + 1e-12 and found.value <= found.high + 1e-12 <= 1 + 1e-11
+    assert found.low == pytest.approx(1 - wrong.high, abs=1e-9) and found.high == pytest.approx(1 - wrong.low, abs=1e-9)
+
+
+@pytest.mark.parametrize(("questions", "answers"), [(30, 8), (100, 1), (200, 4)])
+def test_intervals_cover_the_truth(questions, answers):
+    """The mean chance over the population is 0.518; arms of equal chances differ by 0."""
+    rng = np.random.default_rng(1)
+    value = gap = 0
+    for _ in range(ROUNDS):
+        off, on = simulated(rng, questions, answers)
+        estimate, difference = statistics.pass_at_1(off, answers), statistics.difference(off, on, answers)
+        value += estimate.low <= 0.518 <= estimate.high
+        gap += difference.low <= 0 <= difference.high
+    assert covered(value / ROUNDS, 0.95, 0.02)
+    assert covered(gap / ROUNDS, 0.95, 0.02)
+
+
+def test_interval_covers_a_real_difference():
+    rng = np.random.default_rng(2)
+    hits = 0
+    for _ in range(ROUNDS):
+        off, on = simulated(rng, 100, 4, gain=-0.02)  # -0.02 is not clipped
+        found = statistics.difference(off, on, 4)
+        hits += found.low <= -0.02 <= found.high
+    assert covered(hits / ROUNDS, 0.95, 0.02)
+
+
+@pytest.mark.parametrize(("questions", "answers"), [(30, 8), (200, 1)])
+def test_paired_test_is_wrong_as_often_as_it_says(questions, answers):
+    rng = np.random.default_rng(3)
+    values = [statistics.paired_test(*simulated(rng, questions, answers)) for _ in range(ROUNDS)]
+    for level in (0.05, 0.2):
+        share = sum(p <= level for p in values) / ROUNDS
+        assert share <= level + 4 * math.sqrt(level * (1 - level) / ROUNDS)
+        assert share > 0.5 * level, "a test that never says so says nothing"
+
+
+def test_paired_test_sees_a_difference():
+    rng = np.random.default_rng(4)
+    values = [statistics.paired_test(*simulated(rng, 200, 8, gain=-0.06)) for _ in range(200)]
+    assert sum(p < 0.05 for p in values) > 180
+
+
+def test_with_one_answer_it_is_mcnemars():
+    """12 questions only without, 3 only with: twice the chance of at most 3 heads in 15 throws."""
+    off = [1] * 12 + [0] * 3 + [1] * 40
+    on = [0] * 12 + [1] * 3 + [1] * 40
+    chance = 2 * sum(math.comb(15, heads) for heads in range(4)) / 2**15
+    assert statistics.paired_test(off, on) == pytest.approx(chance)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=9))
+def test_paired_test_is_the_share_of_sign_patterns(pairs):
+    off, on = zip(*pairs)
+    gaps = [b - a for a, b in pairs]
+    sums = [abs(sum(s * g for s, g in zip(signs, gaps))) for signs in itertools.product((-1, 1), repeat=len(gaps))]
+    exact = sum(value >= abs(sum(gaps)) for value in sums) / len(sums)
+    assert statistics.paired_test(off, on) == pytest.approx(exact)
+    assert statistics.paired_test(on, off) == pytest.approx(exact)
+
+
+def test_no_difference_at_all_still_has_an_interval():
+    found = statistics.difference([1, 0, 1] * 20, [1, 0, 1] * 20, 1)
+    assert found.value == 0 and found.high == pytest.approx(1 - 0.05 ** (1 / 60)) and found.low == -found.high
+    assert statistics.paired_test([1, 0, 1], [1, 0, 1]) == 1

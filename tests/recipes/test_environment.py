@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment of a run on Ascend, and the Ray that it joins or starts."""
+
+from pathlib import Path
+
+import pytest
+
+from llm_rl import config as recipe
+from llm_rl import environment
+
+QWEN3 = Path(environment.__file__).parent / "qwen3"
+
+
+def npu(**changes):
+    """Values of the article's 32B recipe, without the files."""
+    own = recipe.values(recipe.load(QWEN3 / "dapo_qwen3_32b_32die.yaml", []))
+    return own | changes
+
+
+def test_environment_on_ascend(monkeypatch, tmp_path):
+    for name in ("HCCL_OP_EXPANSION_MODE", "PYTORCH_NPU_ALLOC_CONF", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    jemalloc = tmp_path / "libjemalloc.so.2"
+    monkeypatch.setattr(environment, "JEMALLOC", (str(tmp_path / "no"), str(jemalloc)))
+    own = npu(**{"cluster.interface": "eth9"})
+    env = environment.variables(own, {"MINE": 3, "HCCL_CONNECT_TIMEOUT": 600}, tmp_path, 8)
+    assert env["HCCL_CONNECT_TIMEOUT"] == "600" and env["HCCL_EXEC_TIMEOUT"] == "1836" and env["MINE"] == "3"
+    assert env["HCCL_HOST_SOCKET_PORT_RANGE"] == env["HCCL_NPU_SOCKET_PORT_RANGE"] == "64021-64052"
+    assert {env[f"{library}_SOCKET_IFNAME"] for library in ("HCCL", "GLOO", "TP")} == {"eth9"}
+    assert env["VLLM_ASCEND_ENABLE_NZ"] == "0" and "LD_PRELOAD" not in env and "HCCL_IF_BASE_PORT" not in env
+    jemalloc.touch()
+    old = environment.variables(own | {"pin_set": "vllm-0.11"}, {}, tmp_path, 8)
+    assert old["LD_PRELOAD"] == str(jemalloc) and int(old["HCCL_EXEC_TIMEOUT"]) > 7102  # the article's longest round
+    assert "HCCL_EXEC_TIMEOUT" not in environment.variables(own | {"cluster.device": "cuda"}, {}, tmp_path, 8)
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True"),
+        ({"VLLM_ASCEND_ENABLE_NZ": "1"}, "VLLM_ASCEND_ENABLE_NZ must be 0"),
+        (
+            {"HCCL_EXEC_TIMEOUT": "0"},
+            "HCCL_EXEC_TIMEOUT must be a whole number of seconds from 1 to 2147483647, got '0'",
+        ),
+        ({"HCCL_CONNECT_TIMEOUT": "9000"}, "HCCL_CONNECT_TIMEOUT must be a whole number of seconds from 120 to 7200"),
+        ({"HCCL_OP_EXPANSION_MODE": "AIV"}, "HCCL_OP_EXPANSION_MODE=AIV allows at most HCCL_EXEC_TIMEOUT=1091"),
+    ],
+)
+def test_environment_that_cannot_work_on_ascend_is_refused(env, sentence, tmp_path):
+    with pytest.raises(recipe.ConfigError, match=sentence):
+        environment.variables(npu(), env, tmp_path, 8)
+
+
+def test_ray_is_joined_only_where_it_has_enough_devices(monkeypatch):
+    own, hosts = npu(), []
+    monkeypatch.setattr(
+        environment, "_probe", lambda address, resource: (hosts[0] and hosts[0] | {"address": address}, "refused")
+    )
+    monkeypatch.setattr(environment.time, "sleep", lambda seconds: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def address(cluster, own=own):
+        hosts[:] = [cluster]
+        return environment.ray_address(own, wait=0)
+
+    assert address({"nodes": [16, 16, 0], "free": 32}) == "auto"
+    assert address(None, own | {"cluster.device": "cpu"}) == address(None, own | {"cluster.nodes": 1}) == "local"
+    with pytest.raises(
+        recipe.ConfigError, match=r"no Ray runs on this host \(refused\), and the recipe needs 2 x 16 NPU"
+    ):
+        address(None)
+    with pytest.raises(recipe.ConfigError, match="has 1 host.s. with 16 NPU and 24 of them free"):
+        address({"nodes": [16, 8], "free": 24})
+    with pytest.raises(recipe.ConfigError, match="has 1 host.s. with 16 NPU and 32 of them free"):
+        address({"nodes": [16, 8, 8], "free": 32})
+    with pytest.raises(recipe.ConfigError, match="and 16 of them free, and the recipe needs 2 x 16"):
+        address({"nodes": [16, 16], "free": 16})
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert address(
+        {"nodes": [1], "free": 1}, own | {"cluster.device": "cpu", "cluster.nodes": 1, "cluster.dies_per_node": 1}
+    )
+    with pytest.raises(recipe.ConfigError, match="no Ray cluster answers at RAY_ADDRESS=10.0.0.1:6379"):
+        address(None)

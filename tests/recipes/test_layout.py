@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layout's arithmetic, against figures worked out by hand from the public shapes, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llm_rl import config as recipe
+from llm_rl import layout
+from llm_rl.layout import GIB, SHAPES
+
+QWEN3 = Path(layout.__file__).parent / "qwen3"
+B32, B235 = "dapo_qwen3_32b_32die", "dapo_qwen3_235b_a22b_128die"
+MEGATRON_32B = {
+    "train.backend": "megatron",
+    "train.tensor_parallel": 8,
+    "train.pipeline_parallel": 2,
+    "train.context_parallel": 2,
+    "train.sequence_parallel": 1,
+    "train.max_tokens_per_die": 18432,
+}
+
+
+def own(name=B32, **changes):
+    return recipe.values(recipe.load(QWEN3 / f"{name}.yaml", [])) | changes
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "weights", "kv_token"),
+    [
+        ("Qwen3-0.6B", 0.596, 1.11, 112),
+        ("Qwen3-8B", 8.191, 15.3, 144),
+        ("Qwen3-32B", 32.762, 61.0, 256),
+        ("Qwen3-235B-A22B", 235.09, 437.9, 188),
+    ],
+)
+def test_shapes(model, parameters, weights, kv_token):
+    """Parameters in 10^9, bf16 weights in GiB, keys and values in KiB a token."""
+    shape = SHAPES[model]
+    assert shape.parameters / 1e9 == pytest.approx(parameters, abs=6e-3)
+    assert 2 * shape.parameters / GIB == pytest.approx(weights, abs=0.05)
+    assert shape.kv_bytes(1) == kv_token * 1024
+
+
+def test_experts_of_235b_and_what_tensor_parallelism_leaves_of_keys_and_values():
+    assert SHAPES["Qwen3-235B-A22B"].expert_parameters / 1e9 == pytest.approx(227.10, abs=5e-3)
+    assert SHAPES["Qwen3-32B"].kv_bytes(8) == 32 * 1024
+    assert SHAPES["Qwen3-235B-A22B"].kv_bytes(4) == SHAPES["Qwen3-235B-A22B"].kv_bytes(8) == 47 * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "weights", "sequence", "worst", "kv", "full", "mean"),
+    [
+        (B32, {}, 7.6, 1.125, 144, (36, 40), (32, 35), (9.1, 10.1)),
+        ("dapo_qwen3_32b_128die_customer", {}, 7.6, 1.125, 288, (36, 40), (32, 35), (4.6, 5.1)),
+        (B235, {}, 7.0, 1.65, 106, (39, 43), (24, 26), (13.7, 15.1)),
+        (
+            B235,
+            {"cluster.nodes": 1, "rollout.data_parallel_size": 4, "rollout.expert_parallel_size": 16},
+            *(30.2, 1.65, 106, (16, 20), (10, 12), (5.7, 7.1)),
+        ),
+    ],
+)
+def test_rollout_memory(name, changes, weights, sequence, worst, kv, full, mean):
+    """GiB a die, full sequences and thousands of mean tokens, with 8 and with 4 GiB for what is not modelled."""
+    values = own(name, **changes)
+    model = SHAPES[Path(values["model.path"]).name]
+    low, high = layout.rollout(values, model, 8.0), layout.rollout(values, model, 4.0)
+    assert low.weights == pytest.approx(weights, abs=0.05)
+    assert low.sequence == pytest.approx(sequence, abs=0.01)
+    assert low.worst == pytest.approx(worst, abs=0.5)
+    assert (low.kv, high.kv) == (pytest.approx(kv[0], abs=0.6), pytest.approx(kv[1], abs=0.6))
+    assert (low.full_sequences, high.full_sequences) == (
+        pytest.approx(full[0], abs=0.6),
+        pytest.approx(full[1], abs=0.6),
+    )
+    assert (low.mean_tokens, high.mean_tokens) == (
+        pytest.approx(mean[0] * 1e3, abs=60),
+        pytest.approx(mean[1] * 1e3, abs=60),
+    )
+
+
+def test_experts_on_every_engine_do_not_fit():
+    values = own(B235, **{"rollout.data_parallel_size": 1, "rollout.expert_parallel_size": 1})
+    assert layout.rollout(values, SHAPES["Qwen3-235B-A22B"]).weights == pytest.approx(109.5, abs=0.05)
+    with pytest.raises(recipe.ConfigError, match="the rollout does not fit: weights 109.5.*: spread the experts"):
+        layout.report(values, SHAPES["Qwen3-235B-A22B"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "requests", "waves"),
+    [
+        (B32, {"data.gen_batch_size": 32}, 128, 1),  # the public original
+        (B32, {}, 384, 3),
+        (B235, {}, 64, 1),
+        ("dapo_qwen3_32b_128die_customer", {}, 1536, 6),
+    ],
+)
+def test_waves_of_requests(name, changes, requests, waves):
+    values = own(name, **changes)
+    roll = layout.rollout(values, SHAPES[Path(values["model.path"]).name])
+    assert (roll.requests, roll.waves) == (requests, waves)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "changes", "parts", "total"),
+    [
+        (B32, "Qwen3-32B", {}, None, 15.3),
+        (B32, "Qwen3-32B", {"cluster.nodes": 8}, None, 3.8),
+        (B235, "Qwen3-235B-A22B", {"train.backend": "fsdp"}, None, 27.4),
+        (B32, "Qwen3-32B", MEGATRON_32B, (3.8, 7.6, 11.4), 22.9),
+        (B32, "Qwen3-32B", MEGATRON_32B | {"cluster.nodes": 8}, (3.8, 7.6, 2.9), 14.3),
+        (B235, "Qwen3-235B-A22B", {}, (4.2, 8.5, 20.5), 33.2),
+    ],
+)
+def test_training_memory(name, model, changes, parts, total):
+    """GiB a die of weights, gradients, optimizer."""
+    train = layout.training(own(name, **changes), SHAPES[model])
+    if parts:
+        assert (train.weights, train.gradients, train.optimizer) == tuple(pytest.approx(p, abs=0.06) for p in parts)
+    assert train.weights + train.gradients + train.optimizer == pytest.approx(total, abs=0.06)
+
+
+def test_logits_and_the_optimizer_in_host_memory():
+    assert layout.training(own(), SHAPES["Qwen3-32B"]).logits == pytest.approx(2.6, abs=0.05)
+    assert layout.training(own(**MEGATRON_32B), SHAPES["Qwen3-32B"]).logits == pytest.approx(1.3, abs=0.05)
+    large = layout.training(own(B235), SHAPES["Qwen3-235B-A22B"])
+    assert large.logits == pytest.approx(1.3, abs=0.05)
+    assert round(large.host) == 328 and round(layout.training(own(), SHAPES["Qwen3-32B"]).host) == 183
+
+
+def test_every_recipe_says_what_to_expect():
+    warned = {}
+    for name in (B32, B235, "dapo_qwen3_32b_128die_customer", "dapo_qwen3_tiny_cpu"):
+        values = own(name)
+        lines, warned[name] = layout.report(values, SHAPES.get(Path(values["model.path"]).name))
+        assert lines[0].startswith("dies ")
+    assert [len(warnings) for warnings in warned.values()] == [1, 0, 1, 0]
+    assert (
+        "will preempt requests: 256 at once leave 4553 tokens for each, and 10252 are expected"
+        in (warned["dapo_qwen3_32b_128die_customer"][0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        (B32, {"cluster.nodes": 3, "rollout.data_parallel_size": 4}, "data_parallel_size is 32, which does not divide the dies 48"),
+        (B32, {"rollout.tensor_model_parallel_size": 32}, "is 32, which does not divide the dies of a host 16"),
+        (B32, {"rollout.expert_parallel_size": 4}, "must be 1 or tensor x data parallel size = 8, got 4"),
+        (B32, {"rollout.expert_parallel_size": 8}, "rollout.expert_parallel_size is 8, which does not divide the experts 1"),
+        (B32, {"train.sequence_parallel": 5}, "train.sequence_parallel is 5, which does not divide the dies 32"),
+        (B32, {"train.tensor_parallel": 8}, "train.tensor_parallel is Megatron's: leave it at 1 with train.backend fsdp2"),
+        (B32, {"train.ppo_mini_batch_size": 33}, "train.ppo_mini_batch_size is 33, which does not divide the train batch 32"),
+        (B32, {"rollout.n": 3, "train.sequence_parallel": 1, "train.ppo_mini_batch_size": 1}, "does not divide the answers"),
+        (B235, {"train.context_parallel": 3}, "train.tensor x pipeline x context_parallel is 48, which does not divide"),
+        (B235, {"train.expert_parallel": 48}, "train.expert x expert_tensor x pipeline_parallel is 192, which does not divide"),
+        (B235, {"train.last_stage_layers": None}, "94 layers cannot be dealt to 4 pipeline stages"),
+        (B32, {"cluster.die_memory": 20}, "the rollout does not fit: weights 7.6, one full sequence 1.1 and 8 GiB"),
+        (B32, {"cluster.nodes": 1, "train.sequence_parallel": 8, "cluster.die_memory": 32, "rollout.gpu_memory_utilization": 0.9},
+         "the training does not fit: 33.1 GiB a die and 8 GiB for activations of 32 GiB"),
+        (B32, {"train.optimizer_offload": False, "rollout.gpu_memory_utilization": 0.9},
+         "do not fit together: 7.6 GiB of training state stay on a die beside the engine's 57.6 of 64 GiB"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused(name, changes, sentence):
+    values = own(name, **changes)
+    with pytest.raises(recipe.ConfigError) as error:
+        layout.report(values, SHAPES[Path(values["model.path"]).name])
+    assert sentence in str(error.value)
+
+
+def test_shape_comes_from_the_models_own_file(tmp_path):
+    model = tmp_path / "Qwen3-32B"
+    assert layout.shape(model) == SHAPES["Qwen3-32B"]
+    assert layout.shape(tmp_path / "mine") is None
+    model.mkdir()
+    read = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    read |= {"intermediate_size": 128, "moe_intermediate_size": 32, "vocab_size": 100, "tie_word_embeddings": True}
+    (model / "config.json").write_text(json.dumps(read))
+    assert layout.shape(model) == layout.Shape(2, 64, 4, 2, 16, 128, 100, tied=True)
+    (model / "config.json").write_text(json.dumps(read | {"num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8}))
+    assert layout.shape(model) == layout.Shape(2, 64, 4, 2, 8, 32, 100, True, 8, 2)
+    (model / "config.json").write_text("{}")
+    with pytest.raises(recipe.ConfigError, match="config.json cannot be read as a model's configuration"):
+        layout.shape(model)

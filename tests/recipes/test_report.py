@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report's files with their pictures, on small run folders; what they say is tested in tests/reports."""
+
+import base64
+import json
+import re
+
+import pytest
+from run_folders import edit_step, write_run
+
+from llm_rl.reports.__main__ import main
+
+PICTURES = ("acceptance", "drafts", "rollout", "times", "training")
+
+
+def report(folder, *arms):
+    for arm in arms:
+        write_run(folder / arm, {"on": "batch"}.get(arm, arm))
+    return [*(f"--{arm}={folder / arm}" for arm in arms), "--out", str(folder / "report")]
+
+
+def test_writes_the_report_and_nothing_else(tmp_path, capsys):
+    args = report(tmp_path, "off", "on", "auto")
+    (tmp_path / "report" / "pictures").mkdir(parents=True)
+    (tmp_path / "report" / "pictures" / "old.png").touch()
+    (tmp_path / "report" / "report.md").write_text("old")
+    (tmp_path / "report" / "kept.txt").touch()
+    assert main(["report", *args]) == 0
+    files = {str(path.relative_to(tmp_path / "report")) for path in (tmp_path / "report").rglob("*") if path.is_file()}
+    pages = {f"report{suffix}" for suffix in (".html", ".md", ".zh.html", ".zh.md")}
+    assert files == {*pages, "summary.json", "kept.txt", *(f"pictures/{name}.png" for name in PICTURES)}
+    assert set(json.loads((tmp_path / "report" / "summary.json").read_text())) >= {"off", "on", "auto"}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[-3:] == ["+25.0%", "2.00", "+25.0%"] and lines[-1].startswith("report: ")
+
+
+def test_pictures_are_drawn_and_stand_in_every_page(tmp_path):
+    assert main(["report", *report(tmp_path, "off", "on")]) == 0
+    pictures = {
+        f"pictures/{name}.png": (tmp_path / "report" / f"pictures/{name}.png").read_bytes() for name in PICTURES
+    }
+    for data in pictures.values():
+        assert data.startswith(b"\x89PNG") and len(data) > 10_000
+    for suffix in ("", ".zh"):
+        assert set(re.findall(r"\]\((.*?)\)", (tmp_path / "report" / f"report{suffix}.md").read_text())) == set(
+            pictures
+        )
+        inline = re.findall(r'base64,([^"]*)"', (tmp_path / "report" / f"report{suffix}.html").read_text())
+        assert {base64.b64decode(data) for data in inline} == set(pictures.values())
+
+
+def test_poor_run_folders_make_a_report_too(tmp_path):
+    args = report(tmp_path, "off")
+    folder = write_run(tmp_path / "on", "batch", steps=3, engine=False)
+    for number in (1, 2, 3):
+        names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "tail_tokens")
+        edit_step(folder, number, **{f"rollout/spec/{name}": None for name in names})
+    assert main(["report", f"--on={folder}", *args]) == 0
+    assert {path.stem for path in (tmp_path / "report" / "pictures").iterdir()} == {"times", "training"}
+
+
+def test_a_run_with_speculation_is_needed(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", *report(tmp_path, "off")])
+    assert "give --on RUN_DIR, --auto RUN_DIR, or both" in capsys.readouterr().err
+
+
+def test_nothing_is_left_where_the_report_cannot_be_written(tmp_path, capsys):
+    args = report(tmp_path, "off", "on")
+    (tmp_path / "report").write_text("a file")
+    assert main(["report", *args]) == 1
+    assert "error: the report cannot be written to" in capsys.readouterr().err
+    assert (tmp_path / "report").read_text() == "a file"

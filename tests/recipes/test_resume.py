@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Going on with a broken run: wherever a kill falls, the logs hold each step once; and what verl's patches add to that."""
+
+import json
+import shutil
+import zipfile
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from llm_rl import launch, resume
+from llm_rl.config import ConfigError
+
+EVERY_STEP = {"rollout/spec/tokens": 10, "rollout/spec/drafted": 1, "timing_s/gen": 1.0, "timing_s/step": 1.0}
+
+
+def make_checkpoint(run_dir, step):
+    folder = run_dir / "checkpoints" / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True)
+    (folder / "actor" / "model.pt").write_text(str(step))
+    with zipfile.ZipFile(folder / "data.pt", "w") as f:
+        f.writestr("data", str(step))
+    (run_dir / "checkpoints" / resume.TRACKER).write_text(str(step))
+
+
+def log_step(run_dir, step, replicas=2):
+    """What a step leaves: engine rows of 10 tokens, answers, its line."""
+    for replica in range(replicas):
+        with (run_dir / f"engine-{replica}.jsonl").open("a") as f:
+            for row in range(5 // replicas + (replica < 5 % replicas)):
+                f.write(json.dumps([100.0 * step + row, 0.1, 2, 2, 0, 0]) + "\n")
+            f.write(json.dumps([100.0 * step + 50, 0.1, 0, 0, 0, 0]) + "\n")
+    with (run_dir / "answers-7.jsonl").open("a") as f:
+        f.write(json.dumps([step, 0, 0, "x", [1], None]) + "\n")
+    with (run_dir / "steps.jsonl").open("a") as f:
+        f.write(json.dumps({"step": step, "data": EVERY_STEP}) + "\n")
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run of four steps with a checkpoint at each, the last two of which are kept."""
+    for step in (1, 2, 3, 4):
+        log_step(tmp_path, step)
+    for step in (3, 4):
+        make_checkpoint(tmp_path, step)
+    (tmp_path / "checkpoints" / "global_step_2").mkdir()  # verl leaves a pruned checkpoint's folder
+    (tmp_path / "checkpoints" / "global_step_2" / "data.pt").touch()
+    return tmp_path
+
+
+def state(run_dir):
+    """Steps in each log, tokens of the engine logs, checkpoints, tracker."""
+    steps = [entry["step"] for entry in resume.read_steps(run_dir / "steps.jsonl")]
+    answers = [json.loads(line)[0] for p in run_dir.glob("answers-*") for line in p.read_text().splitlines()]
+    tokens = [json.loads(line)[3] for path in run_dir.glob("engine-*") for line in path.read_text().splitlines()]
+    tracker = run_dir / "checkpoints" / resume.TRACKER
+    kept = sorted(p.name for p in (run_dir / "checkpoints").glob("*_*") if p.is_dir())
+    return steps, answers, sum(tokens), kept, tracker.read_text() if tracker.exists() else None
+
+
+def steps_1_to(n, *checkpoints):
+    steps = list(range(1, n + 1))
+    return steps, steps, 10 * n, [f"global_step_{c}" for c in checkpoints], str(n) if n else None
+
+
+def half_written_tracker(run_dir):
+    (run_dir / "checkpoints" / resume.TRACKER).write_text("")
+
+
+def garbled_tracker(run_dir):
+    (run_dir / "checkpoints" / resume.TRACKER).write_text("\x00\x00")
+
+
+def in_the_next_rollout(run_dir):
+    """Rows that the engine wrote early, and half a line."""
+    for file in ("engine-0.jsonl", "answers-7.jsonl", "steps.jsonl"):
+        with (run_dir / file).open("a") as f:
+            f.write(
+                "[500.0, 0.1, 2, 2, 0, 0]\n" * (file[0] == "e")
+                + '[5, 0, 0, "x", [1], null]\n' * (file[0] == "a")
+                + "[5,"
+            )
+
+
+def in_a_checkpoint(run_dir):
+    make_checkpoint(run_dir, 5)
+    data = run_dir / "checkpoints" / "global_step_5" / "data.pt"
+    data.write_bytes(data.read_bytes()[:-9])
+    half_written_tracker(run_dir)
+
+
+def before_the_actor_is_written(run_dir):
+    (run_dir / "checkpoints" / "global_step_5" / "actor").mkdir(parents=True)
+
+
+def between_a_checkpoint_and_its_line(run_dir):
+    log = (run_dir / "steps.jsonl").read_bytes()
+    log_step(run_dir, 5)
+    (run_dir / "steps.jsonl").write_bytes(log)
+    make_checkpoint(run_dir, 5)
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        lambda run_dir: None,
+        half_written_tracker,
+        garbled_tracker,
+        in_the_next_rollout,
+        in_a_checkpoint,
+        before_the_actor_is_written,
+        between_a_checkpoint_and_its_line,
+    ],
+)
+def test_wherever_the_kill_falls_each_step_is_there_once(kill, run_dir):
+    kill(run_dir)
+    for _ in range(2):  # a second kill while the first one is mended changes nothing
+        assert resume.point(run_dir, 1) == 4
+        resume.rewind(run_dir, 4, keep=2)
+        assert state(run_dir) == steps_1_to(4, 3, 4)
+
+
+def test_a_checkpoint_is_whole_with_its_actor_and_its_last_file(run_dir):
+    assert resume.complete(run_dir / "checkpoints") == [3, 4]
+    in_a_checkpoint(run_dir)
+    (run_dir / "checkpoints" / "global_step_3" / "actor" / "model.pt").unlink()  # as verl prunes
+    assert resume.complete(run_dir / "checkpoints") == [4]
+
+
+def test_steps_behind_the_checkpoint_are_done_again(run_dir):
+    shutil.rmtree(run_dir / "checkpoints" / "global_step_4")
+    assert resume.point(run_dir, 2) == 3
+    resume.rewind(run_dir, 3, keep=2)
+    assert state(run_dir) == steps_1_to(3, 3)
+    log_step(run_dir, 4)
+    assert state(run_dir)[:3] == steps_1_to(4)[:3]
+
+
+def test_without_checkpoints_a_run_starts_again(run_dir):
+    with pytest.raises(ConfigError, match="has a checkpoint of step 4, which a run without checkpoints would remove"):
+        resume.point(run_dir, 0)
+    shutil.rmtree(run_dir / "checkpoints")
+    assert resume.point(run_dir, 0) == 0
+    resume.rewind(run_dir, 0, keep=2)
+    assert state(run_dir) == ([], [], 0, [], None)
+    assert not list(run_dir.glob("*.jsonl"))
+    assert resume.point(run_dir / "new", 1) == 0
+
+
+def test_a_log_that_is_not_the_checkpoints_is_refused(run_dir):
+    lines = (run_dir / "steps.jsonl").read_text().splitlines(keepends=True)
+    (run_dir / "steps.jsonl").write_text("".join(lines[:2]))
+    with pytest.raises(ConfigError, match="has a checkpoint of step 4, and its steps.jsonl ends at step 2"):
+        resume.point(run_dir, 1)
+    (run_dir / "steps.jsonl").write_text("".join([*lines[:2], lines[3]]))  # a step is missing
+    with pytest.raises(ConfigError, match="ends at step 2"):
+        resume.point(run_dir, 1)
+
+
+def record_of(run_dir, steps=8, seed=1, trees=None):
+    config = OmegaConf.create(
+        {
+            "name": "n",
+            "pin_set": "p",
+            "seed": seed,
+            "sam": "off",
+            "steps": steps,
+            "sam_options": {"k": 3, "threshold": 8},
+        }
+    )
+    plan = SimpleNamespace(config=config, run_dir=run_dir, table=[])
+    return launch.begin_record(plan, trees or {"verl": "1"}, 4)
+
+
+def test_a_run_goes_on_only_as_what_it_was(run_dir):
+    with pytest.raises(launch.LaunchError, match="run.json of the run to go on with cannot be read"):
+        record_of(run_dir)
+    first = {"attempts": [{"after_step": 0}], "tree_ids": {"verl": "1"}}
+    first["config"] = {"name": "n", "pin_set": "p", "seed": 1, "sam": "off", "steps": 4}
+    first["config"]["sam_options"] = {"k": 3, "threshold": 8}
+    (run_dir / "run.json").write_text(json.dumps(first))
+    assert [attempt["after_step"] for attempt in record_of(run_dir, steps=8)["attempts"]] == [0, 4]
+    for change in ({"seed": 2}, {"trees": {"verl": "2"}}):
+        with pytest.raises(launch.LaunchError, match="holds 4 steps of a run with another (seed|tree_ids): go on"):
+            record_of(run_dir, **change)
+
+
+def test_file_logger_adds_to_the_log(tmp_path, monkeypatch):
+    from verl.utils.tracking import FileLogger
+
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "steps.jsonl"))
+    for step in (1, 2):
+        FileLogger("project", "run").log({"x": 1.5}, step)
+    assert [entry["step"] for entry in resume.read_steps(tmp_path / "steps.jsonl")] == [1, 2]
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    """verl's trainer as far as it asks for prompts: a train batch of 4, at most 2 of them in flight."""
+    from verl.trainer.ppo.v1 import trainer_base
+
+    class Trainer(trainer_base.PPOTrainer):
+        def __init__(self, folder):
+            filters = {"max_num_gen_batches": 3, "max_inflight_gen_batches": 2}
+            self.config = OmegaConf.create(
+                {
+                    "data": {"train_batch_size": 4, "gen_batch_size": 1},
+                    "algorithm": {"filter_groups": filters},
+                    "actor_rollout_ref": {"actor": {}},
+                    "trainer": {"default_local_dir": str(folder), "default_hdfs_dir": None, "resume_mode": "auto"},
+                }
+            )
+            self.config.trainer.del_local_ckpt_after_load = False
+            self.trainer_mode, self.global_steps, self.use_critic = "sync", 1, False
+            self.train_dataloader = Loader({"raw_prompt": [f"p{i}"], "index": [i]} for i in range(30))
+            self.train_dataloader_it = None
+            self.asked_chunks, self.returned_chunks = [], []
+            self.agent_loop_manager = SimpleNamespace(generate_sequences=lambda batch: None)
+            self.checkpoint_callback = SimpleNamespace(on_save=lambda **kwargs: None)
+            self.actor_rollout_wg = SimpleNamespace(
+                save_checkpoint=lambda *args, **kwargs: None, load_checkpoint=lambda **kwargs: None
+            )
+
+        def on_sample_end(self): ...
+
+        def fit(self): ...
+
+    class Loader(list):
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state): ...
+
+    Trainer.__abstractmethods__ = frozenset()
+    monkeypatch.setattr(trainer_base.tq, "kv_batch_put", lambda **kwargs: None)
+    return Trainer
+
+
+def test_a_step_without_prompts_to_train_on_ends(trainer, tmp_path):
+    """3 times 2 x 4 prompts may be asked in a step, and again in the next."""
+    asking = trainer(tmp_path)
+    for _ in range(2):
+        asking._add_batch_to_generate()
+        for _ in range(20):
+            asking._add_prompts_to_generate(1)
+        with pytest.raises(ValueError, match="training step 1 has asked 24 prompts and lacks some whose answers score"):
+            asking._add_prompts_to_generate(1)
+        asking.asked_chunks = []
+
+
+def test_checkpoint_keeps_the_prompts_given_back(trainer, tmp_path):
+    saving = trainer(tmp_path)
+    saving._add_batch_to_generate()
+    saving.returned_chunks = saving.asked_chunks[2:]
+    saving._save_checkpoint()
+    assert isinstance(torch.load(tmp_path / "global_step_1" / "returned_prompts.pt", weights_only=False), list)
+    loading = trainer(tmp_path)
+    loading._load_checkpoint()
+    assert loading.global_steps == 1
+    assert [list(loading._fetch_one_gen_batch()["raw_prompt"]) for _ in range(3)] == [["p2"], ["p3"], ["p0"]]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report's pages: what they say of whole and of poor run folders, in both languages, as Markdown and as HTML."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from run_folders import edit_step, write_answers, write_run
+
+from llm_rl.reports import accuracy
+from llm_rl.reports.__main__ import load
+from llm_rl.reports.render import markdown, page
+from llm_rl.reports.runs import ReportError
+from llm_rl.reports.sections import LANGUAGES, blocks
+
+ARMS = ("off", "on", "auto")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for arm, sam in (("off", "off"), ("on", "batch"), ("auto", "auto")):
+        write_run(tmp_path / arm, sam)
+        for number in (1, 2, 3):
+            edit_step(tmp_path / arm, number, **{"train/num_gen_batches": 2})
+        answers = {(1, 0, sibling): ("h", [5, 6, 7 + (arm == "auto")], [-0.5, -0.25, -1.0]) for sibling in (0, 1)}
+        write_answers(tmp_path / arm, answers)
+    return tmp_path
+
+
+def text_of(folder, language="en", arms=ARMS):
+    summary, _ = load({arm: folder / arm for arm in arms})
+    return markdown(blocks(summary, language))
+
+
+def test_tables_have_the_figures_of_the_runs(runs):
+    text = text_of(runs)
+    assert "| SAM off | 1.25 | 2.50 | 5.50 |" in text  # the three columns of the article: round, rollout, step
+    assert "| gain, SAM on | +25.00% | +25.00% | +10.00% |" in text
+    assert "training steps 2 to 3 (the first one starts the engine and is left out)" in text
+    assert "| rollout, s a training step | 2.50 | 2.00 | +25.0% | 2.00 | +25.0% |" in text
+    assert "SAM on: the tail is 2.00 times as fast a token." in text
+    assert "| 1,024 and more | 2 | 3.000 | 2 | 3.000 |" in text
+    assert "| 1 | 20 | 100.00 | 10 | 100.00 | 2.000 | 2.00 |" in text
+    assert "SAM on: drafting took 0.200 ms of host time an engine step" in text
+    assert "| `request` | 24 | 10 | 41.7% | 24 | 10 | 41.7% |" in text
+    assert "SAM on: texts and indexes took 3.0 MiB at most" in text
+    assert "| 2 | -0.300 | -0.300 | -0.300 | 13.0 | 13.0 | 13.0 | 2.5 | 2.0 | 2.0 |" in text
+    assert "6 of 6 tokens sampled with SAM on equal those with SAM off." in text
+    assert (
+        "4 of 6 tokens sampled with SAM auto equal those with SAM off. The first that differs: training step 1" in text
+    )
+    assert "| switch | off | batch | auto |" in text and "resumed" not in text
+    assert "Missing" not in text and "No mean round" not in text
+
+
+def test_a_section_without_data_says_what_is_missing(tmp_path):
+    for arm, sam in (("off", "off"), ("on", "batch")):
+        folder = write_run(tmp_path / arm, sam, engine=False)
+        for number in (1, 2, 3):
+            names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "draft_ms")
+            edit_step(folder, number, **{f"rollout/spec/{name}": None for name in names})
+    text = text_of(tmp_path, arms=("off", "on"))
+    for missing in (
+        "no `engine-*.jsonl` that matches its step log",
+        "no step log has `rollout/spec/steps_from_*`",
+        "no step log has `rollout/spec/proposed_*`",
+        "SAM on logged no `rollout/spec/index_bytes`",
+        "the runs off and SAM on did not both log their answers",
+        "No mean round: this trainer does not generate in rounds",
+    ):
+        assert missing in text
+    assert "The runs sample different answers" in text and "drafting took" not in text
+    assert re.findall(r"pictures/\w+", text) == ["pictures/times", "pictures/training"]
+
+
+def test_a_resumed_run_says_so(tmp_path):
+    write_run(tmp_path / "off", "off", attempts=[{"after_step": 0}])
+    write_run(tmp_path / "on", "batch", attempts=[{"after_step": n} for n in (0, 1, 2)])
+    assert "| resumed after steps (the next one is slower) | - | 1, 2 |" in text_of(tmp_path, arms=("off", "on"))
+
+
+def test_both_languages_say_the_same(runs):
+    """The same tables of the same figures, and the same pictures; neither has words of the other."""
+    english, chinese = (text_of(runs, language) for language in LANGUAGES)
+    tables = [re.findall(r"^\|.*", text, re.MULTILINE) for text in (english, chinese)]
+    assert [re.findall(r"[\d.]+", row) for row in tables[0]] == [re.findall(r"[\d.]+", row) for row in tables[1]]
+    assert re.findall(r"\]\(.*?\)", english) == re.findall(r"\]\(.*?\)", chinese)
+    assert not re.search(r"[\u4e00-\u9fff]", english)
+    for line in chinese.splitlines():
+        if line and not line.startswith("|"):
+            assert re.search(r"[\u4e00-\u9fff]", line), line
+
+
+def test_accuracy_is_told_where_it_was_evaluated(runs, tmp_path):
+    summary, _ = load({arm: runs / arm for arm in ("off", "on")})
+    assert "No evaluation was given" in markdown(blocks(summary, "en"))
+    path = tmp_path / "gsm8k.json"
+    path.write_text(
+        json.dumps(
+            {"questions": 30, "answers_to_each": 16, "temperature": 0.6, "p_value": 0.4321, "differs": False}
+            | {
+                "off": {"value": 0.665},
+                "on": {"value": 0.668},
+                "difference": {"value": 0.003, "low": -0.01, "high": 0.016},
+            }
+        )
+    )
+    row = "| gsm8k | 30 x 16 | 0.6 | 66.5 | 66.8 | +0.3 | -1.0 .. +1.6 | 0.43 | {} |"
+    evaluations = [accuracy.read(path)]
+    assert row.format("not seen") in markdown(blocks(summary, "en", evaluations))
+    assert row.format("未见") in markdown(blocks(summary, "zh", evaluations))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"questions": 3}'])
+def test_refuses_what_is_no_evaluation(tmp_path, text):
+    path = tmp_path / "found.json"
+    path.write_text(text)
+    with pytest.raises(ReportError, match="found.json is (not JSON|no comparison: make it by)"):
+        accuracy.read(path)
+    with pytest.raises(ReportError, match="no.json cannot be read: No such file"):
+        accuracy.read(tmp_path / "no.json")
+
+
+class Reader(HTMLParser):
+    """Tags that are open, and what a page would load."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.loads, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        self.loads += [value for name, value in attrs.items() if name in ("src", "srcset") or tag == "link"]
+        self.links += [value for name, value in attrs.items() if name == "href"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_html_is_whole_and_loads_nothing(runs, language):
+    summary, _ = load({arm: runs / arm for arm in ARMS})
+    content = blocks(summary, language)
+    names = [block[1] for block in content if block[0] == "picture"]
+    reader = Reader()
+    text = page(content, language, {name: b"\x89PNG" for name in names}, {"other": "other.html"})
+    reader.feed(text)
+    assert reader.open == [] and reader.links == ["other.html"]
+    assert len(names) == 5 and reader.loads == ["data:image/png;base64,iVBORw=="] * 5
+    assert f'<html lang="{language}">' in text and text.count("<table>") == sum(
+        block[0] == "table" for block in content
+    )
+    assert not re.search(r"@import|url\(|<script", text)
+
+
+def test_texts_are_escaped():
+    content = [("title", "a < b"), ("text", "<b>`x & y`"), ("table", [["h|h"], ["1 < 2"]])]
+    text = page(content, "en", {}, {})
+    assert "<title>a &lt; b</title>" in text and "&lt;b&gt;<code>x &amp; y</code>" in text and "1 &lt; 2" in text
+    assert "| h\\|h |" in markdown(content)
