@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters that read what commands on a host print."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def sysctl_changes(printed: str, wanted: Mapping[str, str]) -> list[list[str]]:
+    """[name, value] of the settings in `sysctl` output (`name = value` lines) whose value is another than `wanted`."""
+    changes = []
+    for name, value in re.findall(r"^([\w.]+) *= *(.*?) *$", printed, re.MULTILINE):
+        if name in wanted and _ports(value) != _ports(str(wanted[name])):
+            changes.append([name, str(wanted[name])])
+    return changes
+
+
+def _ports(value: str) -> list[str]:
+    return sorted(value.split(","))
+
+
+def tree_problems(printed: str, host: str, pins: Mapping, needed: list[str]) -> list[str]:
+    """Sentences on `patchset status --json` of one host: every module patched, those in `needed` there."""
+    try:
+        states = json.loads(printed.strip().splitlines()[-1])[pins["name"]]
+    except (ValueError, KeyError, IndexError):
+        return [f"{host}: `patchset status` printed nothing that can be read: run patches/patchset status there."]
+    problems = []
+    for name, state in states.items():
+        tree = pins["module"][name]["recorded"]["patched_tree"]
+        if state != "patched" and (state != "not installed" or name in needed):
+            problems.append(
+                f"{host}: {name} is {state}, expected tree {tree[:12]} of pin set {pins['name']} (patched): "
+                "remove the environment or image and run playbooks/provision.yml."
+            )
+    return problems
+
+
+def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[str]:
+    """Sentences on what ray_nodes.py printed. expected: {host: address}; `dies` NPU on each."""
+    try:
+        nodes = json.loads(printed.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return ["Ray's head did not answer with a list of nodes: see `journalctl -u sam-rl-ray` on it."]
+    alive = {node["address"]: node["npu"] for node in nodes if node["alive"]}
+    problems = []
+    for host, address in expected.items():
+        if address not in alive:
+            problems.append(f"{host}: Ray has no living node at {address}: see `journalctl -u sam-rl-ray` on the host.")
+        elif alive[address] != dies:
+            problems.append(
+                f"{host}: Ray has {alive[address]:g} NPU at {address}, expected {dies}: restart sam-rl-ray there."
+            )
+    for address in set(alive) - set(expected.values()):
+        problems.append(f"Ray has a node at {address}, which is no host of npu_hosts: stop Ray there.")
+    return problems
+
+
+def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
+    """How a run ended that did not end well, in one sentence. end: the result of follow_job."""
+    run = f"{host}: the run {folder.rpartition('/')[2]}"
+    if end["outcome"] == "lost":
+        return (
+            f"{run} was stopped because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of npu_hosts: "
+            "see `journalctl -u sam-rl-ray` there, then run playbooks/cluster.yml and playbooks/train.yml, "
+            "which go on from the last checkpoint."
+        )
+    if end["outcome"] == "timeout":
+        return (
+            f"{run} still runs after {timeout} s, expected its end within recipe_launch_timeout: "
+            "run playbooks/train.yml again to follow it."
+        )
+    return (
+        f"{run} ended with {end['result']}, status {end['status']}, expected status 0: see its last lines above and "
+        f"{folder}/launch.log; playbooks/train.yml then goes on from the last checkpoint."
+    )
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self) -> dict[str, Any]:
+        return {
+            "sysctl_changes": sysctl_changes,
+            "tree_problems": tree_problems,
+            "ray_problems": ray_problems,
+            "run_problem": run_problem,
+        }

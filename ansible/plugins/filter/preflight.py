@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters that turn what hosts say into sentences: host, what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def host_problems(state: Mapping, want: Mapping) -> list[str]:
+    """Sentences on one result of host_info.
+
+    want: host, interface, address, free_gb {path: GB}, ports [..], unit_active, clock_limit, provisioned.
+    """
+    host, problems = want["host"], []
+    if state["address"] != want["address"]:
+        problems.append(
+            f"{host}: interface {want['interface']} has the address {state['address'] or 'none'}, expected "
+            f"{want['address']}: correct cluster_interface or cluster_address in the inventory, or the host's network."
+        )
+    for path, least in want["free_gb"].items():
+        if state["free_gb"][path] < least:
+            problems.append(
+                f"{host}: {state['free_gb'][path]:.1f} GB are free for {path}, expected at least {least} GB: "
+                "free some, or set the folder to a larger disk in the inventory."
+            )
+    for port in want["ports"]:
+        if str(port) in state["listening"] and not want["unit_active"]:
+            problems.append(
+                f"{host}: port {port} is taken (a program listens on {', '.join(state['listening'][str(port)])}), "
+                "expected free: end that program, or set another port in the inventory."
+            )
+    for peer in state["unreachable_peers"]:
+        problems.append(
+            f"{host}: no answer from {peer['address']} ({peer['reason']}), expected every host of npu_hosts to be "
+            "reachable over cluster_network: check cabling, routes and firewalls."
+        )
+    if state["clock_problem"] and (want["provisioned"] or not state["clock_missing"]):
+        problems.append(
+            f"{host}: its clock cannot be checked ({state['clock_problem']}), expected a clock synchronised by chrony: "
+            "start chronyd and give it a time server."
+        )
+    if state["clock_offset"] is not None and abs(state["clock_offset"]) > want["clock_limit"]:
+        problems.append(
+            f"{host}: its clock is off by {state['clock_offset']:+.3f} s, expected at most {want['clock_limit']} s: "
+            "see `chronyc sources`, then `chronyc makestep`."
+        )
+    return problems
+
+
+def peers(hosts: list[str], hostvars: Mapping, port: int) -> list[dict[str, Any]]:
+    """Where to knock at these hosts: [{host, address, port}]."""
+    return [{"host": host, "address": hostvars[host]["cluster_address"], "port": port} for host in hosts]
+
+
+def by_dies(problems: Iterable[Mapping]) -> list[str]:
+    """The sentences of errors or warnings of ascend_npu_info, one for all dies of which the same is said."""
+    found: dict[str, list[int]] = {}
+    for problem in problems:
+        text = problem["sentence"]
+        if "die" in problem:
+            text = text.removeprefix(f"die {problem['die']}")
+            found.setdefault(text, []).append(problem["die"])
+        else:
+            found[text] = []
+    return [_dies(dies) + text for text, dies in found.items()]
+
+
+def _dies(numbers: list[int]) -> str:
+    """`die 3`, `dies 0-3, 8`, or nothing."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    said = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"die{'s' if len(numbers) > 1 else ''} {said}" if numbers else ""
+
+
+def npu_problems(state: Mapping, want: Mapping) -> list[str]:
+    """Sentences on one result of ascend_npu_info. want: host, version, installs (whether provisioning installs it)."""
+    host = want["host"]
+    skip = {"npu_smi_missing"} if want["installs"] else set()
+    problems = [f"{host}: {sentence}." for sentence in by_dies(e for e in state["errors"] if e["code"] not in skip)]
+    if state["version"] not in (None, want["version"]) and not want["installs"]:
+        problems.append(
+            f"{host}: npu-smi says driver {state['version']}, expected {want['version']} (ascend_driver_version): "
+            "set ascend_driver_packages and run playbooks/provision.yml, or correct ascend_driver_version."
+        )
+    return problems
+
+
+def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
+    """Sentences on what must be unique or equal among hosts. states: {host: result of ascend_npu_info}."""
+    problems = []
+    seen: dict[Any, str] = {}
+    for host, state in states.items():
+        for die in state["dies"]:
+            where = f"{host} die {die['phy']}"
+            for key in ("sdid", "vnic_ip"):
+                value = die.get(key)
+                if value is None:
+                    continue
+                other = seen.setdefault((key, value), where)
+                if other != where:
+                    label = {"sdid": "SDID", "vnic_ip": "vnic address"}[key]
+                    problems.append(
+                        f"{where}: {label} {value} is that of {other} too, expected unique in the super pod: "
+                        "set up the super pod's server indexes and addresses again."
+                    )
+    for key, label, repair in (
+        ("tls", "tls switch", "set it alike by `hccn_tool -i N -tls -s enable 0` (or 1) on every die"),
+        ("super_pod_id", "Super Pod ID", "use hosts of one super pod"),
+    ):
+        groups: dict[Any, list[str]] = {}
+        for host, state in states.items():
+            for value in {die[key] for die in state["dies"] if key in die}:
+                groups.setdefault(value, []).append(host)
+        if len(groups) > 1:
+            said = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in sorted(groups.items()))
+            problems.append(f"{label} differs between hosts ({said}), expected the same on all: {repair}.")
+    return problems
+
+
+def ping_targets(states: Mapping[str, Mapping], host: str) -> dict[str, str]:
+    """{physical id: address} of the same dies of the next host, the first after the last; empty with one host.
+
+    One ping a die, whatever the number of hosts: together they go once round the cluster on every die.
+    """
+    hosts = list(states)
+    following = hosts[(hosts.index(host) + 1) % len(hosts)]
+    if following == host:
+        return {}
+    return {str(die["phy"]): die["vnic_ip"] for die in states[following]["dies"] if die.get("vnic_ip")}
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self) -> dict[str, Any]:
+        return {
+            "peers": peers,
+            "by_dies": by_dies,
+            "host_problems": host_problems,
+            "npu_problems": npu_problems,
+            "across_hosts": across_hosts,
+            "ping_targets": ping_targets,
+        }

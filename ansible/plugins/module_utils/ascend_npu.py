@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsers for the output of npu-smi and hccn_tool on Atlas A3, and the checks of one host's dies. No I/O in here.
+
+The formats follow the public documents of the HDK and vllm-ascend's check list for multi-node runs. A parser takes the
+text of one command, skips what it does not know, and raises Unreadable with one reason where what it needs is missing.
+A die is one of the two chips of a module; its physical id (`phy`) is what hccn_tool calls -i.
+"""
+
+from __future__ import annotations
+
+import re
+
+SMI_HINT = "run `npu-smi info` on the host, then see the driver's log in /var/log/ascend_seclog"
+
+
+class Unreadable(ValueError):
+    """Why the output of a command cannot be used: one reason, without the host's name."""
+
+
+def _fields(text):
+    """{label in lower case: value} of `Label : value` pairs, one a line or one a cell of a table."""
+    found = {}
+    for line in text.splitlines():
+        for cell in line.split("|"):
+            label, colon, value = cell.partition(":")
+            if colon and label.strip():
+                found.setdefault(" ".join(label.lower().split()), value.strip())
+    return found
+
+
+def _number(fields, label, command):
+    """The field `label` as a number; some tools write 0x... ; raises Unreadable."""
+    value = fields.get(label)
+    if value is None:
+        raise Unreadable(f"{command} printed no `{label}`")
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19}", value):
+        raise Unreadable(f"{command} printed `{label}` as {value[:40]!r}, not a number")
+    return int(value, 16 if value[:2].lower() == "0x" else 10)
+
+
+def parse_info(text):
+    """`npu-smi info`: (version, [{npu, chip, phy, name, health, hbm_used_mb, hbm_total_mb}]).
+
+    Two lines a die: `| NPU Name | Health | ...`, then `| Chip Phy-ID | Bus-Id | ... used / total |`.
+    """
+    found = re.search(r"Version:\s*([0-9A-Za-z][\w.]*)", text)
+    if not found:
+        raise Unreadable("`npu-smi info` printed no version")
+    dies, first = [], None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) < 3:
+            continue
+        left = cells[0].split()
+        if len(left) == 2 and left[0].isdecimal() and not left[1].isdecimal():
+            first = (int(left[0][:9]), left[1], cells[1])
+        elif first and len(left) == 2 and left[0].isdecimal() and left[1].isdecimal():
+            memory = re.findall(r"(\d{1,9})\s*/\s*(\d{1,9})", cells[2])
+            if not memory:
+                raise Unreadable(f"`npu-smi info` printed no memory for NPU {first[0]} chip {left[0][:9]}")
+            used, total = map(int, memory[-1])
+            die = {"npu": first[0], "chip": int(left[0][:9]), "phy": int(left[1][:9])}
+            dies.append({**die, "name": first[1], "health": first[2], "hbm_used_mb": used, "hbm_total_mb": total})
+            first = None
+    if first:
+        raise Unreadable(f"`npu-smi info` ends in the middle of NPU {first[0]}")
+    if not dies:
+        raise Unreadable("`npu-smi info` listed no die")
+    return found.group(1), dies
+
+
+def parse_map(text):
+    """`npu-smi info -m`: [{npu, chip, logic, phy}] by the names of the columns; Mcu rows are skipped."""
+    names = ("NPU ID", "Chip ID", "Chip Logic ID", "Chip Phy-ID")
+    columns, rows = None, []
+    for line in text.splitlines():
+        if columns is None:
+            at = {name: line.find(name) for name in names}
+            if min(at.values()) >= 0:
+                header = re.findall(r"[A-Z]\w*(?: (?:Logic |Phy-)?ID| Phy-ID| Name)?", line)
+                columns = {name: header.index(name) for name in names if name in header}
+                if len(columns) < len(names):
+                    raise Unreadable("`npu-smi info -m` has a heading that is not understood")
+            continue
+        cells = line.split()
+        if len(cells) <= max(columns.values()):
+            continue
+        values = [cells[columns[name]] for name in names]
+        if all(re.fullmatch(r"\d{1,9}", value) for value in values):
+            rows.append(dict(zip(("npu", "chip", "logic", "phy"), map(int, values))))
+    if columns is None:
+        raise Unreadable("`npu-smi info -m` printed no table with " + ", ".join(names))
+    if not rows:
+        raise Unreadable("`npu-smi info -m` listed no chip")
+    return rows
+
+
+def parse_spod(text):
+    """`npu-smi info -t spod-info -i N -c C`: {sdid, super_pod_size, super_pod_id, server_index}."""
+    fields = _fields(text)
+    labels = {name: name.replace("_", " ") for name in ("sdid", "super_pod_size", "super_pod_id", "server_index")}
+    return {name: _number(fields, label, "`npu-smi info -t spod-info`") for name, label in labels.items()}
+
+
+def parse_vnic(text):
+    """`hccn_tool -vnic -g`: {up, ip}; `ip` is None where none is set."""
+    fields = _fields(text)
+    status = fields.get("vnic link status")
+    if status is None:
+        raise Unreadable("`hccn_tool -vnic -g` printed no link status")
+    ip = fields.get("vnic ipaddr", "")
+    return {"up": status.upper() == "UP", "ip": ip if re.fullmatch(r"(\d{1,3}\.){3}\d{1,3}", ip) else None}
+
+
+def parse_status(text, label):
+    """`hccn_tool -link -g` (label `link status`) and `-net_health -g` (label `net health status`): the word."""
+    status = _fields(text).get(label)
+    if not status:
+        raise Unreadable(f"hccn_tool printed no {label}")
+    return status
+
+
+def parse_tls(text):
+    """`hccn_tool -tls -g`: 0 or 1, out of `tls switch[0](0:disable, 1:enable)`."""
+    found = re.search(r"\btls\s+switch\s*\[\s*([01])\s*\]", text, re.IGNORECASE)
+    if not found:
+        raise Unreadable("`hccn_tool -tls -g` printed no tls switch")
+    return int(found.group(1))
+
+
+def parse_ping(text):
+    """`hccn_tool -hccs_ping -g address IP`: (sent, received)."""
+    found = re.search(r"(\d{1,9}) packets? transmitted,\s*(\d{1,9}) received", text)
+    if not found:
+        raise Unreadable("`hccn_tool -hccs_ping` printed no count of packets")
+    return int(found.group(1)), int(found.group(2))
+
+
+def problem(code, sentence, die=None):
+    """An entry of errors[] or warnings[]; `die` is a physical id."""
+    return {"code": code, "sentence": sentence} if die is None else {"code": code, "sentence": sentence, "die": die}
+
+
+def _numbers(values):
+    return ", ".join(map(str, sorted(values))) or "none"
+
+
+def check_dies(dies, expected):
+    """Errors and warnings of `npu-smi info` alone: how many dies, which ids, health, memory in use."""
+    errors, warnings = [], []
+    ids = [die["phy"] for die in dies]
+    missing, extra = set(range(expected)) - set(ids), set(ids) - set(range(expected))
+    if len(ids) != expected or missing or extra:
+        sentence = f"npu-smi lists {len(ids)} dies (missing: {_numbers(missing)}), expected {expected}: "
+        sentence += f"reseat or replace the module, or correct dies_per_host; {SMI_HINT}"
+        errors.append(problem("die_count", sentence))
+    for die in dies:
+        if die["health"].upper() != "OK":
+            sentence = f"die {die['phy']} (NPU {die['npu']} chip {die['chip']}) has health {die['health'][:40]!r}, "
+            sentence += f"expected OK: take the host out of the inventory or repair it; {SMI_HINT}"
+            errors.append(problem("die_health", sentence, die["phy"]))
+        if die["hbm_used_mb"] * 8 > die["hbm_total_mb"]:
+            sentence = f"die {die['phy']} has {die['hbm_used_mb']} of {die['hbm_total_mb']} MB of HBM in use, expected "
+            sentence += "about 3000: if the job that uses it is not of this cluster, end it before training"
+            warnings.append(problem("hbm_busy", sentence, die["phy"]))
+    return errors, warnings
+
+
+def check_host(dies):
+    """Errors of what must be equal, or differ, among the dies of one host (keys of parse_spod, `tls`)."""
+    errors = []
+    servers = {die["server_index"] for die in dies if "server_index" in die}
+    if len(servers) > 1:
+        sentence = f"its dies name server indexes {_numbers(servers)}, expected one: set the super pod up again"
+        errors.append(problem("server_index", sentence))
+    switches = {die["tls"] for die in dies if "tls" in die}
+    if len(switches) > 1:
+        sentence = "the tls switch is 0 on some dies and 1 on others, expected the same on all: "
+        sentence += "set it by `hccn_tool -i N -tls -s enable 0` (or 1) on every die"
+        errors.append(problem("tls_mixed", sentence))
+    return errors

@@ -1,0 +1,195 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Read the state of all dies of a host in one call."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ascend_npu_info
+short_description: State of the Ascend dies of a host, with named errors and warnings
+description:
+  - Calls npu-smi and hccn_tool, all dies in parallel and each call bounded in time, and returns what they say.
+  - Never fails because of a die. What is wrong is in C(errors) and C(warnings); the caller decides.
+options:
+  dies: {description: How many dies the host must have, type: int, required: true}
+  npu_smi: {description: Name or path of npu-smi, type: str, default: npu-smi}
+  hccn_tool: {description: Name or path of hccn_tool, type: str, default: hccn_tool}
+  hccn_conf: {description: Its configuration file, type: path, default: /etc/hccn.conf}
+  ping:
+    description: Addresses to reach over HCCS, one for each die by physical id. With it only these pings are made.
+    type: dict
+    default: {}
+  timeout: {description: Bound of one call of a tool in seconds, type: int, default: 30}
+author: [the authors of this repository]
+"""
+EXAMPLES = r"""
+- name: Read the dies
+  ascend_npu_info:
+    dies: 16
+"""
+RETURN = r"""
+version: {description: Version of the driver as npu-smi says it, or null, type: str, returned: always}
+dies: {description: One entry a die, by physical id, type: list, elements: dict, returned: always}
+errors: {description: "What must stop a run: code, sentence, die", type: list, elements: dict, returned: always}
+warnings_found: {description: What an operator should know, type: list, elements: dict, returned: always}
+"""
+
+import concurrent.futures
+import os
+import subprocess
+
+from ansible.module_utils.ascend_npu import (
+    SMI_HINT,
+    Unreadable,
+    check_dies,
+    check_host,
+    parse_info,
+    parse_map,
+    parse_ping,
+    parse_spod,
+    parse_status,
+    parse_tls,
+    parse_vnic,
+    problem,
+)
+from ansible.module_utils.basic import AnsibleModule, get_bin_path
+
+
+class Tool:
+    """npu-smi or hccn_tool; raises Unreadable where it is missing, fails or does not return."""
+
+    def __init__(self, name, timeout):
+        self.name = os.path.basename(name)
+        self.timeout = timeout
+        try:
+            self.path = get_bin_path(name, opt_dirs=["/usr/local/Ascend/driver/tools"])
+        except ValueError:
+            self.path = None
+
+    def __call__(self, *words):
+        shown = " ".join((self.name,) + words)
+        if self.path is None:
+            raise Unreadable(f"{self.name} is not on this host")
+        try:
+            done = subprocess.run(
+                (self.path,) + words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=self.timeout,
+            )
+        except subprocess.TimeoutExpired:
+            raise Unreadable(f"`{shown}` did not end within {self.timeout} s") from None
+        except OSError as error:
+            raise Unreadable(f"`{shown}` cannot be run ({error.strerror})") from None
+        text = done.stdout.decode("utf-8", "replace")
+        if done.returncode != 0:
+            said = " ".join(text.split())[:160] or "nothing"
+            raise Unreadable(f"`{shown}` ended with status {done.returncode} and said: {said}")
+        return text
+
+
+def die_state(die, smi, hccn):
+    """Adds what the tools say about one die to it; (errors, warnings)."""
+    errors, warnings = [], []
+    phy = die["phy"]
+
+    def read(code, hint, sink, action):
+        try:
+            return action()
+        except Unreadable as reason:
+            sink.append(problem(code, f"die {phy}: {reason}; {hint}", phy))
+            return None
+
+    words = ("info", "-t", "spod-info", "-i", str(die["npu"]), "-c", str(die["chip"]))
+    die.update(read("spod_unreadable", SMI_HINT, errors, lambda: parse_spod(smi(*words))) or {})
+    number = ("-i", str(phy))
+    hint = "check the driver and /etc/hccn.conf"
+    vnic = read("vnic_unreadable", hint, errors, lambda: parse_vnic(hccn(*number, "-vnic", "-g")))
+    if vnic:
+        die.update(vnic_up=vnic["up"], vnic_ip=vnic["ip"])
+        if not vnic["up"] or not vnic["ip"]:
+            found = "has no address" if vnic["up"] else "is DOWN"
+            sentence = f"die {phy}: its vnic {found}, expected UP with an address: check /etc/hccn.conf and the switch"
+            errors.append(problem("vnic_down", sentence, phy))
+    tls = read("tls_unreadable", hint, errors, lambda: parse_tls(hccn(*number, "-tls", "-g")))
+    if tls is not None:
+        die["tls"] = tls
+    for option, label, good in (("-link", "link status", "UP"), ("-net_health", "net health status", "Success")):
+        key = label.replace(" status", "").replace(" ", "_")
+        die[key] = read(f"{key}_unreadable", hint, warnings, lambda: parse_status(hccn(*number, option, "-g"), label))
+        if die[key] and die[key].upper() != good.upper():
+            sentence = (
+                f"die {phy}: {label} is {die[key][:40]!r}, expected {good}; on A3 this may be so while hccs_ping "
+            )
+            warnings.append(problem(f"{key}_bad", sentence + "passes: look at it if hccs_ping fails", phy))
+    return errors, warnings
+
+
+def read_host(module, smi, hccn, pool):
+    """The result of a call without pings."""
+    result = {"version": None, "dies": [], "errors": [], "warnings_found": []}
+    if not os.path.isfile(module.params["hccn_conf"]):
+        sentence = f"{module.params['hccn_conf']} is missing, expected the addresses of the dies: write it with "
+        result["errors"].append(problem("hccn_conf_missing", sentence + "hccn_tool, and mount it into containers"))
+    if smi.path is None:
+        sentence = f"{smi.name} was not found, expected the driver of the NPUs: install it (role ascend_driver)"
+        result["errors"].append(problem("npu_smi_missing", sentence))
+        return result
+    try:
+        result["version"], dies = parse_info(smi("info"))
+        logic = {row["phy"]: row["logic"] for row in parse_map(smi("info", "-m"))}
+    except Unreadable as reason:
+        result["errors"].append(problem("npu_smi_unreadable", f"{reason}; {SMI_HINT}"))
+        return result
+    dies.sort(key=lambda die: die["phy"])
+    for die in dies:
+        die["logic"] = logic.get(die["phy"])
+    errors, warnings = check_dies(dies, module.params["dies"])
+    for more_errors, more_warnings in pool.map(lambda die: die_state(die, smi, hccn), dies):
+        errors += more_errors
+        warnings += more_warnings
+    result["dies"] = dies
+    result["errors"] += errors + check_host(dies)
+    result["warnings_found"] = warnings
+    return result
+
+
+def ping_one(hccn, phy, address):
+    """An error, or None."""
+    try:
+        sent, received = parse_ping(hccn("-i", phy, "-hccs_ping", "-g", "address", address))
+        if sent > 0 and received == sent:
+            return None
+        found = f"{received} of {sent} packets came back"
+    except Unreadable as reason:
+        found = str(reason)
+    sentence = (
+        f"die {phy}: hccs_ping to {address}: {found}, expected all: check the HCCS cables and the super pod's set-up"
+    )
+    return problem("hccs_ping_loss", sentence, int(phy) if phy.isdecimal() else None)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "dies": {"type": "int", "required": True},
+            "npu_smi": {"type": "str", "default": "npu-smi"},
+            "hccn_tool": {"type": "str", "default": "hccn_tool"},
+            "hccn_conf": {"type": "path", "default": "/etc/hccn.conf"},
+            "ping": {"type": "dict", "default": {}},
+            "timeout": {"type": "int", "default": 30},
+        },
+        supports_check_mode=True,
+    )
+    smi, hccn = (Tool(module.params[name], module.params["timeout"]) for name in ("npu_smi", "hccn_tool"))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        if module.params["ping"]:
+            targets = sorted((str(phy), str(address)) for phy, address in module.params["ping"].items())
+            errors = [error for error in pool.map(lambda target: ping_one(hccn, *target), targets) if error]
+            module.exit_json(changed=False, version=None, dies=[], errors=errors, warnings_found=[])
+        module.exit_json(changed=False, **read_host(module, smi, hccn, pool))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""One look at a job: its unit, what its log has got since the last look, and which peers answer."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: job_state
+short_description: State of a systemd unit, new lines of its log, and peers that do not answer
+options:
+  unit: {description: Name of the unit, type: str, required: true}
+  log: {description: Its log, type: path, required: true}
+  offset: {description: Bytes of the log that were read already; -1 begins with its last lines, type: int, default: 0}
+  peers: {description: "What must answer: host, address, port", type: list, elements: dict, default: []}
+  timeout: {description: Bound of a connection in seconds, type: int, default: 4}
+author: [the authors of this repository]
+"""
+EXAMPLES = r"""
+- name: Look at the job
+  job_state:
+    unit: sam-rl-train.service
+    log: /data/runs/a/launch.log
+"""
+RETURN = r"""
+active: {description: ActiveState of the unit, type: str, returned: always}
+result: {description: Result of the unit, type: str, returned: always}
+status: {description: Exit status or number of the signal, type: int, returned: always}
+lines: {description: Whole lines that are new, type: list, elements: str, returned: always}
+offset: {description: Where to go on, type: int, returned: always}
+lost: {description: Hosts that do not answer, type: list, elements: str, returned: always}
+"""
+
+import concurrent.futures
+import os
+import subprocess
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_state import reachable
+
+BLOCK = 1 << 20
+TAIL = 4096
+
+
+def new_lines(path, offset):
+    """(whole lines from `offset` on, at most BLOCK bytes; the new offset); none while there is no file."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if offset < 0:
+                offset = max(0, size - TAIL)
+            elif offset > size:  # the file was begun anew
+                offset = 0
+            file.seek(offset)
+            data = file.read(BLOCK)
+    except FileNotFoundError:
+        return [], max(offset, 0)
+    end = data.rfind(b"\n") + 1
+    return data[:end].decode("utf-8", "replace").splitlines(), offset + end
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "unit": {"type": "str", "required": True},
+            "log": {"type": "path", "required": True},
+            "offset": {"type": "int", "default": 0},
+            "peers": {"type": "list", "elements": "dict", "default": []},
+            "timeout": {"type": "int", "default": 4},
+        },
+        supports_check_mode=True,
+    )
+    names = ("ActiveState", "Result", "ExecMainStatus")
+    command = ["systemctl", "show", "--property=" + ",".join(names), module.params["unit"]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        module.fail_json(msg=f"systemctl does not answer ({done.stderr.strip()}): is systemd running?")
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    lines, offset = new_lines(module.params["log"], module.params["offset"])
+    peers = module.params["peers"]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda peer: knock(peer, module.params["timeout"]), peers))
+    module.exit_json(
+        changed=False,
+        active=found.get("ActiveState", ""),
+        result=found.get("Result", ""),
+        status=int(found.get("ExecMainStatus") or 0),
+        lines=lines,
+        offset=offset,
+        lost=[peer["host"] for peer, answers_now in zip(peers, answers) if not answers_now],
+    )
+
+
+def knock(peer, timeout):
+    """Whether something listens there; a refused connection is none."""
+    return reachable(str(peer["address"]), int(peer["port"]), timeout, refused_is_answer=False) is None
+
+
+if __name__ == "__main__":
+    main()

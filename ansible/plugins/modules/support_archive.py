@@ -1,0 +1,104 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Pack files and the output of commands into one archive, with secrets removed."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: support_archive
+short_description: One .tar.gz of files and command outputs for support, secrets masked
+options:
+  dest: {description: The archive, type: path, required: true}
+  top: {description: Name of the folder in it, type: str, required: true}
+  files: {description: Files to take (patterns of glob), type: list, elements: str, default: []}
+  archives: {description: Archives of this module to put together as they are, type: list, elements: path, default: []}
+  commands: {description: "Commands by the name of their output", type: dict, default: {}}
+  limit_mb: {description: Of a longer file or output only the end is taken, type: int, default: 20}
+  timeout: {description: Bound of one command in seconds, type: int, default: 60}
+author: [the authors of this repository]
+"""
+EXAMPLES = r"""
+- name: Pack the logs
+  support_archive:
+    dest: /tmp/npu1.tar.gz
+    top: npu1
+    files: [/var/log/sam-rl/*.log]
+    commands: {uname.txt: [uname, -a]}
+"""
+RETURN = r"""
+names: {description: What is in it, type: list, elements: str, returned: always}
+"""
+
+import glob
+import io
+import os
+import subprocess
+import tarfile
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.secrets import mask
+
+
+def tail(path, limit):
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - limit))
+        return file.read(limit)
+
+
+def output(command, timeout, limit):
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{' '.join(command)}: {error}\n".encode()
+    return done.stdout[-limit:]
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "dest": {"type": "path", "required": True},
+            "top": {"type": "str", "required": True},
+            "files": {"type": "list", "elements": "str", "default": []},
+            "archives": {"type": "list", "elements": "path", "default": []},
+            "commands": {"type": "dict", "default": {}},
+            "limit_mb": {"type": "int", "default": 20},
+            "timeout": {"type": "int", "default": 60},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    limit, names = params["limit_mb"] << 20, []
+    if module.check_mode:
+        module.exit_json(changed=True, names=names)
+    fresh = f"{params['dest']}.new"
+    try:
+        os.makedirs(os.path.dirname(fresh), exist_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with tarfile.open(fileobj=file, mode="w:gz") as archive:
+
+                def add(name, data):
+                    info = tarfile.TarInfo(f"{params['top']}/{name}")
+                    info.size, info.mode = len(data), 0o600
+                    archive.addfile(info, io.BytesIO(data))
+                    names.append(name)
+
+                for name, command in sorted(params["commands"].items()):
+                    add(name, mask(output(command, params["timeout"], limit)))
+                for pattern in params["files"]:
+                    for path in sorted(glob.glob(pattern)):
+                        if os.path.isfile(path):
+                            add(path.lstrip("/"), mask(tail(path, limit)))
+                for path in params["archives"]:
+                    with open(path, "rb") as part:
+                        add(os.path.basename(path), part.read())
+        os.replace(fresh, params["dest"])
+    except OSError as error:
+        module.fail_json(msg=f"{params['dest']}: the archive cannot be written ({error}): free some space there.")
+    module.exit_json(changed=True, names=names)
+
+
+if __name__ == "__main__":
+    main()

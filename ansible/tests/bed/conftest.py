@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bed for all tests of this folder, and the table of faults that ends a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import prepare  # noqa: E402
+from hosts import CONTROLLER, NETWORK, Bed, call, sweep  # noqa: E402
+from plays import LOGS, Result, Site  # noqa: E402
+
+RUN = prepare.CACHE / "run"
+SECRET = "a-word-that-no-log-may-hold"
+SETTINGS = {
+    "dies_per_host": 16,
+    "pin_set": "vllm-0.23",
+    "recipe": "bed",
+    "cluster_network": f"{NETWORK}.0/24",
+    "cluster_interface": "host0",
+    "ray_port": 6379,
+    "dashboard_port": 8265,
+    "install_root": "/opt/sam-rl",
+    "work_dir": "/srv/sam-rl",
+    "ascend_driver_version": "25.3.rc1",
+    "container_engine": "none",
+    "container_image_own_packages": ["sam-core", "/opt/sam-rl/src"],
+    "container_image_modules": ["verl"],
+    "host_base_packages": {"apt": prepare.CACHED.split()},
+    # In a container kernel.* and vm.* are those of the machine: the bed must not set them, and may not.
+    "host_base_sysctl": {"net.core.somaxconn": "65535", "net.ipv4.tcp_max_syn_backlog": "65535"},
+    "host_base_time_service": "sam-bed-time",
+    "npu_preflight_install_gb": 2,
+    "npu_preflight_work_gb": 1,
+    "ray_cluster_cpus": 2,
+    "ray_cluster_object_store": 100_000_000,
+    "recipe_launch_poll": 2,
+    "recipe_launch_shared": False,  # each host of the bed has a disk of its own, and the job writes on the first
+    "container_image_secret_env": {"WANDB_API_KEY": SECRET},
+}
+WHEEL_PORT = 8099
+FAULTS: list[tuple[str, str, str, float]] = []
+TIMES: list[tuple[str, float]] = []
+
+
+def note(fault: str, playbook: str, result: Result) -> None:
+    """A line of the table at the end of the run."""
+    FAULTS.append((fault, f"{playbook}.yml", result.sentence, result.seconds))
+
+
+def pytest_configure() -> None:
+    if not os.environ.get("SAM_BED"):
+        pytest.exit("start the test bed by ci/test-bed: it makes the namespaces that keep it apart.", 4)
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", 143))
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def bed() -> Iterator[Bed]:
+    """Three bare hosts; its folder is in memory and gone with the run."""
+    sweep(prepare.CACHE)
+    RUN.mkdir(exist_ok=True)
+    shutil.rmtree(LOGS, ignore_errors=True)
+    LOGS.mkdir()
+    call("mount", "-t", "tmpfs", "-o", "mode=700", "sam-bed", RUN)
+    bed = Bed(RUN, prepare.base())
+    TIMES.append(("three bare hosts up", bed.up(3)))
+    yield bed
+    bed.down()
+
+
+@pytest.fixture(scope="session")
+def wheel_server(bed: Bed) -> Iterator[str]:
+    """Address of the folder of wheels: what a site without a way out has inside."""
+    handler = partial(Quiet, directory=str(prepare.wheels()))
+    with ThreadingHTTPServer((CONTROLLER, WHEEL_PORT), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{CONTROLLER}:{WHEEL_PORT}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def site(bed: Bed, wheel_server: str) -> Site:
+    """The repository's copy and the bed's inventory."""
+    site = Site(RUN / "site", bed, SETTINGS)
+    site.checkout()
+    requirements = site.folder / "requirements.lock"
+    requirements.write_text((prepare.wheels() / "requirements.lock").read_text())
+    site.settings |= {
+        "container_image_requirements": str(requirements),
+        "container_image_find_links": wheel_server,
+    }
+    return site
+
+
+@pytest.fixture(autouse=True)
+def healthy(bed: Bed) -> Iterator[None]:
+    """Whatever a test broke in the pretended devices is whole again after it."""
+    yield
+    bed.reset()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if FAULTS:
+        terminalreporter.section("faults: what, playbook, sentence, seconds")
+        for fault, playbook, sentence, seconds in FAULTS:
+            terminalreporter.write_line(f"{fault:<38} {playbook:<12} {seconds:5.1f} s  {sentence}")
+    if TIMES:
+        terminalreporter.section("times")
+        for what, seconds in TIMES:
+            terminalreporter.write_line(f"{what:<60} {seconds:6.1f} s")

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts of the test bed: systemd-nspawn containers over one Debian, on a bridge without a route out.
+
+All of it lives in the mount, network and process namespaces that ci/test-bed makes: the kernel removes mounts, interfaces
+and processes with the last process of the run, however that ends. Only control groups stay behind; `sweep` removes them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import npu
+
+HERE = Path(__file__).resolve().parent
+NETWORK = "10.231.0"
+CONTROLLER = f"{NETWORK}.1"
+DEVICES = [*(f"davinci{die}" for die in range(16)), "davinci_manager", "devmm_svm", "hisi_hdc"]
+REBOOT = 133  # exit status of systemd-nspawn --keep-unit when the host wants to start again
+BOOT_SECONDS = 60
+# Where a running system or a login leaves files of its own; ours are never there.
+NOISE = (
+    "etc/machine-id",
+    "etc/resolv.conf",
+    "etc/.updated",
+    "root/.ansible",
+    "root/.bash_history",
+    "run",
+    "tmp",
+    "usr/lib/python3",
+    "var/.updated",
+    "var/lib/apt",
+    "var/cache",
+    "var/lib/dbus",
+    "var/lib/systemd",
+    "var/log",
+    "var/tmp",
+)
+
+
+def call(*words: str | Path, text: str | None = None) -> str:
+    """Output of a command; raises CalledProcessError."""
+    command = [str(word) for word in words]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def groups(folder: Path) -> list[Path]:
+    """This checkout's control group in each hierarchy that systemd uses (version 1's own and version 2)."""
+    mounts = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        kind, _, options = rest.split(" ", 2)
+        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options):
+            mounts[kind] = Path(fields.split()[4])
+    name = f"sam-bed-{folder.stat().st_dev:x}-{folder.stat().st_ino:x}"
+    return [mount / name for mount in mounts.values()]
+
+
+def sweep(folder: Path) -> None:
+    """Removes the control groups of `folder`'s hosts; a group is busy until its last process is gone."""
+    deadline = time.monotonic() + 5
+    while any(group.exists() for group in groups(folder)) and time.monotonic() < deadline:
+        for group in groups(folder):
+            for path, _, _ in os.walk(group, topdown=False):
+                try:
+                    os.rmdir(path)
+                except OSError:
+                    pass
+        time.sleep(0.05)
+
+
+class Host:
+    """One container. `root` is its file system as it sees it, `upper` what it has beyond the base."""
+
+    def __init__(self, folder: Path, base: Path, number: int, key: Path) -> None:
+        self.name = f"bed{number + 1}"
+        self.number = number
+        self.address = f"{NETWORK}.{11 + number}"
+        self.folder = folder / self.name
+        self.base = base
+        self.key = key
+        self.root = self.folder / "root"
+        self.upper = self.folder / "disk" / "upper"
+        self.process: subprocess.Popen | None = None
+
+    def create(self) -> None:
+        """A bare host: the base, the login key, an address, the pretended NPUs and time source."""
+        disk = self.folder / "disk"
+        for folder in (disk, self.root):
+            folder.mkdir(parents=True)
+        call("mount", "-t", "tmpfs", "-o", "size=6g,mode=755", f"sam-{self.name}", disk)
+        for folder in (self.upper, disk / "work"):
+            folder.mkdir()
+        options = f"lowerdir={self.base},upperdir={self.upper},workdir={disk / 'work'}"
+        call("mount", "-t", "overlay", "-o", options, f"sam-{self.name}", self.root)
+        network = f"[Match]\nName=host0\n[Network]\nAddress={self.address}/24\nLinkLocalAddressing=no\n"
+        names = "".join(f"{NETWORK}.{11 + number} bed{number + 1}\n" for number in range(8))
+        unit = "[Service]\nExecStart=/usr/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
+        files = {
+            "etc/hostname": f"{self.name}\n",
+            "etc/hosts": f"127.0.0.1 localhost\n{names}",
+            "etc/hccn.conf": "".join(
+                f"address_{die['phy']}={die['vnic_ip']}\n" for die in npu.healthy(self.number)["dies"]
+            ),
+            "etc/sam-bed/clock": "0.000012\n",
+            "etc/systemd/network/10-host0.network": network,
+            "etc/systemd/system/sam-bed-time.service": unit,
+            "root/.ssh/authorized_keys": self.key.with_suffix(".pub").read_text(),
+        }
+        for path, text in files.items():
+            self.write(path, text)
+        (self.root / "root/.ssh").chmod(0o700)
+        for program in ("npu-smi", "hccn_tool", "chronyc"):
+            shutil.copy(HERE / "fakes" / program, self.root / "usr/local/bin")
+        self.set_npu(npu.healthy(self.number))
+        wants = self.root / "etc/systemd/system/multi-user.target.wants"
+        for unit in ("systemd-networkd", "ssh"):
+            link = wants / f"{unit}.service"
+            if not link.is_symlink():
+                link.symlink_to(f"/lib/systemd/system/{unit}.service")
+
+    def start(self) -> None:
+        """Starts the host; it starts again by itself when it asks for a reboot."""
+        inside = []
+        for group in groups(self.folder.parent.parent):
+            (group / self.name).mkdir(parents=True, exist_ok=True)
+            inside.append(group / self.name / "cgroup.procs")
+        words = ["systemd-nspawn", "--boot", "--quiet", "--register=no", "--keep-unit", f"--machine={self.name}"]
+        words += [f"--directory={self.root}", "--network-bridge=bed0", "--console=pipe", "--link-journal=no"]
+        words += ["--resolv-conf=off", "--timezone=off", *(f"--bind=/dev/null:/dev/{name}" for name in DEVICES)]
+        script = "".join(f"echo $$ > {path}; " for path in inside)
+        script += f'while :; do "$@"; [ $? = {REBOOT} ] || exit; done'
+        environment = {**os.environ, "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network"}  # lets net.* be set
+        with open(self.folder / "console", "ab") as console:
+            self.process = subprocess.Popen(
+                ["bash", "-c", script, "bash", *words],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        """Until the system is up; raises AssertionError with the console's end when it does not come."""
+        deadline = time.monotonic() + BOOT_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            state = self.run("systemctl", "is-system-running", check=False).strip()
+            if state in ("running", "degraded"):
+                assert state == "running", self.run("systemctl", "--failed", "--no-legend")
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{self.name} did not start:\n{(self.folder / 'console').read_text()[-2000:]}")
+
+    def stop(self) -> None:
+        """Pulls the plug."""
+        if self.process and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        while leader := self.leader():
+            try:
+                os.kill(leader, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            time.sleep(0.05)
+
+    def remove(self) -> None:
+        self.stop()
+        for mount in (self.root, self.folder / "disk"):
+            if mount.is_mount():
+                call("umount", "--lazy", mount)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def leader(self) -> int | None:
+        """Process id of the host's systemd, found by its control group; None while there is none."""
+        found = []
+        for group in groups(self.folder.parent.parent):
+            try:
+                text = (group / self.name / "payload/init.scope/cgroup.procs").read_text()
+            except OSError:  # the host has not come so far, or is gone
+                continue
+            found += [int(pid) for pid in text.split()]
+        return min(found, default=None)
+
+    def run(self, *words: str, check: bool = True) -> str:
+        """Output of a command in the host, not by ssh; with check=False also of one that fails or cannot start."""
+        leader = self.leader()
+        if leader is None:
+            return ""
+        command = ["nsenter", "--target", str(leader), "--mount", "--uts", "--ipc", "--net", "--pid", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=check).stdout
+
+    def until(self, happens: Callable[[], bool], what: str, seconds: float = 20) -> None:
+        """Waits for something; raises AssertionError when it does not come."""
+        deadline = time.monotonic() + seconds
+        while not happens():
+            assert time.monotonic() < deadline, f"{self.name}: waited {seconds} s in vain until {what}"
+            time.sleep(0.1)
+
+    def write(self, path: str, text: str) -> None:
+        """A file at once, with its folders; `path` is relative to the host's root."""
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_name(f".{file.name}.new")
+        new.write_text(text)
+        new.rename(file)
+
+    def npu(self) -> dict:
+        """The state of its NPUs, as npu.py describes it."""
+        return json.loads((self.root / "etc/sam-bed/npu.json").read_text())
+
+    def set_npu(self, state: dict) -> None:
+        """Makes npu-smi and hccn_tool say what `state` says."""
+        self.write("etc/sam-bed/npu.json", json.dumps(state))
+        folder = self.root / "etc/sam-bed/say"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for call, text in npu.outputs(state).items():
+            (folder / call).write_text(f"{text}\n")
+
+    def reset(self) -> None:
+        """The pretended devices and the clock as on a healthy host."""
+        self.set_npu(npu.healthy(self.number))
+        self.write("etc/sam-bed/clock", "0.000012\n")
+
+    def files(self) -> dict[str, tuple]:
+        """What the host wrote beyond the base: {path: (mode, size, mtime in ns)}; folders and NOISE are left out."""
+        found = {}
+        for path in self.upper.rglob("*"):
+            name = str(path.relative_to(self.upper))
+            if path.is_dir() and not path.is_symlink() or name.startswith((*NOISE, "etc/sam-bed")):
+                continue
+            state = path.lstat()
+            found[name] = (state.st_mode, state.st_size, state.st_mtime_ns)
+        return found
+
+    def processes(self) -> list[str]:
+        """Command lines in the host."""
+        lines = self.run("ps", "-eo", "args", "--no-headers").splitlines()
+        return [line.strip() for line in lines if line.strip() and not line.startswith("ps -eo")]
+
+    def units(self) -> list[str]:
+        """Names of the loaded services, sockets, timers and mounts."""
+        words = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "--type=service,timer,socket,mount")
+        return sorted(line.split()[0] for line in self.run(*words).splitlines())
+
+    def ports(self) -> set[int]:
+        """Listening TCP ports."""
+        return {int(line.split()[3].rpartition(":")[2]) for line in self.run("ss", "-Hltn").splitlines()}
+
+
+class Bed:
+    """A number of hosts on one bridge, the controller's end of which is CONTROLLER."""
+
+    def __init__(self, folder: Path, base: Path) -> None:
+        self.folder = folder
+        self.base = base
+        self.hosts: list[Host] = []
+        self.key = folder / "key"
+        self.known_hosts = folder / "known_hosts"
+
+    def up(self, count: int) -> float:
+        """Adds bare hosts until there are `count`; seconds until all of them run."""
+        begin = time.monotonic()
+        if not self.key.exists():
+            call("ip", "link", "set", "lo", "up")
+            call("ip", "link", "add", "bed0", "type", "bridge")
+            call("ip", "address", "add", f"{CONTROLLER}/24", "dev", "bed0")
+            call("ip", "link", "set", "bed0", "up")
+            call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key)
+            public = " ".join((self.base / "etc/ssh/ssh_host_ed25519_key.pub").read_text().split()[:2])
+            self.known_hosts.write_text(f"{NETWORK}.* {public}\n")
+        fresh = [Host(self.folder, self.base, number, self.key) for number in range(len(self.hosts), count)]
+        for host in fresh:
+            self.hosts.append(host)
+            host.create()
+            host.start()
+        for host in fresh:
+            host.wait()
+        return time.monotonic() - begin
+
+    def rebuild(self) -> None:
+        """All hosts bare again."""
+        count = len(self.hosts)
+        self.down()
+        self.up(count)
+
+    def down(self) -> None:
+        for host in self.hosts:
+            host.remove()
+        self.hosts = []
+        sweep(self.folder.parent)
+
+    def reset(self) -> None:
+        for host in self.hosts:
+            host.reset()
+
+    def snapshot(self) -> dict[str, dict]:
+        """Files of every host, to compare with later ones."""
+        return copy.deepcopy({host.name: host.files() for host in self.hosts})

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each fault stops site.yml with one sentence, before anything on a host was changed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import note
+from hosts import Bed, Host, call
+from plays import Site
+
+
+@dataclasses.dataclass
+class Fault:
+    """What is broken, by a context manager over the bed's hosts or by settings; `sentence` is a pattern."""
+
+    name: str
+    sentence: str
+    broken: Callable[[list[Host]], contextlib.AbstractContextManager] | None = None
+    words: tuple[str, ...] = ()
+    settings: dict = dataclasses.field(default_factory=dict)
+
+
+def die(host: int, phy: int, **changes: object) -> Callable:
+    """A die of one host says something else; it is whole again after the test (fixture `healthy`)."""
+
+    @contextlib.contextmanager
+    def broken(hosts: list[Host]) -> Iterator[None]:
+        state = hosts[host].npu()
+        state["dies"][phy] |= changes
+        hosts[host].set_npu(state)
+        yield
+
+    return broken
+
+
+def npu(host: int, **changes: object) -> Callable:
+    @contextlib.contextmanager
+    def broken(hosts: list[Host]) -> Iterator[None]:
+        hosts[host].set_npu({**hosts[host].npu(), **changes})
+        yield
+
+    return broken
+
+
+@contextlib.contextmanager
+def module_missing(hosts: list[Host]) -> Iterator[None]:
+    state = hosts[2].npu()
+    hosts[2].set_npu({**state, "dies": state["dies"][:14]})
+    yield
+
+
+@contextlib.contextmanager
+def tls_on_one_host(hosts: list[Host]) -> Iterator[None]:
+    state = hosts[1].npu()
+    hosts[1].set_npu({**state, "dies": [{**die, "tls": 1} for die in state["dies"]]})
+    yield
+
+
+@contextlib.contextmanager
+def small_disk(hosts: list[Host]) -> Iterator[None]:
+    hosts[1].run("mount", "-t", "tmpfs", "-o", "size=64m", "small", "/srv")
+    try:
+        yield
+    finally:
+        hosts[1].run("umount", "/srv")
+
+
+@contextlib.contextmanager
+def wrong_clock(hosts: list[Host]) -> Iterator[None]:
+    hosts[1].write("etc/sam-bed/clock", "4.25\n")
+    yield
+
+
+@contextlib.contextmanager
+def no_hccn_conf(hosts: list[Host]) -> Iterator[None]:
+    file = hosts[0].root / "etc/hccn.conf"
+    file.rename(file.with_name("hccn.conf.away"))
+    try:
+        yield
+    finally:
+        file.with_name("hccn.conf.away").rename(file)
+
+
+@contextlib.contextmanager
+def port_taken(hosts: list[Host]) -> Iterator[None]:
+    server = ("python3", "-m", "http.server", "--directory", "/srv", "6379")
+    hosts[2].run("systemd-run", "--unit=other-program", "--collect", *server)
+    hosts[2].until(lambda: 6379 in hosts[2].ports(), "the other program listens")
+    try:
+        yield
+    finally:
+        hosts[2].run("systemctl", "stop", "other-program")
+
+
+@contextlib.contextmanager
+def unplugged(hosts: list[Host]) -> Iterator[None]:
+    for socket in (hosts[1].folder.parent / "cp").glob("*"):
+        socket.unlink()  # a first run has no connection that is open already
+    call("ip", "link", "set", f"vb-{hosts[1].name}", "down")
+    try:
+        yield
+    finally:
+        call("ip", "link", "set", f"vb-{hosts[1].name}", "up")
+
+
+FAULTS = [
+    Fault("dead die", r"bed2: die 5 \(NPU 2 chip 1\) has health 'Alarm', expected OK: .+", die(1, 5, health="Alarm")),
+    Fault("wrong die count", r"bed3: npu-smi lists 14 dies \(missing: 14, 15\), expected 16: .+", module_missing),
+    Fault(
+        "SDID clash", r"bed3 die 0: SDID 4456451 is that of bed2 die 3 too, expected unique .+", die(2, 0, sdid=4456451)
+    ),
+    Fault(
+        "TLS mismatch",
+        r"tls switch differs between hosts \(0 on bed1, bed3; 1 on bed2\), expected the same on all: .+",
+        tls_on_one_host,
+    ),
+    Fault(
+        "hccs_ping loss",
+        r"bed1: die 3: hccs_ping to 192.168.2.196: 0 of 3 packets came back, expected all: .+",
+        npu(0, ping_lost=["192.168.2.196"]),
+    ),
+    Fault("disk too small", r"bed2: 0.1 GB are free for /srv/sam-rl, expected at least 1 GB: .+", small_disk),
+    Fault(
+        "wrong driver version", r"bed3: npu-smi says driver 24.1.rc3, expected 25.3.rc1 .+", npu(2, version="24.1.rc3")
+    ),
+    Fault("clock skew", r"bed2: its clock is off by \+4.250 s, expected at most 1.0 s: .+", wrong_clock),
+    Fault("missing /etc/hccn.conf", r"bed1: /etc/hccn.conf is missing, expected .+", no_hccn_conf),
+    Fault("port taken", r"bed3: port 6379 is taken \(a program listens on 0.0.0.0\), expected free: .+", port_taken),
+    Fault("unreachable host", r"bed2: not reachable as 10.231.0.12 \(.+\), expected ssh .+", unplugged),
+    Fault(
+        "--limit on one host",
+        r"--limit leaves out bed2, bed3, and this playbook needs all 3 .+",
+        words=("--limit", "bed1"),
+    ),
+    Fault(
+        "bad inventory variable",
+        r"bed1, bed2, bed3: the variable ray_prot is not known: did you mean ray_port; .+",
+        settings={"ray_prot": 6380},
+    ),
+    Fault(
+        "host missing from the inventory",
+        r"the group npu_hosts has 3 hosts, hosts_expected says 4: .+",
+        settings={"hosts_expected": 4},
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
+def test_site_stops_with_a_sentence_and_changes_nothing(bed: Bed, site: Site, fault: Fault) -> None:
+    before = bed.snapshot()
+    with fault.broken(bed.hosts) if fault.broken else contextlib.nullcontext():
+        result = site.play("site", *fault.words, **fault.settings).must_fail()
+    note(fault.name, "site", result)
+    assert re.fullmatch(fault.sentence, result.sentence), result.sentence
+    assert result.changed == []
+    assert bed.snapshot() == before
+    for host in bed.hosts:
+        assert not [unit for unit in host.units() if unit.startswith("sam-rl")]

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From bare hosts to a trained recipe on three hosts, a second time, with faults in between, and away again."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import SECRET, TIMES, note
+from hosts import CONTROLLER, Bed, Host, call
+from plays import Result, Site
+
+RUNS = "srv/sam-rl/runs"
+PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|rc[0-6S]\.d/|systemd/system/.+\.wants/(rsync|nftables|sam-bed-time))"
+"""Files that packages leave when they are installed or their services enabled; the clock stays in step."""
+BARE: dict[str, dict] = {}
+
+
+def steps(head: Host, run: str) -> list[dict]:
+    """What the job has written, line by line."""
+    path = head.root / RUNS / run / "steps.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture(scope="module")
+def converged(bed: Bed, site: Site) -> Result:
+    """site.yml has run on bare hosts, once for all tests below."""
+    BARE.update(
+        {host.name: {"units": host.units(), "packages": packages(host), "files": host.files()} for host in bed.hosts}
+    )
+    result = site.play("site").must_pass()
+    TIMES.append(("site.yml from bare hosts to a trained recipe, 3 hosts", result.seconds))
+    return result
+
+
+def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result) -> None:
+    lines = steps(bed.hosts[0], "bed")
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert all(line["hosts"] == ["bed1", "bed2", "bed3"] for line in lines)
+    summary = json.loads((bed.hosts[0].root / RUNS / "bed/summary.json").read_text())
+    assert summary["drafted"] > summary["accepted"] > 0
+    assert summary["reward_first"] < 0.1 < 0.9 < summary["reward_last"]
+    first, last = ((line["accepted"] / line["drafted"]) for line in (lines[0], lines[-1]))
+    assert last > 0.5 > 0.1 > first, "drafts are accepted where the policy has learnt to repeat itself"
+    assert "Ray has 3 hosts and 48 NPU" in converged.messages
+
+
+def test_ray_answers_the_cluster_network_alone(bed: Bed, converged: Result) -> None:
+    """A caller from another network, to whom the host has a route, reaches ssh and no port of Ray."""
+
+    def answers(source: str, port: int) -> bool:
+        try:
+            socket.create_connection((bed.hosts[0].address, port), 2, (source, 0)).close()
+        except TimeoutError:
+            return False
+        return True
+
+    call("ip", "address", "add", "10.232.0.1/24", "dev", "bed0")
+    bed.hosts[0].run("ip", "route", "add", "10.232.0.0/24", "dev", "host0")
+    ports = sorted(bed.hosts[0].ports() - {22})
+    assert {6379, 8265} <= set(ports)
+    assert all(answers(CONTROLLER, port) for port in (22, 6379, 8265))
+    assert answers("10.232.0.1", 22)
+    assert not [port for port in (6379, 8265, 20000) if answers("10.232.0.1", port)]
+
+
+def test_logs_and_results_come_back_without_secrets(site: Site, converged: Result) -> None:
+    archive = site.repository / "outputs/cluster/support-bed.tar.gz"
+    texts = {}
+    with tarfile.open(archive) as whole:
+        for part in whole.getmembers():
+            with tarfile.open(fileobj=whole.extractfile(part)) as tar:
+                texts |= {member.name: tar.extractfile(member).read() for member in tar.getmembers()}
+    log = next(text for name, text in texts.items() if name.endswith("launch.log"))
+    assert b'"reward_last"' in log
+    assert all(b"npu-smi 25.3.rc1" in texts[f"bed{number}/npu-smi.txt"] for number in (1, 2, 3))
+    assert not [name for name, text in texts.items() if SECRET.encode() in text]
+    assert SECRET not in converged.output
+
+
+def test_a_second_run_changes_nothing(bed: Bed, site: Site, converged: Result) -> None:
+    result = site.play("site").must_pass()
+    TIMES.append(("site.yml again", result.seconds))
+    assert result.changed == []
+    assert len(steps(bed.hosts[0], "bed")) == 8
+
+
+def test_a_tree_that_is_not_the_recorded_one_stops_ray(bed: Bed, site: Site, converged: Result) -> None:
+    (file,) = (bed.hosts[2].root / "opt/sam-rl/venv/lib").glob("python*/site-packages/verl/trainer/ppo/core_algos.py")
+    text = file.read_text()
+    pids = {host.name: host.run("systemctl", "show", "--property=MainPID", "sam-rl-ray") for host in bed.hosts}
+    patched = patched_file(site, file)
+    original = patched.read_text()
+    patched.write_text(original + "\n# changed by hand\n")
+    result = site.play("cluster").must_fail()
+    patched.write_text(original)
+    note("tree id does not match", "cluster", result)
+    assert re.fullmatch(
+        r"bed3: verl is .*modified.*, expected tree [0-9a-f]{12} of pin set vllm-0.23 .+", result.sentence
+    )
+    assert file.read_text() == text
+    assert pids == {host.name: host.run("systemctl", "show", "--property=MainPID", "sam-rl-ray") for host in bed.hosts}
+
+
+def patched_file(site: Site, near: Path) -> Path:
+    """A file of verl in the same environment as `near` that the patches change."""
+    pins = (site.repository / "patches/vllm-0.23/pins.toml").read_text()
+    blobs = pins.split("[module.verl.recorded.blobs]")[1]
+    name = re.search(r'^"(verl/[^"]+)"', blobs, re.M).group(1)
+    return near.parents[3] / name
+
+
+def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result) -> None:
+    """No engine runs in the bed: the program that enters the environment, which also names the image, is the fault."""
+    kept = {}
+    for host in bed.hosts:
+        path = host.root / "opt/sam-rl/bin/in-env"
+        kept[host.name] = path.read_text()
+        digest = "sha256:" + ("b" if host.name == "bed2" else "a") * 64
+        path.write_text(f'#!/bin/sh\n[ "$1" != --image ] || {{ echo {digest}; exit; }}\nexec {path.parent}/none "$@"\n')
+    archive = {"container_engine": "podman", "container_image_archive": "/srv/image.tar"}
+    result = site.play("cluster", **archive, container_image_archive_sha256="0" * 64).must_fail()
+    for host in bed.hosts:
+        (host.root / "opt/sam-rl/bin/in-env").write_text(kept[host.name])
+    note("image digest differs", "cluster", result)
+    assert re.fullmatch(
+        r"bed2: the image has digest sha256:b{64}, expected sha256:a{64} as on bed1: .+", result.sentence
+    )
+    assert result.changed == []
+
+
+def test_a_folder_that_is_not_shared_stops_the_run(bed: Bed, site: Site, converged: Result) -> None:
+    result = site.play("train", recipe_launch_run="apart", recipe_launch_shared=True).must_fail()
+    note("run's folder is not shared", "train", result)
+    assert re.fullmatch(
+        r"bed2: /srv/sam-rl/runs/apart is not the folder that bed1 has, expected storage .+", result.sentence
+    )
+    assert not steps(bed.hosts[0], "apart")
+
+
+def test_a_lost_worker_is_reported_and_the_run_goes_on_from_its_checkpoint(
+    bed: Bed, site: Site, converged: Result
+) -> None:
+    head, worker = bed.hosts[0], bed.hosts[2]
+    request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=24", "pause=1"]}
+
+    def pull_the_plug() -> None:
+        head.until(lambda: len(steps(head, "lost")) >= 3, "the job has made three steps", 120)
+        worker.stop()
+        pulled.append(len(steps(head, "lost")))
+
+    pulled: list[int] = []
+    thread = threading.Thread(target=pull_the_plug)
+    thread.start()
+    result = site.play("train", **request).must_fail()
+    thread.join()
+    note("worker lost in the middle of the job", "train", result)
+    assert re.search(
+        r"the run lost was stopped because Ray on bed3 no longer answers, expected all hosts .+", result.sentence
+    )
+    assert result.seconds < 120
+    assert head.run("systemctl", "is-active", "sam-rl-train", check=False).strip() != "active"
+    assert 3 <= pulled[0] <= len(steps(head, "lost")) < 24
+
+    worker.start()
+    worker.wait()
+    site.play("cluster").must_pass()
+    site.play("train", **request).must_pass()
+    assert [line["step"] for line in steps(head, "lost")] == list(range(1, 25))
+    assert "resumed after step" in (head.root / RUNS / "lost/launch.log").read_text()
+
+
+def packaged(host: Host, before: set[str]) -> set[str]:
+    """Files of the packages that came after `before`; they stay. Debian has /lib and its like below /usr."""
+    files = host.run("dpkg", "-L", *sorted(packages(host) - before)).splitlines()
+    return {*files, *(f"/usr{file}" for file in files if file.startswith(("/bin", "/lib", "/sbin")))}
+
+
+def packages(host: Host) -> set[str]:
+    return set(host.run("dpkg-query", "--show", "--showformat=${Package}\\n").split())
+
+
+def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result) -> None:
+    result = site.play("teardown", "-e", "teardown_data=true").must_pass()
+    TIMES.append(("teardown.yml", result.seconds))
+    for host in bed.hosts:
+        bare = BARE[host.name]
+        left = {f"/{name}" for name in set(host.files()) - set(bare["files"])} - packaged(host, bare["packages"])
+        assert not [name for name in left if not re.match(PACKAGING, name)], left
+        assert not [line for line in host.processes() if re.search(r"ray|sam-rl|bed_job|venv", line)]
+        new = set(host.units()) - set(bare["units"]) - {"sam-bed-time.service"}
+        assert not [unit for unit in new if "sam" in unit or unit.endswith(".mount")]
+        assert host.ports() == {22}
+    assert site.play("teardown", "-e", "teardown_data=true").must_pass().changed == []

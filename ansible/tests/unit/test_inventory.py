@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused in an inventory, with which sentence, and that the sample inventories pass."""
+
+from pathlib import Path
+
+import pin_set
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+
+ANSIBLE = Path(__file__).resolve().parents[2]
+REPOSITORY = str(ANSIBLE.parent)
+GOOD = {
+    "ansible_user": "root",
+    "hosts_expected": 2,
+    "dies_per_host": 16,
+    "pin_set": "vllm-0.23",
+    "recipe": "dapo_qwen3_tiny_cpu",
+    "container_engine": "none",
+    "cluster_network": "10.0.0.0/24",
+    "cluster_interface": "eth0",
+    "install_root": "/opt/sam-rl",
+    "work_dir": "/data/sam-rl",
+    "ray_port": 6379,
+    "dashboard_port": 8265,
+    "ascend_driver_version": "25.3.rc1",
+}
+
+
+def inventory(hosts=2, first=None, **changes):
+    """{host: variables}; a change to None takes a variable out, `first` changes the first host alone."""
+    found = {}
+    for number in range(1, hosts + 1):
+        own = {"cluster_address": f"10.0.0.{number}", "ansible_host": f"192.0.2.{number}"}
+        found[f"h{number}"] = {**GOOD, **own, **changes, **((first or {}) if number == 1 else {})}
+    return {host: {k: v for k, v in variables.items() if v is not None} for host, variables in found.items()}
+
+
+def problems(**changes):
+    hosts = inventory(**changes)
+    return pin_set.inventory_problems(list(hosts), hosts, REPOSITORY)
+
+
+def test_good_inventory():
+    assert problems() == []
+    assert problems(teardown_data="true") == []
+
+
+@pytest.mark.parametrize("sample", ["sample-32die", "sample-128die", "bed"])
+def test_inventories_of_the_repository(sample):
+    folder = ANSIBLE / "inventories" / sample
+    shared = yaml.safe_load((folder / "group_vars/npu_hosts/main.yml").read_text())
+    own = yaml.safe_load((folder / "hosts.yml").read_text())["npu_hosts"]["hosts"]
+    hosts = {host: {**shared, **variables} for host, variables in own.items()}
+    if not Path(REPOSITORY, "llm_rl/qwen3", f"run_{shared['recipe']}.sh").exists():
+        pytest.skip(f"the recipe {shared['recipe']} is not there")
+    assert pin_set.inventory_problems(list(hosts), hosts, REPOSITORY) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"hosts": 0}, "the inventory has no host in the group npu_hosts"),
+        ({"hosts": 1}, "the group npu_hosts has 1 hosts, hosts_expected says 2"),
+        ({"recipe": None}, "h1, h2: the variable recipe is missing"),
+        ({"ray_prot": 1}, "h1, h2: the variable ray_prot is not known: did you mean ray_port"),
+        ({"NNODES": 2}, "h1, h2: the variable NNODES is not known: the hosts of the group npu_hosts count"),
+        ({"dies_per_host": "16"}, "h1, h2: dies_per_host is '16', expected int"),
+        ({"dies_per_host": True}, "h1, h2: dies_per_host is True, expected int"),
+        ({"container_engine": "lxc"}, "h1, h2: container_engine is 'lxc', expected one of docker, podman, none"),
+        ({"work_dir": "data"}, "h1, h2: work_dir is 'data', expected an absolute path"),
+        ({"install_root": "/"}, "h1, h2: install_root is '/', expected an absolute path below /"),
+        ({"ray_port": 80}, "h1, h2: ray_port is 80, expected a port from 1024 to 65535"),
+        ({"ray_port": 8265}, "ray_port and dashboard_port are both 8265"),
+        (
+            {"ansible_ssh_common_args": "-o StrictHostKeyChecking=no"},
+            "h1, h2: ansible_ssh_common_args switches the check",
+        ),
+        ({"first": {"pin_set": "vllm-0.11"}}, "pin_set differs between hosts ('vllm-0.11' on h1; 'vllm-0.23' on h2)"),
+        ({"cluster_address": "10.0.0.1"}, "h2: cluster_address is 10.0.0.1, as on h1"),
+        ({"ansible_host": "192.0.2.1"}, "h2: ansible_host is 192.0.2.1, as on h1"),
+        (
+            {"first": {"cluster_address": "10.0.1.1"}},
+            "h1: cluster_address 10.0.1.1 is not in cluster_network 10.0.0.0/24",
+        ),
+        ({"first": {"cluster_address": "npu1"}}, "h1: cluster_address or cluster_network is not an address"),
+        ({"pin_set": "vllm-1"}, "pin_set is 'vllm-1', which is no folder of patches/"),
+        ({"recipe": "x"}, "recipe is 'x', which llm_rl/qwen3/ has no run_x.sh for"),
+        ({"container_engine": "docker"}, "container_engine needs exactly one of container_image_base"),
+        (
+            {"container_engine": "docker", "container_image_base": "cann:latest"},
+            "container_image_base is 'cann:latest'",
+        ),
+        ({"container_engine": "docker", "container_image_archive": "/a"}, "container_image_archive_sha256 is not"),
+    ],
+)
+def test_one_sentence(change, sentence):
+    (problem,) = problems(**change)
+    assert problem.startswith(sentence) and problem.endswith(".") and problem.count("\n") == 0
+
+
+def test_recipe_needs_its_dies(tmp_path):
+    folder = tmp_path / "llm_rl" / "qwen3"
+    folder.mkdir(parents=True)
+    (folder / "base.yaml").write_text("cluster: {nodes: 1, dies_per_node: 16, device: npu}\n")
+    (folder / "big.yaml").write_text("base: base.yaml\ncluster: {nodes: 8}\n")
+    (folder / "run_big.sh").touch()
+    (sentence,) = pin_set._recipe(["h1", "h2"], {**GOOD, "recipe": "big"}, str(tmp_path))
+    assert sentence.startswith("recipe big needs 8 hosts of 16 dies (128 dies), the inventory has 2 of 16")
+    (folder / "big.yaml").write_text("base: base.yaml\ncluster: {nodes: 2}\n")
+    assert pin_set._recipe(["h1", "h2"], {**GOOD, "recipe": "big"}, str(tmp_path)) == []
+
+
+def test_versions_come_from_pins():
+    for folder in Path(REPOSITORY, "patches").glob("*/pins.toml"):
+        assert pin_set.pin_set(REPOSITORY, folder.parent.name)["name"] == folder.parent.name
+    with pytest.raises(AnsibleFilterError, match="cannot be read"):
+        pin_set.pin_set(REPOSITORY, "nothing")
+
+
+def test_every_role_documents_every_default():
+    for role in sorted((ANSIBLE / "roles").iterdir()):
+        options = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
+        defaults = role / "defaults/main.yml"
+        set_there = yaml.safe_load(defaults.read_text()) or {} if defaults.exists() else {}
+        assert set(set_there) <= set(options), role.name
+        for name, value in set_there.items():
+            stated = options[name].get("default", value)
+            assert stated == value, f"{role.name}: {name}"

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsers of npu-smi, hccn_tool and chronyc: what they read, what they refuse and why, and that no input crashes them."""
+
+import outputs
+import pytest
+from ansible.module_utils import ascend_npu as npu
+from ansible.module_utils import host_state
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PARSERS = {
+    "info": (npu.parse_info, outputs.info()),
+    "map": (npu.parse_map, outputs.MAP),
+    "spod": (npu.parse_spod, outputs.SPOD),
+    "spod table": (npu.parse_spod, outputs.SPOD_TABLE),
+    "vnic": (npu.parse_vnic, outputs.VNIC),
+    "link": (lambda text: npu.parse_status(text, "link status"), "link status: UP\n"),
+    "tls": (npu.parse_tls, outputs.TLS),
+    "ping": (npu.parse_ping, outputs.PING),
+    "chrony": (host_state.parse_chrony, outputs.CHRONY),
+}
+REASONS = (npu.Unreadable, host_state.Unreadable)
+
+
+def test_info():
+    version, dies = npu.parse_info(outputs.info(phy5={"health": "Alarm", "used": 40000}))
+    assert version == "25.3.rc1"
+    assert [die["phy"] for die in dies] == list(range(16))
+    assert [(die["npu"], die["chip"]) for die in dies[:3]] == [(0, 0), (0, 1), (1, 0)]
+    assert (dies[5]["health"], dies[5]["hbm_used_mb"], dies[5]["hbm_total_mb"]) == ("Alarm", 40000, 65536)
+    assert dies[4]["health"] == "OK"
+
+
+def test_info_with_further_columns_and_without_spaces():
+    text = outputs.info(1).replace("3118 / 65536", "3118/65536").replace("|\n", "| new |\n")
+    assert npu.parse_info(text)[1][0]["hbm_used_mb"] == 3118
+
+
+def test_map_skips_the_controller_and_finds_columns_by_name():
+    rows = npu.parse_map(outputs.MAP)
+    assert len(rows) == 16 and rows[3] == {"npu": 1, "chip": 1, "logic": 3, "phy": 3}
+    reordered = "Slot ID NPU ID Chip ID Chip Phy-ID Chip Logic ID Chip Name\n 9 0 1 5 1 Ascend910\n"
+    assert npu.parse_map(reordered) == [{"npu": 0, "chip": 1, "logic": 1, "phy": 5}]
+
+
+@pytest.mark.parametrize("text", [outputs.SPOD, outputs.SPOD_TABLE])
+def test_spod(text):
+    assert npu.parse_spod(text) == {"sdid": 0x400001, "super_pod_size": 384, "super_pod_id": 3, "server_index": 1}
+
+
+def test_small_outputs():
+    assert npu.parse_vnic(outputs.VNIC) == {"up": True, "ip": "192.168.2.199"}
+    assert npu.parse_vnic("vnic link status: DOWN\nvnic ipaddr: \n") == {"up": False, "ip": None}
+    assert npu.parse_status("net health status: Receive timeout\n", "net health status") == "Receive timeout"
+    assert npu.parse_tls(outputs.TLS) == 0 and npu.parse_tls(outputs.TLS.replace("[0](", "[1](")) == 1
+    assert npu.parse_ping(outputs.PING) == (3, 3)
+    assert npu.parse_ping("3 packets transmitted, 1 received, 66.67% packets loss") == (3, 1)
+    assert host_state.parse_chrony(outputs.CHRONY) == -0.000012
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("info", "", "no version"),
+        ("info", outputs.HEAD, "listed no die"),
+        ("info", outputs.HEAD + outputs.die(0) + outputs.die(2).splitlines()[0], "in the middle of NPU 1"),
+        ("map", "NPU ID Chip ID\n0 0\n", "no table with"),
+        ("map", outputs.MAP.splitlines()[0] + "\n", "listed no chip"),
+        ("spod", outputs.SPOD.replace("SDID", "XDID"), "no `sdid`"),
+        ("spod", outputs.SPOD.replace("384", "many"), "`super pod size` as 'many', not a number"),
+        ("vnic", "command not supported", "no link status"),
+        ("tls", "dev_id:0, [pub cert] info:", "no tls switch"),
+        ("ping", "send failed", "no count of packets"),
+        ("chrony", "506 Cannot talk to daemon", "14 fields"),
+        ("chrony", outputs.CHRONY.replace("Normal", "Not synchronised"), "not synchronised"),
+    ],
+)
+def test_reasons(name, text, reason):
+    with pytest.raises(REASONS, match=reason.replace("(", "\\(")):
+        PARSERS[name][0](text)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_input_crashes(name, data):
+    """Cut, repeated and overwritten output, and plain noise: a result, or one reason that is a sentence's part."""
+    parser, good = PARSERS[name]
+    cut = st.builds(lambda a, b: good[: min(a, b)] + good[max(a, b) :], *[st.integers(0, len(good))] * 2)
+    edit = st.builds(
+        lambda at, new: good[:at] + new + good[at + len(new) :], st.integers(0, len(good)), st.text(max_size=9)
+    )
+    try:
+        parser(data.draw(st.one_of(cut, edit, st.text(max_size=200), st.just(good * 2))))
+    except REASONS as reason:
+        assert 10 < len(str(reason)) < 400 and "\n" not in str(reason)
+
+
+def test_listening():
+    text = (
+        "  sl  local_address rem_address   st tx_queue\n"
+        "   0: 0B00E70A:18EB 00000000:0000 0A 00000000\n   1: 00000000:0016 00000000:0000 01 0\n garbage\n"
+    )
+    assert host_state.parse_listening(text) == {6379: ["10.231.0.11"]}
+    six = "x\n 0: 00000000000000000000000001000000:1F90 00000000000000000000000000000000:0000 0A 0\n"
+    assert host_state.parse_listening(six) == {8080: ["::1"]}

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What roles read back from hosts, secrets that leave none, and the templates of what runs there."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import host
+import jinja2
+import pytest
+from ansible.module_utils.secrets import mask
+
+ROLES = Path(__file__).resolve().parents[2] / "roles"
+PINS = {
+    "name": "p",
+    "module": {"vllm": {"recorded": {"patched_tree": "a" * 40}}, "verl": {"recorded": {"patched_tree": "b" * 40}}},
+}
+
+
+def test_sysctl_changes():
+    printed = "vm.swappiness = 60\nnet.core.somaxconn = 65535\nnet.ipv4.ip_local_reserved_ports = 2-3,1\nother = 1\n"
+    wanted = {
+        "vm.swappiness": "0",
+        "net.core.somaxconn": "65535",
+        "net.ipv4.ip_local_reserved_ports": "1,2-3",
+        "gone": "1",
+    }
+    assert host.sysctl_changes(printed, wanted) == [["vm.swappiness", "0"]]
+
+
+def test_tree_problems():
+    good = json.dumps({"p": {"vllm": "patched", "verl": "not installed"}})
+    assert host.tree_problems(f"a warning\n{good}", "h", PINS, ["vllm"]) == []
+    (missing,) = host.tree_problems(good, "h", PINS, ["vllm", "verl"])
+    assert missing.startswith("h: verl is not installed, expected tree bbbbbbbbbbbb of pin set p (patched)")
+    (changed,) = host.tree_problems(json.dumps({"p": {"vllm": "modified", "verl": "patched"}}), "h", PINS, [])
+    assert changed.startswith("h: vllm is modified, expected tree aaaaaaaaaaaa")
+    assert "nothing that can be read" in host.tree_problems("", "h", PINS, [])[0]
+
+
+def test_ray_problems():
+    nodes = [{"address": "1", "alive": True, "npu": 16}, {"address": "2", "alive": False, "npu": 16}]
+    nodes += [{"address": "3", "alive": True, "npu": 8}, {"address": "9", "alive": True, "npu": 0}]
+    expected = {"a": "1", "b": "2", "c": "3"}
+    lost, short, foreign = host.ray_problems(json.dumps(nodes), expected, 16)
+    assert lost.startswith("b: Ray has no living node at 2")
+    assert short.startswith("c: Ray has 8 NPU at 3, expected 16")
+    assert foreign.startswith("Ray has a node at 9, which is no host of npu_hosts")
+    assert host.ray_problems(json.dumps(nodes[:1]), {"a": "1"}, 16) == []
+    assert "did not answer" in host.ray_problems("", expected, 16)[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (
+            {"outcome": "lost", "lost": ["b"]},
+            "h: the run r was stopped because Ray on b no longer answers, expected all",
+        ),
+        ({"outcome": "timeout"}, "h: the run r still runs after 9 s, expected its end"),
+        (
+            {"outcome": "ended", "result": "exit-code", "status": 3},
+            "h: the run r ended with exit-code, status 3, expected",
+        ),
+    ],
+)
+def test_run_problem(end, said):
+    assert host.run_problem(end, "h", "/data/runs/r", 9).startswith(said)
+
+
+def test_secrets_are_masked():
+    text = (
+        b"WANDB_API_KEY=abc123\npassword: 'top secret'\nurl=http://me:hunter2@proxy:3128/x\nAuthorization: Bearer xyz.1\n"
+        b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\ntoken_count=5 tokens 7 of 9\n"
+        b'{"hf_token": "hf_1", "steps": 4}\n'
+    )
+    masked = mask(text).decode()
+    for secret in ("abc123", "top secret", "hunter2", "xyz.1", "AAAA", "hf_1"):
+        assert secret not in masked
+    assert "http://me:***@proxy:3128/x" in masked and "tokens 7 of 9" in masked and '"steps": 4' in masked
+
+
+@pytest.mark.parametrize("engine", ["none", "docker", "podman"])
+def test_in_env_is_a_script(engine, tmp_path):
+    values = {"install_root": "/opt/sam-rl", "work_dir": "/data", "pin_set": "p", "container_image_name": "i:t"}
+    template = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True).from_string(
+        (ROLES / "container_image/templates/in-env.j2").read_text()
+    )
+    script = tmp_path / "in-env"
+    script.write_text(template.render(container_engine=engine, **values))
+    subprocess.run(["bash", "-n", script], check=True)
+    assert ("exec docker run" in script.read_text()) == (engine == "docker")
