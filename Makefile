@@ -5,13 +5,13 @@ ENV := .venvs/$(PIN)/bin
 
 PINSETS := $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml)))
 
-# Tests that run in a pin set's environment, as its pins.toml lists them; all others need .venvs/tools alone.
+# Tests that need .venvs/tools alone, and those that run in a pin set's environment, as its pins.toml lists them.
+QUICK_TESTS := tests/accuracy tests/ci tests/patches tests/reports tests/sam_core
 tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml | tr -d '",')
-ENGINE_TESTS := $(sort $(foreach pinset,$(PINSETS),$(call tests-of,$(pinset))))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick bench-core bench-sampler test-mutants lint lock clean
+.PHONY: help demo test test-quick test-ansible test-bed bench-core bench-sampler test-mutants lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -22,7 +22,7 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	$(ENV)/python -m llm_rl.demo
 
 ifeq ($(origin PIN),file)
-test: lint test-quick $(PINSETS:%=test-pinset-%) ## all tests; with PIN=... only those in that pin set's environment
+test: lint test-quick test-ansible test-bed $(PINSETS:%=test-pinset-%) ## all tests; with PIN=... only those in that pin set's environment
 else
 test: test-pinset-$(PIN)
 endif
@@ -30,11 +30,20 @@ endif
 test-pinset-%:
 	ci/setup-env $*
 	$(TOOLS)/python patches/patchset check $*
-	set -e; for tests in $(call tests-of,$*); do .venvs/$*/bin/python -m pytest $$tests; done
+	printf '%s\n' $(call tests-of,$*) | xargs -P 2 -I TESTS bash -o pipefail -c \
+		'.venvs/$*/bin/python -m pytest TESTS 2>&1 | sed -u "s|^|TESTS: |"'
 
 test-quick: ## the tests that need neither torch nor an engine
 	ci/setup-env tools
-	$(TOOLS)/python -m pytest $(addprefix --ignore=,$(ENGINE_TESTS)) tests
+	$(TOOLS)/python -m pytest $(QUICK_TESTS)
+
+test-ansible: ## the playbooks' own plugins, syntax and style; touches no host (about a minute)
+	ci/setup-env ansible
+	ci/lint ansible
+	.venvs/ansible/bin/python -m pytest -p no:cacheprovider ansible/tests/unit
+
+test-bed: ## the playbooks on hosts made of systemd-nspawn; needs root and Debian's debootstrap, else skipped (minutes)
+	ci/test-bed
 
 bench-core: ## time and acceptance of sam_core beside its peers, against the targets (about ten minutes)
 	ci/setup-env bench
@@ -54,6 +63,7 @@ lint: ## formats, linters, and the stored patches against their records
 lock: ## resolve the requirements anew; versions that are locked stay unless UPGRADE=--upgrade
 	ci/setup-env tools
 	$(COMPILE) $(UPGRADE) ci/tools.in -o ci/tools.lock >/dev/null
+	$(COMPILE) $(UPGRADE) ansible/requirements.in -o ansible/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) sam_core/bench/requirements.in -o sam_core/bench/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
 		-o patches/$(PIN)/requirements.lock >/dev/null

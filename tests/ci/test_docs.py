@@ -12,7 +12,7 @@ PAGES = sorted(path for folder in (".", "docs", "patches", "sam_core") for path 
 PAIRS = [path for path in PAGES if path.with_suffix(".zh.md").exists() and path.stem != "design-sam-core"]
 """The design of sam_core has words in its figures, and tests/sam_core/test_design.py."""
 NUMBER = r"\d+(?:[.,]\d+)+|(?!10\b)\d\d+"
-PATCHES = {"vllm-0.11": "docs/ascend.md", "vllm-0.23": "docs/how-it-works.md"}
+PIN_SETS = sorted(path.parent.name for path in ROOT.glob("patches/*/pins.toml"))
 
 
 def prose(page):
@@ -46,17 +46,17 @@ def test_languages(page):
     assert commands[0] == commands[1]
 
 
-@pytest.mark.parametrize("pin_set", PATCHES)
-def test_every_patch_has_its_row(pin_set):
-    """In tables of numbered rows whose first heading has the module's name."""
+@pytest.mark.parametrize("pin_set", PIN_SETS)
+@pytest.mark.parametrize("page", ["upstream.md", "upstream.zh.md"])
+def test_every_patch_has_its_row(page, pin_set):
+    """In the section that is named after the pin set, in a table whose first heading is the module's name."""
     folder = ROOT / "patches" / pin_set
-    for page in (ROOT / PATCHES[pin_set], (ROOT / PATCHES[pin_set]).with_suffix(".zh.md")):
-        tables = re.findall(r"^\| ([^|\n]*) \|.*\n\|-.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE)
-        for module in tomllib.loads((folder / "pins.toml").read_text())["module"]:
-            name = module.replace("_", "-")
-            (rows,) = [rows for title, rows in tables if name in title.lower().split() and re.match(r"\| \d{4}", rows)]
-            explained = re.findall(r"^\| (\d{4})", rows, re.MULTILINE)
-            assert explained == sorted(patch.name[:4] for patch in folder.glob(f"{module}/*.patch")), (
-                page.name,
-                module,
-            )
+    sections = re.split(r"^## ", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
+    (section,) = [text for text in sections if pin_set in text.partition("\n")[0]]
+    tables = re.findall(r"^\| ([^|\n]*) \|.*\n\|-.*\n((?:\|.*\n)+)", section, re.MULTILINE)
+    explained = {title.lower(): re.findall(r"^\| (\d{4})", rows, re.MULTILINE) for title, rows in tables}
+    modules = tomllib.loads((folder / "pins.toml").read_text())["module"]
+    assert explained == {
+        module.replace("_", "-"): sorted(patch.name[:4] for patch in folder.glob(f"{module}/*.patch"))
+        for module in modules
+    }

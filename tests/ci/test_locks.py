@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PINSETS = sorted(path.parent for path in ROOT.glob("patches/*/requirements.lock"))
-BENCH = ROOT / "sam_core" / "bench" / "requirements.lock"
-LOCKS = [ROOT / "ci" / "tools.lock", BENCH, *(folder / "requirements.lock" for folder in PINSETS)]
+OTHERS = [ROOT / "ansible" / "requirements.lock", ROOT / "sam_core" / "bench" / "requirements.lock"]
+LOCKS = [ROOT / "ci" / "tools.lock", *OTHERS, *(folder / "requirements.lock" for folder in PINSETS)]
 locked = runpy.run_path(str(ROOT / "ci" / "setup-env"))["locked"]
 
 
