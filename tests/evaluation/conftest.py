@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines on this machine's CPU: vLLM's own platform, not that of vllm-ascend, which is installed beside it."""
+
+import os
+
+os.environ["VLLM_PLUGINS"] = ""
