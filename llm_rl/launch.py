@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from sam_core.replay import write_json
 
 from llm_rl import config as recipe
 from llm_rl import environment, layout, resume, verl
@@ -257,12 +258,6 @@ def patch_states(pin_set: str, option: str, place: str) -> dict[str, str]:
     if not status.stdout:
         raise LaunchError(f"patchset status failed: {status.stderr.strip()}")
     return json.loads(status.stdout)[pin_set]
-
-
-def write_json(path: Path, data: Any) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data, indent=1) + "\n")
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

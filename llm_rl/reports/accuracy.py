@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluations with SAM off and on, as `python -m llm_rl.evaluation compare --out FILE` has written them."""
 
-import json
-
-from llm_rl.reports.runs import ReportError
+from llm_rl.reports.runs import ReportError, read_json
 
 NEEDED = ("questions", "answers_to_each", "temperature", "off", "on", "difference", "p_value", "differs")
 
 
 def read(path):
     """The evaluation in `path`, with its file's name as "name"; ReportError if it is none."""
-    try:
-        found = json.loads(path.read_text())
-    except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise ReportError(f"{path} is not JSON") from None
+    found = read_json(path)
     if not isinstance(found, dict) or any(name not in found for name in NEEDED):
         raise ReportError(
             f"{path} is no comparison: make it by `python -m llm_rl.evaluation compare OFF ON --out FILE`"

@@ -53,13 +53,18 @@ def read_run(folder):
     return Run(record, steps, _split(_read_engine(folder), [step[SPEC + "tokens"] for step in steps]))
 
 
-def _read_record(path):
+def read_json(path):
+    """What the file holds; ReportError if it cannot be read or is not JSON."""
     try:
-        record = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise ReportError(f"{path} is not JSON") from None
+
+
+def _read_record(path):
+    record = read_json(path)
     for name in ("pin_set", "tree_ids", "seed", "sam", "threshold", "k", "status"):
         if not isinstance(record, dict) or name not in record:
             raise ReportError(f"{path} has no {name!r}")
