@@ -62,7 +62,7 @@ def test_a_mode_of_verification_that_the_patches_lack():
         (3, "newest", "speculative_config.sam must be a mapping of options, got 'newest'"),
         (3, {"history": "x"}, "unknown option 'history' in speculative_config.sam; known: rule, sources"),
         (3, {"rule": "mixer"}, "rule 'mixer' is not available; this version has oldest, newest, count, suffix, blend"),
-        (3, {"switch": "auto"}, "switch 'auto' is not available; this version has batch"),
+        (3, {"switch": "on"}, "switch 'on' is not available; this version has batch, auto"),
         (3, {"sources": []}, "sources must be a list of different names out of request, group, history, got ()"),
         (3, {"sources": ["group", "group"]}, "sources must be a list of different names"),
         (3, {"sources": "request"}, "sources must be a list of different names"),

@@ -364,6 +364,44 @@ def test_the_switch_says_each_turn_once(caplog):
     ]
 
 
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("min_prob", [0, 0.3])
+def test_auto_learns_from_the_drafts_that_the_engine_gets(uniform, min_prob):
+    """The rows of a step that its cost is learned from are one a request and one a token of the drafts handed out."""
+    rng, now = random.Random(7), 0.0
+    proposer, batch = make(rule="blend", switch="auto", min_prob=min_prob), Batch()
+    if uniform:
+        proposer.make_uniform()
+    learned, handed_out, known = [], [], None
+    for rows in range(1, 40):
+        proposer.switch.cost.observe(rows, 0.0, 0.0, 1.0)  # so that drafts are free
+    proposer.switch.cost.fit()
+    proposer.switch.clock = lambda: now
+    proposer.switch.cost.observe = lambda rows, *_, observe=proposer.switch.cost.observe: (
+        learned.append(rows),
+        observe(rows, *_),
+    )
+    for i in range(4):
+        batch.add(f"r{i}", [1, 2] * 2, 4)
+    for step in range(400):
+        now += 1 + 0.01 * rng.random()
+        before = len(learned)
+        decoding = step % 5 > 0
+        for name, length in list(zip(batch.req_ids, batch.lengths, strict=True)):
+            if length > MAX_LEN - 8:
+                batch.remove(name)
+                proposer.finish([name])
+                batch.add(f"{name}'", [1, 2] * 2, 4)
+        for name in batch.req_ids:
+            batch.sample(name, [rng.choice([1, 2, 2, 3])])
+        drafts = batch.propose(proposer, [True, True, True, decoding])
+        if len(learned) > before:
+            handed_out.append((learned[-1], known))
+        known = 4 + sum(map(len, drafts.values()))
+    assert all(rows == given for rows, given in handed_out)
+    assert len(handed_out) > 200 and max(rows for rows, _ in handed_out) > 4
+
+
 def uniform(k=3, **options):
     proposer = make(k, **options)
     proposer.make_uniform()

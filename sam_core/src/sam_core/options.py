@@ -14,7 +14,7 @@ INTERFACE = "0.1"
 
 RULES = ("oldest", "newest", "count", "suffix", "blend")
 SOURCES = ("request", "group", "history")
-SWITCHES = ("batch",)
+SWITCHES = ("batch", "auto")
 VERIFY = ("rejection", "seeded")
 DEFAULT_K = 3
 """Tokens a draft (article, section 1.3)."""
@@ -29,8 +29,9 @@ class Options:
     rule: how a draft is chosen from what followed earlier: `oldest`, `newest`, `count`, `suffix` or `blend`.
     sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt),
         `history` (answers to it that had ended before the running ones began; needs `group`).
-    switch: `batch` drafts while at most `threshold` requests run in a step.
-    threshold: running requests, at least 1.
+    switch: `batch` drafts while at most `threshold` requests run in a step; `auto` gives each request of each step its
+        own number of tokens, by what steps cost and drafts are worth, both learned while it runs.
+    threshold: running requests, at least 1; `auto` does not ask it.
     memory_bytes: budget of all indexes of one engine.
     verify: `rejection` (the engine's own way) or `seeded`: noise of a token depends only on the request's seed and the
         token's position, so that the text is the same with and without drafts. Both sample the model's distribution.
@@ -54,10 +55,12 @@ class Options:
         sam: Mapping[str, Any] | None,
         interface: str = INTERFACE,
         verify: Sequence[str] = VERIFY[:1],
+        pipeline_ranks: int = 1,
     ) -> Options:
         """Validate the engine's `num_speculative_tokens` and `sam` dict; raise ValueError with one sentence.
 
-        `interface` and `verify`: what the engine's patches are written for, and the modes that they have.
+        `interface` and `verify`: what the engine's patches are written for, and the modes that they have;
+        `pipeline_ranks`: its pipeline_parallel_size.
         """
         if interface != INTERFACE:
             raise ValueError(
@@ -79,6 +82,11 @@ class Options:
             values["sources"] = tuple(values["sources"])
         options = cls(**values)
         _one_of("verify", options.verify, tuple(verify))
+        if options.switch == "auto" and pipeline_ranks > 1:
+            raise ValueError(
+                "switch 'auto' cannot time the steps of a pipeline, which overlap: use switch batch, "
+                f"or pipeline_parallel_size 1 instead of {pipeline_ranks}"
+            )
         return options
 
     def __post_init__(self) -> None:

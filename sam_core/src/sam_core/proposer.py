@@ -16,7 +16,7 @@ from sam_core import Pool
 from sam_core.exclusion import REASONS
 from sam_core.options import VERIFY, Options
 from sam_core.stats import Positions
-from sam_core.switch import BatchSwitch
+from sam_core.switch import AutoSwitch, BatchSwitch
 
 Int32 = npt.NDArray[np.int32]
 REPORT_S = 1.0
@@ -55,7 +55,8 @@ class SamProposer:
         self.max_model_len = max_model_len
         self.drafting = drafting
         self.why_not = why_not
-        self.switch = BatchSwitch(options.threshold, logger)
+        auto = options.switch == "auto"
+        self.switch = AutoSwitch(k, logger) if auto else BatchSwitch(options.threshold, logger)
         self.options = options
         self.uniform = False
         self.pool = self._new_pool(options.min_prob)
@@ -67,7 +68,7 @@ class SamProposer:
         self._positions = Positions()
         self._reasons: Counter[str] = Counter()
         self._padded: dict[str, tuple[int, list[int]]] = {}
-        self._low_guesses = self._padding = self._padding_accepted = 0
+        self._withheld = self._padding = self._padding_accepted = 0
         self._seconds = 0.0
         self._reported = -REPORT_S
 
@@ -122,10 +123,9 @@ class SamProposer:
         if not self.drafting:
             return [[] for _ in range(batch)]
         start = time.perf_counter()
-        on = self.switch.step(batch)
         slots = np.empty(batch, np.int32)
         counts = np.empty(batch, np.int32)
-        k = np.zeros(batch, np.int32)
+        room = np.zeros(batch, np.int32)
         new: list[Int32] = []
         for i, req_id in enumerate(req_ids):
             length, prompt = int(lengths[i]), int(prompt_lengths[i])
@@ -148,31 +148,51 @@ class SamProposer:
                 self._positions.add(fed - prompt, length - fed)
             new.append(row[fed:length])
             self._fed[req_id] = length
-            if on and may_draft[i] and req_id not in self._excluded:
-                k[i] = max(0, min(self.k, self.max_model_len - length - 1))
+            if may_draft[i] and req_id not in self._excluded:
+                room[i] = max(0, min(self.k, self.max_model_len - length - 1))
+        decoding = all(may_draft)
+        if isinstance(self.switch, AutoSwitch):
+            self.switch.observe(req_ids, counts, decoding)
+            on = self.switch.wanted(batch)
+        else:
+            on = self.switch.step(batch)
+        if not on or (self.uniform and decoding and (room < self.k).any()):
+            room[:] = 0
         tokens = np.concatenate(new).astype(np.int32, copy=False) if new else np.empty(0, np.int32)
         out = np.empty((batch, self.k), np.int32)
         drafted = np.empty(batch, np.int32)
-        if self.uniform:
-            decoding = all(may_draft)
-            if decoding and (k < self.k).any():
-                k[:] = 0
-            scores = np.empty((batch, self.k), np.float32)
-            self.pool.step(slots, tokens, counts, k, out, drafted, scores)
-            guessed = np.arange(self.k) < drafted[:, None]
-            believed = (guessed & (scores >= self.options.min_prob)).sum(1).tolist()
-            self._low_guesses += int(drafted.sum()) - sum(believed)
-            if decoding and any(believed):
-                last = [token_rows[i][int(lengths[i]) - 1] for i in range(batch)]
-                drafts = self._pad(req_ids, out, drafted.tolist(), believed, last)
-            else:
-                drafts = [out[i, :n].tolist() for i, n in enumerate(believed)]
-        else:
-            self.pool.step(slots, tokens, counts, k, out, drafted)
-            drafts = [out[i, :n].tolist() for i, n in enumerate(drafted.tolist())]
+        scores = np.zeros((batch, self.k), np.float32)
+        self.pool.step(slots, tokens, counts, room, out, drafted, scores)
+        drafts = self._give(req_ids, lengths, token_rows, decoding, out, drafted, scores)
         self._drafted = {req_id for req_id, draft in zip(req_ids, drafts, strict=True) if draft}
         self._seconds += time.perf_counter() - start
         return drafts
+
+    def _give(
+        self,
+        req_ids: Sequence[str],
+        lengths: Sequence[int] | npt.NDArray[Any],
+        token_rows: Int32,
+        decoding: bool,
+        out: Int32,
+        drafted: Int32,
+        scores: npt.NDArray[np.float32],
+    ) -> list[list[int]]:
+        """What the engine gets of the pool's drafts."""
+        given = drafted
+        if self.uniform:
+            guessed = np.arange(self.k) < drafted[:, None]
+            given = (guessed & (scores >= self.options.min_prob)).sum(1).astype(np.int32)
+        pad = self.uniform and decoding and given.any()
+        if isinstance(self.switch, AutoSwitch):
+            chosen = self.switch.choose(req_ids, lengths, drafted if pad else given, scores, uniform=pad)
+            pad = pad and chosen.any()
+            given = np.minimum(given, chosen)
+        self._withheld += int(drafted.sum() - given.sum())
+        if not pad:
+            return [out[i, :n].tolist() for i, n in enumerate(given.tolist())]
+        last = [token_rows[i][int(lengths[i]) - 1] for i in range(len(req_ids))]
+        return self._pad(req_ids, out, drafted.tolist(), given.tolist(), last)
 
     def _pad(
         self, req_ids: Sequence[str], out: Int32, guessed: list[int], believed: list[int], last: list[Any]
@@ -219,7 +239,7 @@ class SamProposer:
             "steps": self.switch.steps,
             "steps_on": self.switch.steps_on,
             "transitions": self.switch.transitions,
-            "proposed": pool["drafted_tokens"] - self._low_guesses,
+            "proposed": pool["drafted_tokens"] - self._withheld,
             "padding": self._padding,
             "padding_accepted": self._padding_accepted,
             "draft_s": self._seconds,

@@ -147,10 +147,12 @@ class Record:
     """A draft and what was considered for it, to learn from.
 
     cut: the last token is too improbable, its path below `floor`: the draft ends before it, it is only learned from.
+    length: of the match that `suffix` chose, 0 for none.
     """
 
     floor: int = 0
     cut: bool = False
+    length: int = 0
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     paths: list[int] = field(default_factory=list)
@@ -592,7 +594,7 @@ def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool
     best = max(trees, key=lambda made: made.score, default=None)
     if best is None or not best.score:
         return record
-    source = best.start.source
+    source, record.length = best.start.source, best.start.length
     if source == GROUP and context.past and context.followed_in_past(best.start.state, best.tokens[0]):
         source = HISTORY
     for token, parent, cell in zip(best.tokens, best.parents, best.cells):

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many draft tokens each request gets in a step: the most accepted tokens a second."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sam_core.cost import StepCost
+
+Float64 = npt.NDArray[np.float64]
+Int32 = npt.NDArray[np.int32]
+
+
+def choose(
+    scores: npt.NDArray[np.floating], lengths: Int32, contexts: Float64, cost: StepCost, uniform: int = 0
+) -> tuple[Int32, float]:
+    """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
+
+    A step of B requests with n_i draft tokens each emits B + sum of scores[i, :n_i] tokens and takes
+    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds. For a given price of a second the best n_i for
+    each total are the drafts of highest score less cost, and since scores fall along a draft they are prefixes; the price
+    is the best ratio itself, found by Dinkelbach's iteration, which never overshoots. So the choice is exact.
+
+    Args:
+        scores: [B, K], probability that the draft is accepted up to a token; nonincreasing along a row.
+        lengths: int32 [B], tokens of each draft, at most K.
+        contexts: [B], tokens each request holds, in thousands.
+        cost: a fitted cost of steps.
+        uniform: 0, or a number of tokens that all requests get or none does, as an engine with captured graphs wants;
+            shorter drafts are filled up by padding, which is taken to be rejected.
+
+    Returns:
+        int32 [B] of tokens to draft, and predicted tokens a second against those of a step without drafts.
+    """
+    batch, k = scores.shape
+    base = cost.context * contexts.sum()
+    plain = float(cost.rows_cost(batch)) + base
+    live = np.arange(k) < lengths[:, None]
+    if uniform:
+        tokens = batch + float(scores[live].sum())
+        seconds = float(cost.rows_cost(batch * (1 + uniform))) + base + cost.draft_context * uniform * contexts.sum()
+        gain = tokens / seconds * plain / batch
+        return np.full(batch, uniform if gain > 1 else 0, np.int32), max(1.0, gain)
+    owner, position = np.nonzero(live)
+    value = scores[owner, position].astype(float)
+    price = cost.draft_context * contexts[owner]
+    f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
+    rate, best = batch / plain, np.empty(0, np.int64)
+    while True:
+        order = np.argsort(-(value - rate * price), kind="stable")
+        tokens = batch + np.concatenate([[0.0], np.cumsum(value[order])])
+        seconds = f + np.concatenate([[0.0], np.cumsum(price[order])])
+        total = int(np.argmax(tokens - rate * seconds))
+        better = tokens[total] / seconds[total]
+        if better <= rate * (1 + 1e-12):
+            break
+        rate, best = better, order[:total]
+    return np.bincount(owner[best], minlength=batch).astype(np.int32), float(rate * plain / batch)
+
+
+class Calibration:
+    """What scores are worth: of drafts with about this score, how many were accepted.
+
+    The drafts that a budget chooses are those whose scores happen to be high, and such scores are on average too high.
+    Scores fall into bins; each keeps a fading count of tokens and of accepted ones, and starts out at its own value.
+    """
+
+    BINS = 24
+    PRIOR = 20.0
+    FADE = 0.999
+
+    def __init__(self) -> None:
+        self._centre = (np.arange(self.BINS) + 0.5) / self.BINS
+        self.offered = np.zeros(self.BINS)
+        self.accepted = np.zeros(self.BINS)
+
+    def _bins(self, scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+        return np.clip((np.asarray(scores) * self.BINS).astype(np.int64), 0, self.BINS - 1)
+
+    def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
+        """A step has ended: scores of draft tokens that were verified, and whether the draft was accepted up to each.
+
+        Without any, what was learned fades all the same, so that drafts that were bad once are tried again some day.
+        """
+        bins = self._bins(scores)
+        self.offered *= self.FADE
+        self.accepted *= self.FADE
+        self.offered += np.bincount(bins, minlength=self.BINS)
+        self.accepted += np.bincount(bins, accepted, minlength=self.BINS)
+
+    def correct(self, scores: npt.NDArray[np.floating]) -> Float64:
+        """Corrected scores [B, K], nonincreasing along a row if the given ones are."""
+        factor = (self.accepted + self.PRIOR * self._centre) / (self.offered * self._centre + self.PRIOR * self._centre)
+        corrected = np.clip(np.asarray(scores) * factor[self._bins(scores)], 0.0, 1.0)
+        return np.minimum.accumulate(corrected, axis=1)
+
+    def state(self) -> dict[str, list[float]]:
+        """What was learned, as JSON can hold it."""
+        return {"offered": self.offered.tolist(), "accepted": self.accepted.tolist()}
+
+    def restore(self, state: dict[str, list[float]]) -> None:
+        """Take over what `state` gave; ValueError if it is none."""
+        offered, accepted = (np.asarray(state[name], float) for name in ("offered", "accepted"))
+        if offered.shape != (self.BINS,) or accepted.shape != (self.BINS,) or not (accepted <= offered).all():
+            raise ValueError("this is no record of what scores were worth")
+        self.offered, self.accepted = offered, accepted

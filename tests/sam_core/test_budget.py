@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Costs of steps as they are learned, and the budget that follows from them."""
+
+import itertools
+import json
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sam_core.budget import Calibration, choose
+from sam_core.cost import KEPT, StepCost
+from sam_core.switch import AutoSwitch
+
+
+def curve(rows, context=0.0, draft_context=0.0):
+    """Seconds of a step on a machine that is flat up to 6 rows."""
+    return 0.08 * np.maximum(1, np.asarray(rows) / 6) ** 0.9 + 0.011 * context + 0.0047 * draft_context
+
+
+def learned(steps=3000, noise=0.05, spikes=0.05, seed=0):
+    rng = np.random.default_rng(seed)
+    cost = StepCost()
+    for _ in range(steps):
+        batch = int(rng.integers(1, 33))
+        drafts = int(rng.integers(0, 3 * batch + 1))
+        held = rng.random(batch) * 3
+        context, draft_context = held.sum(), held.mean() * drafts
+        seconds = curve(batch + drafts, context, draft_context) * (1 + abs(rng.normal()) * noise)
+        cost.observe(batch + drafts, context, draft_context, float(seconds * (4 if rng.random() < spikes else 1)))
+    cost.fit()
+    return cost
+
+
+def test_a_cost_is_learned_in_spite_of_noise_and_spikes():
+    cost = learned()
+    for rows in (1, 4, 8, 16, 32, 64, 96):
+        assert cost.rows_cost(rows) == pytest.approx(curve(rows), rel=0.12)
+    assert cost.context == pytest.approx(0.011, rel=0.15)
+    assert cost.draft_context == pytest.approx(0.0047, rel=0.4)
+
+
+def test_a_size_that_was_lucky_once_is_not_taken_for_cheap():
+    cost = StepCost()
+    for rows in (*range(8, 30), *range(31, 40)):
+        for _ in range(KEPT):
+            cost.observe(rows, 0.0, 0.0, float(curve(rows)))
+    cost.observe(30, 0.0, 0.0, 0.5 * float(curve(30)))
+    cost.fit()
+    assert cost.rows_cost(30) == pytest.approx(curve(30), rel=0.05)
+    assert cost.rows_cost(20) == pytest.approx(curve(20), rel=0.02)
+
+
+def test_a_small_size_that_is_dear_is_known_to_be():
+    cost = StepCost()
+    for rows, seconds in ((1, 0.10), (2, 0.12), (3, 0.10), (4, 0.10), (8, 0.13), (16, 0.2)):
+        for _ in range(KEPT):
+            cost.observe(rows, 0.0, 0.0, seconds)
+    cost.fit()
+    assert cost.rows_cost([1, 2, 3]) == pytest.approx([0.10, 0.12, 0.10])
+
+
+def test_a_cost_is_proportional_beyond_what_was_seen():
+    cost = learned(noise=0.5)
+    most = cost.most_rows
+    assert cost.rows_cost(3 * most) == pytest.approx(3 * cost.rows_cost(most))
+
+
+def test_a_cost_follows_a_machine_that_changes():
+    cost = StepCost()
+    for seconds in [1.0] * 100 + [2.0] * KEPT:
+        cost.observe(4, 0.0, 0.0, seconds)
+    cost.fit()
+    assert cost.rows_cost(4) == pytest.approx(2.0)
+
+
+def test_memory_of_costs_is_bounded():
+    cost = StepCost()
+    size = cost._samples.nbytes
+    for rows in range(1, 200_000, 7):
+        cost.observe(rows, 1.0, 0.0, 1.0)
+    assert cost._samples.nbytes == size < 1 << 20
+
+
+@st.composite
+def steps(draw):
+    batch, k = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    unit = st.floats(0, 1, width=32)
+    scores = np.array(draw(st.lists(st.lists(unit, min_size=k, max_size=k), min_size=batch, max_size=batch)))
+    lengths = np.array(draw(st.lists(st.integers(0, k), min_size=batch, max_size=batch)), np.int32)
+    contexts = np.array(draw(st.lists(st.floats(0, 5), min_size=batch, max_size=batch)))
+    levels = 1 + np.cumsum(draw(st.lists(st.floats(0, 1), min_size=12, max_size=12)))
+    cost = StepCost()
+    for rows, seconds in enumerate(levels, 1):
+        cost.observe(rows, 0.0, 0.0, float(seconds))
+    cost.fit()
+    cost.context, cost.draft_context = draw(st.floats(0, 0.3)), draw(st.floats(0, 0.3))
+    return np.minimum.accumulate(scores, axis=1), lengths, contexts, cost
+
+
+def rate(n, scores, contexts, cost):
+    accepted = sum(scores[i, :m].sum() for i, m in enumerate(n))
+    seconds = float(cost.rows_cost(len(n) + sum(n))) + cost.context * contexts.sum()
+    return (len(n) + accepted) / (seconds + cost.draft_context * float(np.dot(n, contexts)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps())
+def test_the_choice_is_the_best_of_all(step):
+    scores, lengths, contexts, cost = step
+    chosen, gain = choose(scores, lengths, contexts, cost)
+    best = max(rate(n, scores, contexts, cost) for n in itertools.product(*(range(m + 1) for m in lengths)))
+    assert (chosen <= lengths).all()
+    assert rate(chosen.tolist(), scores, contexts, cost) == pytest.approx(best)
+    assert gain == pytest.approx(best / rate([0] * len(lengths), scores, contexts, cost))
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps())
+def test_with_captured_graphs_all_get_k_or_none(step):
+    scores, lengths, contexts, cost = step
+    batch, k = scores.shape
+    chosen, gain = choose(scores, lengths, contexts, cost, uniform=k)
+    assert set(chosen.tolist()) in ({0}, {k})
+    guessed = np.where(np.arange(k) < lengths[:, None], scores, 0)
+    rates = {n: rate([n] * batch, guessed, contexts, cost) for n in (0, k)}
+    assert rates[int(chosen[0])] == pytest.approx(max(rates.values()))
+    assert gain == pytest.approx(max(1.0, rates[k] / rates[0]))
+
+
+def test_scores_that_promise_too_much_are_corrected():
+    rng = np.random.default_rng(0)
+    calibration = Calibration()
+    for _ in range(400):
+        scores = rng.random(20)
+        calibration.observe(scores, rng.random(20) < 0.5 * scores)
+    shown = np.array([[0.9, 0.5, 0.3]])
+    assert calibration.correct(shown) == pytest.approx(0.5 * shown, abs=0.08)
+    assert (np.diff(calibration.correct(np.sort(rng.random((50, 8)))[:, ::-1]), axis=1) <= 0).all()
+
+
+class Machine:
+    """Runs a switch against steps whose seconds and acceptance are given; its clock is simulated."""
+
+    def __init__(self, k=4, batch=8, accept=0.6, noise=0.02, seconds=curve, state=None):
+        self.now, self.k, self.batch, self.accept, self.noise, self.seconds = 0.0, k, batch, accept, noise, seconds
+        self.rng = np.random.default_rng(0)
+        self.switch = AutoSwitch(k, logging.getLogger("test"), clock=lambda: self.now)
+        if state:
+            self.switch.restore(state)
+        self.given = np.zeros(batch, np.int32)
+        self.believed = accept
+        self.tokens = 0
+        self.switch.choose(self.ids, [100] * batch, self.given, np.zeros((batch, k), np.float32))
+
+    @property
+    def ids(self):
+        return [str(i) for i in range(self.batch)]
+
+    def step(self, uniform=False):
+        self.now += float(self.seconds(self.batch + self.given.sum())) * self.rng.uniform(
+            1 - self.noise, 1 + self.noise
+        )
+        gained = np.array([1 + next((j for j in range(n) if self.rng.random() > self.accept), n) for n in self.given])
+        self.tokens += int(gained.sum())
+        self.switch.observe(self.ids, gained, True)
+        lengths = np.full(self.batch, self.k if self.switch.wanted(self.batch) else 0, np.int32)
+        scores = np.tile(self.believed ** np.arange(1, self.k + 1), (self.batch, 1)).astype(np.float32)
+        self.given = self.switch.choose(self.ids, [100] * self.batch, lengths, scores, uniform)
+
+    def run(self, steps, **kwargs):
+        tokens, now = self.tokens, self.now
+        for _ in range(steps):
+            self.step(**kwargs)
+        return (self.tokens - tokens) / (self.now - now)
+
+
+def test_auto_finds_that_free_rows_are_free():
+    machine = Machine(batch=1, accept=0.8)
+    assert machine.run(400) > 2 / curve(1)  # k = 4 at 0.8 gives 3.4 tokens a step
+    assert machine.switch.steps_on > 250
+
+
+@pytest.mark.parametrize("k", [3, 7])
+def test_auto_finds_that_free_rows_are_free_in_captured_graphs(k):
+    machine = Machine(k=k, batch=1, accept=0.9, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
+    machine.run(3000, uniform=True)
+    expected = sum(0.9**i for i in range(k + 1))
+    assert machine.run(200, uniform=True) > 0.85 * expected / 0.02
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("slow", [2, 8])
+def test_auto_gets_over_a_size_whose_first_step_was_slow(slow, uniform):
+    met = set()
+
+    def compiles(rows):
+        first = int(rows) not in met and int(rows) > 2
+        met.add(int(rows))
+        return curve(rows) * (slow if first else 1)
+
+    machine = Machine(k=3, batch=2, accept=0.8, seconds=compiles)
+    machine.run(2000, uniform=uniform)
+    assert machine.run(200, uniform=uniform) > 1.5 * 2 / curve(2)
+
+
+def test_auto_tries_again_what_was_bad():
+    machine = Machine(k=4, batch=8, accept=0.0, seconds=lambda rows: 0.08 + 0.002 * np.asarray(rows))
+    machine.believed = 0.7
+    machine.run(1000)
+    assert not machine.given.any()
+    machine.accept = 0.9
+    machine.run(4000)
+    assert machine.run(200) > 1.7 * 8 / 0.096
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_auto_does_not_lose_where_drafts_are_bad_or_rows_are_dear(uniform):
+    for machine in (
+        Machine(batch=32, accept=0.05),
+        Machine(batch=16, accept=0.3, seconds=lambda rows: 0.01 * np.asarray(rows)),
+    ):
+        assert machine.run(2000, uniform=uniform) > 0.99 * machine.batch / machine.seconds(machine.batch)
+        assert machine.switch.explored < 100
+
+
+def test_exploring_loses_no_more_than_its_share():
+    machine = Machine(batch=16, k=8, accept=0.3, noise=0.0, seconds=lambda rows: 0.01 * np.asarray(rows))
+    lost = 0.0025 * 400 * 0.16  # what the documentation promises
+    machine.run(400)
+    assert 0 < machine.now - machine.tokens * 0.01 <= lost
+
+
+def test_a_turn_needs_a_margin(monkeypatch):
+    turns = {}
+    for name, margin in (("wide", AutoSwitch.MARGIN), ("none", (1.01, 1.01))):
+        monkeypatch.setattr(AutoSwitch, "MARGIN", margin)
+        machine = Machine(batch=6, accept=0.35, noise=0.2)
+        machine.run(1500)
+        turns[name] = machine.switch.transitions
+    assert turns["wide"] < 0.7 * turns["none"] and turns["wide"] < 100
+
+
+def test_what_cannot_be_seen_to_pay_is_looked_at_less():
+    machine = Machine(batch=32, accept=0.05)
+    machine.run(500)
+    looks = sum(machine.switch.wanted(32) for _ in range(100) if machine.step() is None)
+    assert 10 < looks < 40
+
+
+def test_what_a_switch_learned_starts_another_one():
+    first = Machine(batch=2, accept=0.8)
+    first.run(300)
+    state = json.loads(json.dumps(first.switch.state()))
+    second = Machine(batch=2, accept=0.8, state=state)
+    second.run(3)
+    assert second.given.any(), "it waits to learn what it was told"
+    assert Machine(batch=2, accept=0.8).run(3) < second.run(50)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"cost": {}}, {"cost": {"samples": [[]]}}, {"cost": {"samples": [[[0, 0, 0, 1]]]}}, None]
+)
+def test_a_record_that_is_none_is_refused(state):
+    with pytest.raises(ValueError, match="no record"):
+        AutoSwitch(3, logging.getLogger("test")).restore(state)
+
+
+def test_steps_that_read_prompts_teach_nothing():
+    machine = Machine()
+    ids, more = machine.ids, ["new", *machine.ids]
+
+    def end(req_ids, decoding):
+        machine.now += 5.0
+        machine.switch.observe(req_ids, np.ones(len(req_ids), np.int32), decoding)
+        none = np.zeros(len(req_ids), np.int32)
+        machine.switch.choose(req_ids, [100] * len(req_ids), none, np.zeros((len(req_ids), 4), np.float32))
+        return machine.switch.cost._count.any()
+
+    assert not end(ids, False), "a prompt was read"
+    assert not end(ids, True), "its last chunk"
+    assert not end(more, True), "a request came"
+    assert not end(more, False), "another prompt"
+    assert not end(more, True)
+    assert end(more, True)
