@@ -11,7 +11,7 @@ tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml |
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick test-ansible test-bed bench-core bench-sampler test-mutants lint lock clean
+.PHONY: help demo test test-quick test-ansible test-bed bench bench-sampler test-mutants lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -45,7 +45,7 @@ test-ansible: ## the playbooks' own plugins, syntax and style; touches no host (
 test-bed: ## the playbooks on hosts made of systemd-nspawn; needs root and Debian's debootstrap, else skipped (minutes)
 	ci/test-bed
 
-bench-core: ## time and acceptance of sam_core beside its peers, against the targets (about ten minutes)
+bench: ## time, memory and acceptance of sam_core beside four other drafters, against the targets (a quarter of an hour)
 	ci/setup-env bench
 	.venvs/bench/bin/python sam_core/bench $(BENCH)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance: tokens a step on recorded answers, each figure as a ratio within the run."""
+"""Acceptance: tokens a step on recorded answers, geometric means over the sets, and their quartiles."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import peers
-from rows import NotMeasured, Row
+from rows import Figure, NotMeasured, Row, Targets
 from sam_core.replay import geometric_mean
 from texts import Texts
 
 from sam_core import replay
 
 SECTION = "acceptance"
+LIMIT, HISTORY_LIMIT = 100_000, 500_000
+"""Most tokens of a set that are replayed, and of the one with a history: all, 427,204 have one."""
 FOLDS = 4
-MIN_PROBS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+MIN_PROBS = (0.0, 0.2, 0.4, 0.6, 0.8)
 HISTORY = "rl-rollouts-qwen3b"
-TARGETS = {
-    "request": {3: 1.000, 4: 1.001, 8: 1.002, 16: 1.002},
-    "group": {3: 1.006, 4: 1.008, 8: 1.010, 16: 1.009},
-    "sequential": {8: 1.005},
+CHAINS = {"request": (3, 4, 8, 16), "group": (3, 4, 8, 16), "sequential": (8,)}
+TREES = {"request": (8, 16, 32), "group": (8, 16, 32)}
+HISTORIES = ((3, False), (8, False), (16, False), (16, True))
+CORPUS = ("request", "group")
+RIVALS = {
+    ("request", 3, False): ("python", "arctic", "ngram", "sglang"),
+    ("request", 8, False): ("python", "arctic", "ngram", "sglang"),
+    ("group", 3, False): ("arctic", "sglang"),
+    ("group", 8, False): ("arctic", "sglang"),
+    ("sequential", 8, False): ("arctic",),
+    ("request", 16, True): ("arctic", "sglang"),
+    ("group", 16, True): ("arctic", "sglang"),
 }
-TREES = {"request": {8: 1.07, 16: 1.145, 32: 1.19}, "group": {8: 1.09, 16: 1.18, 32: 1.24}}
-OLD = {(3, False): 1.095, (8, False): 1.135, (16, False): 1.15, (16, True): 1.185}
-CORPUS = {"request": 1.21, "group": 1.16}
-SHORTER = 0.70
-ARCTIC = {
-    ("request", 8, False),
-    ("group", 8, False),
-    ("sequential", 8, False),
-    ("request", 16, True),
-    ("group", 16, True),
-}
-PEERS = {"arctic": peers.ArcticDrafter, "python": peers.PythonDrafter, "ngram": peers.NgramDrafter}
+"""Peers that replay the same answers: those that share between requests where the context is not `request`."""
 
 
 class Task(NamedTuple):
@@ -80,8 +79,8 @@ def run_task(fixture: bool, name: str, task: Task, limit: int) -> dict[str, Any]
 
 
 def drafter(task: Task, **options: Any) -> Any:
-    if task.drafter in PEERS:
-        return PEERS[task.drafter]()
+    if task.drafter in peers.DRAFTERS:
+        return peers.DRAFTERS[task.drafter](task.k, task.tree)
     if task.min_prob is not None:
         options["min_prob"] = task.min_prob
     return replay.SamDrafter(rule=task.drafter, **options)
@@ -106,108 +105,115 @@ def over_folds(task: Task, answers: list[replay.Answer], limit: int) -> dict[str
 class Acceptance:
     """All figures: {task: {set: figures}}, measured by one process a processor."""
 
-    def __init__(self, texts: Texts, quick: bool, say: Callable[[str], None]):
-        self.texts, self.say = texts, say
-        self.limit = 2000 if quick else 0
+    def __init__(self, texts: Texts, targets: Targets, quick: bool, say: Callable[[str], None]):
+        self.texts, self.targets, self.say = texts, targets, say
+        self.limits = (2000, 2000) if quick else (LIMIT, HISTORY_LIMIT)
         self.figures: dict[Task, dict[str, Any]] = defaultdict(dict)
         self.errors: dict[Task, str] = {}
 
     def measure(self, wanted: Iterable[Task]) -> None:
         """Measure these tasks on all sets that have what they need."""
-        wanted = sorted(set(wanted), key=str)
+        wanted = sorted(set(wanted), key=lambda task: (task.context, str(task)))
         jobs = {}
         fresh = multiprocessing.get_context("spawn")  # numba's threads do not survive a fork
         with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=fresh) as pool:
-            for name in sorted(self.texts.names, key=self.texts.limit):
-                limit = self.limit or self.texts.limit(name)
+            for name in self.texts.names:
                 for task in wanted:
-                    if name == HISTORY or task.context not in ("history", "nohistory"):
-                        jobs[pool.submit(run_task, self.texts.is_fixture, name, task, limit)] = name, task
+                    past = task.context in ("history", "nohistory")
+                    if name == HISTORY or not past:
+                        job = pool.submit(run_task, self.texts.is_fixture, name, task, self.limits[past])
+                        jobs[job] = name, task
             for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):
                 name, task = jobs[job]
-                figures = job.result()
+                try:
+                    figures = job.result()
+                except concurrent.futures.process.BrokenProcessPool as error:  # killed, as where memory ends
+                    figures = f"a process that measured acceptance died: {error}"
                 if isinstance(figures, str):
                     self.errors[task] = figures
                 else:
                     self.figures[task][name] = figures
                 self.say(f"acceptance: {number} of {len(jobs)} configurations")
 
-    def ratio(self, task: Task, base: Task) -> tuple[float, dict[str, float]]:
-        """Geometric mean and each set's ratio of tokens a step; raises NotMeasured with the reason where one failed."""
-        for each in (task, base):
-            if each in self.errors:
-                raise NotMeasured(self.errors[each])
-        mine, other = self.figures[task], self.figures[base]
-        by_set = {n: mine[n]["tokens"] / mine[n]["steps"] / (other[n]["tokens"] / other[n]["steps"]) for n in mine}
-        return geometric_mean([*by_set.values()]), by_set
+    def tokens(self, task: Task) -> dict[str, float]:
+        """Tokens a step of a task by set; raises NotMeasured with the reason where it failed."""
+        if task in self.errors:
+            raise NotMeasured(self.errors[task])
+        if not self.figures[task]:
+            raise NotMeasured("not asked for")
+        return {name: f["tokens"] / f["steps"] for name, f in sorted(self.figures[task].items())}
+
+    def figure(self, task: Task) -> Figure:
+        """Tokens a step: the geometric mean over the sets, and the quartiles of the sets."""
+        by_set = [*self.tokens(task).values()]
+        found = Figure.of(by_set)
+        return found._replace(median=geometric_mean(by_set)) if len(by_set) > 1 else found
 
     def rows(self) -> list[tuple[list[Row], Callable[[list[Row]], None], list[Task]]]:
         """Bundles of rows, the function that fills them after `measure`, and the tasks that it needs."""
         where = " (data of the benchmark, small)" if self.texts.is_fixture else ""
-
-        def row(what: str, target: float, better: str = ">=") -> Row:
-            return Row(SECTION + where, what, "ratio", better, target)
-
         bundles = []
 
-        def add(rows: list[Row], task: Task, base: Task, *rivals: Task) -> None:
+        def add(what: str, task: Task, base: Task, *rivals: Task, worst: bool = False) -> None:
+            rows = [self.targets.row(SECTION + where, what, "tokens a step")]
+            if worst:
+                rows.append(self.targets.row(SECTION + where, f"{what}, worst set", "ratio"))
             fill = functools.partial(self.fill, task, base, rivals)
             bundles.append((rows, fill, [task, base, *rivals]))
 
-        for context, by_k in TARGETS.items():
-            for k, target in by_k.items():
-                names = ["arctic"] if (context, k, False) in ARCTIC else []
-                names += ["python", "ngram"] if (context, k) == ("request", 8) else []
-                task, base, *rivals = (Task(name, context, k) for name in ("blend", "count", *names))
-                add([row(f"chain k={k}, {context}, to count", target)], task, base, *rivals)
-        for context, by_n in TREES.items():
-            for n, target in by_n.items():
-                rivals = [Task("arctic", context, n, True)] if (context, n, True) in ARCTIC else []
-                task, base = Task("blend", context, n, True), Task("count", context, 8)
-                add([row(f"tree n={n}, {context}, to count k=8", target)], task, base, *rivals)
-        for (k, tree), target in OLD.items():
-            task, base = (Task("blend", context, k, tree) for context in ("history", "nohistory"))
-            add([row(f"history {'tree n' if tree else 'k'}={k}, to none", target)], task, base)
-        for context, target in CORPUS.items():
-            task, base = (Task("blend", context, 8, folds=folds) for folds in ("with", "without"))
-            pair = [row(f"corpus k=8, {context}, to none", target), row(f"corpus k=8, {context}, worst set", 1.0)]
-            add(pair, task, base)
-        bundles.append(([row("drafted tokens, newest k=3 = 1", SHORTER, "<=")], self.fill_shorter, [NEWEST, *SWEEP]))
+        for context, lengths in CHAINS.items():
+            for k in lengths:
+                names = "blend", "count", *RIVALS.get((context, k, False), ())
+                add(f"chain k={k}, {context}", *(Task(name, context, k) for name in names))
+        for context, lengths in TREES.items():
+            for n in lengths:
+                rivals = [Task(name, context, n, True) for name in RIVALS.get((context, n, True), ())]
+                add(f"tree n={n}, {context}", Task("blend", context, n, True), Task("count", context, 8), *rivals)
+        for k, tree in HISTORIES:
+            tasks = (Task("blend", context, k, tree) for context in ("history", "nohistory"))
+            add(f"{'tree n' if tree else 'chain k'}={k}, with history", *tasks)
+        for context in CORPUS:
+            tasks = (Task("blend", context, 8, folds=folds) for folds in ("with", "without"))
+            add(f"chain k=8, {context}, with corpus", *tasks, worst=True)
+        shorter = self.targets.row(SECTION + where, "drafted tokens for the acceptance of newest k=3", "a step")
+        bundles.append(([shorter], self.fill_shorter, [NEWEST, *SWEEP]))
         return bundles
 
     def fill(self, task: Task, base: Task, rivals: Sequence[Task], rows: list[Row]) -> None:
-        """The ratio of a task to its base, that of the worst set where a second row asks for it, and those of peers."""
-        rows[0].ours, by_set = self.ratio(task, base)
-        rows[0].note = f"tokens a step {self.means(task)[0]:.3f}, {self.means(base)[0]:.3f}"
-        for worst in rows[1:]:
-            name = min(by_set, key=by_set.__getitem__)
-            worst.ours, worst.note = by_set[name], name
+        """Figures of a task, of its base and of peers, and the ratio of the worst set where a second row asks for it."""
+        rows[0].ours = self.figure(task)
+        rows[0].peers[label(base, task)] = self.figure(base)
         for rival in rivals:
             try:
-                rows[0].peers[rival.drafter] = self.ratio(rival, base)[0]
+                rows[0].peers[rival.drafter] = self.figure(rival)
             except NotMeasured as error:
                 rows[0].peers[rival.drafter] = str(error)
+        for worst in rows[1:]:
+            mine, other = self.tokens(task), self.tokens(base)
+            ratio, worst.note = min((mine[name] / other[name], name) for name in mine)
+            worst.ours = Figure.of([ratio])
 
     def curve(self) -> list[tuple[float, float]]:
         """(tokens a step, drafted tokens a step) of blend for each of MIN_PROBS: geometric means over the sets."""
         return [self.means(task) for task in SWEEP]
 
     def means(self, task: Task) -> tuple[float, float]:
-        """Geometric means over the sets: tokens and drafted tokens a step; raises NotMeasured as `ratio` does."""
-        if task in self.errors:
-            raise NotMeasured(self.errors[task])
-        figures = self.figures[task].values()
-        if not figures:
-            raise NotMeasured("not asked for")
-        steps = [f["steps"] for f in figures]
-        tokens = geometric_mean([f["tokens"] / n for f, n in zip(figures, steps)])
-        return tokens, geometric_mean([f["proposed"] / n for f, n in zip(figures, steps)])
+        """Geometric means over the sets: tokens and drafted tokens a step; raises NotMeasured as `tokens` does."""
+        tokens = geometric_mean([*self.tokens(task).values()])
+        return tokens, geometric_mean([f["proposed"] / f["steps"] for f in self.figures[task].values()])
 
     def fill_shorter(self, rows: list[Row]) -> None:
         tokens, drafted = self.means(NEWEST)
-        needed = drafted_for(self.curve(), tokens)
-        rows[0].ours = needed / drafted
-        rows[0].note = f"at {tokens:.3f} tokens a step: {needed:.2f} instead of {drafted:.2f} drafted a step"
+        rows[0].ours = Figure.of([drafted_for(self.curve(), tokens)])
+        rows[0].peers["newest k=3"] = Figure.of([drafted])
+        rows[0].note = f"at {tokens:.3f} tokens a step"
+
+
+def label(base: Task, task: Task) -> str:
+    """What a base is called beside a task."""
+    if base.drafter != task.drafter:
+        return f"{base.drafter} k={base.k}" if task.tree else base.drafter
+    return "without"
 
 
 def drafted_for(curve: list[tuple[float, float]], tokens: float) -> float:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time and memory: sam_core beside its peers, called from Python with preallocated buffers.
 
+The clock is the processor time of the process, all its threads together: other processes take caches from it, not time.
 Nothing is subtracted: a figure holds the call from Python and its share of the loop around it. What an empty call costs
 is reported beside the table.
 """
@@ -10,142 +11,96 @@ from __future__ import annotations
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import peers
-from rows import Row, Sample, alternate
+from ours import MEMORY, NOTHING, RULES, SamBatch
+from peers import sglang
+from rows import Figure, Row, Sample, Targets, alternate
 from texts import SIBLINGS, Texts, periodic
 
 import sam_core
 from sam_core import replay
 
 SECTION = "time and memory"
-MEMORY = 8 << 30
 BATCH = 64
+BATCHES = (32, 64)
+PERIODS = {"ordinary text": 0, "period 8": 8, "period 1": 1}
 PEER_ROWS = 8  # in loops over one request after another their cost a request does not depend on the batch
-clock = time.perf_counter
-NOTHING = np.empty(0, np.int32)
-
-
-class SamBatch:
-    """Rows of one pool, SIBLINGS of them a group where it has groups."""
-
-    def __init__(self, table: np.ndarray, size: int, groups: bool, **options):
-        rows = len(table)
-        self.pool = sam_core.Pool(memory_bytes=MEMORY, **options)
-        names = [b"%d" % (row // SIBLINGS) if groups else None for row in range(rows)]
-        self.slots = np.array([self.pool.open(text[:1], name) for text, name in zip(table, names)], np.int32)
-        self.lengths = np.empty(rows, np.int32)
-        self.zeros, self.ones = np.zeros(rows, np.int32), np.ones(rows, np.int32)
-        self.out = {k: np.empty((rows, k), np.int32) for k in (0, 1, 3, 16)}
-        self.parents, self.scores = np.empty((rows, 16), np.int32), np.empty((rows, 16), np.float32)
-        fed = np.ascontiguousarray(table[:, 1:size])
-        for at in range(0, size - 1, 512):  # siblings grow side by side
-            part = fed[:, at : at + 512]
-            counts = np.full(rows, part.shape[1], np.int32)
-            self.pool.step(self.slots, part.reshape(-1), counts, 0, self.out[0], self.lengths)
-        self.columns, self.at = np.ascontiguousarray(table.T), size
-
-    def append(self):
-        self.pool.step(self.slots, self.columns[self.at], self.ones, 0, self.out[0], self.lengths)
-        self.at += 1
-
-    def draft(self, k):
-        self.pool.step(self.slots, NOTHING, self.zeros, k, self.out[k], self.lengths)
-
-    def tree(self, n):
-        self.pool.step(self.slots, NOTHING, self.zeros, n, self.out[n], self.lengths, self.scores, self.parents)
-
-    def step(self, k):
-        self.pool.step(self.slots, self.columns[self.at], self.ones, k, self.out[k], self.lengths)
-        self.at += 1
+STEP_RULES = ("newest", "blend with group")
+clock = time.process_time
 
 
 class Cost:
     """The measurements of time and memory; `quick` makes all of them small."""
 
-    def __init__(self, texts: Texts, quick: bool, say: Callable[[str], None]):
+    def __init__(self, texts: Texts, targets: Targets, quick: bool, say: Callable[[str], None]):
         self.rounds = 2 if quick else 7
         self.sizes = (256, 1024) if quick else (1024, 4096, 32_768)
         self.steps = 20 if quick else 100
-        self.warm = 512 if quick else 4096
+        self.warm = 256 if quick else 4096
         self.corpus_size = 100_000 if quick else 10_000_000
-        self.texts, self.say = texts, say
+        self.texts, self.targets, self.say = texts, targets, say
+        self.more = self.steps * (self.rounds + 2)
+        """Tokens that a batch is given after it was filled."""
         longest = self.sizes[-1]
-        self.table, self.remark = texts.ordinary(BATCH, longest + self.steps * (self.rounds + 2))
+        self.table, self.remark = texts.ordinary(BATCH, longest + self.more)
         self.long = self.table[0, :longest]
-        self.details: dict[str, object] = {"text": self.remark, "empty_call_us": self.empty_calls()}
+        self.details: dict[str, Any] = {"text": self.remark, "empty_call_us": self.empty_calls(), "draft_us": {}}
 
     def rows(self) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
         """Rows and the function that measures each bundle of them."""
 
-        def row(what: str, unit: str, target: float) -> Row:
-            return Row(SECTION, what, unit, "<=", target)
+        def row(what: str, unit: str) -> Row:
+            return self.targets.row(SECTION, what, unit)
 
-        longest = self.sizes[-1]
+        drafts = [row(f"draft k=3, {rule}", "us") for rule in RULES]
+        steps = [
+            (
+                [row(f"step of {rows} rows, {text}, {rule}", "us") for rule in STEP_RULES],
+                partial(self.steps_of, rows, period),
+            )
+            for rows in BATCHES
+            for text, period in PERIODS.items()
+        ]
+        pauses = [row(f"append, {what}", "us") for what in ("p99", "longest pause")]
+        corpus = [("size", "bytes a token"), ("build", "tokens a second"), ("look-up (append and draft k=1)", "us")]
         return [
-            (
-                [
-                    row(f"append, us a call, sequence of {longest}", "us", 0.3),
-                    row("append, p99 us", "us", 3),
-                    row("append, longest pause us", "us", 1000),
-                ],
-                self.append_calls,
-            ),
-            ([row(f"append in batches of {BATCH} rows, us a token", "us", 0.1)], self.append_batches),
-            ([row("append with counts, request and group, us a token", "us", 0.5)], self.append_counts),
-            ([row("draft k=3 newest, us", "us", 0.1)], lambda rows: self.drafts(rows, "newest", groups=False)),
-            ([row("draft k=3 count, us", "us", 0.5)], lambda rows: self.drafts(rows, "count", groups=False)),
-            ([row("draft k=3 blend with group, us", "us", 3)], lambda rows: self.drafts(rows, "blend", groups=True)),
-            ([row("tree n=16 blend with group, us", "us", 10)], lambda rows: self.drafts(rows, "blend", True, tree=16)),
-            (
-                [row(f"step of {BATCH} rows, newest, ordinary text, us", "us", 60)],
-                lambda rows: self.whole(rows, "newest"),
-            ),
-            (
-                [row(f"step of {BATCH} rows, newest, period 8, us", "us", 20)],
-                lambda rows: self.whole(rows, "newest", period=8),
-            ),
-            (
-                [row(f"step of {BATCH} rows, newest, period 1, us", "us", 20)],
-                lambda rows: self.whole(rows, "newest", period=1),
-            ),
-            (
-                [row(f"step of {BATCH} rows, blend with group, ordinary text, us", "us", 150)],
-                lambda rows: self.whole(rows, "blend", groups=True),
-            ),
-            ([row("bulk build of 4096 tokens, ms", "ms", 0.3)], self.bulk),
-            ([row("memory, request, bytes a token", "bytes", 60)], self.memory_request),
-            ([row("memory, request and group with counts, bytes a token", "bytes", 100)], self.memory_group),
-            (
-                [
-                    row(f"corpus of {self.corpus_size:,} tokens, bytes a token", "bytes", 12),
-                    Row(SECTION, "corpus build, tokens a second", "tokens/s", ">=", 1e6),
-                    row("corpus look-up (append and draft k=1), us", "us", 20),
-                ],
-                self.corpus,
-            ),
+            ([row("append", "us")], self.append_calls),
+            (pauses, self.append_pauses),
+            ([row("append in batches", "us a token")], partial(self.append_parts, "newest", 512)),
+            ([row("append in batches, with group", "us a token")], partial(self.append_parts, "blend with group", 64)),
+            ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),
+            *steps,
+            ([row("bulk build of 4096 tokens", "ms")], self.bulk),
+            ([row("memory, request", "bytes a token")], self.memory_request),
+            ([row("memory, request and group with counts", "bytes a token")], self.memory_group),
+            ([row(f"corpus, {what}", unit) for what, unit in corpus], self.corpus),
         ]
 
-    def peer(self, row: Row, name: str, make: Callable[[], object]) -> object | None:
-        """The peer's object, or None after the row was told why there is none."""
-        try:
-            return make()
-        except peers.NotAvailable as error:
-            row.peers[name] = f"not available: {error}"
-            return None
+    def batches(self, rows: list[Row], names: Iterable[str], table: np.ndarray, size: int) -> dict[str, Any]:
+        """The peers' batches of a table; the rows are told of those that there are not."""
+        found = {}
+        for name in names:
+            try:
+                found[name] = peers.BATCHES[name](table, size)
+            except peers.NotAvailable as error:
+                for row in rows:
+                    row.peers[name] = f"not available: {error}"
+        return found
 
     # ---- appending
 
-    def append_calls(self, rows: list[Row]) -> None:
-        tokens = self.long.tolist()
-        slices = [self.long[at : at + 1] for at in range(len(tokens))]
+    def appending(self, rows: list[Row]) -> dict[str, tuple[Callable[[], Callable], list]]:
+        """For each that can run: what makes a fresh function that appends, and what it is called with, in turn."""
+        slices = [self.long[at : at + 1] for at in range(len(self.long))]
 
         def ours() -> Callable[[int], None]:
-            pool = sam_core.Pool(memory_bytes=MEMORY, rule="newest", sources=("request",))
+            pool = sam_core.Pool(memory_bytes=MEMORY, **RULES["newest"])
             return partial(pool.append, pool.open([], None))
 
         def arctic() -> Callable[[np.ndarray], None]:
@@ -153,12 +108,23 @@ class Cost:
             trees.start_request(0, slices[0])
             return partial(trees.add_active_response, 0)
 
-        contestants: dict[str, tuple[Callable, list]] = {
-            "ours": (ours, tokens),
-            "python": (lambda: peers.PythonSam().append, tokens),
-        }
-        if self.peer(rows[0], "arctic", peers.arctic):
+        tokens = self.long.tolist()
+        contestants = {"ours": (ours, tokens), "python": (lambda: peers.PythonSam().append, tokens)}
+        if self.available(rows, "arctic", peers.arctic):
             contestants["arctic"] = arctic, slices
+        return contestants
+
+    def available(self, rows: list[Row], name: str, probe: Callable[[], object]) -> bool:
+        try:
+            probe()
+        except peers.NotAvailable as error:
+            for row in rows:
+                row.peers[name] = f"not available: {error}"
+            return False
+        return True
+
+    def append_calls(self, rows: list[Row]) -> None:
+        (row,) = rows
 
         def together(make: Callable, items: list) -> float:
             append = make()
@@ -167,6 +133,20 @@ class Cost:
                 append(item)
             return 1e6 * (clock() - start) / len(items)
 
+        def beside(batch: Any) -> float:  # the next tokens of a batch that has taken in some
+            start = clock()
+            for _ in range(self.steps):
+                batch.append()
+            return 1e6 * (clock() - start) / self.steps / PEER_ROWS
+
+        samples = {name: partial(together, *how) for name, how in self.appending(rows).items()}
+        small = self.table[:PEER_ROWS, : self.warm + self.more]
+        for name, batch in self.batches(rows, ("ngram", "sglang"), small, self.warm).items():
+            samples[name] = partial(beside, batch)
+        _fill(row, alternate(samples, self.rounds))
+        row.note = f"a sequence of {len(self.long)} tokens"
+
+    def append_pauses(self, rows: list[Row]) -> None:
         def apart(make: Callable, items: list, taken: list[np.ndarray]) -> float:
             append, times = make(), np.empty(len(items))
             for at, item in enumerate(items):
@@ -176,27 +156,20 @@ class Cost:
             taken.append(1e6 * np.array([np.quantile(times, 0.99), times.max()]))
             return 0.0
 
-        _fill(rows[0], alternate({name: partial(together, *c) for name, c in contestants.items()}, self.rounds))
+        contestants = self.appending(rows)
         taken: dict[str, list[np.ndarray]] = {name: [] for name in contestants}
-        alternate({name: partial(apart, *c, taken[name]) for name, c in contestants.items()}, self.rounds)
-        for column, row in enumerate(rows[1:]):
-            _fill(row, {name: float(np.median(times, axis=0)[column]) for name, times in taken.items()})
+        alternate({name: partial(apart, *how, taken[name]) for name, how in contestants.items()}, self.rounds)
+        for column, row in enumerate(rows):
+            _fill(row, {name: Figure.of([float(each[column]) for each in times]) for name, times in taken.items()})
             row.note = "the two readings of the clock around each call included"
 
-    def append_batches(self, rows: list[Row]) -> None:
-        part = self.append_parts(rows[0], 512, groups=False, rule="newest", sources=("request",))
-        rows[0].note = f"{part} tokens a row and call"
+    def append_parts(self, rule: str, most: int, rows: list[Row]) -> None:
+        """Appending to a batch in parts of at most `most` tokens a row."""
+        (row,) = rows
+        part, groups = min(most, self.warm), "group" in RULES[rule]["sources"]
 
-    def append_counts(self, rows: list[Row]) -> None:
-        part = self.append_parts(rows[0], 64, groups=True, rule="blend", sources=("request", "group"))
-        rows[0].note = f"{BATCH} rows in groups of {SIBLINGS}, {part} tokens a row and call"
-
-    def append_parts(self, row: Row, most: int, groups: bool, **options) -> int:
-        """Fills a row with microseconds a token of appending to a batch in parts; returns the tokens of a part."""
-        part = min(most, self.long.size)
-
-        def sample() -> float:
-            pool = sam_core.Pool(memory_bytes=MEMORY, **options)
+        def ours() -> float:
+            pool = sam_core.Pool(memory_bytes=MEMORY, **RULES[rule])
             names = [b"%d" % (row // SIBLINGS) if groups else None for row in range(BATCH)]
             slots = np.array([pool.open([], name) for name in names], np.int32)
             counts, out, lengths = np.full(BATCH, part, np.int32), np.empty((BATCH, 0), np.int32), slots.copy()
@@ -206,92 +179,100 @@ class Cost:
                 pool.step(slots, block, counts, 0, out, lengths)
             return 1e6 * (clock() - start) / sum(map(len, blocks))
 
-        _fill(row, alternate({"ours": sample}, self.rounds))
-        return part
+        def arctic() -> float:
+            trees = peers.arctic()(peers.DEPTH, -1 if groups else 0)
+            for number in range(BATCH):
+                trees.start_request(number, NOTHING)
+            blocks = [self.table[:, at : at + part] for at in range(0, self.warm, part)]
+            start = clock()
+            for block in blocks:
+                for number, tokens in enumerate(block):
+                    trees.add_active_response(number, tokens)
+            return 1e6 * (clock() - start) / sum(block.size for block in blocks)
+
+        samples = {"ours": ours}
+        if self.available(rows, "arctic", peers.arctic):
+            samples["arctic"] = arctic
+        _fill(row, alternate(samples, self.rounds))
+        row.note = f"{BATCH} rows, {part} tokens a row and call" + (f", in groups of {SIBLINGS}" if groups else "")
 
     # ---- drafting
 
-    def drafts(self, rows: list[Row], rule: str, groups: bool, tree: int = 0) -> None:
-        """One append and one draft a step; the draft alone is timed. The row gets the slowest of the sizes.
+    def drafts(self, rows: list[Row]) -> None:
+        """One append and one draft a step; the draft alone is timed. A row gets the slowest of the sizes.
 
-        With groups: one group in lock-step, as replay does; the steps of 64 rows are in `whole`.
+        With groups: one group in lock-step, as replay does; the steps of whole batches are in `steps_of`.
         """
-        (row,) = rows
-        table = self.table[:SIBLINGS] if groups else self.table
-        sources = ("request", "group") if groups else ("request",)
-        by_size: dict[str, dict[int, float]] = {}
+        *chains, tree = rows
+        found: dict[str, dict[int, Figure]] = {}
         for size in self.sizes:
-            batches = {"ours": SamBatch(table, size, groups, rule=rule, sources=sources)}
-            if not tree:
-                small = self.table[:PEER_ROWS]
-                batches["python"] = peers.PythonBatch(small, size)
-                batches["arctic"] = self.peer(row, "arctic", lambda: peers.ArcticBatch(small, size))
-                batches["ngram"] = self.peer(row, "ngram", lambda: peers.NgramBatch(small, size, 3))
+            self.say(f"drafts at {size} tokens")
+            columns = slice(0, size + self.more)
+            few, small = self.table[:SIBLINGS, columns], self.table[:PEER_ROWS, columns]
+            tables = {rule: few if "group" in rule else self.table[:, columns] for rule in RULES}
+            batches: dict[str, Any] = {rule: SamBatch(tables[rule], size, **RULES[rule]) for rule in RULES}
+            batches["tree"] = SamBatch(few, size, **RULES["blend with group"])
+            batches |= self.batches(rows, peers.BATCHES, small, size)
+            if "arctic" in batches:
+                batches["arctic tree"] = peers.ArcticBatch(small, size)
 
-            def sample(batch) -> Sample:
-                draft = (lambda: batch.tree(tree)) if tree else (lambda: batch.draft(3))
-                count = len(table) if isinstance(batch, SamBatch) else PEER_ROWS
-
-                def run() -> float:
-                    total = 0.0
-                    for _ in range(self.steps):
-                        batch.append()
-                        start = clock()
-                        draft()
-                        total += clock() - start
-                    return 1e6 * total / self.steps / count
-
-                return run
-
-            samples = {name: sample(batch) for name, batch in batches.items() if batch}
-            for run in samples.values():
-                run()  # compiles, warms
-            for name, value in alternate(samples, self.rounds).items():
-                by_size.setdefault(name, {})[size] = value
-        _fill(row, {name: max(values.values()) for name, values in by_size.items()})
-        row.note = (
-            f"{len(table)} rows; at " + ", ".join(f"{n}: {us:.3g}" for n, us in by_size["ours"].items()) + " tokens"
-        )
-        self.details[row.what] = by_size
-
-    def whole(self, rows: list[Row], rule: str, groups: bool = False, period: int = 0) -> None:
-        """Append a token to and draft k=3 for each row of the batch: microseconds."""
-        (row,) = rows
-        size = self.warm
-        length = size + self.steps * (self.rounds + 2)
-        table = periodic(BATCH, length, period) if period else self.table[:, :length]
-        sources = ("request", "group") if groups else ("request",)
-        batches = {"ours": SamBatch(table, size, groups, rule=rule, sources=sources)}
-        batches["python"] = peers.PythonBatch(table, size)
-        batches["arctic"] = self.peer(row, "arctic", lambda: peers.ArcticBatch(table, size))
-        batches["ngram"] = self.peer(row, "ngram", lambda: peers.NgramBatch(table, size, 3))
-
-        def sample(batch) -> Sample:
-            def once() -> None:
-                batch.append()
-                batch.draft(3)
-
-            step = (lambda: batch.step(3)) if isinstance(batch, SamBatch) else once
-
-            def run() -> float:
-                start = clock()
+            def sample(name: str) -> float:
+                batch, total = batches[name], 0.0
+                draft = partial(batch.tree, 16) if name.endswith("tree") else partial(batch.draft, 3)
                 for _ in range(self.steps):
-                    step()
-                return 1e6 * (clock() - start) / self.steps
+                    batch.append()
+                    start = clock()
+                    draft()
+                    total += clock() - start
+                return 1e6 * total / self.steps / len(batch.table)
 
-            return run
+            samples = {name: partial(sample, name) for name in batches}
+            alternate(samples, 1)  # compiles, warms
+            for name, value in alternate(samples, self.rounds).items():
+                found.setdefault(name, {})[size] = value
+        slowest = {name: max(by_size.values()) for name, by_size in found.items()}
+        others = {name: slowest[name] for name in peers.BATCHES if name in slowest}
+        for row, rule in zip(chains, RULES):
+            _fill(row, {"ours": slowest[rule], **others})
+            row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; " + _by_size(found[rule])
+        tree.peers = {name: words for name, words in tree.peers.items() if name == "arctic"}
+        _fill(
+            tree, {"ours": slowest["tree"]} | ({"arctic": slowest["arctic tree"]} if "arctic tree" in slowest else {})
+        )
+        tree.note = f"{SIBLINGS} rows; " + _by_size(found["tree"])
+        self.details["draft_us"] = found
 
-        samples = {name: sample(batch) for name, batch in batches.items() if batch}
-        for run in samples.values():
-            run()
-        _fill(row, alternate(samples, self.rounds))
-        row.note = f"after {size} tokens a row"
+    def steps_of(self, count: int, period: int, rows: list[Row]) -> None:
+        """Append a token to and draft k=3 for each row of a batch: microseconds."""
+        size = self.warm
+        table = periodic(count, size + self.more, period) if period else self.table[:count, : size + self.more]
+        batches: dict[str, Any] = {rule: SamBatch(table, size, **RULES[rule]) for rule in STEP_RULES}
+        batches |= self.batches(rows, peers.BATCHES, table, size)
+
+        def sample(batch: Any) -> float:
+            start = clock()
+            if isinstance(batch, SamBatch):
+                for _ in range(self.steps):
+                    batch.step(3)
+            else:
+                for _ in range(self.steps):
+                    batch.append()
+                    batch.draft(3)
+            return 1e6 * (clock() - start) / self.steps
+
+        samples = {name: partial(sample, batch) for name, batch in batches.items()}
+        alternate(samples, 1)
+        found = alternate(samples, self.rounds)
+        others = {name: found[name] for name in peers.BATCHES if name in found}
+        for row, rule in zip(rows, STEP_RULES):
+            _fill(row, {"ours": found[rule], **others})
+            row.note = f"after {size} tokens a row"
 
     # ---- building, memory, corpus
 
     def bulk(self, rows: list[Row]) -> None:
         (row,) = rows
-        text = np.ascontiguousarray(self.table[0, :4096]) if self.table.shape[1] >= 4096 else np.resize(self.long, 4096)
+        text = np.resize(self.long, 4096)
         as_list = text.tolist()
 
         def ours() -> float:
@@ -319,36 +300,58 @@ class Cost:
             into[0, : len(as_list)] = as_list
             return 1e3 * (clock() - start)
 
+        def sglang_trie() -> float:
+            trie = sglang.Trie(len(text) * sglang.DEPTH, 3)
+            start = clock()
+            trie.put([text])
+            trie.corpus.synchronize()
+            return 1e3 * (clock() - start)
+
         samples = {"ours": ours, "python": python, "ngram": ngram}
-        if self.peer(row, "arctic", peers.arctic):
-            samples["arctic"] = arctic
-        _fill(row, alternate(samples, 5 * self.rounds))
+        for name, probe, sample in (
+            ("arctic", peers.arctic, arctic),
+            ("sglang", sglang.corpus_class, sglang_trie),
+        ):
+            if self.available(rows, name, probe):
+                samples[name] = sample
+
+        def again(build: Sample) -> float:  # in memory that the process has from the kernel already
+            build()
+            return build()
+
+        _fill(row, alternate({name: partial(again, build) for name, build in samples.items()}, 3 * self.rounds))
 
     def memory_request(self, rows: list[Row]) -> None:
         (row,) = rows
-        pool = sam_core.Pool(memory_bytes=MEMORY, rule="newest", sources=("request",))
+        size = len(self.long)
+        pool = sam_core.Pool(memory_bytes=MEMORY, **RULES["newest"])
         pool.open(self.long, None)
-        row.ours = pool.stats()["bytes_used"] / len(self.long)
+        row.ours = Figure.of([pool.stats()["bytes_used"] / size])
         tokens = self.long[:8192].tolist()  # tracing is slow
         tracemalloc.start()
         sam = peers.PythonSam()
         for token in tokens:
             sam.append(token)
-        row.peers["python"] = tracemalloc.get_traced_memory()[0] / len(tokens)
+        row.peers["python"] = Figure.of([tracemalloc.get_traced_memory()[0] / len(tokens)])
         tracemalloc.stop()
-        row.note = f"sequence of {len(self.long)}"
-        if self.peer(row, "arctic", peers.arctic):
-            local, _ = peers.ArcticBatch(self.long[None], len(self.long)).bytes()
-            row.peers["arctic"] = local / len(self.long)
+        row.peers["ngram"] = Figure.of([float(self.long.itemsize)])
+        if self.available(rows, "arctic", peers.arctic):
+            row.peers["arctic"] = Figure.of([peers.ArcticBatch(self.long[None], size).bytes()[0] / size])
+        if self.available(rows, "sglang", sglang.corpus_class):
+            row.peers["sglang"] = Figure.of([sglang.memory(self.long[None]) / size])
+        row.note = f"a sequence of {size} tokens; ngram has the text alone"
 
     def memory_group(self, rows: list[Row]) -> None:
         (row,) = rows
-        size = min(8192, self.long.size)
-        if self.peer(row, "arctic", peers.arctic):
-            row.peers["arctic"] = sum(peers.ArcticBatch(self.table[:SIBLINGS], size).bytes()) / (SIBLINGS * size)
+        size = min(8192, len(self.long))
+        table, total = self.table[:SIBLINGS, :size], SIBLINGS * size
+        batch = SamBatch(table, size, **RULES["blend with group"])
+        row.ours = Figure.of([batch.pool.stats()["bytes_used"] / total])
+        if self.available(rows, "arctic", peers.arctic):
+            row.peers["arctic"] = Figure.of([sum(peers.ArcticBatch(table, size).bytes()) / total])
+        if self.available(rows, "sglang", sglang.corpus_class):
+            row.peers["sglang"] = Figure.of([sglang.memory(table) / total])
         row.note = f"a group of {SIBLINGS} answers of {size} tokens"
-        batch = SamBatch(self.table[:SIBLINGS], size, True, rule="blend", sources=("request", "group"))
-        row.ours = batch.pool.stats()["bytes_used"] / (SIBLINGS * size)
 
     def corpus(self, rows: list[Row]) -> None:
         texts, remark = self.texts.collection(self.corpus_size)
@@ -356,10 +359,11 @@ class Cost:
         with tempfile.TemporaryDirectory(prefix="sam-core-bench-") as folder:
             start = clock()
             path = replay.build_corpus(texts, folder)
-            rows[1].ours = tokens / (clock() - start)
-            rows[0].ours = Path(path).stat().st_size / tokens
+            rows[1].ours = Figure.of([tokens / (clock() - start)])
+            rows[0].ours = Figure.of([Path(path).stat().st_size / tokens])
             del texts
-            batch = SamBatch(self.table, self.warm, False, rule="blend", sources=("request",), corpus=path)
+            table = self.table[:, : self.warm + self.more]
+            batch = SamBatch(table, self.warm, sources=("request",), rule="blend", corpus=path)
             batch.step(1)
 
             def sample() -> float:
@@ -371,7 +375,7 @@ class Cost:
             rows[2].ours = alternate({"ours": sample}, self.rounds)["ours"]
         rows[0].note = rows[1].note = f"{tokens:,} tokens: {remark}"
         rows[2].note = "a row of a batch; the request's own index is searched too"
-        rows[2].peers["REST (published)"] = "< 1000"
+        rows[2].peers["REST"] = "published: < 1000"
 
     # ---- overhead
 
@@ -398,9 +402,14 @@ class Cost:
 
             return run
 
-        return alternate({name: sample(call) for name, call in calls.items()}, self.rounds)
+        found = alternate({name: sample(call) for name, call in calls.items()}, self.rounds)
+        return {name: value.median for name, value in found.items()}
 
 
-def _fill(row: Row, values: dict[str, float]) -> None:
-    row.ours = values.pop("ours")
-    row.peers |= values
+def _fill(row: Row, values: dict[str, Figure]) -> None:
+    row.ours = values["ours"]
+    row.peers |= {name: value for name, value in values.items() if name != "ours"}
+
+
+def _by_size(values: dict[int, Figure]) -> str:
+    return "at " + ", ".join(f"{size}: {value.median:.3g}" for size, value in values.items()) + " tokens"

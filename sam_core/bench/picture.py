@@ -1,34 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a benchmark: drafts by length of the text, whole steps, acceptance by draft length, draft length."""
+"""The picture of the benchmark: sam_core beside its peers in time, memory and acceptance, and what its options do."""
 
 from collections.abc import Callable
 
-from acceptance import NEWEST, TARGETS, TREES, Acceptance, Task
-from rows import NotMeasured, Row
+from acceptance import CHAINS, NEWEST, TREES, Acceptance, Task
+from rows import Figure, NotMeasured, Row
 
-COLOURS = {"ours": "#d1495b", "python": "#7a7a7a", "arctic": "#30638e", "ngram": "#edae49"}
-STYLES = {"tree": "-.", "newest": ":", "count": "--"}
+COLOURS = {"ours": "#d1495b", "python": "#7a7a7a", "arctic": "#30638e", "ngram": "#edae49", "sglang": "#66a182"}
+STYLES = {"newest": ":", "count": "--", "blend with group": "-", "tree": "-."}
 RULES = {"newest": "#e8a0aa", "count": "#7a7a7a", "blend": "#d1495b"}
+TIMES = {"append": "append", "bulk build of 4096 tokens": "build", "memory, request": "bytes"}
+TASKS = {
+    "request\nk=3": "chain k=3, request",
+    "request\nk=8": "chain k=8, request",
+    "group\nk=3": "chain k=3, group",
+    "group\nk=8": "chain k=8, group",
+    "group\ntree 16": "tree n=16, group",
+}
 
 
 def draw(path, rows: list[Row], details: dict, acceptance: Acceptance | None) -> None:
-    """Write a PNG of 1800 x 1200 pixels; what was not measured is left out."""
+    """Write a PNG of 2250 x 1200 pixels; what was not measured is left out."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Canvas
 
-    figure = Figure(figsize=(12, 8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    drafts, steps, accepted, shorter = figure.subplots(2, 2).flat
-    _drafts(drafts, details)
-    _steps(steps, rows)
+    canvas = Canvas(figsize=(15, 8), dpi=150, layout="constrained")
+    FigureCanvasAgg(canvas)
+    drafts, steps, ratios, beside, lengths, shorter = panels = [*canvas.subplots(2, 3).flat]
+    by_name = {row.what: row for row in rows if row.ours is not None}
+    _drafts(drafts, details["draft_us"])
+    _steps(steps, [row for row in by_name.values() if row.what.startswith("step of 64 rows")])
+    _ratios(ratios, by_name)
+    _beside(beside, by_name)
     if acceptance:
-        _try(accepted, lambda: _accepted(accepted, acceptance))
+        _try(lengths, lambda: _lengths(lengths, acceptance))
         _try(shorter, lambda: _shorter(shorter, acceptance))
-    for axes in (drafts, steps, accepted, shorter):
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=9, ncols=4 if axes is steps else 1)
-    figure.savefig(path, format="png")
+            columns = 3 if axes in (steps, ratios, beside) else 2 if axes is drafts else 1
+            axes.legend(frameon=False, fontsize=8, ncols=columns, handlelength=3, loc="upper left")
+    canvas.savefig(path, format="png")
 
 
 def _try(axes, draw_on: Callable[[], None]) -> None:
@@ -38,46 +50,82 @@ def _try(axes, draw_on: Callable[[], None]) -> None:
         axes.text(0.5, 0.5, f"not measured: {error}", ha="center", transform=axes.transAxes, wrap=True)
 
 
-def _drafts(axes, details: dict) -> None:
-    axes.set_xscale("log")
-    for what, by_size in details.items():
-        if not what.startswith(("draft", "tree")):
-            continue
-        for name, values in by_size.items():
-            label = what.removesuffix(", us") if name == "ours" else name
-            if name == "ours" or what.startswith("draft k=3 newest"):
-                style = next((style for word, style in STYLES.items() if word in what), "-") if name == "ours" else "-"
-                axes.plot(*zip(*values.items()), f"o{style}", color=COLOURS[name], markersize=4, label=label)
-                axes.set_xticks([*values], [f"{size:,}" for size in values])
-    axes.set(yscale="log", xlabel="tokens in the sequence", ylabel="microseconds a draft", title="Drafts")
+def _drafts(axes, by_name: dict[str, dict[int, Figure]]) -> None:
+    for name, by_size in by_name.items():
+        style = {"color": COLOURS.get(name, COLOURS["arctic" if "arctic" in name else "ours"]), "markersize": 4}
+        style["linestyle"] = STYLES.get(name, "-." if "tree" in name else "-")
+        label = {"tree": "blend with group, tree n=16", "arctic tree": "arctic, tree n=16"}.get(name, name)
+        axes.plot([*by_size], [value.median for value in by_size.values()], marker="o", label=label, **style)
+        axes.set_xscale("log")
+        axes.set_xticks([*by_size], [f"{size:,}" for size in by_size])
+    axes.set(yscale="log", xlabel="tokens in the sequence", ylabel="microseconds", title="A draft of k=3")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * 30)  # room for the legend
     axes.xaxis.minorticks_off()
 
 
+def _bars(axes, groups: list[dict[str, Figure]], spread: bool = True) -> None:
+    """Groups of bars, one a contestant, with the quartiles on top."""
+    width = 0.9 / len(COLOURS)
+    for place, (name, colour) in enumerate(COLOURS.items()):
+        found = {at: group[name] for at, group in enumerate(groups) if isinstance(group.get(name), Figure)}
+        if not found:
+            continue
+        medians = [value.median for value in found.values()]
+        below = [max(value.median - value.low, 0) for value in found.values()]
+        above = [max(value.high - value.median, 0) for value in found.values()]
+        where = [at + width * (place - (len(COLOURS) - 1) / 2) for at in found]
+        axes.bar(where, medians, width=width * 0.9, color=colour, label=name)
+        if spread:
+            axes.errorbar(where, medians, [below, above], fmt="none", ecolor="black", elinewidth=0.8)
+
+
+def _of(row: Row) -> dict[str, Figure]:
+    return {"ours": row.ours} | {name: value for name, value in row.peers.items() if name in COLOURS}
+
+
 def _steps(axes, rows: list[Row]) -> None:
-    found = [row for row in rows if row.what.startswith("step of") and row.ours is not None]
-    for number, row in enumerate(found):
-        values = {"ours": row.ours} | {name: value for name, value in row.peers.items() if isinstance(value, float)}
-        for place, name in enumerate(COLOURS):
-            if name in values:
-                label = name if number == 0 else None
-                axes.bar(number + 0.2 * (place - 1.5), values[name], width=0.18, color=COLOURS[name], label=label)
-        axes.plot([number - 0.4, number + 0.4], [row.target] * 2, color="black", linewidth=1)
-    axes.margins(y=0.25)  # room for the legend
-    labels = [row.what.partition("rows, ")[2].removesuffix(", us").replace(", ", "\n") for row in found]
-    axes.set_xticks(range(len(found)), labels, fontsize=9)
-    axes.set(yscale="log", ylabel="microseconds", title="Append and draft k=3 for a batch (line: target)")
+    _bars(axes, [_of(row) for row in rows])
+    labels = [row.what.partition("rows, ")[2] for row in rows]
+    labels = [text.replace(" text", "").replace(", ", "\n").replace(" with", "\nwith") for text in labels]
+    axes.set_xticks(range(len(rows)), labels, fontsize=8)
+    axes.margins(y=0.3)  # room for the legend
+    axes.set(yscale="log", ylabel="microseconds", title="Append and draft k=3 for 64 rows")
 
 
-def _accepted(axes, acceptance: Acceptance) -> None:
+def _ratios(axes, by_name: dict[str, Row]) -> None:
+    found = {label: by_name[what] for what, label in TIMES.items() if what in by_name}
+    groups = []
+    for row in found.values():
+        values = {name: value for name, value in _of(row).items() if isinstance(value, Figure)}
+        groups.append({name: Figure.of([value.median / row.ours.median]) for name, value in values.items()})
+    _bars(axes, groups)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(found)), [*found])
+    axes.margins(y=0.3)
+    axes.set(yscale="log", ylabel="times ours", title="Append, bulk build, bytes a token")
+
+
+def _beside(axes, by_name: dict[str, Row]) -> None:
+    found = {label: by_name[what] for label, what in TASKS.items() if what in by_name}
+    _bars(axes, [_of(row) for row in found.values()], spread=False)
+    axes.set_xticks(range(len(found)), [*found], fontsize=8)
+    axes.set_ylim(1)
+    axes.margins(y=0.3)
+    axes.set(ylabel="tokens a step", title="Acceptance, mean of the sets")
+
+
+def _lengths(axes, acceptance: Acceptance) -> None:
     for context, style in (("request", "-"), ("group", "--")):
         for rule in ("count", "blend"):
-            values = [acceptance.means(Task(rule, context, k))[0] for k in TARGETS[context]]
-            axes.plot(
-                [*TARGETS[context]], values, f"o{style}", color=RULES[rule], markersize=4, label=f"{rule}, {context}"
-            )
+            values = [acceptance.means(Task(rule, context, k))[0] for k in CHAINS[context]]
+            look = {"color": RULES[rule], "markersize": 4, "label": f"{rule}, {context}"}
+            axes.plot(CHAINS[context], values, f"o{style}", **look)
         values = [acceptance.means(Task("blend", context, n, True))[0] for n in TREES[context]]
-        axes.plot([*TREES[context]], values, f"s{style}", color=RULES["blend"], markersize=4, label=f"tree, {context}")
-    axes.set(xscale="log", xlabel="tokens of a draft", ylabel="tokens a step", title="Acceptance, mean of the sets")
+        axes.plot(TREES[context], values, f"s{style}", color=RULES["blend"], markersize=4, label=f"tree, {context}")
+    axes.set(
+        xscale="log", xlabel="tokens of a draft", ylabel="tokens a step", title="Acceptance by length of the draft"
+    )
     axes.set_xticks([3, 4, 8, 16, 32], ["3", "4", "8", "16", "32"])
     axes.minorticks_off()
 

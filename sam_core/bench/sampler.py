@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rows import Row, alternate, as_json, figure, table
+from rows import Figure, Row, alternate, as_json, figure, table
 from sam_core.replay import Progress, write_json
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -170,12 +170,17 @@ class Case:
         for kind, steps in (("step", self.steps), ("given", self.given)):
             samples = {name: lambda step=step: self.milliseconds(step) for name, step in steps.items()}
             alternate(samples, 1)
-            times[kind] = alternate(samples, rounds)
+            times[kind] = {name: found.median for name, found in alternate(samples, rounds).items()}
         return {"batch": self.batch, "ms": times, "operations and waits": operations}
 
 
 def targets(measured: list[dict], device: torch.device) -> list[Row]:
     """What must hold, as rows of the table."""
+
+    def row(section: str, what: str, unit: str, better: str, bound: float, ours: float, peers: dict) -> Row:
+        figures = {name: Figure.of([value]) for name, value in peers.items()}
+        return Row(section, what, unit, better, bound, ours=Figure.of([ours]), peers=figures)
+
     rows = []
     for found in measured:
         batch, operations = found["batch"], found["operations and waits"]
@@ -184,19 +189,19 @@ def targets(measured: list[dict], device: torch.device) -> list[Row]:
             for name in ("rejection", "seeded"):
                 if name in times:
                     what = f"batch {batch}, {name}{', draws given' if kind == 'given' else ''}"
-                    rows.append(Row("time", what, "ms", "<=", min(peers.values()), times[name], peers))
+                    rows.append(row("time", what, "ms", "<=", min(peers.values()), times[name], peers))
         if batch in BEFORE and device.type == "cpu":
             what = f"batch {batch}, rejection, draws given, than before"
-            rows.append(Row("time", what, "ms", "<=", BEFORE[batch], found["ms"]["given"]["rejection"]))
+            rows.append(row("time", what, "ms", "<=", BEFORE[batch], found["ms"]["given"]["rejection"], {}))
         if ratio := {8: 8, 32: 30}.get(batch):
             for name in ("rejection", "seeded"):
                 fewer = operations["0.11"][0] / operations[name][0]
                 what = f"batch {batch}, {name}, times fewer than 0.11"
-                rows.append(Row("operations", what, "times", ">=", ratio, fewer))
+                rows.append(row("operations", what, "times", ">=", ratio, fewer, {}))
         for name in ("rejection", "seeded"):
-            peers = {peer: str(operations[peer][1]) for peer in ("0.11", "0.13")}
-            row = Row("host synchronisations", f"batch {batch}, {name}", "", "<=", 0, operations[name][1], peers)
-            rows.append(row)
+            peers = {peer: operations[peer][1] for peer in ("0.11", "0.13")}
+            what = f"batch {batch}, {name}"
+            rows.append(row("host synchronisations", what, "", "<=", 0, operations[name][1], peers))
     return sorted(rows, key=lambda row: ["time", "operations", "host synchronisations"].index(row.section))
 
 

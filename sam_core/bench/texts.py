@@ -13,7 +13,6 @@ from sam_core.replay import Answer, read_answers
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parents[2] / "shared" / "data"
-LONG = ("reason-long-groups", "math-long-groups")
 SIBLINGS = 4
 """Rows of one group in the timings."""
 
@@ -40,10 +39,6 @@ class Texts:
                 file.write(json.dumps(row | {"epoch": checkpoint(row["model"])}) + "\n")
             file.flush()
             return read_answers(file.name)
-
-    def limit(self, name: str) -> int:
-        """Tokens of a set that are replayed."""
-        return 250_000 if name in LONG else 500_000
 
     def ordinary(self, rows: int, size: int) -> tuple[np.ndarray, str]:
         """int32[rows, size]: recorded answers one after another; SIBLINGS rows answer the same prompts. And a remark.
