@@ -5,21 +5,34 @@ verl's own balancer is sticky on a request id that is fresh for every sample, wh
 through `actor_rollout_ref.rollout.router_config_path`, see router.yaml.
 """
 
+from sam_core.routing import PromptRoutes
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 
 class PromptRouter(GlobalRequestLoadBalancer):
-    """Sticky on the prompt; a prompt that is new goes to the replica with the fewest requests in flight."""
+    """verl's balancer, its choice made by PromptRoutes."""
 
     def __init__(self, servers, config=None):
         super().__init__(servers)
+        self._routes = PromptRoutes()
 
     def require_acquire_fields(self):
         return ["prompt_ids"]
 
+    def require_release_fields(self):
+        return ["request_id"]
+
     def acquire_server(self, request_id, prompt_ids=None):
-        if prompt_ids is None or request_id in self._request_id_to_server:  # a later turn follows its first
+        if prompt_ids is None or not self._inflight_requests:
             return super().acquire_server(request_id)
-        server_id, handle = super().acquire_server(hash(tuple(prompt_ids)))
-        self._request_id_to_server[request_id] = server_id
-        return server_id, handle
+        server_id = self._routes.choose(request_id, prompt_ids, self._inflight_requests)
+        self._inflight_requests[server_id] += 1
+        return server_id, self._servers[server_id]
+
+    def release_server(self, server_id, request_id=None):
+        super().release_server(server_id, request_id)
+        self._routes.ended(request_id)
+
+    def clear_sticky_cache(self):
+        self._routes = PromptRoutes()
+        return super().clear_sticky_cache()

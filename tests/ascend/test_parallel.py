@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two tensor-parallel ranks over gloo: the same tokens, one index."""
+"""Two tensor-parallel ranks over gloo: the same tokens, one index, the drafts that the first rank decides on by its clock."""
 
 import pytest
 from ascend_engine import Engine, speculated
@@ -7,7 +7,7 @@ from ascend_engine import Engine, speculated
 
 @pytest.fixture(scope="module")
 def pair(model):
-    engine = Engine(model, sam={"threshold": 8}, tensor_parallel_size=2)
+    engine = Engine(model, sam={"switch": "auto"}, tensor_parallel_size=2)
     yield engine
     engine.stop()
 

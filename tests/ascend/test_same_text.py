@@ -4,6 +4,8 @@
 import pytest
 from ascend_engine import OLD, Engine, speculated
 
+K = 3
+
 
 @pytest.fixture(scope="module")
 def drafting(model):
@@ -26,6 +28,31 @@ def other(model):
     """Other drafts: 2 tokens by the article's rule, at any batch, prompts in chunks of 48."""
     sam = {"verify": "seeded", "threshold": 64, "rule": "oldest", "sources": ["request"], "min_prob": 0}
     engine = Engine(model, sam=sam, k=2, max_num_batched_tokens=48, max_num_seqs=16)
+    yield engine
+    engine.stop()
+
+
+def make_auto(model, **settings):
+    """Decides by its clock, so no two runs draft alike."""
+    sam = {"switch": "auto", "verify": "seeded"}
+    return Engine(model, sam=sam, k=K, max_model_len=256, max_num_seqs=16, **settings)
+
+
+@pytest.fixture(scope="module")
+def auto(model):
+    """Gives each request its own number of draft tokens, in a tight KV cache."""
+    engine = make_auto(model, num_gpu_blocks_override=8, enable_prefix_caching=False)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="module")
+def auto_in_graphs(model):
+    """Gives all requests of a step 3 draft tokens or none."""
+    sizes = [4, 8, 16, 32, 48]
+    engine = make_auto(
+        model, compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+    )
     yield engine
     engine.stop()
 
@@ -59,6 +86,33 @@ def test_text_is_the_same_with_padded_drafts_in_graphs(without, graphs, requests
     assert graphs.run(many, lengths, each=each) == without.run(many, lengths, each=each)
     speculated(graphs)
     assert graphs.drafter()["padding"] > before["padding"]
+
+
+def same_whatever_it_decides(without, engine, requests):
+    """Three runs; the counters of the drafter afterwards."""
+    many, lengths, each = requests
+    expected, drafted, accepted = without.run(many, lengths, each=each), 0, 0
+    for stagger in (0, 7, 1):
+        assert engine.run(many, lengths, stagger=stagger, each=each) == expected
+        drafted, accepted = drafted + engine.count("drafted"), accepted + engine.count("accepted")
+    assert drafted > 0 and accepted > 0, "nothing was drafted or accepted: the test shows nothing"
+    counters = engine.drafter()
+    assert 0 < counters["steps_on"] < counters["steps"]
+    return counters
+
+
+def test_text_is_the_same_whatever_auto_decides(without, auto, requests):
+    same_whatever_it_decides(without, auto, requests)
+
+
+@pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")
+def test_text_is_the_same_whatever_auto_decides_in_graphs(without, auto_in_graphs, requests):
+    auto_in_graphs.steps()
+    assert same_whatever_it_decides(without, auto_in_graphs, requests)["padding"] > 0
+    steps, _ = auto_in_graphs.steps()
+    decoding = [step for step in steps if set(step.lengths) <= {1, K + 1}]
+    assert len(decoding) > 0.8 * len(steps)
+    assert {(step.mode, *step.lengths) for step in decoding} == {("FULL", 1), ("FULL", K + 1)}
 
 
 def test_siblings_differ(without, requests, prompts):

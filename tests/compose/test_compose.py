@@ -60,7 +60,7 @@ def allowed(name):
     return PIN_SET == schema.NEW or name not in ("dapo_qwen3_235b_a22b_128die", "dapo_qwen3_tiny_cpu")
 
 
-@pytest.mark.parametrize("sam", ["off", "batch"])
+@pytest.mark.parametrize("sam", ["off", "batch", "auto"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_composes(name, sam, capsys):
     code = dry_run(name, f"sam={sam}")
@@ -72,7 +72,10 @@ def test_every_recipe_composes(name, sam, capsys):
     assert code == 0, said.err
     *lines, last = said.out.splitlines()
     words = shlex.split(last)
-    assert ("+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.method=sam" in words) == (sam == "batch")
+    assert ("+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.method=sam" in words) == (sam != "off")
+    assert (f"+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.sam.switch={sam}" in words) == (
+        sam != "off"
+    )
     assert words[3] == ("verl.trainer.main_ppo" if PIN_SET == schema.NEW else "recipe.dapo.main_dapo")
     assert lines[0].startswith(f"# {name.replace('_', '-')}: pin set {PIN_SET}, sam {sam}")
     exported = dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))

@@ -8,12 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 
-def configure(model, speculative):
+def configure(model, speculative, **settings):
     from vllm.engine.arg_utils import EngineArgs
 
-    return EngineArgs(
-        model=str(model), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, speculative_config=speculative
-    ).create_engine_config()
+    settings |= {"skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True}
+    return EngineArgs(model=str(model), speculative_config=speculative, **settings).create_engine_config()
 
 
 def test_good_options_reach_the_config(model):
@@ -31,7 +30,7 @@ def test_good_options_reach_the_config(model):
         (3, {"threshold": -1}, "threshold must be an integer of at least 1, got -1"),
         (3, {"rule": "longest"}, "rule 'longest' is not available"),
         (16, {}, "num_speculative_tokens must be an integer from 1 to 15, got 16"),
-        (3, {"switch": "auto"}, "switch 'auto' is not available"),
+        (3, {"switch": "on"}, "switch 'on' is not available"),
         (3, {"min_prob": 1}, "min_prob must be a number of at least 0 and below 1, got 1"),
         (3, {"corpus": "/no"}, "corpus '/no' cannot be opened (No such file or directory): name a file that"),
     ],
@@ -42,6 +41,20 @@ def test_bad_option_is_one_sentence(model, k, sam, sentence):
     (error,) = raised.value.errors()
     assert error["msg"].startswith(f"Value error, {sentence}")
     assert "\n" not in error["msg"]
+
+
+def test_ranks_with_schedulers_of_their_own_are_refused(model, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")  # vLLM sets it for this backend
+    ranks = {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}
+    for sam in ({"switch": "auto"}, {}):
+        with pytest.raises(ValidationError, match="gives each of 2 ranks one of its own: use mp or ray"):
+            configure(model, {"method": "sam", "sam": sam}, **ranks)
+
+
+def test_auto_under_pipeline_parallelism_is_refused(model):
+    sam = {"method": "sam", "sam": {"switch": "auto"}}
+    with pytest.raises(ValidationError, match="switch 'auto' cannot time the steps of a pipeline"):
+        configure(model, sam, pipeline_parallel_size=2)
 
 
 def test_missing_sam_core_is_one_sentence(model):

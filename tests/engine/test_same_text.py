@@ -17,6 +17,24 @@ def without(model):
 
 
 @pytest.fixture(scope="module")
+def auto(model):
+    """Gives each request its own number of draft tokens by its clock, so no two runs draft alike."""
+    engine = Engine(
+        model,
+        sam={"switch": "auto", "verify": "seeded"},
+        k=6,
+        max_model_len=128,
+        max_num_seqs=16,
+        max_num_batched_tokens=48,
+        block_size=16,
+        num_gpu_blocks_override=24,
+        enable_prefix_caching=False,
+    )
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="module")
 def requests():
     """Twelve prompts of 60 or 70 tokens, the last four those of the first; lengths; sampling settings of each."""
     rng = random.Random(3)
@@ -39,6 +57,17 @@ def test_text_is_the_same_with_and_without_drafts(without, tight, requests):
     assert tight.log.preemptions > 0, "nothing was preempted: the test shows nothing"
     assert tight.run(prompts, lengths, stagger=5, each=each) == expected
     speculated(tight)
+
+
+def test_text_is_the_same_whatever_auto_decides(without, auto, requests):
+    prompts, lengths, each = requests
+    expected = without.run(prompts, lengths, each=each)
+    drafted = accepted = 0
+    for stagger in (0, 5, 1):
+        assert auto.run(prompts, lengths, stagger=stagger, each=each) == expected
+        drafted, accepted = drafted + auto.count("drafted"), accepted + auto.count("accepted")
+    assert drafted > 0 and accepted > 0, "nothing was drafted or accepted: the test shows nothing"
+    assert 0 < auto.drafter()["steps_on"] < auto.drafter()["steps"]
 
 
 def test_texts_differ_by_seed(without, tight, requests):

@@ -3,6 +3,7 @@
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -18,7 +19,10 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "MASTER_ADDR": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONPATH": os.pathsep.join([str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
+PATIENCE = 400
+"""Seconds for an answer; ranks that have drifted apart wait for each other in a collective."""
 SETTINGS = {
     "tensor_model_parallel_size": 1,
     "prompt_length": 16,
@@ -31,7 +35,7 @@ SETTINGS = {
 
 
 class Rollout:
-    """`ranks` rollout_servers that form one job. A rank that ends raises AssertionError with its traceback."""
+    """`ranks` rollout_servers that form one job. A rank that ends, or gives no answer, raises AssertionError."""
 
     def __init__(self, model, ranks=1, engine=None, **settings):
         with socket.socket() as free:
@@ -39,7 +43,7 @@ class Rollout:
             port = free.getsockname()[1]
         vllm = {"num_gpu_blocks_override": 64, "block_size": 128} | (engine or {})
         settings = SETTINGS | {"engine_kwargs": {"vllm": vllm}} | settings
-        own = ENVIRONMENT | {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(port), "PYTHONPATH": str(STANDIN)}
+        own = ENVIRONMENT | {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, HERE / "rollout_server.py", str(model), json.dumps(settings)],
@@ -56,6 +60,9 @@ class Rollout:
         """What each rank answers."""
         results = []
         for rank in self.ranks:
+            if not select.select([rank.stdout], [], [], PATIENCE)[0]:
+                self.stop()
+                raise AssertionError(f"a rank gave no answer in {PATIENCE} s: does it wait for another?")
             answer = json.loads(
                 rank.stdout.readline() or '{"error": "a rank ended without an answer: see its standard error"}'
             )

@@ -107,9 +107,9 @@ def test_siblings_share_a_server_and_prompts_spread(servers):
     async def ask():
         manager = AsyncLLMServerManager(OmegaConf.create({}), list(servers))
         turns = [(f"{i}-{sibling}", prompt) for i, prompt in enumerate(prompts) for sibling in range(SIBLINGS)]
-        for request_id, prompt in turns:
-            await manager.generate(request_id, prompt_ids=prompt, sampling_params={})
+        await asyncio.gather(*[manager.generate(r, prompt_ids=prompt, sampling_params={}) for r, prompt in turns])
         await manager.generate("0-0", prompt_ids=[*prompts[0], 3], sampling_params={})  # a second turn
+        assert set(manager.in_flight.values()) == {0} and len(manager.in_flight) == 3
 
     asyncio.run(ask())
     seen = [Counter(server.actor.prompts) for server in servers]

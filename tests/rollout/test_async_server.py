@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from ranks import ENVIRONMENT, HERE, SETTINGS, STANDIN, sam
+from ranks import ENVIRONMENT, HERE, SETTINGS, sam
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def served(model, prompts):
     settings = SETTINGS | {"engine_kwargs": {"vllm": engine}}
     done = subprocess.run(
         [sys.executable, HERE / "async_server.py", model, json.dumps(settings), json.dumps(prompts)],
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(STANDIN)},
+        env={**os.environ, **ENVIRONMENT},
         stdout=subprocess.PIPE,
         timeout=300,
         check=True,

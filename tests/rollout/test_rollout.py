@@ -83,8 +83,8 @@ def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
 
 @pytest.fixture(scope="module")
 def tensor_parallel(model, prompts):
-    """What the two ranks of one engine answer, each with a scheduler of its own."""
-    rollout = Rollout(model, ranks=2, tensor_model_parallel_size=2, n=4, engine=sam(threshold=16))
+    """What the two ranks of one engine answer, each with a scheduler of its own, and a clock by which `auto` decides."""
+    rollout = Rollout(model, ranks=2, tensor_model_parallel_size=2, n=4, engine=sam(switch="auto"))
     yield rollout.ask("generate", prompts=prompts)
     rollout.stop()
 
@@ -93,6 +93,7 @@ def test_ranks_that_schedule_alone_stay_in_step(tensor_parallel):
     leader, follower = tensor_parallel
     assert leader["answers"] == follower["answers"]
     assert metrics(tensor_parallel)["rollout/spec/accepted"] > 0
+    assert 0 < metrics(tensor_parallel)["rollout/spec/switch_on_share"] < 1
     assert not follower["meta_info"]  # it is the same engine
 
 
