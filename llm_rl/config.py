@@ -203,8 +203,6 @@ def _check_keys(config: DictConfig, where: str) -> None:
 def _validate(config: DictConfig, path: Path) -> None:
     if config.get("sam") is False:  # YAML reads a bare `off` as false
         config.sam = "off"
-    if config.get("sam") == "auto":
-        raise ConfigError("sam=auto (a budget for every request) is not part of this version: use sam=batch or sam=off")
     try:
         own = values(config)
     except OmegaConfBaseException as e:
@@ -226,7 +224,7 @@ def _validate_sam(config: DictConfig) -> None:
     if "k" not in config.sam_options:
         raise ConfigError("sam_options does not set k, the tokens a draft")
     if "switch" in config.sam_options:
-        raise ConfigError("the switch is chosen by sam=off or sam=batch, not in sam_options")
+        raise ConfigError("the switch is chosen by sam=off, sam=batch or sam=auto, not in sam_options")
     try:
         options(config)
     except ValueError as e:

@@ -86,9 +86,13 @@ def failure(config: DictConfig, steps: list[dict], code: int, log: Path, begin: 
         return f"verl ended with status {code} after {len(steps)} of {config.steps} steps: {why}; see {log}"
     drafted = sum(step["data"].get(SPEC + "drafted", 0) for step in steps)
     if config.sam != "off" and drafted == 0:
+        never = {
+            "batch": f"never had at most {config.sam_options.threshold} requests running",
+            "auto": "never had a draft that pays (sam=batch drafts all the same)",
+        }
         return (
             f"speculation was asked for (sam={config.sam}) but no draft was verified in {len(steps)} steps: "
-            f"the engine ran without it, or never had at most {config.sam_options.threshold} requests running; see {log}"
+            f"the engine ran without it, or {never[config.sam]}; see {log}"
         )
     if config.sam == "off" and drafted:
         return f"sam=off, but {drafted:.0f} draft tokens were verified: the engine's configuration does not match; see {log}"

@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m llm_rl.launch",
         description="Run a recipe under the patched verl and vLLM of its pin set.",
-        epilog="Overrides: sam=off, seed=2, steps=10, sam_options.k=4, checkpoints.every=1 ... (docs/recipes.md)",
+        epilog="Overrides: sam=off, sam=batch, seed=2, steps=10, sam_options.k=4, checkpoints.every=1 ... (docs/recipes.md)",
     )
     parser.add_argument("config", type=Path, help="the recipe's YAML file")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings that replace those of the file")

@@ -46,6 +46,12 @@ class Shape:
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return self.layers * layer + self.expert_parameters + embeddings + self.hidden
 
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token uses."""
+        experts = self.expert_parameters * self.experts_per_token // self.experts if self.experts else 0
+        return self.parameters - self.expert_parameters + experts
+
     def kv_bytes(self, tensor_parallel: int) -> int:
         """Bytes of keys and values a token and die, in bfloat16; a die holds at least one head of each layer."""
         return 2 * self.layers * max(1, self.kv_heads // tensor_parallel) * self.head_dim * 2

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sam_core.options import SWITCHES
+
 OLD, NEW = "vllm-0.11", "vllm-0.23"
 VERL = {OLD: "verl 0.6.1", NEW: "verl 0.9.1"}
 BACKENDS = ("fsdp", "fsdp2", "megatron")
@@ -93,7 +95,11 @@ KEYS = (
         "trainer.total_training_steps",
         least=1,
     ),
-    Key("sam", ("off", "batch"), "speculation: off, or while at most sam_options.threshold requests run"),
+    Key(
+        "sam",
+        ("off", *SWITCHES),
+        "speculation: off; batch: while at most sam_options.threshold requests run; auto: as much as pays in each step",
+    ),
     # ---- model and data
     _both("model.path", str, "folder of the model (Hugging Face format)", "actor_rollout_ref.model.path"),
     _both("model.use_remove_padding", bool, "train on packed sequences", "actor_rollout_ref.model.use_remove_padding"),

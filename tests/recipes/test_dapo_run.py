@@ -51,7 +51,7 @@ def train_until_killed(folder, *overrides):
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dapo")
-    overrides = ["sam=batch", "steps=2", "checkpoints.every=1"]
+    overrides = ["sam=auto", "steps=2", "checkpoints.every=1"]
     train_until_killed(folder, *overrides)
     result = train(folder, *overrides)
     return SimpleNamespace(
@@ -83,13 +83,13 @@ def test_step_log_has_the_speculation_metrics(run):
     for step in run.steps:
         data = {k.removeprefix("rollout/spec/"): v for k, v in step["data"].items() if k.startswith("rollout/spec/")}
         assert data["drafted"] > 0 and data["accepted"] > 0
-        assert 0 < data["switch_on_share"] < 1  # 64 answers at once, the tail below the threshold
+        assert 0 < data["switch_on_share"] < 1  # off while it learns what steps cost
         assert data["tokens_per_step"] == pytest.approx(data["tokens"] / data["request_steps"])
         # what is accepted behind the end of an answer is not emitted
         assert data["request_steps"] < data["tokens"] <= data["request_steps"] + data["accepted"]
         assert data["draft_ms"] > 0 and data["tail_s"] > 0 and data["index_bytes"] > 0
         sources = ("request", "group", "history", "corpus")
-        assert data["proposed"] == sum(data[f"proposed_{source}"] for source in sources)
+        assert data["drafted"] <= data["proposed"] <= sum(data[f"proposed_{source}"] for source in sources)
         assert data["accepted_group"] > 0 and data["accepted_request"] > 0
         assert all(data[f"accepted_{source}"] <= data[f"proposed_{source}"] for source in sources)
         steps, tokens = (
@@ -97,12 +97,6 @@ def test_step_log_has_the_speculation_metrics(run):
         )
         assert 0 < steps < data["request_steps"] and steps < tokens <= steps + data["accepted"]
     assert sum(row[4] for row in run.rows) == sum(step["data"]["rollout/spec/drafted"] for step in run.steps)
-
-
-def test_drafts_follow_only_steps_within_the_threshold(run):
-    for before, row in zip(run.rows, run.rows[1:], strict=False):
-        if row[4]:
-            assert before[2] <= run.record["threshold"]
 
 
 def test_every_answer_is_logged_in_its_place(run):

@@ -38,7 +38,7 @@ def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
             "num_speculative_tokens=4",
             "sam.rule=oldest",
             "sam.sources=[request,group,history]",
-            "sam.switch=batch",
+            "sam.switch=auto",
             "sam.threshold=8",
             "sam.memory_bytes=1073741824",
             "sam.min_prob=0.1",
@@ -61,7 +61,7 @@ def test_recipes_name_every_option_with_the_engines_default():
 
 
 def test_the_arms_share_the_seed(tmp_path):
-    for sam in ("off", "batch"):
+    for sam in ("off", "batch", "auto"):
         lines = overrides_of(load(f"sam={sam}", "seed=7"), tmp_path)
         assert "data.seed=7" in lines and "actor_rollout_ref.rollout.seed=7" in lines
 
@@ -79,8 +79,7 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("sam=auto", "sam=auto (a budget for every request) is not part of this version"),
-        ("sam=maybe", "sam must be one of off, batch, got 'maybe'"),
+        ("sam=maybe", "sam must be one of off, batch, auto, got 'maybe'"),
         ("sma=off", "unknown key 'sma': is sam meant? (in override 'sma=off')"),
         ("rollout.max_num_seq=3", "unknown key 'rollout.max_num_seq': is rollout.max_num_seqs meant?"),
         ("train.max_num_seqs=3", "unknown key 'train.max_num_seqs': is rollout.max_num_seqs meant?"),
@@ -124,7 +123,7 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
             "sam_options: verify 'block' is not available; this version has rejection, seeded",
         ),
         ("sam_options.k=16", "sam_options: num_speculative_tokens must be an integer from 1 to 15, got 16"),
-        ("sam_options.switch=batch", "the switch is chosen by sam=off or sam=batch, not in sam_options"),
+        ("sam_options.switch=batch", "the switch is chosen by sam=off, sam=batch or sam=auto, not in sam_options"),
         ("sam", "override 'sam' is not of the form key=value"),
         ("pin_set=vllm-9", "pin_set must be one of vllm-0.11, vllm-0.23, got 'vllm-9'"),
         ("pin_set=vllm-0.11", "pin set vllm-0.11 has no recipe on a CPU"),
@@ -188,12 +187,12 @@ def steps(config, drafted):
 def test_speculation_that_is_silently_absent_is_an_error(tmp_path):
     log = tmp_path / "verl.log"
     log.write_text("")
-    on, off = load("sam=batch", "steps=6"), load("sam=off", "steps=6")
+    on, auto, off = (load(f"sam={sam}", "steps=6") for sam in ("batch", "auto", "off"))
     assert follow.failure(on, steps(on, 5), 0, log) is None
     assert follow.failure(off, steps(off, 0), 0, log) is None
-    assert follow.failure(on, steps(on, 0), 0, log).startswith(
-        "speculation was asked for (sam=batch) but no draft was verified in 6 steps"
-    )
+    none = "speculation was asked for (sam={}) but no draft was verified in 6 steps: the engine ran without it, or never had {}"
+    for config, what in ((on, "at most 8 requests running; see"), (auto, "a draft that pays (sam=batch drafts")):
+        assert follow.failure(config, steps(config, 0), 0, log).startswith(none.format(config.sam, what))
     assert follow.failure(off, steps(off, 5), 0, log).startswith("sam=off, but 30 draft tokens were verified")
 
 
@@ -224,7 +223,7 @@ def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, 
     monkeypatch.setattr(launch.verl, "command", fake_verl([1, 2]))
     arguments = [str(TINY), "steps=2", f"model.path={fake_model(tmp_path)}"]
     assert launch.main([*arguments, "--run-dir", str(tmp_path / "on")]) == 1
-    assert "speculation was asked for (sam=batch) but no draft was verified in 2 steps" in capsys.readouterr().err
+    assert "speculation was asked for (sam=auto) but no draft was verified in 2 steps" in capsys.readouterr().err
     assert "no draft was verified" in json.loads((tmp_path / "on" / "run.json").read_text())["status"]
     assert launch.main([*arguments, "sam=off", "--run-dir", str(tmp_path / "off")]) == 0
     output = capsys.readouterr().out
@@ -361,4 +360,13 @@ def test_siblings_of_a_prompt_share_a_replica():
     assert all(len(home) == 1 for home in homes)
     assert len(set.union(*homes)) == 4  # and prompts spread over replicas
     assert router.acquire_server("3-0", prompt_ids=[1, 2, 3, 99])[0] in homes[3]  # a later turn follows its first
-    assert router.require_acquire_fields() == ["prompt_ids"]
+    assert (router.require_acquire_fields(), router.require_release_fields()) == (["prompt_ids"], ["request_id"])
+    assert {router.get_inflight_count(f"s{i}") for i in range(4)} == {16, 17}
+    for i in range(8):
+        for j in range(8):
+            router.release_server(*homes[i], request_id=f"{i}-{j}")
+    router.release_server(*homes[3], request_id="3-0")
+    assert router.get_total_inflight() == 0 and not router._routes._running
+    assert [{router.acquire_server(f"{i}-", prompt_ids=prompts[i])[0]} for i in range(8)] == homes  # the next epoch
+    router.remove_servers(list(homes[0]))
+    assert router.acquire_server("0-9", prompt_ids=prompts[0])[0] not in homes[0]
