@@ -14,7 +14,11 @@ COMMANDS = {
     "tree": ("llm_rl.lab.tree.command", "decode prompts with a model, by every method, against plain decoding"),
     "replay": ("llm_rl.lab.replay.command", "replay recorded answers by every method that needs no model"),
     "export": ("llm_rl.lab.replay.export", "turn rollout dumps into recordings"),
+    "engine-replay": ("llm_rl.lab.engine_replay.command", "let recorded answers drive the real engine"),
+    "plan": ("llm_rl.lab.plan.command", "predict a recipe's rollout without and with SAM"),
+    "papers": ("llm_rl.lab.papers.command", "measure what the papers and the article claim"),
     "shift": ("llm_rl.lab.replay.shift", "let SuffixDecoding adapt to answers of another kind"),
+    "routing": ("llm_rl.lab.routing", "roll out on several replicas, by ways of routing prompts to them"),
     "retrieval": ("llm_rl.lab.methods.retrieval", "time REST's datastore: building, size, retrieval"),
 }
 

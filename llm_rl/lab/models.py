@@ -28,6 +28,15 @@ class LabError(ValueError):
     """What is wrong with the input: one sentence for the user."""
 
 
+def check_outputs(*paths: Path | None) -> None:
+    """Raises LabError if one of the files that are to be written, once all is measured, cannot be."""
+    for path in paths:
+        if path and not path.absolute().parent.is_dir():
+            raise LabError(f"{path.parent} is not a folder: name a file in one that is there")
+        if path and path.is_dir():
+            raise LabError(f"{path} is a folder: name a file")
+
+
 def train_draft(target: Path, out: Path, seed: int = 0, steps: int = DRAFT_STEPS) -> None:
     """Train a model of DRAFT_SHAPE on the target's task, with its tokenizer; `out` appears whole or not at all."""
     import torch

@@ -59,6 +59,27 @@ def test_every_method_gains_and_the_run_can_be_resumed(recording, tmp_path, caps
     assert out.stat().st_mtime_ns == written and capsys.readouterr().out == printed
 
 
+def test_earlier_epochs_are_known_and_sources_are_told(tmp_path, capsys):
+    rows = [row | {"epoch": epoch} for epoch in (1, 2) for row in kind(3, prompts=12)]
+    path, out = write(tmp_path / "epochs.jsonl", rows), tmp_path / "out.json"
+    call = ["replay", str(path), "--max-tokens", "600", "--json", str(out)]
+    assert lab.main([*call, "--method", "sd-tree", "--earlier", "0", "--context", "history", "nohistory"]) == 0
+    known, unknown = json.loads(out.read_text())
+    assert known["tokens_per_step"] > 1.5 * unknown["tokens_per_step"]
+    accepted = {name: counts["accepted_tokens"] for name, counts in known["by_source"].items()}
+    assert f"group {accepted['group'] / sum(accepted.values()):.0%}" in capsys.readouterr().out
+    assert lab.main([*call, "--method", "rest", "--context", "group"]) == 2
+    assert "nothing to replay" in capsys.readouterr().err
+
+
+def test_what_cannot_be_replayed_is_one_sentence(recording, tmp_path, capsys):
+    assert lab.main(["replay", str(recording), "--earlier", "30", "-5"]) == 2
+    assert "--earlier -5: take 0 or more" in capsys.readouterr().err
+    one = write(tmp_path / "one.jsonl", kind(1, prompts=1, siblings=1))
+    assert lab.main(["retrieval", str(one)]) == 2
+    assert "have one answer or none" in capsys.readouterr().err
+
+
 def test_rest_is_replayed(recording, tmp_path):
     out = tmp_path / "out.json"
     call = ["replay", str(recording), "--method", "rest", "--max-tokens", "600", "--json", str(out), "--m", "2", "10"]
@@ -85,12 +106,11 @@ def test_a_global_tree_of_256_examples_adapts(tmp_path):
 def test_256_examples_are_enough_to_gain():
     from sam_core.replay import replay
 
-    from llm_rl.lab.methods.sam import Global
+    from llm_rl.lab.methods.sam import Frozen
 
     rows = kind(1, prompts=300, siblings=1)
     held = [shift.replay._parse(json.dumps(row).encode(), "") for row in rows[256:]]
-    drafter = Global("global", online=False)
-    drafter.learn(row["response_ids"] for row in rows[:256])
+    drafter = Frozen([row["response_ids"] for row in rows[:256]], "global")
     figures = replay(drafter, [[(answer, True)] for answer in held], "request", 64, True)
     assert figures["tokens_per_step"] > 2 and figures["accepted"] > 0
     assert set(figures["by_source"]) and figures["by_source"]["request"]["drafts"] == 0

@@ -64,7 +64,7 @@ def test_retrieval_is_the_paper_s(vocabulary, tmp_path):
             assert len({*made}) == len(made) == min(c, len(weights))
             kept = sorted((weights[prefix] for prefix in made), reverse=True)  # KeyError: not a continuation
             assert kept == sorted(weights.values(), reverse=True)[: len(made)]
-            assert rest._lengths[0] == length
+            assert rest._last[0][0] == length
             chain = rest.propose_many([0], 64)[0]
             assert not made or weights[tuple(chain[:1])] == max(weights.values())
     assert len(matched) > 4
@@ -85,4 +85,7 @@ def test_what_was_accepted_is_counted_by_the_match(tmp_path):
     rest.append_many([0], [[3, 4, 8]])
     rest.propose_tree_many([0], 64)
     rest.append_many([0], [[5]])
-    assert rest.matches[:4].tolist() == [1, 0, 1, 0] and rest.accepted[:4].tolist() == [0, 0, 2, 0]
+    rest.append_many([0], [[2]])
+    rest.propose_tree_many([0], 64)
+    rest.append_many([0], [[3]])  # the last token of an answer
+    assert rest.matches[:4].tolist() == [1, 1, 1, 0] and rest.accepted[:4].tolist() == [0, 1, 2, 0]

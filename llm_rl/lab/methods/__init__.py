@@ -26,7 +26,7 @@ WITH_MODEL = ("ssd", "tsd", "gsd", "hybrid")
 class Settings:
     """What the methods are made with; the defaults are the papers'.
 
-    k: tokens of a chain; nodes: of a SuffixDecoding tree; n_max, m, c: REST's; width, depth, theta_prob, theta_sib,
+    k: tokens of a chain; n_max, m, c: REST's; width, depth, theta_prob, theta_sib,
     tau: the draft model's; sure: the hybrid's.
     """
 

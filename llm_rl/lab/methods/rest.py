@@ -16,6 +16,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 from sam_core.corpus import Corpus
+from sam_core.replay import accept_tree
 
 from llm_rl.lab.tree import Tree
 
@@ -62,11 +63,17 @@ def _end_of(tokens, rows, low, high, depth):
 
 
 @numba.njit(cache=True)
-def retrieve(tokens, suffixes, context, n_max, m, c, most, out, parents):
+def _seed(number):
+    np.random.seed(number)
+
+
+@numba.njit(cache=True)
+def retrieve(tokens, suffixes, context, n_max, m, c, most, random, out, parents):
     """Draft from a corpus: fill out, parents int32[c]; return the number of nodes and the length of the match.
 
     tokens int32, texts with -1 behind each; suffixes uint32; context int32, the end of the text. A context without a
-    continuation, as at the end of a text, is no match.
+    continuation, as at the end of a text, is no match. Of more than `most` continuations so many are looked at, at even
+    distances or `random` ones.
     """
     shortest, longest, length, low, high = 1, min(n_max, len(context)), 0, 0, 0
     while shortest <= longest:  # halves what is left: if a suffix occurs, so do all shorter ones
@@ -81,8 +88,12 @@ def retrieve(tokens, suffixes, context, n_max, m, c, most, out, parents):
         return 0, 0
     count = min(high - low, most)
     rows = np.empty(count, np.int64)
+    chosen = rows[:0]
+    if random and count < high - low:
+        chosen = np.sort(np.random.choice(high - low, count, False))
     for i in range(count):
-        rows[i] = np.int64(suffixes[low + i * (high - low) // count]) + length
+        place = chosen[i] if len(chosen) else i * (high - low) // count
+        rows[i] = np.int64(suffixes[low + place]) + length
     offered = 0
     heap = [(0, 0, 0, 0, 0, 0)]  # minus the weight, order of offering, rows from .. to, depth, parent
     heapq.heappop(heap)
@@ -107,19 +118,30 @@ def retrieve(tokens, suffixes, context, n_max, m, c, most, out, parents):
 class Rest:
     """REST as a drafter; `corpus` is a file that sam_core.build_corpus wrote.
 
+    seed: of a random choice among more than `most` continuations, instead of one at even distances. It is the state of
+    numba's generator: drafters that choose at random are used one after another.
+
     Attributes:
         matches: how many retrievals found a match of so many tokens, int[n_max + 1].
         accepted: how many of their tokens became text, int[n_max + 1].
     """
 
     def __init__(
-        self, corpus: str | os.PathLike[str], n_max: int = N_MAX, m: int = M, c: int = C, most: int = SAMPLE
+        self,
+        corpus: str | os.PathLike[str],
+        n_max: int = N_MAX,
+        m: int = M,
+        c: int = C,
+        most: int = SAMPLE,
+        seed: int | None = None,
     ) -> None:
         store = Corpus(corpus)
         self._tokens, self._suffixes = np.asarray(store.tokens), np.asarray(store.suffixes)
-        self.n_max, self.m, self.c, self.most = n_max, m, c, most
+        self.n_max, self.m, self.c, self.most, self._random = n_max, m, c, most, seed is not None
+        if seed is not None:
+            _seed(seed)
         self._contexts: dict[int, list[int]] = {}
-        self._lengths: dict[int, int] = {}
+        self._last: dict[int, tuple[int, Tree]] = {}  # of each request: match and draft
         self.matches, self.accepted = np.zeros(n_max + 1, np.int64), np.zeros(n_max + 1, np.int64)
         self.retrieve([], 1)  # compiles
 
@@ -128,7 +150,7 @@ class Rest:
         out, parents = np.empty(most, np.int32), np.empty(most, np.int32)
         query = np.asarray(context[-self.n_max :], np.int32)
         made, self._length = retrieve(
-            self._tokens, self._suffixes, query, self.n_max, self.m, most, self.most, out, parents
+            self._tokens, self._suffixes, query, self.n_max, self.m, most, self.most, self._random, out, parents
         )
         return out[:made].tolist(), parents[:made].tolist()
 
@@ -138,15 +160,16 @@ class Rest:
     def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         for request, row in zip(requests, rows, strict=True):
             self._contexts[request] = [*self._contexts[request], *row][-self.n_max :]
-            if (length := self._lengths.pop(request, None)) is not None:
+            if request in self._last:
+                length, draft = self._last.pop(request)
                 self.matches[length] += 1
-                self.accepted[length] += len(row) - 1
+                self.accepted[length] += accept_tree(*draft, row, 0)
 
     def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
         trees = []
         for request in requests:
             trees.append(self.retrieve(self._contexts[request], min(n, self.c)))
-            self._lengths[request] = self._length
+            self._last[request] = self._length, trees[-1]
         return trees
 
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from llm_rl.lab.methods.rest import N_MAX, SAMPLE, C, M, Rest
+from llm_rl.lab.models import LabError
 from sam_core import corpus, replay
 
 
@@ -26,15 +28,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=replay.SEED, metavar="N")
 
 
-def run(args: argparse.Namespace) -> int:
-    """The command; raises replay.ReplayError or OSError."""
-    rng = np.random.default_rng(args.seed)
-    answers = [np.array(a.response_ids, np.int32) for path in args.files for a in replay.read_answers(path)]
-    held = answers[::10]  # asked, not stored as they are
-    texts = [text for number, text in enumerate(answers) if number % 10]
+def measure(
+    answers: Sequence[Sequence[int]], tokens: int, queries: int, sample: int = SAMPLE, seed: int = replay.SEED
+) -> dict[str, float]:
+    """Build a datastore of `tokens` tokens and ask it `queries` times; raises LabError if there are fewer than two answers.
+
+    Returns tokens, bytes_per_token, tokens_per_s (of building), median_us, p90_us, p99_us (of a retrieval) and nodes (of
+    a draft, on average).
+    """
+    if len(answers) < 2:
+        raise LabError(
+            "the recordings have one answer or none: one in ten is asked and the others are stored, so give two or more"
+        )
+    rng = np.random.default_rng(seed)
+    known_answers = [np.array(answer, np.int32) for answer in answers]
+    held = known_answers[::10]  # asked, not stored as they are
+    texts = [text for number, text in enumerate(known_answers) if number % 10]
     size, known = sum(map(len, texts)), np.concatenate(texts)
-    while size < args.tokens:
-        text = texts[rng.integers(len(answers) * 9 // 10)].copy()
+    while size < tokens:
+        text = texts[rng.integers(len(known_answers) * 9 // 10)].copy()
         change = rng.random(len(text)) < 0.1
         text[change] = rng.choice(known, change.sum())
         texts.append(text)
@@ -44,11 +56,9 @@ def run(args: argparse.Namespace) -> int:
         path = replay.build_corpus(texts, folder)
         seconds = time.perf_counter() - begin
         facts = corpus.describe(path)
-        print(f"{facts['tokens']:,} tokens, {facts['bytes_per_token']:.2f} bytes a token")
-        print(f"built at {facts['tokens'] / seconds / 1e6:.2f} million tokens a second")
-        store = Rest(path, N_MAX, M, C, args.sample)
+        store = Rest(path, N_MAX, M, C, sample)
         times, lengths = [], []
-        for _ in range(args.queries):
+        for _ in range(queries):
             text = held[rng.integers(len(held))]
             context = text[: rng.integers(1, len(text) + 1)]
             begin = time.perf_counter()
@@ -56,6 +66,26 @@ def run(args: argparse.Namespace) -> int:
             times.append(1e6 * (time.perf_counter() - begin))
             lengths.append(len(tree[0]))
     median, tail, worst = np.percentile(times, [50, 90, 99])
-    print(f"retrieval: median {median:.0f} us, 90 % within {tail:.0f} us, 99 % within {worst:.0f} us")
-    print(f"nodes a retrieval: {np.mean(lengths):.1f}")
+    return {
+        "tokens": facts["tokens"],
+        "bytes_per_token": facts["bytes_per_token"],
+        "tokens_per_s": facts["tokens"] / seconds,
+        "median_us": float(median),
+        "p90_us": float(tail),
+        "p99_us": float(worst),
+        "nodes": float(np.mean(lengths)),
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises LabError, replay.ReplayError (both ValueError) or OSError."""
+    answers = [answer.response_ids for path in args.files for answer in replay.read_answers(path)]
+    found = measure(answers, args.tokens, args.queries, args.sample, args.seed)
+    print(f"{found['tokens']:,} tokens, {found['bytes_per_token']:.2f} bytes a token")
+    print(f"built at {found['tokens_per_s'] / 1e6:.2f} million tokens a second")
+    print(
+        f"retrieval: median {found['median_us']:.0f} us, 90 % within {found['p90_us']:.0f} us, "
+        f"99 % within {found['p99_us']:.0f} us"
+    )
+    print(f"nodes a retrieval: {found['nodes']:.1f}")
     return 0

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import numpy as np
 
 import sam_core
 from llm_rl.lab.methods import sam
-from llm_rl.lab.models import LabError
+from llm_rl.lab.models import LabError, check_outputs
 from llm_rl.lab.replay import figure
 from sam_core import replay
 
 METHODS = ("chain", "blend", "sd-linear", "sd-tree", "rest")
-TABLE = "{:28} {:10} {:22} {:>8} {:>8} {:>9} {:>8}"
+TABLE = "{:28} {:10} {:22} {:>8} {:>8} {:>9} {:>8}  {}"
 EPILOG = """\
 methods:
   chain      the article: suffix automaton, oldest occurrence, chains; sees what the context shows it
@@ -31,8 +32,9 @@ methods:
 --fold I/N scores the prompts of one fold; the others' answers are the earlier outputs: REST's datastore, what the
 global tree has seen (--earlier at most, in an order that --seed fixes), and with --context corpus a corpus for chain
 and blend. The other contexts, recordings and figures are those of `python -m sam_core replay`, see its --help.
-With --context request the global tree stays as it was, as when other prompts were answered before; with sequential and
-group it learns from every answer replayed, siblings included. --alpha other than 4 uses a plain-Python pool: slow.
+With --context request the global tree stays as it was, as when other prompts were answered before; in the other contexts
+it learns from every answer replayed, siblings and, with history, earlier epochs included. us/step is the time of a
+draft and of learning what came; `accepted from` are the sources of the accepted tokens. --alpha other than 4 uses a plain-Python pool: slow.
 """
 
 
@@ -70,7 +72,7 @@ def configurations(args: argparse.Namespace) -> list[dict[str, Any]]:
             tree = args.tree and method == "blend"
             found.append({"context": context, "method": method, "k": args.nodes if tree else args.k, "tree": tree})
             continue
-        if context not in ("request",) + ("sequential", "group") * (method != "rest"):
+        if context == "corpus" or (context != "request" and method == "rest"):
             continue
         for earlier in args.earlier or [None]:
             common = {"context": context, "method": method, "tree": method != "sd-linear", "earlier": earlier}
@@ -96,12 +98,15 @@ def drafter_of(options: dict[str, Any], earlier: Sequence[Sequence[int]], corpus
         if corpus is None:
             raise LabError("rest needs earlier outputs: leave out --earlier 0")
         return Rest(corpus, options["n_max"], options["m"], options["k"])
-    online = options["context"] != "request"
-    if options["alpha"] == sam.ALPHA:
-        drafter = sam.Global(options["trees"], online=online)
+    frozen = options["context"] == "request"
+    if options["alpha"] != sam.ALPHA:
+        drafter = sam.Twin(options["alpha"], options["trees"], earlier if frozen else None)
+    elif frozen:
+        drafter = sam.Frozen(earlier, options["trees"])
     else:
-        drafter = sam.Twin(options["alpha"], options["trees"], online)
-    drafter.learn(earlier)
+        drafter = sam.Global(options["trees"])
+    if not frozen:
+        drafter.learn(earlier)
     return drafter
 
 
@@ -109,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
     """The command; raises LabError, replay.ReplayError (both ValueError) or OSError."""
     if args.resume and not args.json:
         raise LabError("--resume needs --json OUT, the file to continue")
-    for path in (args.json, args.picture):
-        if path and not path.absolute().parent.is_dir():
-            raise LabError(f"{path.parent} is not a folder: name a file in one that is there")
+    check_outputs(args.json, args.picture)
+    if args.earlier and min(args.earlier) < 0:
+        raise LabError(f"--earlier {min(args.earlier)}: take 0 or more")
     results = replay._read_results(args.json) if args.resume and args.json.exists() else []
     identity = {
         "sam_core": sam_core.__version__,
@@ -120,8 +125,13 @@ def run(args: argparse.Namespace) -> int:
         "max_tokens": args.max_tokens,
         "seed": args.seed,
     }
+    asked_for = configurations(args)
+    if not asked_for:
+        raise LabError("nothing to replay: rest knows the context request alone, sd-linear and sd-tree all but corpus")
     progress, asked = replay.Progress(), []
-    print(TABLE.format("recording", "context", "method", "tok/step", "drafted", "precision", "us/draft"))
+    print(
+        TABLE.format("recording", "context", "method", "tok/step", "drafted", "precision", "us/step", "accepted from")
+    )
     for path in args.files:
         answers = replay.read_answers(path)
         others = [answer for answer in answers if not replay.in_fold(answer, args.fold)]
@@ -130,11 +140,20 @@ def run(args: argparse.Namespace) -> int:
             raise LabError(f"{path} has too few prompts for --fold {identity['fold']}: use fewer folds")
         order = np.random.default_rng(args.seed).permutation(len(others))
         outputs = [others[place].response_ids for place in order]
-        for options in configurations(args):
+        for options in asked_for:
             wanted = identity | {"file": str(path), "data": replay._digest(path)} | options
             result = next((r for r in results if wanted.items() <= r.items()), None)
             if result is None:
-                result = wanted | _measure(options, answers, outputs, args, f"{path.name} {_name(options)}", progress)
+                name = f"{path.name} {options['context']} {_name(options)}"
+                result = wanted | measure(
+                    options,
+                    answers,
+                    outputs,
+                    args.max_responses,
+                    args.max_tokens,
+                    args.seed,
+                    functools.partial(_show, progress, name),
+                )
                 results.append(result)
                 if args.json:
                     replay.write_json(args.json, results)
@@ -146,31 +165,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(
+def _show(progress: replay.Progress, name: str, done: int) -> None:
+    progress.show(f"{name}: {done:,} tokens")
+
+
+def measure(
     options: dict[str, Any],
     answers: Sequence[replay.Answer],
     outputs: Sequence[Sequence[int]],
-    args: argparse.Namespace,
-    name: str,
-    progress: replay.Progress,
+    max_responses: int = replay.MAX_RESPONSES,
+    max_tokens: int = replay.MAX_TOKENS,
+    seed: int = replay.SEED,
+    progress: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Any]:
-    """The figures of one configuration on one recording."""
+    """The figures of one of `configurations` on answers, after `outputs` or the first options["earlier"] of them."""
     context = "request" if options["context"] == "corpus" else options["context"]
-    scopes = replay.make_scopes(answers, context, args.max_responses, args.max_tokens, args.seed)
+    scopes = replay.make_scopes(answers, context, max_responses, max_tokens, seed)
     earlier = outputs[: options["earlier"]] if options.get("earlier") is not None else outputs
     with tempfile.TemporaryDirectory(prefix="lab-replay-") as folder:
         needs = options["method"] == "rest" or options["context"] == "corpus"
         corpus = replay.build_corpus(earlier, folder) if needs and len(earlier) else None
         drafter = drafter_of(options, earlier, corpus)
-        figures = replay.replay(
-            drafter,
-            scopes,
-            context,
-            options["k"],
-            options["tree"],
-            lambda done: progress.show(f"{name}: {done:,} tokens"),
-        )
-    if options["method"] == "rest":
+        figures = replay.replay(drafter, scopes, context, options["k"], options["tree"], progress)
+    if hasattr(drafter, "matches"):
         figures["matches"], figures["accepted_by_match"] = drafter.matches.tolist(), drafter.accepted.tolist()
     return figures | {"earlier_outputs": len(earlier)}
 
@@ -197,5 +214,13 @@ def _row(result: dict[str, Any]) -> str:
         f"{result['tokens_per_step']:.3f}",
         f"{result['proposed_per_step']:.2f}",
         f"{result['precision']:.3f}",
-        f"{result['us_propose']:.1f}",
+        f"{result['us_propose'] + result['us_append_per_token'] * result['tokens_per_step']:.1f}",
+        _sources(result),
     ).rstrip()
+
+
+def _sources(result: dict[str, Any]) -> str:
+    """The share of each source in the accepted tokens, as the pool counts them while it learns."""
+    accepted = {name: counts["accepted_tokens"] for name, counts in result.get("by_source", {}).items()}
+    total = sum(accepted.values())
+    return ", ".join(f"{name} {count / total:.0%}" for name, count in accepted.items() if count)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_rl.lab.methods.sam import TREES, Global
+from llm_rl.lab.methods.sam import TREES, Frozen, Global
 from llm_rl.lab.models import LabError
 from sam_core import replay
 
@@ -69,8 +69,9 @@ def measure(
         ("from nothing", [], True),
         ("trained", trained, False),
     ):
-        drafter = Global(trees, online=online)
-        drafter.learn(outputs)
+        drafter = Global(trees) if online else Frozen(outputs, trees)
+        if online:
+            drafter.learn(outputs)
         arms[name] = chunks(drafter, new, size, nodes)
     return arms
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,34 +86,22 @@ def run(args: argparse.Namespace) -> int:
     ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     decoder = Decoder(target, sampler, ends, args.max_tokens, args.nodes)
     progress = replay.Progress()
-    earlier, _ = _decode(decoder, prompts[:first], None, 0, 32, progress, "earlier prompts")
+    earlier, _ = decode(decoder, prompts[:first], None, 0, 32, progress, "earlier prompts")
     prompts = prompts[first:]
     settings = methods.Settings(**{f.name: getattr(args, f.name) for f in dataclasses.fields(methods.Settings)})
     print(TABLE.format("method", "tok/step", "nodes", "precision", "draft", "verify", "other", "speed-up", "equal", ""))
-    best: dict[str, dict[str, Any]] = {}
-    texts: dict[str, list[list[int]]] = {}
     with tempfile.TemporaryDirectory(prefix="lab-") as folder:
         corpus = args.corpus or ("rest" in wanted and replay.build_corpus(earlier, folder)) or None
-        for _ in range(args.repeat):
-            for name in ("plain", *wanted):
-                drafter = None
-                if name != "plain":
-                    drafter = methods.make(name, settings, earlier, corpus, draft_model)
-                texts[name], figures = _decode(decoder, prompts, drafter, first, args.batch, progress, name)
-                row = figures.summary() | {"method": name, "counts": dict(getattr(drafter, "counts", {}))}
-                if name not in best or row["decode_s"] < best[name]["decode_s"]:
-                    best[name] = row
+        makers = {
+            name: functools.partial(methods.make, name, settings, earlier, corpus, draft_model) for name in wanted
+        }
+        rows, plain = compare(decoder, makers, prompts, first, args.batch, args.repeat, progress)
     progress.clear()
-    for name, row in best.items():
-        row["equal"] = sum(a == b for a, b in zip(texts[name], texts["plain"], strict=True))
-        row["of"] = len(prompts)
-        row["speedup"] = best["plain"]["decode_s"] / row["decode_s"]
-        if name != "plain" and not row["accepted"]:
-            raise LabError(f"{name}: of {row['drafted']} drafted tokens none was accepted: it did not speculate")
+    for row in rows:
         print(_row(row), flush=True)
     if args.json:
-        replay.write_json(args.json, _record(args, settings, texts["plain"], list(best.values())))
-    different = [name for name, row in best.items() if row["equal"] < row["of"]]
+        replay.write_json(args.json, _record(args, settings, plain, rows))
+    different = [row["method"] for row in rows if row["equal"] < row["of"]]
     if different:
         print(f"not all texts equal plain decoding's: {', '.join(different)}")
     return 1 if different else 0
@@ -131,7 +120,40 @@ def _prompts(args: argparse.Namespace, tokenizer: Any) -> tuple[list[list[int]],
     return found[: first + args.count], first
 
 
-def _decode(
+def compare(
+    decoder: Any,
+    makers: dict[str, Callable[[], Any]],
+    prompts: Sequence[Sequence[int]],
+    first: int,
+    batch: int,
+    repeat: int,
+    progress: replay.Progress,
+) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Decode prompts plainly and with the drafters of `makers`, by name.
+
+    Returns a row of figures each, plain decoding's first: Figures.summary(), method, counts, equal and of (texts that
+    equal plain decoding's, of how many) and speedup, by the fastest of `repeat` runs in turn; and plain decoding's texts.
+    Raises LabError where nothing drafted was accepted.
+    """
+    best: dict[str, dict[str, Any]] = {}
+    texts: dict[str, list[list[int]]] = {}
+    for _ in range(repeat):
+        for name, make in {"plain": lambda: None, **makers}.items():
+            drafter = make()
+            texts[name], figures = decode(decoder, prompts, drafter, first, batch, progress, name)
+            row = figures.summary() | {"method": name, "counts": dict(getattr(drafter, "counts", {}))}
+            if name not in best or row["decode_s"] < best[name]["decode_s"]:
+                best[name] = row
+    for name, row in best.items():
+        row["equal"] = sum(a == b for a, b in zip(texts[name], texts["plain"], strict=True))
+        row["of"] = len(prompts)
+        row["speedup"] = best["plain"]["decode_s"] / row["decode_s"]
+        if name != "plain" and not row["accepted"]:
+            raise LabError(f"{name}: of {row['drafted']} drafted tokens none was accepted: it did not speculate")
+    return list(best.values()), texts["plain"]
+
+
+def decode(
     decoder: Any,
     prompts: Sequence[Sequence[int]],
     drafter: Any,

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner against an engine replay: costs from one of its batches, the time of the others predicted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sam_core.options import Options
+from sam_core.replay import Answer, read_answers
+
+from llm_rl.lab.engine_replay import arms
+from llm_rl.lab.engine_replay.command import choose
+from llm_rl.lab.models import LabError
+from llm_rl.lab.plan.acceptance import KS, Acceptance, recorded
+from llm_rl.lab.plan.cost import Cost, fitted
+from llm_rl.lab.plan.simulate import Engines, Policy, Trace
+
+COSTS = ("plain", "off", "batch", "auto")
+"""Arms whose steps of the first batch the cost is fitted to, where they were run."""
+
+CACHED = 128
+"""Tokens of a block that siblings share once it is read: vLLM's on a CPU. Smaller ones matter little where reading is fast."""
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Settings and runs of an engine replay: of its steps.json (beside engine-replay.json), or of the runs.jsonl of one that
+    has not ended. Raises LabError or OSError."""
+    try:
+        if path.suffix == ".jsonl":
+            settings, *runs = [json.loads(line) for line in path.read_text().splitlines()]
+        else:
+            runs = json.loads(path.read_text())
+            settings = json.loads(path.with_name("engine-replay.json").read_text())["settings"]
+        runs = [run for run in runs if run["batch"] >= 0]
+        settings["batches"] = 1 + max(run["batch"] for run in runs)
+        settings["answers"], settings["learn"], runs[0]["steps"][0]["s"]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise LabError(
+            f"{path} is not the steps.json or runs.jsonl of an engine-replay that ended a run ({error!r})"
+        ) from None
+    return settings, runs
+
+
+def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
+    """[slots + 1], thousands of tokens that a request holds when so many still run, from tokens of prompts and answers."""
+    longest = sorted(answers, key=lambda pair: pair[1])
+    held = np.zeros(slots + 1)
+    for n in range(1, slots + 1):
+        last = longest[-min(n, len(longest)) :]
+        held[n] = np.mean([prompt + last[0][1] for prompt, _ in last]) / 1000
+    return held
+
+
+def check(path: Path) -> dict[str, Any]:
+    """Predicted and measured seconds of every arm and batch that the planner has a model of.
+
+    The first batch gives the cost of a step; lengths are the recording's, acceptance is that of sam_core.replay.
+    """
+    settings, runs = read(path)
+    if settings["answers"] == "random":
+        raise LabError(f"{path} replayed noise, of which there is no recording")
+    answers = read_answers(Path(settings["answers"]))
+    batches = choose(answers, argparse.Namespace(**settings))[settings["learn"] :]
+    fit_batch = min(run["batch"] for run in runs)
+    used = [run for run in runs if run["batch"] == fit_batch and run["arm"] in COSTS]
+    cost = fitted([step for run in used for step in run["steps"]])
+    acceptance = _acceptance(batches)
+    rows = []
+    for run in runs:
+        policy = _policy(run["arm"], acceptance, settings, cost, batches[run["batch"]])
+        if policy is None:
+            continue
+        predicted = _predict(batches[run["batch"]], settings["max_seqs"], cost, policy)
+        measured = sum(step["s"] for step in run["steps"])
+        in_tail = sum(step["s"] for step in run["steps"] if step["running"] <= settings["tail"])
+        rows.append(
+            {
+                "arm": run["arm"],
+                "batch": run["batch"],
+                "fitted": run["batch"] == fit_batch,
+                "measured": measured,
+                "predicted": predicted.total,
+                "error": predicted.total / measured - 1,
+                "measured_tail": in_tail,
+                "predicted_tail": predicted.tail(settings["tail"]),
+                "steps": len(run["steps"]),
+                "predicted_steps": sum(predicted.steps),
+            }
+        )
+    return {"answers": str(settings["answers"]), "fitted_to": sorted({run["arm"] for run in used}), "rows": rows}
+
+
+def _predict(batch: Sequence[tuple[Sequence[int], Sequence[int]]], slots: int, cost: Cost, policy: Policy) -> Trace:
+    prompts, lengths = np.array([(len(p), len(a)) for p, a in batch]).T
+    first = {tuple(prompt): i for i, (prompt, _) in reversed(list(enumerate(batch)))}
+    cached = np.array([0 if first[tuple(p)] == i else len(p) // CACHED * CACHED for i, (p, _) in enumerate(batch)])
+    return Engines([prompts], [lengths], slots, cached=[cached]).run(cost, policy)
+
+
+def _acceptance(batches: Sequence[Sequence[tuple[list[int], list[int]]]]) -> Acceptance:
+    """Of all batches' answers, with the default rule and the siblings in lock-step."""
+    answers = [
+        Answer(array("i", prompt), array("i", answer), str(prompt), f"{number} {prompt}", None)
+        for number, batch in enumerate(batches)
+        for prompt, answer in batch
+    ]
+    return recorded(answers, "group", {"min_prob": Options.min_prob})
+
+
+def _policy(
+    arm: str, acceptance: Acceptance, settings: dict[str, Any], cost: Cost, batch: Sequence[Any]
+) -> Policy | None:
+    slots = settings["max_seqs"]
+    if arm in ("plain", "off"):
+        return Policy.off(slots)
+    if arm == "auto":
+        return acceptance.auto(slots, cost, tail_contexts([(len(p), len(a)) for p, a in batch], slots))
+    if arm.startswith("batch"):
+        fixed = arms.FIXED.fullmatch(arm)
+        k, threshold = map(int, fixed.groups()) if fixed else arms.ARTICLE
+        if k in KS:
+            return acceptance.batch(slots, min(threshold, slots), k)
+    return None

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded answers through the real engine, small: every arm gives them back, and those that draft do."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_rl.lab import __main__ as lab
+from llm_rl.lab.engine_replay.arms import ARMS
+from llm_rl.lab.engine_replay.report import report
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURE = ROOT / "sam_core" / "bench" / "data" / "rl-rollouts-qwen3b.jsonl.gz"
+SMALL = "--shape tiny --groups 2 --per-group 3 --batches 1 --tokens 200 --k 5".split()
+
+
+def replay(out, *words):
+    command = [sys.executable, "-m", "llm_rl.lab", "engine-replay", *map(str, words), *SMALL, "--out", str(out)]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--arms", "off", "ngram", "batch", "batch:5:1", "auto"],
+        ["--arms", "batch", "auto", "--temperature", "1", "--verify", "seeded"],
+    ],
+    ids=["greedy", "sampled"],
+)
+def test_every_arm_gives_the_recorded_answers(tmp_path, words):
+    ended = replay(tmp_path, FIXTURE, *words)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    result = json.loads((tmp_path / "engine-replay.json").read_text())
+    assert result["wrong"] == [] and result["silent"] == []
+    arms = result["arms"]
+    assert set(arms) == {"plain", *words[1 : words.index("--temperature") if "--temperature" in words else None]}
+    for name, values in arms.items():
+        drafts = name not in ("plain", "off")
+        assert (values["drafted"] > 0) == (values["accepted"] > 0) == drafts, name
+        assert (values["engine_steps"] < arms["plain"]["engine_steps"]) == drafts, name
+    assert (tmp_path / "engine-replay.png").stat().st_size > 10_000
+    assert json.loads((tmp_path / "learned.json").read_text())["cost"]["bins"]
+
+    again = replay(tmp_path, FIXTURE, *words, "--resume")
+    assert again.returncode == 0 and "plain" in again.stdout
+    assert "vllm" not in again.stderr.lower(), "a run that has ended starts no engine"
+    other = replay(tmp_path, FIXTURE, *words, "--resume", "--seed", "5")
+    assert other.returncode == 2 and "other settings" in other.stderr
+
+
+def test_all_arms_and_more_are_drawn(tmp_path, capsys):
+    step = {"running": 30, "rows": 30, "drafted": 1, "context": 9, "emitted": 31, "prefill": False}
+    step |= {"s": 1.0, "sample_s": 0.1, "draft_s": 0.0}
+    names = [*ARMS, *(f"batch:{k}:8" for k in range(4, 8))]
+    result = report([{"arm": arm, "batch": 0, "wrong": [], "steps": [step]} for arm in names], 8, tmp_path, {})
+    assert "tail_gain_median" not in result["arms"]["auto"], "no step of it was in the tail"
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+    assert (tmp_path / "engine-replay.png").exists()
+
+
+def test_a_wrong_answer_and_an_arm_that_is_silent_are_named(tmp_path, capsys):
+    step = {"running": 1, "rows": 1, "drafted": 0, "context": 9, "emitted": 1, "prefill": False}
+    step |= {"s": 1.0, "sample_s": 0.1, "draft_s": 0.0}
+    runs = [{"arm": arm, "batch": 0, "wrong": wrong, "steps": [step]} for arm, wrong in (("plain", []), ("auto", [3]))]
+    result = report(runs, 8, tmp_path, {})
+    assert result["wrong"] == [("auto", 0, 3)] and result["silent"] == ["auto"]
+    printed = capsys.readouterr().out
+    assert "WRONG: auto, batch 0: request 3" in printed and "SILENT: auto" in printed
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([FIXTURE, "--arms", "fast"], "unknown arm 'fast'"),
+        ([FIXTURE, "--batches", "5000"], "are needed: lower --batches"),
+        (["nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_bad_input_gets_one_sentence(tmp_path, capsys, words, said):
+    assert lab.main(["engine-replay", *map(str, words), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
