@@ -93,10 +93,8 @@ class AutoSwitch:
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
         given = self._given
-        before, self._decoding = (
-            self._decoding,
-            decoding,
-        )  # a prompt's last chunk looks like a decode, but for the one before
+        # a prompt's last chunk looks like a decode, but for the step before
+        before, self._decoding = self._decoding, decoding
         if not (decoding and before and len(req_ids)) or seconds <= 0 or any(req_id not in given for req_id in req_ids):
             return
         rows, context, draft_context = 0, 0.0, 0.0
