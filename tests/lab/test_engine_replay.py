@@ -42,7 +42,7 @@ def test_every_arm_gives_the_recorded_answers(tmp_path, words):
         assert (values["drafted"] > 0) == (values["accepted"] > 0) == drafts, name
         assert (values["engine_steps"] < arms["plain"]["engine_steps"]) == drafts, name
     assert (tmp_path / "engine-replay.png").stat().st_size > 10_000
-    assert json.loads((tmp_path / "learned.json").read_text())["cost"]["bins"]
+    assert json.loads((tmp_path / "learned.json").read_text())["cost"]["samples"]
 
     again = replay(tmp_path, FIXTURE, *words, "--resume")
     assert again.returncode == 0 and "plain" in again.stdout
