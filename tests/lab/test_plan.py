@@ -306,17 +306,38 @@ def test_predicts_an_engine_replay(tmp_path, capsys):
     )
     assert main(["plan", "--steps", str(path), "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    predicted = {row["arm"]: row for row in rows if not row["fitted"]}
-    assert abs(predicted["plain"]["error"]) < 0.03 and abs(predicted["batch"]["error"]) < 0.15
-    assert predicted["plain"]["predicted_steps"] == predicted["plain"]["steps"] - 1
-    assert predicted["batch"]["predicted_steps"] == pytest.approx(predicted["batch"]["steps"], rel=0.12)
-    assert predicted["batch"]["steps"] < 0.8 * predicted["plain"]["steps"]
+    assert len(rows) == 4 and not any(row["fitted"] for row in rows)
+    for batch in (0, 1):
+        predicted = {row["arm"]: row for row in rows if row["batch"] == batch}
+        assert abs(predicted["plain"]["error"]) < 0.03 and abs(predicted["batch"]["error"]) < 0.15
+        assert predicted["plain"]["predicted_steps"] == predicted["plain"]["steps"] - 1
+        assert predicted["batch"]["predicted_steps"] == pytest.approx(predicted["batch"]["steps"], rel=0.12)
+        assert predicted["batch"]["steps"] < 0.9 * predicted["plain"]["steps"]
+    assert "cost from here" not in capsys.readouterr().out
+    runs = [run for run in json.loads(path.read_text()) if run["batch"] == 0]
+    path.write_text(json.dumps(runs))
+    assert main(["plan", "--steps", str(path)]) == 0
     assert "cost from here" in capsys.readouterr().out
     with pytest.raises(ValueError, match="none of the recorded steps"):
         fitted([])
     (tmp_path / "steps.json").write_text("[]")
     with pytest.raises(ValueError, match="not the steps.json"):
         check.read(path)
+
+
+def test_long_prompts_cost_more_a_token():
+    lengths = (100, 400, 4000, 2000)
+    batches = [[([7] * n, [1] * 50)] for n in lengths]
+    step = {"running": 1, "drafted": 0, "emitted": 1}
+    runs = [
+        {
+            "batch": i,
+            "steps": [step | {"rows": n, "context": 0, "prefill": True, "s": 0.1 + 5e-3 * n + 5e-7 * n * n}]
+            + [step | {"rows": 1, "context": n + j, "prefill": False, "s": 0.1} for j in range(50)],
+        }
+        for i, n in enumerate(lengths)
+    ]
+    assert check._cost(runs[:3], batches, 3).prefill == pytest.approx(5e-3 + 5e-7 * 2000, rel=0.01)
 
 
 def test_article(tmp_path, capsys, monkeypatch):

@@ -18,7 +18,7 @@ from llm_rl.lab.plan.simulate import BINS, EDGES, Policy
 Float64 = npt.NDArray[np.float64]
 
 KS = (1, 2, 3, 4, 6, 8, 12, 15)
-MIN_DRAFTS = 200
+MIN_DRAFTS = 50
 """Drafts that a bin of positions needs to speak for itself; with fewer it takes over what the bin before it has."""
 DRAWS = 240
 """Random drafts, and at least eight batches of them, over which `auto` is averaged."""

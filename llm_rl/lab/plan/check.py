@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner against an engine replay: costs from one of its batches, the time of the others predicted."""
+"""The planner against an engine replay: the time of each batch predicted by what the others cost."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import argparse
 import json
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from sam_core.options import Options
 from sam_core.replay import Answer, read_answers
 
@@ -18,11 +20,13 @@ from llm_rl.lab.engine_replay import arms
 from llm_rl.lab.engine_replay.command import choose
 from llm_rl.lab.models import LabError
 from llm_rl.lab.plan.acceptance import KS, Acceptance, recorded
-from llm_rl.lab.plan.cost import Cost, fitted
+from llm_rl.lab.plan.cost import Cost, fitted, read_seconds
 from llm_rl.lab.plan.simulate import Engines, Policy, Trace
 
+Batch = Sequence[tuple[list[int], list[int]]]
+"""Prompts and answers."""
 COSTS = ("plain", "off", "batch", "auto")
-"""Arms whose steps of the first batch the cost is fitted to, where they were run."""
+"""Arms to whose steps the cost is fitted, where they were run."""
 
 CACHED = 128
 """Tokens of a block that siblings share once it is read: vLLM's on a CPU. Smaller ones matter little where reading is fast."""
@@ -60,30 +64,35 @@ def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
 def check(path: Path) -> dict[str, Any]:
     """Predicted and measured seconds of every arm and batch that the planner has a model of.
 
-    The first batch gives the cost of a step; lengths are the recording's, acceptance is that of sam_core.replay.
+    The other batches give the cost of a step (a batch alone its own); lengths and acceptance (by sam_core.replay) are those
+    of the recorded answers.
     """
     settings, runs = read(path)
     if settings["answers"] == "random":
         raise LabError(f"{path} replayed noise, of which there is no recording")
     answers = read_answers(Path(settings["answers"]))
     batches = choose(answers, argparse.Namespace(**settings))[settings["learn"] :]
-    fit_batch = min(run["batch"] for run in runs)
-    used = [run for run in runs if run["batch"] == fit_batch and run["arm"] in COSTS]
-    cost = fitted([step for run in used for step in run["steps"]])
-    acceptance = _acceptance(batches)
+    used = [run for run in runs if run["arm"] in COSTS]
+    numbers = sorted({run["batch"] for run in runs})
+    costs = {
+        number: _cost([run for run in used if run["batch"] != number or len(numbers) == 1], batches, number)
+        for number in numbers
+    }
+    acceptances = {number: _acceptance(batches[number]) for number in numbers}
     rows = []
     for run in runs:
-        policy = _policy(run["arm"], acceptance, settings, cost, batches[run["batch"]])
+        number, cost = run["batch"], costs[run["batch"]]
+        policy = _policy(run["arm"], acceptances[number], settings, cost, batches[number])
         if policy is None:
             continue
-        predicted = _predict(batches[run["batch"]], settings["max_seqs"], cost, policy)
+        predicted = _predict(batches[number], settings["max_seqs"], cost, policy)
         measured = sum(step["s"] for step in run["steps"])
         in_tail = sum(step["s"] for step in run["steps"] if step["running"] <= settings["tail"])
         rows.append(
             {
                 "arm": run["arm"],
                 "batch": run["batch"],
-                "fitted": run["batch"] == fit_batch,
+                "fitted": len(numbers) == 1,
                 "measured": measured,
                 "predicted": predicted.total,
                 "error": predicted.total / measured - 1,
@@ -96,19 +105,38 @@ def check(path: Path) -> dict[str, Any]:
     return {"answers": str(settings["answers"]), "fitted_to": sorted({run["arm"] for run in used}), "rows": rows}
 
 
-def _predict(batch: Sequence[tuple[Sequence[int], Sequence[int]]], slots: int, cost: Cost, policy: Policy) -> Trace:
-    prompts, lengths = np.array([(len(p), len(a)) for p, a in batch]).T
+def _cost(runs: Sequence[dict[str, Any]], batches: Sequence[Batch], number: int) -> Cost:
+    """Fitted to the runs; the prompts of a batch are read at what its tokens and their positions cost there."""
+    cost = fitted([step for run in runs for step in run["steps"]])
+    read = np.array([_read(batches[run["batch"]]) for run in runs])
+    each, longer = np.linalg.lstsq(read, [read_seconds(cost, run["steps"]) for run in runs], rcond=None)[0]
+    if min(each, longer) < 0:
+        return cost
+    tokens, before = _read(batches[number])
+    return replace(cost, prefill=(each * tokens + longer * before) / tokens)
+
+
+def _cached(batch: Batch) -> npt.NDArray[np.int64]:
+    """[requests], tokens of its prompt that an earlier one has read."""
     first = {tuple(prompt): i for i, (prompt, _) in reversed(list(enumerate(batch)))}
-    cached = np.array([0 if first[tuple(p)] == i else len(p) // CACHED * CACHED for i, (p, _) in enumerate(batch)])
-    return Engines([prompts], [lengths], slots, cached=[cached]).run(cost, policy)
+    return np.array([0 if first[tuple(p)] == i else len(p) // CACHED * CACHED for i, (p, _) in enumerate(batch)])
 
 
-def _acceptance(batches: Sequence[Sequence[tuple[list[int], list[int]]]]) -> Acceptance:
-    """Of all batches' answers, with the default rule and the siblings in lock-step."""
+def _read(batch: Batch) -> tuple[float, float]:
+    """Prompt tokens that are read, and the sum of the positions they stand at in thousands."""
+    prompts, cached = np.array([len(prompt) for prompt, _ in batch]), _cached(batch)
+    return float((prompts - cached).sum()), float((prompts**2 - cached**2).sum() / 2000)
+
+
+def _predict(batch: Batch, slots: int, cost: Cost, policy: Policy) -> Trace:
+    prompts, lengths = np.array([(len(p), len(a)) for p, a in batch]).T
+    return Engines([prompts], [lengths], slots, cached=[_cached(batch)]).run(cost, policy)
+
+
+def _acceptance(batch: Batch) -> Acceptance:
+    """Of a batch's answers, with the default rule and the siblings in lock-step."""
     answers = [
-        Answer(array("i", prompt), array("i", answer), str(prompt), f"{number} {prompt}", None)
-        for number, batch in enumerate(batches)
-        for prompt, answer in batch
+        Answer(array("i", prompt), array("i", answer), str(prompt), str(prompt), None) for prompt, answer in batch
     ]
     return recorded(answers, "group", {"min_prob": Options.min_prob})
 

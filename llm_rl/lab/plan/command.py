@@ -35,8 +35,8 @@ what is modelled:
   launches (eager mode) and what the device reads and computes. Then rounds, exchange of weights, training.
   off, batch (the recipe's threshold and k, and all others), auto (sam_core's budget on drafts of the recording).
 
---article predicts the article's three clusters from one of them; --steps FILE predicts the arms of an engine replay from
-the costs of its first batch.
+--article predicts the article's three clusters from one of them; --steps FILE predicts each batch of an engine
+replay from what the others cost.
 
 Ranges: --draws times all that is assumed is drawn anew, evenly between bounds; 10 to 90 % of what came out are shown. For a
 recipe: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, or to 1.3 of a recording of your own; of the device the shares of
@@ -157,7 +157,7 @@ def _article(args: argparse.Namespace) -> int:
 
 def _steps(args: argparse.Namespace) -> int:
     found = check.check(args.steps)
-    print(f"cost of a step: fitted to the first batch of {', '.join(found['fitted_to'])}\n")
+    print(f"cost of a step: fitted to the other batches of {', '.join(found['fitted_to'])}\n")
     print(f"{'arm':12}{'batch':>6}{'measured':>11}{'predicted':>11}{'error':>9}{'tail':>9}{'predicted':>11}")
     for row in found["rows"]:
         print(

@@ -179,5 +179,12 @@ def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
     rows = np.arange(1.0, model.most_rows + 1)
     cost = Cost(rows, model.rows_cost(rows), model.context, model.draft_context)
     reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
-    extra = sum(s["s"] - float(cost.rows_cost(s["running"])) - cost.context * s["context"] / 1000 for s in reading)
-    return replace(cost, prefill=max(0.0, extra) / max(1, sum(s["rows"] for s in reading)))
+    return replace(cost, prefill=read_seconds(cost, steps) / max(1, sum(s["rows"] for s in reading)))
+
+
+def read_seconds(cost: Cost, steps: Sequence[dict[str, Any]]) -> float:
+    """What the steps that read prompts took longer than if they had only decoded."""
+    reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
+    return max(
+        0.0, sum(s["s"] - float(cost.rows_cost(s["running"])) - cost.context * s["context"] / 1000 for s in reading)
+    )

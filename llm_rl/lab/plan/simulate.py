@@ -17,8 +17,8 @@ from llm_rl.lab.plan.cost import Cost
 
 Float64 = npt.NDArray[np.float64]
 
-EDGES = np.array([1024, 2048, 4096, 8192, 16384])
-"""Positions in the answer at which acceptance may change; sam_core.replay's bins."""
+EDGES = np.array([128, 256, 512, 1024, 2048, 4096, 8192, 16384])
+"""Positions in the answer at which acceptance may change: sam_core.replay's bins, and finer ones in short answers."""
 BINS = len(EDGES) + 1
 BLOCK = 16
 """Tokens of a block of keys and values: an engine keeps one free for each request before it starts another."""
