@@ -64,8 +64,8 @@ def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
 def check(path: Path) -> dict[str, Any]:
     """Predicted and measured seconds of every arm and batch that the planner has a model of.
 
-    The other batches give the cost of a step (a batch alone its own); lengths and acceptance (by sam_core.replay) are those
-    of the recorded answers.
+    The other batches give the cost of a step (its own where no other was run); lengths and acceptance (by sam_core.replay)
+    are those of the recorded answers.
     """
     settings, runs = read(path)
     if settings["answers"] == "random":
@@ -74,10 +74,8 @@ def check(path: Path) -> dict[str, Any]:
     batches = choose(answers, argparse.Namespace(**settings))[settings["learn"] :]
     used = [run for run in runs if run["arm"] in COSTS]
     numbers = sorted({run["batch"] for run in runs})
-    costs = {
-        number: _cost([run for run in used if run["batch"] != number or len(numbers) == 1], batches, number)
-        for number in numbers
-    }
+    others = {number: [run for run in used if run["batch"] != number] for number in numbers}
+    costs = {number: _cost(others[number] or used, batches, number) for number in numbers}
     acceptances = {number: _acceptance(batches[number]) for number in numbers}
     rows = []
     for run in runs:
@@ -92,7 +90,7 @@ def check(path: Path) -> dict[str, Any]:
             {
                 "arm": run["arm"],
                 "batch": run["batch"],
-                "fitted": len(numbers) == 1,
+                "fitted": not others[number],
                 "measured": measured,
                 "predicted": predicted.total,
                 "error": predicted.total / measured - 1,
