@@ -71,6 +71,14 @@ def options(config: DictConfig) -> Options:
     return Options.from_engine(sam.pop("k"), sam, verify=VERIFY)
 
 
+def history(config: DictConfig, run_dir: Path) -> str | None:
+    """Folder in which the engines' history outlives the run; a run that has checkpoints to go on from keeps it, too."""
+    own, sam = values(config), options(config)
+    if own["sam"] == "off" or "history" not in sam.sources:
+        return None
+    return sam.history or (f"{run_dir}/history" if own["checkpoints.every"] else None)
+
+
 def verl_overrides(config: DictConfig, run_dir: Path, env: Mapping[str, str], ray: str) -> list[str]:
     """Command-line overrides for verl: what the keys say, what follows from them, and from this run.
 
@@ -101,7 +109,7 @@ def verl_overrides(config: DictConfig, run_dir: Path, env: Mapping[str, str], ra
         if options(config).verify != Options.verify:
             settings[vllm + "additional_config.sam_verify"] = options(config).verify
     else:
-        sam = OmegaConf.to_container(config.sam_options, resolve=True)
+        sam = OmegaConf.to_container(config.sam_options, resolve=True) | {"history": history(config, run_dir)}
         settings |= {
             vllm + "speculative_config.method": "sam",
             vllm + "speculative_config.num_speculative_tokens": sam.pop("k"),

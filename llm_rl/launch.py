@@ -2,7 +2,8 @@
 """Run a recipe: check, print what will run, train under verl, follow the step log, and say how it ended.
 
 The run's folder holds run.json (the record), steps.jsonl (verl's step log), engine-*.jsonl and answers-*.jsonl (the
-engine's), verl.log and checkpoints/. Started again, a run that was broken off goes on from its newest checkpoint.
+engine's), verl.log, checkpoints/ and, in a run that has these, history/. Started again, a run that was broken off goes on
+from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ def plan(config: DictConfig, run_dir: Path, dry_run: bool = False) -> Plan:
     lines, warnings = layout.report(own, layout.shape(Path(own["model.path"])))
     env = OmegaConf.to_container(config.env, resolve=True)
     variables = environment.variables(own, env, run_dir, config.sam_options.threshold)
+    if folder_of_history := recipe.history(config, run_dir):
+        variables["SAM_ROUTES"] = f"{folder_of_history}/routes.json"
     if folder != ROOT:
         before = [path for path in (os.environ.get("PYTHONPATH"),) if path]
         variables["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT), *before])

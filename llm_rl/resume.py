@@ -63,7 +63,7 @@ def point(run_dir: Path, every: int) -> int:
 
 def rewind(run_dir: Path, step: int, keep: int) -> None:
     """Cut the logs behind `step`, remove checkpoints behind it, unfinished ones and all but the `keep` newest, and write
-    verl's tracker anew. A second call finds nothing to do."""
+    verl's tracker anew. The engines' history stays, but for a run from the start. A second call finds nothing to do."""
     steps = read_steps(run_dir / "steps.jsonl")[:step]
     _cut_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
     for path in run_dir.glob("answers-*.jsonl"):
@@ -82,6 +82,7 @@ def rewind(run_dir: Path, step: int, keep: int) -> None:
         _write(checkpoints / TRACKER, [str(step)], end="")
     else:
         (checkpoints / TRACKER).unlink(missing_ok=True)
+        shutil.rmtree(run_dir / "history", ignore_errors=True)  # so that a run from the start is like the first
 
 
 def _cut_engine_logs(run_dir: Path, tokens: int) -> None:

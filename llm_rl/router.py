@@ -5,16 +5,37 @@ verl's own balancer is sticky on a request id that is fresh for every sample, wh
 through `actor_rollout_ref.rollout.router_config_path`, see router.yaml.
 """
 
+import json
+import logging
+import os
+from pathlib import Path
+
+from sam_core.history import Seldom
+from sam_core.replay import write_json
 from sam_core.routing import PromptRoutes
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+logger = logging.getLogger(__name__)
+
 
 class PromptRouter(GlobalRequestLoadBalancer):
-    """verl's balancer, its choice made by PromptRoutes."""
+    """verl's balancer, its choice made by PromptRoutes.
+
+    Where the environment names a file as SAM_ROUTES, a run that is started again sends prompts to the replicas that have
+    their history, by the order in which verl lists the replicas.
+    """
 
     def __init__(self, servers, config=None):
         super().__init__(servers)
         self._routes = PromptRoutes()
+        self._replicas = list(servers)
+        self._seldom = Seldom()
+        self._file = Path(os.environ["SAM_ROUTES"]) if "SAM_ROUTES" in os.environ else None
+        if self._file and self._file.exists():
+            try:
+                self._routes.return_home(json.loads(self._file.read_text()), self._replicas)
+            except (OSError, ValueError, TypeError) as e:
+                logger.warning("%s cannot be used (%s): prompts are routed anew", self._file, e)
 
     def require_acquire_fields(self):
         return ["prompt_ids"]
@@ -32,6 +53,15 @@ class PromptRouter(GlobalRequestLoadBalancer):
     def release_server(self, server_id, request_id=None):
         super().release_server(server_id, request_id)
         self._routes.ended(request_id)
+        if self._file and not self.get_total_inflight() and self._seldom.due:
+            try:
+                self._seldom.did(self._save)
+            except OSError as e:
+                logger.warning("routes were not saved: %s", e)
+
+    def _save(self):
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._file, self._routes.homes(self._replicas))
 
     def clear_sticky_cache(self):
         self._routes = PromptRoutes()

@@ -8,8 +8,10 @@ A check is a function of this module or of npu_graphs whose name begins with `ch
 import json
 import os
 import sys
+import tempfile
 import types
 from pathlib import Path
+from unittest import mock
 
 import npu_graphs
 import numpy as np
@@ -63,6 +65,24 @@ def check_ngram_near_max_model_len():
         drafts = module.AscendNgramProposer(ngram_config(32), runner).propose([[3, 4, 1, 2]])
     assert drafts == [[3, 4]], drafts
     assert (batch.token_ids_cpu == before).all()
+
+
+def check_rank_of_data_parallelism_names_the_history():
+    from vllm_ascend.spec_decode import get_spec_decode_method, sam_proposer
+
+    first = types.SimpleNamespace(is_first_rank=True)
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sam_proposer, "get_tp_group", lambda: first):
+        config = types.SimpleNamespace(
+            speculative_config=types.SimpleNamespace(num_speculative_tokens=3, sam={"history": folder}),
+            model_config=types.SimpleNamespace(max_model_len=32),
+            parallel_config=types.SimpleNamespace(
+                data_parallel_rank=3 if OLD else 0,  # 0.23 sets it to 0 where each rank is an engine of its own
+                data_parallel_index=3,
+                distributed_executor_backend="mp",
+            ),
+        )
+        proposer = get_spec_decode_method("sam", config, None, types.SimpleNamespace(requests={}))
+        assert proposer.saved.texts == Path(folder) / "engine-3.pool", proposer.saved.texts
 
 
 def graph_sizes(method):

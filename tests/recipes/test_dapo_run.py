@@ -5,6 +5,7 @@ The run with SAM is killed while its second step is made, all of its processes a
 """
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from llm_rl import launch
 from llm_rl.reports.__main__ import main as report
 from llm_rl.reports.answers import compare_answers, read_answers
+from sam_core import Pool
 
 ROOT = Path(launch.ROOT)
 
@@ -77,6 +79,16 @@ def test_the_killed_run_went_on_after_its_checkpoint(run):
     assert [attempt["after_step"] for attempt in run.record["attempts"]] == [0, 1]
     assert sum(row[3] for row in run.rows) == sum(step["data"]["rollout/spec/tokens"] for step in run.steps)
     assert run.record["summary"]["tokens"] == run.steps[1]["data"]["rollout/spec/tokens"]
+
+
+def test_history_outlives_the_run(run):
+    """What the killed process had saved was found by the next, and what that answered was added."""
+    folder = run.folder / "history" / "replica-0"
+    found = re.findall(r"history: (\d+) answers to \d+ prompts", run.log)
+    assert len(found) == 1 and int(found[0]) > 50
+    assert Pool.describe(folder / "engine-0.pool")["texts"] > int(found[0])
+    assert (folder / "engine-0.switch.json").exists()
+    assert len(json.loads((run.folder / "history" / "routes.json").read_text())) > 10
 
 
 def test_step_log_has_the_speculation_metrics(run):

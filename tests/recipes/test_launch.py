@@ -44,6 +44,7 @@ def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
             "sam.min_prob=0.1",
             "sam.verify=seeded",
             "sam.corpus=null",
+            "sam.history=null",
         )
     }
     seeded = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
@@ -58,6 +59,27 @@ def test_recipes_name_every_option_with_the_engines_default():
     assert recipe.options(load("sam_options.verify=rejection")) == Options()
     assert recipe.options(load()).verify == "seeded"
     assert set(load().sam_options) | {"switch"} == {"k", *(f.name for f in dataclasses.fields(Options))}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "folder"),
+    [
+        (["checkpoints.every=1"], "{run}/history"),
+        (["checkpoints.every=1", "sam_options.history=/else"], "/else"),
+        (["sam_options.history=/else"], "/else"),
+        (["checkpoints.every=0"], None),
+        (["checkpoints.every=1", "sam=off"], None),
+        (["checkpoints.every=1", "sam_options.sources=[request]"], None),
+    ],
+)
+def test_a_run_with_checkpoints_keeps_its_history(overrides, folder, tmp_path):
+    """The folder reaches the engines, and the router the file in it."""
+    folder = folder and folder.format(run=tmp_path)
+    variables = launch.plan(load(*overrides), tmp_path, dry_run=True).variables
+    assert variables.get("SAM_ROUTES") == (folder and f"{folder}/routes.json")
+    prefix = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.sam.history="
+    lines = [line for line in overrides_of(load(*overrides), tmp_path) if line.startswith(prefix)]
+    assert lines == ([] if "sam=off" in overrides else [prefix + (folder or "null")])
 
 
 def test_the_arms_share_the_seed(tmp_path):
@@ -370,3 +392,23 @@ def test_siblings_of_a_prompt_share_a_replica():
     assert [{router.acquire_server(f"{i}-", prompt_ids=prompts[i])[0]} for i in range(8)] == homes  # the next epoch
     router.remove_servers(list(homes[0]))
     assert router.acquire_server("0-9", prompt_ids=prompts[0])[0] not in homes[0]
+
+
+def test_prompts_return_to_their_replica_in_a_run_that_is_started_again(tmp_path, monkeypatch, caplog):
+    from llm_rl.router import PromptRouter
+
+    file = tmp_path / "history" / "routes.json"
+    monkeypatch.setenv("SAM_ROUTES", str(file))
+    prompts = [[1, 2, i] for i in range(8)]
+    router = PromptRouter({f"first-{i}": object() for i in range(4)})
+    homes = [router.acquire_server(str(i), prompt_ids=prompt)[0] for i, prompt in enumerate(prompts)]
+    for i, home in enumerate(homes):
+        assert not file.exists(), "a request is running"
+        router.release_server(home, request_id=str(i))
+    assert len(json.loads(file.read_text())) == 8
+    again = PromptRouter({f"second-{i}": object() for i in range(4)})
+    for i in (6, 3, 1, 0, 7):
+        assert again.acquire_server(f"{i}", prompt_ids=prompts[i])[0] == homes[i].replace("first", "second")
+    file.write_text('{"no": "routes"}')
+    assert PromptRouter({"s0": object()}).acquire_server("0", prompt_ids=[1])[0] == "s0"
+    assert f"{file} cannot be used" in caplog.text

@@ -132,8 +132,10 @@ def test_a_checkpoint_is_whole_with_its_actor_and_its_last_file(run_dir):
 def test_steps_behind_the_checkpoint_are_done_again(run_dir):
     shutil.rmtree(run_dir / "checkpoints" / "global_step_4")
     assert resume.point(run_dir, 2) == 3
+    (run_dir / "history").mkdir()
     resume.rewind(run_dir, 3, keep=2)
     assert state(run_dir) == steps_1_to(3, 3)
+    assert (run_dir / "history").exists()
     log_step(run_dir, 4)
     assert state(run_dir)[:3] == steps_1_to(4)[:3]
 
@@ -143,8 +145,10 @@ def test_without_checkpoints_a_run_starts_again(run_dir):
         resume.point(run_dir, 0)
     shutil.rmtree(run_dir / "checkpoints")
     assert resume.point(run_dir, 0) == 0
+    (run_dir / "history").mkdir()
     resume.rewind(run_dir, 0, keep=2)
     assert state(run_dir) == ([], [], 0, [], None)
+    assert not (run_dir / "history").exists(), "drafts of the run before would flatter this one"
     assert not list(run_dir.glob("*.jsonl"))
     assert resume.point(run_dir / "new", 1) == 0
 

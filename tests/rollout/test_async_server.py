@@ -9,10 +9,18 @@ import sys
 import pytest
 from ranks import ENVIRONMENT, HERE, SETTINGS, sam
 
+from sam_core import Pool
+
 
 @pytest.fixture(scope="module")
-def served(model, prompts):
-    engine = {"enable_sleep_mode": False, "num_gpu_blocks_override": 64, "block_size": 128} | sam()
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("history")
+
+
+@pytest.fixture(scope="module")
+def served(model, prompts, folder):
+    engine = {"enable_sleep_mode": False, "num_gpu_blocks_override": 64, "block_size": 128}
+    engine |= sam(history=str(folder))
     settings = SETTINGS | {"engine_kwargs": {"vllm": engine}}
     done = subprocess.run(
         [sys.executable, HERE / "async_server.py", model, json.dumps(settings), json.dumps(prompts)],
@@ -35,3 +43,8 @@ def test_counters_are_those_of_each_rollout(served):
         assert counters["tokens"] == sum(map(len, answers))
         assert counters["sam_proposed"] >= counters["drafted"]
     assert served["counters"][1]["sam_proposed_history"] > 0  # the second time it is asked the same
+
+
+def test_history_is_the_replicas_own(served, folder):
+    assert [path.name for path in folder.iterdir()] == ["replica-0"]
+    assert Pool.describe(folder / "replica-0" / "engine-0.pool")["texts"] >= len(served["answers"][0])

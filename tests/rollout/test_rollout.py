@@ -6,6 +6,8 @@ from ranks import Rollout, sam
 from sam_core.noise import request_seeds
 from sam_core.stats import META, rollout_metrics
 
+from sam_core import Pool
+
 
 def metrics(done):
     return rollout_metrics({name: row for rank in done for name, row in rank["meta_info"].items()})
@@ -16,9 +18,14 @@ def seeds(done):
 
 
 @pytest.fixture(scope="module")
-def engines(model):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("history")
+
+
+@pytest.fixture(scope="module")
+def engines(model, folder):
     """Two engines, a rank each, sampling at temperature 1 with seeded requests."""
-    rollout = Rollout(model, ranks=2, n=4, seed=7, engine=sam(verify="seeded"))
+    rollout = Rollout(model, ranks=2, n=4, seed=7, engine=sam(verify="seeded", history=str(folder)))
     yield rollout
     rollout.stop()
 
@@ -71,6 +78,14 @@ def test_each_request_has_its_seed(engines, first, prompts):
 def test_siblings_differ(first):
     long = [tuple(answer) for rank in first for answer in rank["answers"] if len(answer) > 10]
     assert len(set(long)) == len(long) > 8
+
+
+def test_history_outlives_the_engines(first, folder):
+    """Each engine has saved what it was asked; that a file is found again is tests/ascend/test_history.py's."""
+    for rank, done in enumerate(first):
+        pool = Pool.load(folder / f"replica-{rank}" / "engine-0.pool")
+        assert all(pool.drop(prompt) for prompt in {tuple(prompt) for prompt in done["prompts"]})
+        assert pool.stats()["groups"] == 0, "prompts of the other engine"
 
 
 def test_one_engine_without_drafts_samples_the_same(model, first, prompts):

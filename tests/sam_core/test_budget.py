@@ -249,14 +249,32 @@ def test_what_cannot_be_seen_to_pay_is_looked_at_less():
     assert 10 < looks < 40
 
 
+def trained(machine):
+    machine.run(300)
+    return machine
+
+
 def test_what_a_switch_learned_starts_another_one():
-    first = Machine(batch=2, accept=0.8)
-    first.run(300)
-    state = json.loads(json.dumps(first.switch.state()))
+    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
     second = Machine(batch=2, accept=0.8, state=state)
     second.run(3)
     assert second.given.any(), "it waits to learn what it was told"
     assert Machine(batch=2, accept=0.8).run(3) < second.run(50)
+
+
+@pytest.mark.parametrize("times", [0.4, 1.0, 3.0])
+def test_costs_of_another_machine_are_forgotten(times):
+    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
+    there = Machine(batch=2, accept=0.8, seconds=lambda rows: times * curve(rows))
+    there.switch.take_over(state)
+    there.run(AutoSwitch.TRIAL)  # the first is not timed
+    assert there.given.any(), "it waits to learn what it was told"
+    kept = there.switch.cost
+    there.run(1)
+    assert (there.switch.cost is kept) == (times == 1.0)
+    there.run(100)
+    plain = there.switch.cost.seconds(2, 0.2, 0.0)
+    assert plain == pytest.approx(times * curve(2), rel=0.1)
 
 
 @pytest.mark.parametrize(

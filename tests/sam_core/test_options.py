@@ -60,7 +60,7 @@ def test_a_mode_of_verification_that_the_patches_lack():
         (True, {}, "num_speculative_tokens must be an integer from 1 to 15, got True"),
         (None, {}, "num_speculative_tokens must be an integer from 1 to 15, got None"),
         (3, "newest", "speculative_config.sam must be a mapping of options, got 'newest'"),
-        (3, {"history": "x"}, "unknown option 'history' in speculative_config.sam; known: rule, sources"),
+        (3, {"treshold": 8}, "unknown option 'treshold' in speculative_config.sam; known: rule, sources"),
         (3, {"rule": "mixer"}, "rule 'mixer' is not available; this version has oldest, newest, count, suffix, blend"),
         (3, {"switch": "on"}, "switch 'on' is not available; this version has batch, auto"),
         (3, {"sources": []}, "sources must be a list of different names out of request, group, history, got ()"),
@@ -79,6 +79,9 @@ def test_a_mode_of_verification_that_the_patches_lack():
         (3, {"min_prob": "0.1"}, "min_prob must be a number of at least 0 and below 1, got '0.1'"),
         (3, {"min_prob": True}, "min_prob must be a number of at least 0 and below 1, got True"),
         (3, {"corpus": 3}, "corpus must be the path of a file, got 3"),
+        (3, {"history": "x"}, "history must be the full path of a folder, got 'x'"),
+        (3, {"history": 3}, "history must be the full path of a folder, got 3"),
+        (3, {"history": "/x", "sources": ["group"]}, "history names a folder, but sources lacks 'history': add it, or"),
         (3, {"corpus": ""}, "corpus '' cannot be opened (No such file or directory)"),
     ],
 )

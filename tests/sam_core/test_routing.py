@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers to one prompt meet on one server, again in later epochs, and no server is swamped."""
 
+import json
 import random
 
 import pytest
@@ -55,6 +56,16 @@ def test_a_prompt_returns_to_its_server():
     homes = [fleet.ask(prompt) for prompt in range(4)]
     fleet.end_all()
     assert [fleet.ask(prompt) for prompt in (3, 1, 0, 2)] == [homes[prompt] for prompt in (3, 1, 0, 2)]
+
+
+def test_prompts_return_home_in_a_run_that_is_started_again():
+    fleet, later = Fleet(), Fleet(servers=3)
+    homes = [fleet.ask(prompt) for prompt in range(8)]
+    saved = json.loads(json.dumps(fleet.routes.homes(list(fleet.in_flight))))
+    later.routes.return_home(saved, list(later.in_flight))
+    there = [prompt for prompt in (5, 4, 7, 2, 1, 0) if homes[prompt] < 3]
+    assert len(there) > 3 and [later.ask(prompt) for prompt in there] == [homes[prompt] for prompt in there]
+    assert later.ask(homes.index(3)) in range(3), "its server is gone"
 
 
 @pytest.mark.parametrize("seed", range(5))

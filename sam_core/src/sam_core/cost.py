@@ -67,8 +67,7 @@ class StepCost:
         i = int(np.searchsorted(_EDGES, min(rows, LAST), side="right")) - 1
         new, self._met[i] = not self._met[i], True
         if new and self.fitted:
-            usual = float(self.rows_cost(rows)) + self.context * context + self.draft_context * draft_context
-            if seconds > NEW * usual:
+            if seconds > NEW * self.seconds(rows, context, draft_context):
                 return
         self._keep(i, rows, context, draft_context, seconds)
 
@@ -105,6 +104,10 @@ class StepCost:
         centre = np.bincount(bins, rows) / np.bincount(bins)
         self.context, self.draft_context = a, b
         self._rows, self._seconds = centre, _drawn_together(centre, np.maximum(level, 1e-9), kept[used].astype(float))
+
+    def seconds(self, rows: int, context: float, draft_context: float) -> float:
+        """What a step is expected to take."""
+        return float(self.rows_cost(rows)) + self.context * context + self.draft_context * draft_context
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """f(rows), seconds, for an array of rows.

@@ -37,6 +37,8 @@ class Options:
         token's position, so that the text is the same with and without drafts. Both sample the model's distribution.
     min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1.
     corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
+    history: full path of a folder that outlives the engine: its history, and what switch `auto` learned, are saved there
+        and found again; None: they are gone when it ends. Needs source `history`.
     """
 
     rule: str = "blend"
@@ -47,6 +49,7 @@ class Options:
     verify: str = "rejection"
     min_prob: float = 0.1
     corpus: str | None = None
+    history: str | None = None
 
     @classmethod
     def from_engine(
@@ -114,6 +117,22 @@ class Options:
             raise ValueError(f"min_prob must be a number of at least 0 and below 1, got {self.min_prob!r}")
         if self.corpus is not None:
             _check_corpus(self.corpus)
+        if self.history is not None:
+            if not isinstance(self.history, str) or not self.history.startswith("/"):
+                raise ValueError(f"history must be the full path of a folder, got {self.history!r}")
+            if "history" not in self.sources:
+                raise ValueError("history names a folder, but sources lacks 'history': add it, or leave the folder out")
+
+
+def replica_history(engine_args: dict[str, Any], replica: int) -> None:
+    """Give one of several engines with the same options a folder of its own in that of option `history`.
+
+    engine_args: of an engine, by name; their `speculative_config` is replaced, not changed.
+    """
+    speculative = engine_args.get("speculative_config") or {}
+    sam = speculative.get("sam") or {}
+    if folder := sam.get("history"):
+        engine_args["speculative_config"] = {**speculative, "sam": {**sam, "history": f"{folder}/replica-{replica}"}}
 
 
 def sampling_mode(vllm_config: Any) -> str:

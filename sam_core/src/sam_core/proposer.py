@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sam_core import Pool
 from sam_core.exclusion import REASONS
+from sam_core.history import SavedHistory
 from sam_core.options import VERIFY, Options
 from sam_core.stats import Positions
 from sam_core.switch import AutoSwitch, BatchSwitch
@@ -36,6 +37,7 @@ class SamProposer:
         sam: the engine's `speculative_config["sam"]`, or None for the defaults; ValueError names a bad option.
         max_model_len: no draft reaches beyond it.
         drafting: False on ranks whose drafts the engine does not use; they keep no index.
+        rank: the engine's among those that share options, as data-parallel ranks do; names its files in `history`.
         why_not: gives the reason, one of exclusion.REASONS, for which a request (its id) is never drafted, or None.
         logger: the engine's, which says each time the switch turns.
     """
@@ -47,6 +49,7 @@ class SamProposer:
         *,
         max_model_len: int,
         drafting: bool = True,
+        rank: int = 0,
         why_not: Callable[[str], str | None] = lambda req_id: None,
         logger: logging.Logger = logging.getLogger("sam_core"),
     ) -> None:
@@ -59,7 +62,11 @@ class SamProposer:
         self.switch = AutoSwitch(k, logger) if auto else BatchSwitch(options.threshold, logger)
         self.options = options
         self.uniform = False
+        self.saved = SavedHistory(options, rank, logger) if options.history and drafting else None
+        self._unsaved = False
         self.pool = self._new_pool(options.min_prob)
+        if self.saved and isinstance(self.switch, AutoSwitch):
+            self.saved.teach(self.switch)
         self._slots: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._fed: dict[str, int] = {}
@@ -73,11 +80,14 @@ class SamProposer:
         self._reported = -REPORT_S
 
     def _new_pool(self, min_prob: float) -> Pool:
+        corpus = self.options.corpus if self.drafting else None
+        if self.saved and (pool := self.saved.load(corpus, min_prob)):
+            return pool
         return Pool(
             memory_bytes=self.options.memory_bytes,
             rule=self.options.rule,
             sources=self.options.sources,
-            corpus=self.options.corpus if self.drafting else None,
+            corpus=corpus,
             min_prob=min_prob,
         )
 
@@ -132,7 +142,7 @@ class SamProposer:
             row = token_rows[i]
             if length < self._fed.get(req_id, 0) or prompt != self._prompts.get(req_id, prompt):
                 # the engine took tokens back, or a streamed prompt grew over sampled ones: index what there is now
-                self.finish([req_id], keep=False)
+                self._end(req_id, keep=False)
             if req_id not in self._slots:
                 self._slots[req_id] = self.pool.open(np.ascontiguousarray(row[:prompt], np.int32))
                 self._prompts[req_id] = self._fed[req_id] = prompt
@@ -214,15 +224,24 @@ class SamProposer:
         self._padding += self.k - believed
         self._padding_accepted += max(0, same - believed)
 
-    def finish(self, req_ids: Iterable[str], keep: bool = True) -> None:
-        """Requests have ended (finished or aborted); ids that were never seen are ignored."""
+    def finish(self, req_ids: Iterable[str]) -> None:
+        """Requests have ended (finished or aborted); ids that were never seen are ignored.
+
+        With the last one, the history is saved where `history` names a folder.
+        """
         for req_id in req_ids:
-            slot = self._slots.pop(req_id, None)
-            if slot is not None:
-                self.pool.close(slot, keep=keep)
-                del self._prompts[req_id], self._fed[req_id]
-                self._padded.pop(req_id, None)
-                self._excluded.discard(req_id)
+            self._end(req_id)
+        if self.saved and self._unsaved and not self._slots:
+            self._unsaved = not self.saved.save(self.pool, self.switch if isinstance(self.switch, AutoSwitch) else None)
+
+    def _end(self, req_id: str, keep: bool = True) -> None:
+        slot = self._slots.pop(req_id, None)
+        if slot is not None:
+            self.pool.close(slot, keep=keep)
+            del self._prompts[req_id], self._fed[req_id]
+            self._padded.pop(req_id, None)
+            self._excluded.discard(req_id)
+            self._unsaved = True
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: flat, numbers only, so that two snapshots can be subtracted.

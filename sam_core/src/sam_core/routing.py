@@ -49,6 +49,17 @@ class PromptRoutes:
         self._running[prompt] = self._running.get(prompt, 0) + 1
         return server
 
+    def homes(self, servers: Sequence[Server]) -> list[list[int]]:
+        """Which prompt was at which server last, both as numbers that another process understands: for `return_home`."""
+        number = {server: i for i, server in enumerate(servers)}
+        return [[prompt, number[server]] for prompt, server in self._homes.items() if server in number]
+
+    def return_home(self, homes: Sequence[Sequence[int]], servers: Sequence[Server]) -> None:
+        """Take over what `homes` gave in an earlier process; those beyond the servers that there are now are left out."""
+        for prompt, number in homes:
+            if number < len(servers):
+                _remember(self._homes, prompt, servers[number], self.REMEMBERED)
+
     def ended(self, request_id: str) -> None:
         """A request that was chosen for has its answer, or will get none; others are ignored."""
         prompt, _ = self._requests.get(request_id, (None, None))

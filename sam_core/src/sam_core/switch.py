@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_core.budget import Calibration, choose
-from sam_core.cost import StepCost
+from sam_core.cost import NEW, StepCost
 
 _NONE = np.empty(0)
 
@@ -62,6 +62,7 @@ class AutoSwitch:
     MARGIN = (1.02, 1.0)  # a predicted gain turns drafting on from the first, off below the second
     EXPLORE = 0.0025  # of the time, at most
     ENOUGH = 2  # steps of a size to know what it costs
+    TRIAL = 8  # steps that show whether costs that were taken over are those of this engine
     IDLE = 4  # steps without a look at drafts, at most, while they are not worth it
 
     def __init__(self, k: int, logger: logging.Logger, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -74,6 +75,7 @@ class AutoSwitch:
         self.steps = self.steps_on = self.transitions = self.explored = 0
         self._since_fit = 0
         self._fits = 0
+        self._trial: list[float] | None = None
         self._credit = 0.0  # seconds that exploring may lose
         self._idle = self._skip = 0
         self._batch = 0
@@ -108,6 +110,9 @@ class AutoSwitch:
                 offered.append(scores)
                 accepted.append(np.arange(n) < gain - 1)
         self.calibration.observe(np.concatenate(offered or [_NONE]), np.concatenate(accepted or [_NONE]))
+        if self._trial is not None:
+            self._try(seconds / self.cost.seconds(rows, context, draft_context))
+            return
         self.cost.observe(rows, context, draft_context, seconds)
         self._credit += self.EXPLORE * seconds
         self._since_fit += 1
@@ -231,6 +236,25 @@ class AutoSwitch:
                 self.transitions += 1
                 self.logger.debug("drafting %s: %d requests running", "on" if on else "off", running)
             self.on = on
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Begin with what another process learned; ValueError if `state` is no record of a switch.
+
+        It may have run on another machine. Costs that the first steps show to be wrong are forgotten.
+        """
+        self.restore(state)
+        self._trial = [] if self.cost.fitted else None
+
+    def _try(self, ratio: float) -> None:
+        assert self._trial is not None
+        self._trial.append(ratio)
+        if len(self._trial) == self.TRIAL:
+            usual = sorted(self._trial)[self.TRIAL // 2]
+            self._trial = None
+            if not 1 / NEW < usual < NEW:
+                self.logger.info("steps take %.2f times what was saved: learning their costs anew", usual)
+                self.cost = StepCost()
+                self._since_fit = self._fits = 0
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON can hold it."""

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine's history on disk, so that a run that is started again drafts from what it had answered before."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sam_core import Pool
+from sam_core.options import Options
+from sam_core.replay import write_json
+from sam_core.switch import AutoSwitch
+
+SHARE = 0.01
+"""Most of the time that saving may take."""
+
+_held: dict[Path, Any] = {}
+"""Locks of this process, held to its end; an engine may build its proposer twice."""
+
+
+class Seldom:
+    """Tells when something may be saved again, so that saving takes at most SHARE of the time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._due = -float("inf")
+
+    @property
+    def due(self) -> bool:
+        return self.clock() >= self._due
+
+    def did(self, save: Callable[[], None]) -> None:
+        """Save, and measure it."""
+        start = self.clock()
+        try:
+            save()
+        finally:
+            end = self.clock()
+            self._due = end + (end - start) / SHARE
+
+
+class SavedHistory:
+    """One engine's files in the folder `options.history`: the pool's texts, and what switch `auto` learned.
+
+    `engine-<rank>.pool` is what Pool.save writes, `engine-<rank>.switch.json` the state of the switch. Both are replaced
+    whole. They are written when no request runs, and seldom.
+
+    Args:
+        options: with `history`.
+        rank: of the engine among those that use the folder.
+        logger: says what was loaded, and why something was not saved.
+
+    Raises:
+        ValueError: one sentence: the folder cannot be used, another engine uses it, or it holds what is none of this
+            engine's.
+    """
+
+    def __init__(self, options: Options, rank: int, logger: logging.Logger) -> None:
+        assert options.history is not None
+        self.options = options
+        self.logger = logger
+        self.seldom = Seldom()
+        folder = Path(options.history)
+        self.texts = folder / f"engine-{rank}.pool"
+        self.learned = folder / f"engine-{rank}.switch.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _hold(folder.resolve() / f"engine-{rank}.lock")
+        except BlockingIOError:
+            raise ValueError(
+                f"history {options.history!r} is in use by another engine: end that one, or name another folder"
+            ) from None
+        except OSError as e:
+            raise ValueError(
+                f"history {options.history!r} cannot be used ({e.strerror}): name a folder that can be written"
+            ) from None
+
+    def load(self, corpus: str | None, min_prob: float) -> Pool | None:
+        """A pool with the saved texts, None where nothing was saved yet; ValueError, one sentence, where they are foreign."""
+        options = self.options
+        if not self.texts.exists():
+            return None
+        try:
+            saved = Pool.describe(self.texts)
+            if saved["rule"] != options.rule or set(saved["sources"]) != set(options.sources):
+                raise ValueError(
+                    f"{self.texts} was saved with rule {saved['rule']} and sources {', '.join(saved['sources'])}: "
+                    "go on with those, or name another folder as history"
+                )
+            pool = Pool.load(self.texts, memory_bytes=options.memory_bytes, corpus=corpus, min_prob=min_prob)
+        except OSError as e:
+            raise ValueError(f"{self.texts} cannot be read ({e.strerror}): make it readable, or remove it") from None
+        stats = pool.stats()
+        self.logger.info(
+            "history: %d answers to %d prompts, %d tokens, from %s",
+            stats["history_texts"],
+            stats["groups"],
+            stats["history_tokens"],
+            self.texts,
+        )
+        return pool
+
+    def teach(self, switch: AutoSwitch) -> None:
+        """Give the switch what it had learned, if that was saved; ValueError, one sentence, where it is damaged."""
+        try:
+            switch.take_over(json.loads(self.learned.read_text()))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as e:
+            raise ValueError(f"{self.learned} cannot be used ({e}): remove it") from None
+
+    def save(self, pool: Pool, switch: AutoSwitch | None) -> bool:
+        """Save unless that was done a short while ago; whether it was. A failure is logged, and the old files stay."""
+        if not self.seldom.due:
+            return False
+        try:
+            self.seldom.did(lambda: self._write(pool, switch))
+        except OSError as e:
+            self.logger.warning("history was not saved to %s: %s", self.texts.parent, e.strerror)
+        return True
+
+    def _write(self, pool: Pool, switch: AutoSwitch | None) -> None:
+        pool.save(self.texts)
+        if switch:
+            write_json(self.learned, switch.state())
+
+
+def _hold(path: Path) -> None:
+    if path not in _held:
+        lock = open(path, "w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise
+        _held[path] = lock
