@@ -313,7 +313,14 @@ def test_predicts_an_engine_replay(tmp_path, capsys):
         assert predicted["plain"]["predicted_steps"] == predicted["plain"]["steps"] - 1
         assert predicted["batch"]["predicted_steps"] == pytest.approx(predicted["batch"]["steps"], rel=0.12)
         assert predicted["batch"]["steps"] < 0.9 * predicted["plain"]["steps"]
-    assert "cost from here" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "cost from here" not in out
+    found = json.loads((tmp_path / "out.json").read_text())
+    fixed = {(pair["k"], pair["threshold"]): pair["seconds"] for pair in found["fixed"]}
+    assert fixed[3, 8] == pytest.approx(sum(row["predicted"] for row in rows if row["arm"] == "batch"))
+    assert len(fixed) == 72 and max(fixed.values()) > found["plain"] > fixed[3, 8] > min(fixed.values())
+    best = found["fixed"][0]
+    assert best["seconds"] == min(fixed.values()) and f"batch:{best['k']}:{best['threshold']} " in out
     runs = [run for run in json.loads(path.read_text()) if run["batch"] == 0]
     path.write_text(json.dumps(runs))
     assert main(["plan", "--steps", str(path)]) == 0

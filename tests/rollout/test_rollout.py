@@ -80,8 +80,12 @@ def test_siblings_differ(first):
     assert len(set(long)) == len(long) > 8
 
 
-def test_history_outlives_the_engines(first, folder):
-    """Each engine has saved what it was asked; that a file is found again is tests/ascend/test_history.py's."""
+def test_history_outlives_the_engines(engines, first, prompts, folder):
+    """Each engine has saved what it was asked, as soon as it hears that this has ended: with the next rollout.
+
+    That a file is found again is tests/ascend/test_history.py's.
+    """
+    engines.ask("generate", prompts=prompts)
     for rank, done in enumerate(first):
         pool = Pool.load(folder / f"replica-{rank}" / "engine-0.pool")
         assert all(pool.drop(prompt) for prompt in {tuple(prompt) for prompt in done["prompts"]})

@@ -28,6 +28,8 @@ Batch = Sequence[tuple[list[int], list[int]]]
 COSTS = ("plain", "off", "batch", "auto")
 """Arms to whose steps the cost is fitted, where they were run."""
 
+THRESHOLDS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+"""Of switch `batch`, among which, with the tokens of KS, the best is looked for."""
 CACHED = 128
 """Tokens of a block that siblings share once it is read: vLLM's on a CPU. Smaller ones matter little where reading is fast."""
 
@@ -62,7 +64,7 @@ def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
 
 
 def check(path: Path) -> dict[str, Any]:
-    """Predicted and measured seconds of every arm and batch that the planner has a model of.
+    """Predicted and measured seconds of every arm and batch that the planner has a model of, and of the best fixed switches.
 
     The other batches give the cost of a step (its own where no other was run); lengths and acceptance (by sam_core.replay)
     are those of the recorded answers.
@@ -77,13 +79,14 @@ def check(path: Path) -> dict[str, Any]:
     others = {number: [run for run in used if run["batch"] != number] for number in numbers}
     costs = {number: _cost(others[number] or used, batches, number) for number in numbers}
     acceptances = {number: _acceptance(batches[number]) for number in numbers}
+    slots = settings["max_seqs"]
     rows = []
     for run in runs:
         number, cost = run["batch"], costs[run["batch"]]
         policy = _policy(run["arm"], acceptances[number], settings, cost, batches[number])
         if policy is None:
             continue
-        predicted = _predict(batches[number], settings["max_seqs"], cost, policy)
+        predicted = _predict(batches[number], slots, cost, policy)
         measured = sum(step["s"] for step in run["steps"])
         in_tail = sum(step["s"] for step in run["steps"] if step["running"] <= settings["tail"])
         rows.append(
@@ -100,7 +103,27 @@ def check(path: Path) -> dict[str, Any]:
                 "predicted_steps": sum(predicted.steps),
             }
         )
-    return {"answers": str(settings["answers"]), "fitted_to": sorted({run["arm"] for run in used}), "rows": rows}
+    fixed = [
+        (
+            k,
+            threshold,
+            sum(
+                _predict(batches[n], slots, costs[n], acceptances[n].batch(slots, threshold, k)).total for n in numbers
+            ),
+        )
+        for k in KS
+        for threshold in THRESHOLDS
+        if threshold <= slots
+    ]
+    return {
+        "answers": str(settings["answers"]),
+        "fitted_to": sorted({run["arm"] for run in used}),
+        "rows": rows,
+        "fixed": [
+            dict(zip(("k", "threshold", "seconds"), pair, strict=True)) for pair in sorted(fixed, key=lambda p: p[2])
+        ],
+        "plain": sum(_predict(batches[n], slots, costs[n], Policy.off(slots)).total for n in numbers),
+    }
 
 
 def _cost(runs: Sequence[dict[str, Any]], batches: Sequence[Batch], number: int) -> Cost:

@@ -164,6 +164,12 @@ def _steps(args: argparse.Namespace) -> int:
             f"{row['arm']:12}{row['batch']:>6}{row['measured']:>9.1f} s{row['predicted']:>9.1f} s{100 * row['error']:>+7.1f} %"
             f"{row['measured_tail']:>7.1f} s{row['predicted_tail']:>9.1f} s{'  cost from here' if row['fitted'] else ''}"
         )
+    best = found["fixed"][:3]
+    print(
+        f"\nbest of {len(found['fixed'])} fixed switches, all batches, predicted (plain {found['plain']:.1f} s): ",
+        end="",
+    )
+    print(", ".join(f"batch:{pair['k']}:{pair['threshold']} {pair['seconds']:.1f} s" for pair in best))
     if args.json:
         write_json(args.json, found)
     return 0
