@@ -162,7 +162,7 @@ def train(made: Plan, record: dict[str, Any], lock: int, done: int) -> str | Non
         process = subprocess.Popen(
             made.argv,
             cwd=made.folder,
-            env={**os.environ, **made.variables},
+            env={**{k: v for k, v in os.environ.items() if k != "SAM_ROUTES"}, **made.variables},
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -82,7 +82,14 @@ def rewind(run_dir: Path, step: int, keep: int) -> None:
         _write(checkpoints / TRACKER, [str(step)], end="")
     else:
         (checkpoints / TRACKER).unlink(missing_ok=True)
-        shutil.rmtree(run_dir / "history", ignore_errors=True)  # so that a run from the start is like the first
+        _empty(run_dir / "history")  # so that a run from the start is like the first
+
+
+def _empty(history: Path) -> None:
+    """Remove the files, but for locks that an engine of the run before may still hold."""
+    for path in history.rglob("*"):
+        if path.is_file() and path.name != "lock":
+            path.unlink(missing_ok=True)
 
 
 def _cut_engine_logs(run_dir: Path, tokens: int) -> None:

@@ -30,12 +30,24 @@ class PromptRouter(GlobalRequestLoadBalancer):
         self._routes = PromptRoutes()
         self._replicas = list(servers)
         self._seldom = Seldom()
-        self._file = Path(os.environ["SAM_ROUTES"]) if "SAM_ROUTES" in os.environ else None
-        if self._file and self._file.exists():
-            try:
+        self._file = Path(os.environ["SAM_ROUTES"]) if os.environ.get("SAM_ROUTES") else None
+        self._recall()
+
+    def _recall(self):
+        try:
+            if self._file and self._replicas:
                 self._routes.return_home(json.loads(self._file.read_text()), self._replicas)
-            except (OSError, ValueError, TypeError) as e:
-                logger.warning("%s cannot be used (%s): prompts are routed anew", self._file, e)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError) as e:
+            logger.warning("%s cannot be used (%s): prompts are routed anew", self._file, e)
+
+    def add_servers(self, servers):
+        super().add_servers(servers)
+        first = not self._replicas
+        self._replicas += [server for server in servers if server not in self._replicas]
+        if first:
+            self._recall()
 
     def require_acquire_fields(self):
         return ["prompt_ids"]
@@ -53,7 +65,7 @@ class PromptRouter(GlobalRequestLoadBalancer):
     def release_server(self, server_id, request_id=None):
         super().release_server(server_id, request_id)
         self._routes.ended(request_id)
-        if self._file and not self.get_total_inflight() and self._seldom.due:
+        if self._file and self._replicas and not self.get_total_inflight() and self._seldom.due:
             try:
                 self._seldom.did(self._save)
             except OSError as e:

@@ -11,9 +11,9 @@ def leave(folder, rank, prompts, answers):
     for slot, answer in zip(slots, answers, strict=True):
         pool.append(slot, answer)
         pool.close(slot)
-    folder.mkdir()
-    pool.save(folder / f"engine-{rank}.pool")
+    (folder / f"engine-{rank}").mkdir(parents=True)
+    pool.save(folder / f"engine-{rank}/pool")
 
 
 def texts(folder, rank):
-    return Pool.describe(folder / f"engine-{rank}.pool")["texts"]
+    return Pool.describe(folder / f"engine-{rank}/pool")["texts"]

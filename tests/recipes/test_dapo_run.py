@@ -86,8 +86,8 @@ def test_history_outlives_the_run(run):
     folder = run.folder / "history" / "replica-0"
     found = re.findall(r"history: (\d+) answers to \d+ prompts", run.log)
     assert len(found) == 1 and int(found[0]) > 50
-    assert Pool.describe(folder / "engine-0.pool")["texts"] > int(found[0])
-    assert (folder / "engine-0.switch.json").exists()
+    assert Pool.describe(folder / "engine-0/pool")["texts"] > int(found[0])
+    assert (folder / "engine-0/switch.json").exists()
     assert len(json.loads((run.folder / "history" / "routes.json").read_text())) > 10
 
 

@@ -47,4 +47,4 @@ def test_counters_are_those_of_each_rollout(served):
 
 def test_history_is_the_replicas_own(served, folder):
     assert [path.name for path in folder.iterdir()] == ["replica-0"]
-    assert Pool.describe(folder / "replica-0" / "engine-0.pool")["texts"] >= len(served["answers"][0])
+    assert Pool.describe(folder / "replica-0" / "engine-0/pool")["texts"] >= len(served["answers"][0])

@@ -87,7 +87,7 @@ def test_history_outlives_the_engines(engines, first, prompts, folder):
     """
     engines.ask("generate", prompts=prompts)
     for rank, done in enumerate(first):
-        pool = Pool.load(folder / f"replica-{rank}" / "engine-0.pool")
+        pool = Pool.load(folder / f"replica-{rank}" / "engine-0/pool")
         assert all(pool.drop(prompt) for prompt in {tuple(prompt) for prompt in done["prompts"]})
         assert pool.stats()["groups"] == 0, "prompts of the other engine"
 

@@ -4,6 +4,7 @@
 import itertools
 import json
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -262,6 +263,45 @@ def test_what_a_switch_learned_starts_another_one():
     assert Machine(batch=2, accept=0.8).run(3) < second.run(50)
 
 
+def test_more_requests_than_were_saved_are_no_other_machine():
+    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
+    there = Machine(batch=64, accept=0.8)
+    there.switch.take_over(state)
+    kept = there.switch.cost
+    there.run(100)
+    assert there.switch.cost is kept
+
+
+def test_one_slow_step_is_no_other_machine():
+    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
+    for slow in range(1, AutoSwitch.TRIAL + 1):
+        there, met = Machine(batch=2, accept=0.8), []
+        there.seconds = lambda rows, met=met, slow=slow: met.append(0) or curve(rows) * (5 if len(met) == slow else 1)
+        there.switch.take_over(state)
+        kept = there.switch.cost
+        there.run(20)
+        assert there.switch.cost is kept
+
+
+def test_a_slow_first_step_of_a_size_does_not_count_after_a_restart_either():
+    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
+    cost = StepCost()
+    cost.restore(state["cost"])
+    before = cost.seen(2)
+    cost.observe(2, 0.2, 0.0, 9.0)
+    assert cost.seen(2) == before
+
+
+def test_the_latest_steps_stay_the_latest():
+    cost, again = StepCost(), StepCost()
+    for i in range(30):
+        cost.observe(4, 0.0, 0.0, 100.0 + i)
+    again.restore(json.loads(json.dumps(cost.state())))
+    for i in range(12):
+        again.observe(4, 0.0, 0.0, 130.0 + i)
+    assert sorted(row[3] for row in again.state()["samples"][0]) == [118.0 + i for i in range(24)]
+
+
 @pytest.mark.parametrize("times", [0.4, 1.0, 3.0])
 def test_costs_of_another_machine_are_forgotten(times):
     state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
@@ -272,13 +312,27 @@ def test_costs_of_another_machine_are_forgotten(times):
     kept = there.switch.cost
     there.run(1)
     assert (there.switch.cost is kept) == (times == 1.0)
+    assert there.switch.calibration.offered.sum() > 100, "what drafts are worth is not forgotten"
     there.run(100)
     plain = there.switch.cost.seconds(2, 0.2, 0.0)
     assert plain == pytest.approx(times * curve(2), rel=0.1)
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"cost": {}}, {"cost": {"samples": [[]]}}, {"cost": {"samples": [[[0, 0, 0, 1]]]}}, None]
+    "state",
+    [
+        {},
+        None,
+        {"cost": {}},
+        *(
+            {"cost": {"samples": samples}}
+            for samples in ([[]], [[[0, 0, 0, 1]]], [[[1, 0, 0, 0]]], [[[1, -1, 0, 1]]], [[[1e308, 0, 0, 1]]])
+        ),
+        *(
+            {"cost": {"samples": []}, "calibration": {"offered": 24 * [offered], "accepted": 24 * [accepted]}}
+            for offered, accepted in ((math.inf, 1), (-20, -20), (1, 2), (math.nan, 0))
+        ),
+    ],
 )
 def test_a_record_that_is_none_is_refused(state):
     with pytest.raises(ValueError, match="no record"):

@@ -3,12 +3,15 @@
 
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
 
 import numpy as np
 import pytest
+from sam_core.corpus import build_corpus
 from sam_core.options import replica_history
 from sam_core.proposer import SamProposer
 
@@ -49,7 +52,7 @@ def end_process():
 def test_history_is_found_again(tmp_path, caplog):
     folder = tmp_path / "of" / "a run"
     assert answer(make(folder)) == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["engine-0.lock", "engine-0.pool"]
+    assert sorted(path.name for path in (folder / "engine-0").iterdir()) == ["lock", "pool"]
     end_process()
     with caplog.at_level(logging.INFO):
         again = make(folder)
@@ -64,18 +67,18 @@ def test_it_is_written_only_when_no_request_runs(tmp_path):
     answer(proposer, "a", end=False)
     answer(proposer, "b", end=False)
     proposer.finish(["a"])
-    assert not (tmp_path / "engine-0.pool").exists()
+    assert not (tmp_path / "engine-0/pool").exists()
     proposer.finish(["b"])
-    assert Pool.describe(tmp_path / "engine-0.pool")["texts"] == 2
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
 
 
 def test_it_is_not_written_again_when_nothing_was_added(tmp_path):
     proposer = make(tmp_path)
     answer(proposer)
-    (tmp_path / "engine-0.pool").unlink()
+    (tmp_path / "engine-0/pool").unlink()
     proposer.saved.seldom._due = 0
     proposer.finish([])
-    assert not (tmp_path / "engine-0.pool").exists()
+    assert not (tmp_path / "engine-0/pool").exists()
 
 
 def test_saving_takes_a_hundredth_of_the_time():
@@ -98,31 +101,106 @@ def test_what_was_too_soon_is_saved_later(tmp_path):
     answer(proposer, "a")
     proposer.saved.seldom._due = float("inf")
     answer(proposer, "b")
-    assert Pool.describe(tmp_path / "engine-0.pool")["texts"] == 1
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
     proposer.saved.seldom._due = 0
     proposer.finish([])
-    assert Pool.describe(tmp_path / "engine-0.pool")["texts"] == 2
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
 
 
 def test_a_failure_is_logged_and_the_engine_goes_on(tmp_path, caplog):
     proposer = make(tmp_path)
-    (tmp_path / "engine-0.pool").mkdir()
-    answer(proposer)
-    assert f"history was not saved to {tmp_path}: Is a directory" in caplog.text
-    assert answer(proposer) > 3
+    obstacle = tmp_path / "engine-0/pool"
+    obstacle.mkdir()
+    answer(proposer, "a")
+    assert f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory" in caplog.text
+    assert answer(proposer, "b") > 3
+    assert caplog.text.count("was not saved") == 1 and not proposer.saved.seldom.due, "it does not try all the time"
+    obstacle.rmdir()
+    proposer.saved.seldom._due = 0
+    proposer.finish([])
+    assert Pool.describe(obstacle)["texts"] == 2
+
+
+def test_what_a_kill_left_is_removed(tmp_path):
+    (tmp_path / "engine-0").mkdir()
+    for name in (".pool-Ab12Cd", ".switch.json.77"):
+        (tmp_path / "engine-0" / name).write_text("half of it")
+    make(tmp_path)
+    assert [path.name for path in (tmp_path / "engine-0").iterdir()] == ["lock"]
+
+
+def test_a_folder_whose_files_others_may_read_is_known_at_the_start(tmp_path, monkeypatch):
+    """As file systems make them that know no modes."""
+    describe = Pool.describe
+
+    def opened(path):
+        path.chmod(0o644)
+        return describe(path)
+
+    monkeypatch.setattr(history, "Pool", type("Shared", (), {"__new__": lambda cls, *a: Pool(*a), "describe": opened}))
+    with pytest.raises(
+        ValueError, match=f"^history '{tmp_path}' cannot be used: what is saved there is .*open to other"
+    ):
+        make(tmp_path)
+    assert [path.name for path in (tmp_path / "engine-0").iterdir()] == ["lock"]
+
+
+def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
+    corpus = tmp_path / "corpus"
+    build_corpus([[21, 22, 23, 24, 25, 26]], corpus)
+    sam = {"corpus": str(corpus), "memory_bytes": 1 << 21}
+    first = make(tmp_path, sam=sam)
+    rows = np.random.default_rng(0).integers(0, 1000, (64, 4096)).astype(np.int32)
+    for i, row in enumerate(rows):
+        first.max_model_len = 4096
+        first.propose([str(i)], row[None], [4096], [8], [True])
+        first.saved.seldom._due = 0
+        first.finish([str(i)])
+    assert first.stats()["evicted_groups"] == 0
+    end_process()
+    smaller = make(tmp_path, sam=sam | {"memory_bytes": 1 << 20}, logger=logging.getLogger("the engine"))
+    assert smaller.pool.stats()["memory_bytes"] == 1 << 20
+    warning = caplog.records[-1]
+    assert "of 64 prompts with their answers do not fit into memory_bytes" in warning.getMessage()
+    assert warning.name == "the engine"
+    row = np.array([[1, 21, 22, 23]], np.int32)
+    assert smaller.propose(["new"], row, [4], [4], [True]) == [[24, 25, 26]], "the corpus is a source all the same"
+    assert make(tmp_path, sam={"sources": ["history", "group", "request"]} | sam), "in any order"
+
+
+def test_min_prob_is_the_engines(tmp_path):
+    answer(make(tmp_path))
+    end_process()
+    again = make(tmp_path, sam={"min_prob": 0.999})
+    assert answer(again) == 0, "no draft is as probable"
 
 
 def test_what_auto_learned_is_saved_with_it(tmp_path):
     auto = {"sam": {"switch": "auto"}}
     first = make(tmp_path, **auto)
+    first.finish([])
     for i in range(4):
         answer(first, str(i))
-    end_process()
+    first.switch.calibration.observe(np.array([0.3, 0.9]), np.array([True, False]))
     first.saved.seldom._due = 0
     answer(first, "last")
     assert first.switch.cost.fitted
+    end_process()
     second = make(tmp_path, **auto)
     assert second.switch.state() == first.switch.state() and second.switch.cost.fitted
+    assert second.switch.calibration.offered.sum() > 1.9
+
+
+def test_an_engine_that_had_learned_nothing_yet(tmp_path):
+    first = make(tmp_path, sam={"switch": "auto"})
+    first.propose(["a"], ROWS, [9], [3], [True])
+    first.finish(["a"])
+    assert json.loads((tmp_path / "engine-0/switch.json").read_text())["cost"] == {"samples": []}
+    end_process()
+    second = make(tmp_path, sam={"switch": "auto"})
+    for i in range(4):
+        answer(second, str(i))
+    assert second.switch.cost.fitted
 
 
 def test_ranks_that_do_not_draft_touch_nothing(tmp_path):
@@ -133,33 +211,75 @@ def test_ranks_that_do_not_draft_touch_nothing(tmp_path):
 def test_engines_have_files_of_their_own(tmp_path):
     answer(make(tmp_path))
     assert answer(make(tmp_path, rank=1)) == 0
-    assert {path.name for path in tmp_path.glob("*.pool")} == {"engine-0.pool", "engine-1.pool"}
+    assert {path.parent.name for path in tmp_path.glob("*/pool")} == {"engine-0", "engine-1"}
     args = {"seed": 1, "speculative_config": {"method": "sam", "sam": {"rule": "newest", "history": "/h"}}}
     mine = dict(args)
     replica_history(mine, 3)
     assert mine["speculative_config"] == {"method": "sam", "sam": {"rule": "newest", "history": "/h/replica-3"}}
     assert args["speculative_config"]["sam"]["history"] == "/h"
-    for other in ({}, {"speculative_config": None}, {"speculative_config": {"method": "sam", "sam": None}}):
-        same = dict(other)
+    text = {"speculative_config": json.dumps(args["speculative_config"])}
+    replica_history(text, 3)
+    assert text["speculative_config"] == mine["speculative_config"]
+    for other in (
+        None,
+        "ngram",
+        '{"method": "ngram"}',
+        '{"sam"',
+        {"sam": None},
+        {"sam": 3},
+        {"sam": {"history": 3}},
+        3,
+    ):
+        same = {"speculative_config": other}
         replica_history(same, 3)
-        assert same == other
+        assert same == {"speculative_config": other}, "the engine refuses it, or does without"
+    replica_history(none := {}, 3)
+    assert none == {}
 
 
 HOLD = "import sys, pathlib, sam_core.history as h; h._hold(pathlib.Path(sys.argv[1])); print(flush=True); input()"
 
+FORK = """
+import os, pathlib, sys, time, sam_core.history as h
+h._hold(pathlib.Path(sys.argv[1]))
+child = os.fork() or time.sleep(60)
+print(child, flush=True)
+"""
 
-def test_a_folder_that_another_engine_uses(tmp_path):
-    lock = (tmp_path / "engine-0.lock").resolve()
-    holder = subprocess.Popen(
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process, which uses the folder until it is killed."""
+    (tmp_path / "engine-0").mkdir()
+    lock = (tmp_path / "engine-0/lock").resolve()
+    with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with holder:
-        threading.Timer(60, holder.kill).start()
-        assert holder.stdout.readline() == "\n"
-        with pytest.raises(ValueError, match=f"^history '{tmp_path}' is in use by another engine: end that one, or"):
-            make(tmp_path)
-        holder.communicate("\n")
-    make(tmp_path)
+    ) as process:
+        assert process.stdout.readline() == "\n"
+        yield process
+        process.kill()
+
+
+def test_a_folder_that_another_engine_uses(tmp_path, holder, monkeypatch):
+    monkeypatch.setattr(history, "PATIENCE_S", 0.3)
+    with pytest.raises(ValueError, match=f"^history '{tmp_path}' is in use by another engine: end that one, or"):
+        make(tmp_path)
+
+
+def test_an_engine_waits_for_the_one_before_it(tmp_path, holder):
+    threading.Timer(0.3, holder.kill).start()
+    assert make(tmp_path).saved
+
+
+def test_a_forked_child_does_not_hold_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(history, "PATIENCE_S", 20)
+    with subprocess.Popen(
+        [sys.executable, "-c", FORK, str((tmp_path / "lock").resolve())], stdout=subprocess.PIPE, text=True
+    ) as process:
+        child = int(process.stdout.readline())
+        assert process.wait() == 0
+        history._hold((tmp_path / "lock").resolve())
+        os.kill(child, signal.SIGKILL)
 
 
 def test_one_engine_may_build_its_proposer_twice(tmp_path):
@@ -170,13 +290,16 @@ def test_one_engine_may_build_its_proposer_twice(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("engine-0.pool", b"x" * 100, "is no"),
-        ("engine-0.switch.json", b"{", "cannot be used (Expecting property name"),
-        ("engine-0.switch.json", b"{}", "cannot be used (this is no record of a switch): remove it"),
+        ("engine-0/pool", b"x" * 100, "is no"),
+        ("engine-0/switch.json", b"{", "cannot be used (Expecting property name"),
+        ("engine-0/switch.json", b"[" * 200_000, "cannot be used (maximum recursion"),
+        ("engine-0/switch.json", b'{"cost": {"samples": [[[1' + b"0" * 400 + b", 0, 0, 1]]]}}", "cannot be used ("),
+        ("engine-0/switch.json", b"{}", "cannot be used (this is no record of a switch): remove it"),
     ],
 )
 def test_a_foreign_file_is_one_sentence_that_names_it(tmp_path, name, content, sentence):
     path = tmp_path / name
+    path.parent.mkdir()
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(ValueError) as error:
@@ -188,7 +311,7 @@ def test_a_foreign_file_is_one_sentence_that_names_it(tmp_path, name, content, s
 def test_a_folder_of_another_setting(tmp_path):
     answer(make(tmp_path))
     with pytest.raises(
-        ValueError, match="engine-0.pool was saved with rule newest and sources .*: go on with those, or"
+        ValueError, match="engine-0/pool was saved with rule newest and sources .*: go on with those, or"
     ):
         make(tmp_path, sam={"rule": "blend"})
     with pytest.raises(ValueError, match="was saved with"):

@@ -66,6 +66,10 @@ def test_prompts_return_home_in_a_run_that_is_started_again():
     there = [prompt for prompt in (5, 4, 7, 2, 1, 0) if homes[prompt] < 3]
     assert len(there) > 3 and [later.ask(prompt) for prompt in there] == [homes[prompt] for prompt in there]
     assert later.ask(homes.index(3)) in range(3), "its server is gone"
+    del fleet.in_flight[0]
+    assert all(number < 3 for _, number in fleet.routes.homes(list(fleet.in_flight)))
+    later.routes.return_home([[1, -1], [2, 3]], [0, 1, 2])
+    assert not {1, 2} & set(later.routes._homes)
 
 
 @pytest.mark.parametrize("seed", range(5))

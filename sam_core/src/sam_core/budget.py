@@ -53,7 +53,7 @@ def choose(
         seconds = f + np.concatenate([[0.0], np.cumsum(price[order])])
         total = int(np.argmax(tokens - rate * seconds))
         better = tokens[total] / seconds[total]
-        if better <= rate * (1 + 1e-12):
+        if not better > rate * (1 + 1e-12):
             break
         rate, best = better, order[:total]
     return np.bincount(owner[best], minlength=batch).astype(np.int32), float(rate * plain / batch)
@@ -102,6 +102,7 @@ class Calibration:
     def restore(self, state: dict[str, list[float]]) -> None:
         """Take over what `state` gave; ValueError if it is none."""
         offered, accepted = (np.asarray(state[name], float) for name in ("offered", "accepted"))
-        if offered.shape != (self.BINS,) or accepted.shape != (self.BINS,) or not (accepted <= offered).all():
+        shaped = offered.shape == accepted.shape == (self.BINS,)
+        if not (shaped and np.isfinite(offered).all() and (0 <= accepted).all() and (accepted <= offered).all()):
             raise ValueError("this is no record of what scores were worth")
         self.offered, self.accepted = offered, accepted

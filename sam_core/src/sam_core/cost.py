@@ -15,6 +15,8 @@ EXACT = 32
 KEPT = 24
 """Steps that a bin keeps, the latest."""
 LAST = 1 << 16
+SANE = 1e9
+"""Rows, thousands of tokens and seconds are below this."""
 SPREAD = 0.03
 """Relative spread of contexts below which their slopes shrink to nothing."""
 NEW = 1.5
@@ -61,6 +63,10 @@ class StepCost:
     def most_rows(self) -> float:
         """Rows of the largest step that was fitted."""
         return float(self._rows[-1])
+
+    def covers(self, rows: int) -> bool:
+        """Whether `rows` lies between what was fitted; beyond it, costs are estimates from above."""
+        return self.fitted and self._rows[0] <= rows <= self._rows[-1]
 
     def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
         """Record a step; `rows` at least 1. The first of a bin is left out if it is slow: engines compile for new sizes."""
@@ -122,17 +128,20 @@ class StepCost:
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON can hold it."""
         used = np.flatnonzero(self._count)
-        return {"samples": [self._samples[i, : min(self._count[i], KEPT)].tolist() for i in used]}
+        return {"samples": [self._oldest_first(i).tolist() for i in used]}
+
+    def _oldest_first(self, i: int) -> Float64:
+        count = int(self._count[i])
+        return self._samples[i, :count] if count <= KEPT else np.roll(self._samples[i], -count, axis=0)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` gave; ValueError if it is none."""
+        """Take over what `state` gave; ValueError if it is none. What this process has not met may still be slow at first."""
         try:
             for samples in state["samples"]:
                 values = np.asarray(samples, float).reshape(-1, 4)[:KEPT]
-                if not np.isfinite(values).all() or (values[:, 0] < 1).any() or (values[:, 3] <= 0).any():
+                if not ((values >= 0) & (values < SANE)).all() or (values[:, 0] < 1).any() or (values[:, 3] <= 0).any():
                     raise ValueError
                 i = int(np.searchsorted(_EDGES, min(values[0, 0], LAST), side="right")) - 1
-                self._met[i] = True
                 for row in values:
                     self._keep(i, *row)
         except (KeyError, TypeError, ValueError, IndexError):

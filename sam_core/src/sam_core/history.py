@@ -19,6 +19,12 @@ from sam_core.switch import AutoSwitch
 SHARE = 0.01
 """Most of the time that saving may take."""
 
+RETRY_S = 60.0
+"""Least seconds from a failure to save to the next attempt."""
+
+PATIENCE_S = 60.0
+"""How long an engine waits for the one before it, which may still be ending."""
+
 _held: dict[Path, Any] = {}
 """Locks of this process, held to its end; an engine may build its proposer twice."""
 
@@ -35,19 +41,21 @@ class Seldom:
         return self.clock() >= self._due
 
     def did(self, save: Callable[[], None]) -> None:
-        """Save, and measure it."""
+        """Save, and measure it; raises what `save` raises."""
         start = self.clock()
         try:
             save()
-        finally:
-            end = self.clock()
-            self._due = end + (end - start) / SHARE
+        except BaseException:
+            self._due = self.clock() + RETRY_S
+            raise
+        end = self.clock()
+        self._due = end + (end - start) / SHARE
 
 
 class SavedHistory:
     """One engine's files in the folder `options.history`: the pool's texts, and what switch `auto` learned.
 
-    `engine-<rank>.pool` is what Pool.save writes, `engine-<rank>.switch.json` the state of the switch. Both are replaced
+    `engine-<rank>/pool` is what Pool.save writes, `engine-<rank>/switch.json` the state of the switch. Each is replaced
     whole. They are written when no request runs, and seldom.
 
     Args:
@@ -65,12 +73,15 @@ class SavedHistory:
         self.options = options
         self.logger = logger
         self.seldom = Seldom()
-        folder = Path(options.history)
-        self.texts = folder / f"engine-{rank}.pool"
-        self.learned = folder / f"engine-{rank}.switch.json"
+        self.folder = Path(options.history) / f"engine-{rank}"
+        self.texts = self.folder / "pool"
+        self.learned = self.folder / "switch.json"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _hold(folder.resolve() / f"engine-{rank}.lock")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _hold(self.folder.resolve() / "lock")
+            for left_by_a_kill in (*self.folder.glob(".pool-*"), *self.folder.glob(".switch.json.*")):
+                left_by_a_kill.unlink()
+            self._try_out()
         except BlockingIOError:
             raise ValueError(
                 f"history {options.history!r} is in use by another engine: end that one, or name another folder"
@@ -80,11 +91,20 @@ class SavedHistory:
                 f"history {options.history!r} cannot be used ({e.strerror}): name a folder that can be written"
             ) from None
 
+    def _try_out(self) -> None:
+        """Some file systems force a mode or an owner that Pool.load refuses: to be known now, not when a run goes on."""
+        trial = self.folder / ".pool-trial"
+        try:
+            Pool(1 << 20).save(trial)
+            Pool.describe(trial)
+        except ValueError as e:
+            raise ValueError(f"history {self.options.history!r} cannot be used: what is saved there is {e}") from None
+        finally:
+            trial.unlink(missing_ok=True)
+
     def load(self, corpus: str | None, min_prob: float) -> Pool | None:
         """A pool with the saved texts, None where nothing was saved yet; ValueError, one sentence, where they are foreign."""
         options = self.options
-        if not self.texts.exists():
-            return None
         try:
             saved = Pool.describe(self.texts)
             if saved["rule"] != options.rule or set(saved["sources"]) != set(options.sources):
@@ -93,8 +113,10 @@ class SavedHistory:
                     "go on with those, or name another folder as history"
                 )
             pool = Pool.load(self.texts, memory_bytes=options.memory_bytes, corpus=corpus, min_prob=min_prob)
+        except FileNotFoundError:
+            return None
         except OSError as e:
-            raise ValueError(f"{self.texts} cannot be read ({e.strerror}): make it readable, or remove it") from None
+            raise ValueError(f"{self.texts} cannot be read ({e.strerror}): make it readable, or move it away") from None
         stats = pool.stats()
         self.logger.info(
             "history: %d answers to %d prompts, %d tokens, from %s",
@@ -103,6 +125,12 @@ class SavedHistory:
             stats["history_tokens"],
             self.texts,
         )
+        if stats["evicted_groups"]:
+            self.logger.warning(
+                "history: %d of %d prompts with their answers do not fit into memory_bytes and will be left out",
+                stats["evicted_groups"],
+                saved["groups"],
+            )
         return pool
 
     def teach(self, switch: AutoSwitch) -> None:
@@ -111,17 +139,21 @@ class SavedHistory:
             switch.take_over(json.loads(self.learned.read_text()))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, OverflowError, RecursionError) as e:
             raise ValueError(f"{self.learned} cannot be used ({e}): remove it") from None
 
     def save(self, pool: Pool, switch: AutoSwitch | None) -> bool:
-        """Save unless that was done a short while ago; whether it was. A failure is logged, and the old files stay."""
+        """Save, unless that was done or failed a short while ago; whether it was.
+
+        A failure is logged, and the old files stay: the engine goes on.
+        """
         if not self.seldom.due:
             return False
         try:
             self.seldom.did(lambda: self._write(pool, switch))
-        except OSError as e:
-            self.logger.warning("history was not saved to %s: %s", self.texts.parent, e.strerror)
+        except (OSError, MemoryError) as e:
+            self.logger.warning("history was not saved to %s (%s); trying again later", self.folder, e)
+            return False
         return True
 
     def _write(self, pool: Pool, switch: AutoSwitch | None) -> None:
@@ -131,11 +163,20 @@ class SavedHistory:
 
 
 def _hold(path: Path) -> None:
-    if path not in _held:
-        lock = open(path, "w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise
-        _held[path] = lock
+    """Lock a file until this process ends; a child that it forks does not hold it."""
+    if path in _held:
+        return
+    lock, end = open(path, "w"), time.monotonic() + PATIENCE_S
+    try:
+        while True:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.1)
+    except OSError:
+        lock.close()
+        raise
+    _held[path] = lock

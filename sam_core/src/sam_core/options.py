@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -127,11 +129,16 @@ class Options:
 def replica_history(engine_args: dict[str, Any], replica: int) -> None:
     """Give one of several engines with the same options a folder of its own in that of option `history`.
 
-    engine_args: of an engine, by name; their `speculative_config` is replaced, not changed.
+    engine_args: of an engine, by name. Their `speculative_config`, a mapping or its JSON, is replaced, not changed; what
+        the engine will refuse is left to it.
     """
-    speculative = engine_args.get("speculative_config") or {}
-    sam = speculative.get("sam") or {}
-    if folder := sam.get("history"):
+    speculative = engine_args.get("speculative_config")
+    if isinstance(speculative, str):
+        with contextlib.suppress(ValueError):
+            speculative = json.loads(speculative)
+    sam = speculative.get("sam") if isinstance(speculative, Mapping) else None
+    folder = sam.get("history") if isinstance(sam, Mapping) else None
+    if isinstance(folder, str):
         engine_args["speculative_config"] = {**speculative, "sam": {**sam, "history": f"{folder}/replica-{replica}"}}
 
 

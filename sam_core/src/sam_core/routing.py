@@ -57,7 +57,7 @@ class PromptRoutes:
     def return_home(self, homes: Sequence[Sequence[int]], servers: Sequence[Server]) -> None:
         """Take over what `homes` gave in an earlier process; those beyond the servers that there are now are left out."""
         for prompt, number in homes:
-            if number < len(servers):
+            if 0 <= number < len(servers):
                 _remember(self._homes, prompt, servers[number], self.REMEMBERED)
 
     def ended(self, request_id: str) -> None:

@@ -110,7 +110,7 @@ class AutoSwitch:
                 offered.append(scores)
                 accepted.append(np.arange(n) < gain - 1)
         self.calibration.observe(np.concatenate(offered or [_NONE]), np.concatenate(accepted or [_NONE]))
-        if self._trial is not None:
+        if self._trial is not None and self.cost.covers(rows):
             self._try(seconds / self.cost.seconds(rows, context, draft_context))
             return
         self.cost.observe(rows, context, draft_context, seconds)
@@ -243,7 +243,7 @@ class AutoSwitch:
         It may have run on another machine. Costs that the first steps show to be wrong are forgotten.
         """
         self.restore(state)
-        self._trial = [] if self.cost.fitted else None
+        self._trial = []
 
     def _try(self, ratio: float) -> None:
         assert self._trial is not None
