@@ -272,11 +272,12 @@ def test_more_requests_than_were_saved_are_no_other_machine():
     assert there.switch.cost is kept
 
 
-def test_one_slow_step_is_no_other_machine():
+@pytest.mark.parametrize("times", [0.2, 5])
+def test_one_odd_step_is_no_other_machine(times):
     state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
-    for slow in range(1, AutoSwitch.TRIAL + 1):
+    for odd in range(1, AutoSwitch.TRIAL + 2):
         there, met = Machine(batch=2, accept=0.8), []
-        there.seconds = lambda rows, met=met, slow=slow: met.append(0) or curve(rows) * (5 if len(met) == slow else 1)
+        there.seconds = lambda rows, met=met, odd=odd: met.append(0) or curve(rows) * (times if len(met) == odd else 1)
         there.switch.take_over(state)
         kept = there.switch.cost
         there.run(20)
@@ -318,25 +319,31 @@ def test_costs_of_another_machine_are_forgotten(times):
     assert plain == pytest.approx(times * curve(2), rel=0.1)
 
 
+NOTHING = AutoSwitch(3, logging.getLogger("test")).state()
+
+
 @pytest.mark.parametrize(
     "state",
     [
         {},
         None,
-        {"cost": {}},
+        NOTHING | {"cost": {}},
         *(
-            {"cost": {"samples": samples}}
+            NOTHING | {"cost": {"samples": samples}}
             for samples in ([[]], [[[0, 0, 0, 1]]], [[[1, 0, 0, 0]]], [[[1, -1, 0, 1]]], [[[1e308, 0, 0, 1]]])
         ),
         *(
-            {"cost": {"samples": []}, "calibration": {"offered": 24 * [offered], "accepted": 24 * [accepted]}}
-            for offered, accepted in ((math.inf, 1), (-20, -20), (1, 2), (math.nan, 0))
+            NOTHING | {"calibration": {"offered": 24 * [offered], "accepted": 24 * [accepted]}}
+            for offered, accepted in ((math.inf, 1), (20, -20), (1, 2), (math.nan, 0))
         ),
+        NOTHING | {"calibration": {"offered": [1], "accepted": [1]}},
     ],
 )
 def test_a_record_that_is_none_is_refused(state):
+    switch = AutoSwitch(3, logging.getLogger("test"))
+    switch.restore(NOTHING)
     with pytest.raises(ValueError, match="no record"):
-        AutoSwitch(3, logging.getLogger("test")).restore(state)
+        switch.restore(state)
 
 
 def test_steps_that_read_prompts_teach_nothing():
