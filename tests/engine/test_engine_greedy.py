@@ -2,10 +2,8 @@
 """Speculation changes nothing: greedy answers of the engine with `sam` equal those without, token for token."""
 
 import random
-import time
 
-import pytest
-from conftest import KNOWN_PROMPT, VOCAB, speculated
+from conftest import KNOWN_PROMPT, VOCAB, settled, speculated
 
 
 def test_sam_equals_plain_greedy(plain, sam, prompts):
@@ -121,8 +119,4 @@ def test_off_costs_nothing(plain, sam, prompts):
 
 def test_pool_is_empty_after_the_last_request(sam, prompts):
     sam.run(prompts[:5], abort={2})
-    for _ in range(50):  # the engine hears of the last end in a step of its own
-        if sam.drafter()["requests"] == 0:
-            return
-        time.sleep(0.1)
-    pytest.fail(f"{sam.drafter()['requests']} requests are still indexed")
+    assert settled(sam)["requests"] == 0

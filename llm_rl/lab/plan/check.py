@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ COSTS = ("plain", "off", "batch", "auto")
 
 THRESHOLDS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 """Of switch `batch`, among which, with the tokens of KS, the best is looked for."""
+
 CACHED = 128
 """Tokens of a block that siblings share once it is read: vLLM's on a CPU. Smaller ones matter little where reading is fast."""
 
@@ -103,14 +105,12 @@ def check(path: Path) -> dict[str, Any]:
                 "predicted_steps": sum(predicted.steps),
             }
         )
+
+    def seconds(policy_of: Callable[[Acceptance], Policy]) -> float:
+        return sum(_predict(batches[n], slots, costs[n], policy_of(acceptances[n])).total for n in numbers)
+
     fixed = [
-        (
-            k,
-            threshold,
-            sum(
-                _predict(batches[n], slots, costs[n], acceptances[n].batch(slots, threshold, k)).total for n in numbers
-            ),
-        )
+        {"k": k, "threshold": threshold, "seconds": seconds(methodcaller("batch", slots, threshold, k))}
         for k in KS
         for threshold in THRESHOLDS
         if threshold <= slots
@@ -119,10 +119,8 @@ def check(path: Path) -> dict[str, Any]:
         "answers": str(settings["answers"]),
         "fitted_to": sorted({run["arm"] for run in used}),
         "rows": rows,
-        "fixed": [
-            dict(zip(("k", "threshold", "seconds"), pair, strict=True)) for pair in sorted(fixed, key=lambda p: p[2])
-        ],
-        "plain": sum(_predict(batches[n], slots, costs[n], Policy.off(slots)).total for n in numbers),
+        "fixed": sorted(fixed, key=itemgetter("seconds")),
+        "plain": seconds(lambda _: Policy.off(slots)),
     }
 
 

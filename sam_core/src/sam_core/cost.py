@@ -66,15 +66,14 @@ class StepCost:
 
     def covers(self, rows: int) -> bool:
         """Whether `rows` lies between what was fitted; beyond it, costs are estimates from above."""
-        return self.fitted and self._rows[0] <= rows <= self._rows[-1]
+        return self.fitted and self._rows[0] <= rows <= self.most_rows
 
     def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
         """Record a step; `rows` at least 1. The first of a bin is left out if it is slow: engines compile for new sizes."""
         i = int(np.searchsorted(_EDGES, min(rows, LAST), side="right")) - 1
         new, self._met[i] = not self._met[i], True
-        if new and self.fitted:
-            if seconds > NEW * self.seconds(rows, context, draft_context):
-                return
+        if new and self.fitted and seconds > NEW * self.seconds(rows, context, draft_context):
+            return
         self._keep(i, rows, context, draft_context, seconds)
 
     def _keep(self, i: int, rows: float, context: float, draft_context: float, seconds: float) -> None:

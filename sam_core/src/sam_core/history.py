@@ -102,7 +102,7 @@ class SavedHistory:
         finally:
             trial.unlink(missing_ok=True)
 
-    def load(self, corpus: str | None, min_prob: float) -> Pool | None:
+    def load(self, min_prob: float) -> Pool | None:
         """A pool with the saved texts, None where nothing was saved yet; ValueError, one sentence, where they are foreign."""
         options = self.options
         try:
@@ -112,7 +112,7 @@ class SavedHistory:
                     f"{self.texts} was saved with rule {saved['rule']} and sources {', '.join(saved['sources'])}: "
                     "go on with those, or name another folder as history"
                 )
-            pool = Pool.load(self.texts, memory_bytes=options.memory_bytes, corpus=corpus, min_prob=min_prob)
+            pool = Pool.load(self.texts, options.memory_bytes, options.corpus, min_prob)
         except FileNotFoundError:
             return None
         except OSError as e:
@@ -139,7 +139,7 @@ class SavedHistory:
             switch.take_over(json.loads(self.learned.read_text()))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, OverflowError, RecursionError) as e:
+        except (OSError, ValueError, RecursionError) as e:
             raise ValueError(f"{self.learned} cannot be used ({e}): remove it") from None
 
     def save(self, pool: Pool, switch: AutoSwitch | None) -> bool:

@@ -80,14 +80,13 @@ class SamProposer:
         self._reported = -REPORT_S
 
     def _new_pool(self, min_prob: float) -> Pool:
-        corpus = self.options.corpus if self.drafting else None
-        if self.saved and (pool := self.saved.load(corpus, min_prob)):
+        if self.saved and (pool := self.saved.load(min_prob)):
             return pool
         return Pool(
             memory_bytes=self.options.memory_bytes,
             rule=self.options.rule,
             sources=self.options.sources,
-            corpus=corpus,
+            corpus=self.options.corpus if self.drafting else None,
             min_prob=min_prob,
         )
 

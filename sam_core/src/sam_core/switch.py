@@ -221,9 +221,9 @@ class AutoSwitch:
     def _pays(self, rows: int, held: npt.NDArray[np.floating], draft_context: float, accepted: float) -> bool:
         """Whether what is put aside for exploring covers a step of this size; takes it then."""
         batch = len(held)
-        base = self.cost.context * float(held.sum())
-        plain = float(self.cost.rows_cost(batch)) + base
-        seconds = float(self.cost.rows_cost(rows)) + base + self.cost.draft_context * draft_context
+        context = float(held.sum())
+        plain = self.cost.seconds(batch, context, 0.0)
+        seconds = self.cost.seconds(rows, context, draft_context)
         loss = max(0.0, seconds - plain * (batch + accepted) / batch)
         if loss > self._credit:
             return False
@@ -265,5 +265,5 @@ class AutoSwitch:
         try:
             self.cost.restore(state["cost"])
             self.calibration.restore(state["calibration"])
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, OverflowError):
             raise ValueError("this is no record of a switch") from None
