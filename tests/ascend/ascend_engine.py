@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,18 +122,3 @@ class Engine:
     def stop(self):
         self.process.stdin.close()
         self.process.wait(60)
-
-
-def speculated(engine):
-    assert engine.count("drafted") > 0, "nothing was drafted: the test shows nothing"
-    assert engine.count("accepted") > 0, "no draft was accepted: the test shows nothing"
-
-
-def settled(engine):
-    """The pool's counters once it holds no request: the engine hears of the last end in a step of its own."""
-    for _ in range(50):
-        pool = engine.pool()
-        if pool["slots_open"] == 0:
-            return pool
-        time.sleep(0.1)
-    raise AssertionError(f"{pool['slots_open']} requests are still indexed")

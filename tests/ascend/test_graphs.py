@@ -4,7 +4,8 @@
 import random
 
 import pytest
-from ascend_engine import OLD, speculated
+from ascend_engine import OLD
+from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
 pytestmark = pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")

@@ -3,14 +3,13 @@
 
 from functools import partial
 
-import history
-from ascend_engine import Engine, settled, speculated
+from ascend_engine import Engine
+from engine_checks import history_is_found_again
 
 
 def test_history_outlives_the_engine(model, plain, prompts, tmp_path):
     few = prompts[:6]
-    start, folder = partial(Engine, model), tmp_path / "history"
-    history.check_it_is_found_again(start, speculated, settled, folder, 0, few, plain.run(few))
+    history_is_found_again(partial(Engine, model), tmp_path / "history", 0, few, plain.run(few))
 
 
 def test_rank_of_data_parallelism_names_the_history(npu_unit):

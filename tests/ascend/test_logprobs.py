@@ -2,7 +2,8 @@
 """Requests that ask for more than tokens: log-probabilities of every token, and what cannot be drafted exactly."""
 
 import pytest
-from ascend_engine import OLD, speculated
+from ascend_engine import OLD
+from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
 

@@ -2,7 +2,8 @@
 """Two tensor-parallel ranks over gloo: the same tokens, one index, the drafts that the first rank decides on by its clock."""
 
 import pytest
-from ascend_engine import Engine, speculated
+from ascend_engine import Engine
+from engine_checks import speculated
 
 
 @pytest.fixture(scope="module")

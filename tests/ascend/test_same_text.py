@@ -2,7 +2,8 @@
 """Seeded sampling on the real runner: at temperature 1 the text is the same with and without drafts, token for token."""
 
 import pytest
-from ascend_engine import OLD, Engine, speculated
+from ascend_engine import OLD, Engine
+from engine_checks import speculated
 
 K = 3
 

@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 import torch
-from ascend_engine import OLD, Engine, speculated
+from ascend_engine import OLD, Engine
+from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
 DRAWS = 6400

@@ -4,7 +4,8 @@
 import random
 
 import pytest
-from ascend_engine import Engine, settled, speculated
+from ascend_engine import Engine
+from engine_checks import settled, speculated
 from one_text import write_corpus
 from tiny_qwen3 import VOCAB
 

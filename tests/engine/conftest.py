@@ -3,7 +3,6 @@
 
 import os
 import random
-import time
 
 os.environ.update(
     VLLM_PLUGINS="",  # vLLM's own platform, not vllm-ascend's
@@ -154,21 +153,6 @@ def tight(model, plain, tmp_path_factory):
     )
     yield engine
     engine.stop()
-
-
-def speculated(engine):
-    assert engine.count("drafted") > 0, "nothing was drafted: the test shows nothing"
-    assert engine.count("accepted") > 0, "no draft was accepted: the test shows nothing"
-
-
-def settled(engine):
-    """The drafter's counters once it holds no request: the engine hears of the last end in a step of its own."""
-    for _ in range(50):
-        counters = engine.drafter()
-        if counters["requests"] == 0:
-            return counters
-        time.sleep(0.1)
-    raise AssertionError(f"{counters['requests']} requests are still indexed")
 
 
 @pytest.fixture(scope="session")

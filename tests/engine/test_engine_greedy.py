@@ -3,7 +3,8 @@
 
 import random
 
-from conftest import KNOWN_PROMPT, VOCAB, settled, speculated
+from conftest import KNOWN_PROMPT, VOCAB
+from engine_checks import settled, speculated
 
 
 def test_sam_equals_plain_greedy(plain, sam, prompts):

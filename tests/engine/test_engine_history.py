@@ -3,13 +3,12 @@
 
 from functools import partial
 
-import history
-from conftest import Engine, settled, speculated
+from conftest import Engine
+from engine_checks import history_is_found_again
 
 
 def test_history_outlives_the_engine(model, plain, prompts, tmp_path, monkeypatch):
     """The engine has a data-parallel rank, by which its files are named."""
     monkeypatch.setenv("VLLM_DP_RANK", "1")
     few = prompts[:6]
-    start, folder = partial(Engine, model), tmp_path / "history"
-    history.check_it_is_found_again(start, speculated, settled, folder, 1, few, plain.run(few))
+    history_is_found_again(partial(Engine, model), tmp_path / "history", 1, few, plain.run(few))

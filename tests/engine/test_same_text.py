@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from conftest import VOCAB, Engine, speculated
+from conftest import VOCAB, Engine
+from engine_checks import speculated
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def replay(out, *words):
 )
 def test_every_arm_gives_the_recorded_answers(tmp_path, words):
     ended = replay(tmp_path, FIXTURE, *words)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
     result = json.loads((tmp_path / "engine-replay.json").read_text())
     assert result["wrong"] == [] and result["silent"] == []
     arms = result["arms"]

@@ -250,13 +250,15 @@ def test_what_cannot_be_seen_to_pay_is_looked_at_less():
     assert 10 < looks < 40
 
 
-def trained(machine):
+def saved():
+    """What a switch learned in 300 steps, as a file gives it back."""
+    machine = Machine(batch=2, accept=0.8)
     machine.run(300)
-    return machine
+    return json.loads(json.dumps(machine.switch.state()))
 
 
 def test_what_a_switch_learned_starts_another_one():
-    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
+    state = saved()
     second = Machine(batch=2, accept=0.8, state=state)
     second.run(3)
     assert second.given.any(), "it waits to learn what it was told"
@@ -264,7 +266,7 @@ def test_what_a_switch_learned_starts_another_one():
 
 
 def test_more_requests_than_were_saved_are_no_other_machine():
-    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
+    state = saved()
     there = Machine(batch=64, accept=0.8)
     there.switch.take_over(state)
     kept = there.switch.cost
@@ -274,7 +276,7 @@ def test_more_requests_than_were_saved_are_no_other_machine():
 
 @pytest.mark.parametrize("times", [0.2, 5])
 def test_one_odd_step_is_no_other_machine(times):
-    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
+    state = saved()
     for odd in range(1, AutoSwitch.TRIAL + 2):
         there, met = Machine(batch=2, accept=0.8), []
         there.seconds = lambda rows, met=met, odd=odd: met.append(0) or curve(rows) * (times if len(met) == odd else 1)
@@ -285,7 +287,7 @@ def test_one_odd_step_is_no_other_machine(times):
 
 
 def test_a_slow_first_step_of_a_size_does_not_count_after_a_restart_either():
-    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
+    state = saved()
     cost = StepCost()
     cost.restore(state["cost"])
     before = cost.seen(2)
@@ -305,7 +307,7 @@ def test_the_latest_steps_stay_the_latest():
 
 @pytest.mark.parametrize("times", [0.4, 1.0, 3.0])
 def test_costs_of_another_machine_are_forgotten(times):
-    state = json.loads(json.dumps(trained(Machine(batch=2, accept=0.8)).switch.state()))
+    state = saved()
     there = Machine(batch=2, accept=0.8, seconds=lambda rows: times * curve(rows))
     there.switch.take_over(state)
     there.run(AutoSwitch.TRIAL)  # the first is not timed
