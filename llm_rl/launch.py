@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from sam_core.replay import write_json
+from sam_core.files import write_json
 
 from llm_rl import config as recipe
 from llm_rl import environment, layout, resume, verl

@@ -10,8 +10,8 @@ import logging
 import os
 from pathlib import Path
 
+from sam_core.files import write_json
 from sam_core.history import Seldom
-from sam_core.replay import write_json
 from sam_core.routing import PromptRoutes
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 

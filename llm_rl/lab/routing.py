@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sam_core.files import write_json
 from sam_core.noise import request_seed
-from sam_core.replay import write_json
 from sam_core.routing import PromptRoutes
 
 from llm_rl.evaluation.engine import Engine, EvaluationError, prompt_ids, tokenizer

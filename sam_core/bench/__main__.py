@@ -13,7 +13,8 @@ import acceptance
 import cost
 import numpy
 from rows import NotMeasured, Row, Targets, TargetsError, as_json, missed, table
-from sam_core.replay import Progress, write_json
+from sam_core.files import write_json
+from sam_core.replay import Progress
 from texts import HERE, Texts
 
 import sam_core

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 from rows import Figure, Row, alternate, as_json, figure, table
-from sam_core.replay import Progress, write_json
+from sam_core.files import write_json
+from sam_core.replay import Progress
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam_core import verify

@@ -13,7 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from sam_core.replay import Answer, Progress, read_answers, write_json
+from sam_core.files import write_json
+from sam_core.replay import Answer, Progress, read_answers
 
 from llm_rl.lab.engine_replay import arms as kinds
 from llm_rl.lab.engine_replay.report import report

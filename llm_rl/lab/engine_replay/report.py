@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sam_core.replay import write_json
+from sam_core.files import write_json
 
 BINS = ((1, 1), (2, 3), (4, 5), (6, 8), (9, 16), (17, 32), (33, 1 << 30))
 """Running requests, from and to."""

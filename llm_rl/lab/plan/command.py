@@ -11,7 +11,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from sam_core.replay import Answer, Progress, read_answers, write_json
+from sam_core.files import write_json
+from sam_core.replay import Answer, Progress, read_answers
 
 from llm_rl import config as recipes
 from llm_rl import layout

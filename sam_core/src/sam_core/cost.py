@@ -34,6 +34,10 @@ _EDGES = np.unique(
 )
 
 
+def _bin(rows: float) -> int:
+    return int(np.searchsorted(_EDGES, min(rows, LAST), side="right")) - 1
+
+
 class StepCost:
     """Seconds of a step as t = f(rows) + a * context + b * draft context.
 
@@ -70,7 +74,7 @@ class StepCost:
 
     def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
         """Record a step; `rows` at least 1. The first of a bin is left out if it is slow: engines compile for new sizes."""
-        i = int(np.searchsorted(_EDGES, min(rows, LAST), side="right")) - 1
+        i = _bin(rows)
         new, self._met[i] = not self._met[i], True
         if new and self.fitted and seconds > NEW * self.seconds(rows, context, draft_context):
             return
@@ -82,7 +86,7 @@ class StepCost:
 
     def seen(self, rows: int) -> int:
         """Steps recorded so far in the bin of this many rows."""
-        return int(self._count[np.searchsorted(_EDGES, min(rows, LAST), side="right") - 1])
+        return int(self._count[_bin(rows)])
 
     def fit(self) -> None:
         """Fit all that is kept."""
@@ -140,7 +144,7 @@ class StepCost:
                 values = np.asarray(samples, float).reshape(-1, 4)[:KEPT]
                 if not ((values >= 0) & (values < SANE)).all() or (values[:, 0] < 1).any() or (values[:, 3] <= 0).any():
                     raise ValueError
-                i = int(np.searchsorted(_EDGES, min(values[0, 0], LAST), side="right")) - 1
+                i = _bin(values[0, 0])
                 for row in values:
                     self._keep(i, *row)
         except (KeyError, TypeError, ValueError, IndexError):

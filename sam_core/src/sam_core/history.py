@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sam_core import Pool
+from sam_core.files import write_json
 from sam_core.options import Options
-from sam_core.replay import write_json
 from sam_core.switch import AutoSwitch
 
 SHARE = 0.01

@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import random
 import shutil
 import subprocess
@@ -33,6 +32,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 import sam_core
+from sam_core.files import write_json
 
 CONTEXTS = ("request", "group", "sequential", "history", "nohistory")
 DEFAULT_K = (3, 4, 8, 16)
@@ -522,22 +522,6 @@ class Progress:
     def clear(self) -> None:
         if self._tty:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file as a whole or not at all; raises OSError."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(fresh, "w") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh)
-        raise
 
 
 def _positive(text: str) -> int:
