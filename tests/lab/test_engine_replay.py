@@ -14,7 +14,7 @@ from llm_rl.lab.engine_replay.report import report
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "sam_core" / "bench" / "data" / "rl-rollouts-qwen3b.jsonl.gz"
-SMALL = "--shape tiny --groups 2 --per-group 3 --batches 1 --tokens 200 --k 5".split()
+SMALL = "--shape tiny --groups 2 --per-group 3 --batches 3 --tokens 200 --k 5".split()
 
 
 def replay(out, *words):
