@@ -4,6 +4,7 @@ TOOLS := .venvs/tools/bin
 ENV := .venvs/$(PIN)/bin
 
 PINSETS := $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml)))
+DEMO_PINSETS := $(notdir $(patsubst %/pins.toml,%,$(shell grep -l '^demo = true' patches/*/pins.toml)))
 
 # Tests that need .venvs/tools alone, and those that run in a pin set's environment, as its pins.toml lists them.
 QUICK_TESTS := tests/accuracy tests/ci tests/patches tests/reports tests/sam_core
@@ -18,6 +19,8 @@ help: ## print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 16
 
 demo: ## train a tiny Qwen3 on this machine, with and without speculation
+	@[ -n "$(filter $(PIN),$(DEMO_PINSETS))" ] || \
+		{ echo "make demo: $(PIN) is no pin set with a recipe for a CPU: choose from $(DEMO_PINSETS)" >&2; exit 2; }
 	ci/setup-env $(PIN)
 	$(ENV)/python -m llm_rl.demo
 

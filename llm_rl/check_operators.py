@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_rl.data.files import write_json
-from llm_rl.evaluation.engine import Answer, Engine, EvaluationError, device, tokenizer
+from llm_rl.evaluation.engine import Answer, Engine, EvaluationError, default_dtype, device, tokenizer
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
 """Largest difference allowed, in nats, by dtype; those of NPU and GPU are ours and were measured on neither.
@@ -159,11 +159,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each answer (default 256)")
     parser.add_argument("--batch", type=int, default=8, help="requests at a time (default 8)")
     parser.add_argument("--tensor-parallel", "--tp", type=int, default=1, help="ranks of the engine (default 1)")
-    parser.add_argument("--dtype", default="bfloat16", choices=BOUNDS, help="default bfloat16")
+    parser.add_argument("--dtype", choices=BOUNDS, help="default bfloat16, float32 on a CPU without instructions for it")
     parser.add_argument("--engine", type=json.loads, default={}, help="further engine arguments, as JSON")
     parser.add_argument("--bound", type=float, help=f"largest difference allowed, nats; default by dtype: {BOUNDS}")
     parser.add_argument("--out", type=Path, default=Path("outputs/check-operators"), help="folder of JSON and picture")
     args = parser.parse_args(argv)
+    args.dtype = args.dtype or default_dtype()
     try:
         prompts = read_prompts(args.prompts, args.model)
         print(f"decoding {len(prompts)} answers without speculation", flush=True)

@@ -4,15 +4,35 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
+from llm_rl import config as recipe
 from llm_rl import launch
+from llm_rl.config import ConfigError
+from llm_rl.launch import LaunchError
+from llm_rl.qwen3 import tiny_model
 from llm_rl.reports.__main__ import main as report
 
 RECIPE = launch.ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
+ARMS = {"off": "off", "on": "batch"}
+DISK = 1e9
+"""Bytes that both arms and Ray may write."""
+
+
+def check(out: Path, overrides: list[str]) -> None:
+    """Raise ConfigError or LaunchError for what would end the demo later: model, settings, disk."""
+    if problem := tiny_model.check():
+        raise LaunchError(problem)
+    for arm, sam in ARMS.items():
+        launch.plan(recipe.load(RECIPE, [*overrides, f"sam={sam}"]), out / arm)
+    free = shutil.disk_usage(out).free
+    if free < DISK:
+        raise LaunchError(
+            f"{out} has {free / 1e9:.1f} GB of disk left and the demo needs {DISK / 1e9:.0f} GB: free some, "
+            "or name another folder by --out"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,21 +40,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=launch.ROOT / "runs" / "demo", help="folder of runs and report")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of the recipe, for both arms")
     args = parser.parse_args(argv)
-    cache = os.environ.setdefault("SAM_RL_CACHE", str(launch.ROOT / ".cache"))
-    print("== model", flush=True)
     try:
-        made = subprocess.run([sys.executable, "-m", "llm_rl.qwen3.tiny_model", "--out", f"{cache}/qwen3-tiny"])
-    except KeyboardInterrupt:
-        return 130
-    if made.returncode:
-        return made.returncode
-    for arm, sam in (("off", "off"), ("on", "batch")):
-        print(f"== SAM {arm}", flush=True)
-        overrides = [*args.overrides, f"sam={sam}"]
-        if code := launch.main([str(RECIPE), *overrides, "--run-dir", str(args.out / arm)]):
-            return code
-    print("== comparison", flush=True)
-    return report(["report", "--off", str(args.out / "off"), "--on", str(args.out / "on"), "--out", str(args.out)])
+        with launch.held(args.out):
+            check(args.out, args.overrides)
+            for arm, sam in ARMS.items():
+                print(f"== SAM {arm}", flush=True)
+                if code := launch.main([str(RECIPE), *args.overrides, f"sam={sam}", "--run-dir", str(args.out / arm)]):
+                    return code
+            print("== comparison", flush=True)
+            return report(["report", f"--off={args.out / 'off'}", f"--on={args.out / 'on'}", f"--out={args.out}"])
+    except (ConfigError, LaunchError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

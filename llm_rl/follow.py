@@ -16,16 +16,22 @@ from typing import Any
 import psutil
 from omegaconf import DictConfig
 
+from llm_rl import load
 from llm_rl.resume import read_steps
 
 SPEC = "rollout/spec/"
 
 
-def follow(process: subprocess.Popen, steps_file: Path, total: int, timeout: float) -> str | None:
+def follow(
+    process: subprocess.Popen, steps_file: Path, total: int, timeout: float, loads: dict[str, dict[str, float]]
+) -> str | None:
     """Print a line for each training step as the trainer logs it, until the process ends.
+
+    `loads` gets what load.Load found in each step, by its number.
 
     Returns why it was given up, in one sentence, if it took more than `timeout` seconds for a step; the caller ends it.
     """
+    meter = load.Load(process.pid)
     size = steps_file.stat().st_size if steps_file.is_file() else 0
     seen = len(read_steps(steps_file))
     start = last = time.monotonic()
@@ -34,13 +40,16 @@ def follow(process: subprocess.Popen, steps_file: Path, total: int, timeout: flo
         ended = process.poll() is not None
         before, size = size, steps_file.stat().st_size if steps_file.is_file() else 0
         steps = read_steps(steps_file) if size != before else []
+        meter.sample()
         for step in steps[seen:]:
             last = time.monotonic()
+            loads[str(step["step"])] = found = meter.take()
             data = collections.defaultdict(lambda: float("nan"), step["data"])
             print(
                 f"  step {step['step']}/{total}  {last - start:5.0f} s  rollout {data['timing_s/gen']:.1f} s"
                 f"  step {data['timing_s/step']:.1f} s  {data[SPEC + 'tokens_per_step']:.2f} tokens a step"
-                f"  reward {data['critic/rewards/mean']:+.2f}  length {data['response_length/mean']:.0f}",
+                f"  reward {data['critic/rewards/mean']:+.2f}  length {data['response_length/mean']:.0f}"
+                + (f"  (busy machine: others {found['others']:.0%}, steal {found['steal']:.0%})" * load.busy(found)),
                 flush=True,
             )
         seen = max(seen, len(steps))

@@ -169,7 +169,9 @@ def train(made: Plan, record: dict[str, Any], lock: int, done: int) -> str | Non
             pass_fds=[lock],  # held as long as the trainer lives, whatever becomes of this process
         )
         try:
-            given_up = follow(process, made.run_dir / "steps.jsonl", config.steps, config.trainer.step_timeout)
+            given_up = follow(
+                process, made.run_dir / "steps.jsonl", config.steps, config.trainer.step_timeout, record["load"]
+            )
         finally:
             stop(process)
     if given_up:
@@ -213,6 +215,7 @@ def begin_record(made: Plan, trees: dict[str, str], done: int) -> dict[str, Any]
         "host": environment.host(),
         "layout": made.table,
         "attempts": [{"after_step": done, "started": now}],
+        "load": {},
         "status": "running",
     }
     if done:
@@ -231,6 +234,7 @@ def begin_record(made: Plan, trees: dict[str, str], done: int) -> dict[str, Any]
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise LaunchError(f"{path} of the run to go on with cannot be read ({e}): take another --run-dir") from None
         record["attempts"] = before.get("attempts", []) + record["attempts"]
+        record["load"] = {step: load for step, load in before.get("load", {}).items() if int(step) <= done}
     return record
 
 

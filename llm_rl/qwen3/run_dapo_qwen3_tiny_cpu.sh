@@ -8,8 +8,4 @@
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-export SAM_RL_CACHE=${SAM_RL_CACHE:-$root/.cache}
-if [[ " $* " != *" --dry-run "* ]]; then
-    "$python" -m llm_rl.qwen3.tiny_model --out "$SAM_RL_CACHE/qwen3-tiny"
-fi
 launch llm_rl/qwen3/dapo_qwen3_tiny_cpu.yaml "$@"

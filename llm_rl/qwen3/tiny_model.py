@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make and train the tiny Qwen3 that runs the whole loop on any machine, with its tokenizer and its data.
+"""The tiny Qwen3 that runs the whole loop on any machine, with its tokenizer and its data; and the command that made it.
 
     python -m llm_rl.qwen3.tiny_model --out DIR [--seed 0]
 
-DIR then holds a Hugging Face model folder (Qwen3ForCausalLM, float32, half a million parameters, byte-level BPE
-tokenizer), train.parquet and test.parquet in the schema of DAPO-Math-17k, and DONE.json: what made the folder and how
-the model behaves when sampled. A second call with the same sources and settings returns at once. The folder appears
-whole or not at all. Training takes a fixed number of steps on one CPU thread (the batches are small, and threads that wait
-for each other crawl on a busy machine): a seed gives the same data everywhere, and the same model wherever torch and
-the processor type are the same.
+FOLDER holds the trained model as the repository ships it: a Hugging Face model folder (Qwen3ForCausalLM, float32, half a
+million parameters, byte-level BPE tokenizer), train.parquet and test.parquet in the schema of DAPO-Math-17k, and
+MADE.json: what made the folder, how the model behaves when sampled, and the SHA-256 of each file. The command makes such a
+folder in about two minutes; it appears whole or not at all. Training takes a fixed number of steps in float32 on one CPU
+thread (the batches are small, and threads that wait for each other crawl on a busy machine): a seed gives the same data
+everywhere, and the same model wherever torch and the processor type are the same.
 """
 
 import argparse
@@ -22,6 +22,8 @@ from pathlib import Path
 
 from llm_rl.qwen3 import sums, tiny_measure
 
+FOLDER = Path(__file__).resolve().parent / "tiny"
+RECORD = "MADE.json"
 TRAIN_ROWS, TEST_ROWS = 512, 64
 STEPS = 1300
 BASIC_SHARE = 0.35
@@ -128,35 +130,61 @@ def training_batches(tokenizer, seed, steps):
         made += len(groups)
 
 
+def orthogonalize(matrix):
+    """The nearest (semi-)orthogonal matrix, roughly: five Newton-Schulz steps, as torch.optim.Muon takes, but in float32.
+
+    torch 2.11 takes them in bfloat16 (torch/optim/_muon.py), which is 30 times as slow on a CPU without instructions for it.
+    """
+    import torch
+
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), wide, beta=3.4445)
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
+
+
+def muon_step(matrices, momenta, rate):
+    """One step of Muon with Nesterov momentum 0.95 (https://kellerjordan.github.io/posts/muon/); `momenta` is updated."""
+    import torch
+
+    with torch.no_grad():
+        for matrix, momentum in zip(matrices, momenta, strict=True):
+            momentum.lerp_(matrix.grad, 0.05)
+            update = orthogonalize(matrix.grad.lerp(momentum, 0.95))
+            matrix.add_(update, alpha=-rate * max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5)
+
+
 def train(model, tokenizer, seed, steps):
-    """Train on worked answers for `steps` batches: Muon for the matrices, Adam for the rest, rates linear to zero."""
+    """Train on worked answers for `steps` batches: Muon for the matrices, Adam for the rest, rates linear to zero.
+
+    Returns the loss of each batch.
+    """
     import torch
 
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
+    momenta = [torch.zeros_like(p) for p in matrices]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.0),
-        torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / WARMUP, 1) * (1 - step / steps))
-        for optimizer in optimizers
-    ]
-    begin, loss_sum = time.monotonic(), 0.0
+    adam = torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0)
+    begin, losses = time.monotonic(), []
     model.train()
-    for step, batch in enumerate(training_batches(tokenizer, seed, steps), 1):
+    for step, batch in enumerate(training_batches(tokenizer, seed, steps)):
         loss = model(**batch).loss
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for part in (*optimizers, *schedules):
-            part.step()
-        loss_sum += loss.item()
-        if step % 100 == 0:
-            print(f"step {step}/{steps}  loss {loss_sum / 100:.3f}  {time.monotonic() - begin:.0f} s", flush=True)
-            loss_sum = 0.0
+        share = min((step + 1) / WARMUP, 1) * (1 - step / steps)
+        adam.param_groups[0]["lr"] = ADAM_RATE * share
+        adam.step()
+        muon_step(matrices, momenta, MUON_RATE * share)
+        losses.append(loss.item())
+        if (step + 1) % 100 == 0:
+            mean, seconds = sum(losses[-100:]) / 100, time.monotonic() - begin
+            print(f"step {step + 1}/{steps}  loss {mean:.3f}  {seconds:.0f} s", flush=True)
     model.eval()
+    return losses
 
 
 def write_data(folder, seed):
@@ -175,8 +203,6 @@ def build(folder, seed, steps):
     import torch
     import transformers
 
-    if not hasattr(torch.optim, "Muon"):
-        raise SystemExit(f"tiny_model: torch {torch.__version__} has no Muon optimizer; torch 2.9 or newer is needed.")
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -190,35 +216,17 @@ def build(folder, seed, steps):
     return tiny_measure.measure(model, tokenizer, seed)
 
 
-def settings_key(seed, steps):
-    """A hash of what decides what is built: the sources of task and training, the seed and the number of steps."""
-    digest = hashlib.sha256(f"{seed} {steps}".encode())
-    for source in (sums.__file__, __file__):
-        digest.update(Path(source).read_bytes())
-    return digest.hexdigest()
-
-
-def recorded(out):
-    """The content of DONE.json in `out`, None where `out` is absent or empty; exits where it holds anything else."""
+def check(folder=FOLDER):
+    """What is wrong with the files of a folder made here, in one sentence, or None."""
     try:
-        return json.loads((out / "DONE.json").read_text())
-    except (OSError, ValueError):
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-            raise SystemExit(
-                f"tiny_model: {out} was not made by this command (no readable DONE.json); name a new or empty folder."
-            ) from None
+        files = json.loads((folder / RECORD).read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{folder} has no readable {RECORD}: restore the folder (git checkout -- {folder})"
+    for name, digest in files.items():
+        path = folder / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            return f"{path} is not the file that {RECORD} records: restore the folder (git checkout -- {folder})"
     return None
-
-
-def replace(out, new):
-    """Put the folder `new` in the place of `out`."""
-    if out.exists():
-        old = new.with_name(new.name + ".old")
-        out.rename(old)
-        new.rename(out)
-        shutil.rmtree(old)
-    else:
-        new.rename(out)
 
 
 def report(measured):
@@ -245,17 +253,13 @@ def main(argv=None):
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    done = recorded(args.out)
-    key = settings_key(args.seed, STEPS)
-    if done and done["key"] == key:
-        print(f"{args.out} is up to date")
-        report(done["measured"])
-        return
     import torch
     import transformers
 
     begin = time.monotonic()
     out = args.out.absolute()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise SystemExit(f"tiny_model: {args.out} is there already; name a new or empty folder.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -263,21 +267,21 @@ def main(argv=None):
         raise SystemExit(f"tiny_model: cannot write beside {args.out}: {error.strerror}.") from None
     try:
         measured = build(new, args.seed, STEPS)
-        done = {
-            "key": key,
-            "seed": args.seed,
+        record = {
+            "command": f"python -m llm_rl.qwen3.tiny_model --out DIR --seed {args.seed}",
             "steps": STEPS,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "seconds": round(time.monotonic() - begin),
             "measured": measured,
+            "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(new.iterdir())},
         }
-        (new / "DONE.json").write_text(json.dumps(done, indent=2) + "\n")
+        (new / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         new.chmod(0o755)
-        replace(out, new)
+        new.rename(out)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    print(f"wrote {args.out} in {done['seconds']} s")
+    print(f"wrote {args.out} in {record['seconds']} s")
     report(measured)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from llm_rl.reports.accuracy import read as read_accuracy
 from llm_rl.reports.answers import compare_answers, read_answers, sentence
-from llm_rl.reports.compare import ARMS, NAMES, arms_of, summarize, text_table
+from llm_rl.reports.compare import ARMS, NAMES, arms_of, load_sentence, summarize, text_table
 from llm_rl.reports.render import markdown, page
 from llm_rl.reports.runs import ReportError, read_run
 from llm_rl.reports.sections import blocks
@@ -84,6 +84,8 @@ def main(argv=None):
     except OSError as error:
         print(f"error: the report cannot be written to {args.out}: {error.strerror}", file=sys.stderr)
         return 1
+    if sentence_of_load := load_sentence(summary):
+        print(sentence_of_load)
     print(text_table(summary))
     for arm in arms_of(summary)[1:]:
         if summary[arm]["sampled"]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare finished runs that differ in speculation alone: the figures of summary.json and of the table."""
 
+from llm_rl.load import busy
 from llm_rl.reports.drafting import positions, sources, step_costs
 from llm_rl.reports.runs import SPEC, ReportError
 
@@ -74,12 +75,13 @@ def _gains(off, on):
         "step": ratio(lambda arm: arm["step_s"]),
         "rollout_per_token": ratio(lambda arm: arm["rollout_s"] / arm["tokens"]),
         "tail": ratio(lambda arm: arm["tail_s"] / arm["tail_tokens"] if per_token else arm["tail_s"]),
+        "engine_steps": ratio(lambda arm: arm["decode_steps"]),
+        "cpu": ratio(lambda arm: (arm["cpu_s"] or 0) / arm["tokens"]),
     }
     return {
         "gain": {name: None if value is None else value - 1 for name, value in speedups.items()},
         "tail_speedup": speedups["tail"],
         "tail_speedup_is_per_token": per_token,
-        "decode_steps_ratio": ratio(lambda arm: arm["decode_steps"]),
     }
 
 
@@ -89,7 +91,7 @@ def _arm(run, first):
         return sum(values) / len(values) if values else None
 
     rounds = [step["timing_s/gen"] / n for step in run.steps[first:] if (n := step.get("train/num_gen_batches"))]
-    names = ("busy_s", "decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s", "tail_tokens")
+    names = ("busy_s", "decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s", "tail_tokens", "cpu_s")
     totals = {name: run.total(name, first) for name in names}
     padding, padding_accepted = (run.total(name, first) or 0 for name in ("padding", "padding_accepted"))
     drafted, accepted = totals["drafted"] - padding, totals["accepted"] - padding_accepted
@@ -99,6 +101,7 @@ def _arm(run, first):
         "k": run.record["k"],
         **{name: options.get(name) for name in ("rule", "sources", "min_prob", "verify")},
         "host": run.record.get("host"),
+        "load": run.load(first),
         "resumed_after": [n for attempt in run.record.get("attempts", []) if (n := attempt["after_step"])],
         "round_s": sum(rounds) / len(rounds) if rounds else None,
         "rollout_s": mean("timing_s/gen"),
@@ -147,12 +150,20 @@ def table(summary):
     def ms_a_token(arm):
         return 1e3 * (len(arm["rewards"]) - first) * arm["rollout_s"] / arm["tokens"]
 
+    def cpu_ms_a_token(arm):
+        return 1e3 * arm["cpu_s"] / arm["tokens"] if arm["cpu_s"] else None
+
     def tail_ms_a_token(arm):
         return 1e3 * arm["tail_s"] / arm["tail_tokens"]
 
     per_token = all(summary[arm]["tail_speedup_is_per_token"] for arm in others)
     padding = [line("of them padding", "其中填充", lambda arm: arm["padding"], ",.0f")]
-    rows = []
+    rows = [
+        line("engine steps", "引擎步数", lambda arm: arm["decode_steps"], ",.0f", "engine_steps"),
+        line("tokens a step and request", "每步每请求 token 数", lambda arm: arm["tokens_per_step"], ".3f"),
+    ]
+    if any(summary[arm]["cpu_s"] for arm in arms_of(summary)):
+        rows.append(line("engine's CPU time, ms a token", "引擎的 CPU 时间，毫秒/token", cpu_ms_a_token, ".3f", "cpu"))
     if summary["off"]["round_s"] is not None:
         rows.append(line("round of generation, s", "单轮生成，秒", lambda arm: arm["round_s"], ".2f", "round"))
     rows += [
@@ -166,9 +177,7 @@ def table(summary):
     return [
         *rows,
         line("tail, times as fast", "长尾，加速倍数", lambda arm: arm.get("tail_speedup", 1.0), ".2f"),
-        line("engine steps", "引擎步数", lambda arm: arm["decode_steps"], ",.0f"),
         line("tokens", "token 数", lambda arm: arm["tokens"], ",.0f"),
-        line("tokens a step", "每步 token 数", lambda arm: arm["tokens_per_step"], ".3f"),
         line("draft tokens verified", "验证的草稿 token", lambda arm: arm["drafted"], ",.0f"),
         line("draft tokens accepted", "接受的草稿 token", lambda arm: arm["accepted"], ",.0f"),
         *(padding if any(summary[arm]["padding"] for arm in others) else []),
@@ -178,6 +187,26 @@ def table(summary):
         line("mean reward", "平均奖励", lambda arm: mean(arm["rewards"]), "+.3f"),
         line("mean answer, tokens", "平均回答长度，token", lambda arm: mean(arm["lengths"]), ".1f"),
     ]
+
+
+def load_sentence(summary, say=lambda english, chinese: english):
+    """What is to be known of the seconds when the machine was busy with other work in some run, else None."""
+    loads = {NAMES[arm]: load for arm in arms_of(summary) if (load := summary[arm]["load"])}
+    if not any(map(busy, loads.values())):
+        return None
+    shares = [
+        say(
+            f"{load['others']:.0%} with {name} (held back by the hypervisor: {load['steal']:.0%})",
+            f"{name} 期间 {load['others']:.0%}（被虚拟机管理程序扣留 {load['steal']:.0%}）",
+        )
+        for name, load in loads.items()
+    ]
+    return say(
+        f"The machine was busy: other processes took a share of its CPU time, {', '.join(shares)}. Seconds below compare "
+        "that load as well; engine steps, tokens a step and CPU time hardly depend on it.",
+        f"机器当时繁忙：其他进程占用了部分 CPU 时间，{'，'.join(shares)}。下面以秒计的数字也反映了这一负载；"
+        "引擎步数、每步 token 数与 CPU 时间几乎不受影响。",
+    )
 
 
 def heads(summary):

@@ -35,6 +35,14 @@ class Run:
         """A metric's value in each training step from the `first` one on."""
         return [step[metric] for step in self.steps[first:]]
 
+    def load(self, first=0):
+        """Mean shares of the machine's CPU time that others took from the `first` training step on (llm_rl/load.py).
+
+        {"others", "steal"}; None where no step's was recorded.
+        """
+        loads = [load for step, load in self.record.get("load", {}).items() if int(step) > first]
+        return {name: sum(load[name] for load in loads) / len(loads) for name in ("others", "steal")} if loads else None
+
     def total(self, name, first=0):
         """The sum of rollout/spec/<name> from the `first` training step on; None where no step has it."""
         values = [step[SPEC + name] for step in self.steps[first:] if SPEC + name in step]

@@ -3,7 +3,7 @@
 
 from llm_rl.reports.accuracy import accuracy_blocks
 from llm_rl.reports.answers import sentence
-from llm_rl.reports.compare import NAMES, arms_of, heads, table
+from llm_rl.reports.compare import NAMES, arms_of, heads, load_sentence, table
 
 LANGUAGES = {
     "en": lambda english, chinese: english,
@@ -14,13 +14,15 @@ LANGUAGES = {
 def blocks(summary, language, accuracy=()):
     """All blocks of the report of `summary` in "en" or "zh"; `accuracy`: what accuracy.read found."""
     say = LANGUAGES[language]
-    sections = (_times, _figures, _tail, _acceptance, _costs, _drafts, _training, _sampled)
+    sections = (_figures, _times, _tail, _acceptance, _costs, _drafts, _training, _sampled)
     content = [
         (
             "title",
             say("Rollout without and with suffix-automaton drafting", "不使用与使用后缀自动机投机的 Rollout 对比"),
         )
     ]
+    if text := load_sentence(summary, say):
+        content.append(("text", text))
     for section in sections:
         content += section(summary, say)
     return content + accuracy_blocks(accuracy, say) + _facts(summary, say)

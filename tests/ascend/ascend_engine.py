@@ -2,12 +2,13 @@
 """Engines in processes of their own: vllm-ascend's over the stand-in for torch_npu, and vLLM's CPU backend beside it."""
 
 import importlib.metadata
+import functools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
+
+from zygote import Zygote
 
 HERE = Path(__file__).resolve().parent
 STANDIN = HERE.parent / "patches" / "npu"
@@ -30,19 +31,24 @@ ENVIRONMENT = {
 
 
 def start(platform, *arguments):
-    """A Python process in which vLLM chooses `platform`, npu or cpu; its stdin and stdout are pipes of text."""
+    """A Python process in which vLLM has chosen `platform`, npu or cpu; its stdin and stdout are pipes of text."""
+    environment = variables(platform)
+    return zygote(platform).start(environment, *arguments)
+
+
+@functools.cache
+def zygote(platform):
+    """The process that those of a platform are forks of."""
+    return Zygote(variables(platform), ["forked", "vllm.platforms", "vllm.v1.engine.llm_engine", "sam_core.stats"])
+
+
+def variables(platform):
     environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": ""}
     if platform == "npu":
         path = [str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment |= {"PYTHONPATH": os.pathsep.join(path), "VLLM_VERSION": VERSION}
         del environment["VLLM_PLUGINS"]
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return environment
 
 
 class Step(NamedTuple):

@@ -50,6 +50,7 @@ def write_run(folder, sam, steps=3, engine=True, **record):
             "rollout/spec/accepted": sum(row[5] for row in of_step),
             "rollout/spec/tail_s": sum(row[1] for row in tail),
             "rollout/spec/tail_tokens": sum(row[3] for row in tail),
+            "rollout/spec/cpu_s": 1.0 if on else 1.5,
         }
         if on:
             data |= {"rollout/spec/switch_on_share": 1 / 3, "rollout/spec/draft_ms": 0.2}

@@ -16,6 +16,7 @@ os.environ.update(
 )
 
 import pytest
+import forked  # noqa: F401
 import tiny_qwen3
 from one_text import write_corpus
 from sam_core.stats import StepLog

@@ -4,3 +4,5 @@
 import os
 
 os.environ["VLLM_PLUGINS"] = ""
+
+import forked  # noqa: E402, F401

@@ -4,9 +4,6 @@
 import contextlib
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 os.environ.update(
     OMP_NUM_THREADS="1",
@@ -18,10 +15,11 @@ os.environ.update(
 
 import pytest
 
-from llm_rl import check_operators, launch
+from llm_rl import check_operators
 from llm_rl.evaluation import __main__ as command
 from llm_rl.evaluation import acceptance, generate
 from llm_rl.evaluation.engine import Engine
+from llm_rl.qwen3 import tiny_model
 
 SETTINGS = {"max_model_len": 1152, "max_num_seqs": 16, "dtype": "float32", "max_num_batched_tokens": 2048}
 SAM = {"rule": "oldest", "sources": ["request"], "threshold": 16, "min_prob": 0, "verify": "seeded"}
@@ -29,9 +27,7 @@ SAM = {"rule": "oldest", "sources": ["request"], "threshold": 16, "min_prob": 0,
 
 @pytest.fixture(scope="module")
 def model():
-    folder = Path(os.environ.get("SAM_RL_CACHE", launch.ROOT / ".cache")) / "qwen3-tiny"
-    subprocess.run([sys.executable, "-m", "llm_rl.qwen3.tiny_model", "--out", folder], check=True)
-    return folder
+    return tiny_model.FOLDER
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny model's task, data, tokenizer and cache. Trains three steps, not the whole model."""
+"""The tiny model that is shipped, its task, data and tokenizer, and a short run of the training that made it."""
 
 import json
 import random
+import shutil
 
 import pytest
+import torch
 
 from llm_rl.qwen3 import sums, tiny_measure, tiny_model
 
@@ -132,31 +134,75 @@ def test_batches_keep_to_their_size_and_label_the_answer_only(tokenizer):
     assert count == 5
 
 
-def test_builds_a_model_folder_once(tmp_path, quick, capsys):
+def test_a_short_training_learns(tokenizer):
+    """A loss near that of guessing among 400 tokens falls to where most of a text is known."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    losses = tiny_model.train(tiny_model.make_model(tokenizer), tokenizer, 0, 60)
+    assert len(losses) == 60 and losses[0] > 5
+    assert sum(losses[-10:]) / 10 < 2.5
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (128, 64), (128, 128)])
+def test_orthogonalize_brings_singular_values_near_1(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1)) @ torch.diag(torch.linspace(0.1, 3, shape[1]))
+    values = torch.linalg.svdvals(tiny_model.orthogonalize(matrix))
+    assert 0.5 < values.median() < 1.3 and values.max() < 1.3
+    muon = torch.optim.Muon([torch.nn.Parameter(torch.zeros(shape))], lr=1.0, weight_decay=0.0)
+    ((parameter,),) = [group["params"] for group in muon.param_groups]
+    parameter.grad = matrix
+    ours, momentum = torch.nn.Parameter(torch.zeros(shape)), torch.zeros(shape)
+    ours.grad = matrix
+    muon.step()
+    tiny_model.muon_step([ours], [momentum], 1.0)
+    assert torch.nn.functional.cosine_similarity(ours.flatten(), parameter.flatten(), dim=0) > 0.999
+    assert (ours - parameter).abs().max() < 0.05 * parameter.abs().max(), "torch's steps are in bfloat16"
+
+
+def test_the_model_that_is_shipped_is_whole():
+    assert tiny_model.check() is None
+    record = json.loads((tiny_model.FOLDER / tiny_model.RECORD).read_text())
+    files = {path.name for path in tiny_model.FOLDER.iterdir()} - {tiny_model.RECORD}
+    assert set(record["files"]) == files
+    assert record["steps"] == tiny_model.STEPS
+    measured = record["measured"]
+    assert measured["accuracy"] > 0.5 and measured["mixed_prompts"] > 0.5
+    assert measured["tail_share"] > 0.03 and measured["response_length"]["p99"] > 500
+
+
+def test_a_damaged_model_is_named(tmp_path):
+    assert "has no readable MADE.json: restore the folder" in tiny_model.check(tmp_path)
+    folder = shutil.copytree(tiny_model.FOLDER, tmp_path / "tiny")
+    assert tiny_model.check(folder) is None
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    assert tiny_model.check(folder).startswith(f"{folder / 'model.safetensors'} is not the file that MADE.json records")
+    (folder / "config.json").unlink()
+    assert "config.json is not the file" in tiny_model.check(folder)
+
+
+def test_builds_a_model_folder(tmp_path, quick, capsys):
     out = tmp_path / "made" / "tiny"
-    tiny_model.main(["--out", str(out)])
+    tiny_model.main(["--out", str(out), "--seed", "1"])
     assert capsys.readouterr().out.splitlines()[-1].startswith("accuracy ")
     assert sorted(path.name for path in out.parent.iterdir()) == ["tiny"], "no temporary folder is left"
+    assert tiny_model.check(out) is None
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
-    assert type(model).__name__ == "Qwen3ForCausalLM"
-    assert str(model.dtype) == "torch.float32"
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    for folder in (out, tiny_model.FOLDER):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        assert type(model).__name__ == "Qwen3ForCausalLM"
+        assert str(model.dtype) == "torch.float32"
+        assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert tiny_measure.encode_prompt(tokenizer, (12, 34)) == tiny_measure.encode_prompt(
         tiny_model.make_tokenizer(0), (12, 34)
-    )
-
-    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    tiny_model.main(["--out", str(out)])
-    output = capsys.readouterr().out
-    assert "up to date" in output and output.splitlines()[-1].startswith("accuracy ")
-    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
-
-    tiny_model.main(["--out", str(out), "--seed", "1"])
-    assert json.loads((out / "DONE.json").read_text())["seed"] == 1
-    assert sorted(path.name for path in out.parent.iterdir()) == ["tiny"], "the old folder is gone"
+    ), "what is shipped is what the command makes"
+    made = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    with pytest.raises(SystemExit, match="is there already; name a new or empty folder"):
+        tiny_model.main(["--out", str(out)])
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == made
 
 
 def test_data_has_the_schema_of_dapo_math_and_is_reproducible(tmp_path):
@@ -181,17 +227,11 @@ def test_data_has_the_schema_of_dapo_math_and_is_reproducible(tmp_path):
         }
         assert row["extra_info"] == {"index": str(index)}
     assert len({row["prompt"][0]["content"] for row in rows}) == len(rows), "no prompt twice, none in both files"
+    shipped = [pandas.read_parquet(tiny_model.FOLDER / f"{split}.parquet").to_json() for split in ("train", "test")]
+    assert shipped == [train.to_json(), test.to_json()]
     for split in ("train", "test"):
         first, second = (pandas.read_parquet(tmp_path / name / f"{split}.parquet") for name in ("a", "b"))
         assert first.to_json() == second.to_json()
-
-
-def test_refuses_a_folder_it_did_not_make(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(SystemExit, match="was not made by this command"):
-        tiny_model.main(["--out", str(tmp_path / "mine")])
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):

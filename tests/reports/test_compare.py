@@ -8,9 +8,10 @@ from run_folders import edit_step, write_answers, write_run
 
 from llm_rl.reports.__main__ import load, main
 from llm_rl.reports.answers import sentence
-from llm_rl.reports.compare import text_table
+from llm_rl.reports.compare import load_sentence, text_table
 from llm_rl.reports.drafting import step_costs
 from llm_rl.reports.runs import Run, read_run
+from llm_rl.reports.sections import blocks
 
 
 def summary_of(folder):
@@ -38,8 +39,9 @@ def test_summary_counts_all_but_the_first_step(runs):
     assert on["switch_on_share"] == pytest.approx(1 / 3) and on["draft_ms"] == pytest.approx(0.2)
     assert off["rewards"] == pytest.approx([-0.4, -0.3, -0.2]) and on["lengths"] == [13.0] * 3
     assert on["gain"].pop("round") is None and on["round_s"] is None
-    assert on["gain"] == pytest.approx({"rollout": 0.25, "step": 0.1, "rollout_per_token": 0.25, "tail": 1.0})
-    assert on["decode_steps_ratio"] == pytest.approx(4 / 3)
+    gains = {"rollout": 0.25, "step": 0.1, "rollout_per_token": 0.25, "tail": 1.0, "engine_steps": 1 / 3, "cpu": 0.5}
+    assert on["gain"] == pytest.approx(gains)
+    assert (off["cpu_s"], on["cpu_s"]) == pytest.approx((3, 2))
     assert on["tail_speedup"] == pytest.approx(2) and on["tail_speedup_is_per_token"]
     assert {name: summary[name] for name in ("pin_set", "tree_ids", "seed", "threshold")} == {
         "pin_set": "p",
@@ -50,7 +52,31 @@ def test_summary_counts_all_but_the_first_step(runs):
     on["gain"]["round"] = None
     lines = text_table(summary).splitlines()
     assert lines[0].split() == ["SAM", "off", "SAM", "on", "gain"]
-    assert lines[1].split()[-3:] == ["2.50", "2.00", "+25.0%"]
+    assert lines[1].split() == ["engine", "steps", "40", "30", "+33.3%"]
+    assert lines[3].split() == ["engine's", "CPU", "time,", "ms", "a", "token", "37.500", "25.000", "+50.0%"]
+    assert lines[4].split()[-3:] == ["2.50", "2.00", "+25.0%"]
+
+
+def test_a_busy_machine_is_said_first(runs):
+    """Of the steps that are counted: the first one's load, that of starting engines beside it, is left out."""
+
+    def record(arm, *loads):
+        path = runs / arm / "run.json"
+        load = {str(step): load for step, load in enumerate(loads, 1)}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"load": load}))
+        return summary_of(runs)
+
+    quiet, noisy = {"others": 0.04, "steal": 0.0}, {"others": 0.46, "steal": 0.02}
+    assert load_sentence(summary_of(runs)) is None, "runs without a record of it"
+    record("off", noisy, quiet, quiet)
+    summary = record("on", noisy, quiet, quiet)
+    assert load_sentence(summary) is None and blocks(summary, "en")[1][0] == "heading"
+    summary = record("off", quiet, quiet, noisy)
+    assert summary["off"]["load"]["others"] == 0.25
+    said = load_sentence(summary)
+    assert said.startswith("The machine was busy: other processes took a share of its CPU time, 25% with SAM off")
+    assert blocks(summary, "en")[1] == ("text", said)
+    assert blocks(summary, "zh")[1][1].startswith("机器当时繁忙")
 
 
 def test_auto_is_compared_with_off_as_well(runs):
@@ -62,7 +88,7 @@ def test_auto_is_compared_with_off_as_well(runs):
     assert summary["on"]["gain"]["rollout"] == pytest.approx(0.25)
     lines = [line.split() for line in text_table(summary).splitlines()]
     assert lines[0] == ["SAM", "off", "SAM", "on", "gain", "SAM", "auto", "gain"]
-    assert lines[1][-5:] == ["2.50", "2.00", "+25.0%", "1.25", "+100.0%"]
+    assert lines[4][-5:] == ["2.50", "2.00", "+25.0%", "1.25", "+100.0%"]
 
 
 def test_rounds_of_generation(runs):

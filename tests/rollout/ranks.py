@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """verl's synchronous rollout on ranks of its own, over the stand-in for torch_npu."""
 
+import functools
 import json
 import os
 import select
 import socket
-import subprocess
-import sys
 from pathlib import Path
+
+from zygote import Zygote
 
 HERE = Path(__file__).resolve().parent
 STANDIN = HERE.parent / "patches" / "npu"
@@ -34,6 +35,18 @@ SETTINGS = {
 }
 
 
+@functools.cache
+def zygote():
+    """The process that those of this folder are forks of."""
+    modules = ["forked", "torch_npu", "vllm.v1.engine.llm_engine", "verl.workers.rollout.base", "verl.workers.config"]
+    return Zygote(os.environ | ENVIRONMENT, modules)
+
+
+def start(*arguments, **environment):
+    """A Python process over the stand-in; its stdin and stdout are pipes of text."""
+    return zygote().start({**os.environ, **ENVIRONMENT, **environment}, *arguments)
+
+
 class Rollout:
     """`ranks` rollout_servers that form one job. A rank that ends, or gives no answer, raises AssertionError."""
 
@@ -43,17 +56,9 @@ class Rollout:
             port = free.getsockname()[1]
         vllm = {"num_gpu_blocks_override": 64, "block_size": 128} | (engine or {})
         settings = SETTINGS | {"engine_kwargs": {"vllm": vllm}} | settings
-        own = ENVIRONMENT | {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
-        self.ranks = [
-            subprocess.Popen(
-                [sys.executable, HERE / "rollout_server.py", str(model), json.dumps(settings)],
-                env={**os.environ, **own, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
+        job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
+        words = [str(HERE / "rollout_server.py"), str(model), json.dumps(settings)]
+        self.ranks = [start(*words, **job, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]
         self.answers()
 
     def answers(self):

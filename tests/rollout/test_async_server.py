@@ -2,12 +2,9 @@
 """verl's asynchronous server passes the speculation on and reports what the engine did."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from ranks import ENVIRONMENT, HERE, SETTINGS, sam
+from ranks import HERE, SETTINGS, sam, start
 
 from sam_core import Pool
 
@@ -22,14 +19,10 @@ def served(model, prompts, folder):
     engine = {"enable_sleep_mode": False, "num_gpu_blocks_override": 64, "block_size": 128}
     engine |= sam(history=str(folder))
     settings = SETTINGS | {"engine_kwargs": {"vllm": engine}}
-    done = subprocess.run(
-        [sys.executable, HERE / "async_server.py", model, json.dumps(settings), json.dumps(prompts)],
-        env={**os.environ, **ENVIRONMENT},
-        stdout=subprocess.PIPE,
-        timeout=300,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    words = [str(HERE / "async_server.py"), str(model), json.dumps(settings), json.dumps(prompts)]
+    printed, _ = start(*words).communicate(timeout=300)
+    assert printed, "async_server.py failed: see its standard error"
+    return json.loads(printed.splitlines()[-1])
 
 
 def test_speculation_reaches_the_engine(served):

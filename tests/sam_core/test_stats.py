@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +34,7 @@ def test_sums_tail_and_idleness(clock, monkeypatch):
     for seconds, running, tokens, left in [(1, 3, 3, 3), (2, 3, 3, 2), (4, 2, 5, 1), (8, 1, 2, 0), (50, 1, 1, 1)]:
         clock[0] += seconds
         record(log, running, tokens, drafted=4, accepted=tokens - running, left=left)
-    assert log.take(None) == {
+    assert {name: n for name, n in log.take(None).items() if name != stats.CPU} == {
         "decode_steps": 5,
         "request_steps": 10,
         "tokens": 14,
@@ -99,6 +103,51 @@ def test_rows_are_written_when_taken(clock, monkeypatch, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run" / "engine-3.jsonl").read_text().splitlines()]
     assert rows[1] == [100.0, 0.25, 2, 3, 6, 1]
     assert len(rows) == 3
+
+
+class Process:
+    """One of psutil's, whose CPU time is the clock's, so many times."""
+
+    def __init__(self, clock, times):
+        self.clock, self.times = clock, times
+
+    def cpu_times(self):
+        return SimpleNamespace(user=self.times * self.clock[0], system=0.0)
+
+
+def test_cpu_seconds_are_those_of_busy_spans(clock, monkeypatch):
+    """10 s of idleness count nothing; the tree is looked up anew after each take, in the middle of a span as well."""
+    trees = [[Process(clock, 2)], [Process(clock, 2), Process(clock, 1)]]
+    monkeypatch.setattr(stats, "psutil", SimpleNamespace(Error=KeyError))
+    monkeypatch.setattr(stats, "process_tree", lambda: trees.pop(0))
+    log = stats.StepLog()
+    for seconds, running in [(5, 2), (1, 2), (1, 0), (10, 0), (10, 1), (1, 1)]:
+        clock[0] += seconds
+        record(log, running, running, left=running)
+    assert log.take(None)["cpu_s"] == 2 * (1 + 1 + 1)
+    clock[0] += 1
+    record(log, 0, 0, left=0)
+    clock[0] += 10
+    assert log.take(None)["cpu_s"] == 3 and not trees
+    metrics = stats.step_metrics([taken(cpu_s=2), taken(cpu_s=3)])
+    assert metrics["rollout/spec/cpu_s"] == 5
+    assert "rollout/spec/cpu_s" not in stats.step_metrics([taken()])
+
+
+def test_cpu_seconds_of_real_processes():
+    psutil = pytest.importorskip("psutil")
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        processes = [p for p in stats.process_tree() if p.pid in (os.getpid(), child.pid)]
+        assert len(processes) == 2
+        before, end = stats.cpu_seconds(processes), time.monotonic() + 20
+        while stats.cpu_seconds(processes) < before + 0.2:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    finally:
+        child.kill()
+        child.wait()
+    assert stats.cpu_seconds([psutil.Process(), *processes]) > 0, "the one that has ended is passed over"
 
 
 def test_dropped_steps_are_in_no_sum_and_no_row(clock, monkeypatch, tmp_path):

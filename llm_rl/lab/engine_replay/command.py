@@ -16,6 +16,7 @@ from typing import Any
 from sam_core.files import write_json
 from sam_core.replay import Answer, Progress, read_answers
 
+from llm_rl.evaluation.engine import default_dtype
 from llm_rl.lab.engine_replay import arms as kinds
 from llm_rl.lab.engine_replay.report import report
 from llm_rl.lab.models import LabError
@@ -52,7 +53,7 @@ arms:
   auto     sam's switch auto, at most --k tokens; learns on --learn batches first, and goes on learning, as an engine
            does from one rollout to the next
 
-On a CPU the clock is that of this process (one thread), so that other load disturbs little; elsewhere the wall's. With
+The model is in bfloat16, on a CPU without instructions for that in float32. On a CPU the clock is that of this process (one thread), so that other load disturbs little; elsewhere the wall's. With
 VLLM_PLUGINS=ascend, or where vLLM finds a GPU, the same command runs there.
 
 Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png; runs.jsonl holds each run as it ends, and
@@ -101,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name} is left out: {why}", file=sys.stderr)
             names.remove(name)
     args.out.mkdir(parents=True, exist_ok=True)
+    args.dtype = default_dtype()
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in ("run", "resume")}
     records = Records(
         args.out / "runs.jsonl", {k: v for k, v in settings.items() if k not in ("arms", "batches", "out")}, args.resume
@@ -189,7 +191,7 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
         from llm_rl.lab.engine_replay.engine import ForcedEngine, write_model
 
         with tempfile.TemporaryDirectory() as folder:
-            write_model(Path(folder), SHAPES.get(args.shape, TINY), longest)
+            write_model(Path(folder), SHAPES.get(args.shape, TINY), longest, args.dtype)
             common = {"verify": args.verify, "max_model_len": longest, "max_num_seqs": args.max_seqs}
             engines = [ForcedEngine(Path(folder), k, **common) for k in (0, args.k)]
         warm_up = [(p[:32], a[:8]) for p, a in batches[0][:4]]

@@ -20,7 +20,7 @@ from llm_rl.layout import Shape
 FORCED = 1e4
 
 
-def write_model(folder: Path, shape: Shape, max_model_len: int) -> None:
+def write_model(folder: Path, shape: Shape, max_model_len: int, dtype: str) -> None:
     """A config.json of this shape, for an engine that makes up the weights."""
     config = {
         "architectures": ["Qwen3MoeForCausalLM" if shape.experts else "Qwen3ForCausalLM"],
@@ -37,7 +37,7 @@ def write_model(folder: Path, shape: Shape, max_model_len: int) -> None:
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
         "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
+        "torch_dtype": dtype,
     }
     if shape.experts:
         config |= {
@@ -66,7 +66,6 @@ class ForcedEngine:
             skip_tokenizer_init=True,
             load_format="dummy",
             seed=0,
-            dtype="bfloat16",
             enforce_eager=True,
             max_num_batched_tokens=2048,
             speculative_config=speculative if k else None,

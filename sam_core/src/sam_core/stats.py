@@ -12,6 +12,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+try:
+    import psutil  # of every engine's environment
+except ImportError:
+    psutil = None
+
 logger = logging.getLogger(__name__)
 
 ENV_THRESHOLD = "SAM_TAIL_THRESHOLD"
@@ -30,6 +35,8 @@ LEVELS = ("requests", "bytes_used")
 POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Positions in an answer at which the bins of Positions begin; each ends where the next one begins."""
 SUMS = ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
+CPU = "cpu_s"
+"""CPU seconds of the front end and the processes that it started, in the spans in which requests ran."""
 
 
 class Positions:
@@ -57,6 +64,24 @@ class Positions:
         }
 
 
+def process_tree() -> list[Any]:
+    """This process and all that it started, theirs included: of an engine on this host its core and its workers."""
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+def cpu_seconds(processes: Iterable[Any]) -> float:
+    """CPU seconds, user and system, that psutil's processes have taken so far; one that ended counts nothing."""
+    total = 0.0
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total
+
+
 class StepLog:
     """A stat logger of vLLM: `record` is called once an engine step, in every arm of a comparison alike.
 
@@ -65,6 +90,9 @@ class StepLog:
 
     A step's seconds are the time since the step before; a step after idleness has none. Its running requests are those
     that got a token in it, so tokens / request_steps is 1 without speculation.
+
+    cpu_s is taken at the ends of each span of busy steps alone, so a step costs nothing more for it. Unlike seconds it says
+    about the same on a busy machine as on a quiet one.
     """
 
     def __init__(self, replica: int = 0) -> None:
@@ -73,8 +101,10 @@ class StepLog:
         folder = os.environ.get(ENV_LOG)
         self.path = os.path.join(folder, f"engine-{replica}.jsonl") if folder else None
         self._last: dict[int, float | None] = {}
+        self._processes: list[Any] | None = None
+        self._cpu_before: float | None = None
         self._rows: list[list[float]] = []
-        self._sums: dict[str, float] = dict.fromkeys(SUMS, 0)
+        self._sums: dict[str, float] = self._zero()
         self._drafter: dict[str, float] = {}
 
     def __call__(self, vllm_config: Any, engine_index: int = 0) -> StepLog:
@@ -93,6 +123,8 @@ class StepLog:
         seconds = now - last if last is not None else 0.0
         idle = not (scheduler_stats.num_running_reqs or scheduler_stats.num_waiting_reqs)
         self._last[engine_idx] = None if idle else now
+        if (self._cpu_before is None) is not all(time is None for time in self._last.values()):
+            self._count_cpu(busy=self._cpu_before is None)
         running = tokens = drafted = accepted = 0
         if iteration_stats is not None:
             running = len(iteration_stats.time_to_first_tokens_iter) + len(iteration_stats.inter_token_latencies_iter)
@@ -123,8 +155,14 @@ class StepLog:
 
         write=False drops the rows: for steps that belong to no rollout, such as validation.
         """
+        busy = self._cpu_before is not None
+        if busy:
+            self._count_cpu(busy=False)
+        self._processes = None  # looked up again: workers come and go between rollouts
+        if busy:
+            self._count_cpu(busy=True)
         taken = self._sums
-        self._sums = dict.fromkeys(SUMS, 0)
+        self._sums = self._zero()
         if drafter is not None:
             before, self._drafter = self._drafter, dict(drafter)
             taken = taken | {f"sam_{n}": v if n in LEVELS else v - before.get(n, 0) for n, v in drafter.items()}
@@ -132,6 +170,21 @@ class StepLog:
             self._write()
         self._rows = []
         return taken
+
+    @staticmethod
+    def _zero() -> dict[str, float]:
+        return dict.fromkeys(SUMS if psutil is None else (*SUMS, CPU), 0)
+
+    def _count_cpu(self, busy: bool) -> None:
+        """Ends a span of busy steps, if one has begun, and begins the next if the engine is `busy`."""
+        if psutil is None:
+            return
+        if self._processes is None:
+            self._processes = process_tree()
+        now = cpu_seconds(self._processes)
+        if self._cpu_before is not None:
+            self._sums[CPU] += max(now - self._cpu_before, 0.0)
+        self._cpu_before = now if busy else None
 
     def _write(self) -> None:
         if self.path and self._rows:
@@ -184,6 +237,8 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
     out = {name: total(name) for name in SUMS if not name.endswith("_s")}
     out |= {name: largest(name) for name in SUMS if name.endswith("_s")}
+    if any(CPU in row for row in rows):
+        out[CPU] = total(CPU)
     out["tokens_per_step"] = out["tokens"] / max(out["request_steps"], 1)
     if any("sam_steps" in row for row in rows):
         steps = max(total("sam_steps"), 1)

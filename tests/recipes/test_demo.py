@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ends the demo before it has run anything; the runs themselves are test_dapo_run.py's."""
+
+import shutil
+import subprocess
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from llm_rl import demo, launch
+from llm_rl.qwen3 import tiny_model
+
+ROOT = Path(launch.ROOT)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What the demo would run, one list of arguments an arm."""
+    calls = []
+    monkeypatch.setattr(launch, "main", lambda argv: calls.append(argv) or 0)
+    monkeypatch.setattr(demo, "report", lambda argv: calls.append(argv) or 0)
+    return calls
+
+
+def test_both_arms_then_the_report(started, tmp_path):
+    assert demo.main(["--out", str(tmp_path), "seed=3"]) == 0
+    off, on, report = started
+    assert off[1:] == ["seed=3", "sam=off", "--run-dir", str(tmp_path / "off")]
+    assert on[1:] == ["seed=3", "sam=batch", "--run-dir", str(tmp_path / "on")]
+    assert report == ["report", f"--off={tmp_path / 'off'}", f"--on={tmp_path / 'on'}", f"--out={tmp_path}"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["seeed=3"], "unknown key 'seeed': is seed meant?"),
+        (["steps=0"], "steps must be a whole number of at least 1, got 0"),
+        (["verl.trainer.nonsense=1"], "verl 0.9.1 rejects the recipe"),
+        (["pin_set=vllm-0.11"], "pin set vllm-0.11 has no recipe on a CPU"),
+    ],
+)
+def test_a_wrong_setting_ends_it_before_any_work(started, tmp_path, capsys, overrides, sentence):
+    assert demo.main(["--out", str(tmp_path), *overrides]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
+    assert not started
+
+
+def test_too_little_disk_ends_it_before_any_work(started, tmp_path, monkeypatch, capsys):
+    usage = namedtuple("usage", "total used free")(10**12, 10**12 - 10**8, 10**8)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert demo.main(["--out", str(tmp_path)]) == 1
+    assert f"{tmp_path} has 0.1 GB of disk left and the demo needs 1 GB" in capsys.readouterr().err
+    assert not started
+
+
+def test_a_damaged_model_ends_it_before_any_work(started, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tiny_model, "check", lambda: "llm_rl/qwen3/tiny/config.json is not the file")
+    assert demo.main(["--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "error: llm_rl/qwen3/tiny/config.json is not the file\n"
+    assert not started
+
+
+def test_a_second_demo_in_the_same_folder_ends_before_any_work(started, tmp_path, capsys):
+    with launch.held(tmp_path):
+        assert demo.main(["--out", str(tmp_path)]) == 1
+    assert f"a run is still going on in {tmp_path}" in capsys.readouterr().err
+    assert not started and not (tmp_path / "off").exists()
+
+
+@pytest.mark.parametrize("pin_set", ["vllm-9.9", "vllm-0.11"])
+def test_make_refuses_a_pin_set_without_a_demo_before_any_download(pin_set):
+    begin = time.monotonic()
+    ended = subprocess.run(["make", "demo", f"PIN={pin_set}"], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode and time.monotonic() - begin < 10
+    assert f"make demo: {pin_set} is no pin set with a recipe for a CPU: choose from vllm-0.23" in ended.stderr
+    assert "setup-env" not in ended.stderr
+
+
+def test_a_script_refuses_a_wrong_key_before_any_work(tmp_path):
+    script = ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
+    ended = subprocess.run([script, "stepz=3", "--run-dir", tmp_path / "run"], capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith("error: unknown key 'stepz': is steps meant?")
+    assert not ended.stdout and not (tmp_path / "run").exists()

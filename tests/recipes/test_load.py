@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launcher notes of other work on the machine."""
+
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from llm_rl import load
+
+
+def process(code):
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def test_a_process_is_its_own_load_and_anothers():
+    """Two meters over the same span: to one of them the busy process is its own, its child included."""
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    idle, busy = process("import time; time.sleep(600)"), process(child)
+    try:
+        while not psutil.Process(busy.pid).children():
+            time.sleep(0.05)
+        (loop,) = psutil.Process(busy.pid).children()
+        meters = [load.Load(idle.pid), load.Load(busy.pid)]
+        start, before = sum(psutil.cpu_times()), loop.cpu_times().user
+        while (taken := loop.cpu_times().user - before) < 0.5:
+            time.sleep(0.05)
+        others, own = (meter.take()["others"] for meter in meters)
+        share = taken / (sum(psutil.cpu_times()) - start)
+        assert others - own == pytest.approx(share, rel=0.3, abs=0.02)
+    finally:
+        for one in (loop, idle, busy):
+            one.kill()
+            one.wait()
+
+
+def test_shares(monkeypatch):
+    """Of 10 s of CPU time 4 were idle or waiting for a disk, 1 was stolen, 3 were the run's: 2 were others'."""
+
+    class Times(SimpleNamespace):
+        def __iter__(self):
+            return iter(vars(self).values())
+
+    machine = Times(user=50.0, nice=0.0, system=5.0, idle=100.0, iowait=2.0, steal=1.0, guest=7.0)
+    own = SimpleNamespace(user=20.0, system=1.0)
+    monkeypatch.setattr(load.psutil, "cpu_times", lambda: machine)
+    monkeypatch.setattr(load.psutil.Process, "cpu_times", lambda self: own)
+    monkeypatch.setattr(load.psutil.Process, "children", lambda self, recursive: [])
+    meter = load.Load(psutil.Process().pid)
+    machine.user, machine.system, machine.idle, machine.iowait, machine.steal = 54.0, 6.0, 103.0, 3.0, 2.0
+    own.user += 3.0
+    assert meter.take() == {"others": 0.2, "steal": 0.1}
+    assert meter.take() == {"others": 0.0, "steal": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("others", "steal", "busy"), [(0.09, 0.09, False), (0.1, 0.0, True), (0.0, 0.1, True), (0.0, 0.0, False)]
+)
+def test_busy(others, steal, busy):
+    assert load.busy({"others": others, "steal": steal}) is busy
