@@ -34,7 +34,7 @@ def test_sdist_builds_a_wheel_that_works(tmp_path):
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "unpacked")
     wheel = build("wheel", tmp_path / "unpacked" / NAME, tmp_path / "wheel")
-    assert wheel.name.startswith(f"{NAME}-cp")
+    assert wheel.name.startswith(f"{NAME}-cp311-abi3-linux_")  # the tests run on Python 3.11 or later
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "installed")
