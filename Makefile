@@ -11,7 +11,7 @@ tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml |
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick test-ansible test-bed bench bench-sampler test-mutants lint lock clean
+.PHONY: help demo test test-quick test-ansible test-bed wheels bench bench-sampler test-mutants lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -45,6 +45,9 @@ test-ansible: ## the playbooks' own plugins, syntax and style; touches no host (
 test-bed: ## the playbooks on hosts made of systemd-nspawn; needs root and Debian's debootstrap, else skipped (minutes)
 	ci/test-bed
 
+wheels: ## dist/: source archive and manylinux wheels of sam_core, for x86-64 and aarch64
+	ci/build-wheels
+
 bench: ## time, memory and acceptance of sam_core beside four other drafters, against the targets (a quarter of an hour)
 	ci/setup-env bench
 	.venvs/bench/bin/python sam_core/bench $(BENCH)
@@ -63,6 +66,7 @@ lint: ## formats, linters, and the stored patches against their records
 lock: ## resolve the requirements anew; versions that are locked stay unless UPGRADE=--upgrade
 	ci/setup-env tools
 	$(COMPILE) $(UPGRADE) ci/tools.in -o ci/tools.lock >/dev/null
+	$(COMPILE) $(UPGRADE) ci/wheels.in -o ci/wheels.lock >/dev/null
 	$(COMPILE) $(UPGRADE) ansible/requirements.in -o ansible/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) sam_core/bench/requirements.in -o sam_core/bench/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
