@@ -11,7 +11,7 @@ tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml |
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick test-ansible test-bed wheels bench bench-sampler test-mutants lint lock clean
+.PHONY: help demo test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler test-mutants lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -22,7 +22,7 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	$(ENV)/python -m llm_rl.demo
 
 ifeq ($(origin PIN),file)
-test: lint test-quick test-ansible test-bed $(PINSETS:%=test-pinset-%) ## all tests; with PIN=... only those in that pin set's environment
+test: lint test-quick test-wheels test-ansible test-bed $(PINSETS:%=test-pinset-%) ## all tests; with PIN=... only those in that pin set's environment
 else
 test: test-pinset-$(PIN)
 endif
@@ -36,6 +36,9 @@ test-pinset-%:
 test-quick: ## the tests that need neither torch nor an engine
 	ci/setup-env tools
 	$(TOOLS)/python -m pytest $(QUICK_TESTS)
+
+test-wheels: ## builds the wheels and tries them in clean environments, aarch64 under an emulator if qemu-user is there
+	ci/test-wheels
 
 test-ansible: ## the playbooks' own plugins, syntax and style; touches no host (about a minute)
 	ci/setup-env ansible
