@@ -12,7 +12,7 @@ tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml |
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick test-ansible test-bed bench bench-sampler test-mutants lint lock clean
+.PHONY: help demo test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler test-mutants lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -25,7 +25,7 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	$(ENV)/python -m llm_rl.demo
 
 ifeq ($(origin PIN),file)
-test: lint test-quick test-ansible test-bed $(PINSETS:%=test-pinset-%) ## all tests; with PIN=... only those in that pin set's environment
+test: lint test-quick test-wheels test-ansible test-bed $(PINSETS:%=test-pinset-%) ## all tests; with PIN=... only those in that pin set's environment
 else
 test: test-pinset-$(PIN)
 endif
@@ -40,6 +40,9 @@ test-quick: ## the tests that need neither torch nor an engine
 	ci/setup-env tools
 	$(TOOLS)/python -m pytest $(QUICK_TESTS)
 
+test-wheels: ## builds the wheels and tries them in clean environments, aarch64 under an emulator if qemu-user is there
+	ci/test-wheels
+
 test-ansible: ## the playbooks' own plugins, syntax and style; touches no host (about a minute)
 	ci/setup-env ansible
 	ci/lint ansible
@@ -47,6 +50,9 @@ test-ansible: ## the playbooks' own plugins, syntax and style; touches no host (
 
 test-bed: ## the playbooks on hosts made of systemd-nspawn; needs root and Debian's debootstrap, else skipped (minutes)
 	ci/test-bed
+
+wheels: ## dist/: source archive and manylinux wheels of sam_core, for x86-64 and aarch64
+	ci/build-wheels
 
 bench: ## time, memory and acceptance of sam_core beside four other drafters, against the targets (a quarter of an hour)
 	ci/setup-env bench
@@ -66,6 +72,7 @@ lint: ## formats, linters, and the stored patches against their records
 lock: ## resolve the requirements anew; versions that are locked stay unless UPGRADE=--upgrade
 	ci/setup-env tools
 	$(COMPILE) $(UPGRADE) ci/tools.in -o ci/tools.lock >/dev/null
+	$(COMPILE) $(UPGRADE) ci/wheels.in -o ci/wheels.lock >/dev/null
 	$(COMPILE) $(UPGRADE) ansible/requirements.in -o ansible/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) sam_core/bench/requirements.in -o sam_core/bench/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The Python face of pool.h: checks of arguments, buffers, the lock and messages. _sam.pyi documents it.
+//
+// It keeps to the limited API of Python 3.11, which setup.py asks for: one build serves every later Python.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "persist.h"
 
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #define BY_PROMPT "by_prompt"
@@ -51,6 +56,21 @@ static int check_process(const PoolObject *self) {
 
 // ---- arguments
 
+// Raises TypeError in place of what is raised: what was expected, "not" and the object's type. Returns NULL.
+static void *raise_type_error(PyObject *object, const char *expected, ...) {
+    PyErr_Clear();
+    va_list arguments;
+    va_start(arguments, expected);
+    PyObject *text = PyUnicode_FromFormatV(expected, arguments);
+    va_end(arguments);
+    PyObject *name = text ? PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__name__") : NULL;
+    if (name)
+        PyErr_Format(PyExc_TypeError, "%U, not %U", text, name);
+    Py_XDECREF(name);
+    Py_XDECREF(text);
+    return NULL;
+}
+
 // Gets a C-contiguous buffer of `dimensions` whose items are of `type`, 'i' for int32 or 'f' for float32.
 // A Py_buffer without obj is released safely.
 static int get_buffer(PyObject *object, const char *name, char type, int dimensions, int writable,
@@ -58,8 +78,7 @@ static int get_buffer(PyObject *object, const char *name, char type, int dimensi
     const char *kind = type == 'i' ? "int32" : "float32";
     view->obj = NULL;
     if (!PyObject_CheckBuffer(object)) {
-        PyErr_Format(PyExc_TypeError, "%s must be %s %s buffer, not %.100s", name, type == 'i' ? "an" : "a",
-                     kind, Py_TYPE(object)->tp_name);
+        raise_type_error(object, "%s must be %s %s buffer", name, type == 'i' ? "an" : "a", kind);
         return -1;
     }
     if (PyObject_GetBuffer(object, view, PyBUF_FULL_RO) < 0) {
@@ -109,24 +128,22 @@ static int copy_integers(PyObject *object, const char *name, Tokens *t) {
     PyObject *items = PySequence_Tuple(object);
     if (!items) {
         if (PyErr_ExceptionMatches(PyExc_TypeError))
-            PyErr_Format(PyExc_TypeError, "%s must be an int32 buffer or a sequence of integers, not %.100s",
-                         name, Py_TYPE(object)->tp_name);
+            raise_type_error(object, "%s must be an int32 buffer or a sequence of integers", name);
         return -1;
     }
     int result = -1;
-    t->size = PyTuple_GET_SIZE(items);
+    t->size = PyTuple_Size(items);
     t->copy = PyMem_Malloc((size_t)t->size * sizeof(int32_t));
     if (!t->copy) {
         PyErr_NoMemory();
         goto done;
     }
     for (Py_ssize_t i = 0; i < t->size; i++) {
-        PyObject *item = PyTuple_GET_ITEM(items, i);
+        PyObject *item = PyTuple_GetItem(items, i);
         PyObject *integer = PyNumber_Index(item);
         if (!integer) {
             if (PyErr_ExceptionMatches(PyExc_TypeError))
-                PyErr_Format(PyExc_TypeError, "%s[%zd] must be an integer, not %.100s", name, i,
-                             Py_TYPE(item)->tp_name);
+                raise_type_error(item, "%s[%zd] must be an integer", name, i);
             goto done;
         }
         int overflow;
@@ -188,8 +205,8 @@ static int get_sources(PyObject *object, unsigned *bits) {
     if (!names)
         return -1;
     *bits = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
-        PyObject *name = PyTuple_GET_ITEM(names, i);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
+        PyObject *name = PyTuple_GetItem(names, i);
         unsigned bit = 0;
         for (unsigned j = 0; j < RULE_SOURCES && PyUnicode_Check(name) && !PyUnicode_Check(object); j++)
             if (j != RULE_CORPUS && PyUnicode_CompareWithASCIIString(name, sources[j]) == 0)
@@ -262,7 +279,7 @@ static int open_corpus(PyObject *path, corpus *c) {
     const char *reason = NULL;
     corpus_status status;
     int error = 0;
-    Py_BEGIN_ALLOW_THREADS status = corpus_open(c, PyBytes_AS_STRING(bytes), &reason);
+    Py_BEGIN_ALLOW_THREADS status = corpus_open(c, PyBytes_AsString(bytes), &reason);
     error = errno;
     Py_END_ALLOW_THREADS Py_DECREF(bytes);
     if (status == CORPUS_OK)
@@ -275,7 +292,7 @@ static int open_corpus(PyObject *path, corpus *c) {
 
 // A Pool object whose pool is not made yet.
 static PoolObject *new_object(PyTypeObject *type) {
-    PoolObject *self = (PoolObject *)type->tp_alloc(type, 0);
+    PoolObject *self = (PoolObject *)PyType_GenericAlloc(type, 0);
     if (!self)
         return NULL;
     self->state = PyType_GetModuleState(type);
@@ -324,7 +341,7 @@ static void Pool_dealloc(PyObject *object) {
     pool_free(&self->pool); // in a forked child too: a call that was under way there would hold a reference
     if (self->lock)
         PyThread_free_lock(self->lock);
-    type->tp_free(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 
@@ -344,8 +361,8 @@ static PyObject *Pool_open(PyObject *object, PyObject *args, PyObject *kwargs) {
         kind = POOL_PRIVATE;
     } else if (group && PyBytes_Check(group)) {
         kind = POOL_NAMED;
-        name.buf = PyBytes_AS_STRING(group); // `args` keeps the bytes alive
-        name.len = PyBytes_GET_SIZE(group);
+        name.buf = PyBytes_AsString(group); // `args` keeps the bytes alive
+        name.len = PyBytes_Size(group);
     } else if (group &&
                !(PyUnicode_Check(group) && PyUnicode_CompareWithASCIIString(group, BY_PROMPT) == 0)) {
         return PyErr_Format(PyExc_TypeError, "group is %R: it must be BY_PROMPT, bytes or None", group);
@@ -431,8 +448,7 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
         PyErr_Clear();
         uniform = k < -1 ? -1 : k > INT32_MAX ? INT32_MAX : (int32_t)k;
     } else if (!PyObject_CheckBuffer(given[K])) {
-        return PyErr_Format(PyExc_TypeError, "k must be an integer or an int32 buffer, not %.100s",
-                            Py_TYPE(given[K])->tp_name);
+        return raise_type_error(given[K], "k must be an integer or an int32 buffer");
     }
     for (int i = 0; i < ARGUMENTS; i++) {
         bool absent = i == K ? is_uniform : i >= SCORES && (!given[i] || given[i] == Py_None);
@@ -485,7 +501,7 @@ static PyObject *raise_bad_slot(PyObject *number) {
 static Py_ssize_t get_slot(PyObject *number) {
     if (PyIndex_Check(number))
         return PyNumber_AsSsize_t(number, NULL);
-    PyErr_Format(PyExc_TypeError, "slot must be an integer, not %.100s", Py_TYPE(number)->tp_name);
+    raise_type_error(number, "slot must be an integer");
     return -1;
 }
 
@@ -588,8 +604,8 @@ static PyObject *Pool_drop(PyObject *object, PyObject *args, PyObject *kwargs) {
     Tokens tokens = {0};
     if (!named && get_tokens(group, "group", &tokens) < 0)
         return NULL;
-    const void *key = named ? (const void *)PyBytes_AS_STRING(group) : tokens.tokens;
-    size_t bytes = named ? (size_t)PyBytes_GET_SIZE(group) : (size_t)tokens.size * sizeof(int32_t);
+    const void *key = named ? (const void *)PyBytes_AsString(group) : tokens.tokens;
+    size_t bytes = named ? (size_t)PyBytes_Size(group) : (size_t)tokens.size * sizeof(int32_t);
     pool_error error;
     pool_status status;
     BEGIN_WORK(self)
@@ -616,7 +632,7 @@ static PyObject *Pool_save(PyObject *object, PyObject *args, PyObject *kwargs) {
     persist_status status;
     int error;
     BEGIN_WORK(self)
-    status = persist_save(&self->pool, PyBytes_AS_STRING(bytes));
+    status = persist_save(&self->pool, PyBytes_AsString(bytes));
     error = errno;
     END_WORK(self)
     Py_DECREF(bytes);
@@ -633,7 +649,7 @@ static int open_saved(PyObject *path, persist_file *file) {
     const char *reason = NULL;
     persist_status status;
     int error;
-    Py_BEGIN_ALLOW_THREADS status = persist_open(file, PyBytes_AS_STRING(bytes), &reason);
+    Py_BEGIN_ALLOW_THREADS status = persist_open(file, PyBytes_AsString(bytes), &reason);
     error = errno;
     Py_END_ALLOW_THREADS Py_DECREF(bytes);
     if (status == PERSIST_OK)
@@ -857,7 +873,7 @@ static int module_exec(PyObject *module) {
     PyErr_SetString(PyExc_ImportError, "sam_core needs the GIL: use a Python that is not free-threaded");
     return -1;
 #endif
-    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) { // that of the main one
         PyErr_SetString(PyExc_ImportError,
                         "sam_core works in the main interpreter only, not in a subinterpreter");
         return -1;
@@ -875,9 +891,6 @@ static int module_exec(PyObject *module) {
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
-#if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
-#endif
     {0, NULL},
 };
 

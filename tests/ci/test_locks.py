@@ -11,11 +11,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PINSETS = sorted(path.parent for path in ROOT.glob("patches/*/requirements.lock"))
 OTHERS = [ROOT / "ansible" / "requirements.lock", ROOT / "sam_core" / "bench" / "requirements.lock"]
-LOCKS = [ROOT / "ci" / "tools.lock", *OTHERS, *(folder / "requirements.lock" for folder in PINSETS)]
+LOCKS = [
+    ROOT / "ci" / "tools.lock",
+    ROOT / "ci" / "wheels.lock",
+    *OTHERS,
+    *(folder / "requirements.lock" for folder in PINSETS),
+]
 locked = runpy.run_path(str(ROOT / "ci" / "setup-env"))["locked"]
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_line_is_an_entry_with_hashes_and_nothing_else(lock):
     entries = locked(lock)
     assert len(entries) > 10
@@ -23,7 +28,7 @@ def test_every_line_is_an_entry_with_hashes_and_nothing_else(lock):
     assert "://" not in lock.read_text()
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_requirement_is_locked(lock):
     wanted = re.findall(
         r"^([A-Za-z0-9._-]+)(?:\[\w+\])?(?:==(\S+))?$", lock.with_suffix(".in").read_text(), re.MULTILINE

@@ -226,7 +226,7 @@ def repo(tmp_path, index):
 
 @pytest.mark.parametrize("name", ["absent", "../patches/tiny", ""])
 def test_unknown_pin_set_lists_the_known_ones(repo, name):
-    assert "choose from tiny, bench, ansible or tools" in repo.refused(name)
+    assert "choose from tiny, bench, ansible, wheels or tools" in repo.refused(name)
 
 
 @pytest.mark.parametrize("occupied", [".venvs", ".venvs/.lock"])

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-CSRC = HERE.parents[1] / "sam_core" / "csrc"
+# The package's folder: around the tests in an unpacked source archive, beside them in the repository.
+PROJECT = HERE.parent if (HERE.parent / "csrc").is_dir() else HERE.parents[1] / "sam_core"
+CSRC = PROJECT / "csrc"
 CC = os.environ.get("CC", "cc")
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

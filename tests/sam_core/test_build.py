@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source archive holds all that a wheel needs, and the wheel all that a user needs."""
+"""A copied folder keeps its licence, the source archive holds all that a wheel needs, and the wheel all that a user
+needs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
-from pathlib import Path
+
+from c_programs import PROJECT
 
 import sam_core
 
-PROJECT = Path(__file__).parents[2] / "sam_core"
 NAME = f"sam_core-{sam_core.__version__}"
 
 
@@ -25,16 +27,34 @@ def build(kind, source, target):
     return made
 
 
+IGNORED = shutil.ignore_patterns("*.so", "build", "*.egg-info", "__pycache__")
+
+
+def test_a_copied_folder_keeps_its_licence_and_builds(tmp_path):
+    shutil.copytree(PROJECT, tmp_path / "copy", symlinks=True, ignore=IGNORED)  # as cp -r does it
+    licence = (tmp_path / "copy" / "LICENSE").read_bytes()
+    assert licence == (PROJECT.parent / "LICENSE").read_bytes()
+    with zipfile.ZipFile(build("wheel", tmp_path / "copy", tmp_path / "wheel")) as archive:
+        assert archive.read(f"{NAME}.dist-info/licenses/LICENSE") == licence
+        metadata = archive.read(f"{NAME}.dist-info/METADATA").decode().partition("\n\n")[0]
+    fields = {name: re.findall(rf"^{name}: (.*)$", metadata, re.MULTILINE) for name in ("Platform", "Provides-Extra")}
+    assert fields == {"Platform": ["Linux x86-64", "Linux aarch64"], "Provides-Extra": ["corpus", "torch"]}
+    assert "License-Expression: Apache-2.0\n" in metadata
+    assert re.search(r"^Requires-Dist: torch.*; extra == .torch.$", metadata, re.MULTILINE)
+
+
 def test_sdist_builds_a_wheel_that_works(tmp_path):
     copy = tmp_path / "copy"
-    ignored = shutil.ignore_patterns("*.so", "build", "*.egg-info", "__pycache__")
-    shutil.copytree(PROJECT, copy, ignore=ignored)
+    shutil.copytree(PROJECT, copy, ignore=IGNORED)
     sdist = build("sdist", copy, tmp_path / "sdist")
     assert sdist.name == f"{NAME}.tar.gz"
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "unpacked")
+    tests = {path.name for path in (tmp_path / "unpacked" / NAME / "tests").iterdir()}
+    need_the_repository = {"test_bench.py", "test_build.py", "test_design.py", "test_metrics.py"}
+    assert {path.name for path in (PROJECT / "tests").iterdir()} - {"__pycache__"} == tests | need_the_repository
     wheel = build("wheel", tmp_path / "unpacked" / NAME, tmp_path / "wheel")
-    assert wheel.name.startswith(f"{NAME}-cp")
+    assert wheel.name.startswith(f"{NAME}-cp311-abi3-linux_")  # the tests run on Python 3.11 or later
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "installed")

@@ -12,19 +12,16 @@ import subprocess
 import sys
 import zlib
 from collections import Counter
-from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from c_programs import CC, CSRC, HERE
 from hypothesis import given, settings
 from sam_core.corpus import END, build_corpus, describe, verify
 
 from sam_core import corpus
 
-HERE = Path(__file__).parent
-CSRC = HERE.parents[1] / "sam_core" / "csrc"
-CC = os.environ.get("CC", "cc")
 A, B, C, D = range(4)
 MAX_MATCH, PROBES = 32, 16
 

@@ -9,11 +9,11 @@ import gzip
 import json
 import random
 from collections import Counter
-from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from c_programs import PROJECT
 from hypothesis import given, settings
 from pool_oracle import common_suffix, i32
 from sam_core.corpus import build_corpus
@@ -22,7 +22,7 @@ from sam_core.reference.rules import ALPHA, MAX_DRAFT, MORE, PATH_ONE, RULES
 
 import sam_core
 
-DATA = Path(__file__).parents[2] / "sam_core" / "bench" / "data"
+DATA = PROJECT / "bench" / "data"
 COPYING = ("oldest", "newest")
 ALL = ("request", "group", "history")
 A, B, C, D, E = range(5)
@@ -342,7 +342,9 @@ def test_scores_are_products_of_conditionals(tmp_path):
 
 
 def recorded(name):
-    """(prompt, answer) of recorded answers; those to one prompt follow each other."""
+    """(prompt, answer) of recorded answers; those to one prompt follow each other. Without them the test is skipped."""
+    if not DATA.is_dir():
+        pytest.skip("the recorded answers are in the repository")
     with gzip.open(DATA / f"{name}.jsonl.gz") as lines:
         return [(row["prompt_ids"], row["response_ids"]) for row in map(json.loads, lines)]
 
