@@ -7,7 +7,7 @@ PINSETS := $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml)))
 DEMO_PINSETS := $(notdir $(patsubst %/pins.toml,%,$(shell grep -l '^demo = true' patches/*/pins.toml)))
 
 # Tests that need .venvs/tools alone, and those that run in a pin set's environment, as its pins.toml lists them.
-QUICK_TESTS := tests/accuracy tests/ci tests/patches tests/reports tests/sam_core
+QUICK_TESTS := tests/sam_core tests/ci tests/patches tests/accuracy tests/reports
 tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml | tr -d '",')
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
@@ -24,21 +24,34 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	ci/setup-env $(PIN)
 	$(ENV)/python -m llm_rl.demo
 
+# A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
+JOBS ?= 2
+QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
+jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
 ifeq ($(origin PIN),file)
-test: lint test-quick test-wheels test-ansible test-bed $(PINSETS:%=test-pinset-%) ## all tests; with PIN=... only those in that pin set's environment
+test: lint ## all tests; with PIN=... only those in that pin set's environment
+	+$(MAKE) --no-print-directory -j$(JOBS) test-bed $(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
+		$(QUICK_JOBS) test-ansible test-wheels
 else
-test: test-pinset-$(PIN)
+test:
+	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
 endif
 
-test-pinset-%:
+test-quick: ## the tests that need neither torch nor an engine
+	+$(MAKE) --no-print-directory -j$(JOBS) $(QUICK_JOBS)
+
+run/%:
+	@job=$* && bash -o pipefail -c '.venvs/$$0/bin/python -m pytest $$1 2>&1 | sed -u "s|^|$*: |"' $${job%%/*} $${job#*/}
+
+environment/tools:
+	ci/setup-env tools
+
+environment/%:
 	ci/setup-env $*
 	$(TOOLS)/python patches/patchset check $*
-	printf '%s\n' $(call tests-of,$*) | xargs -P 2 -I TESTS bash -o pipefail -c \
-		'.venvs/$*/bin/python -m pytest TESTS 2>&1 | sed -u "s|^|TESTS: |"'
 
-test-quick: ## the tests that need neither torch nor an engine
-	ci/setup-env tools
-	$(TOOLS)/python -m pytest $(QUICK_TESTS)
+$(foreach job,$(QUICK_JOBS),$(eval $(job): environment/tools))
+$(foreach pinset,$(PINSETS),$(eval $(call jobs-of,$(pinset)): environment/$(pinset)))
 
 test-wheels: ## builds the wheels and tries them in clean environments, aarch64 under an emulator if qemu-user is there
 	ci/test-wheels

@@ -159,7 +159,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each answer (default 256)")
     parser.add_argument("--batch", type=int, default=8, help="requests at a time (default 8)")
     parser.add_argument("--tensor-parallel", "--tp", type=int, default=1, help="ranks of the engine (default 1)")
-    parser.add_argument("--dtype", choices=BOUNDS, help="default bfloat16, float32 on a CPU without instructions for it")
+    parser.add_argument(
+        "--dtype", choices=BOUNDS, help="default bfloat16, float32 on a CPU without instructions for it"
+    )
     parser.add_argument("--engine", type=json.loads, default={}, help="further engine arguments, as JSON")
     parser.add_argument("--bound", type=float, help=f"largest difference allowed, nats; default by dtype: {BOUNDS}")
     parser.add_argument("--out", type=Path, default=Path("outputs/check-operators"), help="folder of JSON and picture")

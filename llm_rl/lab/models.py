@@ -98,7 +98,9 @@ def read_prompts(path: Path, tokenizer: Any) -> list[list[int]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Copy the tiny Qwen3 to DIR/target and train a draft model of its tokenizer, DIR/draft, on this CPU (a minute)."
+    parser.description = (
+        "Copy the tiny Qwen3 to DIR/target and train a draft model of its tokenizer, DIR/draft, on this CPU (a minute)."
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make")
     parser.add_argument("--seed", type=int, default=0)
 

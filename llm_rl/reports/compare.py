@@ -91,7 +91,17 @@ def _arm(run, first):
         return sum(values) / len(values) if values else None
 
     rounds = [step["timing_s/gen"] / n for step in run.steps[first:] if (n := step.get("train/num_gen_batches"))]
-    names = ("busy_s", "decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s", "tail_tokens", "cpu_s")
+    names = (
+        "busy_s",
+        "decode_steps",
+        "request_steps",
+        "tokens",
+        "drafted",
+        "accepted",
+        "tail_s",
+        "tail_tokens",
+        "cpu_s",
+    )
     totals = {name: run.total(name, first) for name in names}
     padding, padding_accepted = (run.total(name, first) or 0 for name in ("padding", "padding_accepted"))
     drafted, accepted = totals["drafted"] - padding, totals["accepted"] - padding_accepted

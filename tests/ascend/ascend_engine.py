@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines in processes of their own: vllm-ascend's over the stand-in for torch_npu, and vLLM's CPU backend beside it."""
 
-import importlib.metadata
 import functools
+import importlib.metadata
 import json
 import os
 from pathlib import Path

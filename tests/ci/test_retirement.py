@@ -48,7 +48,8 @@ def test_targets_do_without_it(retired):
     for target in set(targets) - {"bench-sampler"}:  # it times the loops of the article's release
         assert name not in run("make", "-n", target, cwd=tree), target
     assert f"ci/setup-env {DEFAULT}" in run("make", "-n", "test", cwd=tree)
-    assert " ".join(QUICK) in run("make", "-n", "test-quick", cwd=tree)
+    planned = run("make", "-n", "test-quick", cwd=tree)
+    assert all(folder in planned for folder in QUICK)
 
 
 def test_patches_and_formats_are_right_without_it(retired):

@@ -15,8 +15,8 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-import pytest
 import forked  # noqa: F401
+import pytest
 import tiny_qwen3
 from one_text import write_corpus
 from sam_core.stats import StepLog

@@ -145,7 +145,9 @@ def test_a_short_training_learns(tokenizer):
 
 @pytest.mark.parametrize("shape", [(64, 128), (128, 64), (128, 128)])
 def test_orthogonalize_brings_singular_values_near_1(shape):
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1)) @ torch.diag(torch.linspace(0.1, 3, shape[1]))
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1)) @ torch.diag(
+        torch.linspace(0.1, 3, shape[1])
+    )
     values = torch.linalg.svdvals(tiny_model.orthogonalize(matrix))
     assert 0.5 < values.median() < 1.3 and values.max() < 1.3
     muon = torch.optim.Muon([torch.nn.Parameter(torch.zeros(shape))], lr=1.0, weight_decay=0.0)
