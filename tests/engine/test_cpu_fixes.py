@@ -2,9 +2,11 @@
 """Repairs of vLLM's CPU backend that speculation and weight updates stand on."""
 
 import inspect
+import random
 
 import pytest
 import torch
+from conftest import VOCAB
 
 
 def test_recovery_twin_accepts_the_samplers_keyword():
@@ -33,3 +35,13 @@ def test_unpacked_linear_follows_its_weight(monkeypatch):
     with torch.no_grad():
         layer.weight.copy_(torch.eye(64))
         assert torch.equal(layer.cpu_linear(x, layer.weight, None), x)
+
+
+def test_seeded_request_keeps_its_text_where_its_prompt_is_split(plain):
+    """The sixth prompt of 400 tokens does not fit into a step of 2048 any more: what is sampled behind its first part is discarded."""
+    rng = random.Random(6)
+    prompts = [[rng.randrange(VOCAB - 1) for _ in range(400)] for _ in range(6)]
+    split = plain.run(prompts, 12, temperature=1.0, seed=9)
+    assert [row[3] for row in plain.rows[:2]] == [5, 6], "no prompt was split: the test shows nothing"
+    assert plain.run(prompts[5:], 12, temperature=1.0, seed=9) == split[5:]
+    assert plain.run(prompts[5:], 12, temperature=1.0, seed=10) != split[5:]
