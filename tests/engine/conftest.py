@@ -119,8 +119,8 @@ class Engine:
 
 @pytest.fixture(scope="session")
 def plain(model):
-    """No speculation: the reference."""
-    engine = Engine(model)
+    """No speculation: the reference. Prompts of more than 300 tokens are read in parts."""
+    engine = Engine(model, long_prefill_token_threshold=300)
     yield engine
     engine.stop()
 

@@ -2,9 +2,11 @@
 """Repairs of vLLM's CPU backend that speculation and weight updates stand on."""
 
 import inspect
+import random
 
 import pytest
 import torch
+from conftest import VOCAB
 
 
 def test_recovery_twin_accepts_the_samplers_keyword():
@@ -33,3 +35,14 @@ def test_unpacked_linear_follows_its_weight(monkeypatch):
     with torch.no_grad():
         layer.weight.copy_(torch.eye(64))
         assert torch.equal(layer.cpu_linear(x, layer.weight, None), x)
+
+
+def test_seeded_request_keeps_its_text_where_its_prompt_is_split(plain):
+    """What is sampled behind the first part of a prompt is discarded. The second time most of the prompt is in the cache."""
+    rng = random.Random(6)
+    prompts = [[rng.randrange(VOCAB - 1) for _ in range(400)] for _ in range(3)]
+    config = plain.engine.vllm_config
+    assert config.scheduler_config.long_prefill_token_threshold < 400 and config.cache_config.enable_prefix_caching
+    split = plain.run(prompts, 12, temperature=1.0, seed=9)
+    assert plain.run(prompts, 12, temperature=1.0, seed=9) == split
+    assert plain.run(prompts, 12, temperature=1.0, seed=10) != split

@@ -169,3 +169,10 @@ def test_seeded_request_that_drafts_nothing_keeps_its_text_beside_drafting_ones(
         assert tokens[:6] == alone.step(number, [[]] * 6)
         emitted += sum(map(len, tokens[6:]))
     assert emitted >= 48
+
+
+def test_a_runner_made_without_its_constructor_samples_as_released():
+    """Upstream's unit tests make runners by __new__."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    assert GPUModelRunner.request_noise is None
