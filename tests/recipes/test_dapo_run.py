@@ -79,6 +79,7 @@ def test_the_killed_run_went_on_after_its_checkpoint(run):
     assert [attempt["after_step"] for attempt in run.record["attempts"]] == [0, 1]
     assert sum(row[3] for row in run.rows) == sum(step["data"]["rollout/spec/tokens"] for step in run.steps)
     assert run.record["summary"]["tokens"] == run.steps[1]["data"]["rollout/spec/tokens"]
+    assert run.record["load"].keys() == {"2"}, "of the steps that this launcher has seen"
 
 
 def test_history_outlives_the_run(run):
@@ -100,6 +101,7 @@ def test_step_log_has_the_speculation_metrics(run):
         # what is accepted behind the end of an answer is not emitted
         assert data["request_steps"] < data["tokens"] <= data["request_steps"] + data["accepted"]
         assert data["draft_ms"] > 0 and data["tail_s"] > 0 and data["index_bytes"] > 0
+        assert 0.3 * data["busy_s"] < data["cpu_s"] < 8 * data["busy_s"]
         sources = ("request", "group", "history", "corpus")
         assert data["drafted"] <= data["proposed"] <= sum(data[f"proposed_{source}"] for source in sources)
         assert data["accepted_group"] > 0 and data["accepted_request"] > 0
@@ -139,7 +141,7 @@ def test_without_sam_and_unbroken_the_answers_are_the_same(run, tmp_path):
 def test_rollout_log_probs_agree_with_the_trainers(run):
     """Wrong logits or weights that were not updated would show here."""
     for step in run.steps:
-        assert step["data"]["rollout_corr/log_ppl_abs_diff"] < 5e-3
+        assert step["data"]["rollout_corr/log_ppl_abs_diff"] < 1e-4
 
 
 def test_log_begins_with_what_runs(run):

@@ -266,7 +266,7 @@ def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys):
     ]
     assert launch.main(arguments) == 1
     error = capsys.readouterr().err
-    assert "no step was finished in 1 s (trainer.step_timeout) after step 0 of 6: the run was ended" in error
+    assert "no step was finished in 1 s (trainer.step_timeout) after step 0 of 4: the run was ended" in error
     assert "trainer.step_timeout" in json.loads((tmp_path / "r" / "run.json").read_text())["status"]
 
 
