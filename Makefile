@@ -25,12 +25,15 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	$(ENV)/python -m llm_rl.demo
 
 # A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
+# All environments are made before, and not asked for again (-o), as make passes over a job that has to wait for one.
 JOBS ?= 2
+ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
 jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
 ifeq ($(origin PIN),file)
 test: lint ## all tests; with PIN=... only those in that pin set's environment
-	+$(MAKE) --no-print-directory -j$(JOBS) test-bed $(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
+	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS)
+	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) test-bed $(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
 		$(QUICK_JOBS) test-ansible test-wheels
 else
 test:

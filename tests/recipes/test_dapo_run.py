@@ -96,7 +96,7 @@ def test_step_log_has_the_speculation_metrics(run):
     for step in run.steps:
         data = {k.removeprefix("rollout/spec/"): v for k, v in step["data"].items() if k.startswith("rollout/spec/")}
         assert data["drafted"] > 0 and data["accepted"] > 0
-        assert 0 < data["switch_on_share"] < 1  # off while it learns what steps cost
+        assert 0 < data["switch_on_share"] <= 1
         assert data["tokens_per_step"] == pytest.approx(data["tokens"] / data["request_steps"])
         # what is accepted behind the end of an answer is not emitted
         assert data["request_steps"] < data["tokens"] <= data["request_steps"] + data["accepted"]
@@ -110,6 +110,8 @@ def test_step_log_has_the_speculation_metrics(run):
             sum(v for k, v in data.items() if k.startswith(f"{what}_from_")) for what in ("steps", "tokens")
         )
         assert 0 < steps < data["request_steps"] and steps < tokens <= steps + data["accepted"]
+    learning, _ = (step["data"]["rollout/spec/switch_on_share"] for step in run.steps)
+    assert learning < 1, "off while it learns what steps cost; the resumed run has what the first one learned"
     assert sum(row[4] for row in run.rows) == sum(step["data"]["rollout/spec/drafted"] for step in run.steps)
 
 
