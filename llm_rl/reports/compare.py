@@ -172,8 +172,6 @@ def table(summary):
         line("engine steps", "引擎步数", lambda arm: arm["decode_steps"], ",.0f", "engine_steps"),
         line("tokens a step and request", "每步每请求 token 数", lambda arm: arm["tokens_per_step"], ".3f"),
     ]
-    if any(summary[arm]["cpu_s"] for arm in arms_of(summary)):
-        rows.append(line("engine's CPU time, ms a token", "引擎的 CPU 时间，毫秒/token", cpu_ms_a_token, ".3f", "cpu"))
     if summary["off"]["round_s"] is not None:
         rows.append(line("round of generation, s", "单轮生成，秒", lambda arm: arm["round_s"], ".2f", "round"))
     rows += [
@@ -184,6 +182,8 @@ def table(summary):
     ]
     if per_token:
         rows.append(line("tail, ms a token", "长尾，毫秒/token", tail_ms_a_token, ".3f", "tail"))
+    if any(summary[arm]["cpu_s"] for arm in arms_of(summary)):
+        rows.append(line("engine's CPU time, ms a token", "引擎的 CPU 时间，毫秒/token", cpu_ms_a_token, ".3f", "cpu"))
     return [
         *rows,
         line("tail, times as fast", "长尾，加速倍数", lambda arm: arm.get("tail_speedup", 1.0), ".2f"),
@@ -212,10 +212,10 @@ def load_sentence(summary, say=lambda english, chinese: english):
         for name, load in loads.items()
     ]
     return say(
-        f"The machine was busy: other processes took a share of its CPU time, {', '.join(shares)}. Seconds below compare "
-        "that load as well; engine steps, tokens a step and CPU time hardly depend on it.",
-        f"机器当时繁忙：其他进程占用了部分 CPU 时间，{'，'.join(shares)}。下面以秒计的数字也反映了这一负载；"
-        "引擎步数、每步 token 数与 CPU 时间几乎不受影响。",
+        f"The machine was busy: other processes took a share of its CPU time, {', '.join(shares)}. Times below compare "
+        "that load as well; engine steps and tokens a step do not depend on it.",
+        f"机器当时繁忙：其他进程占用了部分 CPU 时间，{'，'.join(shares)}。下面的时间也反映了这一负载；"
+        "引擎步数与每步 token 数不受影响。",
     )
 
 

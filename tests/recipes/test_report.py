@@ -31,7 +31,7 @@ def test_writes_the_report_and_nothing_else(tmp_path, capsys):
     assert files == {*pages, "summary.json", "kept.txt", *(f"pictures/{name}.png" for name in PICTURES)}
     assert set(json.loads((tmp_path / "report" / "summary.json").read_text())) >= {"off", "on", "auto"}
     lines = capsys.readouterr().out.splitlines()
-    assert lines[4].split()[-3:] == ["+25.0%", "2.00", "+25.0%"] and lines[-1].startswith("report: ")
+    assert lines[3].split()[-3:] == ["+25.0%", "2.00", "+25.0%"] and lines[-1].startswith("report: ")
 
 
 def test_pictures_are_drawn_and_stand_in_every_page(tmp_path):

@@ -91,8 +91,8 @@ class StepLog:
     A step's seconds are the time since the step before; a step after idleness has none. Its running requests are those
     that got a token in it, so tokens / request_steps is 1 without speculation.
 
-    cpu_s is taken at the ends of each span of busy steps alone, so a step costs nothing more for it. Unlike seconds it says
-    about the same on a busy machine as on a quiet one.
+    cpu_s is taken at the ends of each span of busy steps alone, so a step costs nothing more for it. Waiting is in it where
+    the engine's processes poll for each other, as vLLM's do.
     """
 
     def __init__(self, replica: int = 0) -> None:
