@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare finished runs that differ in speculation alone: the figures of summary.json and of the table."""
 
+from sam_core.stats import CPU, SUMS
+
 from llm_rl.load import busy
 from llm_rl.reports.drafting import positions, sources, step_costs
 from llm_rl.reports.runs import SPEC, ReportError
@@ -91,18 +93,7 @@ def _arm(run, first):
         return sum(values) / len(values) if values else None
 
     rounds = [step["timing_s/gen"] / n for step in run.steps[first:] if (n := step.get("train/num_gen_batches"))]
-    names = (
-        "busy_s",
-        "decode_steps",
-        "request_steps",
-        "tokens",
-        "drafted",
-        "accepted",
-        "tail_s",
-        "tail_tokens",
-        "cpu_s",
-    )
-    totals = {name: run.total(name, first) for name in names}
+    totals = {name: run.total(name, first) for name in (*SUMS, CPU)}
     padding, padding_accepted = (run.total(name, first) or 0 for name in ("padding", "padding_accepted"))
     drafted, accepted = totals["drafted"] - padding, totals["accepted"] - padding_accepted
     options = run.record.get("config", {}).get("sam_options", {})

@@ -53,8 +53,9 @@ arms:
   auto     sam's switch auto, at most --k tokens; learns on --learn batches first, and goes on learning, as an engine
            does from one rollout to the next
 
-The model is in bfloat16, on a CPU without instructions for that in float32. On a CPU the clock is that of this process (one thread), so that other load disturbs little; elsewhere the wall's. With
-VLLM_PLUGINS=ascend, or where vLLM finds a GPU, the same command runs there.
+The model is in bfloat16, on a CPU without instructions for that in float32. On a CPU the clock is that of this
+process (one thread), so that other load disturbs little; elsewhere the wall's. With VLLM_PLUGINS=ascend, or where
+vLLM finds a GPU, the same command runs there.
 
 Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png; runs.jsonl holds each run as it ends, and
 --resume keeps those of the same settings. Ends with 1 if an answer differs from the recorded one or an arm drafted
