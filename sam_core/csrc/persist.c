@@ -72,7 +72,8 @@ static void pad(writer *w, size_t unit) {
 
 // Whether a text is saved: a closed one that says more than the group's key does.
 static bool is_saved(const pool_group *g, const pool_text *text) {
-    return !text->open && (g->kind == POOL_NAMED || text->body.size > text->prompt_size);
+    return text && text->slot == SAM_NONE && !text->removed &&
+           (g->kind == POOL_NAMED || text->body.size > text->prompt_size);
 }
 
 static void put_group(writer *w, const pool_group *g) {
@@ -108,7 +109,9 @@ static void put_pool(writer *w, const pool *p, persist_header *header) {
     const void *learned = rule_model_learned(p->model, &learned_bytes);
     put(w, header, sizeof *header);
     put(w, learned, learned_bytes);
-    for (const pool_group *g = p->closed.oldest; g; g = g->by_state.newer)
+    for (const pool_group *g = p->settled.oldest; g; g = g->by_state.newer)
+        put_group(w, g);
+    for (const pool_group *g = p->fresh.oldest; g; g = g->by_state.newer)
         put_group(w, g);
     for (size_t i = 0; i < p->bucket_count; i++)
         for (const pool_group *g = p->buckets[i]; g; g = g->chain)

@@ -11,28 +11,18 @@
 // A group belongs to a prompt (equal tokens, not only an equal hash) or to a name. In the automaton of a
 // prompt's group the prompt stands once, and the answers branch off. A group's life starts when a slot opens
 // and ends when its last slot is closed; then it lingers, so that the next life finds the answers. If history
-// is a source, the texts that a life finds are its history: drafts that copy them are counted apart, and the
-// automaton of a closed group may be freed and built again.
+// is a source, the texts that a life finds are its history: drafts that copy them are counted apart.
 //
-// Building again. The automaton is stale, that is empty, while it is not in memory or when a text was
-// forgotten. It is built when a slot of the group next drafts: one text after another in order of opening, so
-// that the newest occurrence is then one in the text opened last. While a group is stale, appending costs it
-// nothing.
+// Automata are fed bit by bit, so that no call takes long: a token is stored with its text at once, and what
+// an automaton lacks is caught up by later calls, POOL_SLICE tokens or so a step (group.h). A slot drafts
+// from an automaton once that has all of the slot's own text.
 //
 // A match in the corpus depends only on a text's last tokens. It is brought up to date when the slot drafts.
 //
-// Memory. Texts, groups, indexes, records of drafts and what was learned count against the limit; the slot
-// table (under 1 KiB a slot) does not. When the limit is reached, there is freed, as far as needed:
-//   1. with history, automata of closed groups, the group closed longest ago first
-//   2. closed groups, in the same order                                                   evicted_groups
-//   3. histories of open groups, the group opened longest ago first: texts and automaton, which is built
-//   again
-//      without them                                                                       evicted_history
-//   4. automata of open groups, in the same order; these slots lose a source for this life  evicted_groups
-//   5. the request that needs the memory stops drafting for good; its tokens are only counted    exhausted
-// Building an automaton with a history does not go beyond 2: if it does not fit then, it is built without the
-// history, whose texts stay for the next life (evicted_history). A failed allocation counts as no memory.
-// Nothing else ever fails.
+// Memory. Texts, groups, automata, records of drafts and what was learned count against the limit; the slot
+// table (under 1 KiB a slot) does not. room.h tells what is freed when the limit is reached. A slot that gets
+// no memory for its automata does not draft, and tries again when there is some; one whose tokens cannot be
+// stored never drafts again. A failed allocation counts as no memory. Nothing else ever fails.
 //
 // Not thread-safe; the owner serialises the calls on one pool.
 
@@ -41,9 +31,24 @@
 
 #include "rules.h"
 
-enum { POOL_SPARE_SLOTS = 64 }; // closed slot numbers that wait at least before one is used again
+enum {
+    POOL_SPARE_SLOTS = 64, // closed slot numbers that wait at least before one is used again
+    POOL_SLICE = 6144,     // work of a step beside that for its new tokens; a token in a large automaton is
+    POOL_LARGE_COST = 3,   // this much work, for want of cache, in any other 1
+    POOL_LARGE = 1 << 15,  // nodes of a large automaton
+    POOL_OFF_SLICE = 512,  // work of a step that drafts nothing
+    POOL_DYING = 8,
+    POOL_LIVES = 1 << 13,
+};
 
 typedef enum { POOL_PRIVATE, POOL_BY_PROMPT, POOL_NAMED } pool_key;
+
+// For whom memory is wanted: what may be freed for it.
+typedef enum {
+    POOL_FOR_ALL,   // tokens of open slots, and an automaton without which a slot could not draft
+    POOL_FOR_BUILD, // a group's automaton
+    POOL_FOR_SPARE, // what can be done without: only automata of closed groups
+} pool_power;
 
 typedef enum {
     POOL_OK,
@@ -55,6 +60,7 @@ typedef enum {
     POOL_BAD_COUNT_SUM,  // value: sum of the counts
     POOL_BAD_DRAFT_SIZE, // value: k outside 0 .. the largest allowed
     POOL_GROUP_IN_USE,   // value: open slots of the group
+    POOL_BAD_SIZE,       // value: tokens of the text; a truncated one keeps its prompt and grows by nothing
 } pool_status;
 
 // Where and what a refused argument is; written only when a function returns something else than POOL_OK.
@@ -64,20 +70,18 @@ typedef struct {
 } pool_error;
 
 // Owned by its group if that lists it, else by its slot.
-typedef struct {
-    sam_text body;        // comes first: arrays of sam_text * lead here
-    sam_text *self;       // the body: an array of texts for the request index
-    sam_cursor cursor;    // its end in the group's automaton
-    uint32_t prompt_size; // the first tokens of the text are the prompt
-    uint32_t number;      // among the group's texts; SAM_NONE: not listed
-    bool open;            // a slot has it
+typedef struct pool_text {
+    sam_text body;              // comes first: arrays of sam_text * lead here
+    sam_text *self;             // the body: an array of texts for the request index
+    sam_cursor cursor;          // how far the group's automaton has it, if indexed
+    struct pool_text *next_due; // in the group's queue
+    uint32_t prompt_size;       // the first tokens of the text are the prompt
+    uint32_t number;            // among the group's texts; SAM_NONE: not listed
+    uint32_t slot;              // that has it; SAM_NONE: closed
+    bool indexed;               // the group's automaton has its beginning
+    bool due;                   // in the group's queue
+    bool removed;               // the group forgets it when its automaton is freed
 } pool_text;
-
-typedef enum {
-    POOL_STALE, // the automaton is to be built when it is needed
-    POOL_READY, // it has all texts, or all but those of the history
-    POOL_LOST,  // there was no memory for it in this life
-} pool_state;
 
 typedef struct {
     struct pool_group *oldest, *newest;
@@ -90,33 +94,51 @@ typedef struct {
 
 typedef struct pool_group {
     struct pool_group *chain; // next group of the same bucket
-    pool_link by_state;       // in `closed` or `remembering`
-    pool_link by_index;       // in `idle` or `live`
+    pool_link by_state;       // in `opened`, `fresh` or `settled`
+    pool_link by_index;       // in `idle`
     uint64_t hash;
     pool_key kind;
     void *key; // POOL_BY_PROMPT: the prompt as int32_t, POOL_NAMED: the name
     size_t key_bytes;
-    sam_text **texts;
+    sam_text **texts; // NULL: freed
     uint32_t text_count, text_capacity;
-    uint32_t past;        // texts[0 .. past - 1] are older than this life; all of a closed group's are
-    uint64_t past_tokens; // in them
-    uint32_t open;        // slots that belong to the group
-    pool_state state;
-    bool skips_past;   // the history did not fit into the automaton of this life
+    uint32_t kept;    // texts that are there and not removed
+    uint32_t removed; // texts that are there still
+    uint32_t past;    // texts of smaller numbers are older than this life; all of a closed group's are
+    uint32_t past_texts;
+    uint64_t past_tokens, tokens; // in texts of the past; in all texts
+    uint32_t open;                // slots that belong to the group
+    uint32_t first_text;          // texts of smaller numbers were freed, or are in use
+
     sam_index index;   // zeroed: none
     sam_cursor prompt; // POOL_BY_PROMPT: end of the prompt in the automaton, if has_prompt
     bool has_prompt;
+    pool_text *carrier;              // the text by which the prompt is fed
+    pool_text *first_due, *last_due; // texts that the automaton is to get, or to get more of
+    uint32_t
+        next_past; // closed texts of smaller numbers are to be indexed, the newest first, if they are not
+    uint64_t closed_tokens;     // in the automaton, of closed texts
+    uint64_t max_closed_tokens; // that the automaton may have; UINT64_MAX: all
+    size_t needs;               // bytes that must be available before more is indexed
+    bool lost;  // there was no memory for open texts: it is not begun before there are `needs`
+    bool swaps; // it was worth its slots' request indexes when it was begun
+
+    uint64_t accepted, appended; // tokens of its slots while they could draft from it, fading
+    size_t spare;                // bytes that a closed group could give, as counted in the pool's
 } pool_group;
 
 typedef struct {
     bool open;
-    bool drafts;               // false: never drafts (no source, or out of memory)
+    bool drafts;               // false: never drafts (no source, or its tokens could not be stored)
+    bool waits;                // there was no memory for an automaton
+    bool exhausted;            // it was counted
     uint32_t next;             // free slot that was closed after this one
     uint64_t step;             // the latest step that named this slot: finds a slot named twice
     pool_text *text;           // NULL if nothing needs it
     pool_group *group;         // NULL if private
     sam_index request;         // zeroed: none
-    sam_cursor cursor;         // end of the text in it
+    sam_cursor cursor;         // how far the request index has the text
+    size_t needs;              // bytes that must be available before the request index is built; 0: none
     corpus_context *corpus_at; // NULL without a corpus
     uint32_t matched;          // tokens of the text that it has seen
     rule_record record;
@@ -139,11 +161,23 @@ typedef struct {
     pool_row *rows;                             // the step's arguments, copied once checked
     size_t row_capacity;
     pool_group **buckets;
-    size_t bucket_count;           // 0 or a power of two
-    pool_list closed, remembering; // groups without open slots; with open slots and a history
-    pool_list idle, live;   // closed groups with an index that can be built again; open ones with an index
-    const pool_group *uses; // whose index may not be freed now
-    bool closed_only;       // only closed groups are to make room
+    size_t bucket_count;         // 0 or a power of two
+    pool_list opened;            // groups with open slots
+    pool_list fresh, settled;    // groups without: closed lately, and before (room.h)
+    pool_list idle;              // groups without that have an automaton
+    size_t fresh_bytes, spare;   // of the groups in `fresh`; in that and `settled`: see pool_group
+    sam_index dying[POOL_DYING]; // large automata that are freed bit by bit; zeroed: none
+    uint8_t *lives;              // by hash of a group's key, how many lives began lately: POOL_LIVES counts
+    uint32_t lives_count;        // since they were halved
+    uint64_t accepted_in_groups, appended_in_groups; // sums of the groups', fading
+    pool_power power;                                // what may be freed now
+    const pool_group *uses;                          // whose automaton may not be freed now
+    const pool_slot *uses_slot;                      // whose request index may not be freed now
+    const pool_group *builds;                        // for whose automaton memory is wanted
+    bool swaps;                                      // and whose slots' request indexes may be given for it
+    int64_t slice, off_slice;                        // POOL_SLICE and POOL_OFF_SLICE, but in tests
+    int64_t work;                                    // what may still be done in this call
+    uint32_t hand;                                   // slot where free_double looked last
     uint64_t steps;
     uint64_t slots_open, groups;
     uint64_t tokens;                        // held in texts now
@@ -189,9 +223,14 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const int32_t 
 // Appends to one slot. Any status but POOL_OK: nothing has changed.
 pool_status pool_append(pool *p, int64_t slot, const int32_t *tokens, size_t count, pool_error *error);
 
-// Closes a slot. keep: its text stays with its group, else the group forgets it. POOL_BAD_SLOT changes
+// Closes a slot. keep: its text stays with its group, else the group forgets it, at the latest when its life
+// ends. POOL_BAD_SLOT changes
 // nothing.
 pool_status pool_close(pool *p, int64_t slot, bool keep, pool_error *error);
+
+// Takes the tokens of a slot's text behind the first `size` back: at least those of its prompt stay, at most
+// all. Its automata are fed again, bit by bit. POOL_BAD_SLOT and POOL_BAD_SIZE change nothing.
+pool_status pool_truncate(pool *p, int64_t slot, size_t size, pool_error *error);
 
 // Frees the group of a prompt or name with its texts; *found tells whether there was one.
 // POOL_GROUP_IN_USE changes nothing.

@@ -57,37 +57,72 @@ class Text:
         self.prompt_size = len(prompt)
         self.group = group
         self.open = True
+        self.removed = False
+        self.fed = None  # tokens that the group's index has; None: the text is not in it
 
 
 class Group:
-    """Texts in order of opening; `following` are (text, position) of each token that follows an occurrence, in order of
-    arrival, None while the index is stale."""
+    """Texts in order of opening.
 
-    def __init__(self, by_prompt):
-        self.by_prompt = by_prompt
+    following: (text, position, older) of each token in the index, in order of arrival; None while there is no index.
+    in_order: the same, those of an older text before all that was there.
+    """
+
+    def __init__(self, by_prompt, alone):
+        self.by_prompt, self.alone = by_prompt, alone
         self.open = self.past = 0
-        self.texts = []
-        self.following = None
+        self.texts, self.due, self.next_past = [], [], 0
+        self.following = self.in_order = None
 
-    def refresh(self):
+    def feed(self, text, older=False):
+        start = text.fed
+        if start is None:
+            start = text.prompt_size if self.by_prompt and self.carried else 0
+        self.carried = True
+        new = [(text, position, older) for position in range(start, len(text.tokens))]
+        self.following += new
+        at = 0 if older else len(self.in_order)
+        self.in_order[at:at] = new
+        text.fed = len(text.tokens)
+
+    def catch_up(self, text):
         if self.following is None:
-            self.following = []
-            for number, text in enumerate(self.texts):
-                start = text.prompt_size if self.by_prompt and number else 0
-                self.following += [(text, position) for position in range(start, len(text.tokens))]
+            if sum(not text.removed for text in self.texts) < 2 and not self.alone:
+                return
+            self.following, self.in_order, self.carried = [], [], False
+            self.due = [text for text in self.texts if text.open]
+            self.next_past = len(self.texts)
+        self.feed(text)
 
-    def enter(self, text):
-        self.texts.append(text)
-        self.open += 1
-        if len(self.texts) == 1:
-            self.following = None
-            self.refresh()
-        elif self.following is not None and not self.by_prompt:
-            self.following += [(text, position) for position in range(len(text.tokens))]
+    def feed_others(self):
+        if self.following is None:
+            return
+        for text in self.due:
+            if not text.removed:
+                self.feed(text)
+        self.due = []
+        for text in reversed(self.texts[: self.next_past]):
+            if text.fed is None and not text.removed:
+                self.feed(text, older=True)
+        self.next_past = 0
+
+    def grew(self, text):
+        if self.following is not None and text not in self.due:
+            self.due.append(text)
+
+    def drop_index(self):
+        self.following, self.due = None, []
+        self.past = sum(not text.removed for text in self.texts[: self.past])
+        self.texts = [text for text in self.texts if not text.removed]
+        for text in self.texts:
+            text.fed = None
 
 
 class Oracle:
-    """Texts and groups of a pool with all the memory it wants; slots are numbered by the caller."""
+    """Texts and groups of a pool with all the memory it wants; slots are numbered by the caller.
+
+    Texts are so short that each call feeds all that it may feed.
+    """
 
     def __init__(self, rule, sources):
         self.rule, self.sources = rule, sources
@@ -97,17 +132,34 @@ class Oracle:
         group = None
         if "group" in self.sources and key is not None:
             by_prompt = key == "by_prompt"
-            group = self.groups.setdefault(tuple(prompt) if by_prompt else key, Group(by_prompt))
-        self.slots[slot] = Text(prompt, group)
+            alone = "request" not in self.sources
+            group = self.groups.setdefault(tuple(prompt) if by_prompt else key, Group(by_prompt, alone))
+        self.slots[slot] = text = Text(prompt, group)
         if group is not None:
-            group.enter(self.slots[slot])
+            group.texts.append(text)
+            group.open += 1
+            group.grew(text)
+
+    def _append(self, slot, tokens):
+        text = self.slots[slot]
+        text.tokens += tokens
+        if text.group is not None and tokens:
+            text.group.grew(text)
+        return text
 
     def append(self, slot, tokens):
-        text = self.slots[slot]
-        for token in tokens:
-            if text.group is not None and text.group.following is not None:
-                text.group.following.append((text, len(text.tokens)))
-            text.tokens.append(token)
+        text = self._append(slot, tokens)
+        if text.group is not None:
+            text.group.catch_up(text)
+
+    def step(self, rows, k):
+        texts = [self._append(slot, tokens) for slot, tokens in rows]
+        for drafting in (True, False):
+            these = [text for text, size in zip(texts, k, strict=True) if bool(size) == drafting and text.group]
+            for text in these:
+                text.group.catch_up(text)
+            for text in these:
+                text.group.feed_others()
 
     def close(self, slot, keep):
         text = self.slots.pop(slot)
@@ -115,36 +167,57 @@ class Oracle:
         if group is None:
             return
         text.open = False
-        group.open -= 1
-        if not keep:
+        text.removed = not keep
+        if text.removed and group.following is None:
             group.texts.remove(text)
-            group.following = None
-        if not group.open:
-            group.past = len(group.texts)
-        if not group.open and not group.texts:
+        self._leave(group)
+
+    def _leave(self, group):
+        group.open -= 1
+        if group.open:
+            return
+        if any(text.removed for text in group.texts):
+            group.drop_index()
+        group.past = len(group.texts)
+        if not group.texts:
             self.groups = {key: other for key, other in self.groups.items() if other is not group}
+
+    def truncate(self, slot, size):
+        old = self.slots[slot]
+        if size == len(old.tokens):
+            return
+        self.slots[slot] = text = Text(old.tokens[: old.prompt_size], old.group)
+        text.tokens = old.tokens[:size]
+        if text.group is not None:
+            text.group.texts.append(text)
+            text.group.grew(text)
+            old.open, old.removed = False, True
+            if text.group.following is None:
+                text.group.texts.remove(old)
 
     def saved(self):
         """An oracle of the pool that is loaded from what this one saves."""
         loaded = Oracle(self.rule, self.sources)
         for key, group in self.groups.items():
-            kept = [text for text in group.texts if not text.open]
+            kept = [text for text in group.texts if not text.open and not text.removed]
             kept = [text for text in kept if not group.by_prompt or len(text.tokens) > text.prompt_size]
             if kept:
-                new = loaded.groups[key] = Group(group.by_prompt)
+                new = loaded.groups[key] = Group(group.by_prompt, group.alone)
                 for text in kept:
                     new.texts.append(copy.copy(text))
-                    new.texts[-1].group = new
+                    new.texts[-1].group, new.texts[-1].fed = new, None
                 new.past = len(kept)
         return loaded
 
     def _sources(self, text):
-        """(following, texts) of each source that the slot has, in the order that decides a tie."""
+        """(following, in_order, texts) of each source that the slot has, in the order that decides a tie."""
         if "request" in self.sources:
-            yield "request", [(text, position) for position in range(len(text.tokens))], [text]
-        if text.group is not None:
-            text.group.refresh()
-            yield "group", text.group.following, text.group.texts
+            own = [(text, position, False) for position in range(len(text.tokens))]
+            yield "request", own, own, [text.tokens]
+        group = text.group
+        if group is not None and group.following is not None and text.fed == len(text.tokens):
+            texts = [other.tokens[: other.fed] for other in group.texts if other.fed is not None]
+            yield "group", group.following, group.in_order, texts
 
     def draft(self, slot, k):
         """The draft and the source it comes from, None if that is not told."""
@@ -153,23 +226,24 @@ class Oracle:
 
     def _copy(self, text, k):
         longest, place, source = 0, None, None
-        for name, following, _ in self._sources(text):
-            lengths = [common_suffix(text.tokens, other.tokens[:position]) for other, position in following]
+        for name, _, in_order, _ in self._sources(text):
+            lengths = [common_suffix(text.tokens, other.tokens[:position]) for other, position, _ in in_order]
             if max(lengths, default=0) > longest:
                 longest = max(lengths)
-                places = [at for at, length in zip(following, lengths, strict=True) if length == longest]
+                places = [at for at, length in zip(in_order, lengths, strict=True) if length == longest]
                 place, source = places[0 if self.rule == "oldest" else -1], name
         if place is None:
             return [], None
         if source == "group" and "history" in self.sources:
             source = "history" if place[0] in text.group.texts[: text.group.past] else "group"
-        return place[0].tokens[place[1] : place[1] + k], source
+        end = len(place[0].tokens) if source == "request" else place[0].fed
+        return place[0].tokens[place[1] : min(place[1] + k, end)], source
 
     def _count(self, text, k):
         sources, tokens, drafted = list(self._sources(text)), list(text.tokens), []
         lengths = [
-            max((common_suffix(tokens, other.tokens[:position]) for other, position in following), default=0)
-            for _, following, _ in sources
+            max((common_suffix(tokens, other.tokens[:position]) for other, position, _ in following), default=0)
+            for _, following, _, _ in sources
         ]
         while len(drafted) < k and any(lengths):
             number = lengths.index(max(lengths))
@@ -178,7 +252,7 @@ class Oracle:
                 break
             drafted.append(token)
             tokens.append(token)
-            for i, (_, _, texts) in enumerate(sources):
+            for i, (_, _, _, texts) in enumerate(sources):
                 if lengths[i]:
                     lengths[i] = longest_known(texts, tokens, lengths[i] + 1)
         return drafted, None
@@ -187,10 +261,18 @@ class Oracle:
 def most_frequent(following, tokens, length):
     """The token that followed the longest suffix, of at most `length` tokens, that any token followed."""
     for size in range(length, 0, -1):
-        after = [other.tokens[at] for other, at in following if other.tokens[max(at - size, 0) : at] == tokens[-size:]]
-        if after:
-            most = max(after.count(token) for token in after)
-            return next(token for token in reversed(after) if after.count(token) == most)
+        counts, best, newest = {}, None, None
+        for other, at, older in following:
+            if other.tokens[max(at - size, 0) : at] != tokens[-size:]:
+                continue
+            token = other.tokens[at]
+            counts[token] = counts.get(token, 0) + 1
+            takes = not older or newest in (None, other)
+            newest = other if takes else newest
+            if counts[token] + takes > counts.get(best, 0):
+                best = token
+        if counts:
+            return best
     return None
 
 
@@ -198,6 +280,6 @@ def longest_known(texts, tokens, most):
     """The length of the longest suffix, of at most `most` tokens, that stands in a text."""
     for size in range(most, 0, -1):
         wanted = tokens[-size:]
-        if any(t.tokens[at : at + size] == wanted for t in texts for at in range(len(t.tokens) - size + 1)):
+        if any(text[at : at + size] == wanted for text in texts for at in range(len(text) - size + 1)):
             return size
     return 0

@@ -41,8 +41,7 @@ class PoolMachine(RuleBasedStateMachine):
         rows = [(slot, data.draw(ANSWERS)) for slot in slots]
         k = data.draw(st.lists(st.integers(0, 4), min_size=len(rows), max_size=len(rows)) | st.integers(0, 4))
         drafts = step(self.c, rows, i32(*k) if isinstance(k, list) else k, width=4)
-        for slot, tokens in rows:
-            self.oracle.append(slot, tokens)
+        self.oracle.step(rows, k if isinstance(k, list) else [k] * len(rows))
         for row, slot in enumerate(slots):
             wanted = k[row] if isinstance(k, list) else k
             expected, source = self.oracle.draft(slot, wanted) if wanted else ([], None)
@@ -63,6 +62,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.c.close(slot, keep)
         self.oracle.close(slot, keep)
 
+    @precondition(lambda self: self.oracle.slots)
+    @rule(data=st.data())
+    def truncate(self, data):
+        slot = data.draw(st.sampled_from(sorted(self.oracle.slots)))
+        text = self.oracle.slots[slot]
+        size = data.draw(st.integers(text.prompt_size, len(text.tokens)))
+        self.c.truncate(slot, size)
+        self.oracle.truncate(slot, size)
+
     @rule(key=st.sampled_from([*PROMPTS, b"one", b""]))
     def drop(self, key):
         group = self.oracle.groups.get(key)
@@ -82,7 +90,9 @@ class PoolMachine(RuleBasedStateMachine):
         expected.open(slot, prompt, key)
         loaded.append(slot, tokens)
         expected.append(slot, tokens)
-        assert step(loaded, [(slot, [])], 4) == [expected.draft(slot, 4)[0]]
+        drafts = step(loaded, [(slot, [])], 4)
+        expected.step([(slot, [])], [4])
+        assert drafts == [expected.draft(slot, 4)[0]]
         assert loaded._validate() is None
 
     @invariant()

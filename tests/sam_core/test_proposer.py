@@ -255,8 +255,9 @@ def test_memory_that_is_used_up_ends_drafts_and_nothing_else():
     proposer, batch = make(rule="blend", memory_bytes=1 << 20, threshold=999), Batch(rows=400)
     for _ in range(3):
         for i in range(400):
-            batch.add(f"r{i}", [i] + [rng.randrange(9) for _ in range(40)], 2)
-        assert len(batch.propose(proposer)) == 400
+            batch.add(f"r{i}", [i] + [rng.randrange(9) for _ in range(60)], 2)
+        for _ in range(20):
+            assert len(batch.propose(proposer)) == 400
         proposer.finish(batch.req_ids)
         batch = Batch(rows=400)
     stats = proposer.stats()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from c_programs import PROJECT
 from hypothesis import given, settings
-from pool_oracle import common_suffix, i32
+from pool_oracle import common_suffix, i32, step
 from sam_core.corpus import build_corpus
 from sam_core.reference.automaton import MAX_MATCH
 from sam_core.reference.rules import ALPHA, MAX_DRAFT, MORE, PATH_ONE, RULES
@@ -161,6 +161,7 @@ def test_by_definition(small_corpus, rule, sources, data):
     for _ in range(data.draw(st.integers(1, 3))):
         slots.append(pool.open(prompt, "by_prompt" if by_prompt else b"name"))
         definition.open(prompt)
+    step(pool, [(slot, []) for slot in slots], 0)  # texts are indexed in the order of opening
     for number, tokens in data.draw(st.lists(st.tuples(st.sampled_from(range(len(slots))), TOKENS), max_size=12)):
         definition.append(number, tokens)
         draft, _, scores = ask(pool, slots[number], tokens)

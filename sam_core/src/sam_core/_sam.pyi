@@ -60,8 +60,7 @@ class Pool:
         request: the slot's own prompt and answer.
         group: the texts of its group, finished or running. A group's life begins with its first slot and ends when its
             last one is closed; then it lingers, and the next life finds what was kept.
-        history: drafts that copy a text of an earlier life are counted under this name, and the index of a closed group
-            may be freed for memory and built again when a slot of the group drafts.
+        history: drafts that copy a text of an earlier life are counted under this name.
         corpus: a file that `build_corpus` wrote.
 
     The rule decides what follows a match: ``oldest`` copies what followed the first occurrence of the longest match
@@ -70,14 +69,18 @@ class Pool:
     by what they were worth so far. Each learns how probable its drafts are from the tokens appended after them. Matches
     have at most 64 tokens but for ``oldest``.
 
-    Where an index is built again, its texts go in one after another in order of opening; so the latest occurrence is
-    then one in the text opened last. This is done when a slot of the group drafts, after the index was freed, after the
-    pool was loaded, or after a text was closed without being kept.
+    Indexes are fed bit by bit, so that no call takes long: a step indexes about 6,000 tokens (a third of that in a large
+    index) beside the new ones of the slots that draft, 512 tokens if none does; what is left is caught up by later
+    steps. A slot drafts from an index once that has all of the slot's own text. The index of a group begins when it
+    has two texts, takes those of running requests first, then closed ones from the newest back, and drafts from what
+    it has.
 
-    Where memory is exceeded, the pool frees, if history is a source, indexes of closed groups; then closed groups; then
-    the history of open groups; then the indexes of open groups; each time the longest closed or opened one first. After
-    that a request that needs more stops drafting for good. Nothing is raised; ``evicted_groups``, ``evicted_history``
-    and ``exhausted`` of `stats` count it.
+    Where memory is exceeded, the pool frees what is worth least: indexes of closed groups, which are built again when
+    needed; older texts of closed groups that seldom came back or gave little; texts that no index has room for; request
+    indexes where the group's has the same text; the older closed texts in the index of the group that gives the fewest
+    accepted tokens a byte. What was lost comes back when there is memory again. A request for whose index there is none
+    does not draft meanwhile. Nothing is raised; ``evicted_groups``, ``evicted_history`` and ``exhausted`` of `stats`
+    count it.
 
     Calls from several threads wait for each other; the GIL is released while they work. The same calls give the same
     drafts on every platform. A pool can be neither pickled nor copied, and its methods raise RuntimeError in a forked
@@ -108,7 +111,7 @@ class Pool:
         min_prob: float = 0.0,
     ) -> Pool: ...
     def open(self, prompt_ids: Tokens, group: bytes | Literal["by_prompt"] | None = "by_prompt") -> int:
-        """Open a slot for a prompt and return its number. Takes time proportional to the prompt.
+        """Open a slot for a prompt, which later calls index, and return its number.
 
         Args:
             prompt_ids: int32 buffer of shape [P] or a sequence of P integers, 0 .. 2**31 - 1; may be empty.
@@ -175,12 +178,26 @@ class Pool:
 
         Args:
             slot: an open slot.
-            keep: True: the text stays a source of its group. False: the group forgets it, and its index is built again
-                from the other texts when the group next drafts.
+            keep: True: the text stays a source of its group. False: the group forgets it, at the latest when its life
+                ends.
 
         Raises:
             ValueError: the slot is not open.
             TypeError: slot is no integer.
+        """
+
+    def truncate(self, slot: int, size: int, /) -> None:
+        """Take the tokens of a slot behind its first `size` back, for engines that take sampled tokens back.
+
+        The slot's indexes are fed again, bit by bit. Its group may draft from what was taken back until its life ends.
+
+        Args:
+            slot: an open slot.
+            size: tokens that stay, prompt included: at least the prompt, at most all.
+
+        Raises:
+            ValueError: the slot is not open, or size is none of these. Nothing has changed then.
+            TypeError: an argument of another type.
         """
 
     def drop(self, group: bytes | Tokens) -> bool:
@@ -235,8 +252,8 @@ class Pool:
         Counted since the pool was made: ``appended`` tokens given to `step` and `append`; ``drafts`` (rows with a
         draft), ``drafted_tokens``, and ``accepted_tokens``, those that the tokens appended next confirmed, all three
         again ``by_source`` (a draft counts for the source of its first token); ``evicted_groups`` (closed groups, and
-        indexes of open ones), ``evicted_history`` (lives that lost their history or had no memory to index it),
-        ``exhausted`` (requests that stopped drafting for lack of memory).
+        indexes of open ones), ``evicted_history`` (times that a group lost its older closed texts),
+        ``exhausted`` (requests that for some time did not draft for lack of memory).
         """
 
     def _validate(self) -> str | None:

@@ -37,9 +37,9 @@ COUNTERS: dict[str, tuple[str, str | None, dict[str, str]]] = {
         "reason",
         {reason: f"excluded_{reason}" for reason in REASONS},
     ),
-    "exhausted_requests": ("Requests that stopped drafting for lack of memory.", None, {"": "exhausted"}),
+    "exhausted_requests": ("Requests that for some time did not draft for lack of memory.", None, {"": "exhausted"}),
     "evicted_groups": ("Groups forgotten for lack of memory.", None, {"": "evicted_groups"}),
-    "evicted_history": ("Groups that went on without their history.", None, {"": "evicted_history"}),
+    "evicted_history": ("Times that a group lost its older answers for lack of memory.", None, {"": "evicted_history"}),
 }
 """Metric: what it counts, its label beside the engine's, and the counter of SamProposer.stats() for each of its values."""
 GAUGES = {

@@ -121,6 +121,20 @@ static void append_one(state *s, input *in) {
         CHECK(pool_append(&s->p, s->open[which % s->count], tokens, count, &error) == POOL_OK);
 }
 
+static void truncate_text(state *s, input *in) {
+    uint32_t which = next_byte(in), much = next_byte(in);
+    pool_error error;
+    if (!s->count)
+        return;
+    const pool_slot *slot = &s->p.slots[s->open[which % s->count]];
+    if (!slot->text || !slot->drafts)
+        return;
+    uint32_t least = slot->text->prompt_size, size = slot->text->body.size,
+             to = least + much % (size - least + 2);
+    pool_status status = pool_truncate(&s->p, s->open[which % s->count], to, &error);
+    CHECK(status == (to > size ? POOL_BAD_SIZE : POOL_OK));
+}
+
 static void close_slot(state *s, input *in) {
     uint32_t byte = next_byte(in);
     pool_error error;
@@ -282,6 +296,9 @@ static void operate(state *s, input *in) {
     case 10:
         append_one(s, in);
         break;
+    case 11:
+        truncate_text(s, in);
+        break;
     default:
         step(s, in);
     }
@@ -307,6 +324,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     s.count = s.tokens = s.drafted = 0;
     CHECK(start_pool(&s.p, second & 16 ? pool_least_bytes() + limit : PLENTY, (rule_name)(first % 5), sources,
                      second & 8, thresholds[first / 5 % 4]));
+    if (second & 32) // automata are fed a few tokens at a time
+        s.p.slice = s.p.off_slice = 1 + second / 64 * 20;
     for (uint32_t i = 0; in.left && i < MOST_OPERATIONS; i++)
         operate(&s, &in);
     check_pool(&s.p);

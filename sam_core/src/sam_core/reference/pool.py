@@ -17,73 +17,148 @@ from sam_core.reference.model import Model
 
 BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
+SLICE = 6144  # tokens that a step indexes at most beside six for each new one of slots that draft
+OFF_SLICE = 512  # of a step that drafts nothing
 _SOURCES = ("request", "group", "corpus", "history")  # by their numbers
 
 
+class _Work:
+    """Tokens that a call may still index."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
 class _Text:
-    def __init__(self, prompt_size: int) -> None:
-        self.tokens: list[int] = []
-        self.prompt_size = prompt_size
+    def __init__(self, prompt: list[int]) -> None:
+        self.tokens = list(prompt)
+        self.prompt_size = len(prompt)
         self.number = -1  # among its group's texts
-        self.state: State | None = None  # its end in the group's index
+        self.open = True
+        self.removed = False
+        self.drop_index()
+
+    def drop_index(self) -> None:
+        self.state: State | None = None  # its end in the group's index; None: that has nothing of it
+        self.fed = 0  # tokens that the group's index has
+        self.due = self.older = False
 
 
 class _Group:
-    """The texts of a group in order of opening, and one index over all of them.
+    """The texts of a group in order of opening, and one index over all of them, which is fed bit by bit.
 
     Attributes:
         texts: texts[: past] are older than this life; all of a closed group's are.
-        index: None: to be built, one text after another, when a slot of the group next drafts.
+        index: None until a slot asks for it and there are two texts.
         prompt: end of the prompt in the index; the prompt of a group by prompt stands there once.
+        carrier: the text by which the prompt is fed.
+        due: open texts to feed.
+        next_past: closed texts of smaller numbers are to be fed, the newest first.
     """
 
-    def __init__(self, kind: str, by_prompt: bool) -> None:
-        self.kind, self.by_prompt = kind, by_prompt
+    def __init__(self, kind: str, by_prompt: bool, alone: bool) -> None:
+        self.kind, self.by_prompt, self.alone = kind, by_prompt, alone
         self.texts: list[_Text] = []
         self.past = self.open = 0
+        self.drop_index()
+
+    def drop_index(self) -> None:
+        """Forget the index, and the texts that were removed."""
         self.index: Index | None = None
         self.prompt: State | None = None
+        self.carrier: _Text | None = None
+        self.due: list[_Text] = []
+        self.next_past = 0
+        kept = [text for text in self.texts if not text.removed]
+        self.past = sum(text in kept for text in self.texts[: self.past])
+        self.texts = kept
+        for number, text in enumerate(self.texts):
+            text.number = number
+            text.drop_index()
 
     def enter(self, text: _Text) -> None:
         text.number = len(self.texts)
         self.texts.append(text)
-        if len(self.texts) == 1:  # nothing is saved by waiting
-            self.build()
-        elif self.index:
-            self.index.texts.append(text.tokens)
-            self._insert(text)
-
-    def forget(self, text: _Text) -> None:
-        self.texts.remove(text)
-        for number, other in enumerate(self.texts):
-            other.number = number
-        self.index = None
-
-    def build(self) -> None:
-        self.index = Index(self.kind, [text.tokens for text in self.texts])
-        self.prompt = None
-        for text in self.texts:
-            self._insert(text)
-
-    def _insert(self, text: _Text) -> None:
-        text.state, done = self.index.root, 0
-        if self.by_prompt:
-            if self.prompt is None:
-                self._feed(text, 0, text.prompt_size)
-                self.prompt = text.state
-            else:
-                text.state = self.index.branch(self.prompt)
-            done = text.prompt_size
-        self._feed(text, done, len(text.tokens))
-
-    def _feed(self, text: _Text, start: int, stop: int) -> None:
-        for position in range(start, stop):
-            text.state = self.index.append(text.state, text.number, position)
-
-    def appended(self, text: _Text) -> None:
-        """A text has one token more."""
         if self.index:
-            self._feed(text, len(text.tokens) - 1, len(text.tokens))
+            self.index.texts.append(text.tokens)
+        self.grew(text)
+
+    def grew(self, text: _Text) -> None:
+        if self.index and not text.due:
+            text.due = True
+            self.due.append(text)
+
+    def close(self, text: _Text, keep: bool) -> None:
+        text.open = False
+        text.removed = not keep
+        if text.removed and text.state is None and not text.due:
+            number = self.texts.index(text)
+            self.texts.remove(text)
+            self.past -= number < self.past
+            for number, other in enumerate(self.texts):
+                other.number = number
+
+    def leave(self) -> None:
+        self.open -= 1
+        if self.open:
+            return
+        if any(text.removed for text in self.texts):
+            self.drop_index()
+        self.past = len(self.texts)
+
+    def catch_up(self, text: _Text, work: _Work) -> None:
+        """Feed what the index lacks of a slot's text; begin the index if it is worth having."""
+        if not self.index:
+            if sum(not text.removed for text in self.texts) < 2 and not self.alone:
+                return
+            self.index = Index(self.kind, [text.tokens for text in self.texts])
+            self.next_past = len(self.texts)
+            for other in self.texts:
+                if other.open:
+                    self.grew(other)
+        self._feed(text, work, False)
+
+    def feed_others(self, work: _Work) -> None:
+        """Feed the other texts: those that grew, then closed ones, the newest first."""
+        while self.index and self.due and work.left > 0:
+            text = self.due[0]
+            if not text.removed:
+                self._feed(text, work, False)
+                if text.state is None or text.fed < len(text.tokens):
+                    return
+            self.due.pop(0).due = False
+        while self.index and self.next_past and work.left > 0:
+            text = self.texts[self.next_past - 1]
+            if not (text.open or text.due or text.removed or (text.state and text.fed == len(text.tokens))):
+                self._feed(text, work, True)
+                if text.state is None or text.fed < len(text.tokens):
+                    return
+            self.next_past -= 1
+
+    def ready(self, text: _Text) -> bool:
+        """Whether the index has all of an open text."""
+        return self.index is not None and text.state is not None and text.fed == len(text.tokens)
+
+    def _feed(self, text: _Text, work: _Work, older: bool) -> None:
+        if self.by_prompt and self.prompt is None:
+            if self.carrier is None:
+                self.carrier = text
+                text.state = self.index.root
+            self._extend(self.carrier, self.carrier.prompt_size, work, False)
+            if self.carrier.fed < self.carrier.prompt_size:
+                return
+            self.prompt = self.carrier.state
+        if text.state is None:
+            text.state = self.index.branch(self.prompt) if self.by_prompt else self.index.root
+            text.fed = text.prompt_size if self.by_prompt else 0
+            text.older = older
+        self._extend(text, len(text.tokens), work, text is not self.carrier and text.older)
+
+    def _extend(self, text: _Text, size: int, work: _Work, older: bool) -> None:
+        while text.fed < size and work.left > 0:
+            work.left -= 1
+            text.state = self.index.append(text.state, text.number, text.fed, older)
+            text.fed += 1
 
 
 class _Slot:
@@ -91,7 +166,8 @@ class _Slot:
         self.text = text  # None: nothing needs it, and the slot never drafts
         self.group: _Group | None = None
         self.request: Index | None = None
-        self.last: State | None = None  # end of the text in it
+        self.last: State | None = None  # end in it of what it has of the text
+        self.fed = 0  # tokens that it has
         self.corpus_at: list[tuple[int, int]] | None = None
         self.record = rules.Record()
 
@@ -99,7 +175,8 @@ class _Slot:
 class Pool:
     """See `sam_core.Pool`, whose drafts, scores and counters it gives; a pool of it can be neither saved nor loaded.
 
-    memory_bytes is accepted and reported, but nothing is ever freed or refused for lack of memory.
+    memory_bytes is accepted and reported, but nothing is ever freed or refused for lack of memory. Nor are tokens in
+    large indexes counted as more work, as the C counts them.
     """
 
     def __init__(
@@ -144,21 +221,26 @@ class Pool:
         number = self._free.pop(0) if len(self._free) > SPARE_SLOTS else taken
         grouped = "group" in self._sources and group is not None
         needed = grouped or "request" in self._sources or self._corpus
-        slot = self._slots[number] = _Slot(_Text(len(prompt)) if needed else None)
+        slot = self._slots[number] = _Slot(_Text(prompt) if needed else None)
         if not slot.text:
             return number
+        self._start(slot)
+        if grouped:
+            key = tuple(prompt) if group == BY_PROMPT else group
+            alone = "request" not in self._sources
+            slot.group = self._groups.setdefault(key, _Group(self._kind, group == BY_PROMPT, alone))
+            slot.group.open += 1
+            slot.group.enter(slot.text)
+        return number
+
+    def _start(self, slot: _Slot) -> None:
+        slot.fed = 0
         if "request" in self._sources:
             slot.request = Index(self._kind, [slot.text.tokens])
             slot.last = slot.request.root
         slot.corpus_at = self._corpus and self._corpus.start()
-        for token in prompt:
-            self._append(slot, token)
-        if grouped:
-            key = tuple(prompt) if group == BY_PROMPT else group
-            slot.group = self._groups.setdefault(key, _Group(self._kind, group == BY_PROMPT))
-            slot.group.open += 1
-            slot.group.enter(slot.text)
-        return number
+        for token in slot.text.tokens if slot.corpus_at else []:
+            slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
 
     def step(self, slots, tokens, counts, k, out, lengths, scores=None, parents=None) -> None:
         numbers, counts = slots.tolist(), counts.tolist()
@@ -166,8 +248,16 @@ class Pool:
         self._check(numbers, tokens, counts, k, out, lengths, scores, parents)
         at = 0
         for number, count in zip(numbers, counts):
-            self.append(number, tokens[at : at + count])
+            self._append(self._slots[number], _tokens(tokens[at : at + count], "tokens"))
             at += count
+        work = _Work(sum(6 * count for count, size in zip(counts, k) if size) + (SLICE if any(k) else OFF_SLICE))
+        for drafting in (True, False):
+            rows = [self._slots[number] for number, size in zip(numbers, k) if bool(size) == drafting]
+            for slot in rows:
+                self._catch_up(slot, work)
+            for slot in rows:
+                if slot.group and work.left > 0:
+                    slot.group.feed_others(work)
         for row, number in enumerate(numbers):
             slot = self._slots[number]
             record = self._draft(slot, k[row], parents is not None) if k[row] and slot.text else rules.Record()
@@ -183,13 +273,8 @@ class Pool:
             raise ValueError(f"slot is {slot}, which is not an open slot")
         one = hasattr(tokens, "__index__") and not hasattr(tokens, "__len__")
         new, to = _tokens([tokens] if one else tokens, "tokens"), self._slots[slot]
-        self._appended += len(new)
-        if not to.text or not new:
-            return
-        rules.learn(self._model, self._rule, to.record, new, self._accepted)
-        to.record = rules.Record()
-        for token in new:
-            self._append(to, token)
+        self._append(to, new)
+        self._catch_up(to, _Work(SLICE + 6 * len(new)))
 
     def close(self, slot: int, keep: bool = True) -> None:
         if slot not in self._slots:
@@ -199,13 +284,29 @@ class Pool:
         group = closed.group
         if group is None:
             return
-        if not keep:
-            group.forget(closed.text)
-        group.open -= 1
-        if not group.open:
-            group.past = len(group.texts)
-            if not group.texts:
-                self._groups = {key: other for key, other in self._groups.items() if other is not group}
+        group.close(closed.text, keep)
+        group.leave()
+        if not group.texts:
+            self._groups = {key: other for key, other in self._groups.items() if other is not group}
+
+    def truncate(self, slot: int, size: int) -> None:
+        if slot not in self._slots:
+            raise ValueError(f"slot is {slot}, which is not an open slot")
+        cut, old = self._slots[slot], self._slots[slot].text
+        if not old or size == len(old.tokens):
+            return
+        if not old.prompt_size <= size <= len(old.tokens):
+            raise ValueError(
+                f"size is {size}: it must lie between {old.prompt_size}, the tokens of the prompt, and "
+                f"{len(old.tokens)}, all of the slot"
+            )
+        cut.record = rules.Record()
+        cut.text = _Text(old.tokens[: old.prompt_size])
+        cut.text.tokens += old.tokens[old.prompt_size : size]
+        self._start(cut)
+        if cut.group:
+            cut.group.enter(cut.text)
+            cut.group.close(old, keep=False)
 
     def drop(self, group: bytes | Iterable[int]) -> bool:
         key = group if isinstance(group, bytes) else tuple(_tokens(group, "group"))
@@ -244,23 +345,33 @@ class Pool:
         """What was learned, as `Model.learned` gives it."""
         return self._model.learned()
 
-    def _append(self, slot: _Slot, token: int) -> None:
-        tokens = slot.text.tokens
-        tokens.append(token)
-        if slot.request:
-            slot.last = slot.request.append(slot.last, 0, len(tokens) - 1)
+    def _append(self, slot: _Slot, new: list[int]) -> None:
+        self._appended += len(new)
+        if not slot.text or not new:
+            return
+        rules.learn(self._model, self._rule, slot.record, new, self._accepted)
+        slot.record = rules.Record()
+        slot.text.tokens += new
         if slot.group:
-            slot.group.appended(slot.text)
-        if slot.corpus_at:
+            slot.group.grew(slot.text)
+        for token in new if slot.corpus_at else []:
             slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
 
+    def _catch_up(self, slot: _Slot, work: _Work) -> None:
+        if not slot.text or work.left <= 0:
+            return
+        while slot.request and slot.fed < len(slot.text.tokens) and work.left > 0:
+            work.left -= 1
+            slot.last = slot.request.append(slot.last, 0, slot.fed)
+            slot.fed += 1
+        if slot.group:
+            slot.group.catch_up(slot.text, work)
+
     def _draft(self, slot: _Slot, k: int, tree: bool) -> rules.Record:
-        group, index, match, past = slot.group, [slot.request, None], [(None, 0), (None, 0)], 0
-        if slot.request:
-            match[0] = slot.request.match(slot.last)
-        if group:
-            if not group.index:
-                group.build()
+        group, index, match, past = slot.group, [None, None], [(None, 0), (None, 0)], 0
+        if slot.request and slot.fed == len(slot.text.tokens):
+            index[0], match[0] = slot.request, slot.request.match(slot.last)
+        if group and group.ready(slot.text):
             index[1], match[1] = group.index, group.index.match(slot.text.state)
             past = group.past if "history" in self._sources else 0
         last = tuple(([-1, -1] + slot.text.tokens[-2:])[:-3:-1])

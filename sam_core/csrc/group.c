@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "group.h"
+
+#include "room.h"
+
+#include <string.h>
+
+enum { PAST_TEXTS = 4 };
+
+// ---- texts
+
+void pool_free_text(pool *p, pool_text *text) {
+    p->tokens -= text->body.size;
+    sam_resize(&p->memory, text->body.tokens, text->body.capacity * sizeof(int32_t), 0);
+    sam_resize(&p->memory, text, sizeof(pool_text), 0);
+}
+
+pool_text *pool_new_text(pool *p, uint32_t prompt_size, uint32_t size) {
+    pool_text *text = sam_resize(&p->memory, NULL, 0, sizeof(pool_text));
+    if (!text)
+        return NULL;
+    *text =
+        (pool_text){.self = &text->body, .prompt_size = prompt_size, .number = SAM_NONE, .slot = SAM_NONE};
+    int32_t *tokens = sam_grow(&p->memory, NULL, 0, size, &text->body.capacity, sizeof(int32_t));
+    if (size && !tokens) {
+        pool_free_text(p, text);
+        return NULL;
+    }
+    text->body.tokens = tokens;
+    return text;
+}
+
+// ---- groups
+
+void group_move(pool_group *g, size_t link_at, pool_list *list) {
+#define LINK(group) ((pool_link *)((char *)(group) + link_at))
+    pool_link *link = LINK(g);
+    if (link->list == list)
+        return;
+    if (link->list) {
+        *(link->older ? &LINK(link->older)->newer : &link->list->oldest) = link->newer;
+        *(link->newer ? &LINK(link->newer)->older : &link->list->newest) = link->older;
+    }
+    *link = (pool_link){.list = list};
+    if (list) {
+        link->older = list->newest;
+        *(list->newest ? &LINK(list->newest)->newer : &list->oldest) = g;
+        list->newest = g;
+    }
+#undef LINK
+}
+
+uint64_t group_hash(pool_key kind, const void *key, size_t bytes) {
+    bool by_prompt = kind == POOL_BY_PROMPT; // token by token: the same on every byte order
+    size_t count = by_prompt ? bytes / sizeof(int32_t) : bytes;
+    uint64_t hash = (uint64_t)kind;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t unit = by_prompt ? (uint32_t)((const int32_t *)key)[i] : ((const unsigned char *)key)[i];
+        hash = (hash ^ unit) * UINT64_C(0x9E3779B97F4A7C15) + 1;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+pool_group *group_find(const pool *p, uint64_t hash, pool_key kind, const void *key, size_t bytes) {
+    if (!p->bucket_count)
+        return NULL;
+    pool_group *g = p->buckets[hash & (p->bucket_count - 1)];
+    while (g && (g->hash != hash || g->kind != kind || g->key_bytes != bytes ||
+                 (bytes && memcmp(g->key, key, bytes) != 0)))
+        g = g->chain;
+    return g;
+}
+
+// Counts the texts before number `past`, of `texts` and `tokens`, as older than the group's life.
+static void set_past(pool *p, pool_group *g, uint32_t past, uint32_t texts, uint64_t tokens) {
+    if (has_source(p, RULE_HISTORY)) {
+        p->history_texts += texts - (uint64_t)g->past_texts;
+        p->history_tokens += tokens - g->past_tokens;
+    }
+    g->past = past;
+    g->past_texts = texts;
+    g->past_tokens = tokens;
+}
+
+void group_free_text(pool *p, pool_group *g, pool_text *text) {
+    uint32_t number = text->number;
+    g->texts[number] = NULL;
+    g->tokens -= text->body.size;
+    g->kept -= !text->removed;
+    g->removed -= text->removed;
+    if (number < g->past)
+        set_past(p, g, g->past, g->past_texts - 1, g->past_tokens - text->body.size);
+    pool_free_text(p, text);
+}
+
+void group_drop_index(pool *p, pool_group *g) {
+    room_discard(p, &g->index);
+    g->has_prompt = g->swaps = false;
+    g->carrier = g->first_due = g->last_due = NULL;
+    g->closed_tokens = 0;
+    uint32_t count = 0, past = 0;
+    for (uint32_t i = 0; i < g->text_count; i++) {
+        pool_text *text = text_of(g, i);
+        if (text && text->removed) {
+            group_free_text(p, g, text);
+            text = NULL;
+        }
+        if (!text)
+            continue;
+        past += i < g->past;
+        text->number = count;
+        text->indexed = text->due = false;
+        g->texts[count++] = &text->body;
+    }
+    g->text_count = count;
+    g->past = past;
+    g->first_text = 0;
+    room_relist(p, g);
+}
+
+void pool_free_group(pool *p, pool_group *g) {
+    set_past(p, g, 0, 0, 0);
+    room_discard(p, &g->index);
+    for (uint32_t i = 0; i < g->text_count; i++)
+        if (g->texts[i])
+            pool_free_text(p, text_of(g, i));
+    sam_resize(&p->memory, g->texts, g->text_capacity * sizeof(sam_text *), 0);
+    sam_resize(&p->memory, g->key, g->key_bytes, 0);
+    sam_resize(&p->memory, g, sizeof(pool_group), 0);
+}
+
+void group_remove(pool *p, pool_group *g) {
+    p->spare -= g->spare;
+    p->fresh_bytes -= g->by_state.list == &p->fresh ? g->spare : 0;
+    group_move(g, offsetof(pool_group, by_state), NULL);
+    group_move(g, offsetof(pool_group, by_index), NULL);
+    pool_group **place = &p->buckets[g->hash & (p->bucket_count - 1)];
+    while (*place != g)
+        place = &(*place)->chain;
+    *place = g->chain;
+    pool_free_group(p, g);
+    if (--p->groups == 0) {
+        sam_resize(&p->memory, p->buckets, p->bucket_count * sizeof(pool_group *), 0);
+        p->buckets = NULL;
+        p->bucket_count = 0;
+    }
+}
+
+static bool reserve_bucket(pool *p) {
+    if (p->groups < p->bucket_count)
+        return true;
+    size_t count = p->bucket_count ? 2 * p->bucket_count : 16;
+    pool_group **buckets = sam_resize(&p->memory, NULL, 0, count * sizeof(pool_group *));
+    if (!buckets)
+        return false;
+    memset(buckets, 0, count * sizeof(pool_group *));
+    for (size_t i = 0; i < p->bucket_count; i++)
+        for (pool_group *g = p->buckets[i], *next; g; g = next) {
+            next = g->chain;
+            g->chain = buckets[g->hash & (count - 1)];
+            buckets[g->hash & (count - 1)] = g;
+        }
+    sam_resize(&p->memory, p->buckets, p->bucket_count * sizeof(pool_group *), 0);
+    p->buckets = buckets;
+    p->bucket_count = count;
+    return true;
+}
+
+pool_group *pool_new_group(pool *p, pool_key kind, size_t key_bytes) {
+    pool_group *g = sam_resize(&p->memory, NULL, 0, sizeof(pool_group));
+    if (!g)
+        return NULL;
+    *g = (pool_group){.kind = kind, .max_closed_tokens = UINT64_MAX};
+    if (key_bytes) {
+        g->key = sam_resize(&p->memory, NULL, 0, key_bytes);
+        if (!g->key) {
+            pool_free_group(p, g);
+            return NULL;
+        }
+        g->key_bytes = key_bytes;
+    }
+    return g;
+}
+
+pool_status pool_add_group(pool *p, pool_group *g) {
+    g->hash = group_hash(g->kind, g->key, g->key_bytes);
+    if (group_find(p, g->hash, g->kind, g->key, g->key_bytes))
+        return POOL_GROUP_IN_USE;
+    if (!reserve_bucket(p))
+        return POOL_NO_MEMORY;
+    pool_group **bucket = &p->buckets[g->hash & (p->bucket_count - 1)];
+    g->chain = *bucket;
+    *bucket = g;
+    p->groups++;
+    room_relist(p, g);
+    return POOL_OK;
+}
+
+pool_group *group_join(pool *p, pool_key kind, const void *key, size_t bytes) {
+    pool_group *g = group_find(p, group_hash(kind, key, bytes), kind, key, bytes);
+    if (!g) {
+        g = pool_new_group(p, kind, bytes);
+        if (!g)
+            return NULL;
+        if (bytes)
+            memcpy(g->key, key, bytes);
+        if (pool_add_group(p, g) != POOL_OK) {
+            pool_free_group(p, g);
+            return NULL;
+        }
+    }
+    if (!g->open++)
+        room_note_life(p, g);
+    room_relist(p, g);
+    return g;
+}
+
+void group_leave(pool *p, pool_group *g) {
+    if (--g->open)
+        return;
+    if (g->removed)
+        group_drop_index(p, g);
+    set_past(p, g, g->text_count, g->kept, g->tokens);
+    g->lost = false;
+    g->needs = 0;
+    g->max_closed_tokens = UINT64_MAX;
+    g->accepted /= 2;
+    g->appended /= 2;
+    if (g->kept)
+        room_relist(p, g);
+    else
+        group_remove(p, g);
+}
+
+static bool list_text(pool *p, pool_group *g, pool_text *text) {
+    sam_text **texts =
+        sam_grow(&p->memory, g->texts, g->text_count, 1, &g->text_capacity, sizeof(sam_text *));
+    if (!texts)
+        return false;
+    g->texts = texts;
+    g->index.texts = texts;
+    text->number = g->text_count++;
+    g->texts[text->number] = &text->body;
+    g->tokens += text->body.size;
+    g->kept++;
+    return true;
+}
+
+bool pool_add_text(pool *p, pool_group *g, pool_text *text) {
+    p->tokens += text->body.size;
+    if (!list_text(p, g, text)) {
+        pool_free_text(p, text);
+        return false;
+    }
+    set_past(p, g, g->past + 1, g->past_texts + 1, g->past_tokens + text->body.size);
+    return true;
+}
+
+// Puts a text into the queue of the automaton, if that is begun.
+static void queue(pool_group *g, pool_text *text) {
+    if (!g->index.memory || text->due)
+        return;
+    text->due = true;
+    text->next_due = NULL;
+    *(g->first_due ? &g->last_due->next_due : &g->first_due) = text;
+    g->last_due = text;
+}
+
+bool group_enter(pool *p, pool_group *g, pool_text *text) {
+    if (!list_text(p, g, text))
+        return false;
+    queue(g, text);
+    return true;
+}
+
+void group_grew(pool_group *g, pool_text *text, uint32_t count) {
+    g->tokens += count;
+    queue(g, text);
+}
+
+void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep) {
+    text->slot = SAM_NONE;
+    if (!keep) {
+        text->removed = true;
+        g->kept--;
+        g->removed++;
+    }
+    if (text->indexed || text->due)
+        g->closed_tokens += text->body.size;
+    else if (!keep)
+        group_free_text(p, g, text);
+}
+
+// ---- the automaton
+
+bool feed(pool *p, sam_index *index, sam_cursor *cursor, uint32_t number, uint32_t size) {
+    while (cursor->length < size && p->work > 0) {
+        p->work -= index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
+        if (!sam_index_append(index, cursor, number, cursor->length))
+            return false;
+    }
+    return true;
+}
+
+// Feeds the prompt.
+static bool feed_prompt(pool *p, pool_group *g) {
+    pool_text *text = g->carrier;
+    if (!feed(p, &g->index, &text->cursor, text->number, text->prompt_size))
+        return false;
+    if (text->cursor.length == text->prompt_size) {
+        g->prompt = text->cursor;
+        g->has_prompt = true;
+    }
+    return true;
+}
+
+// Feeds a text as far as the work goes; older: all that is in the automaton is newer. False: no memory.
+static bool feed_text(pool *p, pool_group *g, pool_text *text, bool older) {
+    if (g->kind == POOL_BY_PROMPT && !g->has_prompt) {
+        if (!g->carrier) {
+            g->carrier = text;
+            text->cursor = SAM_START;
+            text->indexed = true;
+        }
+        if (!feed_prompt(p, g))
+            return false;
+        if (!g->has_prompt)
+            return true;
+    }
+    if (!text->indexed) {
+        text->indexed = true;
+        text->cursor = SAM_START;
+        if (g->kind == POOL_BY_PROMPT && !sam_index_branch(&g->index, &g->prompt, &text->cursor)) {
+            text->indexed = false;
+            return false;
+        }
+        text->cursor.older = older;
+    }
+    return feed(p, &g->index, &text->cursor, text->number, text->body.size);
+}
+
+// The same for what asks for memory with `power`.
+static bool feed_with(pool *p, pool_group *g, pool_text *text, bool older, pool_power power) {
+    p->power = power;
+    p->uses = p->builds = g;
+    p->swaps = g->swaps;
+    bool done = feed_text(p, g, text, older);
+    p->power = POOL_FOR_ALL;
+    p->uses = p->builds = NULL;
+    p->swaps = false;
+    return done;
+}
+
+void group_shrink(pool *p, pool_group *g) {
+    g->max_closed_tokens = g->closed_tokens / 2;
+    g->needs = room_needed(p, g->closed_tokens - g->max_closed_tokens);
+    p->evicted_history++;
+    group_drop_index(p, g);
+}
+
+// There is no memory for the open texts, of so many tokens.
+static void lose(pool *p, pool_group *g, uint64_t tokens) {
+    g->lost = true;
+    g->max_closed_tokens = 0;
+    g->needs = room_needed(p, tokens);
+    group_drop_index(p, g);
+}
+
+// There is no memory for a text of an open slot.
+static void give_up(pool *p, pool_group *g) {
+    if (g->closed_tokens) {
+        group_shrink(p, g);
+        return;
+    }
+    p->evicted_groups++;
+    lose(p, g, g->tokens - g->past_tokens);
+}
+
+// Begins the automaton if it is worth having and there is memory. Returns whether there is one.
+static bool begin(pool *p, pool_group *g) {
+    if (g->index.memory)
+        return true;
+    if (g->kept < 2 && has_source(p, RULE_REQUEST))
+        return false;
+    size_t available = room_available(p), requests = 0;
+    if (g->lost && available < g->needs)
+        return false;
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; i < g->text_count; i++) {
+        const pool_text *text = text_of(g, i);
+        if (!text || text->slot == SAM_NONE)
+            continue;
+        tokens += text->body.size;
+        requests += sam_index_bytes(&p->slots[text->slot].request);
+    }
+    // It may take the place of its slots' request indexes, which it stands in for.
+    size_t needed = (size_t)(tokens * ROOM_TOKEN_BYTES);
+    bool fits = needed <= available + requests;
+    if (fits) {
+        p->power = POOL_FOR_BUILD;
+        p->uses = g;
+        fits = sam_index_init(&g->index, &p->memory, index_kind(p), g->texts);
+        p->power = POOL_FOR_ALL;
+        p->uses = NULL;
+    }
+    if (!fits) {
+        p->evicted_groups += !g->lost;
+        lose(p, g, tokens);
+        return false;
+    }
+    g->lost = false;
+    g->max_closed_tokens = UINT64_MAX;
+    g->swaps = needed > available;
+    g->next_past = g->text_count;
+    for (uint32_t i = 0; i < g->text_count; i++)
+        if (g->texts[i] && text_of(g, i)->slot != SAM_NONE)
+            queue(g, text_of(g, i));
+    return true;
+}
+
+void group_catch_up(pool *p, pool_group *g, pool_text *text, pool_power power) {
+    if (begin(p, g) && !feed_with(p, g, text, false, power))
+        give_up(p, g);
+}
+
+// Feeds closed texts, the newest first.
+static void feed_past(pool *p, pool_group *g) {
+    while (g->next_past && p->work > 0) {
+        pool_text *text = text_of(g, g->next_past - 1);
+        if (!text || text->slot != SAM_NONE || text->due || text->removed ||
+            (text->indexed && text->cursor.length == text->body.size)) {
+            g->next_past--;
+            continue;
+        }
+        if (g->closed_tokens + text->body.size > g->max_closed_tokens) {
+            if (room_available(p) < g->needs)
+                return;
+            g->max_closed_tokens = UINT64_MAX;
+            g->needs = 0;
+        }
+        // The newest are worth other groups' texts, a few for each open slot; the others are not.
+        bool few = g->closed_tokens * g->kept < PAST_TEXTS * g->open * g->tokens;
+        if (!feed_with(p, g, text, true, few ? POOL_FOR_BUILD : POOL_FOR_SPARE)) {
+            g->max_closed_tokens = g->closed_tokens;
+            g->needs = room_needed(p, text->body.size);
+            return;
+        }
+        if (!text->indexed || text->cursor.length < text->body.size)
+            return;
+        g->closed_tokens += text->body.size;
+        g->next_past--;
+    }
+}
+
+void group_feed_others(pool *p, pool_group *g) {
+    if (!g->index.memory)
+        return;
+    pool_text *text;
+    while ((text = g->first_due) && p->work > 0) {
+        if (!text->removed) {
+            if (!feed_with(p, g, text, false, POOL_FOR_BUILD)) {
+                give_up(p, g);
+                return;
+            }
+            if (!text->indexed || text->cursor.length < text->body.size)
+                return;
+        }
+        g->first_due = text->next_due;
+        text->due = false;
+    }
+    feed_past(p, g);
+}
