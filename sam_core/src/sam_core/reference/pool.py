@@ -160,13 +160,16 @@ class Pool:
             slot.group.enter(slot.text)
         return number
 
-    def step(self, slots, tokens, counts, k, out, lengths, scores=None, parents=None) -> None:
+    def step(self, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None) -> None:
         numbers, counts = slots.tolist(), counts.tolist()
         k = k.tolist() if isinstance(k, np.ndarray) else [as_int(k)] * len(numbers)
-        self._check(numbers, tokens, counts, k, out, lengths, scores, parents)
+        self._check(numbers, tokens, counts, k, out, lengths, scores, parents, starts)
         at = 0
-        for number, count in zip(numbers, counts):
-            self.append(number, tokens[at : at + count])
+        for row, (number, count) in enumerate(zip(numbers, counts)):
+            if starts is None:
+                self.append(number, tokens[at : at + count])
+            else:
+                self.append(number, tokens[row, starts[row] : starts[row] + count])
             at += count
         for row, number in enumerate(numbers):
             slot = self._slots[number]
@@ -271,10 +274,12 @@ class Pool:
             self._drafted[source] += 1
         return record
 
-    def _check(self, numbers, tokens, counts, k, out, lengths, scores, parents) -> None:
+    def _check(self, numbers, tokens, counts, k, out, lengths, scores, parents, starts) -> None:
         rows, width = len(numbers), out.shape[1]
+        if starts is not None and len(tokens) < rows:
+            raise ValueError(f"tokens has {len(tokens)} rows, but slots has {rows}")
         sizes = {"counts": counts, "k": k, "out": out, "lengths": lengths, "scores": scores, "parents": parents}
-        for name, given in sizes.items():
+        for name, given in (sizes | {"starts": starts}).items():
             if given is not None and len(given) != rows:
                 raise ValueError(f"{name} has {len(given)} rows, but slots has {rows}")
         for row, number in enumerate(numbers):
@@ -287,9 +292,21 @@ class Pool:
             if not 0 <= k[row] <= min(width, rules.MAX_DRAFT):
                 limit = f"{width}, the width of out" if width <= rules.MAX_DRAFT else "64, the longest draft"
                 raise ValueError(f"k of row {row} is {k[row]}: it must lie between 0 and {limit}")
-        if sum(counts) != len(tokens):
-            raise ValueError(f"counts add up to {sum(counts)}, but there are {len(tokens)} tokens")
-        _tokens(tokens, "tokens")
+        if starts is None:
+            if sum(counts) != len(tokens):
+                raise ValueError(f"counts add up to {sum(counts)}, but there are {len(tokens)} tokens")
+            _tokens(tokens, "tokens")
+            return
+        for row, (start, count) in enumerate(zip(starts.tolist(), counts)):
+            if start < 0:
+                raise ValueError(f"starts[{row}] is {start}: it must not be negative")
+            if start + count > tokens.shape[1]:
+                raise ValueError(
+                    f"starts[{row}] + counts[{row}] is {start + count}, but tokens has {tokens.shape[1]} columns"
+                )
+            for column, token in enumerate(tokens[row, start : start + count].tolist(), start):
+                if token < 0:
+                    raise ValueError(f"tokens[{row}, {column}] is {token}: token ids go from 0 to 2147483647")
 
 
 def _tokens(values: Iterable[int], name: str) -> list[int]:
