@@ -229,7 +229,10 @@ class SamProposer:
             return self._pad(slots, out, drafted, given, last)
         if not given.any():
             return [[] for _ in range(len(slots))]
-        return [row[:n] for row, n in zip(out.tolist(), given.tolist(), strict=True)]
+        drafts: list[list[int]] = out.tolist()
+        for draft, n in zip(drafts, given.tolist(), strict=True):
+            del draft[n:]
+        return drafts
 
     def _pad(self, slots: Int32, out: Int32, guessed: Int32, believed: Int32, last: Int32) -> list[list[int]]:
         """Drafts of k tokens: the pool's `guessed` tokens of each row, of which `believed` are drafts, then fillers."""
