@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sam_core import verify
 from sam_core.verify import RequestNoise, first_rows, request_key, row_tokens, seeded_sample
+
+from sam_core import verify
 
 
 def test_rows_of_logits():
