@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import peers
-from ours import MEMORY, NOTHING, RULES, SamBatch
+from ours import MEMORY, NOTHING, RULES, Engine, SamBatch
 from peers import sglang
 from rows import Figure, Row, Sample, Targets, alternate
 from texts import SIBLINGS, Texts, periodic
@@ -32,6 +32,12 @@ BATCHES = (32, 64)
 PERIODS = {"ordinary text": 0, "period 8": 8, "period 1": 1}
 PEER_ROWS = 8  # in loops over one request after another their cost a request does not depend on the batch
 STEP_RULES = ("newest", "blend with group")
+REQUESTS = (1, 64, 1024)
+SWITCHES: dict[str, dict[str, Any]] = {
+    "off": {"switch": "batch"},
+    "on": {"switch": "batch", "threshold": max(REQUESTS)},
+    "auto": {"switch": "auto"},
+}
 clock = time.process_time
 
 
@@ -42,6 +48,8 @@ class Cost:
         self.rounds = 2 if quick else 7
         self.sizes = (256, 1024) if quick else (1024, 4096, 32_768)
         self.steps = 20 if quick else 100
+        self.running = 256 if quick else 1024
+        """Tokens of a request at the start of the proposer's rows."""
         self.warm = 256 if quick else 4096
         self.corpus_size = 100_000 if quick else 10_000_000
         self.texts, self.targets, self.say = texts, targets, say
@@ -67,6 +75,13 @@ class Cost:
             for rows in BATCHES
             for text, period in PERIODS.items()
         ]
+        proposers = [
+            (
+                [row(f"propose for {count} request{'s' * (count > 1)}, {name}", "us") for name in SWITCHES],
+                partial(self.proposers, count),
+            )
+            for count in REQUESTS
+        ]
         pauses = [row(f"append, {what}", "us") for what in ("p99", "longest pause")]
         corpus = [("size", "bytes a token"), ("build", "tokens a second"), ("look-up (append and draft k=1)", "us")]
         return [
@@ -76,6 +91,7 @@ class Cost:
             ([row("append in batches, with group", "us a token")], partial(self.append_parts, "blend with group", 64)),
             ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),
             *steps,
+            *proposers,
             ([row("bulk build of 4096 tokens", "ms")], self.bulk),
             ([row("memory, request", "bytes a token")], self.memory_request),
             ([row("memory, request and group with counts", "bytes a token")], self.memory_group),
@@ -267,6 +283,27 @@ class Cost:
         for row, rule in zip(rows, STEP_RULES):
             _fill(row, {"ours": found[rule], **others})
             row.note = f"after {size} tokens a row"
+
+    def proposers(self, count: int, rows: list[Row]) -> None:
+        """A call of the proposer for each of its switches: microseconds."""
+        width = self.running + 4 * self.steps * (self.rounds + 2) + 8
+        table, remark = self.texts.ordinary(count, width)
+        engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
+        engines["off"].proposer.switch.threshold = 0  # one request is as many as options allow
+
+        def sample(engine: Engine) -> float:
+            return 1e6 * sum(engine.step() for _ in range(self.steps)) / self.steps
+
+        samples = {name: partial(sample, engine) for name, engine in engines.items()}
+        alternate(samples, 2)  # auto has learned then
+        before = {name: engine.drafted for name, engine in engines.items()}
+        found = alternate(samples, self.rounds)
+        for row, (name, engine) in zip(rows, engines.items(), strict=True):
+            row.ours = found[name]
+            drafted = (engine.drafted - before[name]) / self.rounds / self.steps / count
+            row.note = (
+                f"from {self.running} tokens a request on, {drafted:.2f} draft tokens a request and step; {remark}"
+            )
 
     # ---- building, memory, corpus
 

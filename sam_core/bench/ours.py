@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sam_core as a batch of rows for the timings, called from Python with preallocated buffers."""
+"""sam_core for the timings: as a batch of rows, called from Python with preallocated buffers; as an engine calls it."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
+from sam_core.proposer import SamProposer
 from texts import SIBLINGS
 
 import sam_core
@@ -51,3 +53,42 @@ class SamBatch:
     def step(self, k):
         self.pool.step(self.slots, self.columns[self.at], self.ones, k, self.out[k], self.lengths)
         self.at += 1
+
+
+class Engine:
+    """An engine whose model says what stands in a table: calls the proposer as one does, SIBLINGS requests a group.
+
+    A step takes 20 ms and 0.02 ms for each token computed, by a clock of its own that switch auto reads.
+    """
+
+    def __init__(self, table: np.ndarray, size: int, k: int, **options: Any):
+        rows = len(table)
+        self.table, self.k, self.now = table, k, 0.0
+        self.req_ids = [str(row) for row in range(rows)]
+        self.lengths, self.prompts = np.full(rows, size, np.int32), np.full(rows, size // 4, np.int32)
+        self.sampled = [[1]] * rows
+        self.proposer = SamProposer(
+            k,
+            {"memory_bytes": MEMORY} | options,
+            max_model_len=table.shape[1] + k + 1,
+            group_of=lambda req_id: b"%d" % (int(req_id) // SIBLINGS),
+        )
+        self.proposer.switch.clock = lambda: self.now
+        self.drafted = 0
+        self.propose()
+
+    def propose(self) -> float:
+        """Seconds of the processor that one call takes."""
+        start = time.process_time()
+        drafts = self.proposer.propose(self.req_ids, self.table, self.lengths, self.prompts, self.sampled)
+        taken = time.process_time() - start
+        self.drafts = np.array([draft + [-1] * (self.k - len(draft)) for draft in drafts], np.int32)
+        return taken
+
+    def step(self) -> float:
+        """Verify the drafts, then propose: seconds of the processor that the latter takes."""
+        self.drafted += (drafted := int((self.drafts >= 0).sum()))
+        self.now += 0.02 + 2e-5 * (len(self.table) + drafted)
+        said = self.table[np.arange(len(self.table))[:, None], self.lengths[:, None] + np.arange(self.k)]
+        self.lengths += 1 + np.logical_and.accumulate(self.drafts == said, axis=1).sum(1, dtype=np.int32)
+        return self.propose()

@@ -206,6 +206,30 @@ def targets(measured: list[dict], device: torch.device) -> list[Row]:
     return sorted(rows, key=lambda row: ["time", "operations", "host synchronisations"].index(row.section))
 
 
+class Request:
+    """An engine's state of a request, whose number of tokens is a property as in vLLM."""
+
+    def __init__(self, seed: int, tokens: int) -> None:
+        self.sampling_params, self.output_token_ids = SimpleNamespace(seed=seed), [0] * tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return 500 + len(self.output_token_ids)
+
+
+def noise_row(count: int, device: torch.device) -> Row:
+    """What the host spends on seeds: in each step a request ends and another one begins."""
+    make, taken = verify.RequestNoise(0, device), []
+    requests = {str(number): Request(number, number) for number in range(count + 200)}
+    req_ids = list(requests)[:count]
+    for step in range(200):
+        req_ids[step % count] = str(count + step)
+        start = time.process_time()
+        make(req_ids, requests, [K] * count)
+        taken.append((time.process_time() - start) * 1e3)
+    return Row("time", f"noise of a step, {count} requests", "ms", "<=", 0.3, ours=Figure.of(taken))
+
+
 def overview(measured: list[dict]) -> str:
     """The figures of all contestants by batch."""
     names = [*measured[0]["ms"]["step"]]
@@ -291,7 +315,7 @@ def main() -> int:
         progress.show(f"batch {batch}")
         measured.append(Case(batch, args.device, releases).measure(rounds))
     progress.clear()
-    rows = targets(measured, args.device)
+    rows = [noise_row(count, args.device) for count in (1, 64, 1024)] + targets(measured, args.device)
     print(overview(measured))
     print(table(rows))
     record = {"machine": machine(args.device), "quick": args.quick, "vocabulary": V, "drafts": K}

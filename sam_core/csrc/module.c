@@ -71,10 +71,17 @@ static void *raise_type_error(PyObject *object, const char *expected, ...) {
     return NULL;
 }
 
-// Gets a C-contiguous buffer of `dimensions` whose items are of `type`, 'i' for int32 or 'f' for float32.
-// A Py_buffer without obj is released safely.
-static int get_buffer(PyObject *object, const char *name, char type, int dimensions, int writable,
-                      Py_buffer *view) {
+// Whether the rows of a table, contiguous each, lie as far from each other as they like.
+static bool has_whole_rows(const Py_buffer *view) {
+    return view->ndim == 2 && !view->suboffsets && view->strides[0] % view->itemsize == 0 &&
+           (view->shape[1] < 2 || view->strides[1] == view->itemsize);
+}
+
+// Gets a C-contiguous buffer of `dimensions` whose items are of `type`, 'i' for int32 or 'f' for float32; or
+// one of two dimensions of which only each row need be contiguous, if rows_apart. A Py_buffer without obj is
+// released safely.
+static int get_buffer(PyObject *object, const char *name, char type, int dimensions, bool rows_apart,
+                      bool writable, Py_buffer *view) {
     const char *kind = type == 'i' ? "int32" : "float32";
     view->obj = NULL;
     if (!PyObject_CheckBuffer(object)) {
@@ -95,8 +102,10 @@ static int get_buffer(PyObject *object, const char *name, char type, int dimensi
     } else if (view->ndim != dimensions) {
         PyErr_Format(PyExc_ValueError, "%s must have %d dimension%s, not %d", name, dimensions,
                      dimensions == 1 ? "" : "s", view->ndim);
-    } else if (!PyBuffer_IsContiguous(view, 'C') || (view->len && (uintptr_t)view->buf % 4)) {
-        PyErr_Format(PyExc_BufferError, "%s must be contiguous in C order and aligned", name);
+    } else if ((rows_apart ? !has_whole_rows(view) : !PyBuffer_IsContiguous(view, 'C')) ||
+               (view->len && (uintptr_t)view->buf % 4)) {
+        PyErr_Format(PyExc_BufferError, "%s must be contiguous %s and aligned", name,
+                     rows_apart ? "along each row" : "in C order");
     } else if (writable && view->readonly) {
         PyErr_Format(PyExc_BufferError, "%s must be writable", name);
     } else {
@@ -171,7 +180,7 @@ static int get_tokens(PyObject *object, const char *name, Tokens *t) {
         release_tokens(t);
         return -1;
     }
-    if (get_buffer(object, name, 'i', 1, 0, &t->view) < 0)
+    if (get_buffer(object, name, 'i', 1, false, false, &t->view) < 0)
         return -1;
     t->tokens = t->view.buf;
     t->size = t->view.shape[0];
@@ -390,7 +399,8 @@ static void raise_bad_size(PyObject *what, const char *name, Py_ssize_t width) {
                  narrow ? width : RULE_MAX_DRAFT, narrow ? "width of out" : "longest draft");
 }
 
-static PyObject *raise_step_error(pool_status status, const pool_error *error, Py_ssize_t tokens,
+// `tokens` has their number, or as a table (`starts`) that of a row.
+static PyObject *raise_step_error(pool_status status, const pool_error *error, const pool_tokens *tokens,
                                   Py_ssize_t width) {
     Py_ssize_t at = (Py_ssize_t)error->at;
     long long value = error->value;
@@ -403,9 +413,18 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, P
     case POOL_BAD_COUNT:
         return PyErr_Format(PyExc_ValueError, "counts[%zd] is %lld: it must not be negative", at, value);
     case POOL_BAD_COUNT_SUM:
-        return PyErr_Format(PyExc_ValueError, "counts add up to %lld, but there are %zd tokens", value,
-                            tokens);
+        return PyErr_Format(PyExc_ValueError, "counts add up to %lld, but there are %zu tokens", value,
+                            tokens->size);
+    case POOL_BAD_START:
+        return PyErr_Format(PyExc_ValueError, "starts[%zd] is %lld: it must not be negative", at, value);
+    case POOL_BAD_END:
+        return PyErr_Format(PyExc_ValueError, "starts[%zd] + counts[%zd] is %lld, but tokens has %zu columns",
+                            at, at, value, tokens->size);
     case POOL_BAD_TOKEN:
+        if (tokens && tokens->starts)
+            return PyErr_Format(PyExc_ValueError,
+                                "tokens[%zu, %zu] is %lld: token ids go from 0 to 2147483647",
+                                error->at / tokens->size, error->at % tokens->size, value);
         return PyErr_Format(PyExc_ValueError, "tokens[%zd] is %lld: token ids go from 0 to 2147483647", at,
                             value);
     case POOL_BAD_DRAFT_SIZE: {
@@ -423,18 +442,20 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, P
 }
 
 PyDoc_STRVAR(Pool_step_doc,
-             "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None)\n--\n\n"
+             "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, "
+             "starts=None)\n--\n\n"
              "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"slots", "tokens", "counts", "k", "out", "lengths", "scores", "parents", NULL};
-    enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, ARGUMENTS };
+    static char *names[] = {"slots",   "tokens", "counts",  "k",      "out",
+                            "lengths", "scores", "parents", "starts", NULL};
+    enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, ARGUMENTS };
     PoolObject *self = (PoolObject *)object;
     PyObject *given[ARGUMENTS] = {NULL}, *result = NULL;
     Py_buffer view[ARGUMENTS] = {{0}};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OO:step", names, &given[SLOTS], &given[TOKENS],
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOO:step", names, &given[SLOTS], &given[TOKENS],
                                      &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS], &given[SCORES],
-                                     &given[PARENTS]) ||
+                                     &given[PARENTS], &given[STARTS]) ||
         check_process(self) < 0)
         return NULL;
     int32_t uniform = 0;
@@ -450,14 +471,23 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
     } else if (!PyObject_CheckBuffer(given[K])) {
         return raise_type_error(given[K], "k must be an integer or an int32 buffer");
     }
+    bool is_table = given[STARTS] && given[STARTS] != Py_None;
     for (int i = 0; i < ARGUMENTS; i++) {
         bool absent = i == K ? is_uniform : i >= SCORES && (!given[i] || given[i] == Py_None);
-        if (!absent && get_buffer(given[i], names[i], i == SCORES ? 'f' : 'i',
-                                  i == OUT || i >= SCORES ? 2 : 1, i >= OUT, &view[i]) < 0)
+        bool has_columns = i == TOKENS ? is_table : i == OUT || i == SCORES || i == PARENTS;
+        bool writable = i >= OUT && i != STARTS;
+        if (!absent && get_buffer(given[i], names[i], i == SCORES ? 'f' : 'i', has_columns ? 2 : 1,
+                                  i == TOKENS && is_table, writable, &view[i]) < 0)
             goto done;
     }
     Py_ssize_t rows = view[SLOTS].shape[0], width = view[OUT].shape[1];
-    static const int per_row[] = {COUNTS, K, OUT, LENGTHS, SCORES, PARENTS};
+    pool_tokens tokens = {view[TOKENS].buf, (size_t)view[TOKENS].shape[is_table], view[STARTS].buf,
+                          is_table ? view[TOKENS].strides[0] / view[TOKENS].itemsize : 0};
+    if (is_table && view[TOKENS].shape[0] < rows) {
+        PyErr_Format(PyExc_ValueError, "tokens has %zd rows, but slots has %zd", view[TOKENS].shape[0], rows);
+        goto done;
+    }
+    static const int per_row[] = {COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(per_row); i++) {
         int j = per_row[i];
         if (view[j].obj && view[j].shape[0] != rows) {
@@ -465,7 +495,7 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
                          rows);
             goto done;
         }
-        if (view[j].obj && j >= SCORES && view[j].shape[1] != width) {
+        if (view[j].obj && (j == SCORES || j == PARENTS) && view[j].shape[1] != width) {
             PyErr_Format(PyExc_ValueError, "%s has %zd columns, but out has %zd", names[j], view[j].shape[1],
                          width);
             goto done;
@@ -479,14 +509,13 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
     pool_error error;
     pool_status status;
     BEGIN_WORK(self)
-    status =
-        pool_step(&self->pool, view[SLOTS].buf, (size_t)rows, view[TOKENS].buf, (size_t)view[TOKENS].shape[0],
-                  view[COUNTS].buf, is_uniform ? &uniform : view[K].buf, is_uniform, &out, &error);
+    status = pool_step(&self->pool, view[SLOTS].buf, (size_t)rows, &tokens, view[COUNTS].buf,
+                       is_uniform ? &uniform : view[K].buf, is_uniform, &out, &error);
     END_WORK(self)
     if (status == POOL_OK)
         result = Py_NewRef(Py_None);
     else
-        raise_step_error(status, &error, view[TOKENS].shape[0], width);
+        raise_step_error(status, &error, &tokens, width);
 done:
     for (int i = 0; i < ARGUMENTS; i++)
         PyBuffer_Release(&view[i]);
@@ -563,7 +592,7 @@ static PyObject *Pool_append(PyObject *object, PyObject *const *args, Py_ssize_t
     if (status == POOL_BAD_SLOT)
         return raise_bad_slot(args[0]);
     if (status != POOL_OK)
-        return raise_step_error(status, &error, 0, 0);
+        return raise_step_error(status, &error, NULL, 0);
     Py_RETURN_NONE;
 }
 

@@ -258,10 +258,34 @@ pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes,
 
 // ---- step
 
+// Finds the tokens of each row and checks them; packed ones are as many as the counts say.
+static pool_status check_tokens(pool *p, size_t rows, const pool_tokens *tokens, pool_error *error) {
+    const int32_t *next = tokens->tokens;
+    for (size_t i = 0; i < rows; i++) {
+        pool_row *row = &p->rows[i];
+        size_t at = (size_t)(next - tokens->tokens);
+        if (tokens->starts) {
+            int32_t start = tokens->starts[i];
+            if (start < 0)
+                return refuse(error, POOL_BAD_START, i, start);
+            if ((size_t)start + row->count > tokens->size)
+                return refuse(error, POOL_BAD_END, i, (int64_t)start + row->count);
+            next = tokens->tokens + (ptrdiff_t)i * tokens->stride + start;
+            at = i * tokens->size + (size_t)start;
+        }
+        for (size_t j = 0; j < row->count; j++)
+            if (next[j] < 0)
+                return refuse(error, POOL_BAD_TOKEN, at + j, next[j]);
+        row->tokens = next;
+        next += row->count;
+    }
+    return POOL_OK;
+}
+
 // Checks the arguments and copies them to p->rows.
-static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens,
-                              size_t token_count, const int32_t *counts, const int32_t *k, bool uniform_k,
-                              size_t width, pool_error *error) {
+static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
+                              const int32_t *counts, const int32_t *k, bool uniform_k, size_t width,
+                              pool_error *error) {
     if (rows > p->row_capacity) {
         pool_row *grown = SAM_REALLOC(p->rows, rows * sizeof(pool_row));
         if (!grown)
@@ -284,15 +308,12 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
         if (size < 0 || (size_t)size > most)
             return refuse(error, POOL_BAD_DRAFT_SIZE, i, size);
         slot->step = p->steps;
-        p->rows[i] = (pool_row){(uint32_t)number, (uint32_t)count, (uint32_t)size};
+        p->rows[i] = (pool_row){NULL, (uint32_t)number, (uint32_t)count, (uint32_t)size};
         sum += count;
     }
-    if ((uint64_t)sum != token_count)
+    if (!tokens->starts && (uint64_t)sum != tokens->size)
         return refuse(error, POOL_BAD_COUNT_SUM, 0, sum);
-    for (size_t i = 0; i < token_count; i++)
-        if (tokens[i] < 0)
-            return refuse(error, POOL_BAD_TOKEN, i, tokens[i]);
-    return POOL_OK;
+    return check_tokens(p, rows, tokens, error);
 }
 
 // Adds to two counts that are halved when the second exceeds `most`.
@@ -421,19 +442,17 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, int32_t *tokens, int
     return drafted;
 }
 
-pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens, size_t token_count,
+pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                       const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
                       pool_error *error) {
-    pool_status status =
-        check_rows(p, slots, rows, tokens, token_count, counts, k, uniform_k, out->width, error);
+    pool_status status = check_rows(p, slots, rows, tokens, counts, k, uniform_k, out->width, error);
     if (status != POOL_OK)
         return status;
     bool drafting = false;
     p->work = 0;
     for (size_t i = 0; i < rows; i++) {
         const pool_row *row = &p->rows[i];
-        append(p, &p->slots[row->slot], tokens, row->count);
-        tokens += row->count;
+        append(p, &p->slots[row->slot], row->tokens, row->count);
         p->work += row->k ? 2 * POOL_LARGE_COST * (int64_t)row->count : 0;
         drafting |= row->k > 0;
     }

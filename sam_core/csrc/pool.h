@@ -58,6 +58,8 @@ typedef enum {
     POOL_REPEATED_SLOT,  // value: stands in an earlier row too
     POOL_BAD_COUNT,      // value: below 0
     POOL_BAD_COUNT_SUM,  // value: sum of the counts
+    POOL_BAD_START,      // value: below 0
+    POOL_BAD_END,        // value: start + count, beyond the row
     POOL_BAD_DRAFT_SIZE, // value: k outside 0 .. the largest allowed
     POOL_GROUP_IN_USE,   // value: open slots of the group
     POOL_BAD_SIZE,       // value: tokens of the text; a truncated one keeps its prompt and grows by nothing
@@ -145,6 +147,7 @@ typedef struct {
 } pool_slot;
 
 typedef struct {
+    const int32_t *tokens; // count of them
     uint32_t slot, count, k;
 } pool_row;
 
@@ -204,6 +207,14 @@ void pool_free(pool *p);
 pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind, const void *name,
                       size_t name_bytes, uint32_t *slot);
 
+// What pool_step appends: packed tokens, row after row, or parts of the rows of a table.
+typedef struct {
+    const int32_t *tokens;
+    size_t size;           // packed: tokens of all rows; table: tokens a row
+    const int32_t *starts; // NULL: packed; else those of row i begin at tokens + i * stride + starts[i]
+    ptrdiff_t stride;      // from row to row of a table, in tokens
+} pool_tokens;
+
 // Where pool_step writes: row i of each array is at i * width.
 typedef struct {
     int32_t *tokens;
@@ -215,8 +226,9 @@ typedef struct {
 
 // Appends counts[i] of the tokens to each slots[i], all rows first, then writes a draft of at most k tokens
 // for each row; the rest of a row of `out` is left alone. `k` has one value a row, or only one if uniform_k,
-// at most the width and RULE_MAX_DRAFT. Any status but POOL_OK: nothing has changed.
-pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens, size_t token_count,
+// at most the width and RULE_MAX_DRAFT. Any status but POOL_OK: nothing has changed. The error of a token of
+// a table is at row * size + column.
+pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                       const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
                       pool_error *error);
 

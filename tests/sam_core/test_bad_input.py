@@ -36,6 +36,14 @@ def misaligned(count):
     return np.frombuffer(bytearray(4 * count + 1), np.int32, count, offset=1)
 
 
+APART = np.lib.stride_tricks.as_strided(np.zeros(4, np.int32), (2, 2), (6, 4))  # rows at odd places
+
+
+def table(*rows, **changed):
+    """A table for two rows, which take columns 1 and 0 to 1 of it."""
+    return {"tokens": np.array(rows or ((-1, 5), (6, 7)), np.int32), "starts": i32(1, 0)} | changed
+
+
 WIDE = {"out": np.full((2, 90), -1, np.int32), "scores": None, "parents": None}
 BAD_STEP = [
     ({"slots": i32(0, 2)}, ValueError, r"slots\[1\] is 2, which is not an open slot"),
@@ -85,6 +93,22 @@ BAD_STEP = [
     ({"lengths": readonly(i32(0, 0))}, BufferError, "lengths must be writable"),
     ({"lengths": i32(0)}, ValueError, "lengths has 1 rows, but slots has 2"),
     ({"lengths": None}, TypeError, "lengths must be an int32 buffer, not NoneType"),
+    (table() | {"starts": None}, ValueError, "tokens must have 1 dimension, not 2"),
+    (table(tokens=i32(5, 6, 7)), ValueError, "tokens must have 2 dimensions, not 1"),
+    (table(tokens=[[5], [6]]), TypeError, "tokens must be an int32 buffer, not list"),
+    (table(tokens=np.zeros((2, 2), np.int64)), TypeError, "tokens must hold int32, not items of format 'l' and 8"),
+    (table(tokens=np.zeros((2, 4), np.int32)[:, ::2]), BufferError, "tokens must be contiguous along each row and al"),
+    (table(tokens=np.zeros((2, 2), np.int32).T), BufferError, "tokens must be contiguous along each row and aligned"),
+    (table(tokens=misaligned(4).reshape(2, 2)), BufferError, "tokens must be contiguous along each row and aligned"),
+    (table(tokens=APART), BufferError, "tokens must be contiguous along each row and aligned"),
+    (table((4, 5)), ValueError, "tokens has 1 rows, but slots has 2"),
+    (table((4, 5), (6, -7)), ValueError, r"tokens\[1, 1\] is -7: token ids go from 0 to 2147483647"),
+    (table(starts=i32(1)), ValueError, "starts has 1 rows, but slots has 2"),
+    (table(starts=[1, 0]), TypeError, "starts must be an int32 buffer, not list"),
+    (table(starts=i32(1, -1)), ValueError, r"starts\[1\] is -1: it must not be negative"),
+    (table(starts=i32(1, 1)), ValueError, r"starts\[1\] \+ counts\[1\] is 3, but tokens has 2 columns"),
+    (table(starts=i32(MAX, 0)), ValueError, r"starts\[0\] \+ counts\[0\] is 2147483648, but tokens has 2 columns"),
+    (table(counts=i32(MAX, 2)), ValueError, r"starts\[0\] \+ counts\[0\] is 2147483648, but tokens has 2 columns"),
 ]
 
 
@@ -104,7 +128,8 @@ def test_step_refuses(changed, error, message):
             assert (arguments[name] == -1).all()
     pool.step(**good())
     pool.step(**good() | {"scores": None, "parents": None})
-    assert pool.stats()["appended"] == 6
+    pool.step(**good() | table())
+    assert pool.stats()["appended"] == 9
 
 
 BAD_PROMPTS = [

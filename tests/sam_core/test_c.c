@@ -90,8 +90,8 @@ static void history(size_t memory_bytes, rule_name rule, unsigned sources) {
             for (size_t i = 0; i < 3 * count; i++)
                 tokens[i] = draw(4);
             pool_drafts drafts = {out, draw(2) ? parents : NULL, scores, lengths, DRAFT};
-            pool_status status =
-                pool_step(&p, open, count, tokens, 3 * count, counts, &k, true, &drafts, &error);
+            pool_status status = pool_step(&p, open, count, &(pool_tokens){tokens, 3 * count, NULL, 0},
+                                           counts, &k, true, &drafts, &error);
             CHECK(status == POOL_OK || status == POOL_NO_MEMORY);
             for (size_t i = 0; status == POOL_OK && i < count; i++)
                 CHECK(lengths[i] >= 0 && lengths[i] <= DRAFT);
@@ -221,7 +221,8 @@ static void test_no_allocation_per_token(void) {
             allocations = 0;
         int32_t token = draw(100);
         pool_error error;
-        CHECK(pool_step(&p, &number, 1, &token, 1, &one, &k, true, &drafts, &error) == POOL_OK);
+        pool_tokens tokens = {&token, 1, NULL, 0};
+        CHECK(pool_step(&p, &number, 1, &tokens, &one, &k, true, &drafts, &error) == POOL_OK);
     }
     CHECK(allocations < 80); // eleven arrays that grow by a quarter or more, to twice their size
     check_sound(&p);

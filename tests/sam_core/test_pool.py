@@ -737,10 +737,35 @@ def test_plain_buffers_serve_as_well_as_numpy():
         buffer.append(0)  # nothing is held after a call
 
 
+def test_new_tokens_as_parts_of_the_rows_of_a_table():
+    """Rows at any distance, backwards too, more of them than slots, read-only; what is not new may be anything."""
+    rng = np.random.default_rng(3)
+    whole = rng.integers(0, 9, (3, 40)).astype(np.int32)
+    wide = np.full((8, 50), -1, np.int32)
+    wide[6:0:-2, 5:45] = whole
+    backwards = wide[6::-2, 5:45]
+    backwards.flags.writeable = False
+    drafts = []
+    for table in (None, whole, backwards):
+        pool = make()
+        slots = np.array([pool.open([], group=None) for _ in range(3)], np.int32)
+        out, lengths = np.zeros((3, 4), np.int32), np.zeros(3, np.int32)
+        done = np.zeros(3, np.int32)
+        for counts in (i32(0, 7, 3), i32(20, 1, 0), i32(20, 32, 37)):
+            packed = np.concatenate([row[at : at + n] for row, at, n in zip(whole, done, counts, strict=True)])
+            tokens, starts = (packed, None) if table is None else (table, done)
+            pool.step(slots, tokens, counts, 4, out, lengths, starts=starts)
+            done += counts
+        assert pool._validate() is None and pool.stats()["appended"] == 120
+        drafts.append([row[:n].tolist() for row, n in zip(out, lengths, strict=True)])
+    assert drafts[0] == drafts[1] == drafts[2] and any(drafts[0])
+    pool.step(i32(), np.empty((0, 0), np.int32), i32(), 4, out[:0], i32(), starts=i32())
+
+
 def test_signatures_and_constants():
     signature = inspect.signature(sam_core.Pool.step)
     assert list(signature.parameters) == [
-        *("self", "slots", "tokens", "counts", "k", "out", "lengths", "scores", "parents")
+        *("self", "slots", "tokens", "counts", "k", "out", "lengths", "scores", "parents", "starts")
     ]
     assert list(inspect.signature(sam_core.Pool.append).parameters) == ["self", "slot", "tokens"]
     assert inspect.signature(sam_core.Pool.open).parameters["group"].default == BY_PROMPT

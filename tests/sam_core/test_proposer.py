@@ -45,9 +45,12 @@ class Batch:
         return dict(zip(self.req_ids, drafts, strict=True))
 
 
+PLAIN = {"rule": "newest", "min_prob": 0}
+"""Drafts that can be told by eye: the newest occurrence, whole."""
+
+
 def make(k=3, **options):
-    """A proposer whose drafts can be told by eye: the newest occurrence, whole, unless `options` say otherwise."""
-    return SamProposer(k, {"rule": "newest", "min_prob": 0} | options, max_model_len=MAX_LEN)
+    return SamProposer(k, PLAIN | options, max_model_len=MAX_LEN)
 
 
 def test_drafts_what_followed():
@@ -163,7 +166,7 @@ def test_streamed_prompt_that_grows_over_a_sampled_token_is_indexed_anew():
 
 def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
     reasons = {"a": "penalties", "b": None, "c": "min_p", "d": "min_p"}
-    proposer = SamProposer(3, {"rule": "newest", "min_prob": 0}, max_model_len=MAX_LEN, why_not=reasons.get)
+    proposer = SamProposer(3, PLAIN, max_model_len=MAX_LEN, why_not=reasons.get)
     batch = Batch()
     for req_id in reasons:
         batch.add(req_id, [1, 2, 3, 4, 1, 2], 2)
@@ -178,7 +181,84 @@ def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
     for req_id in "acde":
         batch.remove(req_id)
     proposer.finish("acde")
-    assert proposer.stats()["requests"] == 0 and not proposer._excluded
+    assert proposer.stats()["requests"] == 0
+
+
+def test_groups_are_those_that_group_of_gives():
+    """By name across prompts, by prompt, or none; a private request neither takes from others nor gives to them."""
+    groups = {"a": b"g", "b": b"g", "c": "by_prompt", "d": "by_prompt", "e": None, "f": None}
+    proposer, batch = SamProposer(3, PLAIN, max_model_len=MAX_LEN, group_of=groups.get), Batch()
+    for req_id, answer in (("a", [5, 6, 7, 8]), ("c", [5, 6, 9, 9]), ("e", [5, 6, 10, 10])):
+        batch.add(req_id, [1, 2, *answer], 2)
+    batch.add("b", [3, 4, 5, 6], 2)
+    batch.add("d", [1, 2, 5, 6], 2)
+    batch.add("f", [1, 2, 5, 6], 2)
+    drafts = batch.propose(proposer)
+    assert (drafts["b"], drafts["d"], drafts["f"]) == ([7, 8], [9, 9], [])
+    assert proposer.pool.stats()["groups"] == 2
+
+
+def test_a_request_taken_back_stays_in_its_group():
+    proposer, batch = SamProposer(3, PLAIN, max_model_len=MAX_LEN, group_of=lambda req_id: b"g"), Batch()
+    batch.add("a", [1, 2, 3, 9, 9, 9, 9, 9], 2)
+    batch.add("b", [4, 5, 6], 2)
+    batch.propose(proposer)
+    batch.lengths[0] = 3
+    batch.sample("a", [5, 6, 7, 8])
+    assert batch.propose(proposer)["b"] == [7, 8]
+    assert proposer.pool.stats()["groups"] == 1
+
+
+def test_rows_may_lie_apart_and_are_never_written():
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2, 3, 4, 1, 2], 6)
+    batch.add("b", [7, 8, 7], 3)
+    table = np.full((2 * len(batch.rows), MAX_LEN + 5), -7, np.int32)[::2, :MAX_LEN]
+    table[:] = batch.rows
+    table.flags.writeable = False
+    for rows in (table, table[::-1][-2:][::-1]):
+        drafts = proposer.propose(batch.req_ids, rows, np.array([6, 3, 9, 9], np.int32), [6, 3, 9], [True, True])
+        assert drafts == [[3, 4, 1], [8, 7]]
+
+
+def test_no_token_is_lost_where_a_step_is_refused():
+    proposer, batch = make(sources=["request"]), Batch()
+    batch.add("a", [1, 2, 3], 3)
+    batch.add("b", [4, 5], 2)
+    batch.propose(proposer)
+    batch.sample("a", [1, 2])
+    batch.sample("b", [-1])  # a place that the engine has still to fill
+    with pytest.raises(ValueError, match=r"tokens\[1, 2\] is -1"):
+        batch.propose(proposer)
+    batch.rows[1, 2] = 4
+    assert batch.propose(proposer) == {"a": [3, 1, 2], "b": [5, 4]}
+    assert proposer.pool.stats()["appended"] == 3
+
+
+def test_a_slot_that_is_used_again_knows_nothing_of_the_request_before():
+    proposer, batch = uniform(sources=["request"], threshold=999), Batch()
+    for number in range(200):  # more than the pool has numbers that wait
+        batch.add(f"r{number}", [1, 2, 1], 1)
+        assert batch.propose(proposer) == {f"r{number}": [2, 1, 1]}
+        batch.remove(f"r{number}")
+        proposer.finish([f"r{number}"])
+    stats = proposer.stats()
+    assert (stats["padding"], stats["steps_from_0"], stats["requests"]) == (0, 0, 0)
+    assert len(proposer._state) < 200
+
+
+def test_auto_forgets_requests_that_have_ended():
+    proposer, batch = make(switch="auto"), Batch()
+    forgotten = []
+    proposer.switch.forget = forgotten.append
+    batch.add("a", [1, 2], 2)
+    batch.add("b", [1, 2, 3], 2)
+    batch.propose(proposer)
+    slots = dict(proposer._slots)
+    batch.lengths[1] = 2  # taken back: another slot from now on
+    batch.propose(proposer)
+    proposer.finish(["a", "never seen"])
+    assert forgotten == [slots["b"], slots["a"]]
 
 
 def test_rank_that_does_not_draft_keeps_no_index():

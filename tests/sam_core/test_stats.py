@@ -6,6 +6,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from sam_core import stats
@@ -59,8 +60,9 @@ def test_drafter_counters_are_differences_and_its_levels_are_not():
 
 def test_positions_are_counted_in_bins_of_the_answer():
     positions = stats.Positions()
-    for position, tokens in ((0, 1), (127, 4), (128, 2), (255, 3), (32767, 1), (32768, 2), (10**6, 4)):
-        positions.add(position, tokens)
+    positions.add([0, 127, 128, 255], [1, 4, 2, 3])
+    positions.add(np.array([32767, 32768, 10**6]), np.array([1, 2, 4]))
+    positions.add([], [])
     counts = {name: n for name, n in positions.counts().items() if n}
     assert counts == {
         **{"steps_from_0": 2, "tokens_from_0": 5, "steps_from_128": 2, "tokens_from_128": 5},

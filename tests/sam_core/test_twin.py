@@ -50,11 +50,18 @@ class Both:
         """Append rows, a list of (slot, tokens), and return the drafts as lists of tokens."""
         slots, counts = i32(*(slot for slot, _ in rows)), i32(*(len(tokens) for _, tokens in rows))
         tokens, shape = i32(*(token for _, tokens in rows for token in tokens)), (len(rows), MAX_DRAFT)
+        starts = None
+        if len(tokens) % 2:  # a table whose rows lie apart, and what is not new in it is no token
+            starts = np.arange(len(rows), dtype=np.int32) % 3
+            table = np.full((len(rows) + 1, 2 + counts.max() + 5), -7, np.int32)[:, : 2 + counts.max()]
+            for row, (start, (_, new)) in enumerate(zip(starts, rows, strict=True)):
+                table[row, start : start + len(new)] = new
+            tokens = table
 
         def call(pool):
             out, parents = np.full(shape, -7, np.int32), np.full(shape, -7, np.int32)
             lengths, scores = np.full(len(rows), -7, np.int32), np.full(shape, -7, np.float32)
-            pool.step(slots, tokens, counts, k, out, lengths, scores, parents if self.tree else None)
+            pool.step(slots, tokens, counts, k, out, lengths, scores, parents if self.tree else None, starts)
             return [array.tolist() for array in (lengths, out, parents, scores)]
 
         lengths, out, *_ = self._same(call)

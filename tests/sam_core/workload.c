@@ -49,7 +49,8 @@ static uint64_t life(pool *p, const int32_t *prompt, bool tree, uint64_t hash) {
             }
         }
         pool_drafts out = {draft[0], tree ? parents[0] : NULL, scores[0], lengths, WIDTH};
-        CHECK(pool_step(p, slots, MEMBERS, tokens, (size_t)size, counts, k, false, &out, &error) == POOL_OK);
+        pool_tokens packed = {tokens, (size_t)size, NULL, 0};
+        CHECK(pool_step(p, slots, MEMBERS, &packed, counts, k, false, &out, &error) == POOL_OK);
         for (uint32_t i = 0; i < MEMBERS; i++) {
             size_t count = (size_t)lengths[i];
             hash = hash_bytes(hash, draft[i], count * sizeof(int32_t));

@@ -46,8 +46,8 @@ def generate(mode, first, drafts="uniform", padding_counts=True):
         probs = table[torch.cat([last[:, None], drafted], 1)]
         if not padding_counts:
             for i, name in enumerate(names):
-                believed, draft = proposer._padded.get(name, (K, []))
-                for j in range(believed, len(draft)):
+                believed = proposer._state["believed"][proposer._slots[name]]
+                for j in range(believed, K):
                     probs[i, j] = torch.nn.functional.one_hot(drafted[i, j], V + 1)
         real, bonus_rows = torch.arange(K) < counts[:, None], probs[torch.arange(PART), counts]
         places, ends = torch.from_numpy(lengths), counts.cumsum(0)

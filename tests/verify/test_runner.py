@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a runner hands over: rows of logits, and keys and positions of requests."""
 
+import random
 from types import SimpleNamespace
 
 import pytest
 import torch
 from sam_core.verify import RequestNoise, first_rows, request_key, row_tokens, seeded_sample
+
+from sam_core import verify
 
 
 def test_rows_of_logits():
@@ -32,6 +35,35 @@ def test_noise_of_a_step():
     assert RequestNoise(1, torch.device("cpu"))(["b"], requests, None).keys != keys[0], "runs repeat each other"
     probs = torch.rand(3, 300).softmax(1)
     assert torch.equal(noise.sample(probs), seeded_sample(probs, noise.keys, noise.last))
+
+
+def test_keys_are_made_once_a_request_and_belong_to_its_seed(monkeypatch):
+    """Whatever the engine does to the batch: rows move, requests come and go, an id gets another seed."""
+    made = []
+    monkeypatch.setattr(verify, "request_key", lambda seed: made.append(seed) or request_key(seed))
+    requests = {str(i): request(100 + i, i) for i in range(50)}
+    make, rng = RequestNoise(0, torch.device("cpu")), random.Random(4)
+    req_ids = list(requests)
+    for step in range(40):
+        if step % 3 == 0:
+            rng.shuffle(req_ids)
+        drafts = [rng.randrange(4) for _ in req_ids] if step % 2 else None
+        noise = make(req_ids, requests, drafts)
+        assert noise.keys.tolist() == [request_key(100 + int(req_id)) for req_id in req_ids]
+        assert noise.first.tolist() == [requests[req_id].num_tokens for req_id in req_ids]
+        assert noise.last.tolist() == [at + n for at, n in zip(noise.first.tolist(), drafts or [0] * 50, strict=True)]
+        for req_id in req_ids:
+            requests[req_id].num_tokens += rng.randrange(4)
+    assert sorted(made) == list(range(100, 150))
+    requests["7"] = request(7, 3)
+    row = req_ids.index("7")
+    assert make(req_ids, requests, None).keys[row] == request_key(7)
+    requests["7"].sampling_params.seed = 2**64  # refused, and refused again
+    for _ in range(2):
+        with pytest.raises(ValueError, match="more than 64 bits"):
+            make(req_ids, requests, None)
+    requests["7"].sampling_params.seed = 8
+    assert make(req_ids, requests, None).keys[row] == request_key(8)
 
 
 def test_a_seed_of_too_many_bits_is_one_sentence():

@@ -139,6 +139,7 @@ class Pool:
         lengths: Int32,
         scores: Float32 | None = None,
         parents: Int32 | None = None,
+        starts: Int32 | None = None,
     ) -> None:
         """Append tokens to a batch of slots, then write a draft for each.
 
@@ -146,7 +147,9 @@ class Pool:
 
         Args:
             slots: int32 [B], open slots, each at most once.
-            tokens: int32 [sum(counts)], the new tokens row after row, 0 .. 2**31 - 1.
+            tokens: int32 [sum(counts)], the new tokens row after row, 0 .. 2**31 - 1; or with `starts` a table int32
+                [B or more, W], of which only each row need be contiguous: those of row i are
+                tokens[i, starts[i] : starts[i] + counts[i]], and nothing else of it is read.
             counts: int32 [B], how many tokens each row gets, 0 or more.
             k: the longest draft wanted, 0 .. min(K, 64), for all rows or as int32 [B]; 0 only appends.
             out: writable int32 [B, K]; row i receives its draft in out[i, : lengths[i]], the rest stays as it was.
@@ -155,6 +158,7 @@ class Pool:
                 accepted.
             parents: writable int32 [B, K]; if given, drafts are trees, and this receives the number of the token that
                 each token follows, -1 for the end of the text. Parents come before children.
+            starts: int32 [B], where the new tokens of each row begin in a table; None: they are packed.
 
         Raises:
             ValueError: a value or a shape that is none of these. Nothing has changed then.

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sam_core import Pool
+from sam_core import BY_PROMPT, Pool
 from sam_core.exclusion import REASONS
 from sam_core.history import SavedHistory
 from sam_core.options import VERIFY, Options
@@ -22,6 +23,12 @@ from sam_core.switch import AutoSwitch, BatchSwitch
 Int32 = npt.NDArray[np.int32]
 REPORT_S = 1.0
 """Least seconds between two reports of the counters to the engine's metrics."""
+STATE = np.dtype(
+    [("prompt", np.int32), ("fed", np.int32), ("believed", np.int32), ("excluded", np.bool_), ("drafted", np.bool_)],
+    align=True,
+)
+"""Of a request: tokens of its prompt; tokens in the pool; tokens of its last draft that are no padding, or k if that was
+counted; whether it is never drafted; whether it got a draft in the last step."""
 
 
 class SamProposer:
@@ -39,6 +46,8 @@ class SamProposer:
         drafting: False on ranks whose drafts the engine does not use; they keep no index.
         rank: the engine's among those that share options, as data-parallel ranks do; names its files in `history`.
         why_not: gives the reason, one of exclusion.REASONS, for which a request (its id) is never drafted, or None.
+        group_of: gives the group of a request (its id), with whose requests it shares drafts: BY_PROMPT, those with the
+            same prompt; bytes, those with this name; None, nobody. Asked when the request is first seen.
         logger: the engine's, which says each time the switch turns.
     """
 
@@ -51,6 +60,7 @@ class SamProposer:
         drafting: bool = True,
         rank: int = 0,
         why_not: Callable[[str], str | None] = lambda req_id: None,
+        group_of: Callable[[str], bytes | Literal["by_prompt"] | None] = lambda req_id: BY_PROMPT,
         logger: logging.Logger = logging.getLogger("sam_core"),
     ) -> None:
         options = Options.from_engine(k, sam, verify=VERIFY)
@@ -58,6 +68,7 @@ class SamProposer:
         self.max_model_len = max_model_len
         self.drafting = drafting
         self.why_not = why_not
+        self.group_of = group_of
         auto = options.switch == "auto"
         self.switch = AutoSwitch(k, logger) if auto else BatchSwitch(options.threshold, logger)
         self.options = options
@@ -68,13 +79,10 @@ class SamProposer:
         if self.saved and isinstance(self.switch, AutoSwitch):
             self.saved.teach(self.switch)
         self._slots: dict[str, int] = {}
-        self._prompts: dict[str, int] = {}
-        self._fed: dict[str, int] = {}
-        self._excluded: set[str] = set()
-        self._drafted: set[str] = set()
+        self._state = np.zeros(1, STATE)
+        self._padded = np.zeros((1, k), np.int32)
         self._positions = Positions()
         self._reasons: Counter[str] = Counter()
-        self._padded: dict[str, tuple[int, list[int]]] = {}
         self._withheld = self._padding = self._padding_accepted = 0
         self._seconds = 0.0
         self._reported = -REPORT_S
@@ -120,7 +128,8 @@ class SamProposer:
 
         Args:
             req_ids: the B requests of the step.
-            token_rows: int32[>= B, max_model_len], row i holds prompt and answer of request i.
+            token_rows: int32[>= B, max_model_len], row i holds prompt and answer of request i. The pool reads it in
+                place: rows may lie apart, but each must be contiguous.
             lengths: tokens of row i that are certain: prompt and sampled tokens, no drafts.
             prompt_lengths: tokens of row i that are its prompt.
             may_draft: false for a request that must not be drafted, such as a partial prefill.
@@ -132,55 +141,70 @@ class SamProposer:
         if not self.drafting:
             return [[] for _ in range(batch)]
         start = time.perf_counter()
-        slots = np.empty(batch, np.int32)
-        counts = np.empty(batch, np.int32)
-        room = np.zeros(batch, np.int32)
-        new: list[Int32] = []
-        for i, req_id in enumerate(req_ids):
-            length, prompt = int(lengths[i]), int(prompt_lengths[i])
-            row = token_rows[i]
-            if length < self._fed.get(req_id, 0) or prompt != self._prompts.get(req_id, prompt):
-                # the engine took tokens back, or a streamed prompt grew over sampled ones: index what there is now
-                self._end(req_id, keep=False)
-            if req_id not in self._slots:
-                self._slots[req_id] = self.pool.open(np.ascontiguousarray(row[:prompt], np.int32))
-                self._prompts[req_id] = self._fed[req_id] = prompt
-                if reason := self.why_not(req_id):
-                    self._excluded.add(req_id)
-                    self._reasons[reason] += 1
-            fed = self._fed[req_id]
-            if req_id in self._padded and fed < length:
-                self._count_padding(req_id, row[fed:length].tolist())
-            slots[i] = self._slots[req_id]
-            counts[i] = length - fed
-            if req_id in self._drafted and length > fed:
-                self._positions.add(fed - prompt, length - fed)
-            new.append(row[fed:length])
-            self._fed[req_id] = length
-            if may_draft[i] and req_id not in self._excluded:
-                room[i] = max(0, min(self.k, self.max_model_len - length - 1))
+        ends, prompts = (np.asarray(given[:batch], np.int32) for given in (lengths, prompt_lengths))
+        slots = self._find(req_ids, token_rows, ends, prompts)
+        starts = self._state["fed"][slots]
+        counts = ends - starts
         decoding = all(may_draft)
         if isinstance(self.switch, AutoSwitch):
-            self.switch.observe(req_ids, counts, decoding)
+            self.switch.observe(slots, counts, decoding)
             on = self.switch.wanted(batch)
         else:
             on = self.switch.step(batch)
-        if not on or (self.uniform and decoding and (room < self.k).any()):
-            room[:] = 0
-        tokens = np.concatenate(new).astype(np.int32, copy=False) if new else np.empty(0, np.int32)
+        room = self._room(slots, ends, may_draft, decoding) if on else 0
         out = np.empty((batch, self.k), np.int32)
         drafted = np.empty(batch, np.int32)
         scores = np.zeros((batch, self.k), np.float32)
-        self.pool.step(slots, tokens, counts, room, out, drafted, scores)
-        drafts = self._give(req_ids, lengths, token_rows, decoding, out, drafted, scores)
-        self._drafted = {req_id for req_id, draft in zip(req_ids, drafts, strict=True) if draft}
+        self.pool.step(slots, token_rows, counts, room, out, drafted, scores, starts=starts)
+        self._state["fed"][slots] = ends
+        if self.uniform:
+            self._count_padding(slots, token_rows, starts, counts)
+        gained = self._state["drafted"][slots] & (counts > 0)
+        if gained.any():
+            self._positions.add((starts - prompts)[gained], counts[gained])
+        drafts = self._give(slots, ends, token_rows, decoding, out, drafted, scores)
         self._seconds += time.perf_counter() - start
         return drafts
 
+    def _find(self, req_ids: Sequence[str], token_rows: Int32, ends: Int32, prompts: Int32) -> Int32:
+        """The slots of the requests; opens those of new ones."""
+        numbers = map(self._slots.get, req_ids, itertools.repeat(-1))
+        slots = np.fromiter(numbers, np.int32, len(req_ids))
+        known = self._state[slots]
+        # the engine took tokens back, or a streamed prompt grew over sampled ones: index what there is now
+        fresh = (slots < 0) | (ends < known["fed"]) | (prompts != known["prompt"])
+        for i in np.flatnonzero(fresh).tolist():
+            self._end(req_ids[i], keep=False)
+            slots[i] = self._open(req_ids[i], np.ascontiguousarray(token_rows[i, : prompts[i]]))
+        return slots
+
+    def _open(self, req_id: str, prompt: Int32) -> int:
+        slot = self.pool.open(prompt, self.group_of(req_id))
+        self._slots[req_id] = slot
+        if slot >= len(self._state):
+            more = np.zeros(slot, STATE)
+            self._state = np.concatenate([self._state, more])
+            self._padded = np.concatenate([self._padded, np.zeros((slot, self.k), np.int32)])
+        reason = self.why_not(req_id)
+        if reason:
+            self._reasons[reason] += 1
+        self._state[slot] = len(prompt), len(prompt), self.k, bool(reason), False
+        return slot
+
+    def _room(self, slots: Int32, ends: Int32, may_draft: Sequence[Any], decoding: bool) -> Int32:
+        """The longest draft that each request may get."""
+        room = np.clip(self.max_model_len - 1 - ends, 0, self.k)
+        if not decoding:
+            room *= np.fromiter(map(bool, may_draft), bool, len(slots))
+        room[self._state["excluded"][slots]] = 0
+        if self.uniform and decoding and (room < self.k).any():
+            room[:] = 0
+        return room
+
     def _give(
         self,
-        req_ids: Sequence[str],
-        lengths: Sequence[int] | npt.NDArray[Any],
+        slots: Int32,
+        ends: Int32,
         token_rows: Int32,
         decoding: bool,
         out: Int32,
@@ -192,36 +216,45 @@ class SamProposer:
         if self.uniform:
             guessed = np.arange(self.k) < drafted[:, None]
             given = (guessed & (scores >= self.options.min_prob)).sum(1).astype(np.int32)
-        pad = self.uniform and decoding and given.any()
+        pad = self.uniform and decoding and bool(given.any())
         if isinstance(self.switch, AutoSwitch):
-            chosen = self.switch.choose(req_ids, lengths, drafted if pad else given, scores, uniform=pad)
-            pad = pad and chosen.any()
+            chosen = self.switch.choose(slots, ends, drafted if pad else given, scores, uniform=pad)
+            pad = pad and bool(chosen.any())
             given = np.minimum(given, chosen)
         self._withheld += int(drafted.sum() - given.sum())
-        if not pad:
-            return [out[i, :n].tolist() for i, n in enumerate(given.tolist())]
-        last = [token_rows[i][int(lengths[i]) - 1] for i in range(len(req_ids))]
-        return self._pad(req_ids, out, drafted.tolist(), given.tolist(), last)
-
-    def _pad(
-        self, req_ids: Sequence[str], out: Int32, guessed: list[int], believed: list[int], last: list[Any]
-    ) -> list[list[int]]:
-        """Drafts of k tokens: the pool's `guessed` tokens of each row, of which `believed` are drafts, then fillers."""
-        for i, n in enumerate(guessed):
-            out[i, n:] = out[i, n - 1] if n else last[i]
+        self._state["drafted"] = False
+        self._state["drafted"][slots] = pad | (given > 0)
+        if pad:
+            last = token_rows[np.arange(len(slots)), ends - 1]
+            return self._pad(slots, out, drafted, given, last)
+        if not given.any():
+            return [[] for _ in range(len(slots))]
         drafts: list[list[int]] = out.tolist()
-        for req_id, draft, n in zip(req_ids, drafts, believed, strict=True):
-            if n < self.k:
-                self._padded[req_id] = n, draft
+        for draft, n in zip(drafts, given.tolist(), strict=True):
+            del draft[n:]
         return drafts
 
-    def _count_padding(self, req_id: str, tokens: list[int]) -> None:
-        """Count the padding of the last draft, and how much of it the tokens fed next confirmed."""
-        believed, draft = self._padded.pop(req_id)
-        same = next((i for i, pair in enumerate(zip(draft, tokens, strict=False)) if pair[0] != pair[1]), None)
-        same = min(len(draft), len(tokens)) if same is None else same
-        self._padding += self.k - believed
-        self._padding_accepted += max(0, same - believed)
+    def _pad(self, slots: Int32, out: Int32, guessed: Int32, believed: Int32, last: Int32) -> list[list[int]]:
+        """Drafts of k tokens: the pool's `guessed` tokens of each row, of which `believed` are drafts, then fillers."""
+        filler = np.where(guessed > 0, out[np.arange(len(out)), guessed - 1], last)
+        drafts = np.where(np.arange(self.k) < guessed[:, None], out, filler[:, None])
+        padded = believed < self.k
+        self._state["believed"][slots[padded]] = believed[padded]
+        self._padded[slots[padded]] = drafts[padded]
+        return drafts.tolist()
+
+    def _count_padding(self, slots: Int32, token_rows: Int32, starts: Int32, counts: Int32) -> None:
+        """Count the padding of the last drafts, and how much of it the tokens fed now confirm."""
+        rows = np.flatnonzero((self._state["believed"][slots] < self.k) & (counts > 0))
+        slots, counts = slots[rows], counts[rows, None]
+        ahead = np.arange(self.k)
+        columns = np.minimum(starts[rows, None] + ahead, token_rows.shape[1] - 1)
+        same = (self._padded[slots] == token_rows[rows[:, None], columns]) & (ahead < counts)
+        confirmed = np.logical_and.accumulate(same, axis=1).sum(1)
+        believed = self._state["believed"][slots]
+        self._padding += int((self.k - believed).sum())
+        self._padding_accepted += int(np.maximum(0, confirmed - believed).sum())
+        self._state["believed"][slots] = self.k
 
     def finish(self, req_ids: Iterable[str]) -> None:
         """Requests have ended (finished or aborted); ids that were never seen are ignored.
@@ -237,9 +270,8 @@ class SamProposer:
         slot = self._slots.pop(req_id, None)
         if slot is not None:
             self.pool.close(slot, keep=keep)
-            del self._prompts[req_id], self._fed[req_id]
-            self._padded.pop(req_id, None)
-            self._excluded.discard(req_id)
+            if isinstance(self.switch, AutoSwitch):
+                self.switch.forget(slot)
             self._unsaved = True
 
     def stats(self) -> dict[str, Any]:

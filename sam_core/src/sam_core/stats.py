@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import json
 import logging
@@ -11,6 +10,9 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 try:
     import psutil  # of every engine's environment
@@ -47,20 +49,19 @@ class Positions:
     """
 
     def __init__(self) -> None:
-        self._steps = [0] * len(POSITIONS)
-        self._tokens = [0] * len(POSITIONS)
+        self._steps, self._tokens = np.zeros((2, len(POSITIONS)), np.int64)
 
-    def add(self, position: int, tokens: int) -> None:
-        """A request that had a draft behind `position` tokens of its answer gained `tokens` in one engine step."""
-        at = bisect.bisect_right(POSITIONS, position) - 1
-        self._steps[at] += 1
-        self._tokens[at] += tokens
+    def add(self, positions: npt.ArrayLike, tokens: npt.ArrayLike) -> None:
+        """Requests that had a draft behind `positions` [N] tokens of their answers gained `tokens` [N] in a step."""
+        at = np.searchsorted(POSITIONS, positions, side="right") - 1
+        self._steps += np.bincount(at, minlength=len(POSITIONS))
+        self._tokens += np.bincount(at, tokens, len(POSITIONS)).astype(np.int64)
 
     def counts(self) -> dict[str, int]:
         """Flat: steps_from_<position> and tokens_from_<position> for each of POSITIONS."""
         return {
-            **{f"steps_from_{at}": n for at, n in zip(POSITIONS, self._steps, strict=True)},
-            **{f"tokens_from_{at}": n for at, n in zip(POSITIONS, self._tokens, strict=True)},
+            **{f"steps_from_{at}": n for at, n in zip(POSITIONS, self._steps.tolist(), strict=True)},
+            **{f"tokens_from_{at}": n for at, n in zip(POSITIONS, self._tokens.tolist(), strict=True)},
         }
 
 

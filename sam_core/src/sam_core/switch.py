@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,9 +81,13 @@ class AutoSwitch:
         self._batch = 0
         self._decoding = False
         self._start: float | None = None
-        self._given: dict[str, tuple[int, float, npt.NDArray[np.floating]]] = {}
+        self._given: dict[Hashable, tuple[int, float, npt.NDArray[np.floating]]] = {}
 
-    def observe(self, req_ids: Sequence[str], gained: npt.NDArray[np.integer], decoding: bool) -> None:
+    def forget(self, slot: Hashable) -> None:
+        """A request has ended."""
+        self._given.pop(slot, None)
+
+    def observe(self, req_ids: npt.ArrayLike, gained: npt.NDArray[np.integer], decoding: bool) -> None:
         """A step has ended.
 
         Args:
@@ -92,6 +96,7 @@ class AutoSwitch:
             decoding: no request of it was still reading its prompt.
         """
         now = self.clock()
+        req_ids = np.asarray(req_ids).tolist()
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
         given = self._given
@@ -135,7 +140,7 @@ class AutoSwitch:
 
     def choose(
         self,
-        req_ids: Sequence[str],
+        req_ids: npt.ArrayLike,
         contexts: Sequence[int] | npt.NDArray[Any],
         lengths: npt.NDArray[np.int32],
         scores: npt.NDArray[np.floating],
@@ -150,6 +155,7 @@ class AutoSwitch:
             scores: [B, k], see `Pool.step`; 0 behind a draft.
             uniform: all requests get k tokens or none does, for engines with captured graphs.
         """
+        req_ids = np.asarray(req_ids).tolist()
         held = np.asarray(contexts, float)[: len(req_ids)] / 1000
         chosen = np.zeros(len(req_ids), np.int32)
         if lengths.any():

@@ -15,11 +15,13 @@ automaton's are.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -400,6 +402,10 @@ class Noise(NamedTuple):
         return seeded_sample(probs, self.keys, self.last)
 
 
+KEPT_KEYS = 16_384
+"""Keys that RequestNoise keeps, those asked for last; more than requests run at once."""
+
+
 class RequestNoise:
     """Makes the Noise of each step.
 
@@ -411,19 +417,28 @@ class RequestNoise:
         check_device(device)
         self.engine_seed = engine_seed
         self.device = device
+        self._known_key = functools.lru_cache(KEPT_KEYS)(self.key)
+        self._of: tuple[list[str], list[int | None]] = [], []  # requests and seeds of the last step
+        self._keys = torch.empty(0, dtype=torch.int64)  # theirs
 
     def __call__(
         self, req_ids: Sequence[str], requests: Mapping[str, Any], num_draft_tokens: Sequence[int] | None
     ) -> Noise:
         """Noise for these requests; `requests` has of each its sampling_params and num_tokens, prompt and answer."""
-        drafts = num_draft_tokens or [0] * len(req_ids)
-        rows = []
-        for req_id, n in zip(req_ids, drafts, strict=True):
-            request = requests[req_id]
-            first = request.num_tokens
-            rows.append((self.key(req_id, request.sampling_params.seed), first, first + n))
-        table = torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type != "cpu")
-        return Noise(*table.to(self.device, non_blocking=True).unbind(1))
+        states = [requests[req_id] for req_id in req_ids]
+        of = list(req_ids), [state.sampling_params.seed for state in states]
+        if of != self._of:
+            keys = self._table(1, len(states))
+            keys.numpy()[:] = list(map(self._known_key, *of))
+            self._of, self._keys = of, keys.to(self.device, non_blocking=True)[0]
+        places = self._table(2, len(states))
+        first, last = places.numpy()
+        first[:] = [state.num_tokens for state in states]
+        last[:] = first + np.array(num_draft_tokens) if num_draft_tokens else first
+        return Noise(self._keys, *places.to(self.device, non_blocking=True).unbind())
+
+    def _table(self, rows: int, columns: int) -> torch.Tensor:
+        return torch.empty((rows, columns), dtype=torch.int64, pin_memory=self.device.type != "cpu")
 
     def key(self, req_id: str, seed: int | None) -> int:
         """The key of one request."""

@@ -85,8 +85,23 @@ static void check_pool(pool *p) {
 // A damaged corpus may name a token twice; the texts beside it have tokens below 8.
 static bool damaged_corpus;
 
-// Steps with outputs of exactly the size that is needed, and checks what is drafted. Returns the first row's
-// draft in *first, which has room.
+// Tokens, as many as the counts say, as a table that ends where its last row does. The caller frees its
+// tokens and starts.
+static pool_tokens as_table(const int32_t *tokens, size_t rows, const int32_t *counts) {
+    size_t width = 0;
+    for (size_t i = 0; i < rows; i++)
+        width = (size_t)counts[i] > width ? (size_t)counts[i] : width;
+    int32_t *table = malloc(rows * width * sizeof(int32_t)), *starts = malloc(rows * sizeof(int32_t));
+    for (size_t i = 0; i < rows; i++) {
+        starts[i] = (int32_t)width - counts[i];
+        memcpy(table + i * width + starts[i], tokens, (size_t)counts[i] * sizeof(int32_t));
+        tokens += counts[i];
+    }
+    return (pool_tokens){table, width, starts, (ptrdiff_t)width};
+}
+
+// Steps with outputs of exactly the size that is needed, and checks what is drafted. An odd number of tokens,
+// if it is that of the counts, comes as a table. Returns the first row's draft in *first, which has room.
 static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens,
                                 size_t token_count, const int32_t *counts, const int32_t *k, bool uniform_k,
                                 bool tree, bool scored, size_t width, int32_t *first, uint32_t *first_size) {
@@ -94,9 +109,22 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
     int32_t *parents = tree ? malloc(rows * width * sizeof(int32_t)) : NULL;
     float *scores = scored ? malloc(rows * width * sizeof(float)) : NULL;
     pool_drafts drafts = {out, parents, scores, lengths, width};
+    bool is_table = token_count % 2;
+    size_t sum = 0;
+    for (size_t i = 0; i < rows; i++) {
+        is_table &= counts[i] >= 0;
+        sum += (size_t)counts[i];
+    }
+    is_table &= sum == token_count;
+    pool_tokens given = {tokens, token_count, NULL, 0};
+    if (is_table)
+        given = as_table(tokens, rows, counts);
     pool_error error;
-    pool_status status =
-        pool_step(p, slots, rows, tokens, token_count, counts, k, uniform_k, &drafts, &error);
+    pool_status status = pool_step(p, slots, rows, &given, counts, k, uniform_k, &drafts, &error);
+    if (is_table) {
+        free((void *)given.tokens);
+        free((void *)given.starts);
+    }
     for (size_t row = 0; status == POOL_OK && row < rows; row++) {
         CHECK(lengths[row] >= 0 && lengths[row] <= k[uniform_k ? 0 : row]);
         for (size_t i = row * width, end = i + (size_t)lengths[row]; i < end; i++) {

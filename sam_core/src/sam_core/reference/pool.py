@@ -242,13 +242,14 @@ class Pool:
         for token in slot.text.tokens if slot.corpus_at else []:
             slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
 
-    def step(self, slots, tokens, counts, k, out, lengths, scores=None, parents=None) -> None:
+    def step(self, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None) -> None:
         numbers, counts = slots.tolist(), counts.tolist()
         k = k.tolist() if isinstance(k, np.ndarray) else [as_int(k)] * len(numbers)
-        self._check(numbers, tokens, counts, k, out, lengths, scores, parents)
+        self._check(numbers, tokens, counts, k, out, lengths, scores, parents, starts)
         at = 0
-        for number, count in zip(numbers, counts):
-            self._append(self._slots[number], _tokens(tokens[at : at + count], "tokens"))
+        for row, (number, count) in enumerate(zip(numbers, counts)):
+            new = tokens[at : at + count] if starts is None else tokens[row, starts[row] : starts[row] + count]
+            self._append(self._slots[number], _tokens(new, "tokens"))
             at += count
         work = _Work(sum(6 * count for count, size in zip(counts, k) if size) + (SLICE if any(k) else OFF_SLICE))
         for drafting in (True, False):
@@ -382,10 +383,12 @@ class Pool:
             self._drafted[source] += 1
         return record
 
-    def _check(self, numbers, tokens, counts, k, out, lengths, scores, parents) -> None:
+    def _check(self, numbers, tokens, counts, k, out, lengths, scores, parents, starts) -> None:
         rows, width = len(numbers), out.shape[1]
+        if starts is not None and len(tokens) < rows:
+            raise ValueError(f"tokens has {len(tokens)} rows, but slots has {rows}")
         sizes = {"counts": counts, "k": k, "out": out, "lengths": lengths, "scores": scores, "parents": parents}
-        for name, given in sizes.items():
+        for name, given in (sizes | {"starts": starts}).items():
             if given is not None and len(given) != rows:
                 raise ValueError(f"{name} has {len(given)} rows, but slots has {rows}")
         for row, number in enumerate(numbers):
@@ -398,9 +401,21 @@ class Pool:
             if not 0 <= k[row] <= min(width, rules.MAX_DRAFT):
                 limit = f"{width}, the width of out" if width <= rules.MAX_DRAFT else "64, the longest draft"
                 raise ValueError(f"k of row {row} is {k[row]}: it must lie between 0 and {limit}")
-        if sum(counts) != len(tokens):
-            raise ValueError(f"counts add up to {sum(counts)}, but there are {len(tokens)} tokens")
-        _tokens(tokens, "tokens")
+        if starts is None:
+            if sum(counts) != len(tokens):
+                raise ValueError(f"counts add up to {sum(counts)}, but there are {len(tokens)} tokens")
+            _tokens(tokens, "tokens")
+            return
+        for row, (start, count) in enumerate(zip(starts.tolist(), counts)):
+            if start < 0:
+                raise ValueError(f"starts[{row}] is {start}: it must not be negative")
+            if start + count > tokens.shape[1]:
+                raise ValueError(
+                    f"starts[{row}] + counts[{row}] is {start + count}, but tokens has {tokens.shape[1]} columns"
+                )
+            for column, token in enumerate(tokens[row, start : start + count].tolist(), start):
+                if token < 0:
+                    raise ValueError(f"tokens[{row}, {column}] is {token}: token ids go from 0 to 2147483647")
 
 
 def _tokens(values: Iterable[int], name: str) -> list[int]:
