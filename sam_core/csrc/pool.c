@@ -14,8 +14,22 @@ static sam_kind index_kind(const pool *p) {
 
 void pool_free_text(pool *p, pool_text *text) {
     p->tokens -= text->body.size;
+    if (text->pins) {
+        p->memory.used -= text->body.capacity * sizeof(int32_t) + sizeof(pool_text);
+        text->freed = true;
+        return;
+    }
     sam_resize(&p->memory, text->body.tokens, text->body.capacity * sizeof(int32_t), 0);
     sam_resize(&p->memory, text, sizeof(pool_text), 0);
+}
+
+void pool_pin(pool_text *text) { text->pins++; }
+
+void pool_unpin(pool_text *text) {
+    if (--text->pins || !text->freed)
+        return;
+    SAM_FREE(text->body.tokens);
+    SAM_FREE(text);
 }
 
 pool_text *pool_new_text(pool *p, uint32_t prompt_size, uint32_t size) {
@@ -673,11 +687,11 @@ static void match_corpus(const pool *p, pool_slot *slot) {
         corpus_advance(&p->corpus, slot->corpus_at, body->tokens[slot->matched++]);
 }
 
-static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, int32_t *tokens, int32_t *parents,
-                      float *scores) {
+// Drafts into the row of `out` that begins at `at`.
+static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t at) {
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
-    rule_context context = {0};
+    rule_context context = {.vocab_size = p->vocab_size};
     for (uint32_t i = 0; i < 2; i++)
         context.last[i] = i < size ? text->body.tokens[size - 1 - i] : SAM_NO_TOKEN;
     if (slot->request.memory) {
@@ -698,13 +712,17 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, int32_t *tokens, int
         context.corpus_at = slot->corpus_at;
     }
     p->uses = g;
-    uint32_t drafted = rule_draft(p->model, &p->memory, p->rule, &context, k, p->least, tokens, parents,
-                                  scores, &slot->record);
+#define ROW(array) (out->array ? out->array + at : NULL)
+    uint32_t drafted = rule_draft(p->model, &p->memory, p->rule, &context, k, p->least, ROW(tokens),
+                                  ROW(parents), ROW(scores), ROW(match_lengths), &slot->record);
+#undef ROW
     p->uses = NULL;
     if (drafted)
         p->drafts[slot->record.source[0]]++;
     for (uint32_t i = 0; i < drafted; i++)
         p->drafted[slot->record.source[i]]++;
+    for (uint32_t i = 0; out->sources && i < drafted; i++)
+        out->sources[at + i] = slot->record.source[i];
     return drafted;
 }
 
@@ -721,12 +739,8 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const int32_t 
     }
     for (size_t i = 0; i < rows; i++) {
         pool_slot *slot = &p->slots[p->rows[i].slot];
-        size_t at = i * out->width;
-        out->lengths[i] = slot->drafts && p->rows[i].k
-                              ? (int32_t)draft(p, slot, p->rows[i].k, out->tokens + at,
-                                               out->parents ? out->parents + at : NULL,
-                                               out->scores ? out->scores + at : NULL)
-                              : 0;
+        out->lengths[i] =
+            slot->drafts && p->rows[i].k ? (int32_t)draft(p, slot, p->rows[i].k, out, i * out->width) : 0;
     }
     return POOL_OK;
 }

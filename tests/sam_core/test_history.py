@@ -319,6 +319,49 @@ def test_a_folder_of_another_setting(tmp_path):
         make(tmp_path, sam={"sources": ["group", "history"]})
 
 
+def test_a_folder_of_another_model(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 5, "b": 6}}}')
+    of = {"vocab_size": 1000, "tokenizer": str(model)}
+    answer(make(tmp_path, **of))
+    end_process()
+    assert answer(make(tmp_path, **of)) > 3
+    end_process()
+    with pytest.raises(ValueError, match="engine-0/pool' is of a vocabulary of 1000 tokens, but the model's has 2000: "):
+        make(tmp_path, vocab_size=2000)
+    end_process()
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 6, "b": 5}}}')
+    with pytest.raises(ValueError, match=r"engine-0/pool' is of another tokenizer \(fingerprint \w{16}\) than the model"):
+        make(tmp_path, **of)
+
+
+def test_a_start_reads_the_file_once(tmp_path, monkeypatch):
+    answer(make(tmp_path))
+    end_process()
+    loads, load = [], Pool.load
+
+    class Counted:
+        def __new__(cls, *arguments, **more):
+            return Pool(*arguments, **more)
+
+        @staticmethod
+        def describe(path):
+            assert path.name == ".pool-trial"
+            return Pool.describe(path)
+
+        @staticmethod
+        def load(*arguments, **more):
+            loads.append(arguments)
+            return load(*arguments, **more)
+
+    monkeypatch.setattr(history, "Pool", Counted)
+    again = make(tmp_path, sam={"min_prob": 0.5})
+    again.make_uniform()
+    again.make_uniform()
+    assert len(loads) == 1 and again.pool.min_prob == 0 and again.options.min_prob == 0.5
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text(json.dumps(1))
     with pytest.raises(ValueError, match=r"file/folder' cannot be used \(Not a directory\): name a folder that can be"):

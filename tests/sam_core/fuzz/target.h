@@ -93,7 +93,9 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
     int32_t *out = malloc(rows * width * sizeof(int32_t)), *lengths = malloc(rows * sizeof(int32_t));
     int32_t *parents = tree ? malloc(rows * width * sizeof(int32_t)) : NULL;
     float *scores = scored ? malloc(rows * width * sizeof(float)) : NULL;
-    pool_drafts drafts = {out, parents, scores, lengths, width};
+    int32_t *sources = scored ? malloc(rows * width * sizeof(int32_t)) : NULL;
+    int32_t *matches = scored ? malloc(rows * width * sizeof(int32_t)) : NULL;
+    pool_drafts drafts = {out, parents, scores, lengths, width, sources, matches};
     pool_error error;
     pool_status status =
         pool_step(p, slots, rows, tokens, token_count, counts, k, uniform_k, &drafts, &error);
@@ -104,6 +106,8 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
             CHECK(out[i] >= 0 && (!damaged_corpus || out[i] < 8 || (uint32_t)out[i] <= p->corpus.largest));
             CHECK(!tree || (parents[i] >= -1 && parents[i] < at));
             CHECK(!scored || (scores[i] >= p->least && scores[i] <= 1));
+            CHECK(!scored || (sources[i] >= 0 && sources[i] < RULE_SOURCES && matches[i] >= 0));
+            CHECK(!p->vocab_size || (uint32_t)out[i] < p->vocab_size);
             for (size_t j = row * width; tree && !damaged_corpus && j < i; j++)
                 CHECK(out[i] != out[j] || parents[i] != parents[j]);
         }
@@ -118,6 +122,8 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
     free(lengths);
     free(parents);
     free(scores);
+    free(sources);
+    free(matches);
     return status;
 }
 
