@@ -17,9 +17,7 @@ LONGEST = {"request": 64, "group": 64, "history": 64, "corpus": 32}
 def followed(texts, match, token):
     """Whether `token` follows the tokens `match` anywhere in the texts."""
     size = len(match)
-    return any(
-        text[at - size : at] == match and text[at] == token for text in texts for at in range(size, len(text))
-    )
+    return any(text[at - size : at] == match and text[at] == token for text in texts for at in range(size, len(text)))
 
 
 def longest_match(texts, before, token, most):
@@ -80,7 +78,12 @@ def test_longest_match_in_the_named_source(rule, k, tmp_path):
 def test_a_copy_continues_the_match_that_it_is_of(rule):
     pool, text = Pool(rule=rule, sources=("request",)), [1, 2, 3, 4, 5, 6, 9, 2, 3, 4]
     slot = pool.open(text, None)
-    out, lengths, sources, matches = np.zeros((1, 4), np.int32), i32(0), np.zeros((1, 4), np.int32), np.zeros((1, 4), np.int32)
+    out, lengths, sources, matches = (
+        np.zeros((1, 4), np.int32),
+        i32(0),
+        np.zeros((1, 4), np.int32),
+        np.zeros((1, 4), np.int32),
+    )
     pool.step(i32(slot), i32(), i32(0), 4, out, lengths, sources=sources, match_lengths=matches)
     assert out.tolist() == [[5, 6, 9, 2]] and sources.tolist() == [[0] * 4] and matches.tolist() == [[3, 4, 5, 6]]
 

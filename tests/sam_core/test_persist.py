@@ -105,7 +105,13 @@ def test_loaded_pool_drafts_as_the_saved_one_after_a_rebuild(rule, sources, tmp_
 def test_description(tmp_path):
     path = tmp_path / "pool"
     filled("count").save(str(path))
-    expected = {"version": 2, "vocab_size": None, "tokenizer": None, "rule": "count", "sources": ["request", "group", "history"]}
+    expected = {
+        "version": 2,
+        "vocab_size": None,
+        "tokenizer": None,
+        "rule": "count",
+        "sources": ["request", "group", "history"],
+    }
     expected |= {"groups": 6, "texts": 17, "tokens": 17 * 33, "bytes": path.stat().st_size}
     assert Pool.describe(path) == expected
 
@@ -271,7 +277,9 @@ def test_a_model_of_another_vocabulary_or_tokenizer(tmp_path):
     }
     with pytest.raises(ValueError, match=f"{path}' is of a vocabulary of 1000 tokens, but the model's has 999: name a"):
         Pool.load(path, vocab_size=999)
-    with pytest.raises(ValueError, match=rf"{path}' is of another tokenizer \(fingerprint {of}\) than .*{other}\): name"):
+    with pytest.raises(
+        ValueError, match=rf"{path}' is of another tokenizer \(fingerprint {of}\) than .*{other}\): name"
+    ):
         Pool.load(path, tokenizer=other)
     for known in ({}, {"vocab_size": 1000}, {"tokenizer": of}):
         Pool.load(path, **known).save(tmp_path / "again")

@@ -509,7 +509,9 @@ def test_a_corpus_of_another_model_is_one_sentence(tmp_path):
         assert "\n" not in str(error.value) and str(path) in str(error.value)
         return str(error.value)
 
-    assert "is of another vocabulary: it has token 200001, but the model's has 32000 tokens" in refusal(vocab_size=32000)
+    assert "is of another vocabulary: it has token 200001, but the model's has 32000 tokens" in refusal(
+        vocab_size=32000
+    )
     SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, drafting=False)
     SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=200002)
     model.mkdir()
