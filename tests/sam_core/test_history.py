@@ -123,6 +123,18 @@ def test_one_save_at_a_time(tmp_path, monkeypatch):
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 3
 
 
+def test_without_a_thread_the_engine_saves_itself(tmp_path, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    proposer = busy(tmp_path)
+    answer(proposer, "a")
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
+    proposer.finish(["open"])
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
+
+
 def test_a_thread_that_cannot_save_is_logged_and_tries_later(tmp_path, caplog):
     proposer = busy(tmp_path)
     (tmp_path / "engine-0/pool").mkdir()

@@ -181,7 +181,8 @@ class Pool:
             sources: writable int32 [B, K], receives the number in `SOURCES` of the source that each token is from.
             match_lengths: writable int32 [B, K], receives the tokens of the longest match in this source that each
                 token continues, drafted tokens before it included; with rules that copy (oldest, newest, suffix) of the
-                match that is copied. 0: the token is only frequent there.
+                match that is copied. 0: the token is only frequent there. Group and history are one index, so a
+                match in one may stand in the other too.
 
         Raises:
             ValueError: a value or a shape that is none of these. Nothing has changed then.

@@ -178,7 +178,11 @@ class SavedHistory:
             return False
         state = switch.state() if switch else None
         self._thread = threading.Thread(target=self._save, args=(self.seldom_busy, pool, state), name="sam-history")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread to spare
+            self._thread = None
+            return self._save(self.seldom_busy, pool, state)
         return True
 
     def _save(self, seldom: Seldom, pool: Pool, state: dict[str, Any] | None) -> bool:
