@@ -16,7 +16,7 @@
 #endif
 
 _Static_assert(sizeof(corpus_header) <= CORPUS_ALIGN, "the header has a fixed place");
-_Static_assert(offsetof(corpus_header, header_crc) == 44, "the header has no gaps");
+_Static_assert(offsetof(corpus_header, header_crc) == 52, "the header has no gaps");
 
 // ---- the file
 
@@ -55,6 +55,7 @@ static const char *lay_out(corpus *c, const corpus_header *h, size_t bytes) {
     c->size = h->size;
     c->texts = h->texts;
     c->largest = h->largest;
+    c->tokenizer = h->tokenizer;
     c->count = h->size - h->texts;
     c->shift = h->shift;
     c->buckets = (h->largest >> h->shift) + 1;

@@ -52,7 +52,7 @@
 #define CORPUS_MAGIC "samcorp" // with its terminating zero
 #define CORPUS_ORDER 0x01020304u
 enum {
-    CORPUS_VERSION = 1,
+    CORPUS_VERSION = 2,
     CORPUS_ALIGN = 64,
     CORPUS_BLOCK = 64,
     CORPUS_LEVELS = 5,     // minima of 2^32 suffixes
@@ -65,6 +65,7 @@ typedef struct {
     uint32_t version;
     uint32_t order;      // CORPUS_ORDER as the writer's machine stores it
     uint64_t bytes;      // of the whole file
+    uint64_t tokenizer;  // fingerprint (sam_core.tokenizer) of the one whose ids these are; 0: unknown
     uint32_t size;       // tokens, CORPUS_END included
     uint32_t texts;      // at least 1
     uint32_t largest;    // largest token
@@ -84,6 +85,7 @@ typedef struct {
     uint32_t shift;
     uint32_t texts;
     uint32_t largest; // token
+    uint64_t tokenizer;
     const void *file; // the mapping
     size_t bytes;     // of the mapping
 } corpus;

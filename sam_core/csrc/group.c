@@ -12,8 +12,22 @@ enum { PAST_TEXTS = 4 };
 
 void pool_free_text(pool *p, pool_text *text) {
     p->tokens -= text->body.size;
+    if (text->pins) {
+        p->memory.used -= text->body.capacity * sizeof(int32_t) + sizeof(pool_text);
+        text->freed = true;
+        return;
+    }
     sam_resize(&p->memory, text->body.tokens, text->body.capacity * sizeof(int32_t), 0);
     sam_resize(&p->memory, text, sizeof(pool_text), 0);
+}
+
+void pool_pin(pool_text *text) { text->pins++; }
+
+void pool_unpin(pool_text *text) {
+    if (--text->pins || !text->freed)
+        return;
+    SAM_FREE(text->body.tokens);
+    SAM_FREE(text);
 }
 
 pool_text *pool_new_text(pool *p, uint32_t prompt_size, uint32_t size) {

@@ -12,6 +12,8 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define BY_PROMPT "by_prompt"
@@ -243,27 +245,75 @@ static int get_sources(PyObject *object, unsigned *bits) {
     return 0;
 }
 
-// What both Pool() and Pool.load() are told.
+// What both Pool() and Pool.load() are told. Objects: NULL or None where not given.
 typedef struct {
-    Py_ssize_t memory_bytes;
-    PyObject *corpus_path; // NULL or None: none
+    PyObject *memory, *corpus_path, *vocabulary, *fingerprint;
     double least;
+    Py_ssize_t memory_bytes;
+    uint32_t vocab_size;
+    uint64_t tokenizer;
 } Settings;
 
-static int check_settings(const Settings *s) {
-    if (s->memory_bytes < 0 || (size_t)s->memory_bytes < pool_least_bytes()) {
-        PyErr_Format(PyExc_ValueError, "memory_bytes is %zd: a pool needs at least %zu", s->memory_bytes,
-                     pool_least_bytes());
-        return -1;
+static bool is_given(PyObject *object) { return object && object != Py_None; }
+
+static int check_least(double least) {
+    if (least >= 0 && least <= 1)
+        return 0;
+    PyObject *value = PyFloat_FromDouble(least);
+    if (value)
+        PyErr_Format(PyExc_ValueError, "min_prob is %R: it must lie between 0 and 1", value);
+    Py_XDECREF(value);
+    return -1;
+}
+
+// A fingerprint's digits, most significant first.
+static int get_fingerprint(PyObject *object, uint64_t *fingerprint) {
+    Py_ssize_t size = 0;
+    const char *digits = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &size) : NULL;
+    PyErr_Clear();
+    char *end = NULL;
+    if (digits && size == 16 && strspn(digits, "0123456789abcdef") == 16)
+        *fingerprint = strtoull(digits, &end, 16);
+    if (end && *fingerprint)
+        return 0;
+    PyErr_Format(PyUnicode_Check(object) ? PyExc_ValueError : PyExc_TypeError,
+                 "tokenizer is %R: it must be 16 hexadecimal digits, as sam_core.tokenizer.fingerprint gives "
+                 "them, or None",
+                 object);
+    return -1;
+}
+
+static int check_settings(Settings *s) {
+    s->memory_bytes = (Py_ssize_t)1 << 30;
+    if (s->memory) {
+        s->memory_bytes = PyNumber_AsSsize_t(s->memory, NULL); // clipped
+        if (s->memory_bytes == -1 && PyErr_Occurred())
+            return -1;
+        if (s->memory_bytes < (Py_ssize_t)pool_least_bytes()) {
+            PyErr_Format(PyExc_ValueError, "memory_bytes is %R: a pool needs at least %zu", s->memory,
+                         pool_least_bytes());
+            return -1;
+        }
+        if (s->memory_bytes == PY_SSIZE_T_MAX) {
+            PyErr_Format(PyExc_ValueError, "memory_bytes is %R: no machine has as much, give bytes",
+                         s->memory);
+            return -1;
+        }
     }
-    if (!(s->least >= 0 && s->least <= 1)) {
-        PyObject *value = PyFloat_FromDouble(s->least);
-        if (value)
-            PyErr_Format(PyExc_ValueError, "min_prob is %R: it must lie between 0 and 1", value);
-        Py_XDECREF(value);
-        return -1;
+    if (is_given(s->vocabulary)) {
+        Py_ssize_t size = PyNumber_AsSsize_t(s->vocabulary, NULL);
+        if (size == -1 && PyErr_Occurred())
+            return -1;
+        if (size < 1 || size > (Py_ssize_t)1 << 31) {
+            PyErr_Format(PyExc_ValueError, "vocab_size is %R: it must lie between 1 and 2**31",
+                         s->vocabulary);
+            return -1;
+        }
+        s->vocab_size = (uint32_t)size;
     }
-    return 0;
+    if (is_given(s->fingerprint) && get_fingerprint(s->fingerprint, &s->tokenizer) < 0)
+        return -1;
+    return check_least(s->least);
 }
 
 static void raise_path_error(PyObject *path, bool refused, const char *reason, int error) {
@@ -278,10 +328,24 @@ static void raise_path_error(PyObject *path, bool refused, const char *reason, i
     Py_DECREF(name);
 }
 
-static int open_corpus(PyObject *path, corpus *c) {
+// Refuses a file of another tokenizer than the settings'; 0: unknown.
+static int check_tokenizer(PyObject *path, uint64_t tokenizer, const Settings *s) {
+    if (!tokenizer || !s->tokenizer || tokenizer == s->tokenizer)
+        return 0;
+    char reason[200];
+    snprintf(
+        reason, sizeof reason,
+        "of another tokenizer (fingerprint %016llx) than the model's (%016llx): name a file that was made "
+        "with the model's",
+        (unsigned long long)tokenizer, (unsigned long long)s->tokenizer);
+    raise_path_error(path, true, reason, 0);
+    return -1;
+}
+
+static int open_corpus(const Settings *s, corpus *c) {
     *c = (corpus){0};
-    PyObject *bytes;
-    if (!path || path == Py_None)
+    PyObject *path = s->corpus_path, *bytes;
+    if (!is_given(path))
         return 0;
     if (!PyUnicode_FSConverter(path, &bytes))
         return -1;
@@ -291,10 +355,23 @@ static int open_corpus(PyObject *path, corpus *c) {
     Py_BEGIN_ALLOW_THREADS status = corpus_open(c, PyBytes_AsString(bytes), &reason);
     error = errno;
     Py_END_ALLOW_THREADS Py_DECREF(bytes);
-    if (status == CORPUS_OK)
-        return 0;
-    raise_path_error(path, status == CORPUS_REFUSED, reason, error);
-    return -1;
+    if (status != CORPUS_OK) {
+        raise_path_error(path, status == CORPUS_REFUSED, reason, error);
+        return -1;
+    }
+    int result = check_tokenizer(path, c->tokenizer, s);
+    if (result == 0 && s->vocab_size && c->largest >= s->vocab_size) {
+        char sentence[160];
+        snprintf(sentence, sizeof sentence,
+                 "of another vocabulary: it has token %u, but the model's has %u tokens; build it with the "
+                 "model's tokenizer",
+                 c->largest, s->vocab_size);
+        raise_path_error(path, true, sentence, 0);
+        result = -1;
+    }
+    if (result < 0)
+        corpus_close(c);
+    return result;
 }
 
 // ---- Pool
@@ -315,25 +392,29 @@ static PoolObject *new_object(PyTypeObject *type) {
 
 static int make_pool(PoolObject *self, const Settings *s, rule_name rule, unsigned bits) {
     corpus c;
-    if (open_corpus(s->corpus_path, &c) < 0)
+    if (open_corpus(s, &c) < 0)
         return -1;
     if (!pool_init(&self->pool, (size_t)s->memory_bytes, rule, bits, c.file ? &c : NULL, (float)s->least)) {
         corpus_close(&c);
         PyErr_NoMemory();
         return -1;
     }
+    self->pool.vocab_size = s->vocab_size;
+    self->pool.tokenizer = s->tokenizer;
     self->process = self->state->process;
     return 0;
 }
 
 static PyObject *Pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"memory_bytes", "rule", "sources", "corpus", "min_prob", NULL};
-    Settings settings = {.memory_bytes = (Py_ssize_t)1 << 30};
+    static char *names[] = {"memory_bytes", "rule",       "sources",   "corpus",
+                            "min_prob",     "vocab_size", "tokenizer", NULL};
+    Settings settings = {0};
     PyObject *rule_object = NULL, *source_names = NULL;
     rule_name rule = RULE_BLEND;
     unsigned bits = 1u << RULE_REQUEST | 1u << RULE_GROUP | 1u << RULE_HISTORY;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|nOOOd:Pool", names, &settings.memory_bytes, &rule_object,
-                                     &source_names, &settings.corpus_path, &settings.least))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOdOO:Pool", names, &settings.memory, &rule_object,
+                                     &source_names, &settings.corpus_path, &settings.least,
+                                     &settings.vocabulary, &settings.fingerprint))
         return NULL;
     if ((rule_object && get_rule(rule_object, &rule) < 0) ||
         (source_names && get_sources(source_names, &bits) < 0) || check_settings(&settings) < 0)
@@ -441,21 +522,22 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, c
     }
 }
 
-PyDoc_STRVAR(Pool_step_doc,
-             "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, "
-             "starts=None)\n--\n\n"
-             "Append tokens to each slot, then write a draft of at most k tokens for each.");
+PyDoc_STRVAR(
+    Pool_step_doc,
+    "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None, "
+    "sources=None, match_lengths=None)\n--\n\n"
+    "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"slots",   "tokens", "counts",  "k",      "out",
-                            "lengths", "scores", "parents", "starts", NULL};
-    enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, ARGUMENTS };
+    static char *names[] = {"slots",  "tokens",  "counts", "k",       "out",           "lengths",
+                            "scores", "parents", "starts", "sources", "match_lengths", NULL};
+    enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES, ARGUMENTS };
     PoolObject *self = (PoolObject *)object;
     PyObject *given[ARGUMENTS] = {NULL}, *result = NULL;
     Py_buffer view[ARGUMENTS] = {{0}};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOO:step", names, &given[SLOTS], &given[TOKENS],
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOO:step", names, &given[SLOTS], &given[TOKENS],
                                      &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS], &given[SCORES],
-                                     &given[PARENTS], &given[STARTS]) ||
+                                     &given[PARENTS], &given[STARTS], &given[SOURCES], &given[MATCHES]) ||
         check_process(self) < 0)
         return NULL;
     int32_t uniform = 0;
@@ -474,7 +556,7 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
     bool is_table = given[STARTS] && given[STARTS] != Py_None;
     for (int i = 0; i < ARGUMENTS; i++) {
         bool absent = i == K ? is_uniform : i >= SCORES && (!given[i] || given[i] == Py_None);
-        bool has_columns = i == TOKENS ? is_table : i == OUT || i == SCORES || i == PARENTS;
+        bool has_columns = i == TOKENS ? is_table : i == OUT || (i >= SCORES && i != STARTS);
         bool writable = i >= OUT && i != STARTS;
         if (!absent && get_buffer(given[i], names[i], i == SCORES ? 'f' : 'i', has_columns ? 2 : 1,
                                   i == TOKENS && is_table, writable, &view[i]) < 0)
@@ -487,7 +569,7 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
         PyErr_Format(PyExc_ValueError, "tokens has %zd rows, but slots has %zd", view[TOKENS].shape[0], rows);
         goto done;
     }
-    static const int per_row[] = {COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS};
+    static const int per_row[] = {COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(per_row); i++) {
         int j = per_row[i];
         if (view[j].obj && view[j].shape[0] != rows) {
@@ -495,7 +577,7 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
                          rows);
             goto done;
         }
-        if (view[j].obj && (j == SCORES || j == PARENTS) && view[j].shape[1] != width) {
+        if (view[j].obj && j >= SCORES && j != STARTS && view[j].shape[1] != width) {
             PyErr_Format(PyExc_ValueError, "%s has %zd columns, but out has %zd", names[j], view[j].shape[1],
                          width);
             goto done;
@@ -505,7 +587,13 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
         raise_bad_size(given[K], "k", width);
         goto done;
     }
-    pool_drafts out = {view[OUT].buf, view[PARENTS].buf, view[SCORES].buf, view[LENGTHS].buf, (size_t)width};
+    pool_drafts out = {.tokens = view[OUT].buf,
+                       .parents = view[PARENTS].buf,
+                       .scores = view[SCORES].buf,
+                       .lengths = view[LENGTHS].buf,
+                       .width = (size_t)width,
+                       .sources = view[SOURCES].buf,
+                       .match_lengths = view[MATCHES].buf};
     pool_error error;
     pool_status status;
     BEGIN_WORK(self)
@@ -677,6 +765,8 @@ static PyObject *Pool_drop(PyObject *object, PyObject *args, PyObject *kwargs) {
     return PyBool_FromLong(found);
 }
 
+enum { RELEASED_AT_ONCE = 64 }; // texts, while other calls wait
+
 PyDoc_STRVAR(Pool_save_doc,
              "save($self, /, path)\n--\n\n"
              "Save the texts of closed slots and what was learned to a file, or leave it as it is.");
@@ -688,12 +778,24 @@ static PyObject *Pool_save(PyObject *object, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:save", names, &path) || check_process(self) < 0 ||
         !PyUnicode_FSConverter(path, &bytes))
         return NULL;
+    persist_snapshot snapshot;
+    bool collected, more = true;
+    BEGIN_WORK(self)
+    collected = persist_collect(&self->pool, &snapshot);
+    END_WORK(self)
+    if (!collected) {
+        Py_DECREF(bytes);
+        return PyErr_NoMemory();
+    }
     persist_status status;
     int error;
-    BEGIN_WORK(self)
-    status = persist_save(&self->pool, PyBytes_AsString(bytes));
+    Py_BEGIN_ALLOW_THREADS status = persist_write(&snapshot, PyBytes_AsString(bytes));
     error = errno;
-    END_WORK(self)
+    Py_END_ALLOW_THREADS while (more) {
+        BEGIN_WORK(self)
+        more = persist_release(&snapshot, RELEASED_AT_ONCE);
+        END_WORK(self)
+    }
     Py_DECREF(bytes);
     if (status == PERSIST_OK)
         Py_RETURN_NONE;
@@ -717,15 +819,38 @@ static int open_saved(PyObject *path, persist_file *file) {
     return -1;
 }
 
-PyDoc_STRVAR(Pool_load_doc, "load($type, /, path, memory_bytes=1073741824, corpus=None, min_prob=0.0)\n--\n\n"
+PyDoc_STRVAR(Pool_load_doc, "load($type, /, path, memory_bytes=1073741824, corpus=None, min_prob=0.0, "
+                            "vocab_size=None, tokenizer=None)\n--\n\n"
                             "Make a pool from a file that save wrote.");
 
+// Refuses a saved pool of another model than the settings'. What these do not tell is taken from the file.
+static int check_saved(PyObject *path, const persist_header *h, Settings *s) {
+    if (check_tokenizer(path, h->tokenizer, s) < 0)
+        return -1;
+    if (h->vocab_size && s->vocab_size && h->vocab_size != s->vocab_size) {
+        char reason[160];
+        snprintf(
+            reason, sizeof reason,
+            "of a vocabulary of %llu tokens, but the model's has %u: name a file that was saved with the "
+            "model",
+            (unsigned long long)h->vocab_size, s->vocab_size);
+        raise_path_error(path, true, reason, 0);
+        return -1;
+    }
+    if (!s->vocab_size)
+        s->vocab_size = (uint32_t)h->vocab_size;
+    if (!s->tokenizer)
+        s->tokenizer = h->tokenizer;
+    return 0;
+}
+
 static PyObject *Pool_load(PyObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"path", "memory_bytes", "corpus", "min_prob", NULL};
-    Settings settings = {.memory_bytes = (Py_ssize_t)1 << 30};
+    static char *names[] = {"path", "memory_bytes", "corpus", "min_prob", "vocab_size", "tokenizer", NULL};
+    Settings settings = {0};
     PyObject *path;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|nOd:load", names, &path, &settings.memory_bytes,
-                                     &settings.corpus_path, &settings.least) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOdOO:load", names, &path, &settings.memory,
+                                     &settings.corpus_path, &settings.least, &settings.vocabulary,
+                                     &settings.fingerprint) ||
         check_settings(&settings) < 0)
         return NULL;
     PoolObject *self = new_object((PyTypeObject *)type);
@@ -736,7 +861,8 @@ static PyObject *Pool_load(PyObject *type, PyObject *args, PyObject *kwargs) {
         Py_DECREF(self);
         return NULL;
     }
-    if (make_pool(self, &settings, (rule_name)file.header.rule, file.header.sources) < 0) {
+    if (check_saved(path, &file.header, &settings) < 0 ||
+        make_pool(self, &settings, (rule_name)file.header.rule, file.header.sources) < 0) {
         Py_CLEAR(self);
     } else {
         const char *reason = NULL;
@@ -753,6 +879,30 @@ static PyObject *Pool_load(PyObject *type, PyObject *args, PyObject *kwargs) {
     return (PyObject *)self;
 }
 
+// The names of a set of sources, a list.
+static PyObject *source_list(unsigned bits) {
+    PyObject *names = PyList_New(0);
+    for (int i = 0; names && i < RULE_SOURCES; i++)
+        if (bits >> i & 1) {
+            PyObject *name = PyUnicode_FromString(sources[i]);
+            if (!name || PyList_Append(names, name) < 0)
+                Py_CLEAR(names);
+            Py_XDECREF(name);
+        }
+    return names;
+}
+
+// None for 0: unknown.
+static PyObject *known_size(uint64_t size) {
+    return size ? PyLong_FromUnsignedLongLong(size) : Py_NewRef(Py_None);
+}
+
+static PyObject *digits_of(uint64_t fingerprint) {
+    char digits[17];
+    snprintf(digits, sizeof digits, "%016llx", (unsigned long long)fingerprint);
+    return fingerprint ? PyUnicode_FromString(digits) : Py_NewRef(Py_None);
+}
+
 PyDoc_STRVAR(Pool_describe_doc, "describe(path, /)\n--\n\n"
                                 "Check a file that save wrote and return what it holds as a dict.");
 
@@ -760,22 +910,23 @@ static PyObject *Pool_describe(PyObject *Py_UNUSED(type), PyObject *path) {
     persist_file file;
     if (open_saved(path, &file) < 0)
         return NULL;
+    const char *reason = NULL;
+    persist_status status;
+    int error;
+    Py_BEGIN_ALLOW_THREADS status = persist_check(&file, &reason);
+    error = errno;
     persist_close(&file);
-    const persist_header *h = &file.header;
-    PyObject *names = PyList_New(0);
-    for (int i = 0; names && i < RULE_SOURCES; i++)
-        if (h->sources >> i & 1) {
-            PyObject *name = PyUnicode_FromString(sources[i]);
-            if (!name || PyList_Append(names, name) < 0)
-                Py_CLEAR(names);
-            Py_XDECREF(name);
-        }
-    if (!names)
+    Py_END_ALLOW_THREADS if (status != PERSIST_OK) {
+        raise_path_error(path, status == PERSIST_REFUSED, reason, error);
         return NULL;
-    return Py_BuildValue("{sIsssNsKsKsKsK}",                      //
+    }
+    const persist_header *h = &file.header;
+    return Py_BuildValue("{sIsssNsNsNsKsKsKsK}",                  //
                          "version", (unsigned)h->version,         //
                          "rule", rules[h->rule],                  //
-                         "sources", names,                        //
+                         "sources", source_list(h->sources),      //
+                         "vocab_size", known_size(h->vocab_size), //
+                         "tokenizer", digits_of(h->tokenizer),    //
                          "groups", (unsigned long long)h->groups, //
                          "texts", (unsigned long long)h->texts,   //
                          "tokens", (unsigned long long)h->tokens, //
@@ -881,17 +1032,51 @@ static PyMethodDef Pool_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *Pool_get_rule(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyUnicode_FromString(rules[((PoolObject *)object)->pool.rule]);
+}
+
+static PyObject *Pool_get_sources(PyObject *object, void *Py_UNUSED(closure)) {
+    PyObject *names = source_list(((PoolObject *)object)->pool.sources);
+    PyObject *result = names ? PySequence_Tuple(names) : NULL;
+    Py_XDECREF(names);
+    return result;
+}
+
+static PyObject *Pool_get_min_prob(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyFloat_FromDouble((double)((PoolObject *)object)->pool.least);
+}
+
+static int Pool_set_min_prob(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
+    PoolObject *self = (PoolObject *)object;
+    if (!value) {
+        PyErr_SetString(PyExc_AttributeError, "min_prob cannot be deleted: set it to 0");
+        return -1;
+    }
+    double least = PyFloat_AsDouble(value);
+    if ((least == -1 && PyErr_Occurred()) || check_least(least) < 0 || check_process(self) < 0)
+        return -1;
+    BEGIN_WORK(self)
+    self->pool.least = (float)least;
+    END_WORK(self)
+    return 0;
+}
+
+static PyGetSetDef Pool_attributes[] = {
+    {"rule", Pool_get_rule, NULL, NULL, NULL},
+    {"sources", Pool_get_sources, NULL, NULL, NULL},
+    {"min_prob", Pool_get_min_prob, Pool_set_min_prob, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 PyDoc_STRVAR(Pool_doc,
              "Pool(memory_bytes=1073741824, rule='blend', sources=('request', 'group', 'history'), "
-             "corpus=None, min_prob=0.0)\n--\n\n"
+             "corpus=None, min_prob=0.0, vocab_size=None, tokenizer=None)\n--\n\n"
              "Requests that draft from their own text, the answers to the same prompt and a corpus.");
 
 static PyType_Slot Pool_slots[] = {
-    {Py_tp_new, Pool_new},
-    {Py_tp_dealloc, Pool_dealloc},
-    {Py_tp_methods, Pool_methods},
-    {Py_tp_doc, (void *)Pool_doc},
-    {0, NULL},
+    {Py_tp_new, Pool_new},           {Py_tp_dealloc, Pool_dealloc}, {Py_tp_methods, Pool_methods},
+    {Py_tp_getset, Pool_attributes}, {Py_tp_doc, (void *)Pool_doc}, {0, NULL},
 };
 
 static PyType_Spec Pool_spec = {
@@ -944,9 +1129,14 @@ static int module_exec(PyObject *module) {
         return -1;
     int result = PyModule_AddType(module, (PyTypeObject *)type);
     Py_DECREF(type);
-    if (result < 0 || watch_forks(module) < 0)
+    if (result < 0 || watch_forks(module) < 0 ||
+        PyModule_AddStringConstant(module, "BY_PROMPT", BY_PROMPT) < 0)
         return -1;
-    return PyModule_AddStringConstant(module, "BY_PROMPT", BY_PROMPT);
+    PyObject *list = source_list((1u << RULE_SOURCES) - 1), *names = list ? PySequence_Tuple(list) : NULL;
+    result = names ? PyModule_AddObjectRef(module, "SOURCES", names) : -1;
+    Py_XDECREF(names);
+    Py_XDECREF(list);
+    return result;
 }
 
 static PyModuleDef_Slot module_slots[] = {

@@ -17,7 +17,7 @@
 
 enum { BUFFER = 1 << 14, UNIT = 4, CHECKSUM = 8 };
 
-_Static_assert(sizeof(persist_header) == 64, "the header has no gaps");
+_Static_assert(sizeof(persist_header) == 80, "the header has no gaps");
 
 static uint64_t checksum(uint64_t sum, const unsigned char *data, size_t bytes) {
     for (size_t i = 0; i < bytes; i += CHECKSUM) {
@@ -31,18 +31,119 @@ static uint64_t checksum(uint64_t sum, const unsigned char *data, size_t bytes) 
 
 // ---- writing
 
+// Returns the array with room for `more` entries behind the first `count`; NULL: no memory.
+static void *with_room(void *array, size_t *capacity, size_t count, size_t more, size_t entry) {
+    if (more <= *capacity - count)
+        return array;
+    size_t larger = count + more + count / 2 + 64;
+    void *grown = SAM_REALLOC(array, larger * entry);
+    if (grown)
+        *capacity = larger;
+    return grown;
+}
+
+// Whether a text is saved: a closed one that says more than the group's key does.
+static bool is_saved(const pool_group *g, const pool_text *text) {
+    return text && text->slot == SAM_NONE && !text->removed &&
+           (g->kind == POOL_NAMED || text->body.size > text->prompt_size);
+}
+
+// The first token of a text that stands in the file; those before are the group's key.
+static uint32_t first_saved(pool_key kind, uint32_t prompt_size) {
+    return kind == POOL_BY_PROMPT ? prompt_size : 0;
+}
+
+static bool collect_group(persist_snapshot *s, const pool_group *g) {
+    uint32_t texts = 0;
+    for (uint32_t i = 0; i < g->text_count; i++) {
+        pool_text *text = (pool_text *)g->texts[i];
+        if (!is_saved(g, text))
+            continue;
+        persist_text *list = with_room(s->texts, &s->text_capacity, s->header.texts, 1, sizeof(persist_text));
+        if (!list)
+            return false;
+        s->texts = list;
+        const sam_text *body = &text->body;
+        list[s->header.texts++] = (persist_text){text, body->tokens, text->prompt_size, body->size};
+        pool_pin(text);
+        s->header.tokens += body->size;
+        s->header.bytes +=
+            2 * UNIT + (body->size - first_saved(g->kind, text->prompt_size)) * sizeof(int32_t);
+        texts++;
+    }
+    if (!texts)
+        return true;
+    if (g->kind == POOL_NAMED && g->key_bytes) { // a prompt stands in each of the texts
+        char *names = with_room(s->names, &s->name_capacity, s->name_bytes, g->key_bytes, 1);
+        if (!names)
+            return false;
+        s->names = names;
+        memcpy(names + s->name_bytes, g->key, g->key_bytes);
+        s->name_bytes += g->key_bytes;
+    }
+    persist_group *groups =
+        with_room(s->groups, &s->group_capacity, s->header.groups, 1, sizeof(persist_group));
+    if (!groups)
+        return false;
+    s->groups = groups;
+    groups[s->header.groups++] = (persist_group){g->kind, texts, g->key_bytes};
+    s->header.bytes += 4 * UNIT + g->key_bytes + -g->key_bytes % UNIT;
+    return true;
+}
+
+bool persist_collect(pool *p, persist_snapshot *s) {
+    size_t learned;
+    const void *from = rule_model_learned(p->model, &learned);
+    *s = (persist_snapshot){.header = {.magic = PERSIST_MAGIC,
+                                       .version = PERSIST_VERSION,
+                                       .order = PERSIST_ORDER,
+                                       .bytes = sizeof s->header + learned,
+                                       .rule = p->rule,
+                                       .sources = p->sources,
+                                       .learned = learned,
+                                       .vocab_size = p->vocab_size,
+                                       .tokenizer = p->tokenizer}};
+    s->learned = SAM_REALLOC(NULL, learned);
+    bool done = s->learned != NULL;
+    if (done)
+        memcpy(s->learned, from, learned);
+    for (const pool_group *g = p->settled.oldest; done && g; g = g->by_state.newer)
+        done = collect_group(s, g);
+    for (const pool_group *g = p->fresh.oldest; done && g; g = g->by_state.newer)
+        done = collect_group(s, g);
+    for (size_t i = 0; done && i < p->bucket_count; i++)
+        for (const pool_group *g = p->buckets[i]; done && g; g = g->chain)
+            done = !g->open || collect_group(s, g);
+    s->header.bytes += -s->header.bytes % CHECKSUM + CHECKSUM;
+    s->pinned = s->header.texts;
+    if (!done)
+        persist_release(s, SIZE_MAX);
+    return done;
+}
+
+bool persist_release(persist_snapshot *s, size_t most) {
+    for (; s->pinned && most; most--)
+        pool_unpin(s->texts[--s->pinned].text);
+    if (s->pinned)
+        return true;
+    SAM_FREE(s->learned);
+    SAM_FREE(s->texts);
+    SAM_FREE(s->groups);
+    SAM_FREE(s->names);
+    return false;
+}
+
 typedef struct {
-    int file;  // -1: only counts
+    int file;
     int error; // errno of the first failure
     uint64_t bytes, sum;
-    uint64_t groups, texts, tokens;
     size_t used;
     unsigned char buffer[BUFFER];
 } writer;
 
 static void flush(writer *w) {
     w->sum = checksum(w->sum, w->buffer, w->used);
-    for (size_t done = 0; w->file >= 0 && !w->error && done < w->used;) {
+    for (size_t done = 0; !w->error && done < w->used;) {
         ssize_t wrote = write(w->file, w->buffer + done, w->used - done);
         if (wrote >= 0)
             done += (size_t)wrote;
@@ -70,68 +171,36 @@ static void pad(writer *w, size_t unit) {
     put(w, zeros, (unit - w->bytes % unit) % unit);
 }
 
-// Whether a text is saved: a closed one that says more than the group's key does.
-static bool is_saved(const pool_group *g, const pool_text *text) {
-    return text && text->slot == SAM_NONE && !text->removed &&
-           (g->kind == POOL_NAMED || text->body.size > text->prompt_size);
-}
-
-static void put_group(writer *w, const pool_group *g) {
-    uint32_t texts = 0;
-    for (uint32_t i = 0; i < g->text_count; i++)
-        texts += is_saved(g, (const pool_text *)g->texts[i]);
-    if (!texts)
-        return;
-    uint32_t head[2] = {g->kind, texts};
-    uint64_t key_bytes = g->key_bytes;
-    put(w, head, sizeof head);
-    put(w, &key_bytes, sizeof key_bytes);
-    if (g->key_bytes)
-        put(w, g->key, g->key_bytes);
-    pad(w, UNIT);
-    for (uint32_t i = 0; i < g->text_count; i++) {
-        const pool_text *text = (const pool_text *)g->texts[i];
-        if (!is_saved(g, text))
-            continue;
-        uint32_t sizes[2] = {text->prompt_size, text->body.size};
-        uint32_t from = g->kind == POOL_BY_PROMPT ? text->prompt_size : 0;
-        put(w, sizes, sizeof sizes);
-        if (text->body.size > from)
-            put(w, text->body.tokens + from, (text->body.size - from) * sizeof(int32_t));
-        w->tokens += text->body.size;
+static void put_snapshot(writer *w, const persist_snapshot *s) {
+    put(w, &s->header, sizeof s->header);
+    put(w, s->learned, s->header.learned);
+    size_t at = 0, name_at = 0;
+    for (size_t i = 0; i < s->header.groups; i++) {
+        const persist_group *g = &s->groups[i];
+        uint32_t head[2] = {g->kind, g->texts};
+        uint64_t key_bytes = g->key_bytes;
+        put(w, head, sizeof head);
+        put(w, &key_bytes, sizeof key_bytes);
+        if (key_bytes)
+            put(w, g->kind == POOL_NAMED ? (const void *)(s->names + name_at) : s->texts[at].tokens,
+                key_bytes);
+        pad(w, UNIT);
+        if (g->kind == POOL_NAMED)
+            name_at += key_bytes;
+        for (size_t end = at + g->texts; at < end; at++) {
+            const persist_text *text = &s->texts[at];
+            uint32_t sizes[2] = {text->prompt_size, text->size};
+            uint32_t from = first_saved(g->kind, text->prompt_size);
+            put(w, sizes, sizeof sizes);
+            if (text->size > from)
+                put(w, text->tokens + from, (text->size - from) * sizeof(int32_t));
+        }
     }
-    w->texts += texts;
-    w->groups++;
-}
-
-static void put_pool(writer *w, const pool *p, persist_header *header) {
-    size_t learned_bytes;
-    const void *learned = rule_model_learned(p->model, &learned_bytes);
-    put(w, header, sizeof *header);
-    put(w, learned, learned_bytes);
-    for (const pool_group *g = p->settled.oldest; g; g = g->by_state.newer)
-        put_group(w, g);
-    for (const pool_group *g = p->fresh.oldest; g; g = g->by_state.newer)
-        put_group(w, g);
-    for (size_t i = 0; i < p->bucket_count; i++)
-        for (const pool_group *g = p->buckets[i]; g; g = g->chain)
-            if (g->open)
-                put_group(w, g);
     pad(w, CHECKSUM);
     flush(w);
     uint64_t sum = w->sum;
     put(w, &sum, sizeof sum);
     flush(w);
-    *header = (persist_header){.magic = PERSIST_MAGIC,
-                               .version = PERSIST_VERSION,
-                               .order = PERSIST_ORDER,
-                               .bytes = w->bytes,
-                               .rule = p->rule,
-                               .sources = p->sources,
-                               .learned = learned_bytes,
-                               .groups = w->groups,
-                               .texts = w->texts,
-                               .tokens = w->tokens};
 }
 
 // Makes what was renamed into a folder last: a crash may not bring the old file back.
@@ -144,17 +213,14 @@ static int sync_folder(const char *folder) {
     return error;
 }
 
-// Writes the pool to a new file beside `path` and renames it. `temporary` has the folder's name of `length`
-// bytes, ending in "/", and room. Returns errno.
-static int replace(const pool *p, const char *path, char *temporary, size_t length) {
+// Writes the snapshot to a new file beside `path` and renames it. `temporary` has the folder's name of
+// `length` bytes, ending in "/", and room. Returns errno.
+static int replace(const persist_snapshot *s, const char *path, char *temporary, size_t length) {
     strcpy(temporary + length, ".pool-XXXXXX");
-    writer w = {.file = -1};
-    persist_header header = {0};
-    put_pool(&w, p, &header);
-    w = (writer){.file = mkostemp(temporary, O_CLOEXEC)};
+    writer w = {.file = mkostemp(temporary, O_CLOEXEC)};
     if (w.file < 0)
         return errno;
-    put_pool(&w, p, &header);
+    put_snapshot(&w, s);
     if (!w.error && fsync(w.file))
         w.error = errno;
     if (close(w.file) && !w.error)
@@ -169,7 +235,7 @@ static int replace(const pool *p, const char *path, char *temporary, size_t leng
     return sync_folder(temporary);
 }
 
-persist_status persist_save(const pool *p, const char *path) {
+persist_status persist_write(const persist_snapshot *s, const char *path) {
     const char *name = strrchr(path, '/');
     size_t length = name ? (size_t)(name - path) + 1 : 2;
     char *temporary = SAM_REALLOC(NULL, length + sizeof ".pool-XXXXXX");
@@ -178,10 +244,23 @@ persist_status persist_save(const pool *p, const char *path) {
         return PERSIST_SYSTEM;
     }
     memcpy(temporary, name ? path : "./", length);
-    int error = replace(p, path, temporary, length);
+    int error = replace(s, path, temporary, length);
     SAM_FREE(temporary);
     errno = error;
     return error ? PERSIST_SYSTEM : PERSIST_OK;
+}
+
+persist_status persist_save(pool *p, const char *path) {
+    persist_snapshot s;
+    if (!persist_collect(p, &s)) {
+        errno = ENOMEM;
+        return PERSIST_SYSTEM;
+    }
+    persist_status status = persist_write(&s, path);
+    int error = errno;
+    persist_release(&s, SIZE_MAX);
+    errno = error;
+    return status;
 }
 
 // ---- reading
@@ -229,7 +308,7 @@ static const char *judge_header(persist_file *f, uint64_t bytes, int *error) {
         return "from a machine with another byte order: load it there";
     if (h->version != PERSIST_VERSION)
         return "from another version of sam_core: load it there, or start with a new pool";
-    if (h->bytes != bytes || bytes % CHECKSUM)
+    if (h->bytes != bytes || bytes % CHECKSUM || bytes < sizeof *h + CHECKSUM)
         return "cut short or added to: restore it from a copy, or start with a new pool";
     return NULL;
 }
@@ -254,7 +333,8 @@ static const char *judge_contents(const persist_file *f, int *error) {
     }
     const persist_header *h = &f->header;
     unsigned group = 1u << RULE_GROUP, history = 1u << RULE_HISTORY;
-    if (h->rule > RULE_BLEND || !h->sources || h->sources & ~(1u << RULE_REQUEST | group | history) ||
+    if (h->vocab_size > (uint64_t)1 << 31 || h->rule > RULE_BLEND || !h->sources ||
+        h->sources & ~(1u << RULE_REQUEST | group | history) ||
         ((h->groups || h->sources & history) && !(h->sources & group)))
         return DAMAGED;
     return NULL;
@@ -401,4 +481,17 @@ persist_status persist_load(persist_file *f, pool *p, const char **reason) {
     *reason = DAMAGED;
     errno = r.error;
     return r.error ? PERSIST_SYSTEM : PERSIST_REFUSED;
+}
+
+persist_status persist_check(persist_file *f, const char **reason) {
+    pool trial;
+    if (!pool_init(&trial, SIZE_MAX, (rule_name)f->header.rule, f->header.sources, NULL, 0)) {
+        errno = ENOMEM;
+        return PERSIST_SYSTEM;
+    }
+    persist_status status = persist_load(f, &trial, reason);
+    int error = errno;
+    pool_free(&trial);
+    errno = error;
+    return status;
 }

@@ -23,7 +23,7 @@
 
 #define PERSIST_MAGIC "sampool" // with its terminating zero
 #define PERSIST_ORDER 0x01020304u
-enum { PERSIST_VERSION = 1 };
+enum { PERSIST_VERSION = 2 };
 
 typedef struct {
     char magic[8];
@@ -34,7 +34,8 @@ typedef struct {
     uint32_t sources; // as in pool
     uint64_t learned; // bytes
     uint64_t groups, texts;
-    uint64_t tokens; // of the texts, prompts included
+    uint64_t tokens;                // of the texts, prompts included
+    uint64_t vocab_size, tokenizer; // as in pool
 } persist_header;
 
 typedef enum {
@@ -43,9 +44,42 @@ typedef enum {
     PERSIST_REFUSED, // *reason continues a sentence that starts with the path and "is"
 } persist_status;
 
-// Replaces the file at `path` by one with the pool, readable by its owner only. On failure (PERSIST_SYSTEM)
-// the old file is there still and no new one.
-persist_status persist_save(const pool *p, const char *path);
+typedef struct {
+    pool_text *text; // pinned
+    const int32_t *tokens;
+    uint32_t prompt_size, size;
+} persist_text;
+
+typedef struct {
+    pool_key kind;
+    uint32_t texts;
+    uint64_t key_bytes;
+} persist_group;
+
+// What a pool has to save. The pool may be used and changed while it is written.
+typedef struct {
+    persist_header header;
+    void *learned;
+    persist_group *groups; // header.groups
+    persist_text *texts;   // header.texts, group after group
+    char *names;           // keys of POOL_NAMED, one behind the other; other keys begin the groups' texts
+    size_t group_capacity, text_capacity, name_capacity, name_bytes;
+    size_t pinned; // the first texts are
+} persist_snapshot;
+
+// Collects what is to be saved: time and memory in proportion to the number of texts, not of tokens. False:
+// no memory, and there is nothing to release.
+bool persist_collect(pool *p, persist_snapshot *s);
+
+// Replaces the file at `path` by one with the snapshot, readable by its owner only. On failure
+// (PERSIST_SYSTEM) the old file is there still and no new one. Touches no pool: needs no lock.
+persist_status persist_write(const persist_snapshot *s, const char *path);
+
+// Gives back at most `most` texts to their pool, with its lock held. Returns whether some are left.
+bool persist_release(persist_snapshot *s, size_t most);
+
+// The three in one, for who has the pool alone.
+persist_status persist_save(pool *p, const char *path);
 
 typedef struct {
     int file; // descriptor
@@ -60,6 +94,9 @@ persist_status persist_open(persist_file *f, const char *path, const char **reas
 // memory are left out, those closed longest ago first, and counted as evicted. Any status but PERSIST_OK: the
 // pool is sound but of no use.
 persist_status persist_load(persist_file *f, pool *p, const char **reason);
+
+// Checks what persist_load would, by loading the file into a pool of its own.
+persist_status persist_check(persist_file *f, const char **reason);
 
 void persist_close(persist_file *f);
 

@@ -407,11 +407,11 @@ static void match_corpus(const pool *p, pool_slot *slot) {
         corpus_advance(&p->corpus, slot->corpus_at, body->tokens[slot->matched++]);
 }
 
-static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, int32_t *tokens, int32_t *parents,
-                      float *scores) {
+// Drafts into the row of `out` that begins at `at`.
+static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t at) {
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
-    rule_context context = {0};
+    rule_context context = {.vocab_size = p->vocab_size};
     for (uint32_t i = 0; i < 2; i++)
         context.last[i] = i < size ? text->body.tokens[size - 1 - i] : SAM_NO_TOKEN;
     if (slot->request.memory && slot->cursor.length == size) {
@@ -431,14 +431,18 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, int32_t *tokens, int
     }
     p->uses = g;
     p->uses_slot = slot;
-    uint32_t drafted = rule_draft(p->model, &p->memory, p->rule, &context, k, p->least, tokens, parents,
-                                  scores, &slot->record);
+#define ROW(array) (out->array ? out->array + at : NULL)
+    uint32_t drafted = rule_draft(p->model, &p->memory, p->rule, &context, k, p->least, ROW(tokens),
+                                  ROW(parents), ROW(scores), ROW(match_lengths), &slot->record);
+#undef ROW
     p->uses = NULL;
     p->uses_slot = NULL;
     if (drafted)
         p->drafts[slot->record.source[0]]++;
     for (uint32_t i = 0; i < drafted; i++)
         p->drafted[slot->record.source[i]]++;
+    for (uint32_t i = 0; out->sources && i < drafted; i++)
+        out->sources[at + i] = slot->record.source[i];
     return drafted;
 }
 
@@ -469,12 +473,8 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
     }
     for (size_t i = 0; i < rows; i++) {
         pool_slot *slot = &p->slots[p->rows[i].slot];
-        size_t at = i * out->width;
-        out->lengths[i] = slot->drafts && p->rows[i].k
-                              ? (int32_t)draft(p, slot, p->rows[i].k, out->tokens + at,
-                                               out->parents ? out->parents + at : NULL,
-                                               out->scores ? out->scores + at : NULL)
-                              : 0;
+        out->lengths[i] =
+            slot->drafts && p->rows[i].k ? (int32_t)draft(p, slot, p->rows[i].k, out, i * out->width) : 0;
     }
     return POOL_OK;
 }

@@ -83,6 +83,8 @@ typedef struct pool_text {
     bool indexed;               // the group's automaton has its beginning
     bool due;                   // in the group's queue
     bool removed;               // the group forgets it when its automaton is freed
+    bool freed;                 // by the pool, while it was pinned
+    uint32_t pins;
 } pool_text;
 
 typedef struct {
@@ -154,9 +156,11 @@ typedef struct {
 typedef struct {
     sam_memory memory;
     rule_name rule;
-    unsigned sources; // bits 1 << RULE_REQUEST, RULE_GROUP, RULE_HISTORY; history only with group
-    float least;      // drafts end before their probability falls below
-    corpus corpus;    // zeroed: none
+    unsigned sources;    // bits 1 << RULE_REQUEST, RULE_GROUP, RULE_HISTORY; history only with group
+    float least;         // drafts end before their probability falls below
+    uint32_t vocab_size; // drafts end before a token of at least this; 0: unknown
+    uint64_t tokenizer;  // fingerprint of the one whose ids the tokens are; 0: unknown
+    corpus corpus;       // zeroed: none
     rule_model *model;
     pool_slot *slots;
     uint32_t slot_count, slot_capacity;
@@ -222,6 +226,7 @@ typedef struct {
     float *scores;    // NULL: not wanted
     int32_t *lengths; // one a row
     size_t width;
+    int32_t *sources, *match_lengths; // NULL: not wanted
 } pool_drafts;
 
 // Appends counts[i] of the tokens to each slots[i], all rows first, then writes a draft of at most k tokens
@@ -273,5 +278,10 @@ bool pool_add_text(pool *p, pool_group *g, pool_text *text);
 
 // Frees a text that was not given to a group and has body.size 0 still.
 void pool_free_text(pool *p, pool_text *text);
+
+// Keeps the tokens of a closed text, which never change, where they are until it is unpinned as often, also
+// if the pool frees the text before. Its memory then is beyond the pool's limit.
+void pool_pin(pool_text *text);
+void pool_unpin(pool_text *text);
 
 #endif

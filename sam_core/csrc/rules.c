@@ -397,11 +397,13 @@ typedef struct {
     uint32_t k, least; // least: probability of a path, of PATH_ONE
     uint32_t size;
     bool cut; // the last token is too improbable: the draft ends before it, it is only learned from
+    bool with_lengths;
     int32_t tokens[RULE_MAX_DRAFT];
     int32_t parents[RULE_MAX_DRAFT];
     uint32_t paths[RULE_MAX_DRAFT];
     uint16_t cells[RULE_MAX_DRAFT];
     uint8_t sources[RULE_MAX_DRAFT];
+    uint32_t lengths[RULE_MAX_DRAFT]; // of matches
 } output;
 
 // Whether the text at a place of the group's index is of its history.
@@ -409,26 +411,55 @@ static bool is_past(const rule_context *context, uint32_t place) {
     return context->index[RULE_GROUP]->chunks[place / SAM_CHUNK].text < context->past;
 }
 
+// The state behind the longest string, the match or a shorter one, that `token` followed; SAM_NONE: none.
+// *length, the match's, becomes the string's.
+static sam_state continued(const sam_index *index, sam_state state, int32_t token, uint32_t *length) {
+    sam_state child;
+    while ((child = sam_child(index, state, token)) == SAM_NONE && state != SAM_ROOT) {
+        state = sam_link(index, state);
+        *length = sam_node_of(index, state)->length;
+    }
+    return child;
+}
+
 // Whether `token` followed a match in the group's index, or the next shorter one that it followed, in the
 // history last.
 static bool followed_in_past(const rule_context *context, sam_state state, int32_t token) {
     const sam_index *index = context->index[RULE_GROUP];
-    sam_state child;
-    while ((child = sam_child(index, state, token)) == SAM_NONE && state != SAM_ROOT)
-        state = sam_link(index, state);
+    uint32_t length = 0;
+    sam_state child = continued(index, state, token, &length);
     if (child == SAM_NONE)
         return false;
     uint32_t place = child & SAM_NODE ? sam_node_of(index, child)->place : child;
     return place != SAM_NONE && is_past(context, place);
 }
 
-static void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32_t source, uint32_t cell) {
+// Tokens of the longest match of a node, in one source, that a candidate continues; 0 if it is only frequent.
+static uint32_t match_length(const rule_context *context, const node *n, uint32_t source,
+                             const candidate *c) {
+    if (c->cell[0] >= MODEL_CELLS)
+        return 0;
+    for (uint32_t i = 0; source == RULE_CORPUS && i < n->corpus_count; i++) {
+        corpus_match m = n->corpus[i];
+        if (corpus_extend(context->corpus, &m, c->token))
+            return n->corpus[i].length;
+    }
+    if (source == RULE_CORPUS)
+        return 0;
+    uint32_t length = n->length[source];
+    continued(context->index[source], n->state[source], c->token, &length);
+    return length;
+}
+
+static void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32_t source, uint32_t cell,
+                 uint32_t length) {
     uint32_t at = o->size++;
     o->tokens[at] = token;
     o->parents[at] = parent;
     o->paths[at] = path;
     o->sources[at] = (uint8_t)source;
     o->cells[at] = (uint16_t)cell;
+    o->lengths[at] = length;
     o->cut = path < o->least;
 }
 
@@ -449,7 +480,8 @@ static void emit_best(draft *d, output *o, node *n) {
     if (source == RULE_GROUP && d->context->past &&
         followed_in_past(d->context, n->length[RULE_GROUP] ? n->state[RULE_GROUP] : SAM_ROOT, c->token))
         source = RULE_HISTORY;
-    emit(o, c->token, n->draft, n->best_path, source, c->cell[0]);
+    emit(o, c->token, n->draft, n->best_path, source, c->cell[0],
+         o->with_lengths ? match_length(d->context, n, c->source, c) : 0);
     n->left[n->best] = 0;
 }
 
@@ -594,7 +626,8 @@ static void draft_copies(const draft *d, output *o) {
                 known = (int32_t)i;
         if (known < 0) {
             known = (int32_t)o->size;
-            emit(o, token, best->node, best_path, best->past ? RULE_HISTORY : best->source, best_cell);
+            emit(o, token, best->node, best_path, best->past ? RULE_HISTORY : best->source, best_cell,
+                 best->length + best->depth - 1);
         }
         if (o->cut)
             break;
@@ -648,6 +681,7 @@ typedef struct {
     uint32_t size;
     int32_t tokens[RULE_MAX_DRAFT], parents[RULE_MAX_DRAFT];
     uint16_t cells[RULE_MAX_DRAFT];
+    uint32_t lengths[RULE_MAX_DRAFT];
 } suffix_draft;
 
 // Offers the tokens after a string, to which drafted token number `drafted` leads.
@@ -683,6 +717,8 @@ static void expand(const draft *d, const string *from, uint32_t most, suffix_dra
         made->parents[made->size] = best->parent;
         made->cells[made->size] = (uint16_t)(model_cells(from->source, 0, best->string.length) +
                                              model_cell(best->count, best->all, false));
+        made->lengths[made->size] =
+            from->source == RULE_CORPUS ? best->string.at.length : best->string.length;
         made->size++;
         string next = best->string;
         uint32_t share = best->share;
@@ -729,7 +765,7 @@ static void draft_suffix(const draft *d, output *o) {
     for (uint32_t i = 0; i < best.size; i++) {
         uint32_t before = best.parents[i] < 0 ? PATH_ONE : o->paths[best.parents[i]];
         uint32_t path = times(before, model_probability(cells[best.cells[i]]));
-        emit(o, best.tokens[i], best.parents[i], path, best_source, best.cells[i]);
+        emit(o, best.tokens[i], best.parents[i], path, best_source, best.cells[i], best.lengths[i]);
         if (o->cut)
             break;
     }
@@ -785,15 +821,26 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
     return true;
 }
 
+// Ends a draft before the first token that the vocabulary lacks; a tree's later tokens go with it.
+static void end_at_foreign_token(output *o, uint32_t vocab_size) {
+    for (uint32_t i = 0; vocab_size && i < o->size; i++)
+        if ((uint32_t)o->tokens[i] >= vocab_size) {
+            o->size = i;
+            o->cut = false;
+            return;
+        }
+}
+
 uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rule_context *context,
                     uint32_t k, float least, int32_t *tokens, int32_t *parents, float *scores,
-                    rule_record *record) {
+                    int32_t *match_lengths, rule_record *record) {
     draft d = {.model = m, .context = context, .rule = rule, .tree = parents != NULL};
     output o;
     o.k = k;
     o.least = (uint32_t)(least * (float)PATH_ONE);
     o.size = 0;
     o.cut = false;
+    o.with_lengths = match_lengths != NULL;
     record->drafted = record->kept = 0;
     if (rule == RULE_COUNT || rule == RULE_BLEND) {
         start(&d);
@@ -808,6 +855,7 @@ uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rul
     } else {
         draft_copies(&d, &o);
     }
+    end_at_foreign_token(&o, context->vocab_size);
     if (!o.size || !keep(&d, memory, &o, record))
         return 0;
     memcpy(tokens, o.tokens, record->drafted * sizeof(int32_t));
@@ -815,6 +863,8 @@ uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rul
         memcpy(parents, o.parents, record->drafted * sizeof(int32_t));
     for (uint32_t i = 0; scores && i < record->drafted; i++)
         scores[i] = (float)o.paths[i] / (float)PATH_ONE;
+    for (uint32_t i = 0; match_lengths && i < record->drafted; i++)
+        match_lengths[i] = (int32_t)o.lengths[i];
     return record->drafted;
 }
 

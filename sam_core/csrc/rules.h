@@ -65,6 +65,7 @@ typedef struct {
     const corpus *corpus;                 // NULL: not a source
     const corpus_context *corpus_at;      // of the text
     int32_t last[2];                      // the text's last token and the one before; SAM_NO_TOKEN: none
+    uint32_t vocab_size;                  // a draft ends before a token of at least this; 0: of none
 } rule_context;
 
 // What a pool has learned (model.h) and room to work in.
@@ -88,11 +89,14 @@ void rule_record_free(rule_record *record, sam_memory *memory);
 
 // Drafts at most k <= RULE_MAX_DRAFT tokens, as a chain or, if `parents` is given, as a tree of at most k
 // nodes: parents[i] < i is the node that node i follows, -1 the end of the text. scores[i], if given, is the
-// probability that the path to token i is accepted. least: see above, 0 .. 1. Returns the number of tokens
-// and keeps in *record what rule_learn needs. If there is no memory for that, nothing is drafted.
+// probability that the path to token i is accepted. match_lengths[i], if given, is the number of tokens of
+// the longest match in record->source[i] that token i continues, drafted tokens included; of a copy
+// (`oldest`, `newest`, `suffix`) that of the match that is copied. 0: the token is only frequent. least: see
+// above, 0 .. 1. Returns the number of tokens and keeps in *record what rule_learn needs. If there is no
+// memory for that, nothing is drafted.
 uint32_t rule_draft(rule_model *model, sam_memory *memory, rule_name rule, const rule_context *context,
                     uint32_t k, float least, int32_t *tokens, int32_t *parents, float *scores,
-                    rule_record *record);
+                    int32_t *match_lengths, rule_record *record);
 
 // Learns from the tokens that came after the text that was drafted for; then the record is empty. Adds to
 // accepted[source] the tokens of the draft that came true. Never fails.

@@ -74,7 +74,7 @@ def check_rank_of_data_parallelism_names_the_history():
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(sam_proposer, "get_tp_group", lambda: first):
         config = types.SimpleNamespace(
             speculative_config=types.SimpleNamespace(num_speculative_tokens=3, sam={"history": folder}),
-            model_config=types.SimpleNamespace(max_model_len=32),
+            model_config=types.SimpleNamespace(max_model_len=32, get_vocab_size=lambda: 50, tokenizer=None),
             parallel_config=types.SimpleNamespace(
                 data_parallel_rank=3 if OLD else 0,  # 0.23 sets it to 0 where each rank is an engine of its own
                 data_parallel_index=3,
@@ -83,6 +83,7 @@ def check_rank_of_data_parallelism_names_the_history():
         )
         proposer = get_spec_decode_method("sam", config, None, types.SimpleNamespace(requests={}))
         assert proposer.saved.texts == Path(folder) / "engine-3/pool", proposer.saved.texts
+        assert proposer.saved.model == {"vocab_size": 50, "tokenizer": None}, proposer.saved.model
 
 
 def graph_sizes(method):
@@ -312,6 +313,36 @@ def check_rejection_sampler_gives_the_loops_tokens():
         assert torch.equal(found[own], wanted[own]), (greedy, found, wanted)
         accepted.append((found[own] >= 0).sum().item() - len(own))
     assert min(accepted) > 5, accepted
+
+
+def check_greedy_rows_beside_sampled_ones_take_the_best_logit():
+    """Also where softmax makes the two best equal."""
+    sys.path.append(str(Path(__file__).parents[1] / "verify"))
+    from sam_core.verify import Noise
+    from test_greedy_rows import V, close_logits
+    from vllm_ascend.sample import rejection_sampler as module
+
+    set_ascend_config()
+    requests, best = 200, V - 1
+    greedy = torch.arange(requests) % 2 == 0
+    temperature = torch.where(greedy, float(module.GREEDY_TEMPERATURE), 1.0)
+    keys, first = torch.arange(requests), torch.zeros(requests, dtype=torch.int64)
+    drafts, ends = torch.full((requests,), best, dtype=torch.int32), torch.arange(1, requests + 1, dtype=torch.int32)
+    bonus = torch.zeros(requests, 1, dtype=torch.int32)
+    for generators in ({}, Noise(keys, first, first + 1)):
+        kind = {"all_greedy": False, "all_random": False, "top_k": None, "top_p": None}
+        sampling = types.SimpleNamespace(temperature=temperature, generators=generators, **kind)
+        logits = close_logits(requests)
+        assert (logits.softmax(1).argmax(1) != best).sum() > 30
+        if OLD:
+            names = ("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens")
+            metadata = types.SimpleNamespace(**dict(zip(names, (drafts, [1] * requests, 1, ends), strict=True)))
+            found = module.AscendRejectionSampler().forward(metadata, None, logits, bonus, sampling)
+        else:
+            arguments = (drafts, [1] * requests, 1, ends, None, logits, bonus, sampling)
+            found = module.rejection_sample(*arguments, by_sam_core=True)
+        assert (found[greedy, 0] == best).all(), found[greedy, 0]
+        assert (found[~greedy, 0] != best).any()
 
 
 def check_fused_moe_decoding_is_kept():

@@ -2,6 +2,7 @@
 """Seeded sampling: at temperature 1 the text is the same with and without drafts, token for token."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,6 +170,31 @@ def test_seeded_request_that_drafts_nothing_keeps_its_text_beside_drafting_ones(
         assert tokens[:6] == alone.step(number, [[]] * 6)
         emitted += sum(map(len, tokens[6:]))
     assert emitted >= 48
+
+
+def test_seeded_greedy_rows_beside_sampled_ones_take_the_best_logit():
+    """Also where softmax makes the two best equal."""
+    from sam_core.verify import Noise
+    from vllm.v1.sample.rejection_sampler import GREEDY_TEMPERATURE, rejection_sample
+
+    requests = 100
+    greedy = torch.arange(requests) % 2 == 0
+    logits = 0.1 * torch.rand(requests, VOCAB, generator=torch.Generator().manual_seed(1))
+    logits[:, 3] = high = 0.1 * (1 + torch.rand(requests, generator=torch.Generator().manual_seed(2)))
+    logits[:, VOCAB - 1] = high.nextafter(torch.tensor(1.0))
+    assert (logits.softmax(1).argmax(1) == 3).sum() > 20
+    first = torch.zeros(requests, dtype=torch.int64)
+    sampling = SimpleNamespace(
+        temperature=torch.where(greedy, float(GREEDY_TEMPERATURE), 1.0),
+        generators=Noise(torch.arange(requests), first, first + 1),
+        all_greedy=False,
+        all_random=False,
+    )
+    drafts, ends = torch.full((requests,), VOCAB - 1, dtype=torch.int32), torch.arange(1, requests + 1)
+    bonus = torch.zeros(requests, 1, dtype=torch.int32)
+    found = rejection_sample(drafts, [1] * requests, 1, ends.int(), None, logits, bonus, sampling)
+    assert (found[greedy, 0] == VOCAB - 1).all()
+    assert (found[~greedy, 0] != VOCAB - 1).any()
 
 
 def test_a_runner_made_without_its_constructor_samples_as_released():

@@ -24,6 +24,8 @@ def good():
         "lengths": i32(-1, -1),
         "scores": np.full((2, 4), -1, np.float32),
         "parents": np.full((2, 4), -1, np.int32),
+        "sources": np.full((2, 4), -1, np.int32),
+        "match_lengths": np.full((2, 4), -1, np.int32),
     }
 
 
@@ -44,7 +46,7 @@ def table(*rows, **changed):
     return {"tokens": np.array(rows or ((-1, 5), (6, 7)), np.int32), "starts": i32(1, 0)} | changed
 
 
-WIDE = {"out": np.full((2, 90), -1, np.int32), "scores": None, "parents": None}
+WIDE = dict.fromkeys(("scores", "parents", "sources", "match_lengths")) | {"out": np.full((2, 90), -1, np.int32)}
 BAD_STEP = [
     ({"slots": i32(0, 2)}, ValueError, r"slots\[1\] is 2, which is not an open slot"),
     ({"slots": i32(-1, 0)}, ValueError, r"slots\[0\] is -1, which is not an open slot"),
@@ -210,6 +212,11 @@ SOURCES = "it must be a sequence of 'request', 'group' and 'history'; the corpus
     [
         ({"memory_bytes": -1}, r"memory_bytes is -1: a pool needs at least \d+"),
         ({"memory_bytes": 0}, r"memory_bytes is 0: a pool needs at least \d+"),
+        ({"memory_bytes": 1 << 70}, r"memory_bytes is 1180591620717411303424: no machine has as much"),
+        ({"vocab_size": 0}, r"vocab_size is 0: it must lie between 1 and 2\*\*31"),
+        ({"vocab_size": 1 << 70}, r"vocab_size is 1180591620717411303424: it must lie between 1 and 2\*\*31"),
+        ({"tokenizer": "qwen"}, r"tokenizer is 'qwen': it must be 16 hexadecimal digits, as sam_core.tokenizer.fing"),
+        ({"tokenizer": "0" * 16}, r"tokenizer is '0000000000000000': it must be 16 hexadecimal digits"),
         ({"rule": "best"}, f"rule is 'best': {RULES}"),
         ({"rule": ""}, f"rule is '': {RULES}"),
         ({"sources": ("request", "other")}, f"sources has 'other': {SOURCES}"),
@@ -235,8 +242,8 @@ def test_pool_refuses_a_corpus_that_is_not_there(tmp_path):
         sam_core.Pool(corpus=tmp_path / "nowhere")
 
 
-WRONG_TYPES = [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"sources": 3}, {"x": 1}]
-WRONG_TYPES += [{"corpus": 3}, {"min_prob": "0.5"}]
+WRONG_TYPES = [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"sources": 3}, {"x": 1}, {"corpus": 3}]
+WRONG_TYPES += [{"min_prob": "0.5"}, {"vocab_size": 1.5}, {"tokenizer": 3}, {"sources": (["group"],)}]
 
 
 @pytest.mark.parametrize("arguments", WRONG_TYPES)

@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 from sam_core.__main__ import main
+from sam_core.tokenizer import fingerprint
 from test_replay import line, recording, write
 
 import sam_core
@@ -201,6 +202,15 @@ def test_corpus_is_built_and_inspected(texts, tmp_path, capsys):
     assert main(["inspect", "--json", str(tmp_path / "made")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["texts"], found["tokens"], found["largest_token"]) == (2, 160, 1099)
+
+
+def test_corpus_and_the_tokenizer_that_it_is_of(texts, tmp_path, capsys):
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text('{"model": {"vocab": {"a": 0}}}')
+    assert main(["build-corpus", str(texts), "--tokenizer", str(tokenizer), "-o", str(tmp_path / "made")]) == 0
+    assert f"tokenizer        {fingerprint(tokenizer)}\n" in capsys.readouterr().out
+    assert main(["build-corpus", str(texts), "--tokenizer", "no/folder", "-o", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err == "error: no/folder has no tokenizer: name a model's folder or its tokenizer.json\n"
 
 
 def test_corpus_takes_the_named_key(texts, tmp_path, capsys):

@@ -19,6 +19,7 @@ import pytest
 from c_programs import CC, CSRC, HERE
 from hypothesis import given, settings
 from sam_core.corpus import END, build_corpus, describe, verify
+from sam_core.tokenizer import fingerprint
 
 from sam_core import corpus
 
@@ -33,7 +34,7 @@ class Mapped(ctypes.Structure):
 
     _fields_ = [("pointers", ctypes.c_void_p * 8)]
     _fields_ += [(name, u32) for name in ("size", "count", "buckets", "shift", "texts", "largest")]
-    _fields_ += [("file", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+    _fields_ += [("tokenizer", ctypes.c_uint64), ("file", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
 
 
 class Match(ctypes.Structure):
@@ -369,14 +370,14 @@ def test_header_and_size_are_checked(built, reader, tmp_path):
     sound = path.read_bytes()
     assert len(sound) % 64 == 0
     bad = tmp_path / "bad.corpus"
-    for length in [0, 1, 7, 8, 47, 48, 63, 64, 65, len(sound) - 64, len(sound) - 1]:
+    for length in [0, 1, 7, 8, 55, 56, 63, 64, 65, len(sound) - 64, len(sound) - 1]:
         bad.write_bytes(sound[:length])
         message = refusal(reader, bad)
         assert message.startswith(f"{bad} is ")
-        assert "no corpus" in message if length < 48 else "cut short" in message
+        assert "no corpus" in message if length < 56 else "cut short" in message
     bad.write_bytes(sound + b"\0")
     assert "added to" in refusal(reader, bad)
-    for at in range(48):
+    for at in range(56):
         bad.write_bytes(sound[:at] + bytes([sound[at] ^ 4]) + sound[at + 1 :])
         message = refusal(reader, bad)
         expected = "no corpus" if at < 8 else "version" if at < 12 else "damaged header"
@@ -400,7 +401,7 @@ def test_impossible_headers(reader, tmp_path, fields):
     path = tmp_path / "texts.corpus"
     sections = 1 + (fields["size"] > 0) + (fields["size"] > fields["texts"]) + 1
     numbers = [fields[name] for name in ("size", "texts", "largest")] + [fields.get("shift", 0), 0]
-    header = struct.pack("<8sIIQ5I", b"samcorp", 1, 0x01020304, 64 * sections, *numbers)
+    header = struct.pack("<8sIIQQ5I", b"samcorp", 2, 0x01020304, 64 * sections, 0, *numbers)
     header += struct.pack("<I", zlib.crc32(header))
     path.write_bytes(header.ljust(64 * sections, b"\0"))
     assert "impossible" in refusal(reader, path)
@@ -424,8 +425,8 @@ def damaged(path, offset, value):
     """Overwrites 4 bytes and makes both checksums right again."""
     data = bytearray(path.read_bytes())
     data[offset : offset + 4] = struct.pack("<i", value)
-    data[40:44] = struct.pack("<I", zlib.crc32(data[64:]))
-    data[44:48] = struct.pack("<I", zlib.crc32(data[:44]))
+    data[48:52] = struct.pack("<I", zlib.crc32(data[64:]))
+    data[52:56] = struct.pack("<I", zlib.crc32(data[:52]))
     path.write_bytes(data)
 
 
@@ -499,7 +500,7 @@ def test_verify_notices_an_empty_text(built):
 def test_the_file_is_the_same_everywhere(built):
     """A change of this number is a change of the format: raise the version."""
     path = built([[A, B, C, B, C], [B, A], [151_643], list(range(200))])
-    assert zlib.crc32(path.read_bytes()) == 2991149800
+    assert zlib.crc32(path.read_bytes()) == 1290831845
 
 
 def test_bytes_a_token(tmp_path):
@@ -512,14 +513,25 @@ def test_description(built):
     path = built([[A, B, 9], [], [C]])
     size = path.stat().st_size
     assert describe(path) == {
-        "version": 1,
+        "version": 2,
         "texts": 2,
         "tokens": 4,
         "largest_token": 9,
+        "tokenizer": None,
         "bytes": size,
         "bytes_per_token": size / 4,
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_the_tokenizer_is_recorded(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with pytest.raises(ValueError, match=f"^{folder} has no tokenizer: name a model's folder or its tokenizer.json"):
+        build_corpus([[A]], tmp_path / "c", tokenizer=folder)
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}}')
+    of = build_corpus([[A, B]], tmp_path / "c", tokenizer=folder)["tokenizer"]
+    assert of == fingerprint(folder) and verify(tmp_path / "c")["tokenizer"] == of
 
 
 def lines(rows):

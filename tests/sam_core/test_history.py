@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -62,13 +63,88 @@ def test_history_is_found_again(tmp_path, caplog):
     assert answer(again) > 3, "an engine with captured graphs finds it, too"
 
 
-def test_it_is_written_only_when_no_request_runs(tmp_path):
+def test_it_is_written_when_no_request_runs(tmp_path):
     proposer = make(tmp_path)
     answer(proposer, "a", end=False)
     answer(proposer, "b", end=False)
     proposer.finish(["a"])
     assert not (tmp_path / "engine-0/pool").exists()
     proposer.finish(["b"])
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
+
+
+def busy(tmp_path, **more):
+    """An engine whose request "open" never ends, that may save now."""
+    proposer = make(tmp_path, **more)
+    answer(proposer, "open", end=False)
+    assert not proposer.saved.seldom_busy.due, "the first minute is over"
+    proposer.saved.seldom_busy._due = 0
+    return proposer
+
+
+def test_an_engine_that_is_never_idle_saves_beside_its_requests(tmp_path):
+    proposer = busy(tmp_path, sam={"switch": "auto"})
+    answer(proposer, "a")
+    proposer.saved._thread.join()
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
+    assert json.loads((tmp_path / "engine-0/switch.json").read_text()).keys() == {"cost", "calibration"}
+    answer(proposer, "b")
+    assert 59 < proposer.saved.seldom_busy._due - time.monotonic() <= 60 and not proposer.saved._thread.is_alive()
+    proposer.finish(["open"])
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 3, "the last one ends: all is saved at once"
+
+
+def test_nothing_is_saved_twice_beside_requests(tmp_path):
+    proposer = busy(tmp_path)
+    answer(proposer, "a")
+    proposer.saved._thread.join()
+    (tmp_path / "engine-0/pool").unlink()
+    proposer.saved.seldom_busy._due = 0
+    proposer.finish([])
+    assert not (tmp_path / "engine-0/pool").exists()
+
+
+def test_one_save_at_a_time(tmp_path, monkeypatch):
+    """No call waits for a thread that saves, but the one that saves with no request open."""
+    proposer, saves, write_on = busy(tmp_path), [], threading.Event()
+
+    def write(pool, state):
+        saves.append(threading.current_thread().name)
+        assert len(saves) > 1 or write_on.wait(60)
+        Pool.save(pool, proposer.saved.texts)
+
+    monkeypatch.setattr(proposer.saved, "_write", write)
+    answer(proposer, "a")
+    answer(proposer, "b")
+    assert saves == ["sam-history"]
+    threading.Timer(0.2, write_on.set).start()
+    proposer.finish(["open"])
+    assert saves == ["sam-history", "MainThread"]
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 3
+
+
+def test_without_a_thread_the_engine_saves_itself(tmp_path, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    proposer = busy(tmp_path)
+    answer(proposer, "a")
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
+    proposer.finish(["open"])
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
+
+
+def test_a_thread_that_cannot_save_is_logged_and_tries_later(tmp_path, caplog):
+    proposer = busy(tmp_path)
+    (tmp_path / "engine-0/pool").mkdir()
+    answer(proposer, "a")
+    proposer.saved._thread.join()
+    assert caplog.text.count(f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory") == 1
+    (tmp_path / "engine-0/pool").rmdir()
+    proposer.saved.seldom_busy._due = 0
+    answer(proposer, "b")
+    proposer.saved._thread.join()
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
 
 
@@ -317,6 +393,53 @@ def test_a_folder_of_another_setting(tmp_path):
         make(tmp_path, sam={"rule": "blend"})
     with pytest.raises(ValueError, match="was saved with"):
         make(tmp_path, sam={"sources": ["group", "history"]})
+
+
+def test_a_folder_of_another_model(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 5, "b": 6}}}')
+    of = {"vocab_size": 1000, "tokenizer": str(model)}
+    answer(make(tmp_path, **of))
+    end_process()
+    assert answer(make(tmp_path, **of)) > 3
+    end_process()
+    with pytest.raises(
+        ValueError, match="engine-0/pool' is of a vocabulary of 1000 tokens, but the model's has 2000: "
+    ):
+        make(tmp_path, vocab_size=2000)
+    end_process()
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 6, "b": 5}}}')
+    with pytest.raises(
+        ValueError, match=r"engine-0/pool' is of another tokenizer \(fingerprint \w{16}\) than the model"
+    ):
+        make(tmp_path, **of)
+
+
+def test_a_start_reads_the_file_once(tmp_path, monkeypatch):
+    answer(make(tmp_path))
+    end_process()
+    loads, load = [], Pool.load
+
+    class Counted:
+        def __new__(cls, *arguments, **more):
+            return Pool(*arguments, **more)
+
+        @staticmethod
+        def describe(path):
+            assert path.name == ".pool-trial"
+            return Pool.describe(path)
+
+        @staticmethod
+        def load(*arguments, **more):
+            loads.append(arguments)
+            return load(*arguments, **more)
+
+    monkeypatch.setattr(history, "Pool", Counted)
+    again = make(tmp_path, sam={"min_prob": 0.5})
+    again.make_uniform()
+    again.make_uniform()
+    assert len(loads) == 1 and again.pool.min_prob == 0 and again.options.min_prob == 0.5
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

@@ -579,6 +579,7 @@ typedef struct {
     float least;
     int32_t *tokens, *parents; // blocks of exactly k entries, for the sanitizers
     float *scores;
+    int32_t *match_lengths;
     uint8_t source[RULE_MAX_DRAFT];
 } draft;
 
@@ -587,8 +588,9 @@ static draft make_draft(sources *s, const rule_context *context, uint32_t k, flo
     d.tokens = malloc(k * sizeof(int32_t));
     d.parents = malloc(k * sizeof(int32_t));
     d.scores = malloc(k * sizeof(float));
+    d.match_lengths = malloc(k * sizeof(int32_t));
     d.size = rule_draft(s->model, &s->group.memory, s->rule, context, k, least, d.tokens,
-                        tree ? d.parents : NULL, d.scores, &s->record);
+                        tree ? d.parents : NULL, d.scores, d.match_lengths, &s->record);
     CHECK(d.size <= k && s->record.drafted == d.size);
     memcpy(d.source, s->record.source, sizeof d.source);
     CHECK(s->group.memory.used ==
@@ -602,6 +604,7 @@ static void free_draft(draft *d) {
     free(d->tokens);
     free(d->parents);
     free(d->scores);
+    free(d->match_lengths);
 }
 
 static void check_draft(const sources *s, const rule_context *context, const draft *d) {
@@ -616,6 +619,7 @@ static void check_draft(const sources *s, const rule_context *context, const dra
         uint32_t from = d->source[i] == RULE_HISTORY ? (uint32_t)RULE_GROUP : d->source[i];
         CHECK(from == RULE_CORPUS ? context->corpus != NULL : from < RULE_INDEXES && context->index[from]);
         CHECK(d->source[i] != RULE_HISTORY || context->past);
+        CHECK(d->match_lengths[i] >= 0);
     }
 }
 

@@ -18,7 +18,7 @@ from sam_core.corpus import build_corpus
 
 from sam_core import Pool
 
-HEADER = struct.Struct("<8sIIQIIQQQQ")
+HEADER = struct.Struct("<8sIIQIIQQQQQQ")
 FACTOR = 0x9E3779B97F4A7C15
 RULES = ["oldest", "newest", "count", "suffix", "blend"]
 
@@ -105,7 +105,13 @@ def test_loaded_pool_drafts_as_the_saved_one_after_a_rebuild(rule, sources, tmp_
 def test_description(tmp_path):
     path = tmp_path / "pool"
     filled("count").save(str(path))
-    expected = {"version": 1, "rule": "count", "sources": ["request", "group", "history"]}
+    expected = {
+        "version": 2,
+        "vocab_size": None,
+        "tokenizer": None,
+        "rule": "count",
+        "sources": ["request", "group", "history"],
+    }
     expected |= {"groups": 6, "texts": 17, "tokens": 17 * 33, "bytes": path.stat().st_size}
     assert Pool.describe(path) == expected
 
@@ -220,12 +226,12 @@ def test_every_flipped_bit_is_noticed(saved, tmp_path):
 
 def test_checksum_is_what_the_header_says(saved):
     assert sealed(saved) == saved
-    assert HEADER.unpack_from(saved)[:4] == (b"sampool\0", 1, 0x01020304, len(saved))
+    assert HEADER.unpack_from(saved)[:4] == (b"sampool\0", 2, 0x01020304, len(saved))
 
 
 def field(saved, **changes):
     """A file with other values in its header, sealed."""
-    names = ("magic", "version", "order", "bytes", "rule", "sources", "learned", "groups", "texts", "tokens")
+    names = "magic version order bytes rule sources learned groups texts tokens vocab_size tokenizer".split()
     values = dict(zip(names, HEADER.unpack_from(saved), strict=True)) | changes
     return sealed(HEADER.pack(*values.values()) + saved[HEADER.size :])
 
@@ -234,7 +240,7 @@ def field(saved, **changes):
     ("changes", "message"),
     [
         ({"magic": b"samcorp\0"}, "is no saved pool: name a file that Pool.save wrote"),
-        ({"version": 2}, "is from another version of sam_core: load it there, or start with a new pool"),
+        ({"version": 1}, "is from another version of sam_core: load it there, or start with a new pool"),
         ({"order": 0x04030201}, "is from a machine with another byte order: load it there"),
         ({"rule": 5}, "is damaged"),
         ({"sources": 0}, "is damaged"),
@@ -242,6 +248,7 @@ def field(saved, **changes):
         ({"sources": 8}, "is damaged"),
         ({"sources": 1}, "is damaged"),
         ({"sources": 1 << 31 | 3}, "is damaged"),
+        ({"vocab_size": (1 << 31) + 1}, "is damaged"),
     ],
 )
 def test_other_headers(saved, changes, message, tmp_path):
@@ -250,8 +257,38 @@ def test_other_headers(saved, changes, message, tmp_path):
 
 @pytest.mark.parametrize("changes", [{"learned": 8}, {"learned": 2**63}, {"groups": 7}, {"groups": 2**63}])
 def test_headers_that_the_contents_do_not_bear_out(saved, changes, tmp_path):
-    with pytest.raises(ValueError, match="is damaged: restore it from a copy, or start with a new pool"):
-        Pool.load(put(tmp_path / "pool", field(saved, **changes)))
+    path = put(tmp_path / "pool", field(saved, **changes))
+    refused(path, "is damaged: restore it from a copy, or start with a new pool")
+
+
+def test_a_bare_header_is_no_saved_pool(saved, tmp_path):
+    """Whole by its size and its checksum, with nothing behind the header."""
+    values = [*HEADER.unpack_from(saved)]
+    for size in (HEADER.size, HEADER.size + 8):
+        values[3], values[6], values[7:10] = size, 0, [0, 0, 0]
+        data = HEADER.pack(*values) + bytes(size - HEADER.size)
+        refused(put(tmp_path / "pool", data if size == HEADER.size else sealed(data)), "is (cut short|damaged)")
+
+
+def test_a_model_of_another_vocabulary_or_tokenizer(tmp_path):
+    path, of, other = tmp_path / "pool", "00000000000000ab", "0123456789abcdef"
+    Pool(vocab_size=1000, tokenizer=of).save(path)
+    assert {name: Pool.describe(path)[name] for name in ("vocab_size", "tokenizer")} == {
+        "vocab_size": 1000,
+        "tokenizer": of,
+    }
+    with pytest.raises(ValueError, match=f"{path}' is of a vocabulary of 1000 tokens, but the model's has 999: name a"):
+        Pool.load(path, vocab_size=999)
+    with pytest.raises(
+        ValueError, match=rf"{path}' is of another tokenizer \(fingerprint {of}\) than .*{other}\): name"
+    ):
+        Pool.load(path, tokenizer=other)
+    for known in ({}, {"vocab_size": 1000}, {"tokenizer": of}):
+        Pool.load(path, **known).save(tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == path.read_bytes(), "what is not told is the file's"
+    Pool().save(path)
+    Pool.load(path, vocab_size=7, tokenizer=other).save(path)
+    assert (Pool.describe(path)["vocab_size"], Pool.describe(path)["tokenizer"]) == (7, other)
 
 
 def is_sound(data, start):
@@ -316,9 +353,9 @@ def test_contents_are_checked_although_the_checksum_is_right(tmp_path):
             outcomes[sound] += 1
             if sound:
                 assert Pool.load(path)._validate() is None
+                assert Pool.describe(path)
             else:
-                with pytest.raises(ValueError, match="is damaged: restore it from a copy, or start with a new pool"):
-                    Pool.load(path)
+                refused(path, "is damaged: restore it from a copy, or start with a new pool")
     assert min(outcomes.values()) > 100
     at, nobody = start + 24, struct.pack("<IIQ4s", 2, 0, 4, b"none")
     assert struct.unpack_from("<II", data, at) == (2, 5)

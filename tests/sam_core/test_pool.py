@@ -765,14 +765,76 @@ def test_new_tokens_as_parts_of_the_rows_of_a_table():
 def test_signatures_and_constants():
     signature = inspect.signature(sam_core.Pool.step)
     assert list(signature.parameters) == [
-        *("self", "slots", "tokens", "counts", "k", "out", "lengths", "scores", "parents", "starts")
+        *("self", "slots", "tokens", "counts", "k", "out", "lengths", "scores", "parents", "starts"),
+        *("sources", "match_lengths"),
     ]
     assert list(inspect.signature(sam_core.Pool.append).parameters) == ["self", "slot", "tokens"]
     assert inspect.signature(sam_core.Pool.open).parameters["group"].default == BY_PROMPT
     pool = {name: p.default for name, p in inspect.signature(sam_core.Pool).parameters.items()}
-    assert pool == {"memory_bytes": 1 << 30, "rule": "blend", "sources": ALL, "corpus": None, "min_prob": 0.0}
+    unknown = {"vocab_size": None, "tokenizer": None}
+    given = {"memory_bytes": 1 << 30, "rule": "blend", "sources": ALL, "corpus": None, "min_prob": 0.0}
+    assert pool == given | unknown
     load = inspect.signature(sam_core.Pool.load).parameters
-    assert list(load) == ["path", "memory_bytes", "corpus", "min_prob"]
+    assert list(load) == ["path", "memory_bytes", "corpus", "min_prob", "vocab_size", "tokenizer"]
+    assert sam_core.SOURCES == ("request", "group", "corpus", "history")
+
+
+def test_attributes():
+    pool = make("count", sources=("group", "history"), min_prob=0.25)
+    assert (pool.rule, pool.sources, pool.min_prob) == ("count", ("group", "history"), 0.25)
+    with pytest.raises(AttributeError):
+        pool.rule = "blend"
+    for wrong, error in ((1.5, ValueError), (float("nan"), ValueError), ("0.1", TypeError)):
+        with pytest.raises(error):
+            pool.min_prob = wrong
+    with pytest.raises(AttributeError, match="min_prob cannot be deleted"):
+        del pool.min_prob
+    assert pool.min_prob == 0.25
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_min_prob_can_be_changed(rule):
+    """From the next step on a pool drafts as one that was made with it."""
+    pools = [make(rule, min_prob=0.9), make(rule)]
+    slots = [pool.open([1, 2, 3, 4, 1, 2, 3, 4, 1]) for pool in pools]
+    assert step(pools[0], [(slots[0], [2])], 4) == [[]] and len(step(pools[1], [(slots[1], [2])], 4)[0]) > 0
+    pools[0].min_prob = 0
+    drafts = [step(pool, [(pool.open([1, 2, 3, 4, 1, 2], None), [])], 4) for pool in pools]
+    assert drafts[0][0] and (rule == "blend" or drafts[0] == drafts[1])
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("rule", RULES)
+def test_no_draft_has_a_token_outside_the_vocabulary(rule, tree, tmp_path):
+    """Whatever the texts hold; a draft ends before it, and begins as without the limit."""
+    rng, lengths = random.Random(f"{rule} {tree}"), []
+    pools = [make(rule, sources=ALL, vocab_size=limit) for limit in (None, 7)]
+    slots = [pool.open([9, 1, 2]) for pool in pools]
+    for _ in range(200):
+        new = [rng.choice((1, 2, 3, 7, 8))] * rng.randrange(3) + [1, 2, 3]
+        free, bound = (
+            step_tree(pool, [(slot, new)], 8)[0][0] if tree else step(pool, [(slot, new)], 8)[0]
+            for pool, slot in zip(pools, slots, strict=True)
+        )
+        assert max(bound, default=0) < 7
+        lengths.append((len(free), len(bound)))
+        if not tree and rule == "newest":
+            assert bound == free[: next((at for at, token in enumerate(free) if token > 6), 8)]
+    assert sum(bound for _, bound in lengths) > 50 and any(bound < free for free, bound in lengths)
+
+
+def test_min_prob_of_0_ends_a_draft_only_below_2_to_the_minus_30():
+    """Or where no token is left; so the documentation says."""
+    rng, pool, ended = random.Random(4), make("blend", min_prob=0), 0
+    slot, parents = pool.open([1]), None
+    out, scores, lengths = np.zeros((1, 64), np.int32), np.zeros((1, 64), np.float32), np.zeros(1, np.int32)
+    for _ in range(300):
+        new = i32(*(rng.randrange(40) for _ in range(3)))
+        pool.step(i32(slot), new, i32(3), 64, out, lengths, scores, parents)
+        if 0 < (n := lengths[0]) < 64:
+            ended += 1
+            assert 2**-30 <= scores[0, n - 1] < 2**-18  # a token is never less probable than 1/4096
+    assert ended > 100
 
 
 def test_import_of_the_pool_does_not_load_numpy():

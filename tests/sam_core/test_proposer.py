@@ -560,3 +560,45 @@ def test_uniform_pads_with_what_min_prob_leaves_out(rule):
         shorter += 0 < len(eager) < 8
         longer += 0 < len(eager) < len(guesses)
     assert shorter > 10 and (longer > 10 or rule == "suffix")
+
+
+# ---- another vocabulary ---------------------------------------------------------------------------------------------
+
+
+def test_no_draft_leaves_the_vocabulary():
+    """Whatever the texts hold, an engine's placeholders for pictures too."""
+    batch, k = Batch(), 8
+    batch.add("a", [1, 2, 3, 900, 4, 1, 2], 7)
+    free, bound = (
+        SamProposer(k, {"rule": "newest", "min_prob": 0}, max_model_len=MAX_LEN, vocab_size=size)
+        for size in (None, 900)
+    )
+    assert batch.propose(free) == {"a": [3, 900, 4, 1, 2]} and batch.propose(bound) == {"a": [3]}
+    bound.make_uniform()
+    batch.add("b", [1, 2, 3, 900, 4, 1, 2], 7)
+    assert batch.propose(bound)["b"] == [3] * k, "padding is of the vocabulary, too"
+
+
+def test_a_corpus_of_another_model_is_one_sentence(tmp_path):
+    path, model = tmp_path / "corpus", tmp_path / "model"
+    build_corpus([[5, 6, 200000, 200001]], path)
+    sam = {"corpus": str(path)}
+
+    def refusal(**given):
+        with pytest.raises(ValueError) as error:
+            SamProposer(3, sam, max_model_len=MAX_LEN, **given)
+        assert "\n" not in str(error.value) and str(path) in str(error.value)
+        return str(error.value)
+
+    assert "is of another vocabulary: it has token 200001, but the model's has 32000 tokens" in refusal(
+        vocab_size=32000
+    )
+    SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, drafting=False)
+    SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=200002)
+    model.mkdir()
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 5, "b": 6}}}')
+    build_corpus([[5, 6]], path, tokenizer=model)
+    SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, tokenizer=str(model))
+    SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, tokenizer="Qwen/Qwen3-8B")
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 6, "b": 5}}}')
+    assert "is of another tokenizer (fingerprint " in refusal(vocab_size=32000, tokenizer=str(model))

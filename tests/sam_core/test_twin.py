@@ -61,8 +61,10 @@ class Both:
         def call(pool):
             out, parents = np.full(shape, -7, np.int32), np.full(shape, -7, np.int32)
             lengths, scores = np.full(len(rows), -7, np.int32), np.full(shape, -7, np.float32)
-            pool.step(slots, tokens, counts, k, out, lengths, scores, parents if self.tree else None, starts)
-            return [array.tolist() for array in (lengths, out, parents, scores)]
+            sources, matches = np.full(shape, -7, np.int32), np.full(shape, -7, np.int32)
+            given = {"sources": sources, "match_lengths": matches}
+            pool.step(slots, tokens, counts, k, out, lengths, scores, parents if self.tree else None, starts, **given)
+            return [array.tolist() for array in (lengths, out, parents, scores, sources, matches)]
 
         lengths, out, *_ = self._same(call)
         return [draft[:size] for draft, size in zip(out, lengths)]
@@ -126,6 +128,7 @@ def test_random_lives(corpus, tmp_path, rule, tree):
             sources=SOURCES[number % 4],
             corpus=corpus if number % 2 else None,
             min_prob=(0, 0.02, 0.3)[number % 3],
+            vocab_size=29 if number == 4 else None,
         )
         live(both, rng, 80, (2, 3, 30)[number // 2])
         both.compare(tmp_path)

@@ -23,9 +23,9 @@ def recover(output, ends, drafts, draft_probs, target_probs, q):
     for request, _, index in draft_rows(ends):
         if draft_probs is None:
             residual = target_probs[index].clone()
-            residual[drafts[index]] = 0
+            residual[drafts[index]] = 2.0**-100
         else:
-            residual = torch.maximum(target_probs[index] - draft_probs[index], torch.tensor(0.0))
+            residual = torch.maximum(target_probs[index] - draft_probs[index], target_probs[index] * 2.0**-100)
         output[index] = torch.argmax(residual / q[request])
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Suffix-automaton drafts for speculative decoding."""
 
-from sam_core._sam import BY_PROMPT, Pool
+from sam_core._sam import BY_PROMPT, SOURCES, Pool
 
 __version__ = "0.1.0"
 
-__all__ = ["BY_PROMPT", "Pool", "__version__"]
+__all__ = ["BY_PROMPT", "SOURCES", "Pool", "__version__"]

@@ -18,7 +18,7 @@ def build_corpus(args: argparse.Namespace) -> int:
     from sam_core import corpus
 
     progress = replay.Progress()
-    found = corpus.build_corpus(args.files, args.output, key=args.key, progress=progress.show)
+    found = corpus.build_corpus(args.files, args.output, key=args.key, tokenizer=args.tokenizer, progress=progress.show)
     progress.clear()
     _print(found)
     return 0
@@ -76,6 +76,12 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("-o", "--output", required=True, type=Path, metavar="PATH", help="the corpus file to write")
     command.add_argument("--key", metavar="KEY", help="where a JSON line has its token ids, if under another key")
+    command.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="the model's folder or its tokenizer.json; models with another tokenizer then refuse the corpus",
+    )
     command.set_defaults(run=build_corpus)
 
     text = "tell what a corpus or a saved pool holds"

@@ -45,12 +45,16 @@ class Saved(TypedDict):
     version: int
     rule: Rule
     sources: list[Source]
+    vocab_size: int | None
+    tokenizer: str | None
     groups: int
     texts: int
     tokens: int
     bytes: int
 
 BY_PROMPT: Final = "by_prompt"
+SOURCES: Final = ("request", "group", "corpus", "history")
+"""Names of the sources of drafts by their numbers, as `Pool.step` writes them."""
 
 @final
 class Pool:
@@ -94,10 +98,20 @@ class Pool:
             indexed. With ``group`` alone a slot also drafts from its own text, which is part of its group.
         corpus: path of a corpus, which is a source then; None: none.
         min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 .. 1.
+            Also with 0 a draft is shorter than k where its probability comes to less than 2**-30, or where no token is
+            left that could follow.
+        vocab_size: tokens of the model's vocabulary, 1 .. 2**31; a draft ends before a token of at least this. None:
+            unknown.
+        tokenizer: fingerprint of the model's tokenizer (see `sam_core.tokenizer`), 16 hexadecimal digits; None: unknown.
+            It is saved with the pool, and so is vocab_size.
+
+    Attributes:
+        rule, sources: as given.
+        min_prob: may be set; holds from the next `step` on.
 
     Raises:
         ValueError: memory_bytes too small for any pool, unknown rule or source, no source, history without group,
-            min_prob outside its range, or a file that is no corpus.
+            min_prob outside its range, a file that is no corpus, or one of another tokenizer or vocabulary.
         TypeError: an argument of another type.
         OSError: the corpus cannot be read.
     """
@@ -109,7 +123,17 @@ class Pool:
         sources: Iterable[Source] = ("request", "group", "history"),
         corpus: Path | None = None,
         min_prob: float = 0.0,
+        vocab_size: int | None = None,
+        tokenizer: str | None = None,
     ) -> Pool: ...
+    @property
+    def rule(self) -> Rule: ...
+    @property
+    def sources(self) -> tuple[Source, ...]: ...
+    @property
+    def min_prob(self) -> float: ...
+    @min_prob.setter
+    def min_prob(self, value: float) -> None: ...
     def open(self, prompt_ids: Tokens, group: bytes | Literal["by_prompt"] | None = "by_prompt") -> int:
         """Open a slot for a prompt, which later calls index, and return its number.
 
@@ -140,6 +164,8 @@ class Pool:
         scores: Float32 | None = None,
         parents: Int32 | None = None,
         starts: Int32 | None = None,
+        sources: Int32 | None = None,
+        match_lengths: Int32 | None = None,
     ) -> None:
         """Append tokens to a batch of slots, then write a draft for each.
 
@@ -159,6 +185,11 @@ class Pool:
             parents: writable int32 [B, K]; if given, drafts are trees, and this receives the number of the token that
                 each token follows, -1 for the end of the text. Parents come before children.
             starts: int32 [B], where the new tokens of each row begin in a table; None: they are packed.
+            sources: writable int32 [B, K], receives the number in `SOURCES` of the source that each token is from.
+            match_lengths: writable int32 [B, K], receives the tokens of the longest match in this source that each
+                token continues, drafted tokens before it included; with rules that copy (oldest, newest, suffix) of the
+                match that is copied. 0: the token is only frequent there. Group and history are one index, so a
+                match in one may stand in the other too.
 
         Raises:
             ValueError: a value or a shape that is none of these. Nothing has changed then.
@@ -216,14 +247,25 @@ class Pool:
         """Save the texts of closed slots that were kept, and what was learned, to a file of mode 0600.
 
         The file is written beside `path` and renamed over it, so that `path` is the old file or the new one, whole,
-        whatever happens. Other calls on the pool wait meanwhile.
+        whatever happens. Other calls on the pool, from other threads, wait only while the texts are listed, not while
+        they are written; the file has what there was when `save` was called. Texts that are evicted while they are
+        written keep their memory, beyond memory_bytes, until then.
 
         Raises:
             OSError: the file cannot be written; `path` is as it was.
+            MemoryError: for the list, 32 bytes a text, and for a copy of what was learned.
         """
 
     @classmethod
-    def load(cls, path: Path, memory_bytes: int = 1 << 30, corpus: Path | None = None, min_prob: float = 0.0) -> Pool:
+    def load(
+        cls,
+        path: Path,
+        memory_bytes: int = 1 << 30,
+        corpus: Path | None = None,
+        min_prob: float = 0.0,
+        vocab_size: int | None = None,
+        tokenizer: str | None = None,
+    ) -> Pool:
         """Make a pool of the rule and sources of a saved one, with its groups, all closed, and what it had learned.
 
         Indexes are built when they are needed. Groups that do not fit into memory_bytes are left out, those closed
@@ -232,15 +274,20 @@ class Pool:
         Args:
             path: a file that `save` wrote: no symbolic link, owned by this user and closed to others (mode 0600).
             memory_bytes, corpus, min_prob: as for `Pool`.
+            vocab_size, tokenizer: as for `Pool`; None: those of the file.
 
         Raises:
-            ValueError: a file that is none of this, damaged, or from another version; or a bad argument.
+            ValueError: a file that is none of this, damaged, from another version, or of another tokenizer or
+                vocabulary; or a bad argument.
             OSError: the file cannot be read.
         """
 
     @staticmethod
     def describe(path: Path, /) -> Saved:
         """Check a saved file as `load` does and return what it holds; ``bytes`` is the size of the file.
+
+        Loads it, and frees that again: takes the time and the memory of `load`. ``vocab_size`` and ``tokenizer`` are None
+        where they are unknown.
 
         Raises:
             ValueError, OSError: as for `load`.

@@ -23,6 +23,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from sam_core.tokenizer import fingerprint
+
 END = -1
 """Ends each text in the token array."""
 MAX_TOKEN = 2**31 - 1
@@ -31,8 +33,8 @@ MAX_SIZE = 2**32 - 1
 KEYS = ("token_ids", "response_ids")
 """Where a row of a JSONL file has its tokens: the first of these that it has."""
 
-_HEADER = struct.Struct("<8sIIQIIIIII")
-_MAGIC, _ORDER, _VERSION = b"samcorp\0", 0x01020304, 1
+_HEADER = struct.Struct("<8sIIQQIIIIII")
+_MAGIC, _ORDER, _VERSION = b"samcorp\0", 0x01020304, 2
 _ALIGN = _BLOCK = 64
 _MAX_BUCKETS = 1 << 18
 _CHUNK = 1 << 20
@@ -46,6 +48,7 @@ def build_corpus(
     path: Path,
     *,
     key: str | None = None,
+    tokenizer: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Write a corpus of the texts in `sources` to `path`, or leave `path` as it was.
@@ -57,19 +60,25 @@ def build_corpus(
             .npy array, int[n], one text; or JSON lines, one text a line, plain or as .gz or .zst. A text is a sequence
             or array of token ids from 0 to 2**31 - 1; empty ones are left out.
         key: where a JSON line has its token ids; None: the first of KEYS that it has.
+        tokenizer: folder or file of the tokenizer whose ids the texts hold (see `tokenizer.fingerprint`). A model with
+            another one then refuses the corpus. None: unknown.
         progress: is told in a short line what has been done, up to a few times a second.
 
     Returns:
         What `describe` says about the new file.
 
     Raises:
-        ValueError: a source is not of this form or there is no token at all; one sentence with file and line.
+        ValueError: a source is not of this form, there is no token at all, or `tokenizer` is none; one sentence with
+            file and line.
         OSError: a file cannot be read or `path` cannot be written.
         ModuleNotFoundError: pydivsufsort is not installed.
 
     Building takes about 30 bytes of memory a token.
     """
     divsufsort = _divsufsort()
+    digits = None if tokenizer is None else fingerprint(tokenizer)
+    if tokenizer is not None and digits is None:
+        raise ValueError(f"{os.fspath(tokenizer)} has no tokenizer: name a model's folder or its tokenizer.json")
     if isinstance(sources, (str, os.PathLike)):
         sources = [sources]
     say = progress or (lambda line: None)
@@ -92,12 +101,14 @@ def build_corpus(
     say(f"sorting {size - texts:,} tokens")
     suffixes = _sort(tokens, divsufsort)[texts:]
     say(f"writing {os.fspath(path)}")
-    _write(path, tokens, suffixes, texts)
+    _write(path, tokens, suffixes, texts, int(digits or "0", 16))
     return describe(path)
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What the header of a corpus says: texts, tokens, largest_token, bytes, bytes_per_token, version.
+    """What the header of a corpus says: texts, tokens, largest_token, tokenizer, bytes, bytes_per_token, version.
+
+    tokenizer: fingerprint of the one whose ids these are, None if that is unknown.
 
     Raises ValueError, in one sentence, if the file is no corpus, is damaged in its header or has another size.
     """
@@ -108,6 +119,7 @@ def describe(path: Path) -> dict[str, Any]:
         "texts": header["texts"],
         "tokens": tokens,
         "largest_token": header["largest"],
+        "tokenizer": f"{header['tokenizer']:016x}" if header["tokenizer"] else None,
         "bytes": header["bytes"],
         "bytes_per_token": header["bytes"] / tokens,
     }
@@ -333,7 +345,7 @@ def _minima(suffixes: npt.NDArray[np.uint32]) -> list[npt.NDArray[np.uint32]]:
     return levels
 
 
-def _write(path: Path, tokens: Tokens, suffixes: npt.NDArray[np.uint32], texts: int) -> None:
+def _write(path: Path, tokens: Tokens, suffixes: npt.NDArray[np.uint32], texts: int, tokenizer: int) -> None:
     largest = int(tokens.max())
     shift = _shift(largest, len(suffixes))
     folder = os.path.dirname(os.path.abspath(path))
@@ -347,9 +359,8 @@ def _write(path: Path, tokens: Tokens, suffixes: npt.NDArray[np.uint32], texts: 
                 for part in (data, bytes(-len(data) % _ALIGN)):
                     crc = zlib.crc32(part, crc)
                     file.write(part)
-            header = _HEADER.pack(_MAGIC, _VERSION, _ORDER, file.tell(), len(tokens), texts, largest, shift, crc, 0)[
-                :-4
-            ]
+            sizes = len(tokens), texts, largest, shift
+            header = _HEADER.pack(_MAGIC, _VERSION, _ORDER, file.tell(), tokenizer, *sizes, crc, 0)[:-4]
             file.seek(0)
             file.write(header + struct.pack("<I", zlib.crc32(header)))
             file.flush()
@@ -377,7 +388,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         size = file.seek(0, os.SEEK_END)
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         raise ValueError(f"{name} is no corpus: name a file that build_corpus wrote")
-    fields = ("magic", "version", "order", "bytes", "size", "texts", "largest", "shift", "body_crc", "header_crc")
+    fields = "magic version order bytes tokenizer size texts largest shift body_crc header_crc".split()
     header = dict(zip(fields, _HEADER.unpack(data), strict=True))
     if header["version"] != _VERSION or header["order"] != _ORDER:
         raise ValueError(f"{name} is a corpus of another version of sam_core: build it again")

@@ -37,7 +37,8 @@ class Options:
     memory_bytes: budget of all indexes of one engine.
     verify: `rejection` (the engine's own way) or `seeded`: noise of a token depends only on the request's seed and the
         token's position, so that the text is the same with and without drafts. Both sample the model's distribution.
-    min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1.
+    min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1; with
+        0 before it comes to less than 2**-30.
     corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
     history: full path of a folder that outlives the engine: its history, and what switch `auto` learned, are saved there
         and found again; None: they are gone when it ends. Needs source `history`.
@@ -98,7 +99,8 @@ class Options:
         _one_of("rule", self.rule, RULES)
         _one_of("switch", self.switch, SWITCHES)
         _one_of("verify", self.verify, VERIFY)
-        if not isinstance(self.sources, tuple) or not self.sources or len(set(self.sources)) != len(self.sources):
+        named = isinstance(self.sources, tuple) and all(isinstance(source, str) for source in self.sources)
+        if not named or not self.sources or len(set(self.sources)) != len(self.sources):
             raise ValueError(
                 f"sources must be a list of different names out of {', '.join(SOURCES)}, got {self.sources!r}"
             )
@@ -115,6 +117,8 @@ class Options:
             raise ValueError(
                 f"memory_bytes must be an integer of at least {1 << 20} (1 MiB), got {self.memory_bytes!r}"
             )
+        if self.memory_bytes >= 1 << 48:
+            raise ValueError(f"memory_bytes must be below 2**48, got {self.memory_bytes}: give bytes of host memory")
         if not (isinstance(self.min_prob, float) or _is_int(self.min_prob)) or not 0 <= self.min_prob < 1:
             raise ValueError(f"min_prob must be a number of at least 0 and below 1, got {self.min_prob!r}")
         if self.corpus is not None:

@@ -19,6 +19,7 @@ from sam_core.history import SavedHistory
 from sam_core.options import VERIFY, Options
 from sam_core.stats import Positions
 from sam_core.switch import AutoSwitch, BatchSwitch
+from sam_core.tokenizer import fingerprint
 
 Int32 = npt.NDArray[np.int32]
 REPORT_S = 1.0
@@ -43,6 +44,9 @@ class SamProposer:
         k: longest draft, in tokens.
         sam: the engine's `speculative_config["sam"]`, or None for the defaults; ValueError names a bad option.
         max_model_len: no draft reaches beyond it.
+        vocab_size: tokens of the model's vocabulary, of which no draft has others; None: unknown.
+        tokenizer: the folder of the model's tokenizer, or its name, which tells nothing: a corpus or a history of
+            another tokenizer is refused where both are known.
         drafting: False on ranks whose drafts the engine does not use; they keep no index.
         rank: the engine's among those that share options, as data-parallel ranks do; names its files in `history`.
         why_not: gives the reason, one of exclusion.REASONS, for which a request (its id) is never drafted, or None.
@@ -57,6 +61,8 @@ class SamProposer:
         sam: Mapping[str, Any] | None,
         *,
         max_model_len: int,
+        vocab_size: int | None = None,
+        tokenizer: str | None = None,
         drafting: bool = True,
         rank: int = 0,
         why_not: Callable[[str], str | None] = lambda req_id: None,
@@ -73,9 +79,20 @@ class SamProposer:
         self.switch = AutoSwitch(k, logger) if auto else BatchSwitch(options.threshold, logger)
         self.options = options
         self.uniform = False
-        self.saved = SavedHistory(options, rank, logger) if options.history and drafting else None
+        known = fingerprint(tokenizer) if tokenizer and drafting and (options.corpus or options.history) else None
+        self.saved = None
+        if options.history and drafting:
+            self.saved = SavedHistory(options, rank, logger, vocab_size, known)
         self._unsaved = False
-        self.pool = self._new_pool(options.min_prob)
+        self.pool = (self.saved and self.saved.load()) or Pool(
+            memory_bytes=options.memory_bytes,
+            rule=options.rule,
+            sources=options.sources,
+            corpus=options.corpus if drafting else None,
+            min_prob=options.min_prob,
+            vocab_size=vocab_size,
+            tokenizer=known,
+        )
         if self.saved and isinstance(self.switch, AutoSwitch):
             self.saved.teach(self.switch)
         self._slots: dict[str, int] = {}
@@ -86,17 +103,6 @@ class SamProposer:
         self._withheld = self._padding = self._padding_accepted = 0
         self._seconds = 0.0
         self._reported = -REPORT_S
-
-    def _new_pool(self, min_prob: float) -> Pool:
-        if self.saved and (pool := self.saved.load(min_prob)):
-            return pool
-        return Pool(
-            memory_bytes=self.options.memory_bytes,
-            rule=self.options.rule,
-            sources=self.options.sources,
-            corpus=self.options.corpus if self.drafting else None,
-            min_prob=min_prob,
-        )
 
     def make_uniform(self) -> None:
         """From now on all requests of a step get drafts of k tokens, or all get none; called before the first request.
@@ -109,9 +115,8 @@ class SamProposer:
         drafted, or max_model_len is near. A step beside which a prompt is still being read is not uniform whatever is
         drafted; drafts then end where they would without this.
         """
-        if not self.uniform:
-            self.uniform = True
-            self.pool = self._new_pool(0.0)
+        self.uniform = True
+        self.pool.min_prob = 0.0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Engines call this on every drafter; there is no model to load."""
@@ -259,12 +264,13 @@ class SamProposer:
     def finish(self, req_ids: Iterable[str]) -> None:
         """Requests have ended (finished or aborted); ids that were never seen are ignored.
 
-        With the last one, the history is saved where `history` names a folder.
+        With the last one, the history is saved where `history` names a folder; before that, by a thread.
         """
         for req_id in req_ids:
             self._end(req_id)
-        if self.saved and self._unsaved and not self._slots:
-            self._unsaved = not self.saved.save(self.pool, self.switch if isinstance(self.switch, AutoSwitch) else None)
+        if self.saved and self._unsaved:
+            save = self.saved.save_busy if self._slots else self.saved.save
+            self._unsaved = not save(self.pool, self.switch if isinstance(self.switch, AutoSwitch) else None)
 
     def _end(self, req_id: str, keep: bool = True) -> None:
         slot = self._slots.pop(req_id, None)

@@ -150,11 +150,19 @@ def _accept(
     return (q > 0) & (p / q >= uniform)
 
 
+NOTHING = 2.0**-100
+"""Weight of a refused draft: it wins where no other token has any, as no sum of rounded probabilities is exactly 1."""
+
+
 def _residual(target: torch.Tensor, draft_probs: torch.Tensor | None, drafts: torch.Tensor) -> torch.Tensor:
-    """Turn rows of target probabilities [R, V] in place into those from which a recovered token is drawn."""
+    """Turn rows of target probabilities [R, V] in place into weights by which a recovered token is drawn.
+
+    A row in which nothing is left is drawn from the draft, or with draft_probs from the target's probabilities.
+    """
     if draft_probs is None:
-        return target.scatter_(1, drafts.long().unsqueeze(1), 0)
-    return target.sub_(draft_probs).clamp_(min=0)
+        return target.scatter_(1, drafts.long().unsqueeze(1), NOTHING)
+    least = target * NOTHING
+    return target.sub_(draft_probs).maximum(least)
 
 
 # ---- mode rejection ------------------------------------------------------------------------------------------------
@@ -206,18 +214,21 @@ def rejection_sample(
     bonus_token_ids: torch.Tensor,
     is_greedy: torch.Tensor | bool,
     draws: Draws | None,
+    target_logits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One step of rejection sampling: the engine's tokens for the same draws.
 
     draft_token_ids [N]; max_spec_len: K; cu_num_draft_tokens [B]; draft_probs float32 [N, V] or None; target_probs
     float32 [N, V], or logits where all requests are greedy; bonus_token_ids [B, 1]; is_greedy: bool [B], or one for
-    all; draws: None where all are greedy. Returns int32 [B, K + 1], PLACEHOLDER after a request's last token.
+    all; draws: None where all are greedy; target_logits float32 [N, V]: what target_probs were made of, read where only
+    some requests are greedy, as rounding may make probabilities equal whose logits are not. Returns int32 [B, K + 1],
+    PLACEHOLDER after a request's last token.
     """
     if draft_token_ids.shape[0] == 0:
         return F.pad(bonus_token_ids, (0, max_spec_len), value=PLACEHOLDER).int()
     grid = _Grid(draft_token_ids, cu_num_draft_tokens, max_spec_len + 1)
     if is_greedy is not False:
-        best = target_probs.argmax(1)
+        best = (target_probs if target_logits is None else target_logits).argmax(1)
         greedy = (draft_token_ids == best)[grid.index]
     if is_greedy is True:
         accepted = grid.accepted(greedy)
@@ -330,13 +341,15 @@ def seeded_verify(
     positions: torch.Tensor,
     max_spec_len: int,
     is_greedy: torch.Tensor | bool,
+    target_logits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One step of seeded verification.
 
     target_probs float32 [N, V], or logits where all requests are greedy; draft_token_ids [N]; cu_num_draft_tokens [B];
     bonus_token_ids [B, 1]: what `seeded_sample` gave for each request at its position plus its number of drafts; keys
     int64 [B]; positions [B]: index in the text of the first token that this step samples; max_spec_len: K;
-    is_greedy: bool [B], or one bool for all. Returns int32 [B, K + 1], PLACEHOLDER after a request's last token.
+    is_greedy: bool [B], or one bool for all; target_logits float32 [N, V]: as for `rejection_sample`. Returns int32
+    [B, K + 1], PLACEHOLDER after a request's last token.
     """
     num_tokens = draft_token_ids.shape[0]
     if num_tokens == 0:
@@ -350,7 +363,8 @@ def seeded_verify(
         place = first + torch.arange(num_tokens, device=first.device)
         sampled = seeded_sample(target_probs, keys[owner], place)
         if is_greedy is not False:
-            sampled = torch.where(is_greedy[owner], target_probs.argmax(1), sampled)
+            best = (target_probs if target_logits is None else target_logits).argmax(1)
+            sampled = torch.where(is_greedy[owner], best, sampled)
     accepted = grid.accepted((draft_token_ids == sampled)[grid.index])
     return grid.tokens(accepted, sampled[grid.refused(accepted)].int(), bonus_token_ids, PLACEHOLDER).int()
 

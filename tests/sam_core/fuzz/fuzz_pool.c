@@ -17,6 +17,8 @@ typedef struct {
     uint32_t tokens; // appended so far
     int32_t draft[RULE_MAX_DRAFT];
     uint32_t drafted;
+    persist_snapshot listed; // to be written later, if is_listed
+    bool is_listed;
 } state;
 
 static void say_operations(void) {
@@ -224,6 +226,33 @@ static void damage(uint32_t bit, uint32_t from_end) {
     CHECK(persist_open(&file, "saved", &reason) == PERSIST_REFUSED && reason);
 }
 
+// Writes what was listed before, with all that the pool has freed since.
+static void write_listed(state *s) {
+    const char *reason = NULL;
+    persist_file file;
+    if (!s->is_listed)
+        return;
+    persist_status status = persist_write(&s->listed, "listed");
+    CHECK(status == PERSIST_OK || (fail_at >= 0 && errno == ENOMEM));
+    if (status == PERSIST_OK) {
+        CHECK(persist_open(&file, "listed", &reason) == PERSIST_OK);
+        CHECK(file.header.texts == s->listed.header.texts && file.header.tokens == s->listed.header.tokens);
+        persist_close(&file);
+    }
+    while (persist_release(&s->listed, 2))
+        ;
+    s->is_listed = false;
+}
+
+static void list_or_write(state *s) {
+    if (s->is_listed) {
+        write_listed(s);
+        return;
+    }
+    s->is_listed = persist_collect(&s->p, &s->listed);
+    CHECK(s->is_listed || fail_at >= 0);
+}
+
 // Saves the pool and loads it into another one, or anew in its own place.
 static void save_and_load(state *s, input *in) {
     static pool other;
@@ -244,6 +273,7 @@ static void save_and_load(state *s, input *in) {
     CHECK(file.header.rule == s->p.rule && file.header.sources == s->p.sources);
     CHECK(file.header.groups <= s->p.groups && (groups || !file.header.tokens));
     if (in_place) {
+        write_listed(s);
         pool_free(&s->p);
         CHECK(s->p.memory.used == 0);
         s->count = 0;
@@ -282,6 +312,8 @@ static void operate(state *s, input *in) {
     case 6: // rarely: it takes as long as a hundred others
         if (byte / 16 % 4 == 0)
             save_and_load(s, in);
+        else if (byte / 16 % 4 == 1)
+            list_or_write(s);
         break;
     case 7:
         give_wrong_arguments(s, in);
@@ -324,10 +356,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     s.count = s.tokens = s.drafted = 0;
     CHECK(start_pool(&s.p, second & 16 ? pool_least_bytes() + limit : PLENTY, (rule_name)(first % 5), sources,
                      second & 8, thresholds[first / 5 % 4]));
-    if (second & 32) // automata are fed a few tokens at a time
+    if (first & 128) // automata are fed a few tokens at a time
         s.p.slice = s.p.off_slice = 1 + second / 64 * 20;
+    s.p.vocab_size = second & 32 ? 1 + limit % 8 : 0;
     for (uint32_t i = 0; in.left && i < MOST_OPERATIONS; i++)
         operate(&s, &in);
+    write_listed(&s);
     check_pool(&s.p);
     CHECK(rule_model_valid(s.p.model));
     pool_free(&s.p);

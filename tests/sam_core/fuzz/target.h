@@ -108,7 +108,9 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
     int32_t *out = malloc(rows * width * sizeof(int32_t)), *lengths = malloc(rows * sizeof(int32_t));
     int32_t *parents = tree ? malloc(rows * width * sizeof(int32_t)) : NULL;
     float *scores = scored ? malloc(rows * width * sizeof(float)) : NULL;
-    pool_drafts drafts = {out, parents, scores, lengths, width};
+    int32_t *sources = scored ? malloc(rows * width * sizeof(int32_t)) : NULL;
+    int32_t *matches = scored ? malloc(rows * width * sizeof(int32_t)) : NULL;
+    pool_drafts drafts = {out, parents, scores, lengths, width, sources, matches};
     bool is_table = token_count % 2;
     size_t sum = 0;
     for (size_t i = 0; i < rows; i++) {
@@ -132,6 +134,8 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
             CHECK(out[i] >= 0 && (!damaged_corpus || out[i] < 8 || (uint32_t)out[i] <= p->corpus.largest));
             CHECK(!tree || (parents[i] >= -1 && parents[i] < at));
             CHECK(!scored || (scores[i] >= p->least && scores[i] <= 1));
+            CHECK(!scored || (sources[i] >= 0 && sources[i] < RULE_SOURCES && matches[i] >= 0));
+            CHECK(!p->vocab_size || (uint32_t)out[i] < p->vocab_size);
             for (size_t j = row * width; tree && !damaged_corpus && j < i; j++)
                 CHECK(out[i] != out[j] || parents[i] != parents[j]);
         }
@@ -146,6 +150,8 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
     free(lengths);
     free(parents);
     free(scores);
+    free(sources);
+    free(matches);
     return status;
 }
 

@@ -19,7 +19,7 @@ BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
 SLICE = 6144  # tokens that a step indexes at most beside six for each new one of slots that draft
 OFF_SLICE = 512  # of a step that drafts nothing
-_SOURCES = ("request", "group", "corpus", "history")  # by their numbers
+_SOURCES = ("request", "group", "corpus", "history")  # by their numbers, as sam_core.SOURCES
 
 
 class _Work:
@@ -186,6 +186,7 @@ class Pool:
         sources: Iterable[str] = ("request", "group", "history"),
         corpus: str | os.PathLike[str] | None = None,
         min_prob: float = 0.0,
+        vocab_size: int | None = None,
     ) -> None:
         if memory_bytes < 0:
             raise ValueError(f"memory_bytes is {memory_bytes}: it must not be negative")
@@ -203,7 +204,8 @@ class Pool:
             raise ValueError("sources has 'history' without 'group', of which it is a part: name both")
         if not 0 <= min_prob <= 1:
             raise ValueError(f"min_prob is {float(min_prob)!r}: it must lie between 0 and 1")
-        self._memory_bytes, self._rule, self._sources, self._least = memory_bytes, rule, sources, min_prob
+        self._memory_bytes, self._rule, self._sources, self.min_prob = memory_bytes, rule, sources, min_prob
+        self._vocab_size = vocab_size or 0
         self._kind = rule if rule in ("oldest", "newest") else "counted"
         self._corpus = None if corpus is None else Corpus(corpus)
         self._model = Model(copied=rule in ("oldest", "newest"))
@@ -242,10 +244,24 @@ class Pool:
         for token in slot.text.tokens if slot.corpus_at else []:
             slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
 
-    def step(self, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None) -> None:
+    def step(
+        self,
+        slots,
+        tokens,
+        counts,
+        k,
+        out,
+        lengths,
+        scores=None,
+        parents=None,
+        starts=None,
+        sources=None,
+        match_lengths=None,
+    ) -> None:
         numbers, counts = slots.tolist(), counts.tolist()
         k = k.tolist() if isinstance(k, np.ndarray) else [as_int(k)] * len(numbers)
-        self._check(numbers, tokens, counts, k, out, lengths, scores, parents, starts)
+        wanted = {"scores": scores, "parents": parents, "sources": sources, "match_lengths": match_lengths}
+        self._check(numbers, tokens, counts, k, out, lengths, wanted, starts)
         at = 0
         for row, (number, count) in enumerate(zip(numbers, counts)):
             new = tokens[at : at + count] if starts is None else tokens[row, starts[row] : starts[row] + count]
@@ -264,10 +280,9 @@ class Pool:
             record = self._draft(slot, k[row], parents is not None) if k[row] and slot.text else rules.Record()
             lengths[row] = size = record.drafted
             out[row, :size] = record.tokens[:size]
-            if scores is not None:
-                scores[row, :size] = record.scores[:size]
-            if parents is not None:
-                parents[row, :size] = record.parents[:size]
+            for name, array in wanted.items():
+                if array is not None:
+                    array[row, :size] = getattr(record, name)[:size]
 
     def append(self, slot: int, tokens: int | Iterable[int]) -> None:
         if slot not in self._slots:
@@ -376,19 +391,19 @@ class Pool:
             index[1], match[1] = group.index, group.index.match(slot.text.state)
             past = group.past if "history" in self._sources else 0
         last = tuple(([-1, -1] + slot.text.tokens[-2:])[:-3:-1])
-        context = rules.Context(index, match, past, self._corpus, slot.corpus_at, last)
-        slot.record = record = rules.draft(self._model, self._rule, context, k, self._least, tree)
+        context = rules.Context(index, match, past, self._corpus, slot.corpus_at, last, self._vocab_size)
+        slot.record = record = rules.draft(self._model, self._rule, context, k, self.min_prob, tree)
         for at, source in enumerate(record.sources[: record.drafted]):
             self._drafts[source] += at == 0
             self._drafted[source] += 1
         return record
 
-    def _check(self, numbers, tokens, counts, k, out, lengths, scores, parents, starts) -> None:
+    def _check(self, numbers, tokens, counts, k, out, lengths, wanted, starts) -> None:
         rows, width = len(numbers), out.shape[1]
         if starts is not None and len(tokens) < rows:
             raise ValueError(f"tokens has {len(tokens)} rows, but slots has {rows}")
-        sizes = {"counts": counts, "k": k, "out": out, "lengths": lengths, "scores": scores, "parents": parents}
-        for name, given in (sizes | {"starts": starts}).items():
+        sizes = {"counts": counts, "k": k, "out": out, "lengths": lengths, "starts": starts}
+        for name, given in (sizes | wanted).items():
             if given is not None and len(given) != rows:
                 raise ValueError(f"{name} has {len(given)} rows, but slots has {rows}")
         for row, number in enumerate(numbers):

@@ -36,6 +36,7 @@ class Context:
         past: the group's texts with smaller numbers are its history.
         corpus, corpus_at: the corpus and where the text stands in it; None: not a source.
         last: the text's last token and the one before, -1 for none.
+        vocab_size: a draft ends before a token of at least this; 0: of none.
     """
 
     index: list[Index | None]
@@ -44,6 +45,7 @@ class Context:
     corpus: Corpus | None = None
     corpus_at: list[tuple[int, int]] | None = None
     last: tuple[int, int] = (-1, -1)
+    vocab_size: int = 0
 
     def is_past(self, place: Place) -> bool:
         return place[0] < self.past
@@ -158,15 +160,25 @@ class Record:
     paths: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
+    match_lengths: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
-    def emit(self, token: int, parent: int, path: int, source: int, cell: int) -> None:
+    def emit(self, token: int, parent: int, path: int, source: int, cell: int, match_length: int) -> None:
         self.tokens.append(token)
         self.parents.append(parent)
         self.paths.append(path)
         self.sources.append(source)
         self.cells.append(cell)
+        self.match_lengths.append(match_length)
         self.cut = path < self.floor
+
+    def end_before(self, size: int) -> None:
+        """Take back all tokens from number `size` on."""
+        for taken in (self.tokens, self.parents, self.paths, self.sources, self.cells, self.match_lengths):
+            del taken[size:]
+        self.cut = False
+        if not size:
+            self.nodes = []
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -191,8 +203,13 @@ def draft(model: Model, rule: str, context: Context, k: int, least: float, tree:
     """Draft at most k <= MAX_DRAFT tokens, as a chain or tree, that end before a path falls below `least`, 0 .. 1."""
     floor = int(float(np.float32(least)) * PATH_ONE)
     if rule in ("count", "blend"):
-        return _Walk(model, rule, context, tree, floor).draft(k)
-    return (_draft_suffix if rule == "suffix" else _draft_copies)(model, context, k, floor, tree)
+        record = _Walk(model, rule, context, tree, floor).draft(k)
+    else:
+        record = (_draft_suffix if rule == "suffix" else _draft_copies)(model, context, k, floor, tree)
+    foreign = [at for at, token in enumerate(record.tokens) if 0 < context.vocab_size <= token]
+    if foreign:
+        record.end_before(foreign[0])
+    return record
 
 
 def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: list[int]) -> None:
@@ -300,10 +317,24 @@ class _Walk:
             state, length = node.match[GROUP]
             if context.followed_in_past(state if length else context.index[GROUP].root, candidate.token):
                 source = HISTORY
-        self.record.emit(candidate.token, node.draft, node.best_path, source, candidate.inputs[0][0])
+        length = self._match_length(node, candidate)
+        self.record.emit(candidate.token, node.draft, node.best_path, source, candidate.inputs[0][0], length)
         node.drafted.add(node.best)
         number = len(self.record) - 1
         self.nodes.append(Node(candidate.token, node, node.best_path, number, node.depth + 1, [], [], (-1, -1)))
+
+    def _match_length(self, node: Node, candidate: Candidate) -> int:
+        """Tokens of the longest match in the candidate's source that it continues; 0 if it is only frequent."""
+        context, token = self.context, candidate.token
+        if candidate.inputs[0][0] >= M.CELLS:
+            return 0
+        if candidate.source == CORPUS:
+            return next(match[2] for match in node.corpus if context.corpus.extend(match, token))
+        state, length = node.match[candidate.source]
+        while token not in state.edges:
+            state = state.link
+            length = state.length
+        return length
 
     def _consider(self, node: Node) -> None:
         if node.depth:
@@ -501,7 +532,8 @@ def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool
         drafted = zip(record.parents, record.tokens)
         known = next((number for number, pair in enumerate(drafted) if pair == (best.node, token)), len(record))
         if known == len(record):
-            record.emit(token, best.node, best_path, HISTORY if best.past else best.source, best_cell)
+            source = HISTORY if best.past else best.source
+            record.emit(token, best.node, best_path, source, best_cell, best.length + best.depth - 1)
         if record.cut:
             break
         best.node, best.path = known, record.paths[known]
@@ -542,6 +574,7 @@ class _Tree:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
+    match_lengths: list[int] = field(default_factory=list)
 
 
 def _expand(context: Context, start: _String, most: int, tree: bool) -> _Tree:
@@ -570,6 +603,7 @@ def _expand(context: Context, start: _String, most: int, tree: bool) -> _Tree:
         made.tokens.append(token)
         made.parents.append(parent)
         made.cells.append(M.first_cell(string.source, 0, string.length) + M.cell(count, marks, False))
+        made.match_lengths.append(string.at[2] if string.at else string.length)
         string = string.descend(context, token)
 
 
@@ -597,9 +631,9 @@ def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool
     source, record.length = best.start.source, best.start.length
     if source == GROUP and context.past and context.followed_in_past(best.start.state, best.tokens[0]):
         source = HISTORY
-    for token, parent, cell in zip(best.tokens, best.parents, best.cells):
+    for token, parent, cell, length in zip(best.tokens, best.parents, best.cells, best.match_lengths):
         path = times(PATH_ONE if parent < 0 else record.paths[parent], M.probability(model.cells[cell]))
-        record.emit(token, parent, path, source, cell)
+        record.emit(token, parent, path, source, cell, length)
         if record.cut:
             break
     return record

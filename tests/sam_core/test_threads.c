@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Threads that share a pool as module.c lets them: every call with the lock held, but for persist_write. The
+// memory is so small that texts are evicted while they are written.
+
+#include "persist.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "check.h"
+
+enum { WORKERS = 3, SAVES = 40, ANSWER = 400, RELEASED = 3 };
+
+static pool p;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool done;
+static uint64_t freed_while_pinned;
+
+static void *work(void *number) {
+    uint32_t state = (uint32_t)(uintptr_t)number + 1;
+    for (bool end = false; !end;) {
+        int32_t prompt[2] = {(int32_t)(state % 50), 1}, answer[ANSWER], draft[4], length, count = 0, k = 4;
+        for (int i = 0; i < ANSWER; i++) {
+            state = state * 1664525 + 1013904223;
+            answer[i] = (int32_t)(state >> 16) % 5;
+        }
+        uint32_t slot;
+        pool_error error;
+        pool_drafts out = {draft, NULL, NULL, &length, 4, NULL, NULL};
+        pthread_mutex_lock(&lock);
+        CHECK(pool_open(&p, prompt, 2, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
+        int32_t slots = (int32_t)slot;
+        CHECK(pool_append(&p, slots, answer, ANSWER, &error) == POOL_OK);
+        CHECK(pool_step(&p, &slots, 1, NULL, 0, &count, &k, true, &out, &error) == POOL_OK);
+        CHECK(pool_close(&p, slots, true, &error) == POOL_OK);
+        end = done;
+        pthread_mutex_unlock(&lock);
+    }
+    return NULL;
+}
+
+static void save(void) {
+    persist_snapshot s;
+    pthread_mutex_lock(&lock);
+    CHECK(persist_collect(&p, &s));
+    pthread_mutex_unlock(&lock);
+    CHECK(persist_write(&s, "threads.pool") == PERSIST_OK);
+    for (bool more = true; more;) {
+        pthread_mutex_lock(&lock);
+        for (size_t i = 0; i < s.pinned; i++)
+            freed_while_pinned += s.texts[i].text->freed;
+        more = persist_release(&s, RELEASED);
+        pthread_mutex_unlock(&lock);
+    }
+    persist_file file;
+    const char *reason = NULL;
+    CHECK(persist_open(&file, "threads.pool", &reason) == PERSIST_OK);
+    CHECK(persist_check(&file, &reason) == PERSIST_OK);
+    persist_close(&file);
+}
+
+int main(void) {
+    const char *reason = NULL;
+    unsigned sources = 1u << RULE_REQUEST | 1u << RULE_GROUP | 1u << RULE_HISTORY;
+    CHECK(pool_init(&p, pool_least_bytes() + 400000, RULE_NEWEST, sources, NULL, 0));
+    pthread_t threads[WORKERS];
+    for (uintptr_t i = 0; i < WORKERS; i++)
+        CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
+    for (int i = 0; i < SAVES; i++)
+        save();
+    pthread_mutex_lock(&lock);
+    done = true;
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; i < WORKERS; i++)
+        pthread_join(threads[i], NULL);
+    CHECK(pool_validate(&p, &reason));
+    printf("%llu texts freed while they were written\n", (unsigned long long)freed_while_pinned);
+    CHECK(freed_while_pinned > 0);
+    pool_free(&p);
+    CHECK(p.memory.used == 0);
+    return 0;
+}
