@@ -729,22 +729,81 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, int32_t *tokens, int
     return drafted;
 }
 
+// Thousands of rows do not fit the caches: what a row needs is asked for some rows ahead, in steps each of
+// which reads what the one before it asked for. A row's step is taken while the row before it takes its next
+// one.
+enum { LINE = 64, APPEND_ASKS = SAM_APPEND_ASKS + 2, DRAFT_ASKS = SAM_MATCH_ASKS + 1 };
+
+static void ask_bytes(const void *memory, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += LINE)
+        __builtin_prefetch((const char *)memory + at, 1);
+}
+
+static void ask_append(const pool *p, const pool_row *row, unsigned step) {
+    const pool_slot *slot = &p->slots[row->slot];
+    if (step == 0) {
+        ask_bytes(slot, sizeof(pool_slot));
+        return;
+    }
+    if (!slot->drafts || !row->count)
+        return;
+    const pool_text *text = slot->text;
+    if (step == 1) {
+        ask_bytes(text, sizeof(pool_text));
+        ask_bytes(slot->record.block, slot->record.kept ? 8 * LINE : 0);
+    }
+    if (step == 2 && text->body.tokens)
+        __builtin_prefetch(&text->body.tokens[text->body.size], 1);
+    if (slot->request.memory && step <= SAM_APPEND_ASKS)
+        sam_ask_append(&slot->request, &slot->cursor, row->tokens[0], step - 1);
+    if (step >= 2 && slot->group && slot->group->state == POOL_READY)
+        sam_ask_append(&slot->group->index, &text->cursor, row->tokens[0], step - 2);
+}
+
+static void ask_draft(const pool *p, const pool_row *row, unsigned step) {
+    const pool_slot *slot = &p->slots[row->slot];
+    if (step == 0) {
+        ask_bytes(slot, sizeof(pool_slot));
+        __builtin_prefetch(slot->text); // the slot was read just now
+        return;
+    }
+    if (!slot->drafts || !row->k)
+        return;
+    if (slot->request.memory)
+        sam_ask_match(&slot->request, &slot->cursor, step - 1);
+    if (slot->group && slot->group->state == POOL_READY)
+        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1);
+}
+
 pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                       const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
                       pool_error *error) {
     pool_status status = check_rows(p, slots, rows, tokens, counts, k, uniform_k, out->width, error);
     if (status != POOL_OK)
         return status;
-    for (size_t i = 0; i < rows; i++)
-        append(p, &p->slots[p->rows[i].slot], p->rows[i].tokens, p->rows[i].count);
-    for (size_t i = 0; i < rows; i++) {
-        pool_slot *slot = &p->slots[p->rows[i].slot];
-        size_t at = i * out->width;
-        out->lengths[i] = slot->drafts && p->rows[i].k
-                              ? (int32_t)draft(p, slot, p->rows[i].k, out->tokens + at,
-                                               out->parents ? out->parents + at : NULL,
-                                               out->scores ? out->scores + at : NULL)
-                              : 0;
+    for (size_t i = 0; i < rows + APPEND_ASKS; i++) {
+        for (unsigned step = 0; step < APPEND_ASKS; step++)
+            if (i - step < rows)
+                ask_append(p, &p->rows[i - step], step);
+        if (i < APPEND_ASKS)
+            continue;
+        const pool_row *row = &p->rows[i - APPEND_ASKS];
+        append(p, &p->slots[row->slot], row->tokens, row->count);
+    }
+    for (size_t i = 0; i < rows + DRAFT_ASKS; i++) {
+        for (unsigned step = 0; step < DRAFT_ASKS; step++)
+            if (i - step < rows)
+                ask_draft(p, &p->rows[i - step], step);
+        if (i < DRAFT_ASKS)
+            continue;
+        const pool_row *row = &p->rows[i - DRAFT_ASKS];
+        pool_slot *slot = &p->slots[row->slot];
+        size_t at = (i - DRAFT_ASKS) * out->width;
+        out->lengths[i - DRAFT_ASKS] =
+            slot->drafts && row->k
+                ? (int32_t)draft(p, slot, row->k, out->tokens + at, out->parents ? out->parents + at : NULL,
+                                 out->scores ? out->scores + at : NULL)
+                : 0;
     }
     return POOL_OK;
 }
