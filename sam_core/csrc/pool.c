@@ -446,6 +446,74 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *o
     return drafted;
 }
 
+// Thousands of rows do not fit the caches: what a row needs is asked for some rows ahead, in steps each of
+// which reads what the one before it asked for. A row's step is taken while the row before it takes its next
+// one.
+enum { LINE = 64, STORE_ASKS = 3, FEED_ASKS = SAM_APPEND_ASKS + 1, DRAFT_ASKS = SAM_MATCH_ASKS + 1 };
+
+static void ask_bytes(const void *memory, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += LINE)
+        __builtin_prefetch((const char *)memory + at, 1);
+}
+
+static void ask_store(const pool *p, const pool_row *row, unsigned step) {
+    const pool_slot *slot = &p->slots[row->slot];
+    if (step == 0) {
+        ask_bytes(slot, sizeof(pool_slot));
+        return;
+    }
+    if (!slot->drafts || !row->count)
+        return;
+    const pool_text *text = slot->text;
+    if (step == 1) {
+        ask_bytes(text, sizeof(pool_text));
+        ask_bytes(slot->record.block, slot->record.kept ? 8 * LINE : 0);
+    } else if (text->body.tokens) {
+        __builtin_prefetch(&text->body.tokens[text->body.size], 1);
+    }
+}
+
+static void ask_feed(const pool *p, const pool_row *row, unsigned step) {
+    const pool_slot *slot = &p->slots[row->slot];
+    if (!slot->drafts)
+        return;
+    const pool_text *text = slot->text;
+    const pool_group *g = slot->group;
+    if (slot->request.memory && slot->cursor.length < text->body.size && step < SAM_APPEND_ASKS)
+        sam_ask_append(&slot->request, &slot->cursor, text->body.tokens[slot->cursor.length], step);
+    if (step && g && g->index.memory && text->indexed && text->cursor.length < text->body.size)
+        sam_ask_append(&g->index, &text->cursor, text->body.tokens[text->cursor.length], step - 1);
+}
+
+static void ask_draft(const pool *p, const pool_row *row, unsigned step) {
+    const pool_slot *slot = &p->slots[row->slot];
+    if (step == 0) {
+        ask_bytes(slot, sizeof(pool_slot));
+        __builtin_prefetch(slot->text); // the slot was read just now
+        return;
+    }
+    if (!slot->drafts || !row->k)
+        return;
+    if (slot->request.memory)
+        sam_ask_match(&slot->request, &slot->cursor, step - 1);
+    if (slot->group && slot->group->index.memory && slot->text->indexed)
+        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1);
+}
+
+// Feeds what the rows draft from that draft in this step, or do not, while the work lasts.
+static void feed_rows(pool *p, size_t rows, bool drafting) {
+    for (size_t i = 0; i < rows + FEED_ASKS && p->work > 0; i++) {
+        for (unsigned step = 0; step < FEED_ASKS; step++)
+            if (i - step < rows && (p->rows[i - step].k > 0) == drafting)
+                ask_feed(p, &p->rows[i - step], step);
+        if (i >= FEED_ASKS && (p->rows[i - FEED_ASKS].k > 0) == drafting)
+            catch_up(p, &p->slots[p->rows[i - FEED_ASKS].slot]);
+    }
+    for (size_t i = 0; i < rows && p->work > 0; i++)
+        if ((p->rows[i].k > 0) == drafting && p->slots[p->rows[i].slot].group)
+            group_feed_others(p, p->slots[p->rows[i].slot].group);
+}
+
 pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                       const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
                       pool_error *error) {
@@ -454,27 +522,31 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
         return status;
     bool drafting = false;
     p->work = 0;
-    for (size_t i = 0; i < rows; i++) {
-        const pool_row *row = &p->rows[i];
+    for (size_t i = 0; i < rows + STORE_ASKS; i++) {
+        for (unsigned step = 0; step < STORE_ASKS; step++)
+            if (i - step < rows)
+                ask_store(p, &p->rows[i - step], step);
+        if (i < STORE_ASKS)
+            continue;
+        const pool_row *row = &p->rows[i - STORE_ASKS];
         append(p, &p->slots[row->slot], row->tokens, row->count);
         p->work += row->k ? 2 * POOL_LARGE_COST * (int64_t)row->count : 0;
         drafting |= row->k > 0;
     }
     p->work += drafting ? p->slice : p->off_slice;
     room_free_dying(p);
-    for (int pass = 0; pass < 2; pass++) { // those that draft first
-        bool off = pass == 1;
-        for (size_t i = 0; i < rows && p->work > 0; i++)
-            if ((p->rows[i].k == 0) == off)
-                catch_up(p, &p->slots[p->rows[i].slot]);
-        for (size_t i = 0; i < rows && p->work > 0; i++)
-            if ((p->rows[i].k == 0) == off && p->slots[p->rows[i].slot].group)
-                group_feed_others(p, p->slots[p->rows[i].slot].group);
-    }
-    for (size_t i = 0; i < rows; i++) {
-        pool_slot *slot = &p->slots[p->rows[i].slot];
-        out->lengths[i] =
-            slot->drafts && p->rows[i].k ? (int32_t)draft(p, slot, p->rows[i].k, out, i * out->width) : 0;
+    feed_rows(p, rows, true);
+    feed_rows(p, rows, false);
+    for (size_t i = 0; i < rows + DRAFT_ASKS; i++) {
+        for (unsigned step = 0; step < DRAFT_ASKS; step++)
+            if (i - step < rows)
+                ask_draft(p, &p->rows[i - step], step);
+        if (i < DRAFT_ASKS)
+            continue;
+        size_t at = i - DRAFT_ASKS;
+        pool_slot *slot = &p->slots[p->rows[at].slot];
+        out->lengths[at] =
+            slot->drafts && p->rows[at].k ? (int32_t)draft(p, slot, p->rows[at].k, out, at * out->width) : 0;
     }
     return POOL_OK;
 }

@@ -508,6 +508,68 @@ bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint3
     return true;
 }
 
+// The first node at or above a state.
+static uint32_t node_above(const sam_index *index, sam_state state) {
+    state = sam_resolve(index, state);
+    return (state & SAM_NODE ? state : sam_link(index, state)) & ~SAM_NODE;
+}
+
+static void ask_edge(const sam_index *index, uint32_t number, int32_t token) {
+    if (index->edges)
+        __builtin_prefetch(&index->edges[edge_home(index, number, token)]);
+}
+
+static void ask_node(const sam_index *index, uint32_t number) {
+    __builtin_prefetch(&index->nodes[number], 1);
+    if (index->counts)
+        __builtin_prefetch(&index->counts[number], 1);
+}
+
+static void ask_link(const sam_index *index, sam_state state) {
+    if (!(state & SAM_NODE))
+        __builtin_prefetch(&index->links[state], 1);
+}
+
+void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step) {
+    if (step == 0) {
+        ask_edge(index, 0, token);
+        ask_link(index, cursor->last);
+        ask_link(index, cursor->near);
+        return;
+    }
+    uint32_t number = node_above(index, cursor->last);
+    for (unsigned up = 1; up < step && number; up++)
+        number = index->nodes[number].link;
+    if (number) {
+        ask_node(index, number);
+        ask_edge(index, number, token);
+    }
+}
+
+void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step) {
+    if (step == 0) {
+        ask_link(index, cursor->near);
+        return;
+    }
+    uint32_t number = node_above(index, cursor->near);
+    for (unsigned up = 1; up < step && number; up++) {
+        const sam_node *node = &index->nodes[number];
+        if (up == step - 1) { // what followed it
+            if (node->target != SAM_NONE)
+                ask_link(index, node->target);
+            if (index->counts)
+                ask_edge(index, number, index->counts[number].best);
+            if (node->place != SAM_NONE && index->plain)
+                __builtin_prefetch(&index->texts[0]->tokens[node->place]);
+            else if (node->place != SAM_NONE)
+                __builtin_prefetch(&index->chunks[node->place / SAM_CHUNK]);
+        }
+        number = node->link;
+    }
+    if (number)
+        ask_node(index, number);
+}
+
 bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch) {
     if (!reserve_nodes(index, 1))
         return false;

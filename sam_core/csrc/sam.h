@@ -196,6 +196,13 @@ void sam_index_clear(sam_index *index);
 // and marks what it follows. On failure (memory, SAM_MAX_PLACES) false is returned and nothing has changed.
 bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position);
 
+// Ask for the memory that appending `token` to the text of the cursor reads, or sam_match and drafting from
+// there, in so many steps: each reads what the one before it asked for. Where the owner does something else
+// between them, the memory is there in time. They change nothing.
+enum { SAM_APPEND_ASKS = 5, SAM_MATCH_ASKS = 4 };
+void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step);
+void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step);
+
 // Lets another text begin as the text of `cursor`: returns in *branch a copy of it for that text. On failure
 // (memory) false is returned and nothing has changed.
 bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch);
