@@ -53,6 +53,7 @@ enum { RULE_REQUEST, RULE_GROUP, RULE_CORPUS, RULE_HISTORY, RULE_SOURCES };
 enum {
     RULE_INDEXES = 2,   // sources that are a sam_index: request and group
     RULE_MATCHED = 3,   // sources that are matched: these and the corpus
+    RULE_LAST = 3,      // tokens at the end of the text that followers are looked up by
     RULE_MAX_DRAFT = 64 // tokens of a draft or nodes of a tree
 };
 
@@ -64,7 +65,7 @@ typedef struct {
     uint32_t past;                        // the group's texts with smaller numbers are its history
     const corpus *corpus;                 // NULL: not a source
     const corpus_context *corpus_at;      // of the text
-    int32_t last[2];                      // the text's last token and the one before; SAM_NO_TOKEN: none
+    int32_t last[RULE_LAST];              // the text's last tokens, the latest first; SAM_NO_TOKEN: none
 } rule_context;
 
 // What a pool has learned (model.h) and room to work in.

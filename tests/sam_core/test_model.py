@@ -157,5 +157,5 @@ def test_an_untrained_pool_holds_the_prior(tmp_path, rule):
     pool, twin = sam_core.Pool(rule=rule), reference.Pool(rule=rule)
     pool.save(tmp_path / "pool")
     learned = twin.learned()
-    assert learned.dtype == np.uint32 and len(learned) == M.CELLS + M.SHARES + 3 * M.HASHES + M.SETS * M.INPUTS
+    assert learned.dtype == np.uint32 and len(learned) == M.ALL_CELLS + 3 * M.HASHES + M.SETS * M.INPUTS + 3 * 2 * M.FOLLOWERS
     assert learned.tobytes() in (tmp_path / "pool").read_bytes()

@@ -105,7 +105,7 @@ def test_loaded_pool_drafts_as_the_saved_one_after_a_rebuild(rule, sources, tmp_
 def test_description(tmp_path):
     path = tmp_path / "pool"
     filled("count").save(str(path))
-    expected = {"version": 1, "rule": "count", "sources": ["request", "group", "history"]}
+    expected = {"version": 2, "rule": "count", "sources": ["request", "group", "history"]}
     expected |= {"groups": 6, "texts": 17, "tokens": 17 * 33, "bytes": path.stat().st_size}
     assert Pool.describe(path) == expected
 
@@ -232,7 +232,7 @@ def field(saved, **changes):
     ("changes", "message"),
     [
         ({"magic": b"samcorp\0"}, "is no saved pool: name a file that Pool.save wrote"),
-        ({"version": 2}, "is from another version of sam_core: load it there, or start with a new pool"),
+        ({"version": 3}, "is from another version of sam_core: load it there, or start with a new pool"),
         ({"order": 0x04030201}, "is from a machine with another byte order: load it there"),
         ({"rule": 5}, "is damaged"),
         ({"sources": 0}, "is damaged"),
