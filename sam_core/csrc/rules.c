@@ -13,7 +13,7 @@ enum {
     DEEP_CANDIDATES = 5, // of a node below the first
     MORE = 6,            // candidates that a match names for a tree
     ALL_CANDIDATES = MAX_CANDIDATES + RULE_MAX_DRAFT * DEEP_CANDIDATES,
-    SHORT_MATCH = 8, // tokens of matches beside which a follower is asked
+    SHORT_MATCH = 4, // tokens of matches beside which a follower is asked
     ALPHA = 4,       // tokens of a draft for each token of its match (SuffixDecoding's alpha)
 };
 
@@ -291,8 +291,16 @@ static void find_best(node *n) {
     n->best_path = times(n->path, best);
 }
 
-// The follower of the most tokens that stands in an index, SAM_NO_TOKEN if there is none, and the cell of
-// what is not that follower. Longer matches know better.
+static bool is_named(const draft *d, const node *n, int32_t token) {
+    const candidate *first = &d->model->candidates[n->seen.first];
+    for (uint32_t i = 0; i < n->seen.count; i++)
+        if (first[i].token == token)
+            return true;
+    return false;
+}
+
+// The follower of the most tokens that stands in a source: in an index, or named by a match. SAM_NO_TOKEN if
+// there is none. In *cell the cell of what is not that follower. Longer matches know better.
 static int32_t find_follower(const draft *d, const node *n, const sam_index *index, uint32_t *cell) {
     for (uint32_t s = 0; s < RULE_INDEXES; s++)
         if (n->length[s] > SHORT_MATCH)
@@ -300,7 +308,9 @@ static int32_t find_follower(const draft *d, const node *n, const sam_index *ind
     for (uint32_t order = MODEL_ORDERS; order--;) {
         uint32_t times;
         int32_t token = model_follow(&d->model->model, order, n->last, &times);
-        if (token != SAM_NO_TOKEN && sam_child(index, SAM_ROOT, token) != SAM_NONE) {
+        if (token == SAM_NO_TOKEN)
+            continue;
+        if (is_named(d, n, token) || sam_child(index, SAM_ROOT, token) != SAM_NONE) {
             *cell = model_follower_cell(order, times, false);
             return token;
         }

@@ -218,7 +218,7 @@ def test_every_flipped_bit_is_noticed(saved, tmp_path):
 
 def test_checksum_is_what_the_header_says(saved):
     assert sealed(saved) == saved
-    assert HEADER.unpack_from(saved)[:4] == (b"sampool\0", 1, 0x01020304, len(saved))
+    assert HEADER.unpack_from(saved)[:4] == (b"sampool\0", 2, 0x01020304, len(saved))
 
 
 def field(saved, **changes):
@@ -250,6 +250,22 @@ def test_other_headers(saved, changes, message, tmp_path):
 def test_headers_that_the_contents_do_not_bear_out(saved, changes, tmp_path):
     with pytest.raises(ValueError, match="is damaged: restore it from a copy, or start with a new pool"):
         Pool.load(put(tmp_path / "pool", field(saved, **changes)))
+
+
+@pytest.mark.parametrize("follower", [(-1, 1), (7, 16), (7, 5 << 8)])
+def test_followers_that_cannot_be_learned(follower, tmp_path):
+    """(token, seen) as model.h says: a token below 0, one that came too often, one asked too often in vain."""
+    path = tmp_path / "pool"
+    Pool().save(path)
+    good = path.read_bytes()
+    end = HEADER.size + HEADER.unpack_from(good)[6]
+
+    def with_last(token, seen):
+        return sealed(good[: end - 8] + struct.pack("<iI", token, seen) + good[end:])
+
+    Pool.load(put(path, with_last(7, 4 << 8 | 15)))
+    with pytest.raises(ValueError, match="is damaged: restore it from a copy, or start with a new pool"):
+        Pool.load(put(path, with_last(*follower)))
 
 
 def is_sound(data, start):

@@ -121,8 +121,8 @@ def follower_cell(order: int, times: int, is_it: bool) -> int:
     return FOLLOWER_CELLS + (order * (MOST_SEEN + 1) + times) * 2 + is_it
 
 
-def _follower_hash(order: int, last: Sequence[int]) -> tuple[int, int]:
-    """(entry, key) of the last order + 1 tokens, the latest first."""
+def follower_hash(order: int, last: Sequence[int]) -> tuple[int, int]:
+    """The entry for the last order + 1 tokens, the latest first, and the key that it must have."""
     low = (1 << 32) - 1
     value = last[0] * 0x9E3779B1 & low
     for token in last[1 : order + 1]:
@@ -210,14 +210,14 @@ class Model:
 
     def follower(self, order: int, last: Sequence[int]) -> tuple[int, int]:
         """What followed the last order + 1 tokens, the latest first, and how often it came; (-1, 0): unknown."""
-        at, key = _follower_hash(order, last)
+        at, key = follower_hash(order, last)
         token, found, _, seen = self.followers[order][at]
         return (token, seen) if seen and found == key else (-1, 0)
 
     def learn_follower(self, last: Sequence[int], token: int) -> None:
         """Learn that `token` came after the tokens `last`."""
         for order, table in enumerate(self.followers):
-            at, key = _follower_hash(order, last)
+            at, key = follower_hash(order, last)
             known, found, asked, seen = table[at]
             if found != key:  # other tokens have the entry: it is theirs while it is of use
                 if seen > 1 and asked < PATIENCE:

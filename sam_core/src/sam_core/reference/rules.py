@@ -22,7 +22,7 @@ MAX_CANDIDATES = 24  # of the end of the text
 DEEP_CANDIDATES = 5  # of a node below
 MORE = 6  # candidates that a match names for a tree
 COPIES = 8
-SHORT_MATCH = 8  # tokens of matches beside which a follower is asked
+SHORT_MATCH = 4  # tokens of matches beside which a follower is asked
 ALPHA = 4  # tokens of a draft for each token of its match (SuffixDecoding's alpha)
 PATH_ONE = 1 << 30
 
@@ -417,11 +417,12 @@ class _Walk:
             self._mix(node, candidate)
 
     def _follower(self, node: Node, index: Index | None) -> tuple[int, int, int]:
-        """The follower of the most tokens that stands in an index: (order, token, times), token -1 if there is none."""
+        """The follower of the most tokens that stands in a source: (order, token, times); token -1: there is none."""
+        named = {candidate.token for candidate in node.candidates}
         if index and all(length <= SHORT_MATCH for _, length in node.match):  # longer matches know better
             for order in reversed(range(M.ORDERS)):
                 token, times = self.model.follower(order, node.last)
-                if token in index.root.edges:
+                if token in named or token in index.root.edges:
                     return order, token, times
         return 0, -1, 0
 
