@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a pool has learned of its drafts: adaptive probabilities and the weights that mix them. See rules.h.
+// What a pool has learned of its drafts: adaptive probabilities, the weights that mix them, and followers.
+// See rules.h.
 //
 // A probability is an adaptive mean in 32 bits: the upper 22 are the mean, the lower 10 the number of
 // outcomes it has seen, up to MODEL_LIMIT. An outcome moves the mean by 1/(outcomes + 1.5): at first quickly,
@@ -28,7 +29,7 @@ enum {
     MODEL_PATIENCE = 4,   // times that other tokens ask in vain for the entry of a follower that came twice
     MODEL_FOLLOWER_CELLS = MODEL_CELLS + MODEL_SHARES,
     MODEL_ALL_CELLS = MODEL_FOLLOWER_CELLS + MODEL_ORDERS * (MODEL_MOST_SEEN + 1) * 2,
-    MODEL_TOKENS = 3,  // tables keyed by a candidate and 0, 1 or 2 tokens before it
+    MODEL_TOKENS = 3, // tables keyed by a candidate and 0, 1 or 2 tokens before it
     MODEL_HASHES = 1 << 13,
     MODEL_CLASSES = 7, // coarser classes of match lengths
     MODEL_KINDS =

@@ -177,9 +177,7 @@ static uint32_t followed(const rule_context *context, const match *m, int32_t to
 static void start(draft *d) {
     const rule_context *context = d->context;
     node *n = &d->model->nodes[0];
-    *n = (node){.seen = {.token = SAM_NO_TOKEN, .parent = NO_NODE},
-                .path = PATH_ONE,
-                .draft = -1};
+    *n = (node){.seen = {.token = SAM_NO_TOKEN, .parent = NO_NODE}, .path = PATH_ONE, .draft = -1};
     memcpy(n->last, context->last, sizeof n->last);
     for (uint32_t s = 0; s < RULE_INDEXES; s++) {
         n->state[s] = context->state[s];

@@ -21,12 +21,16 @@
 //
 // Blend. At each token to be drafted up to RULE_RANKS matches of each source (the longest, then the next
 // shorter ones with more occurrences) name candidates: their best, their newest, for trees a few more, and
-// the most frequent tokens at all where that leaves room. The probability of a candidate is a logistic mix,
+// the most frequent tokens at all where that leaves room. Where no match is long, one more candidate is the
+// follower: what came after the last 3, 2 or 1 tokens in any text of the pool, as small tables remember it,
+// if this token stands in the sources. So a draft holds tokens of its own sources alone.
+// The probability of a candidate is a logistic mix,
 //
 //   stretch(p) = ln(p / (1 - p)),    P(c) = squash(sum over inputs i of weight[set][i] * stretch(p_i(c))),
 //
-// whose inputs are the candidate's cells and three more adaptive tables keyed by hashes of the candidate and
-// none, one and two tokens before it (some tokens are easier to foresee than others). The set of weights is
+// whose inputs are the candidate's cells, one for whether it is the follower, and three more adaptive tables
+// keyed by hashes of the candidate and none, one and two tokens before it (some tokens are easier to foresee
+// than others). The set of weights is
 // chosen by the lengths of the longest matches and the depth in the draft; candidates that are only frequent,
 // named by no match, ask no match and have sets of their own. Weights follow the gradient of
 // the coding cost, as in context-mixing data compressors. So sources are weighed against each other by

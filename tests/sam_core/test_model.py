@@ -199,5 +199,6 @@ def test_an_untrained_pool_holds_the_prior(tmp_path, rule):
     pool, twin = sam_core.Pool(rule=rule), reference.Pool(rule=rule)
     pool.save(tmp_path / "pool")
     learned = twin.learned()
-    assert learned.dtype == np.uint32 and len(learned) == M.ALL_CELLS + 3 * M.HASHES + M.SETS * M.INPUTS + 3 * 2 * M.FOLLOWERS
+    size = M.ALL_CELLS + 3 * M.HASHES + M.SETS * M.INPUTS + 3 * 2 * M.FOLLOWERS
+    assert learned.dtype == np.uint32 and len(learned) == size
     assert learned.tobytes() in (tmp_path / "pool").read_bytes()
