@@ -2,12 +2,58 @@
 
 #include "model.h"
 
+#include <string.h>
+
 uint32_t model_share_cell(uint32_t count, uint32_t total) {
     uint32_t halves = 0; // 1/share is at least 2 to that power
     while (halves < MODEL_SHARES / 2 - 1 && total >> (halves + 1) >= count)
         halves++;
     bool more = total >> halves > count + count / 2;
     return MODEL_CELLS + 2 * halves + more;
+}
+
+// The entry for the last order + 1 tokens, and in *key their hash as an entry has it.
+static uint32_t follower_entry(uint32_t order, const int32_t *last, uint32_t *key) {
+    uint32_t hash = (uint32_t)last[0] * 0x9E3779B1u;
+    for (uint32_t i = 1; i <= order; i++)
+        hash = (hash ^ hash >> 15 ^ (uint32_t)last[i]) * 0x85EBCA6Bu;
+    hash ^= hash >> 13;
+    *key = hash << 16;
+    return hash >> 18;
+}
+
+int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_ORDERS], uint32_t *times) {
+    uint32_t key;
+    const model_follower *f = &m->learned.followers[order][follower_entry(order, last, &key)];
+    *times = f->seen & 255;
+    return *times && (f->seen ^ key) >> 16 == 0 ? f->token : -1;
+}
+
+void model_learn_follower(model *m, int32_t last[MODEL_ORDERS], int32_t token) {
+    for (uint32_t order = 0; order < MODEL_ORDERS; order++) {
+        uint32_t key;
+        model_follower *f = &m->learned.followers[order][follower_entry(order, last, &key)];
+        uint32_t seen = f->seen & 255, asked = f->seen >> 8 & 255;
+        if ((f->seen ^ key) >> 16) { // other tokens have the entry: it is theirs while it is of use
+            if (seen > 1 && asked < MODEL_PATIENCE) {
+                f->seen += 256;
+                continue;
+            }
+            seen = 0;
+        }
+        if (seen && f->token == token) {
+            seen = seen < MODEL_MOST_SEEN ? seen + 1 : seen;
+        } else if (seen > 1) {
+            seen /= 2;
+        } else {
+            f->token = token;
+            seen = 1;
+        }
+        f->seen = key | seen;
+    }
+    for (uint32_t i = MODEL_ORDERS - 1; i; i--)
+        last[i] = last[i - 1];
+    last[0] = token;
 }
 
 static uint32_t prior(uint32_t probability_of_million, uint32_t seen) {
@@ -34,11 +80,11 @@ static uint32_t copied_prior(uint32_t length_class, uint32_t depth) {
 static void weights_prior(int32_t *weights, uint32_t set) {
     enum { CORPUS = 1, GROUP = 2 };
     static const uint8_t percent[4][MODEL_INPUTS] = {
-        //        request group   corpus  share tokens      constant
-        [0] = {75, 38, 0, 0, 0, 0, 70, 25, 25, 15, 40},
-        [CORPUS] = {45, 35, 0, 0, 45, 35, 95, 10, 10, 5, 25},
-        [GROUP] = {20, 20, 72, 33, 0, 0, 80, 18, 17, 10, 38},
-        [GROUP | CORPUS] = {25, 27, 58, 38, 38, 33, 95, 5, 5, 0, 25},
+        //        request group   corpus  share tokens      follower, constant
+        [0] = {75, 38, 0, 0, 0, 0, 70, 25, 25, 15, 20, 40},
+        [CORPUS] = {45, 35, 0, 0, 45, 35, 95, 10, 10, 5, 20, 25},
+        [GROUP] = {20, 20, 72, 33, 0, 0, 80, 18, 17, 10, 20, 38},
+        [GROUP | CORPUS] = {25, 27, 58, 38, 38, 33, 95, 5, 5, 0, 20, 25},
     };
     uint32_t sources = 0;
     if (set / MODEL_KINDS % 4)
@@ -60,9 +106,15 @@ void model_init(model *m, bool copied) {
                             copied ? copied_prior(length, count) : counted_prior(length, count, rest, newest);
     for (uint32_t share = 0; share < MODEL_SHARES; share++) // about the share, 2^(-share/2)
         m->learned.cells[cell++] = prior((share % 2 ? 700000u : 1000000u) >> (share / 2 + (share < 2)), 8);
+    for (uint32_t order = 0; order < MODEL_ORDERS; order++)
+        for (uint32_t times = 0; times <= MODEL_MOST_SEEN; times++) {
+            m->learned.cells[cell++] = prior(50000, 0);
+            m->learned.cells[cell++] = prior(100000 + 50000 * times, 0);
+        }
     for (uint32_t order = 0; order < MODEL_TOKENS; order++)
         for (uint32_t i = 0; i < MODEL_HASHES; i++)
             m->learned.tokens[order][i] = prior(300000, 0);
+    memset(m->learned.followers, 0, sizeof m->learned.followers);
     for (uint32_t set = 0; set < MODEL_SETS; set++)
         weights_prior(m->learned.weights[set], set);
     for (uint32_t seen = 0; seen <= MODEL_LIMIT; seen++)
@@ -76,7 +128,7 @@ void model_init(model *m, bool copied) {
 }
 
 bool model_valid(const model *m) {
-    for (uint32_t i = 0; i < MODEL_CELLS + MODEL_SHARES; i++)
+    for (uint32_t i = 0; i < MODEL_ALL_CELLS; i++)
         if ((m->learned.cells[i] & 1023) > MODEL_LIMIT)
             return false;
     for (uint32_t order = 0; order < MODEL_TOKENS; order++)
@@ -88,5 +140,11 @@ bool model_valid(const model *m) {
             if (m->learned.weights[set][input] > MODEL_MOST_WEIGHT ||
                 m->learned.weights[set][input] < -MODEL_MOST_WEIGHT)
                 return false;
+    for (uint32_t order = 0; order < MODEL_ORDERS; order++)
+        for (uint32_t i = 0; i < MODEL_FOLLOWERS; i++) {
+            const model_follower *f = &m->learned.followers[order][i];
+            if (f->token < 0 || (f->seen & 255) > MODEL_MOST_SEEN || (f->seen >> 8 & 255) > MODEL_PATIENCE)
+                return false;
+        }
     return true;
 }

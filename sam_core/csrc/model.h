@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a pool has learned of its drafts: adaptive probabilities and the weights that mix them. See rules.h.
+// What a pool has learned of its drafts: adaptive probabilities, the weights that mix them, and followers.
+// See rules.h.
 //
 // A probability is an adaptive mean in 32 bits: the upper 22 are the mean, the lower 10 the number of
 // outcomes it has seen, up to MODEL_LIMIT. An outcome moves the mean by 1/(outcomes + 1.5): at first quickly,
@@ -22,27 +23,42 @@ enum {
     MODEL_COUNTS = 8,   // classes of counts
     MODEL_CELLS = MODEL_SOURCES * MODEL_RANKS * MODEL_LENGTHS * MODEL_COUNTS * MODEL_COUNTS * 2,
     MODEL_SHARES = 16, // classes of the share of a token among all
-    MODEL_TOKENS = 3,  // tables keyed by a candidate and 0, 1 or 2 tokens before it
+    MODEL_ORDERS = 3,  // tables of followers, keyed by the last 1, 2 or 3 tokens
+    MODEL_FOLLOWERS = 1 << 14,
+    MODEL_MOST_SEEN = 15, // times that a follower came, as far as they are counted
+    MODEL_PATIENCE = 4,   // times that other tokens ask in vain for the entry of a follower that came twice
+    MODEL_FOLLOWER_CELLS = MODEL_CELLS + MODEL_SHARES,
+    MODEL_ALL_CELLS = MODEL_FOLLOWER_CELLS + MODEL_ORDERS * (MODEL_MOST_SEEN + 1) * 2,
+    MODEL_TOKENS = 3, // tables keyed by a candidate and 0, 1 or 2 tokens before it
     MODEL_HASHES = 1 << 13,
     MODEL_CLASSES = 7, // coarser classes of match lengths
     MODEL_KINDS =
         4, // of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
     MODEL_COMMON = 3,
     MODEL_SETS = MODEL_CLASSES * MODEL_CLASSES * 4 * MODEL_KINDS,
-    // inputs of the mix: a cell of each match, the share, the token tables, a constant
+    // inputs of the mix: a cell of each match, the share, the token tables, the follower, a constant
     MODEL_SHARE_INPUT = MODEL_SOURCES * MODEL_RANKS,
     MODEL_TOKEN_INPUT = MODEL_SHARE_INPUT + 1,
-    MODEL_CONSTANT = MODEL_TOKEN_INPUT + MODEL_TOKENS,
+    MODEL_FOLLOWER_INPUT = MODEL_TOKEN_INPUT + MODEL_TOKENS,
+    MODEL_CONSTANT = MODEL_FOLLOWER_INPUT + 1,
     MODEL_INPUTS = MODEL_CONSTANT + 1,
     MODEL_LIMIT = 255,
     MODEL_MOST_WEIGHT = 1 << 20, // either way
     MODEL_ONE = 1 << 12,         // probability 1
 };
 
+// What followed some tokens.
 typedef struct {
-    uint32_t cells[MODEL_CELLS + MODEL_SHARES];
+    int32_t token;
+    uint32_t seen; // in the upper 16 bits a hash of these tokens; then, 8 each, how often other tokens asked
+                   // for the entry, and how often the follower came, up to MODEL_MOST_SEEN; 0: none yet
+} model_follower;
+
+typedef struct {
+    uint32_t cells[MODEL_ALL_CELLS];
     uint32_t tokens[MODEL_TOKENS][MODEL_HASHES];
     int32_t weights[MODEL_SETS][MODEL_INPUTS];
+    model_follower followers[MODEL_ORDERS][MODEL_FOLLOWERS];
 } model_learned;
 
 typedef struct {
@@ -112,6 +128,18 @@ static inline uint32_t model_hash(uint32_t order, int32_t candidate, int32_t las
     if (order >= 2)
         hash = (hash ^ hash >> 15 ^ (uint32_t)before) * 0xC2B2AE35u;
     return hash >> 19;
+}
+
+// A follower of the last order + 1 tokens, last[0] the latest: its token, and how often it came in *times.
+// -1 if none is known.
+int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_ORDERS], uint32_t *times);
+
+// Learns that `token` came after last[0 .. MODEL_ORDERS - 1], and puts it in front of them.
+void model_learn_follower(model *m, int32_t last[MODEL_ORDERS], int32_t token);
+
+// Number of the cell for a candidate where a follower came so many times; is: the candidate is that follower.
+static inline uint32_t model_follower_cell(uint32_t order, uint32_t times, bool is) {
+    return MODEL_FOLLOWER_CELLS + (order * (MODEL_MOST_SEEN + 1) + times) * 2 + is;
 }
 
 // Probability of 12 bits that a cell holds, 1 .. MODEL_ONE - 1.

@@ -412,7 +412,7 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *o
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
     rule_context context = {.vocab_size = p->vocab_size};
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = 0; i < RULE_LAST; i++)
         context.last[i] = i < size ? text->body.tokens[size - 1 - i] : SAM_NO_TOKEN;
     if (slot->request.memory && slot->cursor.length == size) {
         context.index[RULE_REQUEST] = &slot->request;

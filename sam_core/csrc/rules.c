@@ -13,8 +13,11 @@ enum {
     DEEP_CANDIDATES = 5, // of a node below the first
     MORE = 6,            // candidates that a match names for a tree
     ALL_CANDIDATES = MAX_CANDIDATES + RULE_MAX_DRAFT * DEEP_CANDIDATES,
-    ALPHA = 4, // tokens of a draft for each token of its match (SuffixDecoding's alpha)
+    SHORT_MATCH = 4, // tokens of matches beside which a follower is asked
+    ALPHA = 4,       // tokens of a draft for each token of its match (SuffixDecoding's alpha)
 };
+
+_Static_assert((int)RULE_LAST == (int)MODEL_ORDERS, "followers are looked up by the last tokens");
 
 #define PATH_ONE (1u << 30) // probability 1 of a path
 #define NO_NODE UINT16_MAX
@@ -27,9 +30,9 @@ typedef struct {
     uint8_t source;
     uint8_t inputs; // used of the following three
     uint32_t share; // how often the token came in all, if it is among the most frequent
-    uint16_t cell[MAX_MATCHES + 1];
-    int16_t stretch[MAX_MATCHES + 1];
-    uint8_t input[MAX_MATCHES + 1];
+    uint16_t cell[MAX_MATCHES + 2];
+    int16_t stretch[MAX_MATCHES + 2];
+    uint8_t input[MAX_MATCHES + 2];
     uint16_t hash[MODEL_TOKENS];
     int16_t hash_stretch[MODEL_TOKENS];
 } candidate;
@@ -46,6 +49,7 @@ typedef struct {
     int32_t token[RULE_MAX_DRAFT];
     int32_t parent[RULE_MAX_DRAFT];
     uint16_t cell[RULE_MAX_DRAFT]; // of each drafted token, unless it was mixed
+    int32_t last[RULE_LAST];       // tokens before the draft
     uint32_t node_count, candidate_count;
 } record_block;
 
@@ -58,7 +62,7 @@ typedef struct {
     uint32_t best;                 // candidate to be drafted next
     uint32_t best_path;            // its path's probability; 0: none is left
     uint16_t left[MAX_CANDIDATES]; // their probabilities; 0: drafted
-    int32_t last[2];               // tokens before what it is followed by
+    int32_t last[RULE_LAST];       // tokens before what it is followed by
     sam_state state[RULE_INDEXES];
     uint32_t length[RULE_INDEXES];
     corpus_match corpus[MODEL_RANKS];
@@ -173,10 +177,8 @@ static uint32_t followed(const rule_context *context, const match *m, int32_t to
 static void start(draft *d) {
     const rule_context *context = d->context;
     node *n = &d->model->nodes[0];
-    *n = (node){.seen = {.token = SAM_NO_TOKEN, .parent = NO_NODE},
-                .path = PATH_ONE,
-                .draft = -1,
-                .last = {context->last[0], context->last[1]}};
+    *n = (node){.seen = {.token = SAM_NO_TOKEN, .parent = NO_NODE}, .path = PATH_ONE, .draft = -1};
+    memcpy(n->last, context->last, sizeof n->last);
     for (uint32_t s = 0; s < RULE_INDEXES; s++) {
         n->state[s] = context->state[s];
         n->length[s] = context->index[s] ? context->length[s] : 0;
@@ -200,7 +202,8 @@ static void advance(const draft *d, node *n) {
     const node *parent = &d->model->nodes[n->seen.parent];
     int32_t token = n->seen.token;
     n->last[0] = token;
-    n->last[1] = parent->last[0];
+    for (uint32_t i = 1; i < RULE_LAST; i++)
+        n->last[i] = parent->last[i - 1];
     for (uint32_t s = 0; s < RULE_INDEXES; s++) {
         n->length[s] = parent->length[s];
         if (!parent->length[s])
@@ -286,6 +289,33 @@ static void find_best(node *n) {
     n->best_path = times(n->path, best);
 }
 
+static bool is_named(const draft *d, const node *n, int32_t token) {
+    const candidate *first = &d->model->candidates[n->seen.first];
+    for (uint32_t i = 0; i < n->seen.count; i++)
+        if (first[i].token == token)
+            return true;
+    return false;
+}
+
+// The follower of the most tokens that stands in a source: in an index, or named by a match. SAM_NO_TOKEN if
+// there is none. In *cell the cell of what is not that follower. Longer matches know better.
+static int32_t find_follower(const draft *d, const node *n, const sam_index *index, uint32_t *cell) {
+    for (uint32_t s = 0; s < RULE_INDEXES; s++)
+        if (n->length[s] > SHORT_MATCH)
+            return SAM_NO_TOKEN;
+    for (uint32_t order = MODEL_ORDERS; order--;) {
+        uint32_t times;
+        int32_t token = model_follow(&d->model->model, order, n->last, &times);
+        if (token == SAM_NO_TOKEN)
+            continue;
+        if (is_named(d, n, token) || sam_child(index, SAM_ROOT, token) != SAM_NONE) {
+            *cell = model_follower_cell(order, times, false);
+            return token;
+        }
+    }
+    return SAM_NO_TOKEN;
+}
+
 static void consider_blend(draft *d, node *n) {
     const rule_context *context = d->context;
     model *m = &d->model->model;
@@ -311,7 +341,10 @@ static void consider_blend(draft *d, node *n) {
     }
     uint32_t share_source = context->index[RULE_GROUP] ? RULE_GROUP : RULE_REQUEST;
     const sam_index *shared = context->index[share_source];
-    uint32_t named = n->seen.count; // by a match; what is only frequent asks no match
+    uint32_t follower_cell = 0;
+    int32_t follower = shared ? find_follower(d, n, shared, &follower_cell) : SAM_NO_TOKEN;
+    add_candidate(d, n, most, n->seen.count, follower, share_source);
+    uint32_t named = n->seen.count; // by a match or follower; what is only frequent asks no match
     if (shared && (d->tree || !named)) {
         uint32_t length = n->length[share_source];
         uint32_t wanted = !d->tree ? 1 : n->depth ? (named ? 0 : 3) : length >= 4 ? 8 : SAM_COMMON;
@@ -334,6 +367,8 @@ static void consider_blend(draft *d, node *n) {
             add_input(m, c, a->cells + model_cell(count_here, a->marks, c->token == a->newest),
                       a->source * MODEL_RANKS + a->rank);
         }
+        if (follower != SAM_NO_TOKEN && j < named)
+            add_input(m, c, follower_cell + (c->token == follower), MODEL_FOLLOWER_INPUT);
         if (shared && (d->tree || !count))
             add_input(m, c, c->share ? model_share_cell(c->share, shared->appended) : least_share,
                       MODEL_SHARE_INPUT);
@@ -444,7 +479,7 @@ static uint32_t match_length(const rule_context *context, const node *n, uint32_
         if (corpus_extend(context->corpus, &m, c->token))
             return n->corpus[i].length;
     }
-    if (source == RULE_CORPUS)
+    if (source == RULE_CORPUS || !n->length[source])
         return 0;
     uint32_t length = n->length[source];
     continued(context->index[source], n->state[source], c->token, &length);
@@ -810,6 +845,7 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
     memcpy(block->parent, o->parents, o->size * sizeof(int32_t));
     memcpy(block->cell, o->cells, o->size * sizeof(uint16_t));
     memcpy(record->source, o->sources, o->size);
+    memcpy(block->last, d->context->last, sizeof block->last);
     block->node_count = d->node_count;
     block->candidate_count = d->candidate_count;
     memcpy(block + 1, d->model->candidates, candidates);
@@ -903,6 +939,10 @@ void rule_learn(rule_model *rm, rule_name rule, rule_record *record, const int32
     const record_block *block = record->block;
     const candidate *candidates = (const candidate *)(block + 1);
     const seen_node *nodes = (const seen_node *)(candidates + block->candidate_count);
+    int32_t last[RULE_LAST];
+    memcpy(last, block->last, sizeof last);
+    for (uint32_t i = 0; rule == RULE_BLEND && i < count; i++)
+        model_learn_follower(m, last, tokens[i]);
     int32_t at = -1; // drafted token that came true last
     for (uint32_t i = 0; i < count; i++) {
         int32_t next = -1;

@@ -21,12 +21,16 @@
 //
 // Blend. At each token to be drafted up to RULE_RANKS matches of each source (the longest, then the next
 // shorter ones with more occurrences) name candidates: their best, their newest, for trees a few more, and
-// the most frequent tokens at all where that leaves room. The probability of a candidate is a logistic mix,
+// the most frequent tokens at all where that leaves room. Where no match is long, one more candidate is the
+// follower: what came after the last 3, 2 or 1 tokens in any text of the pool, as small tables remember it,
+// if this token stands in the sources. So a draft holds tokens of its own sources alone.
+// The probability of a candidate is a logistic mix,
 //
 //   stretch(p) = ln(p / (1 - p)),    P(c) = squash(sum over inputs i of weight[set][i] * stretch(p_i(c))),
 //
-// whose inputs are the candidate's cells and three more adaptive tables keyed by hashes of the candidate and
-// none, one and two tokens before it (some tokens are easier to foresee than others). The set of weights is
+// whose inputs are the candidate's cells, one for whether it is the follower, and three more adaptive tables
+// keyed by hashes of the candidate and none, one and two tokens before it (some tokens are easier to foresee
+// than others). The set of weights is
 // chosen by the lengths of the longest matches and the depth in the draft; candidates that are only frequent,
 // named by no match, ask no match and have sets of their own. Weights follow the gradient of
 // the coding cost, as in context-mixing data compressors. So sources are weighed against each other by
@@ -53,6 +57,7 @@ enum { RULE_REQUEST, RULE_GROUP, RULE_CORPUS, RULE_HISTORY, RULE_SOURCES };
 enum {
     RULE_INDEXES = 2,   // sources that are a sam_index: request and group
     RULE_MATCHED = 3,   // sources that are matched: these and the corpus
+    RULE_LAST = 3,      // tokens at the end of the text that followers are looked up by
     RULE_MAX_DRAFT = 64 // tokens of a draft or nodes of a tree
 };
 
@@ -64,7 +69,7 @@ typedef struct {
     uint32_t past;                        // the group's texts with smaller numbers are its history
     const corpus *corpus;                 // NULL: not a source
     const corpus_context *corpus_at;      // of the text
-    int32_t last[2];                      // the text's last token and the one before; SAM_NO_TOKEN: none
+    int32_t last[RULE_LAST];              // the text's last tokens, the latest first; SAM_NO_TOKEN: none
     uint32_t vocab_size;                  // a draft ends before a token of at least this; 0: of none
 } rule_context;
 

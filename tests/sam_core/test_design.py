@@ -27,8 +27,10 @@ int main(void) {
             return 1;
     model_learned *m = NULL;
     printf("%zu %zu %zu %zu\\n", sizeof(sam_node), sizeof(sam_count), sizeof(sam_edge), sizeof(sam_chunk));
-    printf("%d %d %d\\n", (int)SAM_MAX_MATCH, (int)MODEL_HASHES, (int)CORPUS_MAX_MATCH);
-    printf("%zu %zu %zu %zu\\n", sizeof m->cells, sizeof m->tokens, sizeof m->weights, rule_model_bytes());
+    printf("%d %d ", (int)SAM_MAX_MATCH, (int)MODEL_HASHES);
+    printf("%d %d\\n", (int)MODEL_FOLLOWERS, (int)CORPUS_MAX_MATCH);
+    printf("%zu %zu %zu ", sizeof m->cells, sizeof m->tokens, sizeof m->weights);
+    printf("%zu %zu\\n", sizeof m->followers, rule_model_bytes());
     for (int i = 0; i < 5; i++)
         printf("%d ", (int)(index.links[i] & ~SAM_NODE));
     for (int i = 1; i < 3; i++)
@@ -54,10 +56,12 @@ class TestNumbers:
         assert [int(size) for _, size in named] == facts[0]
 
     def test_limits(self, path, facts):
-        match, hashes, corpus = facts[1]
+        match, hashes, followers, corpus = facts[1]
         text = path.read_text()
         assert f"`SAM_MAX_MATCH` = {match}" in text and re.search(rf"\n### .* {match} (个 )?token", text)
-        assert re.search(rf"[ 各]{hashes:,} (entries|项)", text)
+        assert re.search(rf"[ 各]{hashes:,} (entries|项)", text) and re.search(
+            rf"[ 各] ?{followers:,} (entries|项)", text
+        )
         assert re.search(rf"(up to|至多) {corpus} (个 )?token", text)
 
     def test_learned(self, path, facts):
@@ -75,7 +79,8 @@ class TestNumbers:
         for row, written in zip(rows, cells, strict=True):
             weights = [int(percent) / 100 for percent in row.split(",")]
             given = [[float(number) for number in re.findall(r"[\d.]+", cell)] for cell in written]
-            expected = [weights[0:2], weights[2:4], weights[4:6], weights[6:7], weights[7:10], weights[10:11]]
+            expected = [weights[0:2], weights[2:4], weights[4:6], weights[6:7], weights[7:10]]
+            expected += [weights[10:11], weights[11:12]]
             assert given == [part if any(part) else [] for part in expected]
 
     def test_example(self, path, facts):

@@ -658,8 +658,8 @@ static void check_failure(sources *s, const rule_context *context, const draft *
 static void draft_and_learn(sources *s, uint32_t t, uint32_t alphabet) {
     static const float thresholds[] = {0, 0, 0.01f, 0.3f, 0.9f, 1};
     world *w = &s->group;
-    rule_context context = {.past = draw(w->count), .last = {SAM_NO_TOKEN, SAM_NO_TOKEN}};
-    for (uint32_t i = 0; i < 2 && i < w->text[t].size; i++)
+    rule_context context = {.past = draw(w->count), .last = {SAM_NO_TOKEN, SAM_NO_TOKEN, SAM_NO_TOKEN}};
+    for (uint32_t i = 0; i < RULE_LAST && i < w->text[t].size; i++)
         context.last[i] = w->tokens[t][w->text[t].size - 1 - i];
     if (t == 0 && draw(8)) {
         context.index[RULE_REQUEST] = &s->own;

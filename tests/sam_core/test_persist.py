@@ -240,7 +240,7 @@ def field(saved, **changes):
     ("changes", "message"),
     [
         ({"magic": b"samcorp\0"}, "is no saved pool: name a file that Pool.save wrote"),
-        ({"version": 1}, "is from another version of sam_core: load it there, or start with a new pool"),
+        ({"version": 3}, "is from another version of sam_core: load it there, or start with a new pool"),
         ({"order": 0x04030201}, "is from a machine with another byte order: load it there"),
         ({"rule": 5}, "is damaged"),
         ({"sources": 0}, "is damaged"),
@@ -289,6 +289,22 @@ def test_a_model_of_another_vocabulary_or_tokenizer(tmp_path):
     Pool().save(path)
     Pool.load(path, vocab_size=7, tokenizer=other).save(path)
     assert (Pool.describe(path)["vocab_size"], Pool.describe(path)["tokenizer"]) == (7, other)
+
+
+@pytest.mark.parametrize("follower", [(-1, 1), (7, 16), (7, 5 << 8)])
+def test_followers_that_cannot_be_learned(follower, tmp_path):
+    """(token, seen) as model.h says: a token below 0, one that came too often, one asked too often in vain."""
+    path = tmp_path / "pool"
+    Pool().save(path)
+    good = path.read_bytes()
+    end = HEADER.size + HEADER.unpack_from(good)[6]
+
+    def with_last(token, seen):
+        return sealed(good[: end - 8] + struct.pack("<iI", token, seen) + good[end:])
+
+    Pool.load(put(path, with_last(7, 4 << 8 | 15)))
+    with pytest.raises(ValueError, match="is damaged: restore it from a copy, or start with a new pool"):
+        Pool.load(put(path, with_last(*follower)))
 
 
 def is_sound(data, start):

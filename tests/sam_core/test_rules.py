@@ -471,6 +471,45 @@ def test_what_is_too_improbable_at_first_is_learned_from(rule, tree, min_prob):
     assert lengths[0] < 8 and lengths[-50:] == [8] * 50, lengths[-50:]
 
 
+# ---- followers ----------------------------------------------------------------------------------------------------
+
+
+def say(pool, prompt, tokens, tree):
+    """A private request that drafts at each of its tokens, so that all of them are learned from."""
+    slot = pool.open(prompt, None)
+    for token in tokens:
+        ask(pool, slot, k=1, tree=tree)
+        pool.append(slot, token)
+    pool.close(slot)
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_a_request_follows_what_others_said(tree):
+    """Where nothing in the own text tells what comes next, what came elsewhere after the same tokens does."""
+    pool = sam_core.Pool(rule="blend")
+    for _ in range(100):
+        say(pool, [5, 4, 3, 2, 50], [1, 2, 3, 4, 5], tree)
+    slot = pool.open([5, 4, 3, 2, 9, 9, 9, 8, 8, 1], None)
+    tokens, parents, _ = ask(pool, slot, k=4 if not tree else 16, tree=tree)
+    assert [2, 3, 4, 5] in paths(tokens, parents)
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("group", [None, b"name"])
+def test_drafts_hold_tokens_of_the_own_sources_alone(group, tree):
+    rng, pool = random.Random(4), sam_core.Pool(rule="blend")
+    for _ in range(40):
+        say(pool, [], [rng.choice((1, 2, 3, rng.randrange(4, 40))) for _ in range(20)], tree)
+    said = {5, 6, 1}
+    slot = pool.open([5, 6, 1], group)
+    for _ in range(60):
+        tokens, *_ = ask(pool, slot, k=8, tree=tree)
+        assert tokens and said >= {*tokens}
+        new = rng.choice((1, 2, 3, rng.randrange(4, 40)))
+        pool.append(slot, new)
+        said.add(new)
+
+
 # ---- the same again -------------------------------------------------------------------------------------------------
 
 

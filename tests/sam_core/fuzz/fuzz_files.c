@@ -10,7 +10,7 @@ enum { LARGEST = 1 << 20 };
 static uint64_t files, loaded, opened;
 static unsigned char buffer[LARGEST];
 static size_t filled;                  // bytes of the buffer
-static unsigned char learned[1 << 19]; // as a new pool has it
+static unsigned char learned[1 << 20]; // as a new pool has it
 static size_t learned_bytes;
 
 static void say_files(void) {

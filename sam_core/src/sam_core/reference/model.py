@@ -8,6 +8,8 @@ fractional bits, on probabilities of 12 bits, with weights of 16 fractional bits
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,16 +20,23 @@ LENGTHS = 12  # classes of match lengths
 COUNTS = 8  # classes of counts
 CELLS = SOURCES * RANKS * LENGTHS * COUNTS * COUNTS * 2
 SHARES = 16  # classes of the share of a token among all
+ORDERS = 3  # tables of followers, keyed by the last 1, 2 or 3 tokens
+FOLLOWERS = 1 << 14
+MOST_SEEN = 15  # times that a follower came, as far as they are counted
+PATIENCE = 4  # times that other tokens ask in vain for the entry of a follower that came twice
+FOLLOWER_CELLS = CELLS + SHARES
+ALL_CELLS = FOLLOWER_CELLS + ORDERS * (MOST_SEEN + 1) * 2
 TOKENS = 3  # tables keyed by a candidate and 0, 1 or 2 tokens before it
 HASHES = 1 << 13
 CLASSES = 7  # coarser classes of match lengths
 KINDS = 4  # of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
 COMMON = 3
 SETS = CLASSES * CLASSES * 4 * KINDS
-# Inputs of the mix: a cell of each match, the share, the token tables, a constant.
+# Inputs of the mix: a cell of each match, the share, the token tables, the follower, a constant.
 SHARE_INPUT = SOURCES * RANKS
 TOKEN_INPUT = SHARE_INPUT + 1
-CONSTANT = TOKEN_INPUT + TOKENS
+FOLLOWER_INPUT = TOKEN_INPUT + TOKENS
+CONSTANT = FOLLOWER_INPUT + 1
 INPUTS = CONSTANT + 1
 LIMIT = 255
 MOST_WEIGHT = 1 << 20  # either way
@@ -107,6 +116,21 @@ def token_hash(order: int, candidate: int, last: int, before: int) -> int:
     return value >> 19
 
 
+def follower_cell(order: int, times: int, is_it: bool) -> int:
+    """The cell for a candidate where a follower came so many times, of that follower (`is_it`) or another candidate."""
+    return FOLLOWER_CELLS + (order * (MOST_SEEN + 1) + times) * 2 + is_it
+
+
+def follower_hash(order: int, last: Sequence[int]) -> tuple[int, int]:
+    """The entry for the last order + 1 tokens, the latest first, and the key that it must have."""
+    low = (1 << 32) - 1
+    value = last[0] * 0x9E3779B1 & low
+    for token in last[1 : order + 1]:
+        value = (value ^ value >> 15 ^ token & low) * 0x85EBCA6B & low
+    value ^= value >> 13
+    return value >> 18, value & 0xFFFF
+
+
 def probability(entry: int) -> int:
     """Probability of 12 bits that an adaptive mean holds, 1 .. ONE - 1."""
     return max(entry >> 20, 1)
@@ -152,11 +176,11 @@ def _copied_prior(length: int, depth: int) -> int:
 def _weights_prior(number: int) -> list[int]:
     """What the weights of a set come to, roughly: an input is worth less beside others that know the same."""
     has_group, has_corpus = number // (KINDS * 4) % CLASSES > 0, number // KINDS % 4 > 0
-    percent = {  # has_group, has_corpus: request, group, corpus, share, tokens, constant
-        (False, False): (75, 38, 0, 0, 0, 0, 70, 25, 25, 15, 40),
-        (False, True): (45, 35, 0, 0, 45, 35, 95, 10, 10, 5, 25),
-        (True, False): (20, 20, 72, 33, 0, 0, 80, 18, 17, 10, 38),
-        (True, True): (25, 27, 58, 38, 38, 33, 95, 5, 5, 0, 25),
+    percent = {  # has_group, has_corpus: request, group, corpus, share, tokens, follower, constant
+        (False, False): (75, 38, 0, 0, 0, 0, 70, 25, 25, 15, 20, 40),
+        (False, True): (45, 35, 0, 0, 45, 35, 95, 10, 10, 5, 20, 25),
+        (True, False): (20, 20, 72, 33, 0, 0, 80, 18, 17, 10, 20, 38),
+        (True, True): (25, 27, 58, 38, 38, 33, 95, 5, 5, 0, 20, 25),
     }[has_group, has_corpus]
     return [weight * 65536 // 100 for weight in percent]
 
@@ -175,10 +199,44 @@ class Model:
         self.cells = of_one_match * (SOURCES * RANKS)
         for share in range(SHARES):  # about the share, 2^(-share/2)
             self.cells.append(_prior((700000 if share % 2 else 1000000) >> share // 2 + (share < 2), 8))
+        for _ in range(ORDERS):
+            for times in range(MOST_SEEN + 1):
+                self.cells += [_prior(50000, 0), _prior(100000 + 50000 * times, 0)]
         self.tokens = [[_prior(300000, 0)] * HASHES for _ in range(TOKENS)]
         self.weights = [_weights_prior(number) for number in range(SETS)]
 
+        # (token, key, asked, seen) by order: see the C's model_follower.
+        self.followers = [[(0, 0, 0, 0)] * FOLLOWERS for _ in range(ORDERS)]
+
+    def follower(self, order: int, last: Sequence[int]) -> tuple[int, int]:
+        """What followed the last order + 1 tokens, the latest first, and how often it came; (-1, 0): unknown."""
+        at, key = follower_hash(order, last)
+        token, found, _, seen = self.followers[order][at]
+        return (token, seen) if seen and found == key else (-1, 0)
+
+    def learn_follower(self, last: Sequence[int], token: int) -> None:
+        """Learn that `token` came after the tokens `last`."""
+        for order, table in enumerate(self.followers):
+            at, key = follower_hash(order, last)
+            known, found, asked, seen = table[at]
+            if found != key:  # other tokens have the entry: it is theirs while it is of use
+                if seen > 1 and asked < PATIENCE:
+                    table[at] = known, found, asked + 1, seen
+                    continue
+                seen = 0
+            if seen and known == token:
+                table[at] = token, key, 0, min(seen + 1, MOST_SEEN)
+            elif seen > 1:
+                table[at] = known, key, 0, seen // 2
+            else:
+                table[at] = token, key, 0, 1
+
     def learned(self) -> npt.NDArray[np.uint32]:
-        """All tables, one behind the other as in the C: uint32[CELLS + SHARES + TOKENS * HASHES + SETS * INPUTS]."""
+        """All tables, one behind the other as in the C: uint32[ALL_CELLS + TOKENS * HASHES + SETS * INPUTS + ORDERS *
+        FOLLOWERS * 2]."""
         weights = np.array(self.weights, np.int32).reshape(-1).view(np.uint32)
-        return np.concatenate([np.array(self.cells, np.uint32), np.array(self.tokens, np.uint32).reshape(-1), weights])
+        cells, tokens = np.array(self.cells, np.uint32), np.array(self.tokens, np.uint32).reshape(-1)
+        followers = [
+            (token, key << 16 | asked << 8 | seen) for table in self.followers for token, key, asked, seen in table
+        ]
+        return np.concatenate([cells, tokens, weights, np.array(followers, np.uint32).reshape(-1)])

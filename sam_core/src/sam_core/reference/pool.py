@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sam_core.corpus import Corpus
 from sam_core.reference import rules
 from sam_core.reference.automaton import Index, State
-from sam_core.reference.model import Model
+from sam_core.reference.model import ORDERS, Model
 
 BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
@@ -390,7 +390,7 @@ class Pool:
         if group and group.ready(slot.text):
             index[1], match[1] = group.index, group.index.match(slot.text.state)
             past = group.past if "history" in self._sources else 0
-        last = tuple(([-1, -1] + slot.text.tokens[-2:])[:-3:-1])
+        last = tuple(reversed([*[-1] * ORDERS, *slot.text.tokens[-ORDERS:]][-ORDERS:]))
         context = rules.Context(index, match, past, self._corpus, slot.corpus_at, last, self._vocab_size)
         slot.record = record = rules.draft(self._model, self._rule, context, k, self.min_prob, tree)
         for at, source in enumerate(record.sources[: record.drafted]):

@@ -22,6 +22,7 @@ MAX_CANDIDATES = 24  # of the end of the text
 DEEP_CANDIDATES = 5  # of a node below
 MORE = 6  # candidates that a match names for a tree
 COPIES = 8
+SHORT_MATCH = 4  # tokens of matches beside which a follower is asked
 ALPHA = 4  # tokens of a draft for each token of its match (SuffixDecoding's alpha)
 PATH_ONE = 1 << 30
 
@@ -35,7 +36,7 @@ class Context:
         match: in each index the state of the longest match that something followed, and its length, 0 for none.
         past: the group's texts with smaller numbers are its history.
         corpus, corpus_at: the corpus and where the text stands in it; None: not a source.
-        last: the text's last token and the one before, -1 for none.
+        last: the text's last M.ORDERS tokens, the latest first, -1 for none.
         vocab_size: a draft ends before a token of at least this; 0: of none.
     """
 
@@ -44,7 +45,7 @@ class Context:
     past: int = 0
     corpus: Corpus | None = None
     corpus_at: list[tuple[int, int]] | None = None
-    last: tuple[int, int] = (-1, -1)
+    last: tuple[int, ...] = (-1,) * M.ORDERS
     vocab_size: int = 0
 
     def is_past(self, place: Place) -> bool:
@@ -118,7 +119,7 @@ class Node:
     depth: int
     match: list[tuple[State | None, int]]
     corpus: list[tuple[int, int, int]]
-    last: tuple[int, int]
+    last: tuple[int, ...]
     considered: bool = False
     candidates: list[Candidate] = field(default_factory=list)
     drafted: set[int] = field(default_factory=set)  # numbers of candidates
@@ -150,11 +151,13 @@ class Record:
 
     cut: the last token is too improbable, its path below `floor`: the draft ends before it, it is only learned from.
     length: of the match that `suffix` chose, 0 for none.
+    last: tokens before the draft, as of Context.
     """
 
     floor: int = 0
     cut: bool = False
     length: int = 0
+    last: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     paths: list[int] = field(default_factory=list)
@@ -217,6 +220,11 @@ def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: 
 
     Adds to accepted[source] the tokens of the draft that came true.
     """
+    if rule == "blend" and record.tokens:
+        last = record.last
+        for token in tokens:
+            model.learn_follower(last, token)
+            last = (token, *last[:-1])
     at = -1  # drafted token that came true last
     for token in tokens:
         came = None
@@ -276,7 +284,7 @@ class _Walk:
                     corpus.append((low, high, length))
                 size = high - low
         self.nodes = [Node(-1, None, PATH_ONE, -1, 0, match, corpus, context.last)]
-        self.record = Record(floor)
+        self.record = Record(floor, last=context.last)
 
     def draft(self, k: int) -> Record:
         if self.tree:
@@ -321,7 +329,7 @@ class _Walk:
         self.record.emit(candidate.token, node.draft, node.best_path, source, candidate.inputs[0][0], length)
         node.drafted.add(node.best)
         number = len(self.record) - 1
-        self.nodes.append(Node(candidate.token, node, node.best_path, number, node.depth + 1, [], [], (-1, -1)))
+        self.nodes.append(Node(candidate.token, node, node.best_path, number, node.depth + 1, [], [], ()))
 
     def _match_length(self, node: Node, candidate: Candidate) -> int:
         """Tokens of the longest match in the candidate's source that it continues; 0 if it is only frequent."""
@@ -331,7 +339,7 @@ class _Walk:
         if candidate.source == CORPUS:
             return next(match[2] for match in node.corpus if context.corpus.extend(match, token))
         state, length = node.match[candidate.source]
-        while token not in state.edges:
+        while length and token not in state.edges:
             state = state.link
             length = state.length
         return length
@@ -349,7 +357,7 @@ class _Walk:
     def _advance(self, node: Node) -> None:
         """Move the matches of a node's parent on by the node's token."""
         parent, token = node.parent, node.token
-        node.last = (token, parent.last[0])
+        node.last = (token, *parent.last[:-1])
         node.match = [
             index.advance(state, length, token) if length else (None, 0)
             for index, (state, length) in zip(self.context.index, parent.match)
@@ -401,7 +409,7 @@ class _Walk:
                 candidate.inputs.append((cell, match.input, 0))
 
     def _consider_blend(self, node: Node) -> None:
-        """Up to M.RANKS matches of each source name candidates and vote on all of them."""
+        """Up to M.RANKS matches of each source and a follower name candidates and vote on all of them."""
         matches = [*self._index_matches(REQUEST, node, M.RANKS), *self._index_matches(GROUP, node, M.RANKS)]
         matches += self._corpus_matches(node, M.RANKS)
         most = DEEP_CANDIDATES if node.depth else MAX_CANDIDATES
@@ -414,7 +422,9 @@ class _Walk:
                     node.name(most, token, match.source)
         shared_source = GROUP if self.context.index[GROUP] else REQUEST
         shared = self.context.index[shared_source]
-        named = len(node.candidates)  # by a match; what is only frequent asks no match
+        order, follower, times = self._follower(node, shared)
+        node.name(most, follower, shared_source)
+        named = len(node.candidates)  # by a match or follower; what is only frequent asks no match
         if shared and (self.tree or not named):
             wanted = 1
             if self.tree and node.depth:
@@ -430,9 +440,22 @@ class _Walk:
             candidate.set = self._weight_set(node, kind if number < named else M.COMMON)
             for match in matches if number < named else ():
                 self._add_input(candidate, match.cell(candidate.token), match.input)
+            if follower >= 0 and number < named:
+                cell = M.follower_cell(order, times, candidate.token == follower)
+                self._add_input(candidate, cell, M.FOLLOWER_INPUT)
             if shared and (self.tree or not matches):
                 self._add_input(candidate, M.share_cell(candidate.share, shared.appended), M.SHARE_INPUT)
             self._mix(node, candidate)
+
+    def _follower(self, node: Node, index: Index | None) -> tuple[int, int, int]:
+        """The follower of the most tokens that stands in a source: (order, token, times); token -1: there is none."""
+        named = {candidate.token for candidate in node.candidates}
+        if index and all(length <= SHORT_MATCH for _, length in node.match):  # longer matches know better
+            for order in reversed(range(M.ORDERS)):
+                token, times = self.model.follower(order, node.last)
+                if token in named or token in index.root.edges:
+                    return order, token, times
+        return 0, -1, 0
 
     def _add_input(self, candidate: Candidate, cell: int, at: int) -> None:
         candidate.inputs.append((cell, at, M.STRETCH[M.probability(self.model.cells[cell])]))
@@ -452,7 +475,7 @@ class _Walk:
         for _, at, stretched in candidate.inputs:
             total += weights[at] * stretched
         for order in range(M.TOKENS):
-            at = M.token_hash(order, candidate.token, *node.last)
+            at = M.token_hash(order, candidate.token, *node.last[:2])
             entry = self.model.tokens[order][at]
             stretched = M.divided(M.STRETCH[M.probability(entry)] * M.trust(entry), 256)
             candidate.hashes.append((at, stretched))
