@@ -296,13 +296,14 @@ class Cost:
 
         samples = {name: partial(sample, engine) for name, engine in engines.items()}
         alternate(samples, 2)  # auto has learned then
-        before = {name: engine.drafted for name, engine in engines.items()}
+        before = {name: (engine.drafted, engine.pool.seconds) for name, engine in engines.items()}
         found = alternate(samples, self.rounds)
         for row, (name, engine) in zip(rows, engines.items(), strict=True):
-            row.ours = found[name]
-            drafted = (engine.drafted - before[name]) / self.rounds / self.steps / count
+            row.ours, steps = found[name], self.rounds * self.steps
+            drafted, seconds = engine.drafted - before[name][0], engine.pool.seconds - before[name][1]
             row.note = (
-                f"from {self.running} tokens a request on, {drafted:.2f} draft tokens a request and step; {remark}"
+                f"the pool's part: {1e6 * seconds / steps:.0f} us on average; {drafted / steps / count:.2f} draft tokens "
+                f"a request and step; from {self.running} tokens a request on; {remark}"
             )
 
     # ---- building, memory, corpus

@@ -55,6 +55,21 @@ class SamBatch:
         self.at += 1
 
 
+class ClockedPool:
+    """A pool whose steps are timed: seconds of the processor."""
+
+    def __init__(self, pool: sam_core.Pool):
+        self.pool, self.seconds = pool, 0.0
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        start = time.process_time()
+        self.pool.step(*args, **kwargs)
+        self.seconds += time.process_time() - start
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pool, name)
+
+
 class Engine:
     """An engine whose model says what stands in a table: calls the proposer as one does, SIBLINGS requests a group.
 
@@ -74,6 +89,7 @@ class Engine:
             group_of=lambda req_id: b"%d" % (int(req_id) // SIBLINGS),
         )
         self.proposer.switch.clock = lambda: self.now
+        self.proposer.pool = self.pool = ClockedPool(self.proposer.pool)
         self.drafted = 0
         self.propose()
 

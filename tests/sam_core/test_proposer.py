@@ -381,6 +381,17 @@ def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
     assert counts == {"steps_from_0": 1, "tokens_from_0": 3, "steps_from_16": 1, "tokens_from_16": 1}
 
 
+def test_a_draft_from_before_a_pause_is_not_counted_by_position():
+    proposer, batch = make(sources=["request"]), Batch()
+    batch.add("a", [1, 2, 3, 1, 2], 2)
+    assert batch.propose(proposer) == {"a": [3, 1, 2]}
+    batch.remove("a")
+    batch.propose(proposer)
+    batch.add("a", [1, 2, 3, 1, 2, 3], 2)
+    batch.propose(proposer)
+    assert not any(n for name, n in proposer.stats().items() if name.startswith("steps_from_"))
+
+
 def test_empty_batch():
     assert Batch().propose(make()) == {}
 
@@ -501,6 +512,18 @@ def test_uniform_drafts_are_padded_by_their_last_token_and_by_the_texts():
     batch.propose(proposer)
     stats = proposer.stats()
     assert (stats["padding"], stats["padding_accepted"], stats["proposed"]) == (5, 2, 7 + 3 + 3)
+
+
+def test_padding_is_confirmed_by_tokens_that_are_there_alone():
+    """What an engine leaves behind the end of a row, here its draft that was refused, is no token."""
+    proposer, batch = uniform(), Batch()
+    batch.add("a", [1, 2, 1], 3)
+    assert batch.propose(proposer) == {"a": [2, 1, 1]}
+    batch.rows[0, 3:6] = [2, 1, 1]
+    batch.lengths[0] = 5
+    batch.propose(proposer)
+    stats = proposer.stats()
+    assert (stats["padding"], stats["padding_accepted"]) == (1, 0)
 
 
 def test_uniform_drafts_nothing_where_all_would_be_padding():
