@@ -605,7 +605,7 @@ def test_request_indexes_go_before_the_groups():
         for _ in range(8):
             step(pool, [(slot, text if not _ else []) for slot, text in zip(slots, texts, strict=True)], 1)
         sizes.append(pool.stats()["bytes_used"])
-    pool = make("count", memory_bytes=int(0.7 * sizes[1] + 0.3 * sizes[0]), sources=("request", "group"))
+    pool = make("count", memory_bytes=sum(sizes) // 2, sources=("request", "group"))
     slots = [pool.open([A]) for _ in texts]
     for at in range(0, 1500, 100):
         drafts = step(pool, [(slot, text[at : at + 100]) for slot, text in zip(slots, texts, strict=True)], 2)

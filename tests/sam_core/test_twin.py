@@ -205,3 +205,23 @@ def test_older_texts_in_the_twin(kind):
                 marks, best, place = placed(kind, appended, texts, string)
                 assert (state.marks, state.place) == (marks, place)
                 assert not marks or kind == "oldest" or state.best == best
+
+
+@pytest.mark.parametrize("rule", ["newest", "blend"])
+def test_texts_that_are_indexed_over_many_steps(rule):
+    """Long prompts and a long history: each call indexes a part, in the same order."""
+    rng, both = random.Random(3), Both(rule=rule)
+    prompt = [rng.randrange(40) for _ in range(4000)]
+    answers = [[rng.randrange(40) for _ in range(2500)] for _ in range(4)]
+    for answer in answers:
+        slot = both.open(prompt)
+        both.append(slot, answer)
+        both.close(slot, True)
+    slots = [both.open(prompt) for _ in range(3)]
+    drafts = []
+    for at in range(30):
+        rows = [(slot, answers[number][at * 2 : at * 2 + 2]) for number, slot in enumerate(slots)]
+        drafts.append(both.step(rows, 4 if at % 5 else 0))
+        if at == 15:
+            both._same(lambda pool: pool.truncate(slots[0], 4010))
+    assert drafts[1][1:] == [[], []] and all(drafts[-1])  # there is work for one prompt a step
