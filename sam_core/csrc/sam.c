@@ -410,14 +410,15 @@ static sam_state shortened(const sam_index *index, sam_state state, uint32_t mos
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// Keeps the list of the most frequent tokens in order: `token` has come `count` times now.
-static void rank_common(sam_index *index, int32_t token, uint32_t count) {
+// Keeps the list of the most frequent tokens in order: `token` has come `count` times now. It goes before
+// those that came as often, behind them in an older text.
+static void rank_common(sam_index *index, int32_t token, uint32_t count, bool older) {
     sam_common *common = index->common;
     uint32_t size = index->common_count, to = 0;
-    if (size == SAM_COMMON && count < common[size - 1].count)
+    if (size == SAM_COMMON && count < common[size - 1].count + older)
         return;
     for (uint32_t i = 0; i < SAM_COMMON; i++) // counts behind `size` are 0; without a branch this is quick
-        to += common[i].count > count;
+        to += common[i].count + older > count;
     uint32_t from = to;
     while (from < size && common[from].token != token)
         from++;
@@ -430,15 +431,21 @@ static void rank_common(sam_index *index, int32_t token, uint32_t count) {
     common[to] = (sam_common){token, count};
 }
 
+static bool same_text(const sam_index *index, uint32_t a, uint32_t b) {
+    return index->chunks[a / SAM_CHUNK].text == index->chunks[b / SAM_CHUNK].text;
+}
+
 // Marks the suffixes of the old text, which `place` follows, and lets those of the new one arrive. `from` and
 // `to` are the states of the old text's last SAM_MAX_MATCH tokens and of those with the new one.
-static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, uint32_t place) {
+static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, uint32_t place, bool older) {
     sam_count *counts = index->counts;
     sam_node *nodes = index->nodes;
     if (counts && to & SAM_NODE)
         counts[to & ~SAM_NODE].arrivals++;
     for (uint32_t p = (from & SAM_NODE ? from : sam_link(index, from)) & ~SAM_NODE; p; p = nodes[p].link) {
-        nodes[p].place = place;
+        bool newest = !older || nodes[p].place == SAM_NONE || same_text(index, nodes[p].place, place);
+        if (newest)
+            nodes[p].place = place;
         index->memory->work++;
         if (!counts)
             continue;
@@ -452,7 +459,7 @@ static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, 
         uint32_t count = to & SAM_NODE ? counts[to & ~SAM_NODE].arrivals : 1;
         sam_count *c = &counts[p];
         c->marks++;
-        if (c->best == token || count >= c->best_count) {
+        if (c->best == token || count + newest > c->best_count) {
             c->best = token;
             c->best_count = count;
         }
@@ -465,14 +472,17 @@ static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, 
         counts[t].arrivals++;
         shortest = t;
     }
-    rank_common(index, token, shortest ? counts[shortest].arrivals : 1);
+    rank_common(index, token, shortest ? counts[shortest].arrivals : 1, older);
 }
 
-// SAM_OLDEST: sets what is not set; whatever is set has a link that is set.
-static void mark_oldest(sam_index *index, sam_state state, uint32_t place) {
-    for (uint32_t p = (state & SAM_NODE ? state : sam_link(index, state)) & ~SAM_NODE;
-         p && index->nodes[p].place == SAM_NONE; p = index->nodes[p].link) {
-        index->nodes[p].place = place;
+// SAM_OLDEST: sets what is not set, in an older text also what another text set; whatever a text has set has
+// a link that is set, by the same text if that is older.
+static void mark_oldest(sam_index *index, sam_state state, uint32_t place, bool older) {
+    sam_node *nodes = index->nodes;
+    for (uint32_t p = (state & SAM_NODE ? state : sam_link(index, state)) & ~SAM_NODE; p; p = nodes[p].link) {
+        if (nodes[p].place != SAM_NONE && (!older || same_text(index, nodes[p].place, place)))
+            return;
+        nodes[p].place = place;
         index->memory->work++;
     }
 }
@@ -485,13 +495,13 @@ bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint3
     uint32_t length = next.length++;
     index->appended++;
     if (index->kind == SAM_OLDEST) {
-        mark_oldest(index, last, next.place);
+        mark_oldest(index, last, next.place, next.older);
     } else {
         int32_t token = index->texts[text]->tokens[position];
         sam_state from = shortened(index, sam_resolve(index, cursor->near), smaller(length, SAM_MAX_MATCH));
         sam_state to = from == last ? next.last : sam_child(index, from, token);
         to = shortened(index, to, smaller(length, SAM_MAX_MATCH) + 1);
-        mark(index, from, to, token, next.place);
+        mark(index, from, to, token, next.place, next.older);
         next.near = shortened(index, to, SAM_MAX_MATCH);
     }
     *cursor = next;

@@ -39,6 +39,13 @@
 // SAM_OLDEST), so the path has at most SAM_MAX_MATCH nodes, also when a text repeats one token 34,000 times;
 // on recorded answers it has 3 to 10. For shorter strings the figures are exact at any time.
 //
+// Older texts. A text whose cursor is `older` counts as older than all that is in the index, though it comes
+// later; so texts may be inserted from the newest back. What such a text marks takes the place of a string if
+// the string has none or one in the same text (SAM_OLDEST: none or one in another text), so that `place` is
+// what it would be had the texts come in their order, if each came as a whole. On a tie of counts `best`
+// stays what it was unless the text took the place, and tokens as frequent as an older one stay before it in
+// `common`. Lists of edges are in the order of appending.
+//
 // Costs: at most 1 leaf, 1 node and 3 edges a token (about 0.6 nodes and 0.5 edges in the table on recorded
 // answers); extending is amortised O(1) hash operations a token, marking at most SAM_MAX_MATCH steps.
 //
@@ -166,9 +173,10 @@ typedef struct {
     sam_state near;  // state of its last SAM_MAX_MATCH tokens, or one below it
     uint32_t length; // tokens of the whole text
     uint32_t place;  // of the last token, SAM_NONE before the first
+    bool older;      // than all other texts in the index; the owner may change it at any time
 } sam_cursor;
 
-#define SAM_START ((sam_cursor){SAM_ROOT, SAM_ROOT, 0, SAM_NONE}) // the empty text
+#define SAM_START ((sam_cursor){SAM_ROOT, SAM_ROOT, 0, SAM_NONE, false}) // the empty text
 
 // Makes an index that holds the root. On failure false is returned and there is nothing to free.
 bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_text *const *texts);
@@ -188,8 +196,8 @@ void sam_index_clear(sam_index *index);
 // and marks what it follows. On failure (memory, SAM_MAX_PLACES) false is returned and nothing has changed.
 bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position);
 
-// Lets another text begin as the text of `cursor`: returns in *branch a cursor for it. On failure (memory)
-// false is returned and nothing has changed.
+// Lets another text begin as the text of `cursor`: returns in *branch a copy of it for that text. On failure
+// (memory) false is returned and nothing has changed.
 bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch);
 
 // Bytes accounted for the index.

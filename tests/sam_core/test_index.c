@@ -22,6 +22,7 @@ enum { TEXTS = 4, MOST = 700, TOKENS = 64 };
 
 typedef struct {
     uint32_t text, position;
+    bool older;
 } token_place;
 
 typedef struct {
@@ -102,7 +103,7 @@ static void append(world *w, uint32_t t, int32_t token) {
         fail_at = -1;
         CHECK(sam_index_append(&w->index, &w->cursor[t], t, text->size - 1));
     }
-    w->appended[w->size++] = (token_place){t, text->size - 1};
+    w->appended[w->size++] = (token_place){t, text->size - 1, before.older};
 }
 
 // Lets one more text begin as text `from`.
@@ -145,7 +146,7 @@ static void check_place(const world *w, uint32_t place, token_place expected) {
     CHECK(left == w->text[expected.text].size - expected.position);
 }
 
-// What followed the strings of a state: `counts` by token, `latest` when each did so last.
+// What followed the strings of a state: `counts` by token.
 static void check_candidates(const world *w, sam_state state, const uint32_t *counts, int32_t best,
                              int32_t newest, uint32_t different) {
     int32_t tokens[TOKENS], fewer[TOKENS];
@@ -186,17 +187,20 @@ static void check_text(const world *w, uint32_t t) {
             s = sam_link(index, s);
         if (length > most)
             continue;
-        uint32_t counts[TOKENS] = {0}, latest[TOKENS] = {0}, arrivals = 0, marks = 0, different = 0;
-        token_place newest = {0}, first = {0};
+        uint32_t counts[TOKENS] = {0}, arrivals = 0, marks = 0, different = 0;
+        token_place place = {0};
+        int32_t best = 0;
         for (uint32_t i = 0; i < w->size; i++) {
             arrivals += after[i] >= length;
             if (before[i] < length)
                 continue;
-            newest = w->appended[i];
-            first = marks++ ? first : newest;
-            int32_t token = w->tokens[newest.text][newest.position];
+            token_place at = w->appended[i];
+            bool same = at.text == place.text;
+            bool takes = !marks++ || (oldest ? at.older && !same : !at.older || same);
+            place = takes ? at : place;
+            int32_t token = w->tokens[at.text][at.position];
             different += !counts[token]++;
-            latest[token] = i;
+            best = counts[token] + takes > counts[best] ? token : best;
         }
         if (counted && s & SAM_NODE)
             CHECK(index->counts[s & ~SAM_NODE].arrivals == arrivals);
@@ -213,14 +217,10 @@ static void check_text(const world *w, uint32_t t) {
         CHECK(!f.marks == !marks);
         if (!marks)
             continue;
-        check_place(w, f.place, oldest ? first : newest);
-        CHECK(f.newest == w->tokens[(oldest ? first : newest).text][(oldest ? first : newest).position]);
+        check_place(w, f.place, place);
+        CHECK(f.newest == w->tokens[place.text][place.position]);
         if (!counted)
             continue;
-        int32_t best = 0;
-        for (int32_t c = 1; c < TOKENS; c++)
-            if (counts[c] > counts[best] || (counts[c] == counts[best] && latest[c] > latest[best]))
-                best = c;
         CHECK(f.marks == marks && f.best == best && f.best_count == counts[best]);
         check_candidates(w, s, counts, best, f.newest, different);
     }
@@ -230,11 +230,12 @@ static void check_text(const world *w, uint32_t t) {
 }
 
 static void check_common(const world *w) {
-    uint32_t counts[TOKENS] = {0}, latest[TOKENS] = {0};
+    uint32_t counts[TOKENS] = {0};
+    int32_t latest[TOKENS] = {0}; // the larger, the newer
     for (uint32_t i = 0; i < w->size; i++) {
-        int32_t token = w->tokens[w->appended[i].text][w->appended[i].position];
-        counts[token]++;
-        latest[token] = i;
+        token_place at = w->appended[i];
+        counts[w->tokens[at.text][at.position]]++;
+        latest[w->tokens[at.text][at.position]] = at.older ? -1 - (int32_t)i : (int32_t)i;
     }
     for (uint32_t rank = 0; rank < SAM_COMMON; rank++) {
         uint32_t best = 0;
@@ -322,6 +323,67 @@ static void test_texts_in_any_interleaving(uint32_t turns) {
         grow(&w, alphabet, large ? 600 : 1 + draw(60), large ? 150 : 5);
         check_advance(&w, alphabet);
         end(&w);
+    }
+}
+
+// Texts that are older than what is there already: in turn, while another one grows.
+static void test_older_texts(uint32_t turns) {
+    static world w;
+    for (uint32_t turn = 0; turn < turns; turn++) {
+        random_state = turn;
+        uint32_t alphabet = turn % 10 ? 1 + draw(4) : 40, shared = draw(2) * draw(20);
+        begin(&w, (sam_kind)(turn % 3));
+        for (uint32_t i = draw(30) + shared; i; i--)
+            append(&w, 0, likely_token(&w, 0, alphabet));
+        for (uint32_t t = 1; t < TEXTS; t++) {
+            if (shared)
+                branch(&w, 0);
+            else
+                w.count++;
+            w.cursor[t].older = true;
+            for (uint32_t i = draw(40); i; i--)
+                append(&w, draw(5) ? t : 0, likely_token(&w, t, alphabet));
+            check_all(&w);
+        }
+        end(&w);
+    }
+}
+
+// Texts that come from the newest back, each as a whole, leave the same places as texts in their order.
+static void test_older_texts_are_as_in_order(uint32_t turns) {
+    static world forth, back;
+    for (uint32_t turn = 0; turn < turns; turn++) {
+        random_state = turn;
+        begin(&forth, (sam_kind)(turn % 3));
+        forth.count = TEXTS;
+        for (uint32_t t = 0; t < TEXTS; t++)
+            for (uint32_t i = draw(turn % 10 ? 30 : 200); i; i--)
+                append(&forth, t, likely_token(&forth, t, 3));
+        begin(&back, (sam_kind)(turn % 3));
+        for (uint32_t t = TEXTS; t--; back.count = TEXTS) {
+            back.cursor[t].older = t < TEXTS - 1;
+            for (uint32_t i = 0; i < forth.text[t].size; i++)
+                append(&back, t, forth.tokens[t][i]);
+        }
+        check_all(&back);
+        for (uint32_t i = 0; i < forth.size; i++) {
+            token_place at = forth.appended[i];
+            for (uint32_t size = 1; size <= at.position + 1 && size <= SAM_MAX_MATCH; size++) {
+                const int32_t *string = &forth.tokens[at.text][at.position + 1 - size];
+                sam_following a, b;
+                sam_follow(&forth.index, walk(&forth.index, string, size), &a);
+                sam_follow(&back.index, walk(&back.index, string, size), &b);
+                CHECK(a.marks == b.marks && a.best_count == b.best_count);
+                if (!a.marks)
+                    continue;
+                const sam_chunk *chunk = &forth.index.chunks[a.place / SAM_CHUNK];
+                check_place(
+                    &back, b.place,
+                    (token_place){.text = chunk->text, .position = chunk->first + a.place % SAM_CHUNK});
+            }
+        }
+        sam_index_free(&forth.index);
+        end(&back);
     }
 }
 
@@ -690,6 +752,8 @@ int main(int count, char **arguments) {
     (void)arguments;
     uint32_t part = count > 1 ? 10 : 1;
     test_texts_in_any_interleaving(3000 / part);
+    test_older_texts(2000 / part);
+    test_older_texts_are_as_in_order(500 / part);
     if (part == 1)
         test_runs_at_the_longest_match();
     test_long_texts_that_come_again();

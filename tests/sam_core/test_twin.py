@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pool_oracle import i32
 from sam_core.corpus import build_corpus
+from sam_core.reference.automaton import Index
 from sam_core.reference.rules import MAX_DRAFT, RULES
 
 import sam_core
@@ -150,3 +151,47 @@ def test_slot_numbers_wait_before_they_are_used_again():
     both = Both(rule="newest")
     for _ in range(150):
         both.close(both.open([1, 2], None), keep=True)
+
+
+def placed(kind, appended, texts, string):
+    """By definition: marks, best and place of what followed a string, in texts of which some came as older ones."""
+    counts, best, place = {}, -1, None
+    for text, position, older in appended:
+        if position < len(string) or texts[text][position - len(string) : position] != string:
+            continue
+        same = place is not None and place[0] == text
+        takes = place is None or (older and not same if kind == "oldest" else same or not older)
+        token = texts[text][position]
+        counts[token] = counts.get(token, 0) + 1
+        if counts[token] + takes > counts.get(best, 0):
+            best = token
+        place = (text, position) if takes else place
+    return sum(counts.values()), best, place
+
+
+@pytest.mark.parametrize("kind", ["oldest", "newest", "counted"])
+def test_older_texts_in_the_twin(kind):
+    """An older text that is inserted after newer ones takes no place of theirs; the oldest rule's first is its."""
+    rng = random.Random(kind)
+    for _ in range(60):
+        texts, appended, common = [[], [], []], [], []
+        index = Index(kind, texts)
+        states = [index.root] * 3
+        for turn in range(40):
+            number = rng.choice((0, 1 + turn // 20))  # text 0 grows while the others come in turn
+            texts[number].append(token := rng.randrange(3))
+            older, position = number > 0, len(texts[number]) - 1
+            states[number] = index.append(states[number], number, position, older)
+            appended.append((number, position, older))
+            count = sum(texts[text][at] == token for text, at, _ in appended)
+            common = [entry for entry in common if entry[0] != token]
+            common.insert(sum(entry[1] + older > count for entry in common), (token, count))
+        assert index.common == common
+        for text, end, _ in appended:
+            for start in range(max(0, end - 8), end + 1):
+                string, state = texts[text][start : end + 1], index.root
+                for token in string:
+                    state = state.edges[token]
+                marks, best, place = placed(kind, appended, texts, string)
+                assert (state.marks, state.place) == (marks, place)
+                assert not marks or kind == "oldest" or state.best == best

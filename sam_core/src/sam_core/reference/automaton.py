@@ -57,14 +57,17 @@ class Index:
         self.came: dict[int, int] = {}
         self.common: list[tuple[int, int]] = []  # (token, count), the most frequent first, the newest first on a tie
 
-    def append(self, last: State, text: int, position: int) -> State:
-        """Append the token at `position` of text number `text`, whose state so far is `last`; return the new state."""
+    def append(self, last: State, text: int, position: int, older: bool = False) -> State:
+        """Append the token at `position` of text number `text`, whose state so far is `last`; return the new state.
+
+        An `older` text counts as older than all that is in the index: see csrc/sam.h.
+        """
         token = self.texts[text][position]
         state = self._extend(last, token, (text, position))
-        self._mark(last, token, (text, position))
+        self._mark(last, token, (text, position), older)
         self.appended += 1
         self.came[token] = self.came.get(token, 0) + 1
-        self._rank_common(token, self.came[token])
+        self._rank_common(token, self.came[token], older)
         return state
 
     def branch(self, state: State) -> State:
@@ -104,22 +107,28 @@ class Index:
             above = above.link
         return clone
 
-    def _mark(self, state: State, token: int, place: Place) -> None:
+    def _mark(self, state: State, token: int, place: Place, older: bool) -> None:
         """`token` at `place` follows the text of `state` and so all its suffixes."""
         while state.link is not None:
             # A string of more than MAX_MATCH tokens is marked once only, while it has occurred once.
             if self.oldest or not state.again or state.link.length < MAX_MATCH:
+                if state.place is None:
+                    takes = True
+                elif self.oldest:
+                    takes = older and state.place[0] != place[0]
+                else:
+                    takes = not older or state.place[0] == place[0]
                 count = state.counts.get(token, 0) + 1
                 state.counts[token] = count
-                if count >= state.counts.get(state.best, 0):
+                if count + takes > state.counts.get(state.best, 0):
                     state.best = token
-                if not (self.oldest and state.place):
+                if takes:
                     state.place = place
             state = state.link
 
-    def _rank_common(self, token: int, count: int) -> None:
+    def _rank_common(self, token: int, count: int, older: bool) -> None:
         entries = self.common
-        if len(entries) == COMMON and count < entries[-1][1]:
+        if len(entries) == COMMON and count < entries[-1][1] + older:
             return
         known = next((i for i, (other, _) in enumerate(entries) if other == token), None)
         if known is not None:
@@ -127,7 +136,7 @@ class Index:
         elif len(entries) == COMMON:
             entries.pop()
         at = len(entries)
-        while at and entries[at - 1][1] <= count:
+        while at and entries[at - 1][1] + older <= count:
             at -= 1
         entries.insert(at, (token, count))
 
