@@ -52,6 +52,7 @@ class Cost:
         """Tokens of a request at the start of the proposer's rows."""
         self.warm = 256 if quick else 4096
         self.corpus_size = 100_000 if quick else 10_000_000
+        self.large_size = 50_000 if quick else 5_000_000
         self.texts, self.targets, self.say = texts, targets, say
         self.more = self.steps * (self.rounds + 2)
         """Tokens that a batch is given after it was filled."""
@@ -87,6 +88,7 @@ class Cost:
         return [
             ([row("append", "us")], self.append_calls),
             (pauses, self.append_pauses),
+            ([row("append to a large group, longest pause", "ms")], self.large_pauses),
             ([row("append in batches", "us a token")], partial(self.append_parts, "newest", 512)),
             ([row("append in batches, with group", "us a token")], partial(self.append_parts, "blend with group", 64)),
             ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),
@@ -178,6 +180,24 @@ class Cost:
         for column, row in enumerate(rows):
             _fill(row, {name: Figure.of([float(each[column]) for each in times]) for name, times in taken.items()})
             row.note = "the two readings of the clock around each call included"
+
+    def large_pauses(self, rows: list[Row]) -> None:
+        """The longest append of 64 tokens while one group grows: of each the quickest of three runs, as the same
+        appends take long in all of them but for what else the machine does."""
+        (row,) = rows
+        texts, remark = self.texts.collection(self.large_size)
+        text = np.concatenate([np.array(each, np.int32) for each in texts])[: self.large_size // 64 * 64]
+        parts = text.reshape(-1, 64)
+        quickest = np.full(len(parts), np.inf)
+        for _ in range(3):
+            pool = sam_core.Pool(memory_bytes=MEMORY, rule="blend", sources=("group",))
+            slot = pool.open([], b"group")
+            for at, part in enumerate(parts):
+                start = clock()
+                pool.append(slot, part)
+                quickest[at] = min(quickest[at], clock() - start)
+        row.ours = Figure.of([1e3 * float(quickest.max())])
+        row.note = f"{text.size:,} tokens: {remark}"
 
     def append_parts(self, rule: str, most: int, rows: list[Row]) -> None:
         """Appending to a batch in parts of at most `most` tokens a row."""

@@ -26,8 +26,9 @@ void pool_pin(pool_text *text) { text->pins++; }
 void pool_unpin(pool_text *text) {
     if (--text->pins || !text->freed)
         return;
-    SAM_FREE(text->body.tokens);
-    SAM_FREE(text);
+    sam_memory none = {.used = text->body.capacity * sizeof(int32_t) + sizeof(pool_text)}; // not the pool's now
+    sam_resize(&none, text->body.tokens, text->body.capacity * sizeof(int32_t), 0);
+    sam_resize(&none, text, sizeof(pool_text), 0);
 }
 
 pool_text *pool_new_text(pool *p, uint32_t prompt_size, uint32_t size) {

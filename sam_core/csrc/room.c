@@ -4,13 +4,6 @@
 
 #include "group.h"
 
-#ifndef SAM_FREE_SOME
-static void sam_index_free_some(sam_index *index, size_t bytes) {
-    (void)bytes;
-    sam_index_free(index);
-}
-#endif
-
 enum {
     DYING_PART = 4 << 20,  // bytes that are freed at a time
     SMALL_INDEX = 1 << 20, // bytes; freed at once

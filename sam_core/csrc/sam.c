@@ -4,39 +4,6 @@
 
 #include <string.h>
 
-void *sam_resize(sam_memory *memory, void *block, size_t old_bytes, size_t new_bytes) {
-    if (new_bytes == 0) {
-        if (block)
-            SAM_FREE(block);
-        memory->used -= old_bytes;
-        return NULL;
-    }
-    while (new_bytes > old_bytes &&
-           (memory->used > memory->limit || new_bytes - old_bytes > memory->limit - memory->used)) {
-        if (!memory->make_room || !memory->make_room(memory->owner))
-            return NULL;
-    }
-    void *resized = SAM_REALLOC(block, new_bytes);
-    if (resized)
-        memory->used = memory->used - old_bytes + new_bytes;
-    return resized;
-}
-
-void *sam_grow(sam_memory *memory, void *array, uint32_t size, uint32_t more, uint32_t *capacity,
-               size_t element) {
-    if (more <= *capacity - size)
-        return array;
-    if (size >= SAM_MAX_PLACES || more > SAM_MAX_PLACES - size)
-        return NULL;
-    uint32_t larger = *capacity + *capacity / 8 + 4;
-    if (larger < size + more)
-        larger = size + more;
-    void *grown = sam_resize(memory, array, *capacity * element, larger * element);
-    if (grown)
-        *capacity = larger;
-    return grown;
-}
-
 // ---- places
 
 // The place where the text of `place` goes on, or SAM_NONE while it ends there.
@@ -65,25 +32,51 @@ uint32_t sam_length(const sam_index *index, sam_state state) {
 
 // ---- edges
 
-// Where edge (node, token) is looked for first: spreads 32 bits of a hash over the table.
-static uint32_t edge_home(const sam_index *index, uint32_t node, int32_t token) {
+static uint32_t edge_hash(uint32_t node, int32_t token) {
     uint64_t key = (uint64_t)node << 32 | (uint32_t)token;
-    key = (key ^ key >> 32) * UINT64_C(0x9E3779B97F4A7C15);
-    return (uint32_t)((key >> 32) * index->edge_capacity >> 32);
+    return (uint32_t)((key ^ key >> 32) * UINT64_C(0x9E3779B97F4A7C15) >> 32);
 }
 
-// As edge_entry, but looks from entry `edge` on.
-static sam_edge *edge_entry_from(const sam_index *index, sam_edge *edge, uint32_t node, int32_t token) {
-    const sam_edge *end = index->edges + index->edge_capacity;
+// The entries of the table of a hash.
+static sam_edge *table_of(const sam_index *index, uint32_t hash) {
+    return index->tables ? index->tables[hash & index->table_mask].edges : index->edges;
+}
+
+// The entry of edge (node, token) in `table`, or the empty entry where it belongs. edge: where to begin.
+static sam_edge *edge_entry_from(const sam_index *index, sam_edge *table, sam_edge *edge, uint32_t node,
+                                 int32_t token) {
+    const sam_edge *end = table + index->table_size;
     while (edge->target != SAM_NONE && (edge->node != node || edge->token != token))
         if (++edge == end)
-            edge = index->edges;
+            edge = table;
     return edge;
 }
 
-// The entry of edge (node, token) in the table, or the empty entry where it belongs.
+// Where an edge is looked for first: spreads the highest bits of the hash over the table.
+static sam_edge *home(const sam_index *index, sam_edge *table, uint32_t hash) {
+    return table + ((uint64_t)hash * index->table_size >> 32);
+}
+
 static sam_edge *edge_entry(const sam_index *index, uint32_t node, int32_t token) {
-    return edge_entry_from(index, &index->edges[edge_home(index, node, token)], node, token);
+    uint32_t hash = edge_hash(node, token);
+    sam_edge *table = table_of(index, hash);
+    return edge_entry_from(index, table, home(index, table, hash), node, token);
+}
+
+// The entry of a table where an edge belongs that is in none.
+static sam_edge *free_entry(const sam_index *index, sam_edge *table, uint32_t hash) {
+    const sam_edge *end = table + index->table_size;
+    sam_edge *edge = home(index, table, hash);
+    while (edge->target != SAM_NONE)
+        if (++edge == end)
+            edge = table;
+    return edge;
+}
+
+// How many edges the table of a hash has.
+static uint16_t *table_count(sam_index *index, uint32_t hash) {
+    const sam_table *table = &index->tables[hash & index->table_mask];
+    return &index->tables[hash & ((1u << table->bits) - 1)].count;
 }
 
 sam_state sam_child(const sam_index *index, sam_state state, int32_t token) {
@@ -108,15 +101,15 @@ static sam_state find_child(const sam_index *index, sam_state state, int32_t tok
     *entry = NULL;
     if (node->token == token) {
         target = node->target;
-    } else if (node->target != SAM_NONE && index->edges) {
+    } else if (node->target != SAM_NONE && index->table_size) {
         *entry = edge_entry(index, state & ~SAM_NODE, token);
         target = (*entry)->target;
     }
     return target == SAM_NONE ? SAM_NONE : sam_resolve(index, target);
 }
 
-// Adds an edge that does not exist yet; the table has room for it. entry: what find_child told, while this
-// was the table, or NULL.
+// Adds an edge that does not exist yet; its table has room for it. entry: what find_child told, while the
+// tables were these, or NULL.
 static void edge_add(sam_index *index, uint32_t number, int32_t token, sam_state target, sam_edge *entry) {
     sam_node *node = &index->nodes[number];
     if (node->target == SAM_NONE) {
@@ -124,13 +117,19 @@ static void edge_add(sam_index *index, uint32_t number, int32_t token, sam_state
         node->target = target;
         return;
     }
-    if (entry) // another edge may have taken it meanwhile
-        entry = edge_entry_from(index, entry, number, token);
-    else
-        entry = edge_entry(index, number, token);
+    uint32_t hash = edge_hash(number, token), count = ++index->edge_count;
+    sam_edge *table = index->edges;
+    if (index->tables) {
+        table = table_of(index, hash);
+        count = ++*table_count(index, hash);
+    }
+    if (count > index->fullest)
+        index->fullest = count;
+    if (!entry)
+        entry = home(index, table, hash);
+    entry = edge_entry_from(index, table, entry, number, token); // another edge may have taken it meanwhile
     *entry = (sam_edge){.node = number, .token = token, .target = target, .more = node->more};
     node->more = token;
-    index->edge_count++;
 }
 
 // Where the target of an edge that exists is stored.
@@ -173,31 +172,174 @@ static bool reserve_nodes(sam_index *index, uint32_t more) {
     return more <= capacity - index->node_count || grow_nodes(index, more);
 }
 
-// Makes the table larger, for `needed` edges.
-static bool grow_edges(sam_index *index, uint64_t needed) {
-    uint32_t old = index->edge_capacity;
-    uint64_t capacity = 2 * (uint64_t)old;
-    if (capacity < needed + needed / 2 + 8)
-        capacity = needed + needed / 2 + 8;
-    if (capacity > SAM_MAX_PLACES)
-        return false;
-    sam_edge *edges = sam_resize(index->memory, NULL, 0, capacity * sizeof(sam_edge));
+static uint32_t table_room(const sam_index *index) { return index->table_size - index->table_size / 4; }
+
+// A table without edges, NULL on failure.
+static sam_edge *new_table(sam_index *index, uint32_t size) {
+    if (size > SAM_MAX_PLACES - index->edge_capacity)
+        return NULL;
+    sam_edge *edges = sam_resize(index->memory, NULL, 0, size * sizeof(sam_edge));
+    if (!edges)
+        return NULL;
+    memset(edges, 0xff, size * sizeof(sam_edge));
+    index->edge_capacity += size;
+    return edges;
+}
+
+static void free_table(sam_index *index, sam_edge *edges, uint32_t size) {
+    sam_resize(index->memory, edges, size * sizeof(sam_edge), 0);
+    index->edge_capacity -= size;
+}
+
+// Makes the only table larger.
+static bool grow_table(sam_index *index, uint32_t size) {
+    sam_edge *edges = new_table(index, size), *from = index->edges;
+    uint32_t old = index->table_size;
     if (!edges)
         return false;
-    memset(edges, 0xff, capacity * sizeof(sam_edge));
-    sam_edge *from = index->edges;
     index->edges = edges;
-    index->edge_capacity = (uint32_t)capacity;
+    index->table_size = size;
     for (uint32_t i = 0; i < old; i++)
         if (from[i].target != SAM_NONE)
-            *edge_entry(index, from[i].node, from[i].token) = from[i];
-    sam_resize(index->memory, from, old * sizeof(sam_edge), 0);
+            *free_entry(index, edges, edge_hash(from[i].node, from[i].token)) = from[i];
+    free_table(index, from, old);
     return true;
 }
 
-static bool reserve_edges(sam_index *index, uint32_t more) {
+// Makes a directory of twice as many tables, or the first.
+static bool grow_directory(sam_index *index) {
+    uint32_t old = index->tables ? index->table_mask + 1 : 0, size = old ? 2 * old : 1;
+    sam_table *tables =
+        sam_resize(index->memory, index->tables, old * sizeof(sam_table), size * sizeof(sam_table));
+    if (!tables)
+        return false;
+    for (uint32_t i = 0; i < old; i++)
+        tables[old + i] = (sam_table){.edges = tables[i].edges, .bits = tables[i].bits};
+    if (!old) {
+        tables[0] = (sam_table){.edges = index->edges, .count = (uint16_t)index->edge_count};
+        index->edges = NULL;
+    }
+    index->tables = tables;
+    index->table_mask = size - 1;
+    return true;
+}
+
+// Splits the table of a hash in two.
+static bool split_table(sam_index *index, uint32_t hash) {
+    if (!index->tables && !grow_directory(index))
+        return false;
+    sam_table table = index->tables[hash & index->table_mask];
+    uint32_t bit = 1u << table.bits, lowest = hash & (bit - 1), size = index->table_size;
+    if (table.bits == SAM_TABLE_BITS || (bit > index->table_mask && !grow_directory(index)))
+        return false;
+    sam_table upper = {.edges = new_table(index, size), .bits = (uint16_t)(table.bits + 1)};
+    if (!upper.edges)
+        return false;
+    for (uint32_t i = lowest; i <= index->table_mask; i += bit) {
+        index->tables[i].bits = upper.bits;
+        if (i & bit)
+            index->tables[i] = upper;
+    }
+    // Behind an empty entry an edge that is taken out and put in again goes to where it was, or before that.
+    sam_edge *halves[] = {table.edges, upper.edges};
+    uint32_t empty = 0, moved = 0;
+    while (table.edges[empty].target != SAM_NONE)
+        empty++;
+    for (uint32_t left = size, i = empty; left; left--, i = i == size - 1 ? 0 : i + 1) {
+        sam_edge edge = table.edges[i];
+        if (edge.target == SAM_NONE)
+            continue;
+        table.edges[i].target = SAM_NONE;
+        uint32_t of = edge_hash(edge.node, edge.token), half = (of & bit) != 0;
+        *free_entry(index, halves[half], of) = edge;
+        moved += half;
+    }
+    index->tables[lowest | bit].count = (uint16_t)moved;
+    index->tables[lowest].count = (uint16_t)(index->tables[lowest].count - moved);
+    index->fullest = 0;
+    for (uint32_t i = 0; i <= index->table_mask; i++)
+        if (index->tables[i].count > index->fullest)
+            index->fullest = index->tables[i].count;
+    return true;
+}
+
+// The edges that a token may add to tables: by the token from the nodes of a walk, and those of a clone.
+typedef struct {
+    uint32_t from, end; // of the walk
+    int32_t token;
+    sam_state cloned; // SAM_ROOT: none
+} new_edges;
+
+static bool count_edge(sam_index *index, uint32_t hash, int by) {
+    uint16_t *count = table_count(index, hash);
+    *count = (uint16_t)(*count + by);
+    return *count <= table_room(index);
+}
+
+// Adds `by` to the counts of the tables of the first *count new edges, until one is too full then. Returns
+// whether none is; in *count how many edges these were, in *hash that of the last.
+static bool count_edges(sam_index *index, const new_edges *new, int by, uint32_t *count, uint32_t *hash) {
+    uint32_t most = *count;
+    *count = 0;
+    for (uint32_t s = new->from; s != new->end && *count < most; s = index->nodes[s].link)
+        if (index->nodes[s].target != SAM_NONE) {
+            ++*count;
+            *hash = edge_hash(s, new->token);
+            if (!count_edge(index, *hash, by))
+                return false;
+        }
+    if (!(new->cloned & SAM_NODE) || new->cloned == SAM_ROOT)
+        return true;
+    uint32_t cloned = new->cloned & ~SAM_NODE;
+    int32_t c = new->token, more = index->nodes[cloned].more; // the walk may give it the token's edge before
+    while (c != SAM_NO_TOKEN && *count < most) {
+        ++*count;
+        *hash = edge_hash(index->node_count, c);
+        if (!count_edge(index, *hash, by))
+            return false;
+        c = more;
+        if (c != SAM_NO_TOKEN)
+            more = edge_entry(index, cloned, c)->more;
+    }
+    return true;
+}
+
+// Whether every table has room for so many edges.
+static bool has_room(const sam_index *index, uint32_t more) {
+    return (uint64_t)index->fullest + more <= table_room(index);
+}
+
+// Makes room for at most `more` new edges.
+static bool reserve_edges(sam_index *index, uint32_t more, const new_edges *new) {
     uint64_t needed = (uint64_t)index->edge_count + more;
-    return needed <= index->edge_capacity - index->edge_capacity / 4 || grow_edges(index, needed);
+    if (!index->tables) {
+        if (index->table_size <= SAM_TABLE / 2) {
+            uint64_t size = needed + needed / 2 + 8;
+            if (size < 2 * index->table_size)
+                size = 2 * index->table_size;
+            if (!grow_table(index, size < SAM_TABLE ? (uint32_t)size : SAM_TABLE))
+                return false;
+            if (has_room(index, more))
+                return true;
+        }
+        if (!split_table(index, 0))
+            return false;
+    }
+    // Below, a table that is too full takes two looks at all edges: where these are many there should be
+    // none.
+    for (uint32_t i = 0; more > index->table_size / 4 && i <= index->table_mask; i++)
+        while (needed >> index->tables[i].bits > table_room(index) / 16 * 15)
+            if (!split_table(index, i))
+                return false;
+    for (;;) {
+        uint32_t count = UINT32_MAX, hash = 0, full;
+        bool fits = count_edges(index, new, 1, &count, &full);
+        count_edges(index, new, -1, &count, &hash);
+        if (fits)
+            return true;
+        if (!split_table(index, full))
+            return false;
+    }
 }
 
 // Whether the place after the cursor's is free for its text; else a new chunk is needed.
@@ -234,27 +376,83 @@ bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_tex
     return true;
 }
 
+// Makes tables for so many edges in a new index, as far as there is memory.
+static void make_tables(sam_index *index, uint32_t edges) {
+    uint32_t entries = edges + edges / 2 + 8, bits = 0;
+    while (entries >> bits >= SAM_TABLE)
+        bits++;
+    bool done = grow_table(index, bits ? (entries >> bits) + 1 : entries);
+    for (uint32_t b = 0; b < bits; b++)
+        for (uint32_t hash = 0; done && hash >> b == 0; hash++)
+            done = split_table(index, hash);
+}
+
 void sam_index_reserve(sam_index *index, uint32_t tokens) {
+    enum { MOST = 1 << 16 }; // clearing tables takes time
     if (tokens < SAM_CHUNK)
         return;
+    if (tokens > MOST)
+        tokens = MOST;
     bool (*make_room)(void *) = index->memory->make_room;
     index->memory->make_room = NULL;
     if (reserve_chunks(index, tokens / SAM_CHUNK + 1) && grow_nodes(index, tokens / 2))
-        grow_edges(index, tokens / 4 * 3);
+        make_tables(index, tokens / 4 * 3);
     index->memory->make_room = make_room;
 }
 
-void sam_index_free(sam_index *index) {
+static size_t directory_bytes(const sam_index *index) {
+    return index->tables ? (index->table_mask + 1) * sizeof(sam_table) : 0;
+}
+
+// Frees *most bytes of an array from its end, and all of it where little would be left. Returns the rest.
+static void *free_end(sam_memory *memory, void *array, uint32_t *capacity, size_t element, size_t *most) {
+    size_t bytes = *capacity * element, kept = *most < bytes ? (bytes - *most) / element * element : 0;
+    if (!*most)
+        return array;
+    if (kept <= SAM_LARGE)
+        kept = 0;
+    *most -= bytes - kept < *most ? bytes - kept : *most;
+    *capacity = (uint32_t)(kept / element);
+    return sam_resize(memory, array, bytes, kept);
+}
+
+// Whether the table at a number of the directory is not at a lower one too.
+static bool is_lowest(const sam_index *index, uint32_t number) {
+    return !(number >> index->tables[number].bits);
+}
+
+static void free_tables(sam_index *index, size_t *most) {
+    size_t bytes = index->table_size * sizeof(sam_edge);
+    for (uint32_t i = 0; i <= index->table_mask && *most; i++)
+        if (is_lowest(index, i) && index->tables[i].edges) {
+            sam_give_back(index->tables[i].edges, bytes);
+            free_table(index, index->tables[i].edges, index->table_size);
+            index->tables[i].edges = NULL;
+            *most -= bytes < *most ? bytes : *most;
+        }
+}
+
+bool sam_index_free_some(sam_index *index, size_t most) {
     sam_memory *memory = index->memory;
     if (!memory)
-        return;
-    sam_resize(memory, index->nodes, index->node_capacity * sizeof(sam_node), 0);
-    sam_resize(memory, index->counts, index->count_capacity * sizeof(sam_count), 0);
-    sam_resize(memory, index->links, index->link_capacity * SAM_CHUNK * sizeof(uint32_t), 0);
-    sam_resize(memory, index->chunks, index->chunk_capacity * sizeof(sam_chunk), 0);
-    sam_resize(memory, index->edges, index->edge_capacity * sizeof(sam_edge), 0);
+        return true;
+    index->nodes = free_end(memory, index->nodes, &index->node_capacity, sizeof(sam_node), &most);
+    index->counts = free_end(memory, index->counts, &index->count_capacity, sizeof(sam_count), &most);
+    index->links = free_end(memory, index->links, &index->link_capacity, SAM_CHUNK * sizeof(uint32_t), &most);
+    index->chunks = free_end(memory, index->chunks, &index->chunk_capacity, sizeof(sam_chunk), &most);
+    if (index->tables)
+        free_tables(index, &most);
+    else if (most)
+        free_table(index, index->edges, index->table_size);
+    if (index->edge_capacity || index->nodes || index->counts || index->links || index->chunks ||
+        (index->tables && !most))
+        return false;
+    sam_resize(memory, index->tables, directory_bytes(index), 0);
     *index = (sam_index){0};
+    return true;
 }
+
+void sam_index_free(sam_index *index) { sam_index_free_some(index, SIZE_MAX); }
 
 void sam_index_clear(sam_index *index) {
     index->nodes[0] = (sam_node){
@@ -264,18 +462,24 @@ void sam_index_clear(sam_index *index) {
     index->node_count = 1;
     index->chunk_count = 0;
     index->edge_count = 0;
+    index->fullest = 0;
     index->appended = 0;
     index->common_count = 0;
     index->plain = true;
     memset(index->common, 0, sizeof index->common);
     if (index->edges)
-        memset(index->edges, 0xff, index->edge_capacity * sizeof(sam_edge));
+        memset(index->edges, 0xff, index->table_size * sizeof(sam_edge));
+    for (uint32_t i = 0; index->tables && i <= index->table_mask; i++) {
+        index->tables[i].count = 0;
+        if (is_lowest(index, i))
+            memset(index->tables[i].edges, 0xff, index->table_size * sizeof(sam_edge));
+    }
 }
 
 size_t sam_index_bytes(const sam_index *index) {
     return index->node_capacity * sizeof(sam_node) + index->count_capacity * sizeof(sam_count) +
            index->link_capacity * SAM_CHUNK * sizeof(uint32_t) + index->chunk_capacity * sizeof(sam_chunk) +
-           index->edge_capacity * sizeof(sam_edge);
+           index->edge_capacity * sizeof(sam_edge) + directory_bytes(index);
 }
 
 // ---- automaton
@@ -348,14 +552,13 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
     sam_state last = sam_resolve(index, cursor->last), p = last, q;
     enum { KEPT = 8 };
     sam_edge *entry, *entries[KEPT]; // of the walk's first nodes
-    const sam_edge *table = index->edges;
-    uint32_t new_edges = 0, kept = 0;
+    uint32_t capacity = index->edge_capacity, more = 0, kept = 0;
     if (!(p & SAM_NODE)) // the end of a text: no edge
         p = sam_link(index, p);
     while ((q = find_child(index, p, token, &entry)) == SAM_NONE) {
         if (kept < KEPT)
             entries[kept++] = entry;
-        new_edges += sam_node_of(index, p)->target != SAM_NONE;
+        more += sam_node_of(index, p)->target != SAM_NONE;
         index->memory->work++;
         if (p == SAM_ROOT)
             break;
@@ -364,9 +567,13 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
     bool known = q != SAM_NONE && p == last; // another text has said all this
     bool must_split = q != SAM_NONE && sam_length(index, q) != sam_length(index, p) + 1;
     bool new_chunk = !has_next_place(index, cursor, text, position);
-    // The walk may give q itself one more edge before it is copied.
+    uint32_t from = (last & SAM_NODE ? last : sam_link(index, last)) & ~SAM_NODE;
+    uint32_t end = q == SAM_NONE ? SAM_NONE : p & ~SAM_NODE;
+    if (must_split)
+        more += edges_of(index, q);
     if (!reserve_nodes(index, 1) ||
-        !reserve_edges(index, new_edges + (must_split ? edges_of(index, q) : 0)) ||
+        (!has_room(index, more) &&
+         !reserve_edges(index, more, &(new_edges){from, end, token, must_split ? q : SAM_ROOT})) ||
         (new_chunk && !reserve_chunks(index, 1)))
         return false;
     uint32_t place = new_chunk ? index->chunk_count * SAM_CHUNK : cursor->place + 1;
@@ -384,12 +591,11 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
         cursor->last = SAM_NODE | (must_split ? split(index, p, token, q, place) : promote(index, q, place));
         return true;
     }
-    index->links[place] = 0; // from here on the place is the next one of `last`
-    if (index->edges != table)
+    index->links[place] = 0;              // from here on the place is the next one of `last`
+    if (index->edge_capacity != capacity) // edges have moved
         kept = 0;
-    uint32_t end = q == SAM_NONE ? SAM_NONE : p & ~SAM_NODE, i = 0;
-    for (uint32_t s = (last & SAM_NODE ? last : sam_link(index, last)) & ~SAM_NODE; s != end;
-         s = index->nodes[s].link, i++)
+    uint32_t i = 0;
+    for (uint32_t s = from; s != end; s = index->nodes[s].link, i++)
         edge_add(index, s, token, place, i < kept ? entries[i] : NULL);
     if (q != SAM_NONE)
         index->links[place] = must_split ? split(index, p, token, q, place) : promote(index, q, place);
@@ -515,8 +721,9 @@ static uint32_t node_above(const sam_index *index, sam_state state) {
 }
 
 static void ask_edge(const sam_index *index, uint32_t number, int32_t token) {
-    if (index->edges)
-        __builtin_prefetch(&index->edges[edge_home(index, number, token)]);
+    uint32_t hash = edge_hash(number, token);
+    if (index->table_size)
+        __builtin_prefetch(home(index, table_of(index, hash), hash));
 }
 
 static void ask_node(const sam_index *index, uint32_t number) {
@@ -756,6 +963,16 @@ static bool validate_node(const sam_index *index, uint32_t s, uint64_t *listed, 
     return true;
 }
 
+static bool validate_table(const sam_index *index, const sam_edge *edges, uint32_t count,
+                           const char **reason) {
+    uint32_t stored = 0;
+    for (uint32_t i = 0; i < index->table_size; i++)
+        stored += edges[i].target != SAM_NONE;
+    SAM_REQUIRE(stored == count && stored <= index->fullest, "a table's count is wrong");
+    SAM_REQUIRE(stored <= table_room(index), "a table is too full");
+    return true;
+}
+
 bool sam_index_validate(const sam_index *index, const char **reason) {
     SAM_REQUIRE(index->node_count >= 1 && index->node_count <= index->node_capacity, "more nodes than room");
     SAM_REQUIRE(!index->counts || index->node_count <= index->count_capacity, "more counts than room");
@@ -784,11 +1001,28 @@ bool sam_index_validate(const sam_index *index, const char **reason) {
     for (uint32_t s = 0; s < index->node_count; s++)
         if (!validate_node(index, s, &listed, reason))
             return false;
-    SAM_REQUIRE(listed == index->edge_count, "the table holds edges that no node lists");
+    SAM_REQUIRE(listed == index->edge_count, "tables hold edges that no node lists");
+    SAM_REQUIRE(index->table_size <= SAM_TABLE, "a table is too large");
+    if (!index->tables) {
+        SAM_REQUIRE(index->edge_capacity == index->table_size, "there are tables without a directory");
+        return validate_table(index, index->edges, index->edge_count, reason);
+    }
+    uint32_t tables = 0;
     uint64_t stored = 0;
-    for (uint32_t i = 0; i < index->edge_capacity; i++)
-        stored += index->edges[i].target != SAM_NONE;
-    SAM_REQUIRE(stored == index->edge_count, "the table's count is wrong");
-    SAM_REQUIRE(stored <= index->edge_capacity - index->edge_capacity / 4, "the table is too full");
+    for (uint32_t i = 0; i <= index->table_mask; i++) {
+        const sam_table *table = &index->tables[i], *lowest;
+        SAM_REQUIRE(1u << table->bits <= index->table_mask + 1, "a table has more bits than the directory");
+        lowest = &index->tables[i & ((1u << table->bits) - 1)];
+        SAM_REQUIRE(table->edges == lowest->edges && table->bits == lowest->bits,
+                    "the directory has two tables for one hash");
+        if (!is_lowest(index, i))
+            continue;
+        tables++;
+        stored += table->count;
+        if (!validate_table(index, table->edges, table->count, reason))
+            return false;
+    }
+    SAM_REQUIRE(tables * index->table_size == index->edge_capacity, "the directory lacks a table");
+    SAM_REQUIRE(stored == index->edge_count, "the tables' counts do not add up");
     return true;
 }

@@ -46,12 +46,20 @@
 // stays what it was unless the text took the place, and tokens as frequent as an older one stay before it in
 // `common`. Lists of edges are in the order of appending.
 //
-// Costs: at most 1 leaf, 1 node and 3 edges a token (about 0.6 nodes and 0.5 edges in the table on recorded
+// Costs: at most 1 leaf, 1 node and 3 edges a token (about 0.6 nodes and 0.5 edges in tables on recorded
 // answers); extending is amortised O(1) hash operations a token, marking at most SAM_MAX_MATCH steps.
 //
-// Edges. The first edge of a node is stored in it. All further edges of all nodes are in one open-addressing
-// table keyed by (node, token), linear probing, at most 3/4 full. The further edges of one node form a list
-// threaded by *token* (not by address), so growing the table leaves it intact.
+// Edges. The first edge of a node is stored in it. All further edges of all nodes are in hash tables keyed by
+// (node, token): open addressing, linear probing, at most 3/4 full. A small index has one table, which
+// doubles until it has more than SAM_TABLE / 2 entries. After that a table that is full is split in two of
+// that size by the next bit of the hash, and a directory tells by the lowest bits of a hash which table holds
+// it (extendible hashing). The further edges of one node form a list threaded by *token* (not by address), so
+// moving entries leaves it intact.
+//
+// Pauses. However large the index is, a call copies and clears no more than SAM_LARGE bytes of an array and
+// the tables that it adds to: arrays grow in place (memory.h), tables one by one, and sam_index_free_some
+// frees in portions. Long are only calls whose work is: a walk to the strings of a long loop that a token
+// breaks off, and a split of a node with very many edges.
 //
 // Invariants (sam_index_validate checks all of them):
 //   length(link(s)) < length(s); an edge s -c-> t has length(t) > length(s); if s has an edge by c, so has
@@ -65,44 +73,19 @@
 #ifndef SAM_H
 #define SAM_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-// The only two places where memory comes from; a test may define both to make allocations fail.
-#ifndef SAM_REALLOC
-#include <stdlib.h>
-#define SAM_REALLOC realloc
-#define SAM_FREE free
-#endif
+#include "memory.h"
 
 #define SAM_MAX_MATCH 64u // tokens; longer matches count as matches of their last 64 tokens
 #define SAM_NO_TOKEN (-1) // end of an edge list, no following token
 #define SAM_NONE UINT32_MAX
-#define SAM_NODE (1u << 31)       // flag of a state that is a node; without it a state is a leaf's place
-#define SAM_ROOT SAM_NODE         // the state of the empty string: node 0
-#define SAM_CHUNK 32u             // places in a chunk
-#define SAM_COMMON 24u            // most frequent tokens that an index keeps ready
-#define SAM_MAX_PLACES (1u << 30) // an index refuses to grow beyond this
-
-// What the indexes of one owner may use together.
-typedef struct {
-    size_t used;                    // bytes allocated now
-    size_t limit;                   // bytes that may be allocated
-    bool (*make_room)(void *owner); // frees something the owner can spare, or returns false; may be NULL
-    void *owner;                    // passed to make_room
-    uint64_t work;                  // states visited so far: lets a test see the complexity
-} sam_memory;
-
-// Resizes `block` from old_bytes to new_bytes (0: frees it and returns NULL), keeping the account and asking
-// make_room while the limit is exceeded. On failure NULL is returned and the block is still valid and
-// accounted as before.
-void *sam_resize(sam_memory *memory, void *block, size_t old_bytes, size_t new_bytes);
-
-// Grows an array of `size` elements of `element` bytes to hold `more` further ones, by an eighth if that is
-// more. Returns the array, NULL on failure.
-void *sam_grow(sam_memory *memory, void *array, uint32_t size, uint32_t more, uint32_t *capacity,
-               size_t element);
+#define SAM_NODE (1u << 31) // flag of a state that is a node; without it a state is a leaf's place
+#define SAM_ROOT SAM_NODE   // the state of the empty string: node 0
+#define SAM_CHUNK 32u       // places in a chunk
+#define SAM_COMMON 24u      // most frequent tokens that an index keeps ready
+#ifndef SAM_TABLE
+#define SAM_TABLE 32768u // entries, at most, of a table of edges
+#endif
+#define SAM_TABLE_BITS 20u // of the hash, at most, tell tables apart: an index whose edges need more is full
 
 typedef enum { SAM_OLDEST, SAM_NEWEST, SAM_COUNTED } sam_kind; // what an index knows of the strings in it
 
@@ -140,9 +123,16 @@ typedef struct {
 typedef struct {
     uint32_t node;    // source
     int32_t token;    // label
-    sam_state target; // SAM_NONE: this entry of the table is empty
+    sam_state target; // SAM_NONE: this entry of a table is empty
     int32_t more;     // label of the next edge of the same node, or SAM_NO_TOKEN
 } sam_edge;
+
+// A table of edges in the directory, at each number whose lowest `bits` bits are those of its hashes.
+typedef struct {
+    sam_edge *edges;
+    uint16_t count; // edges in it, at its lowest number; 0 elsewhere
+    uint16_t bits;
+} sam_table;
 
 typedef struct {
     int32_t token;
@@ -156,10 +146,13 @@ typedef struct {
     sam_count *counts; // NULL unless SAM_COUNTED
     uint32_t *links;   // by place: node of the leaf's link; SAM_NODE | node that the leaf became; SAM_NONE
     sam_chunk *chunks;
-    sam_edge *edges; // edge_capacity entries, NULL while no node has a second edge
+    sam_edge *edges;                 // the only table, NULL while no node has a second edge
+    sam_table *tables;               // or the directory, of table_mask + 1 tables
+    uint32_t table_size, table_mask; // table_size: entries of each table
+    uint32_t fullest;                // no table has more edges
     uint32_t node_count, node_capacity, count_capacity;
     uint32_t chunk_count, chunk_capacity, link_capacity; // link_capacity in chunks
-    uint32_t edge_count, edge_capacity;
+    uint32_t edge_count, edge_capacity;                  // edge_capacity: entries of all tables
     sam_kind kind;
     bool plain;                    // every place x is that of token x of text 0
     uint32_t appended;             // tokens
@@ -187,6 +180,10 @@ void sam_index_reserve(sam_index *index, uint32_t tokens);
 
 // Frees everything the index owns; a zeroed index is allowed.
 void sam_index_free(sam_index *index);
+
+// Frees a part of what the index owns, of about `most` bytes (up to SAM_LARGE more where an array ends).
+// Returns whether that was all: the index is zeroed then. Until then it may be freed only.
+bool sam_index_free_some(sam_index *index, size_t most);
 
 // Back to the root alone, keeping the capacity. Some of the texts that were in it before, appended in any
 // order one after another, then take no more nodes and edges than they took, and at most one more chunk.

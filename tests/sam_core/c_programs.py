@@ -17,15 +17,15 @@ CSRC = PROJECT / "csrc"
 CC = os.environ.get("CC", "cc")
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-CORE = ["sam.c", "model.c", "rules.c", "corpus.c", "group.c", "room.c", "pool.c", "persist.c"]
+CORE = ["memory.c", "sam.c", "model.c", "rules.c", "corpus.c", "group.c", "room.c", "pool.c", "persist.c"]
 # The C tests and fuzz targets with their sources; those that include a source of csrc do not name it.
 PROGRAMS = {
-    "test_c": ["test_c.c", "sam.c", "model.c", "rules.c", "corpus.c", "group.c", "room.c", "pool.c", "persist.c"],
-    "test_index": ["test_index.c", "sam.c", "model.c", "rules.c"],
+    "test_c": ["test_c.c", "memory.c", "sam.c", "model.c", "rules.c", "corpus.c", "group.c", "room.c", "pool.c", "persist.c"],
+    "test_index": ["test_index.c", "memory.c", "sam.c", "model.c", "rules.c"],
 }
 TARGETS = {
-    "fuzz_pool": ["fuzz/fuzz_pool.c", "sam.c", "model.c", "rules.c", "group.c", "room.c", "pool.c"],
-    "fuzz_files": ["fuzz/fuzz_files.c", "sam.c", "model.c", "rules.c", "group.c", "room.c", "pool.c"],
+    "fuzz_pool": ["fuzz/fuzz_pool.c", "memory.c", "sam.c", "model.c", "rules.c", "group.c", "room.c", "pool.c"],
+    "fuzz_files": ["fuzz/fuzz_files.c", "memory.c", "sam.c", "model.c", "rules.c", "group.c", "room.c", "pool.c"],
 }
 OBJECTS = tempfile.TemporaryDirectory(prefix="sam_core-objects-")
 # Leaks are found by the tests' own allocator: LeakSanitizer does not run everywhere.

@@ -1,15 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#define _GNU_SOURCE // mremap
+
 #include "failing_memory.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 long long live_blocks, allocations, fail_at = -1;
 bool fail_on;
+size_t test_large = 1 << 20;
+unsigned test_table = 32768;
+
+static void *maps[1 << 10]; // as they began
+
+static bool fails(void) {
+    long long number = allocations++;
+    return fail_at >= 0 && (fail_on ? number >= fail_at : number == fail_at);
+}
+
+// Takes `block` for `other` in the list of maps. Returns whether it was there.
+static bool replace(void *block, void *other) {
+    size_t i = 0;
+    while (i < sizeof maps / sizeof *maps && maps[i] != block)
+        i++;
+    if (i == sizeof maps / sizeof *maps)
+        return false;
+    maps[i] = other;
+    return true;
+}
 
 void *test_realloc(void *block, size_t bytes) {
-    long long number = allocations++;
-    if (fail_at >= 0 && (fail_on ? number >= fail_at : number == fail_at))
+    if (fails())
         return NULL;
     void *resized = realloc(block, bytes);
     live_blocks += resized && !block;
@@ -19,4 +41,27 @@ void *test_realloc(void *block, size_t bytes) {
 void test_free(void *block) {
     live_blocks -= block != NULL;
     free(block);
+}
+
+void *test_mmap(void *address, size_t bytes, int protection, int flags, int file, long offset) {
+    if (fails())
+        return MAP_FAILED;
+    void *map = mmap(address, bytes, protection, flags, file, offset);
+    if (map != MAP_FAILED && !replace(NULL, map))
+        abort();
+    live_blocks += map != MAP_FAILED;
+    return map;
+}
+
+int test_mprotect(void *address, size_t bytes, int protection) {
+    return fails() ? -1 : mprotect(address, bytes, protection);
+}
+
+void *test_mremap(void *address, size_t old_bytes, size_t bytes, int flags, void *to) {
+    return fails() ? MAP_FAILED : mremap(address, old_bytes, bytes, flags, to);
+}
+
+int test_munmap(void *address, size_t bytes) {
+    live_blocks -= replace(address, NULL);
+    return munmap(address, bytes);
 }

@@ -11,8 +11,22 @@
 
 void *test_realloc(void *block, size_t bytes);
 void test_free(void *block);
+void *test_mmap(void *address, size_t bytes, int protection, int flags, int file, long offset);
+int test_mprotect(void *address, size_t bytes, int protection);
+void *test_mremap(void *address, size_t old_bytes, size_t bytes, int flags, void *to);
+int test_munmap(void *address, size_t bytes);
 #define SAM_REALLOC test_realloc
 #define SAM_FREE test_free
+#define SAM_MMAP test_mmap
+#define SAM_MPROTECT test_mprotect
+#define SAM_MREMAP test_mremap
+#define SAM_MUNMAP test_munmap
+#define SAM_LARGE test_large
+#define SAM_TABLE test_table
+
+// As in memory.h and sam.h; a program may begin with less, so that few tokens take all paths.
+extern size_t test_large;
+extern unsigned test_table;
 
 extern long long live_blocks;
 extern long long allocations; // asked for so far

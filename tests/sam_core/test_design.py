@@ -45,7 +45,7 @@ def facts(tmp_path_factory):
     """Lines of numbers: sizes of records; limits; bytes learned; the automaton of A B C B C."""
     folder = tmp_path_factory.mktemp("facts")
     (folder / "facts.c").write_text(FACTS)
-    sources = [str(folder / "facts.c"), "sam.c", "model.c", "rules.c", "corpus.c"]
+    sources = [str(folder / "facts.c"), "memory.c", "sam.c", "model.c", "rules.c", "corpus.c"]
     return [[*map(int, line.split())] for line in run(build(folder / "facts", sources)).splitlines()]
 
 

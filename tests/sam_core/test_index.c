@@ -80,9 +80,13 @@ static uint64_t contents(const sam_index *index) {
         hash = hash_bytes(hash, index->counts, index->node_count * sizeof(sam_count));
     hash = hash_bytes(hash, index->links, index->chunk_count * SAM_CHUNK * sizeof(uint32_t));
     hash = hash_bytes(hash, index->chunks, index->chunk_count * sizeof(sam_chunk));
-    for (uint32_t i = 0; i < index->edge_capacity; i++)
-        if (index->edges[i].target != SAM_NONE)
-            edges += hash_bytes(3, &index->edges[i], sizeof(sam_edge));
+    for (uint32_t t = 0; t <= index->table_mask; t++) {
+        const sam_edge *table = index->tables ? index->tables[t].edges : index->edges;
+        bool again = index->tables && t >> index->tables[t].bits;
+        for (uint32_t i = 0; i < index->table_size && !again; i++)
+            if (table[i].target != SAM_NONE)
+                edges += hash_bytes(3, &table[i], sizeof(sam_edge));
+    }
     hash = hash_bytes(hash, &edges, sizeof edges);
     hash = hash_bytes(hash, &index->appended, sizeof index->appended);
     return hash_bytes(hash, index->common, index->common_count * sizeof(sam_common));
@@ -495,6 +499,37 @@ static void test_clearing_keeps_enough_room(uint32_t turns) {
     }
 }
 
+// Everything about tables that the validation promises to notice.
+static void test_validation_of_tables(void) {
+    static world w;
+    begin(&w, SAM_COUNTED);
+    random_state = 4;
+    grow(&w, 60, 1500, 1500);
+    sam_index *index = &w.index;
+    CHECK(index->tables && index->table_mask > 3);
+    uint32_t same = 0; // a number whose table is at a lower number too
+    while (same <= index->table_mask && same >> index->tables[same].bits == 0)
+        same++;
+    CHECK(same <= index->table_mask);
+    const char *reason;
+#define NOTICES(type, field, value)                                                                          \
+    do {                                                                                                     \
+        type good = field;                                                                                   \
+        field = value;                                                                                       \
+        CHECK(!sam_index_validate(index, &reason));                                                          \
+        field = good;                                                                                        \
+        CHECK(sam_index_validate(index, &reason));                                                           \
+    } while (0)
+    NOTICES(uint16_t, index->tables[0].count, 0);
+    NOTICES(uint16_t, index->tables[0].bits, 9);
+    NOTICES(uint16_t, index->tables[same].bits, 0);
+    NOTICES(sam_edge *, index->tables[same].edges, index->tables[same == 1 ? 0 : 1].edges);
+    NOTICES(uint32_t, index->fullest, 0);
+    NOTICES(uint32_t, index->edge_capacity, index->edge_capacity + index->table_size);
+    NOTICES(uint32_t, index->table_size, SAM_TABLE + 1);
+    end(&w);
+}
+
 static void test_append_is_all_or_nothing(void) {
     static world w;
     for (int kind = SAM_OLDEST; kind <= SAM_COUNTED; kind++)
@@ -520,6 +555,138 @@ static void test_append_is_all_or_nothing(void) {
     fail_at = -1;
     memory.limit = sizeof(sam_node);
     CHECK(!sam_index_init(&index, &memory, SAM_COUNTED, NULL) && memory.used == 0 && live_blocks == 0);
+}
+
+// ---- memory
+
+static void *resize(sam_memory *memory, unsigned char *block, size_t old, size_t new) {
+    size_t used = memory->used;
+    for (size_t i = 0; i < old && i < new; i += 997)
+        block[i] = (unsigned char)(i * 7);
+    unsigned char *resized = sam_resize(memory, block, old, new);
+    bool done = resized || !new;
+    CHECK(memory->used == (done ? used - old + new : used));
+    for (size_t i = 0; i < old && i < new; i += 997)
+        CHECK((done ? resized : block)[i] == (unsigned char)(i * 7));
+    return resized;
+}
+
+// A block is resized small and large, in place and not; each allocation fails in turn, moving too.
+static void test_blocks(void) {
+    const size_t large = SAM_LARGE, reserved = 64 * large;
+    const size_t sizes[] = {100,          large,         large + 1, 9 * large,        reserved - 1,
+                            reserved + 1, 20 * reserved, 5 * large, 2 * reserved + 5, 3 * reserved,
+                            reserved / 2, 1000,          7 * large, 7 * large + 1};
+    bool failed = true;
+    for (long long at = -1; failed; at++) {
+        sam_memory memory = {.limit = SIZE_MAX};
+        unsigned char *block = NULL;
+        size_t size = 0;
+        allocations = 0;
+        fail_at = at;
+        fail_on = at % 2;
+        failed = at < 0;
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            unsigned char *resized = resize(&memory, block, size, sizes[i]);
+            if (!resized) {
+                CHECK(fail_at >= 0);
+                failed = true;
+                fail_at = -1;
+                resized = resize(&memory, block, size, sizes[i]);
+            }
+            block = resized;
+            size = sizes[i];
+        }
+        failed = failed || allocations > at;
+        fail_at = -1;
+        resize(&memory, block, size, 0);
+        CHECK(memory.used == 0 && live_blocks == 0);
+    }
+}
+
+static void test_freeing_in_portions(void) {
+    static world w;
+    for (uint32_t turn = 0; turn < 9; turn++) {
+        random_state = turn;
+        begin(&w, (sam_kind)(turn % 3));
+        grow(&w, 60, turn < 3 ? 50 : 2600, 3000);
+        CHECK(turn < 3 || (w.index.tables && w.memory.used > 2 * SAM_LARGE));
+        size_t most = 1 + draw(3000), used, directory = (w.index.table_mask + 1) * sizeof(sam_table);
+        bool done;
+        do {
+            used = w.memory.used;
+            done = sam_index_free_some(&w.index, most);
+            CHECK(w.memory.used == (done ? 0 : sam_index_bytes(&w.index)));
+            CHECK(used - w.memory.used <= most + SAM_LARGE + directory && w.memory.used < used);
+        } while (!done);
+        CHECK(!w.index.memory && live_blocks == 0);
+    }
+}
+
+// ---- tables of edges
+
+// Appends a token to the only text of a world that is longer than a world's. Returns whether it could.
+static bool append_to_long(world *w, int32_t *tokens, int32_t token) {
+    sam_text *text = &w->text[0];
+    text->tokens = tokens;
+    tokens[text->size++] = token;
+    sam_cursor before = w->cursor[0];
+    uint64_t hash = fail_at < 0 ? 0 : contents(&w->index);
+    if (sam_index_append(&w->index, &w->cursor[0], 0, text->size - 1))
+        return true;
+    CHECK(memcmp(&before, &w->cursor[0], sizeof before) == 0);
+    CHECK((fail_at < 0 || contents(&w->index) == hash) && w->memory.used == sam_index_bytes(&w->index));
+    text->size--;
+    return false;
+}
+
+// A node is split that has more edges than a table; each allocation fails in turn.
+static void test_split_of_a_node_with_many_edges(void) {
+    enum { EDGES = 300 };
+    static world w;
+    static int32_t tokens[3 * EDGES + 9];
+    bool failed = true;
+    for (long long at = 0; failed; at++) {
+        begin(&w, SAM_COUNTED);
+        for (int32_t i = 0; i < EDGES; i++) {
+            CHECK(append_to_long(&w, tokens, 1) && append_to_long(&w, tokens, 2));
+            CHECK(append_to_long(&w, tokens, 9 + i));
+        }
+        CHECK(append_to_long(&w, tokens, 3));
+        uint32_t nodes = w.index.node_count;
+        allocations = 0;
+        fail_at = at;
+        fail_on = at % 2;
+        failed = !append_to_long(&w, tokens, 2);
+        fail_at = -1;
+        check_sound(&w);
+        CHECK(!failed || append_to_long(&w, tokens, 2));
+        CHECK(w.index.node_count == nodes + 1 && w.index.edge_count > 2 * EDGES && w.index.table_mask > 16);
+        check_sound(&w);
+        CHECK(at < 9 || failed || allocations > 9);
+        end(&w);
+    }
+}
+
+// Edges whose hashes agree in so many bits that no directory tells them apart: the index is full, no more.
+static void test_edges_of_one_hash(void) {
+    static world w;
+    static int32_t tokens[100];
+    begin(&w, SAM_NEWEST);
+    uint32_t size = 0;
+    bool full = false;
+    for (int32_t token = 1; size < 2 * SAM_TABLE && !full; token++) {
+        uint64_t key = (uint64_t)token * UINT64_C(0x9E3779B97F4A7C15) >> 32; // of an edge of the root
+        if (key % (1u << SAM_TABLE_BITS))
+            continue;
+        full = !append_to_long(&w, tokens, token);
+        size += !full;
+    }
+    CHECK(full && size > SAM_TABLE / 4 && w.index.table_mask == (1u << SAM_TABLE_BITS) - 1);
+    check_sound(&w);
+    CHECK(append_to_long(&w, tokens, tokens[0])); // no edge of that table
+    check_sound(&w);
+    end(&w);
 }
 
 // ---- the rules
@@ -640,6 +807,7 @@ static void check_again(sources *s, const rule_context *context, const draft *d)
 static void check_failure(sources *s, const rule_context *context, const draft *d) {
     rule_record_free(&s->record, &s->group.memory);
     fail_at = allocations;
+    fail_on = true;
     draft none = make_draft(s, context, d->k, d->least, d->tree);
     CHECK(none.size == 0 && !s->record.block && !s->record.bytes && (!d->size || allocations > fail_at));
     fail_at = -1;
@@ -755,6 +923,8 @@ static void test_drafts(uint32_t turns) {
 int main(int count, char **arguments) {
     (void)arguments;
     uint32_t part = count > 1 ? 10 : 1;
+    test_large = 1 << 14;
+    test_table = 32;
     test_texts_in_any_interleaving(3000 / part);
     test_older_texts(2000 / part);
     test_older_texts_are_as_in_order(500 / part);
@@ -763,6 +933,12 @@ int main(int count, char **arguments) {
     test_long_texts_that_come_again();
     test_clearing_keeps_enough_room(2000 / part);
     test_append_is_all_or_nothing();
+    test_validation_of_tables();
+    test_blocks();
+    test_freeing_in_portions();
+    test_split_of_a_node_with_many_edges();
+    if (part == 1)
+        test_edges_of_one_hash();
     test_drafts(100 / part);
     return 0;
 }

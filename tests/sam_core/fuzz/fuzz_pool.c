@@ -28,6 +28,8 @@ static void say_operations(void) {
 int LLVMFuzzerInitialize(int *count, char ***arguments) {
     (void)count;
     (void)arguments;
+    test_large = 1 << 12;
+    test_table = 16;
     int32_t stream[300];
     for (uint32_t i = 0; i < 300; i++)
         stream[i] = i % 50 == 49 ? CORPUS_END : (int32_t)(i * i / 7 % 6);
