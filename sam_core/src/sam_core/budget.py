@@ -13,14 +13,20 @@ Int32 = npt.NDArray[np.int32]
 
 
 def choose(
-    scores: npt.NDArray[np.floating], lengths: Int32, contexts: Float64, cost: StepCost, uniform: int = 0
+    scores: npt.NDArray[np.floating],
+    lengths: Int32,
+    contexts: Float64,
+    cost: StepCost,
+    uniform: int = 0,
+    overhead: float = 0.0,
 ) -> tuple[Int32, float]:
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
     A step of B requests with n_i draft tokens each emits B + sum of scores[i, :n_i] tokens and takes
-    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds. For a given price of a second the best n_i for
-    each total are the drafts of highest score less cost, and since scores fall along a draft they are prefixes; the price
-    is the best ratio itself, found by Dinkelbach's iteration, which never overshoots. So the choice is exact.
+    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds, and its overhead. For a given price of a second
+    the best n_i for each total are the drafts of highest score less cost, and since scores fall along a draft they are
+    prefixes; the price is the best ratio itself, found by Dinkelbach's iteration, which never overshoots. So the choice
+    is exact.
 
     Args:
         scores: [B, K], probability that the draft is accepted up to a token; nonincreasing along a row.
@@ -29,12 +35,13 @@ def choose(
         cost: a fitted cost of steps.
         uniform: 0, or a number of tokens that all requests get or none does, as an engine with captured graphs wants;
             shorter drafts are filled up by padding, which is taken to be rejected.
+        overhead: seconds that the step takes besides, as for prompts that it reads.
 
     Returns:
         int32 [B] of tokens to draft, and predicted tokens a second against those of a step without drafts.
     """
     batch, k = scores.shape
-    base = cost.context * contexts.sum()
+    base = cost.context * contexts.sum() + overhead
     plain = float(cost.rows_cost(batch)) + base
     live = np.arange(k) < lengths[:, None]
     if uniform:
@@ -42,15 +49,17 @@ def choose(
         seconds = float(cost.rows_cost(batch * (1 + uniform))) + base + cost.draft_context * uniform * contexts.sum()
         gain = tokens / seconds * plain / batch
         return np.full(batch, uniform if gain > 1 else 0, np.int32), max(1.0, gain)
-    owner, position = np.nonzero(live)
-    value = scores[owner, position].astype(float)
+    value = scores[live].astype(float)
+    owner = np.repeat(np.arange(batch), np.minimum(lengths, k))
     price = cost.draft_context * contexts[owner]
     f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
     rate, best = batch / plain, np.empty(0, np.int64)
+    order = None
     while True:
-        order = np.argsort(-(value - rate * price), kind="stable")
-        tokens = batch + np.concatenate([[0.0], np.cumsum(value[order])])
-        seconds = f + np.concatenate([[0.0], np.cumsum(price[order])])
+        if order is None or cost.draft_context:
+            order = np.argsort(rate * price - value)
+            tokens = batch + np.concatenate([[0.0], np.cumsum(value[order])])
+            seconds = f + np.concatenate([[0.0], np.cumsum(price[order])])
         total = int(np.argmax(tokens - rate * seconds))
         better = tokens[total] / seconds[total]
         if not better > rate * (1 + 1e-12):
@@ -79,15 +88,16 @@ class Calibration:
         return np.clip((np.asarray(scores) * self.BINS).astype(np.int64), 0, self.BINS - 1)
 
     def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
-        """A step has ended: scores of draft tokens that were verified, and whether the draft was accepted up to each.
-
-        Without any, what was learned fades all the same, so that drafts that were bad once are tried again some day.
-        """
+        """A step has ended: scores of draft tokens that were verified, and whether the draft was accepted up to each."""
         bins = self._bins(scores)
-        self.offered *= self.FADE
-        self.accepted *= self.FADE
+        self.fade()
         self.offered += np.bincount(bins, minlength=self.BINS)
         self.accepted += np.bincount(bins, accepted, minlength=self.BINS)
+
+    def fade(self) -> None:
+        """A step has ended; without drafts it fades all the same, so that those that were bad are tried again some day."""
+        self.offered *= self.FADE
+        self.accepted *= self.FADE
 
     def correct(self, scores: npt.NDArray[np.floating]) -> Float64:
         """Corrected scores [B, K], nonincreasing along a row if the given ones are."""

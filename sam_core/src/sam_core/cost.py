@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ EXACT = 32
 """Up to this many rows a step has a bin of its own; beyond it bins are a tenth of their rows wide."""
 KEPT = 24
 """Steps that a bin keeps, the latest."""
+GAP = 4
+"""Steps between two that a full bin keeps, where old steps are forgotten: so they span contexts that grow."""
 LAST = 1 << 16
 SANE = 1e9
 """Rows, thousands of tokens and seconds are below this."""
@@ -23,15 +27,28 @@ NEW = 1.5
 """A size's first step is left out if it takes this many times what others make one expect."""
 EVERY = 6
 """Up to this many rows each number is timed alone; a CPU takes longer for 2 rows than for 3."""
-SMOOTH = 30.0
-"""Steps' worth of trust in the neighbours of a larger bin."""
+SMOOTH, SMOOTH_SMALL = 30.0, 4.0
+"""Trust in the neighbours of a larger bin, and of one of up to EVERY rows, by the square of steps."""
 WIDTH = 0.2
 """Of the neighbourhood, in log rows (standard deviation)."""
+OLD = 1 / 12
+"""Least weight of a kept step, however old: a size that was not met for long is better known than not at all."""
+RECENT = 5
+"""Steps whose median tells that the machine's speed has changed."""
+JUMP = 0.08
+"""Least change of speed that is noticed, in the logarithm; and three times the usual residual."""
+AGED = 0.5
+"""Of `memory`, by which all that is kept ages when the speed changes."""
+TREND = 0.05
+"""Spread of ages (variance, in units of `memory`) below which the trend shrinks to nothing."""
+SETTLED = 3.0
+"""Steps, by weight, from which on a size is known."""
 _EDGES = np.unique(
     np.concatenate(
         [np.arange(1, EXACT + 1), np.geomspace(EXACT + 1, LAST, int(np.log(LAST / EXACT) / 0.1)).astype(int)]
     )
 )
+_LOG = np.log(_EDGES)
 
 
 def _bin(rows: float) -> int:
@@ -49,12 +66,26 @@ class StepCost:
     size that looks cheapest, so a bin that was lucky would be picked for its luck: bins are drawn towards a smooth and
     nondecreasing curve through their neighbours, the less the more steps they have. Memory is bounded by the bins. A fit
     takes about a millisecond; the caller chooses when.
+
+    A machine changes. With a finite `memory` a step's weight falls by e in as many steps, what it took is brought up to
+    date by a trend, and where the sizes that are known take longer or shorter all at once, what is kept is scaled by as
+    much and trusted less.
+
+    Args:
+        memory: steps; by default nothing is forgotten.
     """
 
-    def __init__(self) -> None:
-        self._samples = np.zeros((len(_EDGES), KEPT, 4))  # rows, context, draft context, seconds
+    def __init__(self, memory: float = math.inf) -> None:
+        self.memory = memory
+        self.jumps = 0
+        self._samples = np.zeros((len(_EDGES), KEPT, 5))  # rows, context, draft context, seconds, when
         self._count = np.zeros(len(_EDGES), np.int64)
         self._met = np.zeros(len(_EDGES), bool)
+        self._weight = np.zeros(len(_EDGES))  # at the time `_since`
+        self._since = np.zeros(len(_EDGES))
+        self._now = 0.0
+        self._recent: deque[tuple[int, int, float]] = deque(maxlen=RECENT)  # bin, index in it or -1, log residual
+        self._usual = 0.02  # absolute log residual
         self.context = self.draft_context = 0.0
         self._rows: Float64 = np.empty(0)
         self._seconds: Float64 = np.empty(0)
@@ -74,19 +105,67 @@ class StepCost:
 
     def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
         """Record a step; `rows` at least 1. The first of a bin is left out if it is slow: engines compile for new sizes."""
+        self._now += 1
         i = _bin(rows)
         new, self._met[i] = not self._met[i], True
-        if new and self.fitted and seconds > NEW * self.seconds(rows, context, draft_context):
+        if not self.fitted:
+            self._keep(i, rows, context, draft_context, seconds)
             return
-        self._keep(i, rows, context, draft_context, seconds)
+        ratio = seconds / self.seconds(rows, context, draft_context)
+        if new and ratio > NEW:
+            return
+        index = -1
+        settled = self._weight[i] * self._faded(self._since[i]) >= SETTLED
+        if self.memory == math.inf or self._count[i] < KEPT or self._now - self._since[i] >= GAP:
+            index = self._keep(i, rows, context, draft_context, seconds)
+        if self.memory < math.inf:
+            self._recent.append((i, index, math.log(ratio) if settled else math.nan))
+            self._notice()
 
-    def _keep(self, i: int, rows: float, context: float, draft_context: float, seconds: float) -> None:
-        self._samples[i, self._count[i] % KEPT] = rows, context, draft_context, seconds
+    def _keep(self, i: int, rows: float, context: float, draft_context: float, seconds: float) -> int:
+        index = int(self._count[i] % KEPT)
+        self._samples[i, index] = rows, context, draft_context, seconds, self._now
         self._count[i] += 1
+        self._weight[i] = min(KEPT, 1 + self._weight[i] * self._faded(self._since[i]))
+        self._since[i] = self._now
+        return index
 
-    def seen(self, rows: int) -> int:
-        """Steps recorded so far in the bin of this many rows."""
-        return int(self._count[_bin(rows)])
+    def _faded(self, since: float) -> float:
+        return math.exp((since - self._now) / self.memory)
+
+    def _notice(self) -> None:
+        """Whether the latest steps of known sizes tell of another speed."""
+        latest = self._recent[-1][2]
+        residuals = sorted(x for _, _, x in self._recent if x == x)
+        if latest != latest or len(residuals) < RECENT - 1:
+            return
+        change = residuals[(len(residuals) - 1) // 2] if latest > 0 else residuals[len(residuals) // 2]
+        if change * latest > 0 and abs(change) > max(JUMP, 3 * self._usual):
+            self._scale(change)
+        else:
+            self._usual += 0.03 * (min(abs(latest), 0.3) - self._usual)
+
+    def _scale(self, change: float) -> None:
+        factor = math.exp(change)
+        after = [x / change > 0.5 for _, _, x in self._recent]
+        since = [(i, index) for i, index, _ in list(self._recent)[after.index(True) :] if index >= 0]
+        self._samples[:, :, 3] *= factor
+        for i, index in since:
+            self._samples[i, index, 3] /= factor
+        self._seconds = self._seconds * factor
+        self.context *= factor
+        self.draft_context *= factor
+        self._now += AGED * self.memory
+        for i, index in since:
+            self._samples[i, index, 4] = self._now
+        self._recent.clear()
+        self.jumps += 1
+
+    def known(self, rows: int) -> float:
+        """Steps recorded of about this many rows, less what was forgotten of them."""
+        near = np.abs(_LOG - math.log(rows)) < (0.1 if rows > EVERY else 1e-9)
+        near[_bin(rows)] = True
+        return float(self._weight[near] @ np.exp((self._since[near] - self._now) / self.memory))
 
     def fit(self) -> None:
         """Fit all that is kept."""
@@ -94,25 +173,31 @@ class StepCost:
         used = np.flatnonzero(kept)
         if not len(used):
             return
-        bins = np.repeat(np.arange(len(used)), kept[used])
-        rows, context, draft, seconds = np.concatenate([self._samples[i, : kept[i]] for i in used]).T
-        weights = np.ones(len(bins))
-        a = b = 0.0
-        for _ in range(8):
+        kept = kept[used]
+        bins = np.repeat(np.arange(len(used)), kept)
+        rows, context, draft, seconds, when = self._samples[used][np.arange(KEPT) < kept[:, None]].T
+        age = (self._now - when) / self.memory
+        fresh = np.maximum(np.exp(-age), OLD)
+        age = np.minimum(age, 2.0)
+        weights = fresh / seconds
+        a = b = trend = 0.0
+        for _ in range(6):
+            today = seconds * np.exp(trend * age)
             total = np.bincount(bins, weights)
-            means = [np.bincount(bins, weights * x) / total for x in (context, draft, seconds)]
-            c, d, t = (x - mean[bins] for x, mean in zip((context, draft, seconds), means, strict=True))
+            c, d, t, g = (x - (np.bincount(bins, weights * x) / total)[bins] for x in (context, draft, today, age))
             # a context that hardly varies among steps of as many rows says nothing about its slope
             ridge = (SPREAD**2) * np.array([(weights * x * x).sum() for x in (context, draft)])
             a, b = _slopes(weights, c, d, t, ridge)
             residual = t - a * c - b * d
-            weights = 1.0 / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
-        slowest = np.lexsort((residual, bins))[np.cumsum(kept[used]) - 1]
-        weights[slowest[kept[used] > 1]] = 0.0
-        level = np.bincount(bins, weights * (seconds - a * context - b * draft)) / np.bincount(bins, weights)
+            trend -= (weights * g * residual).sum() / ((weights * today * g * g).sum() + TREND * (weights * today).sum())
+            trend = min(max(trend, -0.3), 0.3)
+            weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
+        slowest = np.lexsort((residual, bins))[np.cumsum(kept) - 1]
+        weights[slowest[kept > 1]] = 0.0
+        level = np.bincount(bins, weights * (today - a * context - b * draft)) / np.bincount(bins, weights)
         centre = np.bincount(bins, rows) / np.bincount(bins)
         self.context, self.draft_context = a, b
-        self._rows, self._seconds = centre, _drawn_together(centre, np.maximum(level, 1e-9), kept[used].astype(float))
+        self._rows, self._seconds = centre, _drawn_together(centre, np.maximum(level, 1e-9), np.bincount(bins, fresh))
 
     def seconds(self, rows: int, context: float, draft_context: float) -> float:
         """What a step is expected to take."""
@@ -131,7 +216,7 @@ class StepCost:
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON can hold it."""
         used = np.flatnonzero(self._count)
-        return {"samples": [self._oldest_first(i).tolist() for i in used]}
+        return {"samples": [self._oldest_first(i)[:, :4].tolist() for i in used]}
 
     def _oldest_first(self, i: int) -> Float64:
         count = int(self._count[i])
@@ -177,7 +262,7 @@ def _drawn_together(rows: Float64, y: Float64, weight: Float64) -> Float64:
     line = determinant > 1e-9 * s0 * s2
     smooth = np.where(line, (s2 * t0 - s1 * t1) / np.where(line, determinant, 1.0), t0 / s0)
     smooth = _nondecreasing(np.maximum(smooth, 1e-9), weight)
-    trust = np.where(rows <= EVERY, 0.0, SMOOTH)
+    trust = np.where(rows <= EVERY, SMOOTH_SMALL, SMOOTH) / weight
     return (weight * y + trust * smooth) / (weight + trust)
 
 

@@ -59,7 +59,7 @@ class SamProposer:
         self.drafting = drafting
         self.why_not = why_not
         auto = options.switch == "auto"
-        self.switch = AutoSwitch(k, logger) if auto else BatchSwitch(options.threshold, logger)
+        self.switch = AutoSwitch(k, logger, options.threshold) if auto else BatchSwitch(options.threshold, logger)
         self.options = options
         self.uniform = False
         self.saved = SavedHistory(options, rank, logger) if options.history and drafting else None
@@ -161,7 +161,7 @@ class SamProposer:
                 room[i] = max(0, min(self.k, self.max_model_len - length - 1))
         decoding = all(may_draft)
         if isinstance(self.switch, AutoSwitch):
-            self.switch.observe(req_ids, counts, decoding)
+            self.switch.observe(slots, counts, decoding)
             on = self.switch.wanted(batch)
         else:
             on = self.switch.step(batch)
@@ -172,7 +172,7 @@ class SamProposer:
         drafted = np.empty(batch, np.int32)
         scores = np.zeros((batch, self.k), np.float32)
         self.pool.step(slots, tokens, counts, room, out, drafted, scores)
-        drafts = self._give(req_ids, lengths, token_rows, decoding, out, drafted, scores)
+        drafts = self._give(req_ids, slots, lengths, token_rows, decoding, out, drafted, scores)
         self._drafted = {req_id for req_id, draft in zip(req_ids, drafts, strict=True) if draft}
         self._seconds += time.perf_counter() - start
         return drafts
@@ -180,6 +180,7 @@ class SamProposer:
     def _give(
         self,
         req_ids: Sequence[str],
+        slots: Int32,
         lengths: Sequence[int] | npt.NDArray[Any],
         token_rows: Int32,
         decoding: bool,
@@ -194,7 +195,7 @@ class SamProposer:
             given = (guessed & (scores >= self.options.min_prob)).sum(1).astype(np.int32)
         pad = self.uniform and decoding and given.any()
         if isinstance(self.switch, AutoSwitch):
-            chosen = self.switch.choose(req_ids, lengths, drafted if pad else given, scores, uniform=pad)
+            chosen = self.switch.choose(slots, np.asarray(lengths), drafted if pad else given, scores, uniform=pad)
             pad = pad and chosen.any()
             given = np.minimum(given, chosen)
         self._withheld += int(drafted.sum() - given.sum())
@@ -237,6 +238,8 @@ class SamProposer:
         slot = self._slots.pop(req_id, None)
         if slot is not None:
             self.pool.close(slot, keep=keep)
+            if isinstance(self.switch, AutoSwitch):
+                self.switch.forget(slot)
             del self._prompts[req_id], self._fed[req_id]
             self._padded.pop(req_id, None)
             self._excluded.discard(req_id)
