@@ -153,11 +153,15 @@ class Machine:
         self.given = np.zeros(batch, np.int32)
         self.believed = accept
         self.tokens = 0
-        self.switch.choose(self.ids, [100] * batch, self.given, np.zeros((batch, k), np.float32))
+        self.switch.choose(self.slots, self.held, self.given, np.zeros((batch, k), np.float32))
 
     @property
-    def ids(self):
-        return [str(i) for i in range(self.batch)]
+    def slots(self):
+        return np.arange(self.batch, dtype=np.int32)
+
+    @property
+    def held(self):
+        return np.full(self.batch, 100)
 
     def step(self, uniform=False):
         self.now += float(self.seconds(self.batch + self.given.sum())) * self.rng.uniform(
@@ -165,10 +169,10 @@ class Machine:
         )
         gained = np.array([1 + next((j for j in range(n) if self.rng.random() > self.accept), n) for n in self.given])
         self.tokens += int(gained.sum())
-        self.switch.observe(self.ids, gained, True)
+        self.switch.observe(self.slots, gained, True)
         lengths = np.full(self.batch, self.k if self.switch.wanted(self.batch) else 0, np.int32)
         scores = np.tile(self.believed ** np.arange(1, self.k + 1), (self.batch, 1)).astype(np.float32)
-        self.given = self.switch.choose(self.ids, [100] * self.batch, lengths, scores, uniform)
+        self.given = self.switch.choose(self.slots, self.held, lengths, scores, uniform)
 
     def run(self, steps, **kwargs):
         tokens, now = self.tokens, self.now
@@ -290,9 +294,9 @@ def test_a_slow_first_step_of_a_size_does_not_count_after_a_restart_either():
     state = saved()
     cost = StepCost()
     cost.restore(state["cost"])
-    before = cost.seen(2)
+    before = cost._count.sum()
     cost.observe(2, 0.2, 0.0, 9.0)
-    assert cost.seen(2) == before
+    assert cost.known(2) == before
 
 
 def test_the_latest_steps_stay_the_latest():
@@ -350,18 +354,26 @@ def test_a_record_that_is_none_is_refused(state):
 
 def test_steps_that_read_prompts_teach_nothing():
     machine = Machine()
-    ids, more = machine.ids, ["new", *machine.ids]
+    machine.run(1)
+    slots = machine.slots
+    more = np.array([*slots, 63], np.int32)
 
-    def end(req_ids, decoding):
+    def end(slots, reading=0):
         machine.now += 5.0
-        machine.switch.observe(req_ids, np.ones(len(req_ids), np.int32), decoding)
-        none = np.zeros(len(req_ids), np.int32)
-        machine.switch.choose(req_ids, [100] * len(req_ids), none, np.zeros((len(req_ids), 4), np.float32))
-        return machine.switch.cost._count.any()
+        before = machine.switch.cost._count.sum()
+        gained = np.ones(len(slots), np.int32)
+        gained[len(slots) - reading :] = 0
+        machine.switch.observe(slots, gained, not reading)
+        none = np.zeros(len(slots), np.int32)
+        machine.switch.choose(slots, np.full(len(slots), 100), none, np.zeros((len(slots), 4), np.float32))
+        return machine.switch.cost._count.sum() > before
 
-    assert not end(ids, False), "a prompt was read"
-    assert not end(ids, True), "its last chunk"
-    assert not end(more, True), "a request came"
-    assert not end(more, False), "another prompt"
-    assert not end(more, True)
-    assert end(more, True)
+    assert end(slots)
+    assert not end(more, reading=1), "a prompt was read"
+    assert not end(more), "its last chunk"
+    assert end(more)
+    assert end(slots), "one has ended"
+    assert not end(more), "it came again with its prompt"
+    assert end(more)
+    machine.switch.forget(63)
+    assert not end(more), "another one in its slot"

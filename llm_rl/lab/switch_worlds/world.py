@@ -19,7 +19,7 @@ Float64 = npt.NDArray[np.float64]
 
 THRESHOLD = 8
 """Of the switch `batch` that is compared: k draft tokens while at most so many requests run."""
-STEPS = (800, 2400)
+STEPS = (600, 2000)
 SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i for i in range(10)]}
 """Captured sizes; larger steps are not padded."""
 
@@ -28,8 +28,8 @@ SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i 
 class Curve:
     """What a step costs in truth, in the form that sam_core.budget.choose asks for.
 
-    Seconds: f(rows + besides) + context * thousands of tokens held + draft_context * those of draft tokens' requests, with
-    f = fixed + row * max(knee, rows), rows padded to the next of `sizes`.
+    Seconds: f(rows + besides) + context * (thousands of tokens held + read) + draft_context * those of draft tokens'
+    requests, with f = fixed + row * max(knee, rows), rows padded to the next of `sizes`.
     """
 
     fixed: float
@@ -39,6 +39,7 @@ class Curve:
     context: float
     draft_context: float
     besides: int = 0
+    read: float = 0.0
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         rows = np.asarray(rows, float) + self.besides
@@ -47,8 +48,10 @@ class Curve:
             rows = np.maximum(rows, padded)
         return self.fixed + self.row * np.maximum(self.knee, rows)
 
-    def seconds(self, rows: int, context: float, draft_context: float) -> float:
-        return float(self.rows_cost(rows)) + self.context * context + self.draft_context * draft_context
+    def step(self, given: npt.NDArray[np.int32], held: Float64) -> float:
+        """Seconds of a step of requests that hold so much and are given so many draft tokens."""
+        rows = float(self.rows_cost(len(held) + int(given.sum())))
+        return rows + self.context * (held.sum() + self.read) + self.draft_context * float(given @ held)
 
 
 class World:
@@ -114,7 +117,7 @@ class World:
         usual = self.most * (self.prompt + self.answer / 2) / 1000
         rows = self.plain * (1 - self.share)
         knee = float(np.exp(rng.uniform(0, np.log(1024)))) if form == "knee" else 1.0
-        of_rows = {"flat": rng.uniform(0, 0.1), "linear": rng.uniform(0.1, 1), "knee": rng.uniform(0.3, 1)}[form]
+        of_rows = {"flat": rng.uniform(0, 0.1), "linear": min(1, rng.uniform(0.1, 1.3)), "knee": rng.uniform(0.3, 1)}[form]
         context = self.plain * self.share / usual
         return Curve(
             rows * (1 - of_rows),
@@ -183,12 +186,14 @@ def play(world: World) -> dict[str, Any]:
     Returns:
         Seconds that its tokens took (`auto`), and that the same tokens would have taken in the same steps: `best`, each step
         with the drafts that an oracle gives, who knows costs, prompts and acceptance; `plain`, without drafts; `batch`, by
-        the rule of switch `batch`. Noise is left out, and all tokens count as often as is expected of them.
+        the rule of switch `batch`. Noise is left out, all tokens count as often as is expected of them, and of steps that read
+        prompts what they take beyond the reading.
     """
     rng, record, k = world.rng, world.record, world.k
     clock = [0.0]
     switch = AutoSwitch(k, logging.getLogger("switch-worlds"), clock=lambda: clock[0])
     requests = _Requests(world)
+    oracle = _Oracle(k)
     seconds = dict.fromkeys(("auto", "best", "plain", "batch"), 0.0)
     noise = np.exp(world.noise * rng.standard_normal(world.steps))
     noise *= np.where(rng.random(world.steps) < world.spikes, rng.uniform(2, 6, world.steps), 1)
@@ -196,31 +201,28 @@ def play(world: World) -> dict[str, Any]:
     drafted = 0
     for step in range(world.steps):
         requests.admit()
-        decoding = np.flatnonzero(requests.running & (requests.unread == 0))
-        curve = world.curves[world.which[step]]
+        decoding = np.flatnonzero(requests.begun & (requests.unread == 0))
         prompts = requests.read()
-        curve = replace(curve, besides=prompts) if prompts else curve
         slots = np.flatnonzero(requests.begun)
+        curve = world.curves[world.which[step]]
         held = requests.context[decoding] / 1000
-        where = requests.run[decoding], requests.at[decoding]
-        truth = record.truth[where][:, :k]
+        beside, read = curve, slots[:0]
+        if prompts:
+            read = np.setdiff1d(slots, decoding, assume_unique=True)
+            beside = replace(curve, besides=prompts, read=requests.context[read].sum() / 1000)
+        truth = record.truth[requests.run[decoding], requests.at[decoding]][:, :k]
         n = chosen[decoding]
-        live = np.arange(k) < n[:, None]
-        spent = curve.seconds(len(decoding) + int(n.sum()), requests.context[slots].sum() / 1000, float(n @ held))
-        others = curve.context * (requests.context[slots].sum() / 1000 - held.sum())
+        spent = beside.step(n, held)
         clock[0] += spent * world.slow[step] * noise[step]
         if len(decoding):
-            tokens = len(decoding) + float(truth[live].sum())
-            for name, took in _others(truth, held, curve, others, k, len(slots)).items():
-                seconds[name] += world.slow[step] * tokens * took
-            seconds["auto"] += world.slow[step] * spent
+            for name, took in oracle.judge(truth, n, held, curve, beside, len(slots)).items():
+                seconds[name] += world.slow[step] * took
         drafted += int(n.sum())
         # what the step gave
         gained = np.zeros(world.most, np.int32)
-        accepted = ((rng.random(len(decoding))[:, None] < truth) & live).sum(1)
+        accepted = ((rng.random(len(decoding))[:, None] < truth) & (np.arange(k) < n[:, None])).sum(1)
         gained[decoding] = np.minimum(1 + accepted, requests.unwritten[decoding])
         requests.at[decoding] = (requests.at[decoding] + 1) % record.scores.shape[1]
-        read = np.setdiff1d(slots, decoding, assume_unique=True)
         gained[read] = requests.unread[read] == 0
         requests.context[slots] += gained[slots]
         requests.unwritten[slots] -= gained[slots]
@@ -228,9 +230,7 @@ def play(world: World) -> dict[str, Any]:
         switch.observe(slots.astype(np.int32), gained[slots], bool(gained[slots].all()))
         scores = np.zeros((len(slots), k), np.float32)
         if switch.wanted(len(slots)):
-            scores = record.scores[requests.run[slots], requests.at[slots]][:, :k]
-            scores = np.where(gained[slots, None] > 0, scores, 0)
-        chosen[:] = 0
+            scores = record.scores[requests.run[slots], requests.at[slots]][:, :k] * (gained[slots, None] > 0)
         chosen[slots] = switch.choose(
             slots.astype(np.int32), requests.context[slots], (scores > 0).sum(1).astype(np.int32), scores
         )
@@ -241,16 +241,55 @@ def play(world: World) -> dict[str, Any]:
     return {"seconds": seconds, "drafted": drafted, "explored": switch.explored} | world.facts
 
 
-def _others(
-    truth: Float64, held: Float64, curve: Curve, others: float, k: int, running: int
-) -> dict[str, float]:
-    """Seconds a token of a step that drafts what is best, nothing, and by the rule of switch `batch`."""
-    batch = len(held)
-    lengths = (truth > 0).sum(1).astype(np.int32)
-    best, _ = choose(truth, lengths, held, curve, overhead=others)
-    whole = lengths if running <= THRESHOLD else np.zeros_like(lengths)
-    result = {}
-    for name, n in (("best", best), ("plain", np.zeros_like(lengths)), ("batch", whole)):
-        took = others + curve.seconds(batch + int(n.sum()), held.sum(), float(n @ held))
-        result[name] = took / (batch + float(truth[np.arange(k) < n[:, None]].sum()))
-    return result
+class _Oracle:
+    """Knows what a token is worth: the seconds that decoding another one takes.
+
+    That is what it takes in a step without prompts, by the drafts that are best for it. Where prompts are read it is what the
+    tokens of late have taken beyond the reading, which has to be done in any case.
+    """
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.worth = 0.0
+
+    def judge(
+        self, truth: Float64, given: npt.NDArray[np.int32], held: Float64, curve: Curve, beside: Curve, running: int
+    ) -> dict[str, float]:
+        """Seconds of the step as it was, and of the same tokens by others, beyond those of reading prompts.
+
+        Args:
+            truth: [B, k], probability that drafts are accepted.
+            given: int32 [B], draft tokens that were given.
+            held: [B], thousands of tokens.
+            curve, beside: what steps cost, without and with the prompts of this one.
+            running: requests in the step, also those that read.
+        """
+        lengths = (truth > 0).sum(1).astype(np.int32)
+        none = np.zeros_like(lengths)
+        if beside.besides:
+            best = _at_worth(truth, held, beside, self.worth)
+        else:
+            best, _ = choose(truth, lengths, held, curve)
+        every = np.array([given, best, none, lengths if running <= THRESHOLD else none])
+        sums = np.concatenate([np.zeros((len(held), 1)), np.cumsum(truth, 1)], 1)
+        tokens = len(held) + sums[np.arange(len(held)), every].sum(1)
+        took = beside.rows_cost(len(held) + every.sum(1)) + beside.draft_context * (every @ held)
+        took += beside.context * (held.sum() + beside.read)
+        if beside.besides:
+            took -= beside.rows_cost(0) + beside.context * beside.read
+        own = took[1] / tokens[1]
+        self.worth += (own - self.worth) * (0.02 if self.worth else 1)
+        if beside.besides:
+            took += (tokens[0] - tokens) * self.worth
+        else:
+            took *= tokens[0] / tokens
+        return dict(zip(("auto", "best", "plain", "batch"), took.tolist(), strict=True))
+
+
+def _at_worth(truth: Float64, held: Float64, curve: Curve, worth: float) -> npt.NDArray[np.int32]:
+    """Draft tokens of each request that make the most of worth * tokens - seconds."""
+    owner = np.nonzero(truth)[0]
+    value = worth * truth[truth > 0] - curve.draft_context * held[owner]
+    order = np.argsort(-value)
+    total = np.concatenate([[0.0], np.cumsum(value[order])]) - curve.rows_cost(len(held) + np.arange(len(value) + 1))
+    return np.bincount(owner[order[: int(np.argmax(total))]], minlength=len(held)).astype(np.int32)

@@ -13,20 +13,14 @@ Int32 = npt.NDArray[np.int32]
 
 
 def choose(
-    scores: npt.NDArray[np.floating],
-    lengths: Int32,
-    contexts: Float64,
-    cost: StepCost,
-    uniform: int = 0,
-    overhead: float = 0.0,
+    scores: npt.NDArray[np.floating], lengths: Int32, contexts: Float64, cost: StepCost, uniform: int = 0
 ) -> tuple[Int32, float]:
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
     A step of B requests with n_i draft tokens each emits B + sum of scores[i, :n_i] tokens and takes
-    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds, and its overhead. For a given price of a second
-    the best n_i for each total are the drafts of highest score less cost, and since scores fall along a draft they are
-    prefixes; the price is the best ratio itself, found by Dinkelbach's iteration, which never overshoots. So the choice
-    is exact.
+    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds. For a given price of a second the best n_i for
+    each total are the drafts of highest score less cost, and since scores fall along a draft they are prefixes; the price
+    is the best ratio itself, found by Dinkelbach's iteration, which never overshoots. So the choice is exact.
 
     Args:
         scores: [B, K], probability that the draft is accepted up to a token; nonincreasing along a row.
@@ -35,13 +29,12 @@ def choose(
         cost: a fitted cost of steps.
         uniform: 0, or a number of tokens that all requests get or none does, as an engine with captured graphs wants;
             shorter drafts are filled up by padding, which is taken to be rejected.
-        overhead: seconds that the step takes besides, as for prompts that it reads.
 
     Returns:
         int32 [B] of tokens to draft, and predicted tokens a second against those of a step without drafts.
     """
     batch, k = scores.shape
-    base = cost.context * contexts.sum() + overhead
+    base = cost.context * contexts.sum()
     plain = float(cost.rows_cost(batch)) + base
     live = np.arange(k) < lengths[:, None]
     if uniform:

@@ -49,10 +49,10 @@ class AutoSwitch:
     """Gives each request of a step its own number of draft tokens, by what steps cost and drafts are worth.
 
     Learns both while it runs: `observe` is called at the start of each proposal, so the time since the last one is that
-    of a whole engine step with the tokens it then chose. What steps that read prompts take longer is counted apart, and
-    added to the expected cost of the next step. A wall clock decides, so two processes do not decide alike: it belongs to
-    the one rank whose drafts are used. It does not work under pipeline parallelism, where the steps of micro-batches
-    overlap.
+    of a whole engine step with the tokens it then chose. Steps that read prompts are left out, of which nobody says how
+    many tokens they read; drafts beside a prompt are chosen as if it were not there, since it has to be read anyway. A wall
+    clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It does not work
+    under pipeline parallelism, where the steps of micro-batches overlap.
 
     Requests are known by their slots, small numbers that are used again: whoever closes a slot calls `forget`.
 
@@ -66,12 +66,11 @@ class AutoSwitch:
     MARGIN = (1.02, 1.0)  # a predicted gain turns drafting on from the first, off below the second
     MEMORY = 400.0  # steps after which a step's time counts 1/e
     REACH = 2.0  # times the largest size that is known: what is tried next
-    EXPLORE = 0.0025  # of the time, at most,
+    EXPLORE = 0.0075  # of the time, at most,
     START, SAVED = 3.0, 6.0  # and so many plain steps at the start, and as many as can be saved up
     TRIAL = 8  # steps that show whether costs that were taken over are those of this engine
     IDLE = 4  # steps without a look at drafts, at most, while they are not worth it
     PATIENCE = 32  # steps that read prompts, without one that does not, until `threshold` decides
-    PROMPTS = 0.1  # weight of the latest step in what prompts cost
 
     def __init__(
         self,
@@ -97,7 +96,6 @@ class AutoSwitch:
         self._start: float | None = None
         self._blind = 0  # steps with prompts since one without, while costs are unknown
         self._told = False
-        self._prompts = [0.0, 0.0]  # seconds that prompts add to a step, behind one that read its prompts to the end or not
         self._partial = False  # a prompt is still being read
         # by slot: the call of `choose` that saw it last, and what that gave
         self._call = 0
@@ -150,10 +148,17 @@ class AutoSwitch:
         else:
             self.calibration.fade()
         if before or self._partial or not everyone:
-            self._read(before, seconds, rows, context, draft_context)
+            self._probe = None
+            self._blind += 1
+            if self._blind == self.PATIENCE and not self.cost.fitted and not self._told:
+                self._told = True
+                self.logger.info(
+                    "every step reads a prompt, so none shows what decoding costs: drafting at up to %d requests "
+                    "(threshold) until one does",
+                    self.threshold,
+                )
             return
         self._blind = 0
-        self._prompts[False] *= 1 - self.PROMPTS
         if self._trial is not None and self.cost.covers(rows):
             self._try(seconds / self.cost.seconds(rows, context, draft_context))
             return
@@ -171,22 +176,6 @@ class AutoSwitch:
             self.cost.fit()
             self._interval = min(2 * self._interval, self.FIT)
             self._since_fit = 0
-
-    def _read(self, partial: bool, seconds: float, rows: int, context: float, draft_context: float) -> None:
-        """A step that read prompts; partial: the step before had left one unread."""
-        self._probe = None
-        if self.cost.fitted:
-            longer = max(0.0, seconds - self.cost.seconds(rows, context, draft_context))
-            self._prompts[partial] += self.PROMPTS * (longer - self._prompts[partial])
-        else:
-            self._blind += 1
-            if self._blind == self.PATIENCE and not self._told:
-                self._told = True
-                self.logger.info(
-                    "every step reads a prompt, so none shows what decoding costs: drafting at up to %d requests "
-                    "(threshold) until one does",
-                    self.threshold,
-                )
 
     def wanted(self, batch: int) -> bool:
         """Whether to look at drafts in this step at all."""
@@ -241,8 +230,7 @@ class AutoSwitch:
         self, held: npt.NDArray[np.float64], lengths: Int32, scores: npt.NDArray[np.floating], uniform: bool
     ) -> Int32:
         worth = self.calibration.correct(scores)
-        prompts = self._prompts[self._partial]
-        chosen, gain = choose(worth, lengths, held, self.cost, self.k if uniform else 0, prompts)
+        chosen, gain = choose(worth, lengths, held, self.cost, self.k if uniform else 0)
         paying = gain >= self.MARGIN[bool(self.on)]
         self._turn(paying, len(held))
         if not paying:
