@@ -96,7 +96,9 @@ class Calibration:
         """Corrected scores [B, K], nonincreasing along a row if the given ones are."""
         factor = (self.accepted + self.PRIOR * self._centre) / (self.offered * self._centre + self.PRIOR * self._centre)
         corrected = np.clip(np.asarray(scores) * factor[self._bins(scores)], 0.0, 1.0)
-        return np.minimum.accumulate(corrected, axis=1)
+        for j in range(1, corrected.shape[1]):  # much faster than np.minimum.accumulate on short rows
+            np.minimum(corrected[:, j], corrected[:, j - 1], out=corrected[:, j])
+        return corrected
 
     def state(self) -> dict[str, list[float]]:
         """What was learned, as JSON can hold it."""

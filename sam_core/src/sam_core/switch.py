@@ -253,8 +253,9 @@ class AutoSwitch:
         reach = max(int(self.REACH * self.cost.most_rows), int(self.cost.most_rows) + 2)
         most = min(int(lengths.sum()), max(1, reach - batch))
         usual = int(chosen.sum())
-        sizes = {n: self.cost.known(batch + n) for n in {0, most, most // 2, most // 4} if n != usual}
-        if not sizes or min(sizes.values()) >= SETTLED:
+        totals = [n for n in {0, most, most // 2, most // 4} if n != usual]
+        sizes = dict(zip(totals, self.cost.known([batch + n for n in totals]).tolist(), strict=True))
+        if min(sizes.values(), default=SETTLED) >= SETTLED:
             return chosen
         live = np.flatnonzero(np.arange(worth.shape[1]) < lengths[:, None])
         best = live[np.argsort(-worth.ravel()[live], kind="stable")]
@@ -280,7 +281,7 @@ class AutoSwitch:
     ) -> Int32:
         """The same for an engine with captured graphs: now and then the other of its two sizes."""
         batch, other = len(held), 0 if chosen.any() else self.k
-        if self.cost.known(batch * (1 + other)) >= SETTLED:
+        if self.cost.known([batch * (1 + other)])[0] >= SETTLED:
             return chosen
         accepted = float(worth[np.arange(self.k) < lengths[:, None]].sum()) if other else 0.0
         if not self._pays(batch * (1 + other), held, other * float(held.sum()), accepted, gain):
