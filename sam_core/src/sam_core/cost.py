@@ -14,7 +14,8 @@ import numpy.typing as npt
 Float64 = npt.NDArray[np.float64]
 
 EXACT = 32
-"""Up to this many rows a step has a bin of its own; beyond it bins are a tenth of their rows wide."""
+"""Up to this many rows a step has a bin of its own; beyond it bins are about a tenth of their rows wide. Up to 512 they
+end where engines capture graphs."""
 KEPT = 24
 """Steps that a bin keeps, the latest."""
 GAP = 4
@@ -28,8 +29,8 @@ NEW = 1.5
 """A size's first step is left out if it takes this many times what others make one expect."""
 EVERY = 6
 """Up to this many rows each number is timed alone; a CPU takes longer for 2 rows than for 3."""
-SMOOTH, SMOOTH_SMALL = 30.0, 4.0
-"""Trust in the neighbours of a larger bin, and of one of up to EVERY rows, by the square of steps."""
+SMOOTH, ROUGH = 30.0, 0.5
+"""Most and least trust in the neighbours, in steps: the less the more bins differ from them than steps of a bin differ."""
 WIDTH = 0.2
 """Of the neighbourhood, in log rows (standard deviation)."""
 OLD = 1 / 12
@@ -44,10 +45,12 @@ TREND = 0.05
 """Spread of ages (variance, in units of `memory`) below which the trend shrinks to nothing."""
 SETTLED = 3.0
 """Steps, by weight, from which on a size is known."""
-_EDGES = np.unique(
-    np.concatenate(
-        [np.arange(1, EXACT + 1), np.geomspace(EXACT + 1, LAST, int(np.log(LAST / EXACT) / 0.1)).astype(int)]
-    )
+_EDGES = np.concatenate(
+    [
+        np.arange(1, EXACT + 1),
+        *(1 + np.arange(low, 2 * low, max(8, low // 8)) for low in (32, 64, 128, 256)),
+        np.geomspace(513, LAST, int(np.log(LAST / 512) / 0.1)).astype(int),
+    ]
 )
 _LOG = np.log(_EDGES)
 
@@ -82,6 +85,7 @@ class StepCost:
         self._samples = np.zeros((len(_EDGES), KEPT, 5))  # rows, context, draft context, seconds, when
         self._count = np.zeros(len(_EDGES), np.int64)
         self._met = np.zeros(len(_EDGES), bool)
+        self._settled = np.zeros(len(_EDGES), bool)  # bins whose steps the fit tells
         self._weight = np.zeros(len(_EDGES))  # at the time `_since`
         self._since = np.zeros(len(_EDGES))
         self._now = 0.0
@@ -116,11 +120,10 @@ class StepCost:
         if new and ratio > NEW:
             return
         index = -1
-        settled = self._weight[i] * self._faded(self._since[i]) >= SETTLED
         if self.memory == math.inf or self._count[i] < KEPT or self._now - self._since[i] >= GAP:
             index = self._keep(i, rows, context, draft_context, seconds)
         if self.memory < math.inf:
-            self._recent.append((i, index, math.log(ratio) if settled else math.nan))
+            self._recent.append((i, index, math.log(ratio) if self._settled[i] else math.nan))
             self._notice()
 
     def _keep(self, i: int, rows: float, context: float, draft_context: float, seconds: float) -> int:
@@ -195,10 +198,34 @@ class StepCost:
             weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
         slowest = np.lexsort((residual, bins))[np.cumsum(kept) - 1]
         weights[slowest[kept > 1]] = 0.0
-        level = np.bincount(bins, weights * (today - a * context - b * draft)) / np.bincount(bins, weights)
-        centre = np.bincount(bins, rows) / np.bincount(bins)
+        seconds = today - a * context - b * draft
+        total = np.bincount(bins, weights)
+        level = np.bincount(bins, weights * seconds) / total
+        centre = np.bincount(bins, weights * rows) / total
         self.context, self.draft_context = a, b
-        self._rows, self._seconds = centre, _drawn_together(centre, np.maximum(level, 1e-9), np.bincount(bins, fresh))
+        self._rows = centre
+        level = np.maximum(level, 1e-9)
+        size = np.bincount(bins, fresh)
+        noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
+        self._seconds = _drawn_together(centre, level, size, max(noise, 0.005))
+        self._settled[:] = False
+        self._settled[used] = (size >= SETTLED) & (np.abs(self._seconds / level - 1) < JUMP / 2)
+        if centre[-1] > EXACT:
+            self._spread(used, np.sqrt(weights), bins, rows - centre[bins], seconds - level[bins])
+
+    def _spread(self, used: npt.NDArray[np.int64], w: Float64, bins: Any, rows: Float64, seconds: Float64) -> None:
+        """Wide bins end in steps where sizes are padded: by how much of the curve's slope there is within bins."""
+        slope = np.gradient(self._seconds, self._rows) if len(used) > 1 else np.zeros(1)
+        expected = slope[bins] * rows
+        square = (w * w * expected * expected).sum()
+        prior = 0.1 * square + 1e-30
+        share = ((w * w * expected * seconds).sum() + prior) / (square + prior)
+        slope *= min(max(share, 0.0), 1.0)
+        first, last = _EDGES[used], np.append(_EDGES, LAST + 1)[used + 1] - 1
+        ends = np.stack([first, last], 1)
+        level = self._seconds[:, None] + slope[:, None] * (ends - self._rows[:, None])
+        single = np.stack([first > 0, last > first], 1)
+        self._rows, self._seconds = ends[single].astype(float), np.maximum(level[single], 1e-9)
 
     def seconds(self, rows: int, context: float, draft_context: float) -> float:
         """What a step is expected to take."""
@@ -253,8 +280,11 @@ def _slopes(w: Float64, c: Float64, d: Float64, t: Float64, ridge: Float64) -> t
     return (float(a), 0.0) if a * ct >= b * dt else (0.0, float(b))
 
 
-def _drawn_together(rows: Float64, y: Float64, weight: Float64) -> Float64:
-    """y of each bin, drawn towards local lines through its neighbours; the smallest bins stay as they are."""
+def _drawn_together(rows: Float64, y: Float64, weight: Float64, noise: float) -> Float64:
+    """y of each bin, drawn towards local lines through its neighbours.
+
+    weight: steps of a bin. noise: relative, of a step.
+    """
     near = np.log(rows)[None, :] - np.log(rows)[:, None]
     kernel = weight * np.exp(-0.5 * (near / WIDTH) ** 2)
     s0, s1, s2 = kernel.sum(1), (kernel * near).sum(1), (kernel * near * near).sum(1)
@@ -263,8 +293,12 @@ def _drawn_together(rows: Float64, y: Float64, weight: Float64) -> Float64:
     line = determinant > 1e-9 * s0 * s2
     smooth = np.where(line, (s2 * t0 - s1 * t1) / np.where(line, determinant, 1.0), t0 / s0)
     smooth = _nondecreasing(np.maximum(smooth, 1e-9), weight)
-    trust = np.where(rows <= EVERY, SMOOTH_SMALL, SMOOTH) / weight
-    return (weight * y + trust * smooth) / (weight + trust)
+    differ = 1.5 * float(np.median(np.abs(y / smooth - 1)))
+    rough = differ**2 - noise**2 / float(np.median(weight))
+    trust = min(max(noise**2 / rough, ROUGH), SMOOTH) if rough > 0 else SMOOTH
+    trusts = np.where(rows <= EVERY, min(trust, ROUGH), trust)
+    weight = weight * weight / (weight + 1)  # a single step may be anything
+    return (weight * y + trusts * smooth) / (weight + trusts)
 
 
 def _nondecreasing(y: Float64, weight: Float64) -> Float64:
