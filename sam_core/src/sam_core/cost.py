@@ -85,7 +85,7 @@ class StepCost:
         self._samples = np.zeros((len(_EDGES), KEPT, 5))  # rows, context, draft context, seconds, when
         self._count = np.zeros(len(_EDGES), np.int64)
         self._met = np.zeros(len(_EDGES), bool)
-        self._settled = np.zeros(len(_EDGES), bool)  # bins whose steps the fit tells
+        self._level = np.full(len(_EDGES), math.nan)  # f of the bins whose steps the fit tells
         self._weight = np.zeros(len(_EDGES))  # at the time `_since`
         self._since = np.zeros(len(_EDGES))
         self._now = 0.0
@@ -116,14 +116,16 @@ class StepCost:
         if not self.fitted:
             self._keep(i, rows, context, draft_context, seconds)
             return
-        ratio = seconds / self.seconds(rows, context, draft_context)
+        of_rows = float(self.rows_cost(rows))
+        ratio = seconds / (of_rows + self.context * context + self.draft_context * draft_context)
         if new and ratio > NEW:
             return
         index = -1
         if self.memory == math.inf or self._count[i] < KEPT or self._now - self._since[i] >= GAP:
             index = self._keep(i, rows, context, draft_context, seconds)
         if self.memory < math.inf:
-            self._recent.append((i, index, math.log(ratio) if self._settled[i] else math.nan))
+            settled = abs(of_rows - self._level[i]) < JUMP / 2 * of_rows
+            self._recent.append((i, index, math.log(ratio) if settled else math.nan))
             self._notice()
 
     def _keep(self, i: int, rows: float, context: float, draft_context: float, seconds: float) -> int:
@@ -157,6 +159,7 @@ class StepCost:
         for i, index in since:
             self._samples[i, index, 3] /= factor
         self._seconds = self._seconds * factor
+        self._level *= factor
         self.context *= factor
         self.draft_context *= factor
         self._now += AGED * self.memory
@@ -167,9 +170,14 @@ class StepCost:
 
     def known(self, rows: Sequence[int]) -> Float64:
         """Steps recorded of about so many rows each, less what was forgotten of them."""
-        near = np.abs(_LOG - np.log(rows)[:, None]) < np.where(np.array(rows) > EVERY, 0.1, 0.0)[:, None]
+        near = np.abs(_LOG - np.log(rows)[:, None]) < np.where(np.array(rows) > EVERY, 0.05, 0.0)[:, None]
         near[np.arange(len(rows)), [_bin(n) for n in rows]] = True
         return near @ (self._weight * np.exp((self._since - self._now) / self.memory))
+
+    @staticmethod
+    def next_size(rows: int) -> int:
+        """The most rows of the bin behind that of so many."""
+        return int(_EDGES[min(_bin(rows) + 2, len(_EDGES) - 1)]) - 1
 
     def fit(self) -> None:
         """Fit all that is kept."""
@@ -208,8 +216,9 @@ class StepCost:
         size = np.bincount(bins, fresh)
         noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
         self._seconds = _drawn_together(centre, level, size, max(noise, 0.005))
-        self._settled[:] = False
-        self._settled[used] = (size >= SETTLED) & (np.abs(self._seconds / level - 1) < JUMP / 2)
+        self._level[:] = math.nan
+        settled = (size >= SETTLED) & (np.abs(self._seconds / level - 1) < JUMP / 2)
+        self._level[used[settled]] = level[settled]
         if centre[-1] > EXACT:
             self._spread(used, np.sqrt(weights), bins, rows - centre[bins], seconds - level[bins])
 

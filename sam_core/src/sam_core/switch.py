@@ -253,7 +253,8 @@ class AutoSwitch:
         reach = max(int(self.REACH * self.cost.most_rows), int(self.cost.most_rows) + 2)
         most = min(int(lengths.sum()), max(1, reach - batch))
         usual = int(chosen.sum())
-        totals = [n for n in {0, most, most // 2, most // 4} if n != usual]
+        next_ = min(most, self.cost.next_size(batch + usual) - batch)
+        totals = [n for n in {0, next_, most, most // 2, most // 4} if n != usual]
         sizes = dict(zip(totals, self.cost.known([batch + n for n in totals]).tolist(), strict=True))
         if min(sizes.values(), default=SETTLED) >= SETTLED:
             return chosen
