@@ -37,7 +37,7 @@ OLD = 1 / 12
 """Least weight of a kept step, however old: a size that was not met for long is better known than not at all."""
 RECENT = 5
 """Steps whose median tells that the machine's speed has changed."""
-JUMP = 0.08
+JUMP = 0.12
 """Least change of speed that is noticed, in the logarithm; and three times the usual residual."""
 AGED = 0.5
 """Of `memory`, by which all that is kept ages when the speed changes."""
@@ -176,8 +176,10 @@ class StepCost:
 
     @staticmethod
     def next_size(rows: int) -> int:
-        """The most rows of the bin behind that of so many."""
-        return int(_EDGES[min(_bin(rows) + 2, len(_EDGES) - 1)]) - 1
+        """The next larger size for which an engine may capture graphs, or the end of the next bin."""
+        if rows < EXACT:
+            return 1 << rows.bit_length() if rows < 8 else rows // 8 * 8 + 8
+        return int(_EDGES[min(_bin(rows + 1) + 1, len(_EDGES) - 1)]) - 1
 
     def fit(self) -> None:
         """Fit all that is kept."""

@@ -63,11 +63,11 @@ class AutoSwitch:
     """
 
     FIRST_FIT, FIT = 4, 32  # steps to the first fit, and at most between two
-    MARGIN = (1.02, 1.0)  # a predicted gain turns drafting on from the first, off below the second
+    MARGIN = (1.02, 1.005)  # a predicted gain turns drafting on from the first, off below the second
     MEMORY = 400.0  # steps after which a step's time counts 1/e
     REACH = 2.0  # times the largest size that is known: what is tried next
-    EXPLORE = 0.0075  # of the time, at most,
-    START, SAVED = 3.0, 6.0  # and so many plain steps at the start, and as many as can be saved up
+    EXPLORE = 0.005  # of the time, at most,
+    START, SAVED = 2.0, 6.0  # and so many plain steps at the start, and as many as can be saved up
     TRIAL = 8  # steps that show whether costs that were taken over are those of this engine
     IDLE = 4  # steps without a look at drafts, at most, while they are not worth it
     PATIENCE = 32  # steps that read prompts, without one that does not, until `threshold` decides
@@ -262,15 +262,13 @@ class AutoSwitch:
         best = live[np.argsort(-worth.ravel()[live], kind="stable")]
         gains = np.concatenate([[0.0], np.cumsum(worth.ravel()[best])])
         # some are not worth it even if they cost nothing
-        worthy = [n for n in sizes if not n or gains[n] >= (self.MARGIN[0] - 1) * batch]
-        total = min(worthy, key=lambda n: (sizes[n], n), default=usual)
-        if total == usual or sizes[total] >= SETTLED:
-            return chosen
-        tried = np.bincount(best[:total] // worth.shape[1], minlength=batch).astype(np.int32)
-        if not self._pays(batch + total, held, float(tried @ held), float(gains[total]), gain):
-            return chosen
-        self.explored += 1
-        return tried
+        worthy = [n for n in sizes if sizes[n] < SETTLED and (not n or gains[n] >= (self.MARGIN[0] - 1) * batch)]
+        for total in sorted(worthy, key=lambda n: (sizes[n], n)):
+            tried = np.bincount(best[:total] // worth.shape[1], minlength=batch).astype(np.int32)
+            if self._pays(batch + total, held, float(tried @ held), float(gains[total]), gain):
+                self.explored += 1
+                return tried
+        return chosen
 
     def _explore_all(
         self,
