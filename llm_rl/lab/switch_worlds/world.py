@@ -186,8 +186,7 @@ def play(world: World) -> dict[str, Any]:
     Returns:
         Seconds that its tokens took (`auto`), and that the same tokens would have taken in the same steps: `best`, each step
         with the drafts that an oracle gives, who knows costs, prompts and acceptance; `plain`, without drafts; `batch`, by
-        the rule of switch `batch`. Noise is left out, all tokens count as often as is expected of them, and of steps that read
-        prompts what they take beyond the reading.
+        the rule of switch `batch`. Noise is left out, and all tokens count as often as is expected of them.
     """
     rng, record, k = world.rng, world.record, world.k
     clock = [0.0]
@@ -255,7 +254,7 @@ class _Oracle:
     def judge(
         self, truth: Float64, given: npt.NDArray[np.int32], held: Float64, curve: Curve, beside: Curve, running: int
     ) -> dict[str, float]:
-        """Seconds of the step as it was, and of the same tokens by others, beyond those of reading prompts.
+        """Seconds of the step as it was, and of the same tokens by others.
 
         Args:
             truth: [B, k], probability that drafts are accepted.
@@ -275,9 +274,8 @@ class _Oracle:
         tokens = len(held) + sums[np.arange(len(held)), every].sum(1)
         took = beside.rows_cost(len(held) + every.sum(1)) + beside.draft_context * (every @ held)
         took += beside.context * (held.sum() + beside.read)
-        if beside.besides:
-            took -= beside.rows_cost(0) + beside.context * beside.read
-        own = took[1] / tokens[1]
+        reading = float(beside.rows_cost(0)) + beside.context * beside.read if beside.besides else 0.0
+        own = (took[1] - reading) / tokens[1]
         self.worth += (own - self.worth) * (0.02 if self.worth else 1)
         if beside.besides:
             took += (tokens[0] - tokens) * self.worth

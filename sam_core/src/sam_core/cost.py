@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,8 @@ SMOOTH, ROUGH = 30.0, 0.5
 """Most and least trust in the neighbours, in steps: the less the more bins differ from them than steps of a bin differ."""
 WIDTH = 0.2
 """Of the neighbourhood, in log rows (standard deviation)."""
+OUTLIER = 4.0
+"""A bin's slowest step is left out if it takes this many times the usual noise longer."""
 OLD = 1 / 12
 """Least weight of a kept step, however old: a size that was not met for long is better known than not at all."""
 RECENT = 5
@@ -44,7 +45,9 @@ AGED = 0.5
 TREND = 0.05
 """Spread of ages (variance, in units of `memory`) below which the trend shrinks to nothing."""
 SETTLED = 3.0
-"""Steps, by weight, from which on a size is known."""
+"""Steps, by weight, from which on a size is known,"""
+APART = 16
+"""if as many steps lie between them."""
 _EDGES = np.concatenate(
     [
         np.arange(1, EXACT + 1),
@@ -52,7 +55,6 @@ _EDGES = np.concatenate(
         np.geomspace(513, LAST, int(np.log(LAST / 512) / 0.1)).astype(int),
     ]
 )
-_LOG = np.log(_EDGES)
 
 
 def _bin(rows: float) -> int:
@@ -132,7 +134,8 @@ class StepCost:
         index = int(self._count[i] % KEPT)
         self._samples[i, index] = rows, context, draft_context, seconds, self._now
         self._count[i] += 1
-        self._weight[i] = min(KEPT, 1 + self._weight[i] * self._faded(self._since[i]))
+        gap = (self._now - self._since[i]) / APART if self._count[i] > 1 else 1.0
+        self._weight[i] = min(1.0, gap) + self._weight[i] * self._faded(self._since[i])
         self._since[i] = self._now
         return index
 
@@ -168,11 +171,15 @@ class StepCost:
         self._recent.clear()
         self.jumps += 1
 
-    def known(self, rows: Sequence[int]) -> Float64:
-        """Steps recorded of about so many rows each, less what was forgotten of them."""
-        near = np.abs(_LOG - np.log(rows)[:, None]) < np.where(np.array(rows) > EVERY, 0.05, 0.0)[:, None]
-        near[np.arange(len(rows)), [_bin(n) for n in rows]] = True
-        return near @ (self._weight * np.exp((self._since - self._now) / self.memory))
+    def known(self, rows: int) -> float:
+        """Steps recorded of about so many rows, less what was forgotten of them; those close together are as one."""
+        i = _bin(rows)
+        return float(self._weight[i]) * self._faded(self._since[i])
+
+    def unsettled(self, rows: int) -> bool:
+        """Whether another step of so many rows would tell something new."""
+        known = self.known(rows)
+        return known < SETTLED and (known < 1 or self._now - self._since[_bin(rows)] >= APART)
 
     @staticmethod
     def next_size(rows: int) -> int:
@@ -206,8 +213,10 @@ class StepCost:
             trend -= (weights * g * residual).sum() / ((weights * today * g * g).sum() + TREND * (weights * today).sum())
             trend = min(max(trend, -0.3), 0.3)
             weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
+        noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
         slowest = np.lexsort((residual, bins))[np.cumsum(kept) - 1]
-        weights[slowest[kept > 1]] = 0.0
+        slow = residual[slowest] > OUTLIER * max(noise, 0.005) * seconds[slowest]
+        weights[slowest[(kept > 1) & slow]] = 0.0
         seconds = today - a * context - b * draft
         total = np.bincount(bins, weights)
         level = np.bincount(bins, weights * seconds) / total
@@ -216,7 +225,6 @@ class StepCost:
         self._rows = centre
         level = np.maximum(level, 1e-9)
         size = np.bincount(bins, fresh)
-        noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
         self._seconds = _drawn_together(centre, level, size, max(noise, 0.005))
         self._level[:] = math.nan
         settled = (size >= SETTLED) & (np.abs(self._seconds / level - 1) < JUMP / 2)

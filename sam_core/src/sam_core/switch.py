@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_core.budget import Calibration, choose
-from sam_core.cost import NEW, SETTLED, StepCost
+from sam_core.cost import NEW, StepCost
 
 Int32 = npt.NDArray[np.int32]
 
@@ -253,17 +253,16 @@ class AutoSwitch:
         reach = max(int(self.REACH * self.cost.most_rows), int(self.cost.most_rows) + 2)
         most = min(int(lengths.sum()), max(1, reach - batch))
         usual = int(chosen.sum())
-        next_ = min(most, self.cost.next_size(batch + usual) - batch)
-        totals = [n for n in {0, next_, most, most // 2, most // 4} if n != usual]
-        sizes = dict(zip(totals, self.cost.known([batch + n for n in totals]).tolist(), strict=True))
-        if min(sizes.values(), default=SETTLED) >= SETTLED:
+        sizes = {min(most, self.cost.next_size(batch + n) - batch) for n in (usual, most - 1, most // 2, most // 4)}
+        sizes = {n for n in (sizes | {0}) - {usual} if self.cost.unsettled(batch + n)}
+        if not sizes:
             return chosen
         live = np.flatnonzero(np.arange(worth.shape[1]) < lengths[:, None])
         best = live[np.argsort(-worth.ravel()[live], kind="stable")]
         gains = np.concatenate([[0.0], np.cumsum(worth.ravel()[best])])
         # some are not worth it even if they cost nothing
-        worthy = [n for n in sizes if sizes[n] < SETTLED and (not n or gains[n] >= (self.MARGIN[0] - 1) * batch)]
-        for total in sorted(worthy, key=lambda n: (sizes[n], n)):
+        worthy = [n for n in sizes if not n or gains[n] >= (self.MARGIN[0] - 1) * batch]
+        for total in sorted(worthy, key=lambda n: (self.cost.known(batch + n), n)):
             tried = np.bincount(best[:total] // worth.shape[1], minlength=batch).astype(np.int32)
             if self._pays(batch + total, held, float(tried @ held), float(gains[total]), gain):
                 self.explored += 1
@@ -280,7 +279,7 @@ class AutoSwitch:
     ) -> Int32:
         """The same for an engine with captured graphs: now and then the other of its two sizes."""
         batch, other = len(held), 0 if chosen.any() else self.k
-        if self.cost.known([batch * (1 + other)])[0] >= SETTLED:
+        if not self.cost.unsettled(batch * (1 + other)):
             return chosen
         accepted = float(worth[np.arange(self.k) < lengths[:, None]].sum()) if other else 0.0
         if not self._pays(batch * (1 + other), held, other * float(held.sum()), accepted, gain):
