@@ -42,8 +42,8 @@ JUMP = 0.12
 """Least change of speed that is noticed, in the logarithm; and three times the usual residual."""
 AGED = 0.5
 """Of `memory`, by which all that is kept ages when the speed changes."""
-TREND = 0.05
-"""Spread of ages (variance, in units of `memory`) below which the trend shrinks to nothing."""
+FOLLOW = 0.1
+"""Share of a known size's residual by which all that is kept follows the machine's speed; of a residual up to JUMP."""
 SETTLED = 3.0
 """Steps, by weight, from which on a size is known,"""
 APART = 16
@@ -73,9 +73,9 @@ class StepCost:
     nondecreasing curve through their neighbours, the less the more steps they have. Memory is bounded by the bins. A fit
     takes about a millisecond; the caller chooses when.
 
-    A machine changes. With a finite `memory` a step's weight falls by e in as many steps, what it took is brought up to
-    date by a trend, and where the sizes that are known take longer or shorter all at once, what is kept is scaled by as
-    much and trusted less.
+    A machine changes. With a finite `memory` a step's weight falls by e in as many steps. What sizes that are known take
+    longer or shorter than expected, all that is kept is scaled by, slowly; at once, and trusted less from then on, where
+    the latest steps agree that it is much.
 
     Args:
         memory: steps; by default nothing is forgotten.
@@ -123,10 +123,12 @@ class StepCost:
         if new and ratio > NEW:
             return
         index = -1
+        settled = self.memory < math.inf and abs(of_rows - self._level[i]) < JUMP / 2 * of_rows
+        if settled:
+            self._scale(math.exp(FOLLOW * min(max(math.log(ratio), -JUMP), JUMP)))
         if self.memory == math.inf or self._count[i] < KEPT or self._now - self._since[i] >= GAP:
             index = self._keep(i, rows, context, draft_context, seconds)
         if self.memory < math.inf:
-            settled = abs(of_rows - self._level[i]) < JUMP / 2 * of_rows
             self._recent.append((i, index, math.log(ratio) if settled else math.nan))
             self._notice()
 
@@ -150,21 +152,24 @@ class StepCost:
             return
         change = residuals[(len(residuals) - 1) // 2] if latest > 0 else residuals[len(residuals) // 2]
         if change * latest > 0 and abs(change) > max(JUMP, 3 * self._usual):
-            self._scale(change)
+            self._jump(change)
         else:
             self._usual += 0.03 * (min(abs(latest), 0.3) - self._usual)
 
-    def _scale(self, change: float) -> None:
-        factor = math.exp(change)
-        after = [x / change > 0.5 for _, _, x in self._recent]
-        since = [(i, index) for i, index, _ in list(self._recent)[after.index(True) :] if index >= 0]
+    def _scale(self, factor: float) -> None:
         self._samples[:, :, 3] *= factor
-        for i, index in since:
-            self._samples[i, index, 3] /= factor
         self._seconds = self._seconds * factor
         self._level *= factor
         self.context *= factor
         self.draft_context *= factor
+
+    def _jump(self, change: float) -> None:
+        factor = math.exp(change)
+        after = [x / change > 0.5 for _, _, x in self._recent]
+        since = [(i, index) for i, index, _ in list(self._recent)[after.index(True) :] if index >= 0]
+        self._scale(factor)
+        for i, index in since:
+            self._samples[i, index, 3] /= factor
         self._now += AGED * self.memory
         for i, index in since:
             self._samples[i, index, 4] = self._now
@@ -197,27 +202,22 @@ class StepCost:
         kept = kept[used]
         bins = np.repeat(np.arange(len(used)), kept)
         rows, context, draft, seconds, when = self._samples[used][np.arange(KEPT) < kept[:, None]].T
-        age = (self._now - when) / self.memory
-        fresh = np.maximum(np.exp(-age), OLD)
-        age = np.minimum(age, 2.0)
+        fresh = np.maximum(np.exp((when - self._now) / self.memory), OLD)
         weights = fresh / seconds
-        a = b = trend = 0.0
+        a = b = 0.0
         for _ in range(6):
-            today = seconds * np.exp(trend * age)
             total = np.bincount(bins, weights)
-            c, d, t, g = (x - (np.bincount(bins, weights * x) / total)[bins] for x in (context, draft, today, age))
+            c, d, t = (x - (np.bincount(bins, weights * x) / total)[bins] for x in (context, draft, seconds))
             # a context that hardly varies among steps of as many rows says nothing about its slope
             ridge = (SPREAD**2) * np.array([(weights * x * x).sum() for x in (context, draft)])
             a, b = _slopes(weights, c, d, t, ridge)
             residual = t - a * c - b * d
-            trend -= (weights * g * residual).sum() / ((weights * today * g * g).sum() + TREND * (weights * today).sum())
-            trend = min(max(trend, -0.3), 0.3)
             weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
         noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
         slowest = np.lexsort((residual, bins))[np.cumsum(kept) - 1]
         slow = residual[slowest] > OUTLIER * max(noise, 0.005) * seconds[slowest]
         weights[slowest[(kept > 1) & slow]] = 0.0
-        seconds = today - a * context - b * draft
+        seconds = seconds - a * context - b * draft
         total = np.bincount(bins, weights)
         level = np.bincount(bins, weights * seconds) / total
         centre = np.bincount(bins, weights * rows) / total

@@ -64,7 +64,7 @@ class AutoSwitch:
 
     FIRST_FIT, FIT = 4, 32  # steps to the first fit, and at most between two
     MARGIN = (1.02, 1.005)  # a predicted gain turns drafting on from the first, off below the second
-    MEMORY = 400.0  # steps after which a step's time counts 1/e
+    MEMORY = 300.0  # steps after which a step's time counts 1/e
     REACH = 2.0  # times the largest size that is known: what is tried next
     EXPLORE = 0.005  # of the time, at most,
     START, SAVED = 2.0, 6.0  # and so many plain steps at the start, and as many as can be saved up
