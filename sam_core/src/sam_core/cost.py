@@ -316,7 +316,7 @@ def _drawn_together(rows: Float64, y: Float64, weight: Float64, noise: float) ->
     rough = differ**2 - noise**2 / float(np.median(weight))
     trust = min(max(noise**2 / rough, ROUGH), SMOOTH) if rough > 0 else SMOOTH
     trusts = np.where(rows <= EVERY, min(trust, ROUGH), trust)
-    weight = weight * weight / (weight + 1)  # a single step may be anything
+    weight = weight * np.maximum(0.0, weight - 1) / (weight + 1)  # a single step may be anything
     return (weight * y + trusts * smooth) / (weight + trusts)
 
 
