@@ -89,7 +89,9 @@ def _summary(drafter: _Noting) -> dict[str, Any]:
     return {
         "accepted": share.round(4).tolist(),
         "runs": [
-            ",".join(bytes(np.maximum(1, np.round(draft * 255)).astype(np.uint8)).hex() for draft, _ in run[at:][:STEPS])
+            ",".join(
+                bytes(np.maximum(1, np.round(draft * 255)).astype(np.uint8)).hex() for draft, _ in run[at:][:STEPS]
+            )
             for run, at in zip(chosen, starts, strict=True)
         ],
     }

@@ -117,7 +117,9 @@ class World:
         usual = self.most * (self.prompt + self.answer / 2) / 1000
         rows = self.plain * (1 - self.share)
         knee = float(np.exp(rng.uniform(0, np.log(1024)))) if form == "knee" else 1.0
-        of_rows = {"flat": rng.uniform(0, 0.1), "linear": min(1, rng.uniform(0.1, 1.3)), "knee": rng.uniform(0.3, 1)}[form]
+        of_rows = {"flat": rng.uniform(0, 0.1), "linear": min(1, rng.uniform(0.1, 1.3)), "knee": rng.uniform(0.3, 1)}[
+            form
+        ]
         context = self.plain * self.share / usual
         return Curve(
             rows * (1 - of_rows),

@@ -68,14 +68,16 @@ class StepCost:
     pad to captured sizes, and a CPU is flat up to its cache's width. Contexts are in thousands of tokens: of all
     requests, and of each draft token's request, which attention reads once more for it.
 
-    Robust: least absolute deviations (iterated weights), over the latest steps of each bin of rows but the slowest. The budget picks the
-    size that looks cheapest, so a bin that was lucky would be picked for its luck: bins are drawn towards a smooth and
-    nondecreasing curve through their neighbours, the less the more steps they have. Memory is bounded by the bins. A fit
-    takes about a millisecond; the caller chooses when.
+    Robust: least absolute deviations (iterated weights), over the latest steps of each bin of rows but the slowest if it
+    stands out. The budget picks the size that looks cheapest, so a bin that was lucky would be picked for its luck: bins
+    are drawn towards a smooth and nondecreasing curve through their neighbours, the less the more steps they have and the
+    more bins differ from such a curve. Within bins f rises by as much of the curve's slope as steps show, in padded sizes by
+    none. Memory is bounded by the bins. A fit takes about a millisecond; the caller chooses when.
 
-    A machine changes. With a finite `memory` a step's weight falls by e in as many steps. What sizes that are known take
-    longer or shorter than expected, all that is kept is scaled by, slowly; at once, and trusted less from then on, where
-    the latest steps agree that it is much.
+    A machine changes. With a finite `memory` a step's weight falls by e in as many steps, and all that is kept is scaled
+    by what known sizes take longer or shorter than expected: slowly, or at once where the latest steps agree that it is
+    much; then it is trusted less, too. Contexts that grow together are followed in the same way as far as their slope cannot
+    be told from within bins.
 
     Args:
         memory: steps; by default nothing is forgotten.
