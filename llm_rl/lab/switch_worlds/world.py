@@ -194,7 +194,6 @@ def play(world: World) -> dict[str, Any]:
     clock = [0.0]
     switch = AutoSwitch(k, logging.getLogger("switch-worlds"), clock=lambda: clock[0])
     requests = _Requests(world)
-    oracle = _Oracle(k)
     seconds = dict.fromkeys(("auto", "best", "plain", "batch"), 0.0)
     noise = np.exp(world.noise * rng.standard_normal(world.steps))
     noise *= np.where(rng.random(world.steps) < world.spikes, rng.uniform(2, 6, world.steps), 1)
@@ -216,7 +215,7 @@ def play(world: World) -> dict[str, Any]:
         spent = beside.step(n, held)
         clock[0] += spent * world.slow[step] * noise[step]
         if len(decoding):
-            for name, took in oracle.judge(truth, n, held, curve, beside, len(slots)).items():
+            for name, took in _judge(truth, n, held, curve, beside, len(slots)).items():
                 seconds[name] += world.slow[step] * took
         drafted += int(n.sum())
         # what the step gave
@@ -242,48 +241,39 @@ def play(world: World) -> dict[str, Any]:
     return {"seconds": seconds, "drafted": drafted, "explored": switch.explored} | world.facts
 
 
-class _Oracle:
-    """Knows what a token is worth: the seconds that decoding another one takes.
+def _judge(
+    truth: Float64, given: npt.NDArray[np.int32], held: Float64, curve: Curve, beside: Curve, running: int
+) -> dict[str, float]:
+    """Seconds of the step as it was, and of the same tokens by others.
 
-    That is what it takes in a step without prompts, by the drafts that are best for it. Where prompts are read it is what the
-    tokens of late have taken beyond the reading, which has to be done in any case.
+    Beside prompts, which have to be read in any case, more tokens than others give are worth what they take in a step of the
+    same requests without prompts, with the drafts that are best for it.
+
+    Args:
+        truth: [B, k], probability that drafts are accepted.
+        given: int32 [B], draft tokens that were given.
+        held: [B], thousands of tokens.
+        curve, beside: what steps cost, without and with the prompts of this one.
+        running: requests in the step, also those that read.
     """
+    lengths = (truth > 0).sum(1).astype(np.int32)
+    none = np.zeros_like(lengths)
+    sums = np.concatenate([np.zeros((len(held), 1)), np.cumsum(truth, 1)], 1)
 
-    def __init__(self, k: int) -> None:
-        self.k = k
-        self.worth = 0.0
+    def tokens(n: npt.NDArray[np.int32]) -> Float64:
+        return len(held) + sums[np.arange(len(held)), n].sum(-1)
 
-    def judge(
-        self, truth: Float64, given: npt.NDArray[np.int32], held: Float64, curve: Curve, beside: Curve, running: int
-    ) -> dict[str, float]:
-        """Seconds of the step as it was, and of the same tokens by others.
-
-        Args:
-            truth: [B, k], probability that drafts are accepted.
-            given: int32 [B], draft tokens that were given.
-            held: [B], thousands of tokens.
-            curve, beside: what steps cost, without and with the prompts of this one.
-            running: requests in the step, also those that read.
-        """
-        lengths = (truth > 0).sum(1).astype(np.int32)
-        none = np.zeros_like(lengths)
-        if beside.besides:
-            best = _at_worth(truth, held, beside, self.worth)
-        else:
-            best, _ = choose(truth, lengths, held, curve)
-        every = np.array([given, best, none, lengths if running <= THRESHOLD else none])
-        sums = np.concatenate([np.zeros((len(held), 1)), np.cumsum(truth, 1)], 1)
-        tokens = len(held) + sums[np.arange(len(held)), every].sum(1)
-        took = beside.rows_cost(len(held) + every.sum(1)) + beside.draft_context * (every @ held)
-        took += beside.context * (held.sum() + beside.read)
-        reading = float(beside.rows_cost(0)) + beside.context * beside.read if beside.besides else 0.0
-        own = (took[1] - reading) / tokens[1]
-        self.worth += (own - self.worth) * (0.02 if self.worth else 1)
-        if beside.besides:
-            took += (tokens[0] - tokens) * self.worth
-        else:
-            took *= tokens[0] / tokens
-        return dict(zip(("auto", "best", "plain", "batch"), took.tolist(), strict=True))
+    best, _ = choose(truth, lengths, held, curve)
+    worth = 0.0
+    if beside.besides:
+        worth = curve.step(best, held) / float(tokens(best))
+        best = _at_worth(truth, held, beside, worth)
+    every = np.array([given, best, none, lengths if running <= THRESHOLD else none])
+    count = tokens(every)
+    took = beside.rows_cost(len(held) + every.sum(1)) + beside.draft_context * (every @ held)
+    took += beside.context * (held.sum() + beside.read)
+    took = took + (count[0] - count) * worth if beside.besides else took * count[0] / count
+    return dict(zip(("auto", "best", "plain", "batch"), took.tolist(), strict=True))
 
 
 def _at_worth(truth: Float64, held: Float64, curve: Curve, worth: float) -> npt.NDArray[np.int32]:
