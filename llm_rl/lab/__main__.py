@@ -16,6 +16,7 @@ COMMANDS = {
     "export": ("llm_rl.lab.replay.export", "turn rollout dumps into recordings"),
     "engine-replay": ("llm_rl.lab.engine_replay.command", "let recorded answers drive the real engine"),
     "plan": ("llm_rl.lab.plan.command", "predict a recipe's rollout without and with SAM"),
+    "switch-worlds": ("llm_rl.lab.switch_worlds.command", "let switch auto learn in random worlds"),
     "papers": ("llm_rl.lab.papers.command", "measure what the papers and the article claim"),
     "shift": ("llm_rl.lab.replay.shift", "let SuffixDecoding adapt to answers of another kind"),
     "routing": ("llm_rl.lab.routing", "roll out on several replicas, by ways of routing prompts to them"),

@@ -59,7 +59,7 @@ def test_a_small_size_that_is_dear_is_known_to_be():
         for _ in range(KEPT):
             cost.observe(rows, 0.0, 0.0, seconds)
     cost.fit()
-    assert cost.rows_cost([1, 2, 3]) == pytest.approx([0.10, 0.12, 0.10])
+    assert cost.rows_cost([1, 2, 3]) == pytest.approx([0.10, 0.12, 0.10], rel=0.01)
 
 
 def test_a_cost_is_proportional_beyond_what_was_seen():
@@ -153,22 +153,26 @@ class Machine:
         self.given = np.zeros(batch, np.int32)
         self.believed = accept
         self.tokens = 0
-        self.switch.choose(self.ids, [100] * batch, self.given, np.zeros((batch, k), np.float32))
+        self.switch.choose(self.slots, self.held, self.given, np.zeros((batch, k), np.float32))
 
     @property
-    def ids(self):
-        return [str(i) for i in range(self.batch)]
+    def slots(self):
+        return np.arange(self.batch, dtype=np.int32)
 
-    def step(self, uniform=False):
+    @property
+    def held(self):
+        return np.full(self.batch, 100)
+
+    def step(self, uniform=False, held=None):
         self.now += float(self.seconds(self.batch + self.given.sum())) * self.rng.uniform(
             1 - self.noise, 1 + self.noise
         )
         gained = np.array([1 + next((j for j in range(n) if self.rng.random() > self.accept), n) for n in self.given])
         self.tokens += int(gained.sum())
-        self.switch.observe(self.ids, gained, True)
+        self.switch.observe(self.slots, gained, True)
         lengths = np.full(self.batch, self.k if self.switch.wanted(self.batch) else 0, np.int32)
         scores = np.tile(self.believed ** np.arange(1, self.k + 1), (self.batch, 1)).astype(np.float32)
-        self.given = self.switch.choose(self.ids, [100] * self.batch, lengths, scores, uniform)
+        self.given = self.switch.choose(self.slots, self.held if held is None else held, lengths, scores, uniform)
 
     def run(self, steps, **kwargs):
         tokens, now = self.tokens, self.now
@@ -228,19 +232,15 @@ def test_auto_does_not_lose_where_drafts_are_bad_or_rows_are_dear(uniform):
 
 def test_exploring_loses_no_more_than_its_share():
     machine = Machine(batch=16, k=8, accept=0.3, noise=0.0, seconds=lambda rows: 0.01 * np.asarray(rows))
-    lost = 0.0025 * 400 * 0.16  # what the documentation promises
+    lost = (0.0075 * 400 + 3) * 0.16  # what the documentation promises
     machine.run(400)
     assert 0 < machine.now - machine.tokens * 0.01 <= lost
 
 
-def test_a_turn_needs_a_margin(monkeypatch):
-    turns = {}
-    for name, margin in (("wide", AutoSwitch.MARGIN), ("none", (1.01, 1.01))):
-        monkeypatch.setattr(AutoSwitch, "MARGIN", margin)
-        machine = Machine(batch=6, accept=0.35, noise=0.2)
-        machine.run(1500)
-        turns[name] = machine.switch.transitions
-    assert turns["wide"] < 0.7 * turns["none"] and turns["wide"] < 100
+def test_turns_are_few_where_drafts_hardly_pay():
+    machine = Machine(batch=6, accept=0.4, noise=0.3, seconds=lambda rows: 0.05 + 0.005 * np.asarray(rows))
+    machine.run(1500)
+    assert machine.switch.transitions < 40
 
 
 def test_what_cannot_be_seen_to_pay_is_looked_at_less():
@@ -290,9 +290,9 @@ def test_a_slow_first_step_of_a_size_does_not_count_after_a_restart_either():
     state = saved()
     cost = StepCost()
     cost.restore(state["cost"])
-    before = cost.seen(2)
+    before = cost._count.sum()
     cost.observe(2, 0.2, 0.0, 9.0)
-    assert cost.seen(2) == before
+    assert cost._count.sum() == before
 
 
 def test_the_latest_steps_stay_the_latest():
@@ -350,18 +350,149 @@ def test_a_record_that_is_none_is_refused(state):
 
 def test_steps_that_read_prompts_teach_nothing():
     machine = Machine()
-    ids, more = machine.ids, ["new", *machine.ids]
+    machine.run(1)
+    slots = machine.slots
+    more = np.array([*slots, 63], np.int32)
 
-    def end(req_ids, decoding):
+    def end(slots, reading=0):
         machine.now += 5.0
-        machine.switch.observe(req_ids, np.ones(len(req_ids), np.int32), decoding)
-        none = np.zeros(len(req_ids), np.int32)
-        machine.switch.choose(req_ids, [100] * len(req_ids), none, np.zeros((len(req_ids), 4), np.float32))
-        return machine.switch.cost._count.any()
+        before = machine.switch.cost._count.sum()
+        gained = np.ones(len(slots), np.int32)
+        gained[len(slots) - reading :] = 0
+        machine.switch.observe(slots, gained, not reading)
+        none = np.zeros(len(slots), np.int32)
+        machine.switch.choose(slots, np.full(len(slots), 100), none, np.zeros((len(slots), 4), np.float32))
+        return machine.switch.cost._count.sum() > before
 
-    assert not end(ids, False), "a prompt was read"
-    assert not end(ids, True), "its last chunk"
-    assert not end(more, True), "a request came"
-    assert not end(more, False), "another prompt"
-    assert not end(more, True)
-    assert end(more, True)
+    assert end(slots)
+    assert not end(more, reading=1), "a prompt was read"
+    assert not end(more), "its last chunk"
+    assert end(more)
+    assert end(slots), "one has ended"
+    assert not end(more), "it came again with its prompt"
+    assert end(more)
+    machine.switch.forget(63)
+    assert not end(more), "another one in its slot"
+
+
+def test_costs_are_learned_beside_a_request_that_is_never_drafted():
+    machine = Machine(batch=2, accept=0.8)
+    observe = machine.switch.observe
+    machine.switch.observe = lambda slots, gained, decoding: observe(slots, gained, False)
+    machine.run(300)
+    assert machine.given.any()
+
+
+def test_the_threshold_decides_while_every_step_reads_a_prompt(caplog):
+    caplog.set_level(logging.INFO)
+    machine = Machine(batch=2, accept=0.8)
+    observe = machine.switch.observe
+    machine.switch.observe = lambda slots, gained, decoding: observe(slots, np.where(slots == 1, 0, gained), False)
+    machine.run(400)
+    assert machine.given.any()
+    assert machine.given.max() == machine.k
+    assert [record.message for record in caplog.records] == [
+        "every step reads a prompt, so none shows what decoding costs: drafting at up to 8 requests (threshold) until "
+        "one does"
+    ]
+    more = Machine(batch=9, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * rows)
+    observe_more = more.switch.observe
+    more.switch.observe = lambda slots, gained, decoding: observe_more(slots, np.where(slots == 1, 0, gained), False)
+    more.run(100)
+    assert not more.given.any()
+    more.switch.observe = observe_more
+    more.run(400)
+    assert more.given.any(), "it goes on with what steps cost once one tells"
+
+
+class Changing(Machine):
+    """A machine whose steps take `slow(step)` times as long."""
+
+    def __init__(self, slow, **kwargs):
+        self.done = 0
+        base = kwargs.pop("seconds", curve)
+
+        def seconds(rows):
+            self.done += 1
+            return slow(self.done) * base(rows)
+
+        super().__init__(seconds=seconds, **kwargs)
+
+
+def tokens_a_step(accept, k):
+    return sum(accept**i for i in range(k + 1))
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(("times", "length", "every"), [(2, 20, 2000), (3, 10, 200)])
+def test_bursts_of_slow_steps_are_got_over(batch, times, length, every):
+    def nearly_free(rows):
+        return 0.010 + 0.00005 * (rows - batch)
+
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        slow = np.ones(3000)
+        for at in np.flatnonzero(rng.random(1500) < 1 / every):
+            slow[at : at + length] = times
+        machine = Changing(lambda step, slow=slow: slow[step], batch=batch, k=3, accept=0.8, seconds=nearly_free)
+        machine.run(2200)
+        best = batch * tokens_a_step(0.8, 3) / nearly_free(4 * batch)
+        assert machine.run(300) > 0.95 * best
+
+
+@pytest.mark.parametrize("batch", [1, 4, 8, 16])
+@pytest.mark.parametrize("faster", [0.25, 0.7])
+def test_a_machine_that_gets_faster_ends_drafts_that_no_longer_pay(batch, faster):
+    def seconds(rows):
+        extra = (rows - batch) / batch
+        return 0.020 * (1 + 0.05 * extra if machine.before else faster * (1 + 0.7 * extra))
+
+    machine = Machine(batch=batch, k=3, accept=0.6, seconds=seconds)
+    machine.before = True
+    machine.run(1500)
+    assert machine.given.sum() > batch
+    machine.before = False
+    machine.run(1000)
+    assert machine.run(500) > 0.97 * batch / (0.020 * faster)
+
+
+@pytest.mark.parametrize("context", [0.00002, 0.0001])
+def test_drafts_pay_all_along_a_rollout_whose_contexts_grow_together(context):
+    machine = Machine(batch=32, k=3, accept=0.7, seconds=lambda rows: 0)
+    held = np.full(32, 1000.0)
+    machine.seconds = lambda rows: 0.010 + 0.00005 * (rows - 32) + context * held.sum() / 1000
+    best = took = 0.0
+    for step in range(4000):
+        now, tokens = machine.now, machine.tokens
+        machine.step(held=held)
+        held += (machine.tokens - tokens) / 32
+        if step > 500:
+            took += machine.now - now
+            best += (machine.tokens - tokens) * machine.seconds(128) / (32 * tokens_a_step(0.7, 3))
+    assert best / took > 0.97
+
+
+def test_a_drift_of_speed_is_followed_by_sizes_that_are_not_met():
+    machine = Changing(
+        lambda step: math.exp(0.3 * math.sin(step / 100)),
+        batch=80,
+        k=3,
+        accept=0.5,
+        noise=0.05,
+        seconds=lambda rows: 0.0001 * rows,
+    )
+    machine.run(1500)
+    assert machine.now < 1.02 * machine.tokens * 0.0001 * np.mean(np.exp(0.3 * np.sin(np.arange(1500) / 100)))
+
+
+def test_a_padded_curve_is_known_by_its_steps():
+    rng = np.random.default_rng(0)
+    cost = StepCost(300.0)
+    padded = lambda rows: 0.001 * 2 ** math.ceil(math.log2(rows))  # noqa: E731
+    for step in range(3000):
+        rows = int(rng.integers(33, 200))
+        cost.observe(rows, 0.0, 0.0, padded(rows) * rng.uniform(0.98, 1.02))
+        if step % 32 == 3:
+            cost.fit()
+    for rows in (40, 56, 64, 66, 100, 120, 128, 130, 180):
+        assert float(cost.rows_cost(rows)) == pytest.approx(padded(rows), rel=0.05)

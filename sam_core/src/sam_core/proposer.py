@@ -76,7 +76,7 @@ class SamProposer:
         self.why_not = why_not
         self.group_of = group_of
         auto = options.switch == "auto"
-        self.switch = AutoSwitch(k, logger) if auto else BatchSwitch(options.threshold, logger)
+        self.switch = AutoSwitch(k, logger, options.threshold) if auto else BatchSwitch(options.threshold, logger)
         self.options = options
         self.uniform = False
         known = fingerprint(tokenizer) if tokenizer and drafting and (options.corpus or options.history) else None

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m llm_rl.lab switch-worlds`: what switch `auto` loses in random worlds against one who knows them.
+
+Each seed draws a machine (what a step costs by its tokens, flat, linear or with a knee, padded to captured sizes or not;
+contexts; noise, bursts, drift, changes of speed), a load (a rollout whose batch falls, or prompts that come all the time)
+and drafts, of which it is known from recordings how often they are accepted. Regret: the share of time that an oracle
+would have saved, who knows all this and drafts in each of these steps what makes the most tokens a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sam_core.files import write_json
+
+from llm_rl.lab.switch_worlds import acceptance
+from llm_rl.lab.switch_worlds.world import THRESHOLD, World, play
+
+NEVER = 1.005
+"""Drafts never pay in a world in which the oracle is not faster than plain decoding by more than this."""
+
+
+def _number(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_number.__name__ = "positive number"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run switch auto through random worlds, against an oracle that knows them."
+    parser.epilog = __doc__.partition("\n\n")[2]
+    add = parser.add_argument
+    add("--worlds", type=_number, default=1000, metavar="N", help="default 1000")
+    add("--seed", type=int, default=0, metavar="N", help="of the first world; each next one has the next (0)")
+    add("--json", type=Path, metavar="OUT", help="write all worlds here")
+    add("--derive", nargs="+", type=Path, metavar="FILE", help="only derive acceptance.json anew from these recordings")
+
+
+def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians and tails over worlds that `play` returned.
+
+    regret, regret_batch: [median, 99th percentile, largest] of switch auto, and of switch batch. never: worlds in which
+    drafts never pay; plain: [median, smallest] throughput in them against plain decoding, of auto.
+    """
+    took = {name: np.array([w["seconds"][name] for w in worlds]) for name in ("auto", "best", "plain", "batch")}
+    never = took["plain"] < NEVER * took["best"]
+    against = (took["plain"] / took["auto"])[never]
+    gain = took["plain"] / took["best"]
+    return {
+        "worlds": len(worlds),
+        **{
+            name: [float(x) for x in np.quantile(1 - took["best"] / took[by], (0.5, 0.99, 1))]
+            for name, by in (("regret", "auto"), ("regret_batch", "batch"), ("regret_plain", "plain"))
+        },
+        "never": int(never.sum()),
+        "plain": [float(np.median(against)), float(against.min())] if len(against) else [],
+        "gain": [float(x) for x in np.quantile(gain, (0.5, 0.99))],
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises OSError, or ValueError for a recording that is none."""
+    if args.derive:
+        write_json(acceptance.TABLE, acceptance.derive(args.derive))
+        return 0
+    records = acceptance.load()
+    worlds = []
+    start = shown = time.monotonic()
+    for seed in range(args.seed, args.seed + args.worlds):
+        worlds.append({"seed": seed} | play(World(seed, records)))
+        now = time.monotonic()
+        if now - shown > 2 or len(worlds) == args.worlds:
+            shown = now
+            print(f"\r{len(worlds)} of {args.worlds} worlds, {now - start:.0f} s", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    found = summary(worlds)
+    print(f"{len(worlds)} worlds, seeds {args.seed} to {seed}; regret against the oracle: median, 99 of 100, largest")
+    for name, key in (
+        ("switch auto", "regret"),
+        (f"switch batch, threshold {THRESHOLD}", "regret_batch"),
+        ("plain decoding", "regret_plain"),
+    ):
+        print(f"{name:28}" + "".join(f"{x:8.2%}" for x in found[key]))
+    print(f"worlds in which drafts never pay: {found['never']}", end="")
+    if found["never"]:
+        print(f"; auto has {found['plain'][0]:.3f} of plain decoding, in the worst {found['plain'][1]:.3f}", end="")
+    print()
+    if args.json:
+        write_json(args.json, found | {"each": worlds})
+    return 0
