@@ -26,7 +26,8 @@ void pool_pin(pool_text *text) { text->pins++; }
 void pool_unpin(pool_text *text) {
     if (--text->pins || !text->freed)
         return;
-    sam_memory none = {.used = text->body.capacity * sizeof(int32_t) + sizeof(pool_text)}; // not the pool's now
+    sam_memory none = {.used =
+                           text->body.capacity * sizeof(int32_t) + sizeof(pool_text)}; // not the pool's now
     sam_resize(&none, text->body.tokens, text->body.capacity * sizeof(int32_t), 0);
     sam_resize(&none, text, sizeof(pool_text), 0);
 }

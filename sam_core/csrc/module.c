@@ -522,11 +522,10 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, c
     }
 }
 
-PyDoc_STRVAR(
-    Pool_step_doc,
-    "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None, "
-    "sources=None, match_lengths=None)\n--\n\n"
-    "Append tokens to each slot, then write a draft of at most k tokens for each.");
+PyDoc_STRVAR(Pool_step_doc,
+             "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None, "
+             "sources=None, match_lengths=None)\n--\n\n"
+             "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"slots",  "tokens",  "counts", "k",       "out",           "lengths",

@@ -20,7 +20,18 @@ SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=
 CORE = ["memory.c", "sam.c", "model.c", "rules.c", "corpus.c", "group.c", "room.c", "pool.c", "persist.c"]
 # The C tests and fuzz targets with their sources; those that include a source of csrc do not name it.
 PROGRAMS = {
-    "test_c": ["test_c.c", "memory.c", "sam.c", "model.c", "rules.c", "corpus.c", "group.c", "room.c", "pool.c", "persist.c"],
+    "test_c": [
+        "test_c.c",
+        "memory.c",
+        "sam.c",
+        "model.c",
+        "rules.c",
+        "corpus.c",
+        "group.c",
+        "room.c",
+        "pool.c",
+        "persist.c",
+    ],
     "test_index": ["test_index.c", "memory.c", "sam.c", "model.c", "rules.c"],
 }
 TARGETS = {

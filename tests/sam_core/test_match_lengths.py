@@ -33,7 +33,7 @@ def drafted(pool, slot, k):
     shape = (1, k)
     out, parents, sources, matches = (np.full(shape, -7, np.int32) for _ in range(4))
     lengths, none = i32(0), i32()
-    pool.step(i32(slot), none, i32(0), k, out, lengths, None, parents, sources, matches)
+    pool.step(i32(slot), none, i32(0), k, out, lengths, None, parents, sources=sources, match_lengths=matches)
     assert (sources[0, lengths[0] :] == -7).all() and (matches[0, lengths[0] :] == -7).all()
     return [array[0, : lengths[0]].tolist() for array in (out, parents, sources, matches)]
 

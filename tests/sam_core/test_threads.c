@@ -33,7 +33,8 @@ static void *work(void *number) {
         CHECK(pool_open(&p, prompt, 2, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
         int32_t slots = (int32_t)slot;
         CHECK(pool_append(&p, slots, answer, ANSWER, &error) == POOL_OK);
-        CHECK(pool_step(&p, &slots, 1, &(pool_tokens){NULL, 0, NULL, 0}, &count, &k, true, &out, &error) == POOL_OK);
+        CHECK(pool_step(&p, &slots, 1, &(pool_tokens){NULL, 0, NULL, 0}, &count, &k, true, &out, &error) ==
+              POOL_OK);
         CHECK(pool_close(&p, slots, true, &error) == POOL_OK);
         end = done;
         pthread_mutex_unlock(&lock);
