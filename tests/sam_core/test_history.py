@@ -225,7 +225,7 @@ def test_a_folder_whose_files_others_may_read_is_known_at_the_start(tmp_path, mo
 def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     corpus = tmp_path / "corpus"
     build_corpus([[21, 22, 23, 24, 25, 26]], corpus)
-    sam = {"corpus": str(corpus), "memory_bytes": 1 << 21}
+    sam = {"corpus": str(corpus), "memory_bytes": 5 << 19}
     first = make(tmp_path, sam=sam)
     rows = np.random.default_rng(0).integers(0, 1000, (64, 4096)).astype(np.int32)
     for i, row in enumerate(rows):
