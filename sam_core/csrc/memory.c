@@ -14,7 +14,6 @@ enum {
     BEFORE = 64,         // bytes from the beginning of the usable space to the block
     UNIT = 1 << 16,      // bytes, a multiple of every page's
     ALIGNMENT = 2 << 20, // bytes that one page table maps: aligned space moves by whole tables
-    ELEMENT = 32,        // bytes, as large as the elements of an array get
 };
 
 // What is reserved; stands at the beginning of the usable space.
@@ -31,7 +30,7 @@ static size_t usable(size_t bytes) { return (BEFORE + bytes + UNIT - 1) / UNIT *
 static char *reserve(size_t bytes, reservation *reserved) {
     size_t least = usable(bytes), size = 64 * SAM_LARGE;
     if (least > size)
-        size = ELEMENT * (size_t)SAM_MAX_PLACES;
+        size = SAM_SPACE;
     for (; size >= least; size /= 2) {
         reserved->bytes = size + ALIGNMENT;
         reserved->start = SAM_MMAP(NULL, reserved->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

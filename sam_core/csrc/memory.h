@@ -30,6 +30,9 @@
 #ifndef SAM_LARGE
 #define SAM_LARGE ((size_t)1 << 20) // bytes
 #endif
+#ifndef SAM_SPACE
+#define SAM_SPACE ((size_t)32 << 30) // bytes: room for SAM_MAX_PLACES of the largest elements
+#endif
 #define SAM_MAX_PLACES (1u << 30) // an array refuses to grow beyond this
 
 // What the blocks of one owner may take together.

@@ -23,6 +23,7 @@ int test_munmap(void *address, size_t bytes);
 #define SAM_MUNMAP test_munmap
 #define SAM_LARGE test_large
 #define SAM_TABLE test_table
+#define SAM_SPACE ((size_t)1 << 30) // an emulator keeps a record of each page that is reserved
 
 // As in memory.h and sam.h; a program may begin with less, so that few tokens take all paths.
 extern size_t test_large;
