@@ -12,6 +12,7 @@ from pathlib import Path
 import acceptance
 import cost
 import numpy
+import pressure
 from rows import NotMeasured, Row, Targets, TargetsError, as_json, missed, table
 from sam_core.files import write_json
 from sam_core.replay import Progress
@@ -65,6 +66,7 @@ def main() -> int:
         costs = cost.Cost(texts, targets, args.quick, progress.show)
         accepted = acceptance.Acceptance(texts, targets, args.quick, progress.show)
         groups, later = costs.rows(), accepted.rows()
+        groups += pressure.rows(texts, targets, args.quick, progress.show)
         targets.check()
     except TargetsError as error:
         parser.error(str(error))

@@ -53,6 +53,7 @@ class Cost:
         self.warm = 256 if quick else 4096
         self.corpus_size = 100_000 if quick else 10_000_000
         self.large_size = 50_000 if quick else 5_000_000
+        self.history_size, self.history_steps_ = (200_000, 40) if quick else (20_000_000, 2000)
         self.texts, self.targets, self.say = texts, targets, say
         self.more = self.steps * (self.rounds + 2)
         """Tokens that a batch is given after it was filled."""
@@ -89,6 +90,7 @@ class Cost:
             ([row("append", "us")], self.append_calls),
             (pauses, self.append_pauses),
             ([row("append to a large group, longest pause", "ms")], self.large_pauses),
+            ([row("step beside a large history, 64 rows, p99.9", "ms")], self.history_steps),
             ([row("append in batches", "us a token")], partial(self.append_parts, "newest", 512)),
             ([row("append in batches, with group", "us a token")], partial(self.append_parts, "blend with group", 64)),
             ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),
@@ -198,6 +200,40 @@ class Cost:
                 quickest[at] = min(quickest[at], clock() - start)
         row.ours = Figure.of([1e3 * float(quickest.max())])
         row.note = f"{text.size:,} tokens: {remark}"
+
+    def history_steps(self, rows: list[Row]) -> None:
+        """Steps while a history that was just loaded is indexed: of each the quicker of two runs, as above."""
+        (row,) = rows
+        rng = np.random.default_rng(20)
+        size = self.table.shape[1] // 2
+        quickest = np.full(self.history_steps_, np.inf)
+        pool = sam_core.Pool(memory_bytes=8 * MEMORY)
+        for number in range(self.history_size // size):
+            text = self.table[number % BATCH, :size].copy()
+            changed = rng.integers(0, size, size // 10)
+            text[changed] = rng.permutation(text)[changed]
+            pool.close(pool.open(text, b"%d" % (number % 8)))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "pool")
+            pool.save(path)
+            del pool
+            for _ in range(2):
+                pool = sam_core.Pool.load(path, 8 * MEMORY)
+                slots = np.array([pool.open(self.table[at, :100], b"%d" % (at % 8)) for at in range(BATCH)], np.int32)
+                counts, lengths = np.ones(BATCH, np.int32), np.zeros(BATCH, np.int32)
+                out, starts = np.zeros((BATCH, 4), np.int32), np.full(BATCH, 100, np.int32)
+                for step in range(self.history_steps_):
+                    if step == self.history_steps_ // 2:
+                        pool.close(int(slots[-1]), keep=False)
+                        slots[-1] = pool.open(self.table[BATCH - 1, : starts[-1]], b"%d" % ((BATCH - 1) % 8))
+                    start = clock()
+                    pool.step(slots, self.table, counts, 4, out, lengths, starts=starts)
+                    quickest[step] = min(quickest[step], clock() - start)
+                    starts += 1
+        row.ours = Figure.of([1e3 * float(np.quantile(quickest, 0.999))])
+        row.note = (
+            f"{self.history_size:,} tokens in 8 groups; {len(quickest)} steps, in the middle one answer is removed"
+        )
 
     def append_parts(self, rule: str, most: int, rows: list[Row]) -> None:
         """Appending to a batch in parts of at most `most` tokens a row."""

@@ -15,13 +15,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from rows import Figure, Row, Targets
+from texts import Texts
 
 import sam_core
 
 K = 8
 RUNNING = 16
-BUDGETS = (0.5, 1.0, 1.5, 2.0, 4.0)
+BUDGETS = (1.0, 1.5, 2.0)
 """Times what private requests take at most, without a limit."""
+SETS = ("math-cot-groups8", "rl-rollouts-qwen3b", "code-humaneval-groups")
+GROUPS, ANSWERS, TOKENS = 24, 8, 800
+"""Most groups of a set that are replayed, answers of one and tokens of an answer."""
+SECTION = "within a budget of memory"
 SHARES = (0.25, 0.5, 1.0)
 """Of the prompts, those that a plan lets share an index."""
 ALL = ("request", "group", "history")
@@ -150,3 +156,37 @@ def compare(groups: Sequence[list[Request]], order: str, budget: float, seed: in
         "private": private.tokens_per_step,
         "best": max(best, private.tokens_per_step, ours.tokens_per_step),
     }
+
+
+def groups_of(texts: Texts, name: str) -> list[list[Request]]:
+    """Answers of a set by prompt, where there are several."""
+    found: dict[str, list[Request]] = defaultdict(list)
+    for answer in texts.answers(name):
+        prompt, tokens = (np.array(ids, np.int32) for ids in (answer.prompt_ids, answer.response_ids[:TOKENS]))
+        if len(tokens) > 40:
+            found[str(answer.group)].append(Request(str(answer.group), prompt, tokens))
+    return [group[:ANSWERS] for group in found.values() if len(group) > 1][:GROUPS]
+
+
+def rows(
+    texts: Texts, targets: Targets, quick: bool, say: Callable[[str], None]
+) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
+    """The rows of the benchmark and the function that measures them."""
+
+    def measure(rows: list[Row]) -> None:
+        shares: dict[str, list[float]] = {"best": [], "private": []}
+        for name in [name for name in SETS if name in texts.names][: 1 if quick else None]:
+            for order in list(ORDERS)[: 1 if quick else None]:
+                for budget in BUDGETS:
+                    say(f"{rows[0].what}: {name}, {order}, {budget}")
+                    found = compare(groups_of(texts, name), order, budget)
+                    for of, values in shares.items():
+                        values.append(found["ours"] / found[of])
+        for row, values in zip(rows, shares.values(), strict=True):
+            row.ours = Figure.of([min(values)])
+            row.note = (
+                f"the least of {len(values)} sets, orders and budgets; median {sorted(values)[len(values) // 2]:.3f}"
+            )
+
+    whats = ("within a budget, of the best plan", "within a budget, of private requests")
+    return [([targets.row(SECTION, what, "of its tokens a step") for what in whats], measure)]

@@ -166,7 +166,7 @@ def test_extreme_tokens_and_names_come_back(tmp_path):
     assert loaded.stats()["tokens"] == pool.stats()["tokens"] and loaded._validate() is None
     assert step(loaded, [(loaded.open([5], b"ab\0\xff"), [])], 2) == [[0, 2**31 - 2]]
     again = loaded.open(range(70_000))
-    drafts = [step(loaded, [(again, [])], 1)[0] for _ in range(80)]  # indexed bit by bit
+    drafts = [step(loaded, [(again, [])], 1)[0] for _ in range(160)]  # indexed bit by bit
     assert drafts[-1] == [0] and not drafts[0]
 
 

@@ -73,7 +73,7 @@ class Pool:
     by what they were worth so far. Each learns how probable its drafts are from the tokens appended after them. Matches
     have at most 64 tokens but for ``oldest``.
 
-    Indexes are fed bit by bit, so that no call takes long: a step indexes about 6,000 tokens (a third of that in a large
+    Indexes are fed bit by bit, so that no call takes long: a step indexes about 4,000 tokens (a third of that in a large
     index) beside the new ones of the slots that draft, 512 tokens if none does; what is left is caught up by later
     steps. A slot drafts from an index once that has all of the slot's own text. The index of a group begins when it
     has two texts, takes those of running requests first, then closed ones from the newest back, and drafts from what
