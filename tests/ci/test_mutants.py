@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ci/test-mutants reads the report of a pytest run."""
+"""How ci/test-mutants reads the report of a pytest run, and that the bugs that it puts in fit the present code."""
 
+import os
+import re
 import runpy
+import shutil
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TOOL = runpy.run_path(str(ROOT / "ci" / "test-mutants"))
+PIN_SETS = sorted(path.parent.name for path in ROOT.glob("patches/*/pins.toml"))
+BUGS = [(pin_set, bug) for pin_set in PIN_SETS for bug in TOOL["bugs"](pin_set)]
 TESTS = """
 import pytest
 
@@ -48,5 +55,36 @@ def cases(tmp_path_factory):
 
 @pytest.mark.parametrize(("test", "expected"), [(name, True) for name in FAILED] + [(name, False) for name in NOT])
 def test_what_counts_as_failed(cases, test, expected):
-    failed = runpy.run_path(str(ROOT / "ci" / "test-mutants"))["failed"]
-    assert failed(cases, f"tests/test_it.py{test}") is expected
+    assert TOOL["failed"](cases, f"tests/test_it.py{test}") is expected
+
+
+@pytest.mark.parametrize(("pin_set", "bug"), BUGS, ids=lambda part: getattr(part, "stem", part))
+def test_bug_applies_and_names_tests(pin_set, bug, tmp_path):
+    """To sam_core as it is in this tree and to the installed, patched modules: code that moves takes its bugs along."""
+    text = bug.read_text()
+    named = re.findall(r"^Tests: (\S+)::(\w+)", text, re.MULTILINE)
+    assert named
+    for path, function in named:
+        assert f"def {function}(" in (ROOT / path).read_text(), f"{bug} names no test of {path}"
+    for path in re.findall(r"^--- a/(.+)$", text, re.MULTILINE):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(present(path, pin_set), tmp_path / path)
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    command = ["git", "apply", "--check", bug]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{bug} does not apply: change its lines to the present code.\n{done.stderr}"
+
+
+def present(path, pin_set):
+    """A module's file with all patches; skips where no environment has it so."""
+    if path.startswith("sam_core/"):
+        return ROOT / "sam_core" / "src" / path
+    installed = sorted((ROOT / ".venvs" / pin_set).glob(f"lib/python3*/site-packages/{path}"))
+    if not installed:
+        pytest.skip(f".venvs/{pin_set} is missing: call ci/setup-env {pin_set}")
+    modules = tomllib.loads((ROOT / "patches" / pin_set / "pins.toml").read_text())["module"]
+    blobs = modules[path.partition("/")[0]]["recorded"]["blobs"]
+    blob = subprocess.check_output(["git", "hash-object", "--no-filters", installed[0]], text=True).strip()
+    if path in blobs and blob != blobs[path][1]:
+        pytest.skip(f".venvs/{pin_set} has not the present patches: call ci/setup-env {pin_set}")
+    return installed[0]
