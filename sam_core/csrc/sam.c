@@ -372,7 +372,12 @@ bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_tex
         sam_index_free(index);
         return false;
     }
-    sam_index_clear(index);
+    index->nodes[0] = (sam_node){
+        .link = SAM_NONE, .token = SAM_NO_TOKEN, .target = SAM_NONE, .more = SAM_NO_TOKEN, .place = SAM_NONE};
+    if (index->counts)
+        index->counts[0] = (sam_count){.best = SAM_NO_TOKEN};
+    index->node_count = 1;
+    index->plain = true;
     return true;
 }
 
@@ -453,28 +458,6 @@ bool sam_index_free_some(sam_index *index, size_t most) {
 }
 
 void sam_index_free(sam_index *index) { sam_index_free_some(index, SIZE_MAX); }
-
-void sam_index_clear(sam_index *index) {
-    index->nodes[0] = (sam_node){
-        .link = SAM_NONE, .token = SAM_NO_TOKEN, .target = SAM_NONE, .more = SAM_NO_TOKEN, .place = SAM_NONE};
-    if (index->counts)
-        index->counts[0] = (sam_count){.best = SAM_NO_TOKEN};
-    index->node_count = 1;
-    index->chunk_count = 0;
-    index->edge_count = 0;
-    index->fullest = 0;
-    index->appended = 0;
-    index->common_count = 0;
-    index->plain = true;
-    memset(index->common, 0, sizeof index->common);
-    if (index->edges)
-        memset(index->edges, 0xff, index->table_size * sizeof(sam_edge));
-    for (uint32_t i = 0; index->tables && i <= index->table_mask; i++) {
-        index->tables[i].count = 0;
-        if (is_lowest(index, i))
-            memset(index->tables[i].edges, 0xff, index->table_size * sizeof(sam_edge));
-    }
-}
 
 size_t sam_index_bytes(const sam_index *index) {
     return index->node_capacity * sizeof(sam_node) + index->count_capacity * sizeof(sam_count) +

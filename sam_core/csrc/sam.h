@@ -185,10 +185,6 @@ void sam_index_free(sam_index *index);
 // Returns whether that was all: the index is zeroed then. Until then it may be freed only.
 bool sam_index_free_some(sam_index *index, size_t most);
 
-// Back to the root alone, keeping the capacity. Some of the texts that were in it before, appended in any
-// order one after another, then take no more nodes and edges than they took, and at most one more chunk.
-void sam_index_clear(sam_index *index);
-
 // Appends the token at `position` of text number `text` (which holds it already) to the text of the cursor,
 // and marks what it follows. On failure (memory, SAM_MAX_PLACES) false is returned and nothing has changed.
 bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position);

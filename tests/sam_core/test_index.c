@@ -444,61 +444,6 @@ static void test_long_texts_that_come_again(void) {
         }
 }
 
-// The texts of an index are inserted again after it was cleared, in another order and not all of them. They
-// share a beginning or not.
-static void test_clearing_keeps_enough_room(uint32_t turns) {
-    static world w;
-    for (uint32_t turn = 0; turn < turns; turn++) {
-        random_state = turn;
-        begin(&w, (sam_kind)(turn % 3));
-        uint32_t shared = draw(2) * draw(40), alphabet = 1 + draw(6), sizes[TEXTS];
-        for (uint32_t i = 0; i < shared; i++)
-            append(&w, 0, likely_token(&w, 0, alphabet));
-        while (w.count < TEXTS)
-            branch(&w, 0);
-        for (uint32_t i = draw(200); i; i--) {
-            uint32_t t = draw(TEXTS);
-            append(&w, t, likely_token(&w, t, alphabet));
-        }
-        uint32_t nodes = w.index.node_count, edges = w.index.edge_count, chunks = w.index.chunk_count;
-        sam_index_clear(&w.index);
-        check_sound(&w);
-        CHECK(w.index.node_count == 1 && w.memory.used == sam_index_bytes(&w.index));
-        w.size = 0;
-        w.count = 0;
-        for (uint32_t t = 0; t < TEXTS; t++) {
-            sizes[t] = w.text[t].size;
-            w.text[t].size = 0;
-            w.cursor[t] = SAM_START;
-        }
-        sam_cursor beginning = SAM_START;
-        uint32_t first = draw(TEXTS), left_out = draw(TEXTS + 1);
-        for (uint32_t i = 0; i < TEXTS; i++) {
-            uint32_t t = (first + i) % TEXTS;
-            if (t == left_out)
-                continue;
-            if (w.count++) {
-                CHECK(sam_index_branch(&w.index, &beginning, &w.cursor[t]));
-                w.text[t].size = shared;
-            }
-            while (w.text[t].size < sizes[t]) {
-                append(&w, t, w.tokens[t][w.text[t].size]);
-                if (w.text[t].size == shared)
-                    beginning = w.cursor[t];
-            }
-        }
-        CHECK(w.index.node_count <= nodes && w.index.edge_count <= edges &&
-              w.index.chunk_count <= chunks + 1);
-        check_sound(&w);
-        if (w.index.counts)
-            check_common(&w);
-        for (uint32_t t = 0; t < TEXTS; t++)
-            if (t != left_out)
-                check_text(&w, t);
-        end(&w);
-    }
-}
-
 // Everything about tables that the validation promises to notice.
 static void test_validation_of_tables(void) {
     static world w;
@@ -931,7 +876,6 @@ int main(int count, char **arguments) {
     if (part == 1)
         test_runs_at_the_longest_match();
     test_long_texts_that_come_again();
-    test_clearing_keeps_enough_room(2000 / part);
     test_append_is_all_or_nothing();
     test_validation_of_tables();
     test_blocks();
