@@ -53,7 +53,7 @@ class Cost:
         self.warm = 256 if quick else 4096
         self.corpus_size = 100_000 if quick else 10_000_000
         self.large_size = 50_000 if quick else 5_000_000
-        self.history_size, self.history_steps_ = (200_000, 40) if quick else (20_000_000, 2000)
+        self.history_size, self.num_history_steps = (200_000, 40) if quick else (20_000_000, 2000)
         self.texts, self.targets, self.say = texts, targets, say
         self.more = self.steps * (self.rounds + 2)
         """Tokens that a batch is given after it was filled."""
@@ -206,7 +206,7 @@ class Cost:
         (row,) = rows
         rng = np.random.default_rng(20)
         size = self.table.shape[1] // 2
-        quickest = np.full(self.history_steps_, np.inf)
+        quickest = np.full(self.num_history_steps, np.inf)
         pool = sam_core.Pool(memory_bytes=8 * MEMORY)
         for number in range(self.history_size // size):
             text = self.table[number % BATCH, :size].copy()
@@ -222,8 +222,8 @@ class Cost:
                 slots = np.array([pool.open(self.table[at, :100], b"%d" % (at % 8)) for at in range(BATCH)], np.int32)
                 counts, lengths = np.ones(BATCH, np.int32), np.zeros(BATCH, np.int32)
                 out, starts = np.zeros((BATCH, 4), np.int32), np.full(BATCH, 100, np.int32)
-                for step in range(self.history_steps_):
-                    if step == self.history_steps_ // 2:
+                for step in range(self.num_history_steps):
+                    if step == self.num_history_steps // 2:
                         pool.close(int(slots[-1]), keep=False)
                         slots[-1] = pool.open(self.table[BATCH - 1, : starts[-1]], b"%d" % ((BATCH - 1) % 8))
                     start = clock()

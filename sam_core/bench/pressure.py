@@ -176,10 +176,11 @@ def rows(
     def measure(rows: list[Row]) -> None:
         shares: dict[str, list[float]] = {"best": [], "private": []}
         for name in [name for name in SETS if name in texts.names][: 1 if quick else None]:
+            groups = groups_of(texts, name)
             for order in list(ORDERS)[: 1 if quick else None]:
                 for budget in BUDGETS:
                     say(f"{rows[0].what}: {name}, {order}, {budget}")
-                    found = compare(groups_of(texts, name), order, budget)
+                    found = compare(groups, order, budget)
                     for of, values in shares.items():
                         values.append(found["ours"] / found[of])
         for row, values in zip(rows, shares.values(), strict=True):

@@ -361,11 +361,9 @@ static bool feed_text(pool *p, pool_group *g, pool_text *text, bool older) {
 static bool feed_with(pool *p, pool_group *g, pool_text *text, bool older, pool_power power) {
     p->power = power;
     p->uses = p->builds = g;
-    p->swaps = g->swaps;
     bool done = feed_text(p, g, text, older);
     p->power = POOL_FOR_ALL;
     p->uses = p->builds = NULL;
-    p->swaps = false;
     return done;
 }
 

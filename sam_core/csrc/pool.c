@@ -221,26 +221,27 @@ pool_status pool_truncate(pool *p, int64_t number, size_t size, pool_error *erro
         corpus_start(&p->corpus, slot->corpus_at);
         slot->matched = 0;
     }
-    slot->text = pool_new_text(p, old->prompt_size, (uint32_t)size);
-    if (slot->text) {
-        slot->text->slot = (uint32_t)number;
-        slot->group = NULL;
-        store(p, slot, old->body.tokens, (uint32_t)size);
-        slot->group = g;
+    pool_text *cut = pool_new_text(p, old->prompt_size, (uint32_t)size);
+    if (cut) {
+        if (size)
+            memcpy(cut->body.tokens, old->body.tokens, size * sizeof(int32_t));
+        cut->body.size = (uint32_t)size;
+        cut->slot = (uint32_t)number;
+        p->tokens += size;
     }
-    if (!g) {
-        pool_free_text(p, old);
-    } else if (!slot->text || !group_enter(p, g, slot->text)) {
-        if (slot->text)
-            pool_free_text(p, slot->text);
-        slot->text = old; // listed still; the slot no longer drafts
+    if (cut && g && !group_enter(p, g, cut)) {
+        pool_free_text(p, cut);
+        cut = NULL;
+    }
+    if (!cut) {
         exhaust(p, slot);
         return POOL_OK;
-    } else {
-        group_close_text(p, g, old, false);
     }
-    if (!slot->text)
-        exhaust(p, slot);
+    slot->text = cut;
+    if (g)
+        group_close_text(p, g, old, false);
+    else
+        pool_free_text(p, old);
     return POOL_OK;
 }
 

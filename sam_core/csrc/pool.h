@@ -181,7 +181,6 @@ typedef struct {
     const pool_group *uses;                          // whose automaton may not be freed now
     const pool_slot *uses_slot;                      // whose request index may not be freed now
     const pool_group *builds;                        // for whose automaton memory is wanted
-    bool swaps;                                      // and whose slots' request indexes may be given for it
     int64_t slice, off_slice;                        // POOL_SLICE and POOL_OFF_SLICE, but in tests
     int64_t work;                                    // what may still be done in this call
     uint32_t hand;                                   // slot where free_double looked last

@@ -39,7 +39,7 @@ void room_discard(pool *p, sam_index *index) {
     sam_index_free(index);
 }
 
-static bool free_dying(pool *p) {
+bool room_free_dying(pool *p) {
     for (int i = 0; i < POOL_DYING; i++)
         if (p->dying[i].memory) {
             sam_index_free_some(&p->dying[i], DYING_PART);
@@ -47,8 +47,6 @@ static bool free_dying(pool *p) {
         }
     return false;
 }
-
-void room_free_dying(pool *p) { free_dying(p); }
 
 // ---- closed groups
 
@@ -131,13 +129,15 @@ static bool evict(pool *p) {
     if (!victim)
         return false;
     uint64_t lowest = worth(p, victim);
-    for (int i = 0; i < CANDIDATES && g; i++, g = g->by_state.newer)
-        if (worth(p, g) < lowest || !lowest) { // nothing known: the oldest
-            victim = g;
-            lowest = worth(p, g);
-            if (!lowest)
-                break;
-        }
+    for (int i = 0; i < CANDIDATES && g; i++, g = g->by_state.newer) {
+        uint64_t its = worth(p, g);
+        if (its >= lowest && lowest)
+            continue;
+        victim = g;
+        lowest = its;
+        if (!lowest) // nothing known: the oldest
+            break;
+    }
     forget(p, victim);
     return true;
 }
@@ -168,7 +168,7 @@ static bool is_double(const pool *p, const pool_slot *slot) {
     const pool_text *text = slot->text;
     if (!slot->open || !slot->request.memory || !g || slot == p->uses_slot)
         return false;
-    return (p->swaps && g == p->builds) ||
+    return (g == p->builds && g->swaps) ||
            (g->index.memory && text->indexed && text->body.size - text->cursor.length <= MAX_LAG);
 }
 
@@ -209,7 +209,7 @@ static bool shrink_least(pool *p) {
 
 bool room_make(void *owner) {
     pool *p = owner;
-    if (free_dying(p) || free_idle(p))
+    if (room_free_dying(p) || free_idle(p))
         return true;
     if (p->power == POOL_FOR_SPARE)
         return false;

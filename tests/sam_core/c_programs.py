@@ -17,27 +17,12 @@ CSRC = PROJECT / "csrc"
 CC = os.environ.get("CC", "cc")
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-CORE = ["memory.c", "sam.c", "model.c", "rules.c", "corpus.c", "group.c", "room.c", "pool.c", "persist.c"]
+INDEX = ["memory.c", "sam.c", "model.c", "rules.c"]
+POOL = [*INDEX, "group.c", "room.c", "pool.c"]
+CORE = [*POOL, "corpus.c", "persist.c"]
 # The C tests and fuzz targets with their sources; those that include a source of csrc do not name it.
-PROGRAMS = {
-    "test_c": [
-        "test_c.c",
-        "memory.c",
-        "sam.c",
-        "model.c",
-        "rules.c",
-        "corpus.c",
-        "group.c",
-        "room.c",
-        "pool.c",
-        "persist.c",
-    ],
-    "test_index": ["test_index.c", "memory.c", "sam.c", "model.c", "rules.c"],
-}
-TARGETS = {
-    "fuzz_pool": ["fuzz/fuzz_pool.c", "memory.c", "sam.c", "model.c", "rules.c", "group.c", "room.c", "pool.c"],
-    "fuzz_files": ["fuzz/fuzz_files.c", "memory.c", "sam.c", "model.c", "rules.c", "group.c", "room.c", "pool.c"],
-}
+PROGRAMS = {"test_c": ["test_c.c", *CORE], "test_index": ["test_index.c", *INDEX]}
+TARGETS = {target: [f"fuzz/{target}.c", *POOL] for target in ("fuzz_pool", "fuzz_files")}
 OBJECTS = tempfile.TemporaryDirectory(prefix="sam_core-objects-")
 # Leaks are found by the tests' own allocator: LeakSanitizer does not run everywhere.
 ENVIRONMENT = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}

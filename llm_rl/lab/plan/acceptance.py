@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sam_core.budget import Calibration, choose
-from sam_core.replay import Answer, SamDrafter, make_scopes, replay
+from sam_core.replay import Answer, make_scopes, replay
 
 from llm_rl.lab.plan.cost import Cost, Held
 from llm_rl.lab.plan.simulate import BINS, EDGES, Policy
+from llm_rl.lab.watched import Draft, Watched
 
 Float64 = npt.NDArray[np.float64]
 
@@ -98,48 +99,19 @@ def given(first: float, later: float, ks: Sequence[int] = KS) -> Acceptance:
     )
 
 
-class _Watched(SamDrafter):
-    """Notes each draft's scores and how much of it was accepted."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.drafts: list[tuple[int, npt.NDArray[np.float32], int]] = []  # position, scores, accepted
-        self._last: dict[int, tuple[list[int], npt.NDArray[np.float32]]] = {}
-        self._at: dict[int, int] = {}
-
-    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
-        slots, zeros, out, lengths, scores, _ = self._arrays(requests, k)
-        self._pool.step(slots, self._nothing, zeros, k, out, lengths, scores)
-        drafts = [row[:length] for row, length in zip(out.tolist(), lengths.tolist(), strict=True)]
-        for request, draft, row in zip(requests, drafts, scores, strict=True):
-            self._last[request] = draft, row[: len(draft)].copy()
-        return drafts
-
-    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
-        super().append_many(requests, rows)
-        for request, row in zip(requests, rows, strict=True):
-            if request in self._last:
-                draft, scores = self._last.pop(request)
-                accepted = 0
-                while accepted < min(len(draft), len(row)) and draft[accepted] == row[accepted]:
-                    accepted += 1
-                self.drafts.append((self._at.get(request, 0), scores, accepted))
-            self._at[request] = self._at.get(request, 0) + len(row)
-
-
 def recorded(
     answers: Sequence[Answer], context: str, options: dict[str, Any], ks: Sequence[int] = KS, max_tokens: int = 60_000
 ) -> Acceptance:
     """Replay recordings by sam_core.replay with every draft length; context and options as there."""
     scopes = make_scopes(answers, context, max_tokens=max_tokens)
     gain, drafted = np.zeros((len(ks), BINS)), np.zeros((len(ks), BINS))
-    drafter = _Watched(**options)
+    drafter = Watched(**options)
     for i, k in enumerate(ks):
-        drafter = _Watched(**options)
+        drafter = Watched(**options)
         replay(drafter, scopes, context, k)
-        bins = np.searchsorted(EDGES, [at for at, _, _ in drafter.drafts], side="right")
-        taken = np.array([accepted for _, _, accepted in drafter.drafts])
-        lengths = np.array([len(scores) for _, scores, _ in drafter.drafts])
+        bins = np.searchsorted(EDGES, [at for _, at, _, _ in drafter.drafts], side="right")
+        taken = np.array([accepted for *_, accepted in drafter.drafts])
+        lengths = np.array([len(scores) for _, _, scores, _ in drafter.drafts])
         for bin_ in range(BINS):
             of_bin = bins == bin_
             if of_bin.sum() < MIN_DRAFTS and bin_:
@@ -150,19 +122,17 @@ def recorded(
     return Acceptance(tuple(ks), gain, drafted, worth, accepted)
 
 
-def _samples(
-    drafts: Sequence[tuple[int, npt.NDArray[np.float32], int]], k: int, count: int = 400
-) -> tuple[Float64, npt.NDArray[np.int64]]:
+def _samples(drafts: Sequence[Draft], k: int, count: int = 400) -> tuple[Float64, npt.NDArray[np.int64]]:
     """Drafts of each bin, their scores corrected by what was accepted, as the engine's switch corrects them."""
     scores = np.zeros((len(drafts), k))
-    for row, (_, of_draft, _) in zip(scores, drafts, strict=True):
+    for row, (_, _, of_draft, _) in zip(scores, drafts, strict=True):
         row[: len(of_draft)] = of_draft
-    accepted = np.array([taken for _, _, taken in drafts])
+    accepted = np.array([taken for *_, taken in drafts])
     live = scores > 0
     calibration = Calibration()
     calibration.observe(scores[live], (np.arange(k) < accepted[:, None])[live])
     worth = np.where(live, np.maximum(calibration.correct(scores), 1e-9), 0.0)
-    bins = np.searchsorted(EDGES, [at for at, _, _ in drafts], side="right")
+    bins = np.searchsorted(EDGES, [at for _, at, _, _ in drafts], side="right")
     rng = np.random.default_rng(0)
     chosen = np.arange(len(drafts))
     result = []

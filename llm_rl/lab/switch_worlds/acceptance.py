@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sam_core.replay import SamDrafter, make_scopes, read_answers, replay
+from sam_core.replay import make_scopes, read_answers, replay
+
+from llm_rl.lab.watched import Watched
 
 TABLE = Path(__file__).with_name("acceptance.json")
 K = 8
@@ -61,26 +63,27 @@ def derive(paths: Sequence[Path], max_tokens: int = 60_000) -> dict[str, Any]:
     for path in paths:
         answers = read_answers(path)
         for context, sources in (("request", ["request"]), ("group", ["request", "group"])):
-            drafter = _Noting(rule="blend", sources=sources, memory_bytes=1 << 30, min_prob=0.1)
+            drafter = Watched(rule="blend", sources=sources, memory_bytes=1 << 30, min_prob=0.1)
             replay(drafter, make_scopes(answers, context, max_tokens=max_tokens), context, K)
             sets[f"{path.name.partition('.')[0]}, {context}"] = _summary(drafter)
     return {"sources": [path.name for path in paths], "sets": sets}
 
 
-def _summary(drafter: _Noting) -> dict[str, Any]:
-    scores = np.zeros((sum(map(len, drafter.drafts.values())), K))
-    taken = []
-    for i, (draft, accepted) in enumerate(d for drafts in drafter.drafts.values() for d in drafts):
-        scores[i, : len(draft)] = draft
-        taken.append(accepted)
+def _summary(drafter: Watched) -> dict[str, Any]:
+    by_request: dict[int, list[npt.NDArray[np.float32]]] = defaultdict(list)
+    scores = np.zeros((len(drafter.drafts), K))
+    for row, draft in zip(scores, drafter.drafts, strict=True):
+        row[: len(draft.scores)] = draft.scores
+        by_request[draft.request].append(draft.scores)
+    taken = [draft.accepted for draft in drafter.drafts]
     live = scores > 0
     bins = _bins(scores[live])
     # a bin without tokens of its own keeps its centre, with the weight of one token
     centre = (np.arange(BINS) + 0.5) / BINS
     accepted = (np.arange(K) < np.array(taken)[:, None])[live]
     share = (np.bincount(bins, accepted, BINS) + centre) / (np.bincount(bins, minlength=BINS) + 1)
-    long = [drafts for drafts in drafter.drafts.values() if len(drafts) >= STEPS]
-    short = [d for drafts in drafter.drafts.values() if len(drafts) < STEPS for d in drafts]
+    long = [drafts for drafts in by_request.values() if len(drafts) >= STEPS]
+    short = [d for drafts in by_request.values() if len(drafts) < STEPS for d in drafts]
     short = short[: len(short) // STEPS * STEPS]
     runs = long + [short[i : i + STEPS] for i in range(0, len(short), STEPS)]
     rng = np.random.default_rng(0)
@@ -89,9 +92,7 @@ def _summary(drafter: _Noting) -> dict[str, Any]:
     return {
         "accepted": share.round(4).tolist(),
         "runs": [
-            ",".join(
-                bytes(np.maximum(1, np.round(draft * 255)).astype(np.uint8)).hex() for draft, _ in run[at:][:STEPS]
-            )
+            ",".join(bytes(np.maximum(1, np.round(draft * 255)).astype(np.uint8)).hex() for draft in run[at:][:STEPS])
             for run, at in zip(chosen, starts, strict=True)
         ],
     }
@@ -99,28 +100,3 @@ def _summary(drafter: _Noting) -> dict[str, Any]:
 
 def _bins(scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.clip((scores * BINS).astype(np.int64), 0, BINS - 1)
-
-
-class _Noting(SamDrafter):
-    """Notes the scores of each request's drafts and how much of each was accepted."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.drafts: dict[int, list[tuple[npt.NDArray[np.float32], int]]] = defaultdict(list)
-        self._last: dict[int, tuple[list[int], npt.NDArray[np.float32]]] = {}
-
-    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
-        slots, zeros, out, lengths, scores, _ = self._arrays(requests, k)
-        self._pool.step(slots, self._nothing, zeros, k, out, lengths, scores)
-        drafts = [row[:length] for row, length in zip(out.tolist(), lengths.tolist(), strict=True)]
-        for request, draft, row in zip(requests, drafts, scores, strict=True):
-            self._last[request] = draft, row[: len(draft)].copy()
-        return drafts
-
-    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
-        super().append_many(requests, rows)
-        for request, row in zip(requests, rows, strict=True):
-            if request in self._last:
-                draft, scores = self._last.pop(request)
-                same = next((i for i, pair in enumerate(zip(draft, row, strict=False)) if pair[0] != pair[1]), None)
-                self.drafts[request].append((scores, min(len(draft), len(row)) if same is None else same))
