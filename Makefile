@@ -26,7 +26,7 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 
 # A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
 # All environments are made before, and not asked for again (-o), as make passes over a job that has to wait for one.
-JOBS ?= 3
+JOBS ?= 2
 ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
 jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
