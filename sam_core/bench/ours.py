@@ -91,12 +91,12 @@ class Engine:
         self.proposer.switch.clock = lambda: self.now
         self.proposer.pool = self.pool = ClockedPool(self.proposer.pool)
         self.drafted = 0
-        self.propose()
+        self.propose(int(self.lengths.sum()))
 
-    def propose(self) -> float:
+    def propose(self, num_tokens: int) -> float:
         """Seconds of the processor that one call takes."""
         start = time.process_time()
-        drafts = self.proposer.propose(self.req_ids, self.table, self.lengths, self.prompts, self.sampled)
+        drafts = self.proposer.propose(self.req_ids, self.table, self.lengths, self.prompts, self.sampled, num_tokens)
         taken = time.process_time() - start
         self.drafts = np.array([draft + [-1] * (self.k - len(draft)) for draft in drafts], np.int32)
         return taken
@@ -104,7 +104,8 @@ class Engine:
     def step(self) -> float:
         """Verify the drafts, then propose: seconds of the processor that the latter takes."""
         self.drafted += (drafted := int((self.drafts >= 0).sum()))
-        self.now += 0.02 + 2e-5 * (len(self.table) + drafted)
+        num_tokens = len(self.table) + drafted
+        self.now += 0.02 + 2e-5 * num_tokens
         said = self.table[np.arange(len(self.table))[:, None], self.lengths[:, None] + np.arange(self.k)]
         self.lengths += 1 + np.logical_and.accumulate(self.drafts == said, axis=1).sum(1, dtype=np.int32)
-        return self.propose()
+        return self.propose(num_tokens)

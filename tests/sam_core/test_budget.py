@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sam_core.budget import Calibration, choose
-from sam_core.cost import KEPT, StepCost
+from sam_core.cost import KEPT, Expected, PromptCost, StepCost
 from sam_core.switch import AutoSwitch
 
 
@@ -110,7 +110,7 @@ def rate(n, scores, contexts, cost):
 @given(steps())
 def test_the_choice_is_the_best_of_all(step):
     scores, lengths, contexts, cost = step
-    chosen, gain = choose(scores, lengths, contexts, cost)
+    chosen, gain, _ = choose(scores, lengths, contexts, cost)
     best = max(rate(n, scores, contexts, cost) for n in itertools.product(*(range(m + 1) for m in lengths)))
     assert (chosen <= lengths).all()
     assert rate(chosen.tolist(), scores, contexts, cost) == pytest.approx(best)
@@ -122,12 +122,59 @@ def test_the_choice_is_the_best_of_all(step):
 def test_with_captured_graphs_all_get_k_or_none(step):
     scores, lengths, contexts, cost = step
     batch, k = scores.shape
-    chosen, gain = choose(scores, lengths, contexts, cost, uniform=k)
+    chosen, gain, _ = choose(scores, lengths, contexts, cost, uniform=k)
     assert set(chosen.tolist()) in ({0}, {k})
     guessed = np.where(np.arange(k) < lengths[:, None], scores, 0)
     rates = {n: rate([n] * batch, guessed, contexts, cost) for n in (0, k)}
     assert rates[int(chosen[0])] == pytest.approx(max(rates.values()))
     assert gain == pytest.approx(max(1.0, rates[k] / rates[0]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps(), st.lists(st.integers(0, 6), min_size=1, max_size=4), st.booleans())
+def test_beside_prompts_the_choice_is_the_best_at_the_price_of_steps_without(step, read, uniform):
+    scores, lengths, contexts, cost = step
+    batch, k = scores.shape
+    prompt = PromptCost()
+    for rows in range(1, 20):
+        prompt.observe(rows, 0.0, 0.0, 0.3 + 0.1 * (rows > 4) + 0.01 * rows)
+    prompt.fit()
+    expected = Expected(cost, prompt, read)
+    chosen, gain, _ = choose(scores, lengths, contexts, cost, k * uniform, expected)
+    without, gain_without, price = choose(scores, lengths, contexts, cost, k * uniform)
+    guessed = np.where(np.arange(k) < lengths[:, None], scores, 0.0)
+    assert price == pytest.approx(rate(without.tolist(), guessed, contexts, cost))
+    if uniform and not without.any():
+        assert not chosen.any()
+        return
+
+    def worth(n):
+        costs = [prompt if more else cost for more in read]
+        seconds = np.mean([c.rows_cost(batch + sum(n) + more) for c, more in zip(costs, read, strict=True)])
+        seconds += cost.draft_context * float(np.dot(n, contexts))
+        return sum(guessed[i, :m].sum() for i, m in enumerate(n)) - price * seconds
+
+    all_of = [[0] * batch, [k] * batch] if uniform else itertools.product(*(range(m + 1) for m in lengths))
+    best = max(map(worth, all_of))
+    assert worth(chosen.tolist()) == pytest.approx(best)
+    more = worth([k] * batch) if uniform else best
+    assert gain == pytest.approx(max(1.0, min(gain_without, 1 + (more - worth([0] * batch)) / batch)))
+
+
+def test_sizes_that_prompts_never_had_lie_on_a_line():
+    cost = PromptCost()
+    for rows in (300, 500, 900, 2048):
+        for _ in range(4):
+            cost.observe(rows, 0.0, 0.0, 0.02 + 1e-4 * rows)
+    cost.fit()
+    rows = np.array([10, 100, 3000, 9000])
+    assert cost.rows_cost(rows) == pytest.approx(0.02 + 1e-4 * rows, rel=0.05)
+    single = PromptCost()
+    single.observe(100, 0.0, 0.0, 1.0)
+    single.fit()
+    assert single.rows_cost([50, 100, 200]) == pytest.approx([0.5, 1, 2], rel=0.07), (
+        "a share of the rows, the least it can be"
+    )
 
 
 def test_scores_that_promise_too_much_are_corrected():
@@ -144,8 +191,9 @@ def test_scores_that_promise_too_much_are_corrected():
 class Machine:
     """Runs a switch against steps whose seconds and acceptance are given; its clock is simulated."""
 
-    def __init__(self, k=4, batch=8, accept=0.6, noise=0.02, seconds=curve, state=None):
+    def __init__(self, k=4, batch=8, accept=0.6, noise=0.02, seconds=curve, state=None, read=0):
         self.now, self.k, self.batch, self.accept, self.noise, self.seconds = 0.0, k, batch, accept, noise, seconds
+        self.read = read  # tokens of prompts in each step
         self.rng = np.random.default_rng(0)
         self.switch = AutoSwitch(k, logging.getLogger("test"), clock=lambda: self.now)
         if state:
@@ -164,12 +212,11 @@ class Machine:
         return np.full(self.batch, 100)
 
     def step(self, uniform=False, held=None):
-        self.now += float(self.seconds(self.batch + self.given.sum())) * self.rng.uniform(
-            1 - self.noise, 1 + self.noise
-        )
+        num_tokens = self.batch + int(self.given.sum()) + self.read
+        self.now += float(self.seconds(num_tokens)) * self.rng.uniform(1 - self.noise, 1 + self.noise)
         gained = np.array([1 + next((j for j in range(n) if self.rng.random() > self.accept), n) for n in self.given])
         self.tokens += int(gained.sum())
-        self.switch.observe(self.slots, gained, True)
+        self.switch.observe(self.slots, gained, num_tokens)
         lengths = np.full(self.batch, self.k if self.switch.wanted(self.batch) else 0, np.int32)
         scores = np.tile(self.believed ** np.arange(1, self.k + 1), (self.batch, 1)).astype(np.float32)
         self.given = self.switch.choose(self.slots, self.held if held is None else held, lengths, scores, uniform)
@@ -348,61 +395,62 @@ def test_a_record_that_is_none_is_refused(state):
         switch.restore(state)
 
 
-def test_steps_that_read_prompts_teach_nothing():
+def test_steps_that_read_prompts_have_costs_of_their_own():
     machine = Machine()
     machine.run(1)
     slots = machine.slots
     more = np.array([*slots, 63], np.int32)
+    costs = {"plain": machine.switch.cost, "prompt": machine.switch.prompt_cost}
 
-    def end(slots, reading=0):
+    def end(slots, read=0, reading=False):
         machine.now += 5.0
-        before = machine.switch.cost._count.sum()
+        before = {name: cost._count.sum() for name, cost in costs.items()}
         gained = np.ones(len(slots), np.int32)
         gained[len(slots) - reading :] = 0
-        machine.switch.observe(slots, gained, not reading)
+        machine.switch.observe(slots, gained, len(slots) + read)
         none = np.zeros(len(slots), np.int32)
         machine.switch.choose(slots, np.full(len(slots), 100), none, np.zeros((len(slots), 4), np.float32))
-        return machine.switch.cost._count.sum() > before
+        return [name for name, cost in costs.items() if cost._count.sum() > before[name]]
 
-    assert end(slots)
-    assert not end(more, reading=1), "a prompt was read"
-    assert not end(more), "its last chunk"
-    assert end(more)
-    assert end(slots), "one has ended"
-    assert not end(more), "it came again with its prompt"
-    assert end(more)
+    assert end(slots) == ["plain"]
+    assert end(more, 9, reading=True) == ["prompt"]
+    assert end(more, 5) == ["prompt"], "its last chunk"
+    assert end(more) == ["plain"]
+    assert end(slots) == ["plain"], "one has ended"
+    assert end(more, 3) == ["prompt"], "it came again with its prompt"
+    assert end(more) == ["plain"]
     machine.switch.forget(63)
-    assert not end(more), "another one in its slot"
+    assert end(more) == ["prompt"], "another one in its slot, with a prompt of one token"
 
 
-def test_costs_are_learned_beside_a_request_that_is_never_drafted():
-    machine = Machine(batch=2, accept=0.8)
-    observe = machine.switch.observe
-    machine.switch.observe = lambda slots, gained, decoding: observe(slots, gained, False)
-    machine.run(300)
-    assert machine.given.any()
+@pytest.mark.parametrize("uniform", [False, True])
+def test_costs_are_learned_where_every_step_reads_a_prompt(uniform):
+    cheap = Machine(batch=2, accept=0.8, read=1000, seconds=lambda rows: 0.02 + 1e-6 * rows)
+    cheap.run(400, uniform=uniform)
+    assert cheap.switch.steps_on > 100 and not cheap.switch.cost.fitted
+    dear = Machine(batch=2, accept=0.4, read=10, seconds=lambda rows: 1e-4 * rows)
+    dear.run(400, uniform=uniform)
+    assert dear.switch.steps_on < 20
+    dear.read = 0
+    dear.run(100, uniform=uniform)
+    assert dear.switch.cost.fitted
 
 
-def test_the_threshold_decides_while_every_step_reads_a_prompt(caplog):
-    caplog.set_level(logging.INFO)
-    machine = Machine(batch=2, accept=0.8)
-    observe = machine.switch.observe
-    machine.switch.observe = lambda slots, gained, decoding: observe(slots, np.where(slots == 1, 0, gained), False)
-    machine.run(400)
-    assert machine.given.any()
-    assert machine.given.max() == machine.k
-    assert [record.message for record in caplog.records] == [
-        "every step reads a prompt, so none shows what decoding costs: drafting at up to 8 requests (threshold) until "
-        "one does"
-    ]
-    more = Machine(batch=9, accept=0.8, seconds=lambda rows: 0.02 + 1e-5 * rows)
-    observe_more = more.switch.observe
-    more.switch.observe = lambda slots, gained, decoding: observe_more(slots, np.where(slots == 1, 0, gained), False)
-    more.run(100)
-    assert not more.given.any()
-    more.switch.observe = observe_more
-    more.run(400)
-    assert more.given.any(), "it goes on with what steps cost once one tells"
+def test_drafts_leave_room_for_the_prompts_that_come_with_them():
+    """Steps are padded to 64 tokens: 24 rows are free beside 40 requests, but 4 beside those that also read 20 tokens."""
+    machine = Machine(batch=40, accept=0.5, seconds=lambda rows: 0.01 * np.ceil(np.asarray(rows) / 64))
+    usual, rates = {}, {}
+    for machine.read in (0, 20):
+        machine.run(300)
+        given = []
+        for _ in range(100):
+            machine.step()
+            given.append(int(machine.given.sum()))
+        usual[machine.read] = sorted(given)[50]
+        rates[machine.read] = machine.run(200)
+    assert usual[0] == 24 and usual[20] <= 4
+    assert rates[0] > 0.95 * (40 + 0.5 * 24) / 0.01
+    assert rates[20] > 0.95 * (40 + 0.5 * 4) / 0.01
 
 
 class Changing(Machine):

@@ -32,7 +32,7 @@ def answer(proposer, name="a", end=True):
     """An engine answers the prompt token by token; how many tokens came true of the drafts that began in history."""
     before = proposer.stats()["accepted_history"]
     for length in range(3, 10):
-        proposer.propose([name], ROWS, [length], [3], [True])
+        proposer.propose([name], ROWS, [length], [3], [True], 1)
     if end:
         proposer.finish([name])
     return proposer.stats()["accepted_history"] - before
@@ -230,7 +230,7 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     rows = np.random.default_rng(0).integers(0, 1000, (64, 4096)).astype(np.int32)
     for i, row in enumerate(rows):
         first.max_model_len = 4096
-        first.propose([str(i)], row[None], [4096], [8], [True])
+        first.propose([str(i)], row[None], [4096], [8], [True], 1)
         first.saved.seldom._due = 0
         first.finish([str(i)])
     assert first.stats()["evicted_groups"] == 0
@@ -241,7 +241,7 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     assert "of 64 prompts with their answers do not fit into memory_bytes" in warning.getMessage()
     assert warning.name == "the engine"
     row = np.array([[1, 21, 22, 23]], np.int32)
-    assert smaller.propose(["new"], row, [4], [4], [True]) == [[24, 25, 26]], "the corpus is a source all the same"
+    assert smaller.propose(["new"], row, [4], [4], [True], 1) == [[24, 25, 26]], "the corpus is a source all the same"
     assert make(tmp_path, sam={"sources": ["history", "group", "request"]} | sam), "in any order"
 
 
@@ -270,7 +270,7 @@ def test_what_auto_learned_is_saved_with_it(tmp_path):
 
 def test_an_engine_that_had_learned_nothing_yet(tmp_path):
     first = make(tmp_path, sam={"switch": "auto"})
-    first.propose(["a"], ROWS, [9], [3], [True])
+    first.propose(["a"], ROWS, [9], [3], [True], 1)
     first.finish(["a"])
     assert json.loads((tmp_path / "engine-0/switch.json").read_text())["cost"] == {"samples": []}
     end_process()

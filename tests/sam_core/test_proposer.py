@@ -39,9 +39,10 @@ class Batch:
         self.rows[i, n : n + len(tokens)] = tokens
         self.lengths[i] = n + len(tokens)
 
-    def propose(self, proposer, may_draft=None):
+    def propose(self, proposer, may_draft=None, num_tokens=None):
         may_draft = [True] * len(self.req_ids) if may_draft is None else may_draft
-        drafts = proposer.propose(self.req_ids, self.rows, self.lengths, self.prompts, may_draft)
+        num_tokens = len(self.req_ids) if num_tokens is None else num_tokens
+        drafts = proposer.propose(self.req_ids, self.rows, self.lengths, self.prompts, may_draft, num_tokens)
         return dict(zip(self.req_ids, drafts, strict=True))
 
 
@@ -217,7 +218,7 @@ def test_rows_may_lie_apart_and_are_never_written():
     table[:] = batch.rows
     table.flags.writeable = False
     for rows in (table, table[::-1][-2:][::-1]):
-        drafts = proposer.propose(batch.req_ids, rows, np.array([6, 3, 9, 9], np.int32), [6, 3, 9], [True, True])
+        drafts = proposer.propose(batch.req_ids, rows, np.array([6, 3, 9, 9], np.int32), [6, 3, 9], [True, True], 2)
         assert drafts == [[3, 4, 1], [8, 7]]
 
 
@@ -464,7 +465,7 @@ def test_auto_learns_from_the_drafts_that_the_engine_gets(uniform, min_prob):
     proposer, batch = make(rule="blend", switch="auto", min_prob=min_prob), Batch()
     if uniform:
         proposer.make_uniform()
-    learned, handed_out, known = [], [], None
+    learned, handed_out, known, given = [], [], None, {}
     for rows in range(1, 40):
         proposer.switch.cost.observe(rows, 0.0, 0.0, 1.0)  # so that drafts are free
     proposer.switch.cost.fit()
@@ -486,10 +487,12 @@ def test_auto_learns_from_the_drafts_that_the_engine_gets(uniform, min_prob):
                 batch.add(f"{name}'", [1, 2] * 2, 4)
         for name in batch.req_ids:
             batch.sample(name, [rng.choice([1, 2, 2, 3])])
-        drafts = batch.propose(proposer, [True, True, True, decoding])
+        num_tokens = sum(1 + given.get(name, 3) for name in batch.req_ids)
+        drafts = batch.propose(proposer, [True, True, True, decoding], num_tokens)
         if len(learned) > before:
             handed_out.append((learned[-1], known))
-        known = 4 + sum(map(len, drafts.values()))
+        given = {name: len(draft) for name, draft in drafts.items()}
+        known = 4 + sum(given.values())
     assert all(rows == given for rows, given in handed_out)
     assert len(handed_out) > 200 and max(rows for rows, _ in handed_out) > 4
 

@@ -37,7 +37,7 @@ def generate(mode, first, drafts="uniform", padding_counts=True):
     rows, lengths = np.full((PART, 64), V, np.int32), np.full(PART, PROMPT + 1)
     rows[:, :PROMPT] = torch.randint(0, V, (PART, PROMPT)).numpy()
     while lengths.min() < PROMPT + 1 + LENGTH:
-        proposed = proposer.propose(names, rows, lengths, [PROMPT + 1] * PART, [True] * PART)
+        proposed = proposer.propose(names, rows, lengths, [PROMPT + 1] * PART, [True] * PART, PART)
         if drafts == "none":
             proposed = [[]] * PART
         counts = torch.tensor([len(draft) for draft in proposed])

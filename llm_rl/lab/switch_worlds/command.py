@@ -4,7 +4,9 @@
 Each seed draws a machine (what a step costs by its tokens, flat, linear or with a knee, padded to captured sizes or not;
 contexts; noise, bursts, drift, changes of speed), a load (a rollout whose batch falls, or prompts that come all the time)
 and drafts, of which it is known from recordings how often they are accepted. Regret: the share of time that an oracle
-would have saved, who knows all this and drafts in each of these steps what makes the most tokens a second.
+would have saved, who knows all this and drafts in each of these steps what makes the most tokens a second. Which prompts
+the scheduler will add to a step nobody knows when drafts are given, the oracle neither: it expects what the latest steps
+read. The line `with foresight` is of one who knows that, too.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 from sam_core.files import write_json
 
 from llm_rl.lab.switch_worlds import acceptance
-from llm_rl.lab.switch_worlds.world import THRESHOLD, World, play
+from llm_rl.lab.switch_worlds.world import ARMS, THRESHOLD, World, play
 
 NEVER = 1.005
 """Drafts never pay in a world in which the oracle is not faster than plain decoding by more than this."""
@@ -48,18 +50,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians and tails over worlds that `play` returned.
 
-    regret, regret_batch: [median, 99th percentile, largest] of switch auto, and of switch batch. never: worlds in which
-    drafts never pay; plain: [median, smallest] throughput in them against plain decoding, of auto.
+    regret, regret_foresight, regret_batch, regret_plain: [median, 99th percentile, largest] of switch auto, of it against an
+    oracle with foresight, of switch batch and of plain decoding. never: worlds in which drafts never pay; plain: [median,
+    smallest] throughput in them against plain decoding, of auto.
     """
-    took = {name: np.array([w["seconds"][name] for w in worlds]) for name in ("auto", "best", "plain", "batch")}
+    took = {name: np.array([w["seconds"][name] for w in worlds]) for name in ARMS}
     never = took["plain"] < NEVER * took["best"]
     against = (took["plain"] / took["auto"])[never]
     gain = took["plain"] / took["best"]
     return {
         "worlds": len(worlds),
         **{
-            name: [float(x) for x in np.quantile(1 - took["best"] / took[by], (0.5, 0.99, 1))]
-            for name, by in (("regret", "auto"), ("regret_batch", "batch"), ("regret_plain", "plain"))
+            name: [float(x) for x in np.quantile(1 - took[than] / took[by], (0.5, 0.99, 1))]
+            for name, than, by in (
+                ("regret", "best", "auto"),
+                ("regret_foresight", "foresight", "auto"),
+                ("regret_batch", "best", "batch"),
+                ("regret_plain", "best", "plain"),
+            )
         },
         "never": int(never.sum()),
         "plain": [float(np.median(against)), float(against.min())] if len(against) else [],
@@ -86,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{len(worlds)} worlds, seeds {args.seed} to {seed}; regret against the oracle: median, 99 of 100, largest")
     for name, key in (
         ("switch auto", "regret"),
+        ("  with foresight", "regret_foresight"),
         (f"switch batch, threshold {THRESHOLD}", "regret_batch"),
         ("plain decoding", "regret_plain"),
     ):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ Float64 = npt.NDArray[np.float64]
 THRESHOLD = 8
 """Of the switch `batch` that is compared: k draft tokens while at most so many requests run."""
 STEPS = (600, 2000)
+ARMS = ("auto", "best", "foresight", "plain", "batch")
 SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i for i in range(10)]}
 """Captured sizes; larger steps are not padded."""
 
@@ -52,6 +54,26 @@ class Curve:
         """Seconds of a step of requests that hold so much and are given so many draft tokens."""
         rows = float(self.rows_cost(len(held) + int(given.sum())))
         return rows + self.context * (held.sum() + self.read) + self.draft_context * float(given @ held)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a step costs that reads, as likely as not, each of these numbers of prompt tokens."""
+
+    curve: Curve
+    read: Sequence[int]
+
+    @property
+    def context(self) -> float:
+        return self.curve.context
+
+    @property
+    def draft_context(self) -> float:
+        return self.curve.draft_context
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
+        more = np.asarray(self.read)[:, None]
+        return self.curve.rows_cost(np.atleast_1d(rows)[None, :] + more).mean(0)
 
 
 class World:
@@ -187,18 +209,21 @@ def play(world: World) -> dict[str, Any]:
 
     Returns:
         Seconds that its tokens took (`auto`), and that the same tokens would have taken in the same steps: `best`, each step
-        with the drafts that an oracle gives, who knows costs, prompts and acceptance; `plain`, without drafts; `batch`, by
-        the rule of switch `batch`. Noise is left out, and all tokens count as often as is expected of them.
+        with the drafts that an oracle gives, who knows costs and acceptance, and of prompts what the latest steps read, as
+        drafts are given before a step is scheduled; `foresight`, of one who knows that, too; `plain`, without drafts;
+        `batch`, by the rule of switch `batch`. Noise is left out, and all tokens count as often as is expected of them.
     """
     rng, record, k = world.rng, world.record, world.k
     clock = [0.0]
     switch = AutoSwitch(k, logging.getLogger("switch-worlds"), clock=lambda: clock[0])
     requests = _Requests(world)
-    seconds = dict.fromkeys(("auto", "best", "plain", "batch"), 0.0)
+    seconds = dict.fromkeys(ARMS, 0.0)
     noise = np.exp(world.noise * rng.standard_normal(world.steps))
     noise *= np.where(rng.random(world.steps) < world.spikes, rng.uniform(2, 6, world.steps), 1)
     chosen = np.zeros(world.most, np.int32)
     drafted = 0
+    latest: deque[int] = deque([0], maxlen=switch.LATEST)
+    reading = False
     for step in range(world.steps):
         requests.admit()
         decoding = np.flatnonzero(requests.begun & (requests.unread == 0))
@@ -215,9 +240,12 @@ def play(world: World) -> dict[str, Any]:
         spent = beside.step(n, held)
         clock[0] += spent * world.slow[step] * noise[step]
         if len(decoding):
-            for name, took in _judge(truth, n, held, curve, beside, len(slots)).items():
+            likely = [tokens for tokens in latest if tokens or not reading]
+            for name, took in _judge(truth, n, held, curve, beside, likely, len(slots)).items():
                 seconds[name] += world.slow[step] * took
         drafted += int(n.sum())
+        latest.append(prompts)
+        reading = bool((requests.unread[read] > 0).any())
         # what the step gave
         gained = np.zeros(world.most, np.int32)
         accepted = ((rng.random(len(decoding))[:, None] < truth) & (np.arange(k) < n[:, None])).sum(1)
@@ -227,7 +255,7 @@ def play(world: World) -> dict[str, Any]:
         requests.context[slots] += gained[slots]
         requests.unwritten[slots] -= gained[slots]
         # what the drafter does behind it
-        switch.observe(slots.astype(np.int32), gained[slots], bool(gained[slots].all()))
+        switch.observe(slots.astype(np.int32), gained[slots], len(decoding) + int(n.sum()) + prompts)
         scores = np.zeros((len(slots), k), np.float32)
         if switch.wanted(len(slots)):
             scores = record.scores[requests.run[slots], requests.at[slots]][:, :k] * (gained[slots, None] > 0)
@@ -242,7 +270,13 @@ def play(world: World) -> dict[str, Any]:
 
 
 def _judge(
-    truth: Float64, given: npt.NDArray[np.int32], held: Float64, curve: Curve, beside: Curve, running: int
+    truth: Float64,
+    given: npt.NDArray[np.int32],
+    held: Float64,
+    curve: Curve,
+    beside: Curve,
+    likely: Sequence[int],
+    running: int,
 ) -> dict[str, float]:
     """Seconds of the step as it was, and of the same tokens by others.
 
@@ -254,6 +288,7 @@ def _judge(
         given: int32 [B], draft tokens that were given.
         held: [B], thousands of tokens.
         curve, beside: what steps cost, without and with the prompts of this one.
+        likely: prompt tokens that it was as likely as not to read.
         running: requests in the step, also those that read.
     """
     lengths = (truth > 0).sum(1).astype(np.int32)
@@ -263,23 +298,17 @@ def _judge(
     def tokens(n: npt.NDArray[np.int32]) -> Float64:
         return len(held) + sums[np.arange(len(held)), n].sum(-1)
 
-    best, _ = choose(truth, lengths, held, curve)
+    of_plain = choose(truth, lengths, held, curve).lengths
+    best, foresight = of_plain, of_plain
+    if any(likely):
+        best = choose(truth, lengths, held, curve, beside=Expected(curve, likely)).lengths
     worth = 0.0
     if beside.besides:
-        worth = curve.step(best, held) / float(tokens(best))
-        best = _at_worth(truth, held, beside, worth)
-    every = np.array([given, best, none, lengths if running <= THRESHOLD else none])
+        worth = curve.step(of_plain, held) / float(tokens(of_plain))
+        foresight = choose(truth, lengths, held, curve, beside=beside).lengths
+    every = np.array([given, best, foresight, none, lengths if running <= THRESHOLD else none])
     count = tokens(every)
     took = beside.rows_cost(len(held) + every.sum(1)) + beside.draft_context * (every @ held)
     took += beside.context * (held.sum() + beside.read)
     took = took + (count[0] - count) * worth if beside.besides else took * count[0] / count
-    return dict(zip(("auto", "best", "plain", "batch"), took.tolist(), strict=True))
-
-
-def _at_worth(truth: Float64, held: Float64, curve: Curve, worth: float) -> npt.NDArray[np.int32]:
-    """Draft tokens of each request that make the most of worth * tokens - seconds."""
-    owner = np.nonzero(truth)[0]
-    value = worth * truth[truth > 0] - curve.draft_context * held[owner]
-    order = np.argsort(-value)
-    total = np.concatenate([[0.0], np.cumsum(value[order])]) - curve.rows_cost(len(held) + np.arange(len(value) + 1))
-    return np.bincount(owner[order[: int(np.argmax(total))]], minlength=len(held)).astype(np.int32)
+    return dict(zip(ARMS, took.tolist(), strict=True))

@@ -3,24 +3,57 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import numpy as np
 import numpy.typing as npt
-
-from sam_core.cost import StepCost
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 
 
+class Cost(Protocol):
+    """What steps cost, see StepCost."""
+
+    @property
+    def context(self) -> float: ...
+
+    @property
+    def draft_context(self) -> float: ...
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64: ...
+
+
+class Choice(NamedTuple):
+    """Drafts of a step.
+
+    lengths: int32 [B], tokens to draft. gain: predicted tokens a second against those of a step without drafts; beside
+    prompts, if that is less, what drafts are worth less what they cost, against the B tokens of a step without drafts. rate:
+    tokens a second of the best step without prompts.
+    """
+
+    lengths: Int32
+    gain: float
+    rate: float
+
+
 def choose(
-    scores: npt.NDArray[np.floating], lengths: Int32, contexts: Float64, cost: StepCost, uniform: int = 0
-) -> tuple[Int32, float]:
+    scores: npt.NDArray[np.floating],
+    lengths: Int32,
+    contexts: Float64,
+    cost: Cost,
+    uniform: int = 0,
+    beside: Cost | None = None,
+) -> Choice:
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
     A step of B requests with n_i draft tokens each emits B + sum of scores[i, :n_i] tokens and takes
     f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds. For a given price of a second the best n_i for
     each total are the drafts of highest score less cost, and since scores fall along a draft they are prefixes; the price
     is the best ratio itself, found by Dinkelbach's iteration, which never overshoots. So the choice is exact.
+
+    Prompts have to be read in any case. In a step that reads some, a second is worth what it is in one that reads none, and
+    the drafts are those of (expected tokens) - (that price) * (seconds) at the most.
 
     Args:
         scores: [B, K], probability that the draft is accepted up to a token; nonincreasing along a row.
@@ -29,9 +62,7 @@ def choose(
         cost: a fitted cost of steps.
         uniform: 0, or a number of tokens that all requests get or none does, as an engine with captured graphs wants;
             shorter drafts are filled up by padding, which is taken to be rejected.
-
-    Returns:
-        int32 [B] of tokens to draft, and predicted tokens a second against those of a step without drafts.
+        beside: what the step costs with the prompts that it reads, by the rows of the others; None: it reads none.
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
@@ -40,8 +71,13 @@ def choose(
     if uniform:
         tokens = batch + float(scores[live].sum())
         seconds = float(cost.rows_cost(batch * (1 + uniform))) + base + cost.draft_context * uniform * contexts.sum()
-        gain = tokens / seconds * plain / batch
-        return np.full(batch, uniform if gain > 1 else 0, np.int32), max(1.0, gain)
+        gain = max(1.0, tokens / seconds * plain / batch)
+        rate = gain * batch / plain
+        if beside:
+            of_rows = beside.rows_cost([batch, batch * (1 + uniform)])
+            more = float(of_rows[1] - of_rows[0]) + beside.draft_context * uniform * contexts.sum()
+            gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
+        return Choice(np.full(batch, uniform if gain > 1 else 0, np.int32), gain, rate)
     value = scores[live].astype(float)
     owner = np.repeat(np.arange(batch), np.minimum(lengths, k))
     price = cost.draft_context * contexts[owner]
@@ -58,7 +94,16 @@ def choose(
         if not better > rate * (1 + 1e-12):
             break
         rate, best = better, order[:total]
-    return np.bincount(owner[best], minlength=batch).astype(np.int32), float(rate * plain / batch)
+    gain = float(rate * plain / batch)
+    if beside:
+        price = beside.draft_context * contexts[owner]
+        order = np.argsort(rate * price - value)
+        tokens = np.concatenate([[0.0], np.cumsum(value[order])])
+        seconds = beside.rows_cost(batch + np.arange(len(value) + 1)) + np.concatenate([[0.0], np.cumsum(price[order])])
+        worth = tokens - rate * seconds
+        best = order[: int(np.argmax(worth))]
+        gain = min(gain, 1 + float(worth[len(best)] - worth[0]) / batch)
+    return Choice(np.bincount(owner[best], minlength=batch).astype(np.int32), gain, float(rate))
 
 
 class Calibration:

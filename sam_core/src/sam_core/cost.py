@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ SANE = 1e9
 """Rows, thousands of tokens and seconds are below this."""
 SPREAD = 0.03
 """Relative spread of contexts below which their slopes shrink to nothing."""
+FEW = 2.0
+"""Steps of which slopes of contexts shrink to a half and less."""
 NEW = 1.5
 """A size's first step is left out if it takes this many times what others make one expect."""
 EVERY = 6
@@ -36,6 +39,8 @@ OUTLIER = 4.0
 """A bin's slowest step is left out if it takes this many times the usual noise longer."""
 OLD = 1 / 12
 """Least weight of a kept step, however old: a size that was not met for long is better known than not at all."""
+FIRST_FIT, FIT = 4, 32
+"""Steps to the first fit, and at most between two, of a cost that learns."""
 RECENT = 5
 """Steps whose median tells that the machine's speed has changed."""
 JUMP = 0.12
@@ -85,7 +90,8 @@ class StepCost:
 
     def __init__(self, memory: float = math.inf) -> None:
         self.memory = memory
-        self.jumps = 0
+        self._jumped = False
+        self._since_fit, self._interval = 0, FIRST_FIT
         self._samples = np.zeros((len(_EDGES), KEPT, 5))  # rows, context, draft context, seconds, when
         self._count = np.zeros(len(_EDGES), np.int64)
         self._met = np.zeros(len(_EDGES), bool)
@@ -108,9 +114,19 @@ class StepCost:
         """Rows of the largest step that was fitted."""
         return float(self._rows[-1])
 
-    def covers(self, rows: int) -> bool:
-        """Whether `rows` lies between what was fitted; beyond it, costs are estimates from above."""
-        return self.fitted and self._rows[0] <= rows <= self.most_rows
+    def covers(self, rows: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether rows lie between what was fitted; beyond it, costs are estimates from above."""
+        rows = np.asarray(rows)
+        return (rows >= self._rows[0]) & (rows <= self._rows[-1]) if self.fitted else np.zeros(rows.shape, bool)
+
+    def learn(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
+        """`observe`, and `fit` where it is time for it."""
+        self.observe(rows, context, draft_context, seconds)
+        self._since_fit += 1
+        if self._since_fit >= self._interval or self._jumped:
+            self.fit()
+            self._interval = min(2 * self._interval, FIT)
+            self._since_fit, self._jumped = 0, False
 
     def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
         """Record a step; `rows` at least 1. The first of a bin is left out if it is slow: engines compile for new sizes."""
@@ -176,7 +192,7 @@ class StepCost:
         for i, index in since:
             self._samples[i, index, 4] = self._now
         self._recent.clear()
-        self.jumps += 1
+        self._jumped = True
 
     def known(self, rows: int) -> float:
         """Steps recorded of about so many rows, less what was forgotten of them; those close together are as one."""
@@ -206,12 +222,13 @@ class StepCost:
         rows, context, draft, seconds, when = self._samples[used][np.arange(KEPT) < kept[:, None]].T
         fresh = np.maximum(np.exp((when - self._now) / self.memory), OLD)
         weights = fresh / seconds
+        shrink = SPREAD**2 + (FEW / np.maximum(1, [(x > 0).sum() for x in (context, draft)])) ** 2
         a = b = 0.0
         for _ in range(6):
             total = np.bincount(bins, weights)
             c, d, t = (x - (np.bincount(bins, weights * x) / total)[bins] for x in (context, draft, seconds))
-            # a context that hardly varies among steps of as many rows says nothing about its slope
-            ridge = (SPREAD**2) * np.array([(weights * x * x).sum() for x in (context, draft)])
+            # contexts that hardly vary among steps of as many rows, or of few steps, say nothing about their slope
+            ridge = shrink * np.array([(weights * x * x).sum() for x in (context, draft)])
             a, b = _slopes(weights, c, d, t, ridge)
             residual = t - a * c - b * d
             weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
@@ -284,6 +301,56 @@ class StepCost:
         except (KeyError, TypeError, ValueError, IndexError):
             raise ValueError("this is no record of step costs") from None
         self.fit()
+
+
+class PromptCost(StepCost):
+    """The same of steps that read prompts; rows: those tokens, too.
+
+    Their rows are many and seldom as many as before, so a straight line through all sizes tells of those that were not
+    met. It goes through the last size that was, and takes no less for a step than its share of rows.
+    """
+
+    def fit(self) -> None:
+        super().fit()
+        rows, seconds = self._rows, self._seconds
+        away = rows - rows.mean()
+        slope = float(away @ seconds) / float(away @ away) if (self._count > 0).sum() > 1 else math.inf
+        self._slope = min(max(0.0, slope), float(seconds.mean() / rows.mean()))
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
+        """f(rows), seconds, for an array of rows."""
+        rows = np.asarray(rows, float)
+        first, last = self._rows[0], self._rows[-1]
+        inside = np.interp(rows, self._rows, self._seconds)
+        outside = inside + self._slope * (np.maximum(rows - last, 0.0) + np.minimum(rows - first, 0.0))
+        return np.maximum(outside, self._seconds[0] * np.minimum(rows / first, 1.0))
+
+
+class Expected:
+    """What the next step is expected to cost by its rows without prompts: the mean over what it may read beside them.
+
+    Sizes that only steps without prompts had are taken to cost as much beside prompts.
+
+    Args:
+        plain: of steps that read no prompt.
+        prompt: of those that do.
+        read: for each case, tokens of prompts in it.
+    """
+
+    def __init__(self, plain: StepCost, prompt: PromptCost, read: Sequence[int]) -> None:
+        self._plain, self._prompt, self._read = plain, prompt, read
+        self.context, self.draft_context = plain.context, plain.draft_context
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
+        rows = np.asarray(rows, float)
+        return sum((self._seconds(rows, more) for more in self._read), start=np.zeros(rows.shape)) / len(self._read)
+
+    def _seconds(self, rows: Float64, read: int) -> Float64:
+        if not read:
+            return self._plain.rows_cost(rows)
+        rows = rows + read
+        of_plain = self._plain.covers(rows) & ~self._prompt.covers(rows)
+        return np.where(of_plain, self._plain.rows_cost(rows), self._prompt.rows_cost(rows))
 
 
 def _slopes(w: Float64, c: Float64, d: Float64, t: Float64, ridge: Float64) -> tuple[float, float]:

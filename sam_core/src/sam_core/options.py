@@ -33,7 +33,7 @@ class Options:
         `history` (answers to it that had ended before the running ones began; needs `group`).
     switch: `batch` drafts while at most `threshold` requests run in a step; `auto` gives each request of each step its
         own number of tokens, by what steps cost and drafts are worth, both learned while it runs.
-    threshold: running requests, at least 1; `auto` does not ask it.
+    threshold: running requests, at least 1; `auto` does not ask for it.
     memory_bytes: budget of all indexes of one engine.
     verify: `rejection` (the engine's own way) or `seeded`: noise of a token depends only on the request's seed and the
         token's position, so that the text is the same with and without drafts. Both sample the model's distribution.

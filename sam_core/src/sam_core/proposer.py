@@ -76,7 +76,7 @@ class SamProposer:
         self.why_not = why_not
         self.group_of = group_of
         auto = options.switch == "auto"
-        self.switch = AutoSwitch(k, logger, options.threshold) if auto else BatchSwitch(options.threshold, logger)
+        self.switch = AutoSwitch(k, logger) if auto else BatchSwitch(options.threshold, logger)
         self.options = options
         self.uniform = False
         known = fingerprint(tokenizer) if tokenizer and drafting and (options.corpus or options.history) else None
@@ -128,6 +128,7 @@ class SamProposer:
         lengths: Sequence[int] | npt.NDArray[Any],
         prompt_lengths: Sequence[int] | npt.NDArray[Any],
         may_draft: Sequence[Any],
+        num_tokens: int,
     ) -> list[list[int]]:
         """Feed this step's tokens and draft for the next step.
 
@@ -138,6 +139,7 @@ class SamProposer:
             lengths: tokens of row i that are certain: prompt and sampled tokens, no drafts.
             prompt_lengths: tokens of row i that are its prompt.
             may_draft: false for a request that must not be drafted, such as a partial prefill.
+            num_tokens: all that the step computed, prompts and drafts included.
 
         Returns:
             One list of at most k tokens a request, all empty while the switch is off; see also `make_uniform`.
@@ -152,7 +154,7 @@ class SamProposer:
         counts = ends - starts
         decoding = all(may_draft)
         if isinstance(self.switch, AutoSwitch):
-            self.switch.observe(slots, counts, decoding)
+            self.switch.observe(slots, counts, num_tokens)
             on = self.switch.wanted(batch)
         else:
             on = self.switch.step(batch)

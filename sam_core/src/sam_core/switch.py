@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sam_core.budget import Calibration, choose
-from sam_core.cost import NEW, StepCost
+from sam_core.cost import NEW, Expected, PromptCost, StepCost
 
 Int32 = npt.NDArray[np.int32]
 
@@ -49,20 +50,19 @@ class AutoSwitch:
     """Gives each request of a step its own number of draft tokens, by what steps cost and drafts are worth.
 
     Learns both while it runs: `observe` is called at the start of each proposal, so the time since the last one is that
-    of a whole engine step with the tokens it then chose. Steps that read prompts are left out, of which nobody says how
-    many tokens they read; drafts beside a prompt are chosen as if it were not there, since it has to be read anyway. A wall
-    clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It does not work
-    under pipeline parallelism, where the steps of micro-batches overlap.
+    of a whole engine step with the tokens it then chose. Steps that read prompts have costs of their own: engines run them
+    in other ways, and drafts beside a prompt are worth what they save in steps without. What the next step will read is
+    taken to be what the latest steps have read. A wall clock decides, so two processes do not decide alike: it belongs to
+    the one rank whose drafts are used. It does not work under pipeline parallelism, where the steps of micro-batches
+    overlap.
 
     Requests are known by their slots, small numbers that are used again: whoever closes a slot calls `forget`.
 
     Args:
         k: most draft tokens of a request.
-        threshold: most requests in a step to draft for as long as no step without a prompt shows what steps cost.
         clock: seconds, monotonic.
     """
 
-    FIRST_FIT, FIT = 4, 32  # steps to the first fit, and at most between two
     MARGIN = (1.02, 1.005)  # a predicted gain turns drafting on from the first, off below the second
     MEMORY = 300.0  # steps after which a step's time counts 1/e
     REACH = 2.0  # times the largest size that is known: what is tried next
@@ -70,32 +70,29 @@ class AutoSwitch:
     START, SAVED = 2.0, 6.0  # and so many plain steps at the start, and as many as can be saved up
     TRIAL = 8  # steps that show whether costs that were taken over are those of this engine
     IDLE = 4  # steps without a look at drafts, at most, while they are not worth it
-    PATIENCE = 32  # steps that read prompts, without one that does not, until `threshold` decides
+    LATEST = 16  # steps that tell how much is read
 
     def __init__(
         self,
         k: int,
         logger: logging.Logger,
-        threshold: int = 8,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.k = k
         self.logger = logger
-        self.threshold = threshold
         self.clock = clock
         self.cost = StepCost(self.MEMORY)
+        self.prompt_cost = PromptCost(self.MEMORY)
         self.calibration = Calibration()
         self.on: bool | None = None
         self.steps = self.steps_on = self.transitions = self.explored = 0
-        self._since_fit, self._interval = 0, self.FIRST_FIT
         self._trial: list[float] | None = None
         self._credit = 0.0  # seconds that exploring may lose
         self._probe: tuple[float, float] | None = None  # seconds that the step may take without loss, loss allowed for
         self._idle = self._skip = 0
         self._batch = 0
         self._start: float | None = None
-        self._blind = 0  # steps with prompts since one without, while costs are unknown
-        self._told = False
+        self._read: deque[int] = deque(maxlen=self.LATEST)  # tokens of prompts in the latest steps
         self._partial = False  # a prompt is still being read
         # by slot: the call of `choose` that saw it last, and what that gave
         self._call = 0
@@ -119,71 +116,57 @@ class AutoSwitch:
         if slot < len(self._seen):
             self._seen[slot] = -1
 
-    def observe(self, slots: Int32, gained: npt.NDArray[np.integer], decoding: bool) -> None:
+    def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
         """A step has ended.
 
         Args:
             slots: int32 [B], those of its B requests.
             gained: [B], tokens that each has got in it; 0 if it is still reading its prompt.
-            decoding: every request of it has got a token that may be drafted behind.
+            num_tokens: all that the step computed: of prompts, the last token of each request that decoded, drafts.
         """
         now = self.clock()
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
         self._make_room(slots)
         old = self._seen[slots] == self._call
-        # a request whose prompt was still being read read its last part in this step
-        before, self._partial = self._partial, not decoding and bool((gained == 0).any())
+        self._partial = bool((gained == 0).any())
+        given = np.where(old, self._given[slots], 0)
+        read = max(0, num_tokens - len(slots) - int(given.sum()))
+        self._read.append(read)
         if seconds <= 0 or not old.any():
             return
-        everyone = bool(old.all())
-        rows, context, draft_context = len(slots), float(self._held[slots].sum()), 0.0
+        held = np.where(old, self._held[slots], 0.0)
+        context, draft_context = float(held.sum()), float(given @ held)
         if self._drafting:
-            given = self._given[slots] if everyone else np.where(old, self._given[slots], 0)
-            rows += int(given.sum())
-            draft_context = float(given @ self._held[slots])
             verified = (np.arange(self.k) < given[:, None]) & (gained > 0)[:, None]
             accepted = np.arange(self.k) < (gained - 1)[:, None]
             self.calibration.observe(self._scores[slots][verified], accepted[verified])
         else:
             self.calibration.fade()
-        if before or self._partial or not everyone:
+        self._credit = min(self._credit + self.EXPLORE * seconds, self.SAVED * seconds)
+        if read or not old.all():
             self._probe = None
-            self._blind += 1
-            if self._blind == self.PATIENCE and not self.cost.fitted and not self._told:
-                self._told = True
-                self.logger.info(
-                    "every step reads a prompt, so none shows what decoding costs: drafting at up to %d requests "
-                    "(threshold) until one does",
-                    self.threshold,
-                )
+            self.prompt_cost.learn(num_tokens, context, draft_context, seconds)
             return
-        self._blind = 0
-        if self._trial is not None and self.cost.covers(rows):
-            self._try(seconds / self.cost.seconds(rows, context, draft_context))
+        if self._trial is not None and self.cost.covers(num_tokens):
+            self._try(seconds / self.cost.seconds(num_tokens, context, draft_context))
             return
         if self._probe:
             allowed, loss = self._probe
             self._credit += max(0.0, loss - max(0.0, seconds - allowed))
             self._probe = None
-        jumps = self.cost.jumps
-        self.cost.observe(rows, context, draft_context, seconds)
-        self._credit = min(self._credit + self.EXPLORE * seconds, self.SAVED * seconds)
-        self._since_fit += 1
-        if self._since_fit >= self._interval or self.cost.jumps > jumps:
-            if not self.cost.fitted:
-                self._credit = self.START * seconds
-            self.cost.fit()
-            self._interval = min(2 * self._interval, self.FIT)
-            self._since_fit = 0
+        fitted = self.cost.fitted
+        self.cost.learn(num_tokens, context, draft_context, seconds)
+        if self.cost.fitted and not fitted:
+            self._credit = self.START * seconds
 
     def wanted(self, batch: int) -> bool:
         """Whether to look at drafts in this step at all."""
         if batch < self._batch:
             self._idle = self._skip = 0
         self._batch = batch
-        if not self.cost.fitted:
-            return self._blind >= self.PATIENCE and batch <= self.threshold
+        if not self.cost.fitted and not self.prompt_cost.fitted:
+            return False
         if self._skip:
             self._skip -= 1
             return False
@@ -209,7 +192,7 @@ class AutoSwitch:
         held = np.asarray(contexts, float)[: len(slots)] / 1000
         chosen = np.zeros(len(slots), np.int32)
         if lengths.any():
-            chosen = self._choose(held, lengths, scores, uniform) if self.cost.fitted else lengths.copy()
+            chosen = self._choose(held, lengths, scores, uniform)
             if uniform and chosen.any():
                 chosen[:] = self.k
             self._idle = 0 if chosen.any() else min(2 * self._idle + 1, self.IDLE)
@@ -230,15 +213,20 @@ class AutoSwitch:
         self, held: npt.NDArray[np.float64], lengths: Int32, scores: npt.NDArray[np.floating], uniform: bool
     ) -> Int32:
         worth = self.calibration.correct(scores)
-        chosen, gain = choose(worth, lengths, held, self.cost, self.k if uniform else 0)
-        paying = gain >= self.MARGIN[bool(self.on)]
+        cost = self.cost if self.cost.fitted else self.prompt_cost
+        beside = self._beside()
+        choice = choose(worth, lengths, held, cost, self.k if uniform else 0, beside)
+        paying = choice.gain >= self.MARGIN[bool(self.on)]
         self._turn(paying, len(held))
-        if not paying:
-            chosen[:] = 0
-            gain = 1.0
-        if self._partial:
-            return chosen  # the next step shows nothing of what decoding costs
-        return (self._explore_all if uniform else self._explore)(chosen, worth, lengths, held, gain)
+        chosen = choice.lengths if paying else np.zeros(len(held), np.int32)
+        return self._explore(chosen, worth, lengths, held, choice.rate, beside, uniform)
+
+    def _beside(self) -> Expected | None:
+        """What the next step costs beside the prompts that it is expected to read; None: it reads none."""
+        read = [more for more in self._read if more or not self._partial]
+        if not any(read) or not self.prompt_cost.fitted:
+            return None
+        return Expected(self.cost if self.cost.fitted else self.prompt_cost, self.prompt_cost, read)
 
     def _explore(
         self,
@@ -246,65 +234,75 @@ class AutoSwitch:
         worth: npt.NDArray[np.floating],
         lengths: Int32,
         held: npt.NDArray[np.float64],
-        gain: float,
+        rate: float,
+        beside: Expected | None,
+        uniform: bool,
     ) -> Int32:
-        """Now and then a step of a size that is not known, or not any more, the best drafts first."""
-        batch = len(held)
-        reach = max(int(self.REACH * self.cost.most_rows), int(self.cost.most_rows) + 2)
-        most = min(int(lengths.sum()), max(1, reach - batch))
-        usual = int(chosen.sum())
-        sizes = {min(most, self.cost.next_size(batch + n) - batch) for n in (usual, most - 1, most // 2, most // 4)}
-        sizes = {n for n in (sizes | {0}) - {usual} if self.cost.unsettled(batch + n)}
-        if not sizes:
+        """Now and then a step of a size that is not known, or not any more.
+
+        It may lose what is put aside for exploring, against the step that was chosen. rate: tokens a second, what those of
+        a draft are worth. beside: see `choose`.
+        """
+        read = self._read[-1]
+        cost = self.prompt_cost if self._partial or read else self.cost
+        if not cost.fitted:
             return chosen
-        live = np.flatnonzero(np.arange(worth.shape[1]) < lengths[:, None])
-        best = live[np.argsort(-worth.ravel()[live], kind="stable")]
-        gains = np.concatenate([[0.0], np.cumsum(worth.ravel()[best])])
-        # some are not worth it even if they cost nothing
-        worthy = [n for n in sizes if not n or gains[n] >= (self.MARGIN[0] - 1) * batch]
-        for total in sorted(worthy, key=lambda n: (self.cost.known(batch + n), n)):
-            tried = np.bincount(best[:total] // worth.shape[1], minlength=batch).astype(np.int32)
-            if self._pays(batch + total, held, float(tried @ held), float(gains[total]), gain):
+        batch, of_step = len(held), beside or cost
+        live = np.arange(self.k) < lengths[:, None]
+
+        def seconds(given: Int32) -> float:
+            of_rows = float(of_step.rows_cost(batch + int(given.sum())))
+            return of_rows + of_step.context * float(held.sum()) + of_step.draft_context * float(given @ held)
+
+        def net(given: Int32) -> float:
+            return seconds(given) - float(worth[live & (np.arange(self.k) < given[:, None])].sum()) / rate
+
+        for tried in (self._other if uniform else self._others)(chosen, worth, live, cost, batch + read):
+            more = net(tried) - net(chosen)
+            if max(0.0, more) <= self._credit:
+                self._credit -= max(0.0, more)
+                self._probe = seconds(tried) - more, max(0.0, more)
                 self.explored += 1
                 return tried
         return chosen
 
-    def _explore_all(
+    def _others(
         self,
         chosen: Int32,
         worth: npt.NDArray[np.floating],
-        lengths: Int32,
-        held: npt.NDArray[np.float64],
-        gain: float,
-    ) -> Int32:
-        """The same for an engine with captured graphs: now and then the other of its two sizes."""
-        batch, other = len(held), 0 if chosen.any() else self.k
-        if not self.cost.unsettled(batch * (1 + other)):
-            return chosen
-        accepted = float(worth[np.arange(self.k) < lengths[:, None]].sum()) if other else 0.0
-        if not self._pays(batch * (1 + other), held, other * float(held.sum()), accepted, gain):
-            return chosen
-        self.explored += 1
-        return np.full(batch, other, np.int32)
+        live: npt.NDArray[np.bool_],
+        cost: StepCost,
+        base: int,
+    ) -> Iterator[Int32]:
+        """Drafts of sizes that are not settled, the least known first; in each the best drafts."""
+        batch = len(chosen)
+        reach = max(int(self.REACH * cost.most_rows), int(cost.most_rows) + 2)
+        most = min(int(live.sum()), max(1, reach - base))
+        usual = int(chosen.sum())
+        sizes = {min(most, cost.next_size(base + n) - base) for n in (usual, most - 1, most // 2, most // 4)}
+        sizes = {n for n in (sizes | {0}) - {usual} if cost.unsettled(base + n)}
+        if not sizes:
+            return
+        drafts = np.flatnonzero(live)
+        best = drafts[np.argsort(-worth.ravel()[drafts], kind="stable")]
+        gains = np.concatenate([[0.0], np.cumsum(worth.ravel()[best])])
+        for total in sorted(sizes, key=lambda n: (cost.known(base + n), n)):
+            # some are not worth it even if they cost nothing
+            if not total or gains[total] >= (self.MARGIN[0] - 1) * batch:
+                yield np.bincount(best[:total] // self.k, minlength=batch).astype(np.int32)
 
-    def _pays(
-        self, rows: int, held: npt.NDArray[np.float64], draft_context: float, accepted: float, gain: float
-    ) -> bool:
-        """Whether what is put aside for exploring covers a step of this size; takes it then.
-
-        gain: tokens a second of what would be drafted otherwise, against a plain step.
-        """
-        batch = len(held)
-        context = float(held.sum())
-        plain = self.cost.seconds(batch, context, 0.0)
-        seconds = self.cost.seconds(rows, context, draft_context)
-        allowed = plain * (batch + accepted) / batch / gain
-        loss = max(0.0, seconds - allowed)
-        if loss > self._credit:
-            return False
-        self._credit -= loss
-        self._probe = allowed, loss
-        return True
+    def _other(
+        self,
+        chosen: Int32,
+        worth: npt.NDArray[np.floating],
+        live: npt.NDArray[np.bool_],
+        cost: StepCost,
+        base: int,
+    ) -> Iterator[Int32]:
+        """The other of the two sizes of an engine with captured graphs, if it is not settled."""
+        other = np.full(len(chosen), 0 if chosen.any() else self.k, np.int32)
+        if cost.unsettled(base + int(other.sum())):
+            yield other
 
     def _turn(self, on: bool, running: int) -> None:
         if on != self.on:
@@ -330,7 +328,6 @@ class AutoSwitch:
             if not 1 / NEW < usual < NEW:
                 self.logger.info("steps take %.2f times what was saved: learning their costs anew", usual)
                 self.cost = StepCost(self.MEMORY)
-                self._since_fit, self._interval = 0, self.FIRST_FIT
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON can hold it."""
