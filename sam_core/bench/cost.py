@@ -242,14 +242,13 @@ class Cost:
 
         def ours() -> float:
             pool = sam_core.Pool(memory_bytes=MEMORY, **RULES[rule])
-            names = [b"%d" % (row // SIBLINGS) if groups else None for row in range(BATCH)]
-            slots = np.array([pool.open([], name) for name in names], np.int32)
-            counts, out, lengths = np.full(BATCH, part, np.int32), np.empty((BATCH, 0), np.int32), slots.copy()
-            blocks = [self.table[:, at : at + part].reshape(-1) for at in range(0, self.warm, part)]
+            slots = [pool.open([], b"%d" % (row // SIBLINGS) if groups else None) for row in range(BATCH)]
+            blocks = [self.table[:, at : at + part] for at in range(0, self.warm, part)]
             start = clock()
             for block in blocks:
-                pool.step(slots, block, counts, 0, out, lengths)
-            return 1e6 * (clock() - start) / sum(map(len, blocks))
+                for slot, tokens in zip(slots, block):
+                    pool.append(slot, tokens)
+            return 1e6 * (clock() - start) / sum(block.size for block in blocks)
 
         def arctic() -> float:
             trees = peers.arctic()(peers.DEPTH, -1 if groups else 0)

@@ -33,11 +33,9 @@ class SamBatch:
         self.zeros, self.ones = np.zeros(rows, np.int32), np.ones(rows, np.int32)
         self.out = {k: np.empty((rows, k), np.int32) for k in (0, 1, 3, 16)}
         self.parents, self.scores = np.empty((rows, 16), np.int32), np.empty((rows, 16), np.float32)
-        fed = np.ascontiguousarray(table[:, 1:size])
-        for at in range(0, size - 1, 512):  # siblings grow side by side
-            part = fed[:, at : at + 512]
-            counts = np.full(rows, part.shape[1], np.int32)
-            self.pool.step(self.slots, part.reshape(-1), counts, 0, self.out[0], self.lengths)
+        for at in range(1, size, 512):  # siblings grow side by side
+            for slot, text in zip(self.slots.tolist(), table):
+                self.pool.append(slot, text[at : min(at + 512, size)])
         self.table, self.columns, self.at = table, np.ascontiguousarray(table.T), size
 
     def append(self):
@@ -92,6 +90,15 @@ class Engine:
         self.proposer.pool = self.pool = ClockedPool(self.proposer.pool)
         self.drafted = 0
         self.propose(int(self.lengths.sum()))
+        self._feed()
+
+    def _feed(self) -> None:
+        """Let the indexes take in all that there is, as the steps of some seconds would."""
+        rows = len(self.table)
+        slots = np.arange(rows, dtype=np.int32)
+        none, out, lengths = np.zeros(rows, np.int32), np.empty((rows, 1), np.int32), np.empty(rows, np.int32)
+        for _ in range(6 * int(self.lengths.sum()) // 2048 + 1):  # a token is at most 6 of 2,048 units of work
+            self.pool.step(slots, NOTHING, none, 1, out, lengths)
 
     def propose(self, num_tokens: int) -> float:
         """Seconds of the processor that one call takes."""

@@ -447,10 +447,16 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *o
     return drafted;
 }
 
-// Thousands of rows do not fit the caches: what a row needs is asked for some rows ahead, in steps each of
-// which reads what the one before it asked for. A row's step is taken while the row before it takes its next
-// one.
-enum { LINE = 64, STORE_ASKS = 3, FEED_ASKS = SAM_APPEND_ASKS + 1, DRAFT_ASKS = SAM_MATCH_ASKS + 1 };
+// Many rows do not fit the caches: what a row needs is asked for some rows ahead, in steps each of which
+// reads what the one before it asked for. A row's step is taken while the row before it takes its next one.
+// Few rows are not worth the asking.
+enum {
+    MANY_ROWS = 256,
+    LINE = 64,
+    STORE_ASKS = 3,
+    FEED_ASKS = SAM_APPEND_ASKS + 1,
+    DRAFT_ASKS = SAM_MATCH_ASKS + 1
+};
 
 static void ask_bytes(const void *memory, size_t bytes) {
     for (size_t at = 0; at < bytes; at += LINE)
@@ -503,12 +509,13 @@ static void ask_draft(const pool *p, const pool_row *row, unsigned step) {
 
 // Feeds what the rows draft from that draft in this step, or do not, while the work lasts.
 static void feed_rows(pool *p, size_t rows, bool drafting) {
-    for (size_t i = 0; i < rows + FEED_ASKS && p->work > 0; i++) {
-        for (unsigned step = 0; step < FEED_ASKS; step++)
+    unsigned asks = rows < MANY_ROWS ? 0 : FEED_ASKS;
+    for (size_t i = 0; i < rows + asks && p->work > 0; i++) {
+        for (unsigned step = 0; step < asks; step++)
             if (i - step < rows && (p->rows[i - step].k > 0) == drafting)
                 ask_feed(p, &p->rows[i - step], step);
-        if (i >= FEED_ASKS && (p->rows[i - FEED_ASKS].k > 0) == drafting)
-            catch_up(p, &p->slots[p->rows[i - FEED_ASKS].slot]);
+        if (i >= asks && (p->rows[i - asks].k > 0) == drafting)
+            catch_up(p, &p->slots[p->rows[i - asks].slot]);
     }
     for (size_t i = 0; i < rows && p->work > 0; i++)
         if ((p->rows[i].k > 0) == drafting && p->slots[p->rows[i].slot].group)
@@ -523,13 +530,14 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
         return status;
     bool drafting = false;
     p->work = 0;
-    for (size_t i = 0; i < rows + STORE_ASKS; i++) {
-        for (unsigned step = 0; step < STORE_ASKS; step++)
+    unsigned asks = rows < MANY_ROWS ? 0 : STORE_ASKS;
+    for (size_t i = 0; i < rows + asks; i++) {
+        for (unsigned step = 0; step < asks; step++)
             if (i - step < rows)
                 ask_store(p, &p->rows[i - step], step);
-        if (i < STORE_ASKS)
+        if (i < asks)
             continue;
-        const pool_row *row = &p->rows[i - STORE_ASKS];
+        const pool_row *row = &p->rows[i - asks];
         append(p, &p->slots[row->slot], row->tokens, row->count);
         p->work += row->k ? 2 * POOL_LARGE_COST * (int64_t)row->count : 0;
         drafting |= row->k > 0;
@@ -538,13 +546,14 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
     room_free_dying(p);
     feed_rows(p, rows, true);
     feed_rows(p, rows, false);
-    for (size_t i = 0; i < rows + DRAFT_ASKS; i++) {
-        for (unsigned step = 0; step < DRAFT_ASKS; step++)
+    asks = rows < MANY_ROWS ? 0 : DRAFT_ASKS;
+    for (size_t i = 0; i < rows + asks; i++) {
+        for (unsigned step = 0; step < asks; step++)
             if (i - step < rows)
                 ask_draft(p, &p->rows[i - step], step);
-        if (i < DRAFT_ASKS)
+        if (i < asks)
             continue;
-        size_t at = i - DRAFT_ASKS;
+        size_t at = i - asks;
         pool_slot *slot = &p->slots[p->rows[at].slot];
         out->lengths[at] =
             slot->drafts && p->rows[at].k ? (int32_t)draft(p, slot, p->rows[at].k, out, at * out->width) : 0;

@@ -33,7 +33,7 @@
 
 enum {
     POOL_SPARE_SLOTS = 64, // closed slot numbers that wait at least before one is used again
-    POOL_SLICE = 4096,     // work of a step beside that for its new tokens; a token in a large automaton is
+    POOL_SLICE = 2048,     // work of a step beside that for its new tokens; a token in a large automaton is
     POOL_LARGE_COST = 3,   // this much work, for want of cache, in any other 1
     POOL_LARGE = 1 << 15,  // nodes of a large automaton
     POOL_OFF_SLICE = 512,  // work of a step that drafts nothing

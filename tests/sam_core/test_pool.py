@@ -589,7 +589,7 @@ def test_what_found_no_memory_drafts_when_there_is_some():
         assert pool._validate() is None
     assert [] in drafts and pool.stats()["exhausted"] > 0
     pool.close(hungry)
-    for _ in range(4):
+    for _ in range(8):
         step(pool, [(slot, []) for slot in slots], 4)
     drafts = step(pool, [(slots[0], texts[0][40:60]), (slots[1], texts[0][40:60])], 3)
     assert drafts == [texts[0][60:63]] * 2 and pool._validate() is None

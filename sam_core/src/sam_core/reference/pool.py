@@ -17,7 +17,7 @@ from sam_core.reference.model import ORDERS, Model
 
 BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
-SLICE = 4096  # tokens that a step indexes at most beside six for each new one of slots that draft
+SLICE = 2048  # tokens that a step indexes at most beside six for each new one of slots that draft
 OFF_SLICE = 512  # of a step that drafts nothing
 _SOURCES = ("request", "group", "corpus", "history")  # by their numbers, as sam_core.SOURCES
 
