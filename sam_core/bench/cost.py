@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import peers
-from ours import MEMORY, NOTHING, RULES, Engine, SamBatch
+from ours import MEMORY, NOTHING, RULES, Engine, SamBatch, feed
 from peers import sglang
 from rows import Figure, Row, Sample, Targets, alternate
 from texts import SIBLINGS, Texts, periodic
@@ -371,7 +371,7 @@ class Cost:
         def ours() -> float:
             pool = sam_core.Pool(memory_bytes=MEMORY, rule="newest", sources=("request",))
             start = clock()
-            pool.open(text, None)
+            feed(pool, np.array([pool.open(text, None)], np.int32), len(text))
             return 1e3 * (clock() - start)
 
         def python() -> float:
@@ -418,7 +418,7 @@ class Cost:
         (row,) = rows
         size = len(self.long)
         pool = sam_core.Pool(memory_bytes=MEMORY, **RULES["newest"])
-        pool.open(self.long, None)
+        feed(pool, np.array([pool.open(self.long, None)], np.int32), size)
         row.ours = Figure.of([pool.stats()["bytes_used"] / size])
         tokens = self.long[:8192].tolist()  # tracing is slow
         tracemalloc.start()

@@ -21,6 +21,14 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+def feed(pool: sam_core.Pool, slots: np.ndarray, num_tokens: int) -> None:
+    """Let the indexes of slots take in all their tokens, as the next steps of an engine would."""
+    rows = len(slots)
+    none, out, lengths = np.zeros(rows, np.int32), np.empty((rows, 1), np.int32), np.empty(rows, np.int32)
+    for _ in range(6 * num_tokens // 2048 + 1):  # a token is at most 6 of 2,048 units of work a step
+        pool.step(slots, NOTHING, none, 1, out, lengths)
+
+
 class SamBatch:
     """Rows of one pool, SIBLINGS of them a group where the sources have groups."""
 
@@ -90,15 +98,7 @@ class Engine:
         self.proposer.pool = self.pool = ClockedPool(self.proposer.pool)
         self.drafted = 0
         self.propose(int(self.lengths.sum()))
-        self._feed()
-
-    def _feed(self) -> None:
-        """Let the indexes take in all that there is, as the steps of some seconds would."""
-        rows = len(self.table)
-        slots = np.arange(rows, dtype=np.int32)
-        none, out, lengths = np.zeros(rows, np.int32), np.empty((rows, 1), np.int32), np.empty(rows, np.int32)
-        for _ in range(6 * int(self.lengths.sum()) // 2048 + 1):  # a token is at most 6 of 2,048 units of work
-            self.pool.step(slots, NOTHING, none, 1, out, lengths)
+        feed(self.pool, np.arange(rows, dtype=np.int32), int(self.lengths.sum()))
 
     def propose(self, num_tokens: int) -> float:
         """Seconds of the processor that one call takes."""
