@@ -92,7 +92,7 @@ class AutoSwitch:
         self._idle = self._skip = 0
         self._batch = 0
         self._start: float | None = None
-        self._read: deque[int] = deque(maxlen=self.LATEST)  # tokens of prompts in the latest steps
+        self._read = deque([0], maxlen=self.LATEST)  # tokens of prompts in the latest steps
         self._partial = False  # a prompt is still being read
         # by slot: the call of `choose` that saw it last, and what that gave
         self._call = 0
@@ -257,7 +257,7 @@ class AutoSwitch:
         def net(given: Int32) -> float:
             return seconds(given) - float(worth[live & (np.arange(self.k) < given[:, None])].sum()) / rate
 
-        for tried in (self._other if uniform else self._others)(chosen, worth, live, cost, batch + read):
+        for tried in self._others(chosen, worth, live, cost, batch + read, uniform):
             more = net(tried) - net(chosen)
             if max(0.0, more) <= self._credit:
                 self._credit -= max(0.0, more)
@@ -273,9 +273,15 @@ class AutoSwitch:
         live: npt.NDArray[np.bool_],
         cost: StepCost,
         base: int,
+        uniform: bool,
     ) -> Iterator[Int32]:
         """Drafts of sizes that are not settled, the least known first; in each the best drafts."""
         batch = len(chosen)
+        if uniform:
+            other = np.full(batch, 0 if chosen.any() else self.k, np.int32)
+            if cost.unsettled(base + int(other.sum())):
+                yield other
+            return
         reach = max(int(self.REACH * cost.most_rows), int(cost.most_rows) + 2)
         most = min(int(live.sum()), max(1, reach - base))
         usual = int(chosen.sum())
@@ -290,19 +296,6 @@ class AutoSwitch:
             # some are not worth it even if they cost nothing
             if not total or gains[total] >= (self.MARGIN[0] - 1) * batch:
                 yield np.bincount(best[:total] // self.k, minlength=batch).astype(np.int32)
-
-    def _other(
-        self,
-        chosen: Int32,
-        worth: npt.NDArray[np.floating],
-        live: npt.NDArray[np.bool_],
-        cost: StepCost,
-        base: int,
-    ) -> Iterator[Int32]:
-        """The other of the two sizes of an engine with captured graphs, if it is not settled."""
-        other = np.full(len(chosen), 0 if chosen.any() else self.k, np.int32)
-        if cost.unsettled(base + int(other.sum())):
-            yield other
 
     def _turn(self, on: bool, running: int) -> None:
         if on != self.on:
