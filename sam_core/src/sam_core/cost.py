@@ -27,6 +27,10 @@ SPREAD = 0.03
 """Relative spread of contexts below which their slopes shrink to nothing."""
 FEW = 2.0
 """Steps of which slopes of contexts shrink to a half and less."""
+GRAPHS = 512
+"""Rows up to which engines capture graphs."""
+NARROW = 0.15
+"""Relative spread of rows below which their slope is that of a step whose cost is all in its rows."""
 NEW = 1.5
 """A size's first step is left out if it takes this many times what others make one expect."""
 EVERY = 6
@@ -306,24 +310,30 @@ class StepCost:
 class PromptCost(StepCost):
     """The same of steps that read prompts; rows: those tokens, too.
 
-    Their rows are many and seldom as many as before, so a straight line through all sizes tells of those that were not
-    met. It goes through the last size that was, and takes no less for a step than its share of rows.
+    Their rows are many and seldom as many as before, and few of them are drafts: a bin that is a tenth wide would hide
+    what those cost. So beyond GRAPHS rows, and outside of what was met, a straight line tells. It takes no more for a row
+    than its share of the step, and as much where sizes differ too little to tell.
     """
 
     def fit(self) -> None:
         super().fit()
-        rows, seconds = self._rows, self._seconds
-        away = rows - rows.mean()
-        slope = float(away @ seconds) / float(away @ away) if (self._count > 0).sum() > 1 else math.inf
-        self._slope = min(max(0.0, slope), float(seconds.mean() / rows.mean()))
+        beyond = self._rows > GRAPHS
+        rows, seconds = (x[beyond] if beyond.any() else x for x in (self._rows, self._seconds))
+        self._centre, self._mean = float(rows.mean()), float(seconds.mean())
+        away, share = rows - self._centre, self._mean / self._centre
+        prior = len(rows) * (NARROW * self._centre) ** 2
+        slope = (float(away @ seconds) + prior * share) / (float(away @ away) + prior)
+        self._slope = min(max(0.0, slope), share)
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """f(rows), seconds, for an array of rows."""
         rows = np.asarray(rows, float)
         first, last = self._rows[0], self._rows[-1]
         inside = np.interp(rows, self._rows, self._seconds)
-        outside = inside + self._slope * (np.maximum(rows - last, 0.0) + np.minimum(rows - first, 0.0))
-        return np.maximum(outside, self._seconds[0] * np.minimum(rows / first, 1.0))
+        near = inside + self._slope * (np.maximum(rows - last, 0.0) + np.minimum(rows - first, 0.0))
+        near = np.maximum(near, self._seconds[0] * np.minimum(rows / first, 1.0))
+        line = self._mean + self._slope * (rows - self._centre)
+        return np.where((rows > GRAPHS) & (last > GRAPHS), line, near)
 
 
 class Expected:
