@@ -169,6 +169,8 @@ def test_sizes_that_prompts_never_had_lie_on_a_line():
     cost.fit()
     rows = np.array([10, 100, 3000, 9000])
     assert cost.rows_cost(rows) == pytest.approx(0.02 + 1e-4 * rows, rel=0.05)
+    cost._scale(2.0)
+    assert cost.rows_cost(rows) == pytest.approx(2 * (0.02 + 1e-4 * rows), rel=0.05), "the machine got slower"
     single = PromptCost()
     single.observe(100, 0.0, 0.0, 1.0)
     single.fit()

@@ -325,6 +325,11 @@ class PromptCost(StepCost):
         slope = (float(away @ seconds) + prior * share) / (float(away @ away) + prior)
         self._slope = min(max(0.0, slope), share)
 
+    def _scale(self, factor: float) -> None:
+        super()._scale(factor)
+        self._mean *= factor
+        self._slope *= factor
+
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """f(rows), seconds, for an array of rows."""
         rows = np.asarray(rows, float)
