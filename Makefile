@@ -31,8 +31,8 @@ ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
 jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
 ifeq ($(origin PIN),file)
-test: lint ## all tests; with PIN=... only those in that pin set's environment
-	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS)
+test: ## all tests; with PIN=... only those in that pin set's environment
+	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS) lint
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) test-bed $(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
 		$(QUICK_JOBS) test-ansible test-wheels
 else

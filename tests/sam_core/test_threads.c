@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-enum { WORKERS = 3, SAVES = 40, ANSWER = 400, RELEASED = 3 };
+enum { WORKERS = 3, SAVES = 20, ANSWER = 400, RELEASED = 3 };
 
 static pool p;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
