@@ -130,7 +130,7 @@ def test_every_answer_is_logged_in_its_place(run):
 
 def test_without_sam_and_unbroken_the_answers_are_the_same(run, tmp_path):
     """Of each step, all tokens but those behind one that rounding has turned: at most one answer in twenty."""
-    train(tmp_path / "off", "sam=off", "steps=2")
+    train(tmp_path / "off", "sam=off", "steps=2", "checkpoints.every=1")
     for step in compare_answers(read_answers(tmp_path / "off"), run.answers)["steps"]:
         assert step["answers"] >= 64 and step["tokens"] > 2000
         assert step["answers_equal"] >= 0.95 * step["answers"]
