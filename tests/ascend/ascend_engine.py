@@ -44,10 +44,12 @@ def zygote(platform):
 
 def variables(platform):
     environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": ""}
-    if platform == "npu":
+    if platform in ("npu", "metered"):
         path = [str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment |= {"PYTHONPATH": os.pathsep.join(path), "VLLM_VERSION": VERSION}
         del environment["VLLM_PLUGINS"]
+    if platform == "metered":  # npu, with torch_npu/meter.py
+        environment["STANDIN_METER"] = "1"
     return environment
 
 
@@ -72,12 +74,12 @@ class Engine:
         settings = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "seed": 0} | settings
         if sam is not None:
             settings["speculative_config"] = {"method": "sam", "num_speculative_tokens": k, "sam": sam}
-        if platform == "npu":
+        if platform != "cpu":
             settings = {"num_gpu_blocks_override": 128} | settings
-        settings |= {"model": str(model), "skip_tokenizer_init": True, "dtype": "float32"}
+        settings |= {"model": str(model), "skip_tokenizer_init": True, "dtype": settings.get("dtype", "float32")}
         settings["enforce_eager"] = "compilation_config" not in settings
         self.process = start(platform, str(HERE / "engine_server.py"), json.dumps(settings))
-        self.platform = {"npu": "NPUPlatform", "cpu": "CpuPlatform"}[platform]
+        self.platform = {"npu": "NPUPlatform", "metered": "NPUPlatform", "cpu": "CpuPlatform"}[platform]
         self.up = False
         self.rows, self.preemptions, self.logprobs = [], 0, []
 

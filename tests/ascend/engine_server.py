@@ -6,6 +6,7 @@ One JSON object a line on stdin, {"method": name, **arguments of the Server's me
 or {"error": text}. The first line says which platform vLLM chose. Everything else that is printed goes to stderr.
 """
 
+import collections
 import json
 import os
 import sys
@@ -61,6 +62,40 @@ def steps_and_replays(worker):
 
     steps, worker.model_runner.steps = worker.model_runner.steps, []
     return steps, torch_npu.npu.NPUGraph.replays
+
+
+def meter_steps(worker):
+    """Runs in a worker that shares its process with the engine's core: from now on counts each step (meter.py)."""
+    from torch_npu.meter import METER
+    from vllm.v1.engine.core import EngineCore
+
+    frame = sys._getframe()
+    while not isinstance(core := frame.f_locals.get("self"), EngineCore):  # which is what calls this
+        frame = frame.f_back
+    runner, step, execute = worker.model_runner, core.step_fn, worker.model_runner.execute_model
+    runner.metered = []
+
+    def noting(scheduled, *args, **kwargs):
+        drafts = [len(drafts) for drafts in scheduled.scheduled_spec_decode_tokens.values()]
+        METER.shape = [len(scheduled.num_scheduled_tokens), scheduled.total_num_scheduled_tokens, sum(drafts)]
+        return execute(scheduled, *args, **kwargs)
+
+    def counted():
+        METER.events, METER.shape = collections.Counter(), None
+        try:
+            return step()
+        finally:
+            events, METER.events = METER.events, None
+            if METER.shape:
+                runner.metered.append([*METER.shape, [[*event, count] for event, count in events.items()]])
+
+    runner.execute_model, core.step_fn = noting, counted
+
+
+def metered_steps(worker):
+    """Runs in a worker: of each step since the last time its requests, tokens, drafts among them, and the events."""
+    steps, worker.model_runner.metered = worker.model_runner.metered, []
+    return steps
 
 
 class Server:
@@ -152,6 +187,12 @@ class Server:
 
     def steps_and_replays(self):
         return self.engine.collective_rpc(steps_and_replays)
+
+    def meter_steps(self):
+        self.engine.collective_rpc(meter_steps)
+
+    def metered_steps(self):
+        return self.engine.collective_rpc(metered_steps)[0]
 
     def asynchronous(self):
         """Of each rank."""

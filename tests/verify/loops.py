@@ -36,7 +36,7 @@ def verify_random(output, ends, drafts, draft_probs, target_probs, bonus, recove
             continue
         token = drafts[index].item()
         q = 1.0 if draft_probs is None else draft_probs[index, token].item()
-        if q > 0 and target_probs[index, token].item() / q >= uniform[index].item():
+        if q > 0 and target_probs[index, token].item() / q > uniform[index].item():
             output[request, column] = token
         else:
             output[request, column] = recovered[index]
@@ -65,7 +65,7 @@ def add_bonus(output, ends, bonus, stopped):
 
 def draw(counts, generators, vocabulary):
     """Uniforms and exponentials, for all requests, in the engine's order and with its use of the generators."""
-    uniform = torch.rand(sum(counts), dtype=torch.float64)
+    uniform = torch.rand(sum(counts))
     start = 0
     for request, count in enumerate(counts):
         if count and request in generators:

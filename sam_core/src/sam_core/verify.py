@@ -67,7 +67,7 @@ class _Grid:
 def _owners(ends: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """The request of each draft token, int64 [num_tokens]; the last one for a token past all ends."""
     token = torch.arange(num_tokens, dtype=ends.dtype, device=ends.device)
-    return torch.searchsorted(ends, token, right=True).clamp(max=ends.shape[0] - 1)
+    return (token.unsqueeze(1) >= ends).sum(1).clamp(max=ends.shape[0] - 1)
 
 
 # ---- the engine's steps, one function each -------------------------------------------------------------------------
@@ -141,13 +141,16 @@ def verify_greedy(
 def _accept(
     drafts: torch.Tensor, draft_probs: torch.Tensor | None, target_probs: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:
-    """Whether each draft passes its uniform draw: bool [N]. In float64, as the engine compares on the host."""
+    """Whether each draft passes its uniform draw in [0, 1): bool [N].
+
+    Of draws in float32, 2**24 equally probable ones, the share p of them passes to within 2**-24; at p = 0 none does.
+    """
     at = drafts.long().unsqueeze(1)
-    p = target_probs.gather(1, at).squeeze(1).double()
+    p = target_probs.gather(1, at).squeeze(1)
     if draft_probs is None:
-        return p >= uniform
-    q = draft_probs.gather(1, at).squeeze(1).double()
-    return (q > 0) & (p / q >= uniform)
+        return uniform < p
+    q = draft_probs.gather(1, at).squeeze(1)
+    return (q > 0) & (uniform < p / q)
 
 
 NOTHING = 2.0**-100
@@ -169,7 +172,7 @@ def _residual(target: torch.Tensor, draft_probs: torch.Tensor | None, drafts: to
 
 
 class Draws(NamedTuple):
-    """Random numbers of a step: uniform float64 [N] in [0, 1), and exponential float32 [R, V].
+    """Random numbers of a step: uniform float32 [N] in [0, 1), and exponential float32 [R, V].
 
     rows: the request of each row of `exponential`, int64 [R] on the device; None where R is B and they are in order.
     """
@@ -188,7 +191,7 @@ def draw(
     in a step without drafts. From the default generator come the uniforms of all drafts, then exponentials for those
     requests alone that have drafts and no generator: where that is every request, the same numbers as the engine's.
     """
-    uniform = torch.rand(sum(num_draft_tokens), dtype=torch.float64, device=device)
+    uniform = torch.rand(sum(num_draft_tokens), device=device)
     shared = [i for i, n in enumerate(num_draft_tokens) if n and i not in generators]
     own = [i for i, n in enumerate(num_draft_tokens) if n and i in generators]
     exponential = torch.empty(len(shared) + len(own), vocabulary, dtype=torch.float32, device=device)
@@ -225,7 +228,7 @@ def rejection_sample(
     PLACEHOLDER after a request's last token.
     """
     if draft_token_ids.shape[0] == 0:
-        return F.pad(bonus_token_ids, (0, max_spec_len), value=PLACEHOLDER).int()
+        return F.pad(bonus_token_ids.int(), (0, max_spec_len), value=PLACEHOLDER)
     grid = _Grid(draft_token_ids, cu_num_draft_tokens, max_spec_len + 1)
     if is_greedy is not False:
         best = (target_probs if target_logits is None else target_logits).argmax(1)
@@ -261,7 +264,9 @@ def rejection_sample(
 BLOCK = 128
 """Tokens a block of the vocabulary. Noise is made for a row's V / BLOCK blocks and one block's tokens only."""
 GAMMA = 0x9E3779B97F4A7C15
-"""Step of a SplitMix64 stream."""
+"""Step of a stream, as SplitMix64's."""
+MIXER = 0xD6E8FEB86659FD93
+"""degski's multiplier (gist.github.com/degski/6e2069d6035ae04d5d6f64981c995ec2)."""
 STRIDE = 0xD1342543DE82EF95
 """Between the unmixed states of successive positions; odd, so that positions differ, and no small multiple of GAMMA."""
 
@@ -271,13 +276,20 @@ def _signed(word: int) -> int:
     return (word & (1 << 64) - 1 ^ 1 << 63) - (1 << 63)
 
 
-def _mix(z: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's bijection of 64-bit words (Steele, Lea and Flood 2014, constants of Stafford's variant 13), int64.
+def _swap(z: torch.Tensor) -> torch.Tensor:
+    """The words of an int64 tensor with their halves swapped."""
+    return z.unsqueeze(-1).view(torch.int32).flip(-1).view(torch.int64).squeeze(-1)
 
-    Its last step, z ^= z >> 31, is left out: it does not reach the top 31 bits, which alone become noise.
+
+def _mix(z: torch.Tensor) -> torch.Tensor:
+    """A bijection of 64-bit words, int64, of which the top 32 bits are mixed: twice z ^= z >> 32; z *= MIXER.
+
+    It is degski's hash without its last step, z ^= z >> 32, which does not reach the top bits. The shift is a swap of
+    halves, as shifts of integers run on the AICPU of a 910C.
     """
-    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
-    return (z ^ (z >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
+    for _ in range(2):
+        z = (z ^ _swap(z) & (1 << 32) - 1) * _signed(MIXER)
+    return z
 
 
 def request_key(seed: int) -> int:
@@ -295,14 +307,14 @@ def request_key(seed: int) -> int:
 
 
 def _words(keys: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-    """Uniform 31-bit words int64 [N, length], word i of a row a function of (key, position, i).
+    """Uniform 31-bit words int32 [N, length], word i of a row a function of (key, position, i).
 
-    A row is the SplitMix64 stream that starts at a hash of its key and position. Integer arithmetic modulo 2**64: the
-    same on every device and in every batch.
+    A row hashes a counter that starts at a hash of its key and position, as SplitMix64 does (Steele, Lea and Flood
+    2014). Integer arithmetic modulo 2**64 on little-endian words: the same on every device and in every batch.
     """
     state = _mix(keys + positions.long() * _signed(STRIDE))
     step = torch.arange(1, length + 1, device=keys.device) * _signed(GAMMA)
-    return _mix(state.unsqueeze(1) + step) >> 33 & (1 << 31) - 1
+    return _mix(state.unsqueeze(1) + step).unsqueeze(-1).view(torch.int32)[..., 1] & (1 << 31) - 1
 
 
 def _negated_exponentials(words: torch.Tensor) -> torch.Tensor:
@@ -353,7 +365,7 @@ def seeded_verify(
     """
     num_tokens = draft_token_ids.shape[0]
     if num_tokens == 0:
-        return F.pad(bonus_token_ids, (0, max_spec_len), value=PLACEHOLDER).int()
+        return F.pad(bonus_token_ids.int(), (0, max_spec_len), value=PLACEHOLDER)
     grid = _Grid(draft_token_ids, cu_num_draft_tokens, max_spec_len + 1)
     if is_greedy is True:
         sampled = target_probs.argmax(1)
@@ -370,13 +382,23 @@ def seeded_verify(
 
 
 def check_device(device: torch.device | str) -> None:
-    """Raise RuntimeError unless the device computes the noise of mode seeded as the CPU does. Synchronises."""
+    """Raise RuntimeError unless the device computes the noise of mode seeded as the CPU does. Synchronises.
+
+    Words must be equal, exponentials close, small ones too: log(1 + x) of an x below 2**-24 is not 0.
+    """
     keys = torch.tensor([_signed(STRIDE * i) for i in range(1, 65)])
     positions = torch.arange(64, dtype=torch.int32)
     if not torch.equal(_words(keys.to(device), positions.to(device), 64).cpu(), _words(keys, positions, 64)):
         raise RuntimeError(
             f"64-bit integers on {device} do not wrap as those of the CPU do, so seeded verification would sample from "
             "a wrong distribution there: use verify: rejection"
+        )
+    words = torch.tensor([0, 1, 2, 77, *(2**bit - 1 for bit in range(8, 32))], dtype=torch.int32)
+    found = _negated_exponentials(words.to(device)).cpu()
+    if not torch.allclose(found, _negated_exponentials(words), rtol=1e-4, atol=0):
+        raise RuntimeError(
+            f"log1p on {device} is not that of the CPU, so seeded verification would sample from a wrong distribution "
+            "there: use verify: rejection"
         )
 
 

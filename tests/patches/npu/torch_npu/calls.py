@@ -2,21 +2,24 @@
 """Which operators were called, and what those say that the stand-in does not have."""
 
 import functools
+import os
 from collections import Counter
 
-from . import graphs
+from . import graphs, meter
 
 CALLS: Counter[str] = Counter()
 """Calls by operator name in this process, replays of graphs included; tests read it through collective_rpc."""
 
 
 def counted(op):
+    metered = functools.partial(meter.run, op) if "STANDIN_METER" in os.environ else op
+
     @functools.wraps(op)
     def wrapped(*args, **kwargs):
         if graphs.takes(wrapped, args, kwargs):
             return None
         CALLS[op.__name__] += 1
-        return graphs.kernel(wrapped, op, args, kwargs)
+        return graphs.kernel(wrapped, metered, args, kwargs)
 
     return wrapped
 

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device `npu` as a second name of the CPU."""
+"""Device `npu` as a second name of the CPU, or with STANDIN_METER as a device of its own (meter.py)."""
 
+import os
 import threading
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from .graphs import PYTHON_OPERATIONS
+from . import meter
+from .operators import PYTHON_OPERATIONS
 
 torch.utils.rename_privateuse1_backend("npu")
+METERED = "STANDIN_METER" in os.environ
 
 
 def on_cpu(device):
@@ -62,13 +65,24 @@ class Generator(torch.Generator):
         self.offset, self.previous = offset, None
 
 
+def enter_modes():
+    if METERED:
+        meter.enter(on_cpu, Generator)
+    else:
+        NpuOnCpu().__enter__()
+
+
 def enter():
     torch.Generator = Generator
-    torch.Tensor.npu = lambda tensor, *args, **kwargs: tensor
+    torch.Tensor.npu = lambda tensor, *args, **kwargs: tensor.to("npu") if METERED else tensor
     torch._C._get_accelerator = lambda *args: torch.device("cpu")  # torch.distributed.barrier asks
 
-    init, impl = DeviceContext.__init__, torch.library.Library.impl
-    DeviceContext.__init__ = lambda self, device: init(self, on_cpu(torch.device(device)))
+    impl = torch.library.Library.impl
+    if METERED:
+        meter.default_device()
+    else:
+        init = DeviceContext.__init__
+        DeviceContext.__init__ = lambda self, device: init(self, on_cpu(torch.device(device)))
 
     def impl_on_cpu(self, name, function, dispatch_key="", **kwargs):
         if dispatch_key in ("CPU", "PrivateUse1") and isinstance(name, str):
@@ -79,13 +93,13 @@ def enter():
         return impl(self, name, function, dispatch_key, **kwargs)
 
     torch.library.Library.impl = impl_on_cpu
-    NpuOnCpu().__enter__()
+    enter_modes()
 
     run = threading.Thread.run
 
     def run_on_cpu(thread):
-        with NpuOnCpu():  # a mode holds in the thread that entered it
-            run(thread)
+        enter_modes()  # a mode holds in the thread that entered it
+        run(thread)
 
     threading.Thread.run = run_on_cpu
 

@@ -12,9 +12,8 @@ import contextlib
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-PYTHON_OPERATIONS = {}
-"""Operations of torch.ops whose CPU kernel is a Python function: recorded by what they call."""
-
+from . import meter
+from .operators import PYTHON_OPERATIONS
 
 class Call:
     def __init__(self, function, args, kwargs, out):
@@ -86,8 +85,10 @@ class NPUGraph:
         assert State.waiting is None, "a graph is replayed while another one waits for the arguments of its operators"
         NPUGraph.replays += 1
         self.at = 0
+        meter.METER.note("launch", "graph")
         self.run()
 
+    @meter.paused()
     def run(self):
         State.waiting = None
         while self.at < len(self.nodes):

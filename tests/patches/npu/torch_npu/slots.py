@@ -3,14 +3,15 @@
 
 import sys
 
-from .calls import CALLS
+from .calls import counted
 
 
 class SlotMappingKernel:
     """Called as kernel[(R + 1,)](...) for R requests: positions int[N], query_start_loc int[>= R + 1] with N at R."""
 
     def __getitem__(self, grid):
-        def run(
+        @counted
+        def _compute_slot_mapping_kernel(
             num_tokens,
             max_num_tokens,
             query_start_loc,
@@ -26,7 +27,6 @@ class SlotMappingKernel:
             PAD_ID,
             BLOCK_SIZE,
         ):
-            CALLS["_compute_slot_mapping_kernel"] += 1
             starts = query_start_loc[: grid[0]].tolist()
             assert TOTAL_CP_WORLD_SIZE == 1, "context parallelism is not in the stand-in"
             assert starts[-1] <= num_tokens <= max_num_tokens, (starts, num_tokens, max_num_tokens)
@@ -37,7 +37,7 @@ class SlotMappingKernel:
                 slot_mapping[rows] = (blocks * block_size + place % block_size).to(slot_mapping.dtype)
             slot_mapping[num_tokens:max_num_tokens] = PAD_ID
 
-        return run
+        return _compute_slot_mapping_kernel
 
 
 def install():

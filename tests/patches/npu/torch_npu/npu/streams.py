@@ -4,6 +4,7 @@
 import time
 
 from ..graphs import State
+from ..meter import METER
 
 
 class Stream:
@@ -16,18 +17,20 @@ class Stream:
 
     def synchronize(self):
         assert State.waiting is None, "waits for a graph that waits for the arguments of its operators"
+        METER.wait_for("stream", METER.clock)
 
 
 class Event:
     def __init__(self, enable_timing=False, **kwargs):
-        self.time = None
+        self.time, self.clock = None, 0
 
     def record(self, stream=None):
-        self.time = time.perf_counter()
+        self.time, self.clock = time.perf_counter(), METER.clock
 
     def wait(self, stream=None): ...
 
-    def synchronize(self): ...
+    def synchronize(self):
+        METER.wait_for("event", self.clock)
 
     def elapsed_time(self, end):
         """Milliseconds."""

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step would cost a 910C beyond its arithmetic: waits of the host for the device, AICPU operators and launches.
+
+    make device-costs PIN=vllm-0.11
+
+Whole engine steps of decoding are counted, scheduler, runner, attention, sampler and proposer, over the stand-in for
+torch_npu with its meter (tests/patches/npu): nothing here is timed. Models of 2 and of 4 layers tell what is a cost of
+each layer from what is one of each step. Drafts have 3 tokens, weights are bfloat16. One line an arm and batch size:
+the cost of a step with drafts beside that of the same engine without speculation; then where waits and AICPU operators
+come from.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import tiny_qwen3
+from ascend_engine import OLD, VERSION, Engine
+
+K = 3
+LAYERS = (2, 4)
+KINDS = ("wait", "AICPU", "unknown", "copy", "launch")
+SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20}
+GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4, 8, 32, 128]}
+
+
+class Arm(NamedTuple):
+    """An engine's settings, how its requests are sampled, and the arm without speculation that it stands beside."""
+
+    sam: dict | None
+    settings: dict
+    sampling: dict
+    drafts: bool
+    beside: str | None
+
+    @property
+    def engine(self) -> str:
+        return json.dumps([self.sam, self.settings])
+
+
+def arms(graphs: bool) -> dict[str, Arm]:
+    """By name; those without speculation first."""
+    always, never = {"min_prob": 0, "threshold": 64}, {"min_prob": 0, "threshold": 1}
+    seeded = {"additional_config": {"sam_verify": "seeded"}}
+    some = {"compilation_config": GRAPHS} if graphs else {}
+    if not OLD:
+        some["async_scheduling"] = False  # as with any drafter on the host
+    seeds = SAMPLED | {"seed": 1}
+    return {
+        "plain, greedy": Arm(None, some, {}, False, None),
+        "plain, sampled": Arm(None, some, SAMPLED, False, None),
+        "plain, sampled, log-probabilities": Arm(None, some, SAMPLED | {"logprobs": 1}, False, None),
+        "plain, seeded": Arm(None, some | seeded, seeds, False, None),
+        "switch off, greedy": Arm(never, some, {}, False, "plain, greedy"),
+        "switch off, sampled": Arm(never, some, SAMPLED, False, "plain, sampled"),
+        "greedy": Arm(always, some, {}, True, "plain, greedy"),
+        "rejection": Arm(always, some, SAMPLED, True, "plain, sampled"),
+        "rejection, log-probabilities": Arm(
+            always, some, SAMPLED | {"logprobs": 1}, True, "plain, sampled, log-probabilities"
+        ),
+        "seeded": Arm(always | {"verify": "seeded"}, some, seeds, True, "plain, seeded"),
+    }
+
+
+def step_of(engine: Engine, arm: Arm, batch: int) -> Counter:
+    """Events of a step in which all requests decode, with K draft tokens each or none."""
+    prompts = [[i % 60 + 1, i % 59 + 1, 3, 4] * 5 for i in range(batch)]
+    engine.run(prompts, 24, **arm.sampling)
+    engine.ask("metered_steps")
+    engine.run(prompts, 24, **arm.sampling)
+    drafts = K * batch if arm.drafts else 0
+    steps = [Counter({tuple(event): n for *event, n in events}) for *shape, events in engine.ask("metered_steps")
+             if shape == [batch, batch + drafts, drafts]]  # fmt: skip
+    if not steps:
+        raise SystemExit(f"device_costs: no step of {batch} requests had {drafts} draft tokens")
+    return steps[-1]
+
+
+def measure(names: dict[str, Arm], batches: tuple[int, ...], layers: tuple[int, ...] = LAYERS) -> dict:
+    """{arm: {batch: {layers: events of a step}}}."""
+    found: dict = {}
+    for count in layers:
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=128, num_hidden_layers=count)
+            engines: dict[str, Engine] = {}
+            for arm in names.values():
+                if arm.engine not in engines:
+                    engines[arm.engine] = Engine(folder, "metered", sam=arm.sam, k=K, dtype="bfloat16", **arm.settings)
+                    stack.callback(engines[arm.engine].stop)
+            for engine in engines.values():
+                engine.ask("meter_steps")
+            for name, arm in names.items():
+                for batch in batches:
+                    if batch > 1 or arm.sam is None or arm.drafts:  # one request alone turns the switch on
+                        events = step_of(engines[arm.engine], arm, batch)
+                        found.setdefault(name, {}).setdefault(batch, {})[count] = events
+    return found
+
+
+def split(by_layers: dict[int, Counter], kind: str) -> tuple[float, float]:
+    """Events of a kind for each layer, and for each step beside them."""
+    few, many = sorted(by_layers)
+    totals = {count: sum(n for event, n in by_layers[count].items() if event[0] == kind) for count in (few, many)}
+    layer = (totals[many] - totals[few]) / (many - few)
+    return layer, totals[few] - few * layer
+
+
+def show(layer: float, step: float) -> str:
+    return f"{step:g}" + (f" + {layer:g} L" if layer else "")
+
+
+def table(found: dict, names: dict[str, Arm]) -> list[str]:
+    """Lines of a Markdown table; L: layers."""
+    lines = [f"| arm | requests | {' | '.join(KINDS)} | launches beside plain |", "|---|---:|" + "---:|" * (len(KINDS) + 1)]
+    for name, batches in found.items():
+        beside = names[name].beside
+        for batch, by_layers in batches.items():
+            cells = [show(*split(by_layers, kind)) for kind in KINDS]
+            more = ""
+            if beside:
+                ours, plain = split(by_layers, "launch"), split(found[beside][batch], "launch")
+                more = show(ours[0] - plain[0], ours[1] - plain[1])
+            lines.append(f"| {name} | {batch} | {' | '.join(cells)} | {more} |")
+    return lines
+
+
+def sources(found: dict, kinds: tuple[str, ...] = ("wait", "AICPU", "unknown")) -> list[str]:
+    """Where the dear events of the largest batch and model come from, and in which arms."""
+    places: dict[tuple, dict[str, int]] = {}
+    for name, batches in found.items():
+        by_layers = batches[max(batches)]
+        for (kind, what, dtype, place), n in by_layers[max(by_layers)].items():
+            if kind in kinds:
+                places.setdefault((kind, what, dtype, place), {})[name] = n
+    lines = ["| kind | what | dtype | where | times a step, by arm |", "|---|---|---|---|---|"]
+    for event, times in sorted(places.items()):
+        lines.append(f"| {' | '.join(event)} | {', '.join(f'{arm}: {n}' for arm, n in times.items())} |")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at a time (default 1 8 32)")
+    parser.add_argument("--out", type=Path, default=Path("outputs/device-costs"), help="folder of the JSON file")
+    args = parser.parse_args()
+    record = {}
+    for graphs in (False,) if OLD else (False, True):
+        names = arms(graphs)
+        print(f"\nvllm-ascend {VERSION}, {'captured graphs' if graphs else 'eager'}; L: layers of the model\n", flush=True)
+        found = measure(names, tuple(args.batch))
+        print("\n".join(table(found, names)), "\n\nWith the largest batch and 4 layers:\n", *sources(found), sep="\n", flush=True)
+        record["graphs" if graphs else "eager"] = {
+            name: {batch: {n: [[*event, times] for event, times in events.items()] for n, events in layers.items()}
+                   for batch, layers in batches.items()} for name, batches in found.items()
+        }  # fmt: skip
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / f"vllm-ascend-{VERSION}.json"
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(part, file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
