@@ -12,7 +12,7 @@ tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml |
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler test-mutants lint lock clean
+.PHONY: help demo test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler device-costs test-mutants lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -77,6 +77,10 @@ bench: ## time, memory and acceptance of sam_core beside four other drafters, ag
 bench-sampler: ## time, operations and synchronisations of verification beside vllm-ascend's, against the targets (minutes)
 	ci/setup-env vllm-0.11
 	.venvs/vllm-0.11/bin/python sam_core/bench/sampler.py $(BENCH)
+
+device-costs: ## waits, slow operators and launches of a step on a 910C, with drafts beside without (minutes)
+	ci/setup-env $(PIN)
+	PYTHONPATH=tests/common $(ENV)/python tests/ascend/device_costs.py $(COSTS)
 
 test-mutants: ## take each patch away in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)

@@ -25,6 +25,7 @@ from ascend_engine import OLD, VERSION, Engine
 
 K = 3
 LAYERS = (2, 4)
+NUM_TOKENS = 20  # of each answer
 KINDS = ("wait", "AICPU", "unknown", "copy", "launch")
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20}
 GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4, 8, 32, 128]}
@@ -71,9 +72,7 @@ def arms(graphs: bool) -> dict[str, Arm]:
 def step_of(engine: Engine, arm: Arm, batch: int) -> Counter:
     """Events of a step in which all requests decode, with K draft tokens each or none."""
     prompts = [[i % 60 + 1, i % 59 + 1, 3, 4] * 5 for i in range(batch)]
-    engine.run(prompts, 24, **arm.sampling)
-    engine.ask("metered_steps")
-    engine.run(prompts, 24, **arm.sampling)
+    engine.run(prompts, NUM_TOKENS, **arm.sampling)
     drafts = K * batch if arm.drafts else 0
     steps = [Counter({tuple(event): n for *event, n in events}) for *shape, events in engine.ask("metered_steps")
              if shape == [batch, batch + drafts, drafts]]  # fmt: skip
@@ -91,10 +90,10 @@ def measure(names: dict[str, Arm], batches: tuple[int, ...], layers: tuple[int, 
             engines: dict[str, Engine] = {}
             for arm in names.values():
                 if arm.engine not in engines:
-                    engines[arm.engine] = Engine(folder, "metered", sam=arm.sam, k=K, dtype="bfloat16", **arm.settings)
-                    stack.callback(engines[arm.engine].stop)
-            for engine in engines.values():
-                engine.ask("meter_steps")
+                    engine = Engine(folder, "metered", sam=arm.sam, k=K, dtype="bfloat16", **arm.settings)
+                    stack.callback(engine.stop)
+                    engine.ask("meter_steps")  # one at a time: engines that start together may choose the same port
+                    engines[arm.engine] = engine
             for name, arm in names.items():
                 for batch in batches:
                     if batch > 1 or arm.sam is None or arm.drafts:  # one request alone turns the switch on
@@ -103,12 +102,15 @@ def measure(names: dict[str, Arm], batches: tuple[int, ...], layers: tuple[int, 
     return found
 
 
+def total(events: Counter, *kinds: str) -> int:
+    return sum(n for event, n in events.items() if event[0] in kinds)
+
+
 def split(by_layers: dict[int, Counter], kind: str) -> tuple[float, float]:
     """Events of a kind for each layer, and for each step beside them."""
     few, many = sorted(by_layers)
-    totals = {count: sum(n for event, n in by_layers[count].items() if event[0] == kind) for count in (few, many)}
-    layer = (totals[many] - totals[few]) / (many - few)
-    return layer, totals[few] - few * layer
+    layer = (total(by_layers[many], kind) - total(by_layers[few], kind)) / (many - few)
+    return layer, total(by_layers[few], kind) - few * layer
 
 
 def show(layer: float, step: float) -> str:
@@ -117,7 +119,10 @@ def show(layer: float, step: float) -> str:
 
 def table(found: dict, names: dict[str, Arm]) -> list[str]:
     """Lines of a Markdown table; L: layers."""
-    lines = [f"| arm | requests | {' | '.join(KINDS)} | launches beside plain |", "|---|---:|" + "---:|" * (len(KINDS) + 1)]
+    lines = [
+        f"| arm | requests | {' | '.join(KINDS)} | launches beside plain |",
+        "|---|---:|" + "---:|" * (len(KINDS) + 1),
+    ]
     for name, batches in found.items():
         beside = names[name].beside
         for batch, by_layers in batches.items():
@@ -152,9 +157,17 @@ def main() -> int:
     record = {}
     for graphs in (False,) if OLD else (False, True):
         names = arms(graphs)
-        print(f"\nvllm-ascend {VERSION}, {'captured graphs' if graphs else 'eager'}; L: layers of the model\n", flush=True)
+        print(
+            f"\nvllm-ascend {VERSION}, {'captured graphs' if graphs else 'eager'}; L: layers of the model\n", flush=True
+        )
         found = measure(names, tuple(args.batch))
-        print("\n".join(table(found, names)), "\n\nWith the largest batch and 4 layers:\n", *sources(found), sep="\n", flush=True)
+        print(
+            "\n".join(table(found, names)),
+            "\n\nWith the largest batch and 4 layers:\n",
+            *sources(found),
+            sep="\n",
+            flush=True,
+        )
         record["graphs" if graphs else "eager"] = {
             name: {batch: {n: [[*event, times] for event, times in events.items()] for n, events in layers.items()}
                    for batch, layers in batches.items()} for name, batches in found.items()

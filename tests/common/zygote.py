@@ -4,6 +4,7 @@
 As a program, usage: zygote.py FD MODULE ...   It imports the modules and then forks a child for each request on the socket FD.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -134,4 +135,5 @@ def serve(requests):
 if __name__ == "__main__":
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    gc.freeze()  # an engine collects garbage at its start: of what is imported there is none, and reading it copies its pages
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from . import meter
 from .operators import PYTHON_OPERATIONS
 
+
 class Call:
     def __init__(self, function, args, kwargs, out):
         self.function, self.args, self.kwargs, self.out = function, args, kwargs, out

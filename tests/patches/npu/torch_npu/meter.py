@@ -84,7 +84,9 @@ class Meter:
         pinned = source in self.pinned
         if to_device:
             free = non_blocking and pinned
-            what = "copy to the device" + ("" if pinned else ", pageable memory") + ("" if non_blocking else ", blocking")
+            what = (
+                "copy to the device" + ("" if pinned else ", pageable memory") + ("" if non_blocking else ", blocking")
+            )
         else:
             free, what = non_blocking, "copy to the host" + ("" if non_blocking else ", blocking")
         self.note("copy" if free else "wait", what, str(source.dtype).removeprefix("torch."))
