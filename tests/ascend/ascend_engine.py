@@ -44,7 +44,7 @@ def zygote(platform):
 
 def variables(platform):
     environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": ""}
-    if platform in ("npu", "metered"):
+    if platform != "cpu":
         path = [str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment |= {"PYTHONPATH": os.pathsep.join(path), "VLLM_VERSION": VERSION}
         del environment["VLLM_PLUGINS"]
@@ -79,7 +79,7 @@ class Engine:
         settings |= {"model": str(model), "skip_tokenizer_init": True, "dtype": settings.get("dtype", "float32")}
         settings["enforce_eager"] = "compilation_config" not in settings
         self.process = start(platform, str(HERE / "engine_server.py"), json.dumps(settings))
-        self.platform = {"npu": "NPUPlatform", "metered": "NPUPlatform", "cpu": "CpuPlatform"}[platform]
+        self.platform = "CpuPlatform" if platform == "cpu" else "NPUPlatform"
         self.up = False
         self.rows, self.preemptions, self.logprobs = [], 0, []
 

@@ -10,7 +10,6 @@ of one length, so that every arm takes as many steps. Times are those of a step,
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import tiny_qwen3
 from ascend_engine import Engine
+from sam_core.files import write_json
 
 ARMS = {
     "asynchronous": {"async_scheduling": True},
@@ -71,9 +71,7 @@ def main() -> int:
             )
     print(f"load average at the end {os.getloadavg()[0]:.1f}")
     args.out.mkdir(parents=True, exist_ok=True)
-    part = args.out / "bench-async.json.part"
-    part.write_text(json.dumps({"tokens": args.tokens, "ms_a_step": measured}, indent=1) + "\n")
-    os.replace(part, args.out / "bench-async.json")
+    write_json(args.out / "bench-async.json", {"tokens": args.tokens, "ms_a_step": measured})
     for engine in engines.values():
         engine.stop()
     return 0

@@ -13,7 +13,6 @@ come from.
 import argparse
 import contextlib
 import json
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 import tiny_qwen3
 from ascend_engine import OLD, VERSION, Engine
+from sam_core.files import write_json
 
 K = 3
 LAYERS = (2, 4)
@@ -173,10 +173,7 @@ def main() -> int:
                    for batch, layers in batches.items()} for name, batches in found.items()
         }  # fmt: skip
     args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / f"vllm-ascend-{VERSION}.json"
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(part, file)
+    write_json(args.out / f"vllm-ascend-{VERSION}.json", record)
     return 0
 
 

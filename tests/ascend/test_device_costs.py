@@ -4,6 +4,7 @@
 Counted over the stand-in with its meter; `make device-costs` prints the tables.
 """
 
+import csv
 import json
 import subprocess
 import sys
@@ -144,8 +145,6 @@ def test_tensors_of_host_and_device_do_not_mix(mistakes, name):
 
 
 def test_each_row_of_the_table_has_a_source():
-    import csv
-
     with (HERE.parent / "patches/npu/operators.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) > 300

@@ -40,6 +40,14 @@ def keys_of(seeds):
     return torch.tensor([verify.request_key(seed) for seed in seeds])
 
 
+def test_split_mix_is_the_published_one():
+    state, outputs = 1234567, []
+    for _ in range(3):
+        state, output = split_mix(state)
+        outputs.append(output)
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
 def test_words_are_those_of_plain_integers():
     keys = [0, 1, -1, 2**63 - 1, -(2**63), 12345678901234567]
     positions = [0, 1, 2, 4096, 2**31 - 1, 77]

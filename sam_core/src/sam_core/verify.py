@@ -189,7 +189,8 @@ def draw(
 
     A request's own generator is used as the engine uses it, one uniform a draft and then V exponentials, and not at all
     in a step without drafts. From the default generator come the uniforms of all drafts, then exponentials for those
-    requests alone that have drafts and no generator: where that is every request, the same numbers as the engine's.
+    requests alone that have drafts and no generator: where that is every request, the same numbers as the engine's on a
+    device that draws float64 as float32, as an NPU does.
     """
     uniform = torch.rand(sum(num_draft_tokens), device=device)
     shared = [i for i, n in enumerate(num_draft_tokens) if n and i not in generators]

@@ -2,7 +2,6 @@
 """Which operators were called, and what those say that the stand-in does not have."""
 
 import functools
-import os
 from collections import Counter
 
 from . import graphs, meter
@@ -12,7 +11,7 @@ CALLS: Counter[str] = Counter()
 
 
 def counted(op):
-    metered = functools.partial(meter.run, op) if "STANDIN_METER" in os.environ else op
+    metered = functools.partial(meter.run, op) if meter.METERED else op
 
     @functools.wraps(op)
     def wrapped(*args, **kwargs):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device `npu` as a second name of the CPU, or with STANDIN_METER as a device of its own (meter.py)."""
 
-import os
 import threading
 
 import torch
@@ -9,10 +8,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from . import meter
+from .meter import METERED
 from .operators import PYTHON_OPERATIONS
 
 torch.utils.rename_privateuse1_backend("npu")
-METERED = "STANDIN_METER" in os.environ
 
 
 def on_cpu(device):

@@ -13,6 +13,7 @@ operators follow. Mixing tensors of both sides raises as on a device, and so doe
 """
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .operators import PYTHON_OPERATIONS, Call, rows_of, unit
+from .operators import PYTHON_OPERATIONS, Call, dtype_name, rows_of, unit
 
+METERED = "STANDIN_METER" in os.environ
 NPU = torch.device("privateuseone", 0)  # which device.py calls npu
 INSIDE = tuple(str(folder) + "/" for folder in (Path(torch.__file__).parent, Path(__file__).parent))
 INDEXING = ("aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put")
@@ -89,7 +91,7 @@ class Meter:
             )
         else:
             free, what = non_blocking, "copy to the host" + ("" if non_blocking else ", blocking")
-        self.note("copy" if free else "wait", what, str(source.dtype).removeprefix("torch."))
+        self.note("copy" if free else "wait", what, dtype_name(source.dtype))
 
 
 METER = Meter()
@@ -220,14 +222,12 @@ class Kernels(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         self.check(name, tensors, there)
-        shapes = Call(args, kwargs, None)
         out = func(*args, **kwargs)
-        shapes.out = out
         for result in tensors_in(out):
             if result.layout == torch.strided and result.device.type == "cpu":
                 METER.device.add(result)
         if METER.events is not None and not METER.paused and name not in FREE:
-            self.count(name, shapes)
+            self.count(name, Call(args, kwargs, out))
         return out
 
     @staticmethod
@@ -275,7 +275,7 @@ def creating(value):
 
 def run(op, *args, **kwargs):
     """An operator of the stand-in: one launch, whatever it calls, with results on the device."""
-    METER.note("launch", op.__name__, next((str(t.dtype).removeprefix("torch.") for t in tensors_in(args, kwargs)), ""))
+    METER.note("launch", op.__name__, next((dtype_name(t.dtype) for t in tensors_in(args, kwargs)), ""))
     with flag("inside", True):
         out = op(*args, **kwargs)
     for result in tensors_in(out):

@@ -28,19 +28,19 @@ class Call:
         """Name of the dtype that a row's list is about, `source->destination` for a cast."""
         if of.startswith("copy: source"):
             source, destination = (self.args[1], self.args[0]) if len(self.tensors) > 1 else (self.args[0], self.out)
-            return f"{name(source.dtype)}->{name(destination.dtype)}"
+            return f"{dtype_name(source.dtype)}->{dtype_name(destination.dtype)}"
         if of == "output":
             outs = [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, torch.Tensor)]
-            return name(outs[0].dtype) if outs else ""
+            return dtype_name(outs[0].dtype) if outs else ""
         tensors = self.tensors or [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, torch.Tensor)]
         if of == "self and other":  # where(condition, self, other)
             tensors = tensors[1:] or tensors
         if of.startswith("inputs") or of == "self and other":
-            return name(functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors)))
-        return name(tensors[0].dtype)
+            return dtype_name(functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors)))
+        return dtype_name(tensors[0].dtype)
 
 
-def name(dtype):
+def dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
@@ -123,6 +123,7 @@ def table():
     return rows
 
 
+@functools.cache
 def rows_of(operator):
     """The table's rows of an operator, in place or not; those with a condition first."""
     names = (operator, OTHER_NAMES.get(operator), operator.removesuffix("_"))
@@ -132,7 +133,7 @@ def rows_of(operator):
 
 def unit(operator, call):
     """The unit that runs a call, and the dtype by which it was found."""
-    dtype = name(call.tensors[0].dtype) if call.tensors else ""
+    dtype = dtype_name(call.tensors[0].dtype) if call.tensors else ""
     for row in rows_of(operator):
         if row["of"].startswith("copy:") and "both" not in row["of"]:
             continue  # between host and device: meter.py
