@@ -12,7 +12,7 @@ tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml |
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler device-costs test-mutants lint lock clean
+.PHONY: help demo test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs test-mutants lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -81,6 +81,10 @@ bench-sampler: ## time, operations and synchronisations of verification beside v
 device-costs: ## waits, slow operators and launches of a step on a 910C, with drafts beside without (minutes)
 	ci/setup-env $(PIN)
 	PYTHONPATH=tests/common $(ENV)/python tests/ascend/device_costs.py $(COSTS)
+
+bench-host: ## host time of a step with the switch off and verifying, beside one without speculation (a quarter of an hour)
+	ci/setup-env $(PIN)
+	PYTHONPATH=tests/common $(ENV)/python tests/ascend/bench_host.py $(BENCH)
 
 test-mutants: ## take each patch away in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)

@@ -109,8 +109,7 @@ class Case:
         drafts = torch.where(likely, self.probs.argmax(1), torch.randint(0, V, (batch * K,), generator=generator))
         self.drafts, self.probs = drafts.int().to(device), self.probs.to(device)
         self.bonus = torch.zeros(batch, 1, dtype=torch.int32, device=device)
-        self.keys = torch.tensor([verify.request_key(seed) for seed in range(batch)], device=device)
-        self.positions = torch.arange(batch, dtype=torch.int32, device=device)
+        self.keys = [verify.request_key(seed) for seed in range(batch)]
         self.sampled = torch.zeros(batch, dtype=torch.bool, device=device)
         self.draws = verify.draw(self.counts, {}, V, device)
         self.steps: dict[str, Callable] = {
@@ -121,12 +120,14 @@ class Case:
         }
         self.steps["rejection"] = lambda: self.rejection(verify.draw(self.counts, {}, V, device))
         self.given["rejection"] = lambda: self.rejection(self.draws)
-        self.steps["seeded"] = lambda: verify.seeded_verify(
-            self.probs, self.drafts, self.ends, self.bonus, self.keys, self.positions, K, False
-        )
+        self.steps["seeded"] = self.seeded
 
     def rejection(self, draws: verify.Draws) -> torch.Tensor:
-        return verify.rejection_sample(self.drafts, K, self.ends, None, self.probs, self.bonus, False, draws)
+        return verify.rejection_sample(self.drafts, self.counts, None, self.probs, self.bonus, False, draws)
+
+    def seeded(self) -> torch.Tensor:
+        noise = verify.Noise(self.keys, range(self.batch), self.counts, self.device)
+        return noise.verify(self.probs, self.drafts, self.bonus, False)
 
     def theirs(self, module: SimpleNamespace, draws: verify.Draws | None) -> torch.Tensor:
         """What the release's rejection_sample does for requests that sample."""
@@ -225,7 +226,7 @@ def noise_row(count: int, device: torch.device) -> Row:
     for step in range(200):
         req_ids[step % count] = str(count + step)
         start = time.process_time()
-        make(req_ids, requests, [K] * count)
+        make(req_ids, requests, [K] * count).starts()
         taken.append((time.process_time() - start) * 1e3)
     return Row("time", f"noise of a step, {count} requests", "ms", "<=", 0.3, ours=Figure.of(taken))
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from zygote import Zygote
@@ -22,7 +23,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "all" if OLD else "nobind",  # both: no binding
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # without it 0.11 proposes drafts and never verifies one
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc of a function
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
@@ -30,10 +31,9 @@ ENVIRONMENT = {
 }
 
 
-def start(platform, *arguments):
+def start(platform, *arguments, environment=MappingProxyType({})):
     """A Python process in which vLLM has chosen `platform`, npu or cpu; its stdin and stdout are pipes of text."""
-    environment = variables(platform)
-    return zygote(platform).start(environment, *arguments)
+    return zygote(platform).start({**variables(platform), **environment}, *arguments)
 
 
 @functools.cache
@@ -68,9 +68,11 @@ class Engine:
 
     It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to one waits until it is up. A dead engine raises AssertionError with
     its traceback.
+
+    in_process: the engine's core is in the engine_server's process. front_end: the engine_server's, "LLMEngine" or "AsyncLLM".
     """
 
-    def __init__(self, model, platform="npu", sam=None, k=3, **settings):
+    def __init__(self, model, platform="npu", sam=None, k=3, *, in_process=False, front_end="LLMEngine", **settings):
         settings = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "seed": 0} | settings
         if sam is not None:
             settings["speculative_config"] = {"method": "sam", "num_speculative_tokens": k, "sam": sam}
@@ -78,7 +80,9 @@ class Engine:
             settings = {"num_gpu_blocks_override": 128} | settings
         settings |= {"model": str(model), "skip_tokenizer_init": True, "dtype": settings.get("dtype", "float32")}
         settings["enforce_eager"] = "compilation_config" not in settings
-        self.process = start(platform, str(HERE / "engine_server.py"), json.dumps(settings))
+        environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process))}
+        words = [str(HERE / "engine_server.py"), front_end, json.dumps(settings)]
+        self.process = start(platform, *words, environment=environment)
         self.platform = "CpuPlatform" if platform == "cpu" else "NPUPlatform"
         self.up = False
         self.rows, self.preemptions, self.logprobs = [], 0, []

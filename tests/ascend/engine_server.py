@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One LLMEngine in a process of its own, so that engines of different platforms live side by side.
+"""One engine in a process of its own, so that engines of different platforms live side by side.
 
-usage: engine_server.py SETTINGS   (JSON: arguments of EngineArgs)
+usage: engine_server.py LLMEngine|AsyncLLM SETTINGS   (JSON: arguments of EngineArgs)
 One JSON object a line on stdin, {"method": name, **arguments of the Server's method}; its answer is one on stdout, {"result": ...}
 or {"error": text}. The first line says which platform vLLM chose. Everything else that is printed goes to stderr.
 """
@@ -39,6 +39,16 @@ def classes(worker):
     return [f"{type(part).__module__}.{type(part).__name__}" for part in parts]
 
 
+def keep_off(worker):
+    """Runs in a worker: from now on the switch is off, also for one request alone."""
+    worker.model_runner.drafter.switch.threshold = 0
+
+
+def refuse_draft_calls(worker):
+    """Runs in a worker: from now on a call that asks it for drafts ends the engine."""
+    worker.take_draft_token_ids = None
+
+
 def watch_graphs(worker):
     """Runs in a worker: from now on notes of each step what STEP_COLUMNS names; False where that is done already."""
     runner = worker.model_runner
@@ -62,6 +72,27 @@ def steps_and_replays(worker):
 
     steps, worker.model_runner.steps = worker.model_runner.steps, []
     return steps, torch_npu.npu.NPUGraph.replays
+
+
+def time_operators(worker):
+    """Runs in a worker: from now on notes of each step its requests, drafted tokens and the seconds inside the stand-in's operators."""
+    seconds = sys.modules["torch_npu"].SECONDS if "torch_npu" in sys.modules else [0.0]
+    runner, execute = worker.model_runner, worker.model_runner.execute_model
+    runner.timed, before = [], [0, 0, seconds[0]]
+
+    def noting(scheduled, *args, **kwargs):
+        runner.timed.append([*before[:2], seconds[0] - before[2]])
+        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        before[:] = len(scheduled.num_scheduled_tokens), drafted, seconds[0]
+        return execute(scheduled, *args, **kwargs)
+
+    runner.execute_model = noting
+
+
+def operator_seconds(worker):
+    """Runs in a worker: what time_operators noted since the last time."""
+    steps, worker.model_runner.timed = worker.model_runner.timed, []
+    return steps
 
 
 def meter_steps(worker):
@@ -201,6 +232,78 @@ class Server:
     def classes(self):
         return self.engine.collective_rpc(classes)
 
+    def keep_off(self):
+        self.engine.collective_rpc(keep_off)
+
+    def refuse_draft_calls(self):
+        self.engine.collective_rpc(refuse_draft_calls)
+
+    def time_operators(self):
+        self.engine.collective_rpc(time_operators)
+
+    def operator_seconds(self):
+        """Of the first rank."""
+        return self.engine.collective_rpc(operator_seconds)[0]
+
+    def stop(self):
+        self.engine.engine_core.shutdown()
+
+
+class AsyncServer:
+    """An AsyncLLM, as verl's servers run it: each request is a task of one event loop, and the worker is a process."""
+
+    def __init__(self, settings):
+        import asyncio
+
+        from sam_core.stats import StepLog
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.log = StepLog()
+        self.log.path = "kept in memory"
+        self.loop = asyncio.new_event_loop()
+        self.requests = 0
+
+        async def start():
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings), stat_loggers=[self.log])
+
+        self.engine = self.loop.run_until_complete(start())
+
+    def run(self, prompts, max_tokens, stagger, abort, sampling):
+        """As a Server's, of requests that all come at once and run to their ends."""
+        import asyncio
+
+        from vllm import SamplingParams
+
+        assert not stagger and not abort, "an AsyncServer's requests come at once and run to their ends"
+        self.log._rows = []
+        given = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | sampling
+
+        async def generate(prompt, length):
+            self.requests += 1
+            parameters = SamplingParams(max_tokens=length, **given)
+            async for output in self.engine.generate({"prompt_token_ids": prompt}, parameters, str(self.requests)):
+                last = output
+            return list(last.outputs[0].token_ids)
+
+        async def generate_all():
+            return await asyncio.gather(*map(generate, prompts, max_tokens))
+
+        answers = self.loop.run_until_complete(generate_all())
+        return {"answers": answers, "logprobs": [], "rows": self.log._rows, "preemptions": 0}
+
+    def keep_off(self):
+        self.loop.run_until_complete(self.engine.collective_rpc(keep_off))
+
+    def time_operators(self):
+        self.loop.run_until_complete(self.engine.collective_rpc(time_operators))
+
+    def operator_seconds(self):
+        return self.loop.run_until_complete(self.engine.collective_rpc(operator_seconds))[0]
+
+    def stop(self):
+        self.engine.shutdown()
+
 
 def main():
     channel = os.fdopen(os.dup(1), "w", buffering=1)
@@ -212,7 +315,7 @@ def main():
     try:
         from vllm.platforms import current_platform
 
-        server = Server(json.loads(sys.argv[1]))
+        server = {"LLMEngine": Server, "AsyncLLM": AsyncServer}[sys.argv[1]](json.loads(sys.argv[2]))
         answer({"result": type(current_platform).__name__})
         for line in sys.stdin:
             request = json.loads(line)
@@ -220,7 +323,7 @@ def main():
     except Exception:
         answer({"error": traceback.format_exc()})
         raise
-    server.engine.engine_core.shutdown()
+    server.stop()
     os._exit(0)  # the workers have ended; what Python does at its own end takes seconds
 
 

@@ -248,15 +248,26 @@ class Operations(TorchDispatchMode):
 
 
 def rejection_sample(*arguments):
-    """A step of vllm-ascend's rejection sampler, which in 0.23 takes logits."""
+    """A step of vllm-ascend's rejection sampler."""
     from vllm_ascend.sample import rejection_sampler
 
-    if OLD:
-        return rejection_sampler.rejection_sample(*arguments)
-    set_ascend_config()
     arguments = list(arguments)
     arguments[5] = arguments[5].log()
+    if OLD:
+        return old_sampler_step(*arguments)
+    set_ascend_config()
     return rejection_sampler.rejection_sample(*arguments, by_sam_core=True)
+
+
+def old_sampler_step(drafts, counts, k, ends, draft_probs, logits, bonus, sampling):
+    """That of 0.11, which scales logits as well."""
+    from vllm.v1.sample.sampler import Sampler
+    from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler
+
+    names = ("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens")
+    metadata = types.SimpleNamespace(**dict(zip(names, (drafts, counts, k, ends), strict=True)))
+    sampler = AscendRejectionSampler(Sampler(), by_sam_core=True)
+    return sampler(metadata, draft_probs, logits, bonus, sampling)
 
 
 def sampler_arguments(counts, greedy, vocabulary=50):
@@ -265,7 +276,7 @@ def sampler_arguments(counts, greedy, vocabulary=50):
 
     torch.manual_seed(0)
     probs = (6 * torch.randn(sum(counts), vocabulary)).softmax(1)
-    kind = {"all_greedy": all(greedy), "all_random": not any(greedy)}
+    kind = {"all_greedy": all(greedy), "all_random": not any(greedy), "top_k": None, "top_p": None}
     temperature = torch.tensor([float(GREEDY_TEMPERATURE) if one else 1.0 for one in greedy])
     generators = {i: torch.Generator(device="npu").manual_seed(i) for i in range(0, len(counts), 2)}
     return (
@@ -281,8 +292,6 @@ def sampler_arguments(counts, greedy, vocabulary=50):
 
 
 def check_rejection_sampler_waits_for_nothing():
-    from vllm_ascend.sample.rejection_sampler import expand_batch_to_tokens
-
     waits = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "repeat_interleave"}
     for counts in ([3] * 32, [3, 0, 1, 2] * 8):
         for greedy in ([False] * 32, [True] * 32, [True, False] * 16):
@@ -290,9 +299,8 @@ def check_rejection_sampler_waits_for_nothing():
             arguments[-1].generators = {}
             with Operations() as operations:
                 rejection_sample(*arguments)
-                expand_batch_to_tokens(arguments[-1].temperature, arguments[3], sum(counts), -1, 1)
             assert not waits.intersection(operations.names), waits.intersection(operations.names)
-            assert len(operations.names) < (75 if OLD else 90), (greedy[:2], len(operations.names))
+            assert len(operations.names) < 55, (greedy[:2], len(operations.names))
 
 
 def check_rejection_sampler_gives_the_loops_tokens():
@@ -326,18 +334,15 @@ def check_greedy_rows_beside_sampled_ones_take_the_best_logit():
     requests, best = 200, V - 1
     greedy = torch.arange(requests) % 2 == 0
     temperature = torch.where(greedy, float(module.GREEDY_TEMPERATURE), 1.0)
-    keys, first = torch.arange(requests), torch.zeros(requests, dtype=torch.int64)
     drafts, ends = torch.full((requests,), best, dtype=torch.int32), torch.arange(1, requests + 1, dtype=torch.int32)
     bonus = torch.zeros(requests, 1, dtype=torch.int32)
-    for generators in ({}, Noise(keys, first, first + 1)):
+    for generators in ({}, Noise(range(requests), [0] * requests, [1] * requests, "cpu")):
         kind = {"all_greedy": False, "all_random": False, "top_k": None, "top_p": None}
         sampling = types.SimpleNamespace(temperature=temperature, generators=generators, **kind)
         logits = close_logits(requests)
         assert (logits.softmax(1).argmax(1) != best).sum() > 30
         if OLD:
-            names = ("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens")
-            metadata = types.SimpleNamespace(**dict(zip(names, (drafts, [1] * requests, 1, ends), strict=True)))
-            found = module.AscendRejectionSampler().forward(metadata, None, logits, bonus, sampling)
+            found = old_sampler_step(drafts, [1] * requests, 1, ends, None, logits, bonus, sampling)
         else:
             arguments = (drafts, [1] * requests, 1, ends, None, logits, bonus, sampling)
             found = module.rejection_sample(*arguments, by_sam_core=True)

@@ -49,6 +49,22 @@ def test_a_verifying_step_waits_no_more_than_a_plain_one(measured):
         assert device_costs.total(ours, "wait") <= device_costs.total(plain, "wait"), (name, dear(ours))
 
 
+def test_a_sampled_step_waits_for_its_tokens_alone(measured):
+    """With graphs also for its stream, which upstream synchronises."""
+    _, found = measured
+    waits = 1 if 4 in found["plain, sampled"] else 2
+    for name in ("plain, sampled", "rejection"):
+        for events in found[name].values():
+            assert device_costs.total(events, "wait") == waits, (name, dear(events))
+
+
+def test_a_verifying_step_launches_few_more_kernels(measured):
+    """Which draft is whose is found out on the host: on the device it took a hundred."""
+    for name, ours, plain in pairs(measured, drafts=True):
+        more = device_costs.total(ours, "launch") - device_costs.total(plain, "launch")
+        assert more <= (60 if "log-prob" in name else 36), (name, more)
+
+
 def test_a_verifying_step_runs_nothing_on_the_aicpu_that_a_plain_one_does_not(measured):
     for name, ours, plain in pairs(measured, drafts=True):
         more = {event[1:3] for event in dear(ours) if event[0] == "AICPU"} - {event[1:3] for event in plain}

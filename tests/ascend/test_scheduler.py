@@ -50,6 +50,17 @@ def greedy(network, prompt, tokens):
     return row[0, len(prompt) :].tolist()
 
 
+def test_no_call_asks_for_drafts(network, small_heads, prompts):
+    """With the worker in a process of its own, where a call is a message each way; drafting or not."""
+    engine = Engine(small_heads, sam={"threshold": 3}, distributed_executor_backend="mp")
+    engine.ask("refuse_draft_calls")
+    answers = engine.run(prompts[:6], [10, 20, 30, 40, 50, 60])
+    speculated(engine)
+    assert engine.drafter()["steps"] > engine.drafter()["steps_on"] + 5
+    assert answers == [greedy(network, prompt, 10 * i) for i, prompt in enumerate(prompts[:6], 1)]
+    engine.stop()
+
+
 def test_ascend_scheduler_equals_transformers(network, ascend, prompts):
     answers = ascend.run(prompts[:12], 50, stagger=3)
     speculated(ascend)

@@ -183,10 +183,9 @@ def test_seeded_greedy_rows_beside_sampled_ones_take_the_best_logit():
     logits[:, 3] = high = 0.1 * (1 + torch.rand(requests, generator=torch.Generator().manual_seed(2)))
     logits[:, VOCAB - 1] = high.nextafter(torch.tensor(1.0))
     assert (logits.softmax(1).argmax(1) == 3).sum() > 20
-    first = torch.zeros(requests, dtype=torch.int64)
     sampling = SimpleNamespace(
         temperature=torch.where(greedy, float(GREEDY_TEMPERATURE), 1.0),
-        generators=Noise(torch.arange(requests), first, first + 1),
+        generators=Noise(range(requests), [0] * requests, [1] * requests, "cpu"),
         all_greedy=False,
         all_random=False,
     )

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 from sam_core.corpus import build_corpus
-from sam_core.proposer import SamProposer
+from sam_core.proposer import FEWEST, TURNS, SamProposer
 
 MAX_LEN = 64
 
@@ -69,8 +69,8 @@ def test_siblings_draft_for_each_other_and_survive_the_end_of_one():
     batch.sample("a", [5, 6, 7, 8])
     batch.sample("b", [5])
     assert batch.propose(proposer)["b"] == [6, 7, 8]
-    batch.remove("a")
     proposer.finish({"a"})
+    batch.remove("a")
     batch.sample("b", [6])
     assert batch.propose(proposer)["b"] == [7, 8]
 
@@ -129,8 +129,8 @@ def test_same_id_again_after_an_abort_is_a_new_request():
     proposer, batch = make(), Batch()
     batch.add("a", [1, 2, 3, 1, 2, 3], 2)
     batch.propose(proposer)
-    batch.remove("a")
     proposer.finish(["a", "never seen"])
+    batch.remove("a")
     batch.add("a", [4, 4, 4], 3)
     assert batch.propose(proposer)["a"] == [4]
     assert proposer.stats()["requests"] == 1
@@ -174,14 +174,14 @@ def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
     assert batch.propose(proposer) == {"a": [], "b": [3, 4, 1], "c": [], "d": []}
     stats = proposer.stats()
     assert (stats["excluded_penalties"], stats["excluded_min_p"], stats["excluded_min_tokens"]) == (1, 2, 0)
-    batch.remove("b")
     proposer.finish(["b"])
+    batch.remove("b")
     batch.add("e", [1, 2], 2)
     reasons["e"] = None
     assert batch.propose(proposer)["e"] == [3, 4, 1]  # what an excluded sibling wrote
     for req_id in "acde":
-        batch.remove(req_id)
-    proposer.finish("acde")
+        proposer.finish("acde")
+    batch.remove(req_id)
     assert proposer.stats()["requests"] == 0
 
 
@@ -241,11 +241,11 @@ def test_a_slot_that_is_used_again_knows_nothing_of_the_request_before():
     for number in range(200):  # more than the pool has numbers that wait
         batch.add(f"r{number}", [1, 2, 1], 1)
         assert batch.propose(proposer) == {f"r{number}": [2, 1, 1]}
-        batch.remove(f"r{number}")
         proposer.finish([f"r{number}"])
+        batch.remove(f"r{number}")
     stats = proposer.stats()
     assert (stats["padding"], stats["steps_from_0"], stats["requests"]) == (0, 0, 0)
-    assert len(proposer._state) < 200
+    assert len(proposer._fed) < 200
 
 
 def test_auto_forgets_requests_that_have_ended():
@@ -256,7 +256,7 @@ def test_auto_forgets_requests_that_have_ended():
     batch.add("b", [1, 2, 3], 2)
     batch.propose(proposer)
     slots = dict(proposer._slots)
-    batch.lengths[1] = 2  # taken back: another slot from now on
+    batch.lengths[1] = 1  # taken back: another slot from now on
     batch.propose(proposer)
     proposer.finish(["a", "never seen"])
     assert forgotten == [slots["b"], slots["a"]]
@@ -321,8 +321,8 @@ def test_answers_of_an_earlier_life_draft_as_history():
     proposer, batch = make(), Batch()
     batch.add("a", [1, 2, 5, 6, 7, 8], 2)
     batch.propose(proposer)
-    batch.remove("a")
     proposer.finish(["a"])
+    batch.remove("a")
     batch.add("b", [1, 2], 2)
     assert batch.propose(proposer) == {"b": [5, 6, 7]}
     batch.sample("b", [5, 6, 7, 8])
@@ -401,7 +401,7 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does():
     """Random arrivals, samples, preemptions, chunks and ends; the text of every request is what was sampled."""
     rng = random.Random(5)
     proposer, batch = make(threshold=3, sources=["request"]), Batch()
-    texts, prompts, waiting, expected, drafted = {}, {}, [], 0, 0
+    texts, prompts, waiting, expected, drafted, latest = {}, {}, [], 0, 0, 0
     for step in range(600):
         if len(batch.req_ids) < 6 and rng.random() < 0.3:
             name = f"r{step}"
@@ -422,17 +422,68 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does():
         for name, draft in drafts.items():
             assert followed_somewhere(texts[name], draft)
             drafted += len(draft)
+        ending = []
         for name in list(batch.req_ids):
             if len(texts[name]) > MAX_LEN - 8 or rng.random() < 0.05:
-                batch.remove(name)
-                proposer.finish([name])
-                del texts[name]
+                ending.append(name)
             elif rng.random() < 0.1:
                 batch.remove(name)
                 waiting.append(name)
-        assert proposer.pool.stats()["appended"] == expected
+        if any(drafts.values()):
+            assert fed(proposer, batch.req_ids) == sum(len(texts[name]) for name in batch.req_ids)
+        proposer.finish(ending)
+        for name in ending:
+            batch.remove(name)
+            del texts[name]
+        late = sum(map(len, texts.values())) - fed(proposer, texts)
+        latest = max(latest, late)
+        assert proposer.pool.stats()["appended"] == expected - late
         assert proposer.stats()["requests"] == len(texts)
-    assert drafted > 100
+    assert drafted > 100 and latest > 20
+
+
+def test_engines_hear_of_drafts_and_of_their_end_alone():
+    proposer, batch = make(threshold=1), Batch()
+    proposer._heard = float("inf")
+
+    def news():
+        batch.propose(proposer)
+        return proposer.has_news
+
+    batch.add("a", [1, 2, 1], 2)
+    assert [news(), news()] == [True, True]  # drafts
+    batch.add("b", [1, 2, 1], 2)
+    proposer._heard = float("inf")
+    assert [news(), news(), news()] == [True, False, False]  # the first takes the drafts of a back
+    batch.add("c", [1, 2, 1], 2)
+    assert [news(), news()] == [True, False]  # a request that may have been here before
+    proposer._heard = -1.0
+    assert [news(), news()] == [True, False]  # counters
+
+
+def test_while_nothing_is_drafted_requests_are_fed_in_turn():
+    """Each within TURNS steps, however many run, and whole at its end."""
+    for requests in (3, 70, 1500):
+        proposer, batch = make(threshold=1), Batch(requests)
+        names = [f"r{i}" for i in range(requests)]
+        for i, name in enumerate(names):
+            batch.add(name, [i % 7, 1], 2)
+        calls = set()
+        for step in range(2 * TURNS):
+            for name in names:
+                batch.sample(name, [step % 5])
+            before = fed(proposer, names) if step else 2 * requests
+            batch.propose(proposer)
+            calls.add(fed(proposer, names) - before > 0)
+            assert max(batch.lengths) - min(proposer._fed[slot] for slot in proposer._slots.values()) <= TURNS
+        assert calls == ({True} if requests > FEWEST * (TURNS - 1) else {True, False})
+        proposer.finish(names)
+        assert proposer.pool.stats()["appended"] == 2 * TURNS * requests
+
+
+def fed(proposer, names):
+    """Tokens of these requests that the pool has."""
+    return sum(int(proposer._fed[proposer._slots[name]]) for name in names)
 
 
 def followed_somewhere(text, draft):
@@ -482,8 +533,8 @@ def test_auto_learns_from_the_drafts_that_the_engine_gets(uniform, min_prob):
         decoding = step % 5 > 0
         for name, length in list(zip(batch.req_ids, batch.lengths, strict=True)):
             if length > MAX_LEN - 8:
-                batch.remove(name)
                 proposer.finish([name])
+                batch.remove(name)
                 batch.add(f"{name}'", [1, 2] * 2, 4)
         for name in batch.req_ids:
             batch.sample(name, [rng.choice([1, 2, 2, 3])])

@@ -64,18 +64,17 @@ def generate(mode, kind, first):
         bonus_rows = rows[torch.arange(len(active)), counts]
         places = (lengths[active] - 1).int()
         if mode == "seeded":
-            bonus = verify.seeded_sample(bonus_rows, keys[active], places + counts)
-            output = verify.seeded_verify(
-                rows[:, :2][real], drafts[real], counts.cumsum(0), bonus[:, None], keys[active], places, 2, False
-            )
+            noise = verify.Noise(keys[active], places, counts.tolist(), "cpu")
+            bonus = noise.sample(bonus_rows)[:, None]
+            output = noise.verify(rows[:, :2][real], drafts[real], bonus, False)
         else:
             bonus = torch.multinomial(bonus_rows, 1)
             draws = verify.draw(counts.tolist(), {}, V, torch.device("cpu"))
             output = verify.rejection_sample(
-                drafts[real], 2, counts.cumsum(0), None, rows[:, :2][real], bonus, False, draws
+                drafts[real], counts.tolist(), None, rows[:, :2][real], bonus, False, draws
             )
         got = (output >= 0).sum(1)
-        for column in range(3):
+        for column in range(output.shape[1]):
             there = column < got
             texts[active[there], lengths[active[there]] + column] = output[there, column].long()
         lengths[active] += got

@@ -25,14 +25,14 @@ def test_greedy_rows_beside_a_sampled_one(mode):
     probs, best = logits.softmax(1), logits.argmax(1)
     assert (best == V - 1).all() and (probs.argmax(1) != best).sum() > 100, "softmax tells them apart here"
     drafts, bonus = best.int(), torch.full((REQUESTS, 1), 7, dtype=torch.int32)
-    ends = torch.arange(1, REQUESTS + 1, dtype=torch.int32) * K
-    keys, first = torch.arange(REQUESTS), torch.zeros(REQUESTS, dtype=torch.int32)
-    draws = verify.draw([K] * REQUESTS, {}, V, torch.device("cpu"))
+    counts = [K] * REQUESTS
+    noise = verify.Noise(range(REQUESTS), [0] * REQUESTS, counts, "cpu")
+    draws = verify.draw(counts, {}, V, torch.device("cpu"))
 
     def step(target_probs, is_greedy, **given):
         if mode == "seeded":
-            return verify.seeded_verify(target_probs, drafts, ends, bonus, keys, first, K, is_greedy, **given)
-        return verify.rejection_sample(drafts, K, ends, None, target_probs, bonus, is_greedy, draws, **given)
+            return noise.verify(target_probs, drafts, bonus, is_greedy, **given)
+        return verify.rejection_sample(drafts, counts, None, target_probs, bonus, is_greedy, draws, **given)
 
     alone = step(logits, True)
     assert alone.tolist() == [[V - 1, V - 1, 7]] * REQUESTS
@@ -50,24 +50,21 @@ def test_a_refused_row_with_nothing_left(draft_probs):
     target = torch.zeros(rows, V)
     target[:, only] = 1 - 2.0**-24
     of_draft = torch.nn.functional.one_hot(torch.full((rows,), only), V).float() if draft_probs else None
-    drafts, ends = torch.full((rows,), only), torch.arange(1, rows + 1)
+    drafts = torch.full((rows,), only)
     draws = verify.Draws(
         torch.full((rows,), 1 - 2.0**-40, dtype=torch.float64), torch.empty(rows, V).exponential_(), None
     )
     bonus = torch.full((rows, 1), 9)
-    output = verify.rejection_sample(drafts, 1, ends, of_draft, target, bonus, False, draws)
+    output = verify.rejection_sample(drafts, [1] * rows, of_draft, target, bonus, False, draws)
     assert output.tolist() == [[only, -1]] * rows
-    recovered = torch.empty(rows, dtype=torch.int64)
-    verify.recover(recovered, ends, drafts, of_draft, target, draws.exponential)
-    assert (recovered == only).all()
 
 
 def test_where_nothing_is_left_the_target_is_drawn_from():
     """With probabilities of drafts that are the target's, but for rounding: 20,000 draws."""
     rows, law = 20_000, torch.tensor([0.5, 0.3, 0.2, 0.0])
     target, of_draft = law.repeat(rows, 1), (law * (1 + 2.0**-20)).repeat(rows, 1)
-    drafts, ends = torch.zeros(rows, dtype=torch.int64), torch.arange(1, rows + 1)
+    drafts, bonus = torch.zeros(rows, dtype=torch.int64), torch.full((rows, 1), 9)
     torch.manual_seed(2)
-    recovered = torch.empty(rows, dtype=torch.int64)
-    verify.recover(recovered, ends, drafts, of_draft, target, torch.empty(rows, 4).exponential_())
-    assert torch.bincount(recovered, minlength=4).tolist() == pytest.approx((law * rows).tolist(), abs=330)
+    refusing = verify.Draws(torch.ones(rows), torch.empty(rows, 4).exponential_(), None)
+    output = verify.rejection_sample(drafts, [1] * rows, of_draft, target, bonus, False, refusing)
+    assert torch.bincount(output[:, 0], minlength=4).tolist() == pytest.approx((law * rows).tolist(), abs=330)

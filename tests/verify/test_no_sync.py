@@ -35,43 +35,36 @@ class Watch(TorchDispatchMode):
 def steps(counts, device, greedy=False, draft_probs=False, generators=None):
     """All functions of a step, ready to call, by name."""
     batch, tokens = len(counts), sum(counts)
-    k = max(counts)
-    ends = torch.tensor(counts, device=device).cumsum(0).int()
     drafts = torch.randint(0, V, (tokens,), dtype=torch.int32, device=device)
     probs = torch.randn(tokens, V, device=device).softmax(1)
     q_of = torch.randn(tokens, V, device=device).softmax(1) if draft_probs else None
+    bonus_probs = torch.randn(batch, V, device=device).softmax(1)
     bonus = torch.randint(0, V, (batch, 1), dtype=torch.int32, device=device)
     is_greedy = torch.arange(batch, device=device) % 2 == 0 if greedy == "some" else greedy
-    rows = is_greedy if greedy == "some" else torch.zeros(batch, dtype=torch.bool, device=device)
-    keys, positions = torch.arange(batch, device=device), torch.arange(batch, dtype=torch.int32, device=device)
-    out = torch.full((batch, k + 1), -1, dtype=torch.int32, device=device)
-    uniform, q = torch.rand(tokens, dtype=torch.float64, device=device), torch.rand(batch, V, device=device)
 
     def rejection():
         draws = verify.draw(counts, generators or {}, V, probs.device)
-        return verify.rejection_sample(drafts, k, ends, q_of, probs, bonus, is_greedy, draws)
+        return verify.rejection_sample(drafts, counts, q_of, probs, bonus, is_greedy, draws)
+
+    def seeded():
+        noise = verify.Noise(range(batch), range(batch), counts, device)
+        return noise.verify(probs, drafts, noise.sample(bonus_probs)[:, None], is_greedy)
 
     return {
         "rejection": rejection,
-        "seeded": lambda: verify.seeded_verify(probs, drafts, ends, bonus, keys, positions, k, is_greedy),
-        "seeded_sample": lambda: verify.seeded_sample(
-            probs, keys.expand(tokens) if batch == 1 else drafts.long(), drafts
-        ),
-        "expand": lambda: verify.expand(drafts.clone(), positions, ends, -1, 1),
-        "recover": lambda: verify.recover(drafts.clone(), ends, drafts, q_of, probs, q),
-        "random": lambda: verify.verify_random(out, ends, drafts, q_of, probs, bonus, drafts, uniform, rows),
-        "greedy": lambda: verify.verify_greedy(out, ends, drafts, drafts, bonus, rows),
-        "all greedy": lambda: verify.verify_greedy(out, ends, drafts, drafts, bonus, None),
+        "seeded": seeded,
+        "seeded_sample": lambda: verify.seeded_sample(probs, drafts.long(), drafts),
+        "per_draft": lambda: verify.per_draft(bonus, counts),
     }
 
 
 @pytest.mark.parametrize("greedy", [False, True, "some"])
 @pytest.mark.parametrize("draft_probs", [False, True])
-def test_no_value_is_read_by_the_host(greedy, draft_probs):
+def test_no_value_is_read_by_the_host(greedy, draft_probs, monkeypatch):
     """A meta tensor has no values: whoever reads one fails, .tolist() and Python conditions too."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # which takes an accelerator
     for name, step in steps([3, 1, 2, 3], "meta", greedy, draft_probs).items():
-        result = step()
-        assert result is None or result.device.type == "meta", name
+        assert step().device.type == "meta", name
 
 
 @pytest.mark.parametrize("greedy", [False, True, "some"])
@@ -82,18 +75,20 @@ def test_no_operation_waits(greedy):
             for name, step in steps(counts, "cpu", greedy, True, generators).items():
                 with Watch() as watch:
                     step()
-                assert watch.count > 5, name
+                assert watch.count > 5 or name == "per_draft"
 
 
 def test_the_number_of_operations_is_constant():
     found = {}
     for batch in (2, 8, 64):
         for name, step in steps([3] * batch, "cpu").items():
+            for kept in (verify._rows, verify._steps, verify._arange):
+                kept.cache_clear()
             with Watch() as watch:
                 step()
             found.setdefault(name, set()).add(watch.count)
     assert all(len(counts) == 1 for counts in found.values()), found
-    assert max(found["rejection"]) <= 45
+    assert max(found["rejection"]) <= 40
 
 
 def test_the_watch_sees():

@@ -46,21 +46,21 @@ def generate(mode, first, drafts="uniform", padding_counts=True):
         probs = table[torch.cat([last[:, None], drafted], 1)]
         if not padding_counts:
             for i, name in enumerate(names):
-                believed = proposer._state["believed"][proposer._slots[name]]
+                believed = proposer._believed[proposer._slots[name]]
                 for j in range(believed, K):
                     probs[i, j] = torch.nn.functional.one_hot(drafted[i, j], V + 1)
         real, bonus_rows = torch.arange(K) < counts[:, None], probs[torch.arange(PART), counts]
-        places, ends = torch.from_numpy(lengths), counts.cumsum(0)
         if mode == "seeded":
-            bonus = verify.seeded_sample(bonus_rows, keys, places + counts)[:, None]
-            arguments = probs[:, :K][real], drafted[real], ends, bonus, keys, places, K, False
-            output = verify.seeded_verify(*arguments)
+            noise = verify.Noise(keys, lengths, counts.tolist(), "cpu")
+            bonus = noise.sample(bonus_rows)[:, None]
+            output = noise.verify(probs[:, :K][real], drafted[real], bonus, False)
         else:
             draws = verify.draw(counts.tolist(), {}, V + 1, torch.device("cpu"))
             bonus = torch.multinomial(bonus_rows, 1)
-            output = verify.rejection_sample(drafted[real], K, ends, None, probs[:, :K][real], bonus, False, draws)
+            probabilities = probs[:, :K][real]
+            output = verify.rejection_sample(drafted[real], counts.tolist(), None, probabilities, bonus, False, draws)
         got = (output >= 0).sum(1).numpy()
-        for column in range(K + 1):
+        for column in range(output.shape[1]):
             there = np.flatnonzero(column < got)
             rows[there, lengths[there] + column] = output[there, column].numpy()
         lengths += got

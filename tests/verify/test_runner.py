@@ -26,15 +26,23 @@ def test_noise_of_a_step():
     requests = {"a": request(11, 4), "b": request(None, 0), "c": request(-3, 7), "d": request(None, 0)}
     make = RequestNoise(0, torch.device("cpu"))
     noise = make(["c", "a", "b"], requests, [2, 0, 1])
-    assert noise.keys[:2].tolist() == [request_key(-3), request_key(11)]
-    assert (noise.first.tolist(), noise.last.tolist()) == ([7, 4, 0], [9, 4, 1])
-    assert make(["a", "b"], requests, None).last.tolist() == [4, 0]
-    keys = [make(["b"], requests, None).keys, make(["d"], requests, None).keys]
-    assert keys[0] != keys[1], "two requests without a seed share their noise"
-    assert RequestNoise(0, torch.device("cpu"))(["b"], requests, None).keys == keys[0], "ranks differ"
-    assert RequestNoise(1, torch.device("cpu"))(["b"], requests, None).keys != keys[0], "runs repeat each other"
-    probs = torch.rand(3, 300).softmax(1)
-    assert torch.equal(noise.sample(probs), seeded_sample(probs, noise.keys, noise.last))
+    keys = noise.keys.tolist()
+    assert keys[:2] == [request_key(-3), request_key(11)]
+    assert noise.first.tolist() == [7, 4, 0]
+    other = make(["d"], requests, None).keys[0]
+    assert keys[2] != other, "two requests without a seed share their noise"
+    assert RequestNoise(0, torch.device("cpu"))(["b"], requests, None).keys[0] == keys[2], "ranks differ"
+    assert RequestNoise(1, torch.device("cpu"))(["b"], requests, None).keys[0] != keys[2], "runs repeat each other"
+    probs = torch.rand(6, 300).softmax(1)
+    places = [(0, 9), (1, 4), (2, 1), (0, 7), (0, 8), (2, 0)]  # request and position: behind the drafts, then of drafts
+    rows, at = zip(*places, strict=True)
+    wanted = seeded_sample(probs, torch.tensor(keys)[list(rows)], torch.tensor(at))
+    bonus, drafts = noise.sample(probs[:3]), wanted[3:]
+    assert torch.equal(bonus, wanted[:3])
+    emitted = noise.verify(probs[3:], drafts, bonus[:, None], False)
+    assert emitted.tolist() == [[*drafts[:2], bonus[0]], [bonus[1], -1, -1], [drafts[2], bonus[2], -1]]
+    plain = make(["c", "a", "b"], requests, None)
+    assert torch.equal(plain.sample(probs[:3]), seeded_sample(probs[:3], torch.tensor(keys), torch.tensor([7, 4, 0])))
 
 
 def test_keys_are_made_once_a_request_and_belong_to_its_seed(monkeypatch):
@@ -51,7 +59,7 @@ def test_keys_are_made_once_a_request_and_belong_to_its_seed(monkeypatch):
         noise = make(req_ids, requests, drafts)
         assert noise.keys.tolist() == [request_key(100 + int(req_id)) for req_id in req_ids]
         assert noise.first.tolist() == [requests[req_id].num_tokens for req_id in req_ids]
-        assert noise.last.tolist() == [at + n for at, n in zip(noise.first.tolist(), drafts or [0] * 50, strict=True)]
+        assert noise.num_draft_tokens == drafts
         for req_id in req_ids:
             requests[req_id].num_tokens += rng.randrange(4)
     assert sorted(made) == list(range(100, 150))

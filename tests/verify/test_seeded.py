@@ -5,6 +5,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from batches import batches
@@ -40,6 +41,10 @@ def keys_of(seeds):
     return torch.tensor([verify.request_key(seed) for seed in seeds])
 
 
+def words_of(keys, positions, length):
+    return verify._words(verify._start(keys, positions), length)
+
+
 def test_split_mix_is_the_published_one():
     state, outputs = 1234567, []
     for _ in range(3):
@@ -51,8 +56,10 @@ def test_split_mix_is_the_published_one():
 def test_words_are_those_of_plain_integers():
     keys = [0, 1, -1, 2**63 - 1, -(2**63), 12345678901234567]
     positions = [0, 1, 2, 4096, 2**31 - 1, 77]
-    words = verify._words(torch.tensor(keys), torch.tensor(positions, dtype=torch.int32), 300)
+    words = words_of(torch.tensor(keys), torch.tensor(positions, dtype=torch.int32), 300)
     assert words.tolist() == [stream(key, position, 300) for key, position in zip(keys, positions)]
+    on_host = verify._start_array(np.array(keys), np.array(positions))
+    assert torch.equal(torch.from_numpy(on_host), verify._start(torch.tensor(keys), torch.tensor(positions)))
 
 
 def test_every_bit_of_a_seed_counts():
@@ -63,7 +70,7 @@ def test_every_bit_of_a_seed_counts():
     assert verify.request_key(-(2**63)) == verify.request_key(2**63)
     assert len(set(keys)) == len(keys) - 2
     assert keys[0] == split_mix(0)[1] - (1 << 64)
-    words = verify._words(torch.tensor(keys), torch.zeros(len(keys), dtype=torch.int32), 4)
+    words = words_of(torch.tensor(keys), torch.zeros(len(keys), dtype=torch.int32), 4)
     assert len({tuple(row) for row in words.tolist()}) == len(keys) - 2
 
 
@@ -100,7 +107,7 @@ def test_words_are_uniform_and_independent():
     """Of neighbouring seeds, positions and tokens, also at once, and of tokens that lie a block apart."""
     seeds, positions, length = 24, 44, 1024
     grid = list(itertools.product(range(seeds), range(positions)))
-    words = verify._words(
+    words = words_of(
         keys_of([seed - 4 for seed, _ in grid]), torch.tensor([position for _, position in grid]), length
     ).view(seeds, positions, length)
     ones = torch.stack([(words >> bit) % 2 for bit in range(31)]).sum((1, 2, 3))
@@ -127,8 +134,8 @@ def test_words_are_uniform_and_independent():
 def test_seeds_in_any_progression(stride):
     """A run may number its requests in any way."""
     seeds = [(i * stride) & MASK for i in range(1024)]
-    words = verify._words(keys_of(seeds), torch.full((1024,), 5), 256)
-    again = verify._words(keys_of(seeds), torch.full((1024,), 6), 256)
+    words = words_of(keys_of(seeds), torch.full((1024,), 5), 256)
+    again = words_of(keys_of(seeds), torch.full((1024,), 6), 256)
     assert independent(words[1:], words[:-1]) > 1e-4
     assert independent(again[:-1], words[1:]) > 1e-4
     assert independent(again[1:], words[:-1]) > 1e-4
@@ -211,14 +218,11 @@ def test_text_is_the_same_whatever_is_drafted(vocabulary):
         k = max(map(len, drafts))
         rows = [model(texts[i] + draft[:j]) for i, draft in zip(batch, drafts) for j in range(len(draft))]
         bonus = [[sample(texts[i] + draft, i)] for i, draft in zip(batch, drafts)]
-        output = verify.seeded_verify(
+        noise = verify.Noise(keys[batch], [len(texts[i]) - 2 for i in batch], list(map(len, drafts)), "cpu")
+        output = noise.verify(
             torch.stack(rows) if rows else torch.empty(0, vocabulary),
             torch.tensor(sum(drafts, []), dtype=torch.int32),
-            torch.tensor([*itertools.accumulate(map(len, drafts))], dtype=torch.int32),
             torch.tensor(bonus, dtype=torch.int32),
-            keys[batch],
-            torch.tensor([len(texts[i]) - 2 for i in batch], dtype=torch.int32),
-            k,
             is_greedy[batch],
         )
         assert output.shape == (len(batch), k + 1)
@@ -253,12 +257,13 @@ def test_verify_against_a_loop(batch):
                 break
         index += count
         wanted.append(row + [-1] * (batch.k + 1 - len(row)))
-    arguments = batch.target_probs, batch.drafts, batch.ends, batch.bonus, keys, positions, batch.k
-    assert verify.seeded_verify(*arguments, batch.is_greedy).tolist() == wanted
+    noise = verify.Noise(keys, positions, batch.counts, "cpu")
+    arguments = batch.target_probs, batch.drafts, batch.bonus
+    assert noise.verify(*arguments, batch.is_greedy).tolist() == wanted
     if batch.is_greedy.all():
-        assert verify.seeded_verify(*arguments, True).tolist() == wanted
+        assert noise.verify(*arguments, True).tolist() == wanted
     if not batch.is_greedy.any():
-        assert verify.seeded_verify(*arguments, False).tolist() == wanted
+        assert noise.verify(*arguments, False).tolist() == wanted
 
 
 def test_device_check(monkeypatch):

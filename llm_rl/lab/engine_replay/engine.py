@@ -151,6 +151,8 @@ class ForcedEngine:
         self.engine.reset_prefix_cache()  # no arm finds the prompts that another has read
         if drafter:
             self.runner.speculative_config.method, self.runner.drafter = drafter
+            # the core asks for the drafts of all methods but sam, whose drafts come with each step's output
+            self.engine.engine_core.engine_core.use_spec_decode = drafter[0] != "sam"
         width = max(len(p) + len(a) for p, a in answers) + self.k + 2
         recorded = np.zeros((len(answers), width), np.int64)
         for row, (prompt, answer) in zip(recorded, answers, strict=True):

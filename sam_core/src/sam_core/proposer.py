@@ -23,20 +23,19 @@ from sam_core.tokenizer import fingerprint
 
 Int32 = npt.NDArray[np.int32]
 REPORT_S = 1.0
-"""Least seconds between two reports of the counters to the engine's metrics."""
-STATE = np.dtype(
-    [("prompt", np.int32), ("fed", np.int32), ("believed", np.int32), ("excluded", np.bool_), ("drafted", np.bool_)],
-    align=True,
-)
-"""Of a request: tokens of its prompt; tokens in the pool; tokens of its last draft that are no padding, or k if that was
-counted; whether it is never drafted; whether it got a draft in the last step."""
+"""Least seconds between two reports of the counters to the engine's metrics, most seconds without news for it."""
+TURNS = 16
+"""Steps in which each request is fed once while nothing is drafted."""
+FEWEST = 64
+"""Requests that are fed together, if so many run: a call costs more than the tokens of a few requests."""
 
 
 class SamProposer:
     """Per-request state keyed by the engine's request ids.
 
-    Each call feeds `row[fed:length]` of every request, so that every token enters the indexes exactly once, whatever the
-    engine did in between: chunked prefill, preemption and resumption, steps with the switch off.
+    Feeding a request means row[fed:length], so that every token enters the indexes exactly once, whatever the engine did
+    in between: chunked prefill, preemption and resumption, steps with the switch off. In a step that drafts all are
+    fed; while nothing is drafted each is fed once in TURNS steps, and when it ends.
 
     An engine whose graphs of decoding hold exactly k + 1 tokens a request calls `make_uniform`.
 
@@ -96,8 +95,19 @@ class SamProposer:
         if self.saved and isinstance(self.switch, AutoSwitch):
             self.saved.teach(self.switch)
         self._slots: dict[str, int] = {}
-        self._state = np.zeros(1, STATE)
+        # by slot: tokens of the prompt; tokens in the pool; tokens of the last draft that are no padding, or k if that was
+        # counted; whether it is never drafted; whether it got a draft in the last step; that draft, if it was padded
+        self._prompt, self._fed, self._believed = np.zeros((3, 1), np.int32)
+        self._excluded, self._drafted = np.zeros((2, 1), bool)
         self._padded = np.zeros((1, k), np.int32)
+        # of the last step: ids, slots, rows, and tokens of each row; whether anything was drafted in it
+        self._ids: list[str] | None = None
+        self._rows = np.zeros((1, 1), np.int32), *np.zeros((2, 0), np.int32)
+        self._gave = False
+        self._turn = 0
+        self.has_news = True
+        """Whether the engine must hear of the last step's drafts; False where it would hear what it has heard, nothing."""
+        self._heard = -REPORT_S
         self._positions = Positions()
         self._reasons: Counter[str] = Counter()
         self._withheld = self._padding = self._padding_accepted = 0
@@ -148,62 +158,116 @@ class SamProposer:
         if not self.drafting:
             return [[] for _ in range(batch)]
         start = time.perf_counter()
-        ends, prompts = (np.asarray(given[:batch], np.int32) for given in (lengths, prompt_lengths))
-        slots = self._find(req_ids, token_rows, ends, prompts)
-        starts = self._state["fed"][slots]
-        counts = ends - starts
-        decoding = all(may_draft)
-        if isinstance(self.switch, AutoSwitch):
-            self.switch.observe(slots, counts, num_tokens)
-            on = self.switch.wanted(batch)
+        same, gave = self._ids == req_ids, self._gave
+        ends = np.array(lengths[:batch], np.int32)
+        auto = isinstance(self.switch, AutoSwitch)
+        on = not auto and self.switch.step(batch)
+        turn = slice(0, batch) if on or gave else self._next_turn(batch)
+        drafts: list[list[int]] = [[] for _ in range(batch)]
+        if same and not auto and turn.start == turn.stop:
+            self._rows = token_rows, self._rows[1], ends
         else:
-            on = self.switch.step(batch)
-        room = self._room(slots, ends, may_draft, decoding) if on else 0
-        out = np.empty((batch, self.k), np.int32)
-        drafted = np.empty(batch, np.int32)
-        scores = np.zeros((batch, self.k), np.float32)
-        self.pool.step(slots, token_rows, counts, room, out, drafted, scores, starts=starts)
-        self._state["fed"][slots] = ends
-        if self.uniform:
-            self._count_padding(slots, token_rows, starts, counts)
-        gained = self._state["drafted"][slots] & (counts > 0)
-        if gained.any():
-            self._positions.add((starts - prompts)[gained], counts[gained])
-        drafts = self._give(slots, ends, token_rows, decoding, out, drafted, scores)
+            prompts = np.asarray(prompt_lengths[:batch], np.int32)
+            slots = self._find(req_ids, token_rows, ends, prompts)
+            starts = self._fed[slots]
+            counts = ends - starts
+            if auto:
+                self.switch.observe(slots, counts, num_tokens)
+                on = self.switch.wanted(batch)
+            if on or gave:
+                drafts = self._step(slots, token_rows, starts, counts, ends, may_draft, on)
+            else:
+                self._feed(turn)
+                if auto:
+                    nothing = np.zeros((batch, self.k), np.float32)
+                    self.switch.choose(slots, ends, np.zeros(batch, np.int32), nothing)
+        self.has_news = not same or gave or self._gave or start - self._heard >= REPORT_S
+        if self.has_news:
+            self._heard = start
         self._seconds += time.perf_counter() - start
         return drafts
 
     def _find(self, req_ids: Sequence[str], token_rows: Int32, ends: Int32, prompts: Int32) -> Int32:
         """The slots of the requests; opens those of new ones."""
-        numbers = map(self._slots.get, req_ids, itertools.repeat(-1))
-        slots = np.fromiter(numbers, np.int32, len(req_ids))
-        known = self._state[slots]
+        if self._ids == req_ids:
+            slots = self._rows[1]
+        else:
+            numbers = map(self._slots.get, req_ids, itertools.repeat(-1))
+            slots = np.fromiter(numbers, np.int32, len(req_ids))
         # the engine took tokens back, or a streamed prompt grew over sampled ones: index what there is now
-        fresh = (slots < 0) | (ends < known["fed"]) | (prompts != known["prompt"])
-        for i in np.flatnonzero(fresh).tolist():
-            self._end(req_ids[i], keep=False)
-            slots[i] = self._open(req_ids[i], np.ascontiguousarray(token_rows[i, : prompts[i]]))
+        fresh = (slots < 0) | (ends < self._fed[slots]) | (prompts != self._prompt[slots])
+        if fresh.any():
+            slots = slots.copy()
+            for i in np.flatnonzero(fresh).tolist():
+                self._end(req_ids[i], keep=False)
+                slots[i] = self._open(req_ids[i], np.ascontiguousarray(token_rows[i, : prompts[i]]))
+        self._ids = list(req_ids)
+        self._rows = token_rows, slots, ends
         return slots
+
+    def _next_turn(self, batch: int) -> slice:
+        """The requests whose turn it is to be fed."""
+        self._turn = (self._turn + 1) % TURNS
+        size = max(FEWEST, -(-batch // TURNS))
+        return slice(min(self._turn * size, batch), min((self._turn + 1) * size, batch))
+
+    def _feed(self, rows: slice) -> None:
+        """Feed these requests of the last step, and draft nothing."""
+        token_rows, slots, ends = (part[rows] for part in self._rows)
+        starts = self._fed[slots]
+        if (starts >= ends).all():
+            return
+        out, drafted = np.empty((len(slots), 1), np.int32), np.empty(len(slots), np.int32)
+        self.pool.step(slots, token_rows, ends - starts, 0, out, drafted, starts=starts)
+        self._fed[slots] = ends
+
+    def _step(
+        self,
+        slots: Int32,
+        token_rows: Int32,
+        starts: Int32,
+        counts: Int32,
+        ends: Int32,
+        may_draft: Sequence[Any],
+        on: bool,
+    ) -> list[list[int]]:
+        """Feed all requests, and draft where the switch is on."""
+        batch = len(slots)
+        decoding = all(may_draft)
+        room = self._room(slots, ends, may_draft, decoding) if on else 0
+        out = np.empty((batch, self.k), np.int32)
+        drafted = np.empty(batch, np.int32)
+        scores = np.zeros((batch, self.k), np.float32)
+        self.pool.step(slots, token_rows, counts, room, out, drafted, scores, starts=starts)
+        self._fed[slots] = ends
+        if self.uniform:
+            self._count_padding(slots, token_rows, starts, counts)
+        if self._gave:
+            gained = self._drafted[slots] & (counts > 0)
+            self._positions.add((starts - self._prompt[slots])[gained], counts[gained])
+        return self._give(slots, ends, token_rows, decoding, out, drafted, scores)
 
     def _open(self, req_id: str, prompt: Int32) -> int:
         slot = self.pool.open(prompt, self.group_of(req_id))
         self._slots[req_id] = slot
-        if slot >= len(self._state):
-            more = np.zeros(slot, STATE)
-            self._state = np.concatenate([self._state, more])
+        if slot >= len(self._fed):
+            more = np.zeros((3, slot), np.int32)
+            self._prompt, self._fed, self._believed = np.hstack([[self._prompt, self._fed, self._believed], more])
+            self._excluded, self._drafted = np.hstack([[self._excluded, self._drafted], np.zeros((2, slot), bool)])
             self._padded = np.concatenate([self._padded, np.zeros((slot, self.k), np.int32)])
         reason = self.why_not(req_id)
         if reason:
             self._reasons[reason] += 1
-        self._state[slot] = len(prompt), len(prompt), self.k, bool(reason), False
+        self._prompt[slot] = self._fed[slot] = len(prompt)
+        self._believed[slot], self._excluded[slot], self._drafted[slot] = self.k, bool(reason), False
         return slot
 
     def _room(self, slots: Int32, ends: Int32, may_draft: Sequence[Any], decoding: bool) -> Int32:
         """The longest draft that each request may get."""
-        room = np.clip(self.max_model_len - 1 - ends, 0, self.k)
+        room = np.maximum(np.minimum(self.max_model_len - 1 - ends, self.k), 0)
         if not decoding:
             room *= np.fromiter(map(bool, may_draft), bool, len(slots))
-        room[self._state["excluded"][slots]] = 0
+        room[self._excluded[slots]] = 0
         if self.uniform and decoding and (room < self.k).any():
             room[:] = 0
         return room
@@ -228,13 +292,17 @@ class SamProposer:
             chosen = self.switch.choose(slots, ends, drafted if pad else given, scores, uniform=pad)
             pad = pad and bool(chosen.any())
             given = np.minimum(given, chosen)
-        self._withheld += int(drafted.sum() - given.sum())
-        self._state["drafted"] = False
-        self._state["drafted"][slots] = pad | (given > 0)
+        if given is not drafted:
+            self._withheld += int(drafted.sum() - given.sum())
+        some = given > 0
+        if self._gave:
+            self._drafted[:] = False
+        self._gave = pad or bool(some.any())
+        self._drafted[slots] = pad | some
         if pad:
             last = token_rows[np.arange(len(slots)), ends - 1]
             return self._pad(slots, out, drafted, given, last)
-        if not given.any():
+        if not self._gave:
             return [[] for _ in range(len(slots))]
         drafts: list[list[int]] = out.tolist()
         for draft, n in zip(drafts, given.tolist(), strict=True):
@@ -246,29 +314,35 @@ class SamProposer:
         filler = np.where(guessed > 0, out[np.arange(len(out)), guessed - 1], last)
         drafts = np.where(np.arange(self.k) < guessed[:, None], out, filler[:, None])
         padded = believed < self.k
-        self._state["believed"][slots[padded]] = believed[padded]
+        self._believed[slots[padded]] = believed[padded]
         self._padded[slots[padded]] = drafts[padded]
         return drafts.tolist()
 
     def _count_padding(self, slots: Int32, token_rows: Int32, starts: Int32, counts: Int32) -> None:
         """Count the padding of the last drafts, and how much of it the tokens fed now confirm."""
-        rows = np.flatnonzero((self._state["believed"][slots] < self.k) & (counts > 0))
+        rows = np.flatnonzero((self._believed[slots] < self.k) & (counts > 0))
         slots, counts = slots[rows], counts[rows, None]
         ahead = np.arange(self.k)
         columns = np.minimum(starts[rows, None] + ahead, token_rows.shape[1] - 1)
         same = (self._padded[slots] == token_rows[rows[:, None], columns]) & (ahead < counts)
         confirmed = np.logical_and.accumulate(same, axis=1).sum(1)
-        believed = self._state["believed"][slots]
+        believed = self._believed[slots]
         self._padding += int((self.k - believed).sum())
         self._padding_accepted += int(np.maximum(0, confirmed - believed).sum())
-        self._state["believed"][slots] = self.k
+        self._believed[slots] = self.k
 
     def finish(self, req_ids: Iterable[str]) -> None:
         """Requests have ended (finished or aborted); ids that were never seen are ignored.
 
+        Called before the engine moves or reuses their rows of the last step, of which they are fed what is missing.
+
         With the last one, the history is saved where `history` names a folder; before that, by a thread.
         """
-        for req_id in req_ids:
+        ended = [req_id for req_id in req_ids if req_id in self._slots]
+        rows = [self._ids.index(req_id) for req_id in ended if req_id in self._ids] if self._ids else []
+        for row in rows:
+            self._feed(slice(row, row + 1))
+        for req_id in ended:
             self._end(req_id)
         if self.saved and self._unsaved:
             save = self.saved.save_busy if self._slots else self.saved.save
@@ -277,6 +351,7 @@ class SamProposer:
     def _end(self, req_id: str, keep: bool = True) -> None:
         slot = self._slots.pop(req_id, None)
         if slot is not None:
+            self._ids = None
             self.pool.close(slot, keep=keep)
             if isinstance(self.switch, AutoSwitch):
                 self.switch.forget(slot)

@@ -48,17 +48,29 @@ class Positions:
     the engine dropped, because it preempted the request for instance, counts as one of which nothing was accepted.
     """
 
+    KEPT = 256  # steps that are counted together, as each count costs as much as many
+
     def __init__(self) -> None:
         self._steps, self._tokens = np.zeros((2, len(POSITIONS)), np.int64)
+        self._added: list[tuple[npt.ArrayLike, npt.ArrayLike]] = []
 
     def add(self, positions: npt.ArrayLike, tokens: npt.ArrayLike) -> None:
         """Requests that had a draft behind `positions` [N] tokens of their answers gained `tokens` [N] in a step."""
-        at = np.searchsorted(POSITIONS, positions, side="right") - 1
-        self._steps += np.bincount(at, minlength=len(POSITIONS))
-        self._tokens += np.bincount(at, tokens, len(POSITIONS)).astype(np.int64)
+        self._added.append((positions, tokens))
+        if len(self._added) >= self.KEPT:
+            self._count()
+
+    def _count(self) -> None:
+        if self._added:
+            positions, tokens = map(np.concatenate, zip(*self._added, strict=True))
+            self._added = []
+            at = np.searchsorted(POSITIONS, positions, side="right") - 1
+            self._steps += np.bincount(at, minlength=len(POSITIONS))
+            self._tokens += np.bincount(at, tokens, len(POSITIONS)).astype(np.int64)
 
     def counts(self) -> dict[str, int]:
         """Flat: steps_from_<position> and tokens_from_<position> for each of POSITIONS."""
+        self._count()
         return {
             **{f"steps_from_{at}": n for at, n in zip(POSITIONS, self._steps.tolist(), strict=True)},
             **{f"tokens_from_{at}": n for at, n in zip(POSITIONS, self._tokens.tolist(), strict=True)},

@@ -8,9 +8,9 @@ the engine it recovers one row a request, the first rejected one.
 is what was sampled. The text then is the same whatever was drafted, drafts or none, and whoever shares the batch.
 
 Shapes: B requests of a step, N draft tokens of all of them one request after the other, V tokens of the vocabulary,
-K the longest draft. `cu_num_draft_tokens` [B] holds the end of each request's drafts among the N. Token ids and counts
-are int32 or int64. A row of probabilities sums to 1. `draft_probs` is None where drafts are deterministic, as a suffix
-automaton's are.
+K the longest draft. `num_draft_tokens` has the number of each request's drafts, on the host: what follows from them
+alone is computed there, as each operator costs a launch. Token ids are int32 or int64. A row of probabilities sums to 1.
+`draft_probs` is None where drafts are deterministic, as a suffix automaton's are.
 """
 
 from __future__ import annotations
@@ -22,130 +22,78 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+
+from sam_core.options import sampling_mode
 
 PLACEHOLDER = -1
 """Fills the columns of an output after a request's last token."""
 
 
-class _Grid:
-    """The drafts of a step as rows of columns 0..width-1, each one longer than the longest draft.
+class _Rows:
+    """Where the drafts of a step lie, made on the host, in one copy to the device.
 
-    A column past a request's own drafts holds some other draft, which never counts. A request whose end lies before its
-    start has no tokens at all.
+    owner int64 [N]: the request of each draft. index int64 [B, K + 1]: the draft of each column; a column past a
+    request's own drafts has some other draft, which never counts. count int64 [B, 1], column int64 [K + 1]. The arrays
+    are owner and the column of each draft on the host.
     """
 
-    def __init__(self, drafts: torch.Tensor, ends: torch.Tensor, width: int) -> None:
-        starts = F.pad(ends[:-1], (1, 0))
-        self.drafts = drafts
-        self.column = torch.arange(width, device=ends.device)
-        self.start = starts.unsqueeze(1)
-        self.count = (ends - starts).unsqueeze(1)
-        self.index = self._flat(self.column)
-
-    def _flat(self, column: torch.Tensor) -> torch.Tensor:
-        return (self.start + column).clamp(max=self.drafts.shape[0] - 1)
+    def __init__(self, num_draft_tokens: tuple[int, ...], device: torch.device) -> None:
+        counts = np.array(num_draft_tokens, np.int64)
+        batch, width, num_tokens = len(counts), max(num_draft_tokens) + 1, sum(num_draft_tokens)
+        starts = counts.cumsum() - counts
+        columns = np.arange(width)
+        self.owner_array = np.repeat(np.arange(batch), counts)
+        self.column_array = np.arange(num_tokens) - starts[self.owner_array]
+        index = np.minimum(starts[:, None] + columns, num_tokens - 1)
+        parts = _to_device(np.concatenate([self.owner_array, index.ravel(), counts, columns]), device)
+        self.owner, index, count, self.column = parts.split([num_tokens, batch * width, batch, width])
+        self.index, self.count = index.view(batch, width), count.view(batch, 1)
 
     def accepted(self, accept: torch.Tensor) -> torch.Tensor:
-        """Drafts before the first that `accept` [B, width] refuses: int64 [B, 1]."""
-        return torch.where(accept, self.column.shape[0], self.column).amin(1, keepdim=True).minimum(self.count)
+        """Drafts of each request before the first that `accept` [N] refuses: int64 [B, 1]."""
+        refused = torch.where(accept[self.index], self.column.shape[0], self.column)
+        return refused.amin(1, keepdim=True).minimum(self.count)
 
     def refused(self, accepted: torch.Tensor) -> torch.Tensor:
         """Index of each request's first refused draft among the N; of some draft where all were accepted: [B, 1]."""
-        return self._flat(accepted)
+        return self.index.gather(1, accepted)
 
     def tokens(
-        self, accepted: torch.Tensor, instead: torch.Tensor, bonus: torch.Tensor, rest: torch.Tensor | int
+        self, drafts: torch.Tensor, accepted: torch.Tensor, instead: torch.Tensor, bonus: torch.Tensor
     ) -> torch.Tensor:
-        """Accepted drafts, then `instead` [B, 1] or, after the last draft, `bonus` [B, 1], then `rest`: [B, width]."""
-        last = torch.where(accepted < self.count, instead, bonus)
-        emitted = torch.where(self.column < accepted, self.drafts[self.index], last)
-        return torch.where(self.column <= accepted, emitted, rest)
+        """Accepted drafts, then `instead` or, after the last draft, `bonus`, both int32 [B, 1]: int32 [B, K + 1]."""
+        last = torch.where(accepted < self.count, instead, bonus.int())
+        emitted = drafts.int()[self.index].scatter_(1, accepted, last)
+        return torch.where(self.column <= accepted, emitted, PLACEHOLDER)
 
 
-def _owners(ends: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """The request of each draft token, int64 [num_tokens]; the last one for a token past all ends."""
-    token = torch.arange(num_tokens, dtype=ends.dtype, device=ends.device)
-    return (token.unsqueeze(1) >= ends).sum(1).clamp(max=ends.shape[0] - 1)
+@functools.lru_cache(64)
+def _rows(num_draft_tokens: tuple[int, ...], device: torch.device) -> _Rows:
+    """Made once a step, and once for steps alike that follow each other."""
+    return _Rows(num_draft_tokens, device)
 
 
-# ---- the engine's steps, one function each -------------------------------------------------------------------------
+def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy on the device, which the host does not wait for."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def expand(
-    output: torch.Tensor, values: torch.Tensor, cu_num_tokens: torch.Tensor, replace_from: float, replace_to: float
-) -> None:
-    """Write each request's value [B] to its tokens in `output` [N], `replace_to` for `replace_from`.
-
-    Tokens that belong to no request stay as they are.
-    """
-    num_tokens = output.shape[0]
-    values = torch.where(values == replace_from, replace_to, values)[_owners(cu_num_tokens, num_tokens)]
-    owned = torch.arange(num_tokens, device=output.device) < cu_num_tokens.amax()
-    output.copy_(torch.where(owned, values, output))
-
-
-def recover(
-    output: torch.Tensor,
-    cu_num_draft_tokens: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    target_probs: torch.Tensor,
-    q: torch.Tensor,
-) -> None:
-    """Write to `output` [N] what replaces each draft if it is rejected, given exponential draws q [B, V]."""
-    residual = _residual(target_probs.clone(), draft_probs, draft_token_ids)
-    output.copy_(residual.div_(q[_owners(cu_num_draft_tokens, output.shape[0])]).argmax(1))
-
-
-def verify_random(
-    output: torch.Tensor,
-    cu_num_draft_tokens: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    target_probs: torch.Tensor,
-    bonus_token_ids: torch.Tensor,
-    recovered_token_ids: torch.Tensor,
-    uniform_probs: torch.Tensor,
-    is_greedy: torch.Tensor,
-) -> None:
-    """Write the tokens of requests that sample to `output` [B, K + 1], given uniform draws [N].
-
-    Rows of greedy requests and columns after a request's last token stay as they are.
-    """
-    grid = _Grid(draft_token_ids, cu_num_draft_tokens, output.shape[1])
-    accepted = grid.accepted(_accept(draft_token_ids, draft_probs, target_probs, uniform_probs)[grid.index])
-    tokens = grid.tokens(accepted, recovered_token_ids[grid.refused(accepted)], bonus_token_ids, output)
-    output.copy_(torch.where(is_greedy.unsqueeze(1), output, tokens))
-
-
-def verify_greedy(
-    output: torch.Tensor,
-    cu_num_draft_tokens: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    target_argmax: torch.Tensor,
-    bonus_token_ids: torch.Tensor,
-    is_greedy: torch.Tensor | None,
-) -> None:
-    """Write the tokens of greedy requests (None: all) to `output` [B, K + 1], given the best token of each row [N].
-
-    Rows of other requests and columns after a request's last token stay as they are.
-    """
-    grid = _Grid(draft_token_ids, cu_num_draft_tokens, output.shape[1])
-    accepted = grid.accepted((draft_token_ids == target_argmax)[grid.index])
-    tokens = grid.tokens(accepted, target_argmax[grid.refused(accepted)], bonus_token_ids, output)
-    output.copy_(tokens if is_greedy is None else torch.where(is_greedy.unsqueeze(1), tokens, output))
+def per_draft(values: torch.Tensor, num_draft_tokens: Sequence[int]) -> torch.Tensor:
+    """Each request's value [B] for each of its drafts: [N]."""
+    return values.index_select(0, _rows(tuple(num_draft_tokens), values.device).owner)
 
 
 def _accept(
-    drafts: torch.Tensor, draft_probs: torch.Tensor | None, target_probs: torch.Tensor, uniform: torch.Tensor
+    at: torch.Tensor, draft_probs: torch.Tensor | None, target_probs: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:
-    """Whether each draft passes its uniform draw in [0, 1): bool [N].
+    """Whether each draft, its token at int64 [N, 1], passes its uniform draw in [0, 1): bool [N].
 
     Of draws in float32, 2**24 equally probable ones, the share p of them passes to within 2**-24; at p = 0 none does.
     """
-    at = drafts.long().unsqueeze(1)
     p = target_probs.gather(1, at).squeeze(1)
     if draft_probs is None:
         return uniform < p
@@ -157,13 +105,14 @@ NOTHING = 2.0**-100
 """Weight of a refused draft: it wins where no other token has any, as no sum of rounded probabilities is exactly 1."""
 
 
-def _residual(target: torch.Tensor, draft_probs: torch.Tensor | None, drafts: torch.Tensor) -> torch.Tensor:
+def _residual(target: torch.Tensor, draft_probs: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
     """Turn rows of target probabilities [R, V] in place into weights by which a recovered token is drawn.
 
-    A row in which nothing is left is drawn from the draft, or with draft_probs from the target's probabilities.
+    at: the drafted token of each, int64 [R, 1]. A row in which nothing is left is drawn from the draft, or with
+    draft_probs from the target's probabilities.
     """
     if draft_probs is None:
-        return target.scatter_(1, drafts.long().unsqueeze(1), NOTHING)
+        return target.scatter_(1, at, NOTHING)
     least = target * NOTHING
     return target.sub_(draft_probs).maximum(least)
 
@@ -205,14 +154,12 @@ def draw(
             exponential[row].exponential_(generator=generators[i])
     if shared + own == list(range(len(num_draft_tokens))):
         return Draws(uniform, exponential, None)
-    rows = torch.tensor(shared + own, pin_memory=uniform.device.type != "cpu")
-    return Draws(uniform, exponential, rows.to(device, non_blocking=True))
+    return Draws(uniform, exponential, _to_device(np.array(shared + own, np.int64), uniform.device))
 
 
 def rejection_sample(
     draft_token_ids: torch.Tensor,
-    max_spec_len: int,
-    cu_num_draft_tokens: torch.Tensor,
+    num_draft_tokens: Sequence[int],
     draft_probs: torch.Tensor | None,
     target_probs: torch.Tensor,
     bonus_token_ids: torch.Tensor,
@@ -222,42 +169,42 @@ def rejection_sample(
 ) -> torch.Tensor:
     """One step of rejection sampling: the engine's tokens for the same draws.
 
-    draft_token_ids [N]; max_spec_len: K; cu_num_draft_tokens [B]; draft_probs float32 [N, V] or None; target_probs
-    float32 [N, V], or logits where all requests are greedy; bonus_token_ids [B, 1]; is_greedy: bool [B], or one for
-    all; draws: None where all are greedy; target_logits float32 [N, V]: what target_probs were made of, read where only
-    some requests are greedy, as rounding may make probabilities equal whose logits are not. Returns int32 [B, K + 1],
-    PLACEHOLDER after a request's last token.
+    draft_token_ids [N]; draft_probs float32 [N, V] or None; target_probs float32 [N, V], or logits where all requests
+    are greedy; bonus_token_ids [B, 1]; is_greedy: bool [B], or one for all; draws: None where all are greedy;
+    target_logits float32 [N, V]: what target_probs were made of, read where only some requests are greedy, as rounding
+    may make probabilities equal whose logits are not. Returns int32 [B, K + 1], PLACEHOLDER after a request's last
+    token.
     """
     if draft_token_ids.shape[0] == 0:
-        return F.pad(bonus_token_ids.int(), (0, max_spec_len), value=PLACEHOLDER)
-    grid = _Grid(draft_token_ids, cu_num_draft_tokens, max_spec_len + 1)
+        return bonus_token_ids.int()
+    rows = _rows(tuple(num_draft_tokens), draft_token_ids.device)
     if is_greedy is not False:
-        best = (target_probs if target_logits is None else target_logits).argmax(1)
-        greedy = (draft_token_ids == best)[grid.index]
+        best = (target_probs if target_logits is None else target_logits).argmax(1).int()
+        greedy = draft_token_ids == best
     if is_greedy is True:
-        accepted = grid.accepted(greedy)
-        return grid.tokens(accepted, best[grid.refused(accepted)], bonus_token_ids, PLACEHOLDER).int()
+        accepted = rows.accepted(greedy)
+        return rows.tokens(draft_token_ids, accepted, best[rows.refused(accepted)], bonus_token_ids)
 
-    accept = _accept(draft_token_ids, draft_probs, target_probs, draws.uniform)[grid.index]
+    at = draft_token_ids.long().unsqueeze(1)
+    accept = _accept(at, draft_probs, target_probs, draws.uniform)
     if is_greedy is not False:
-        accept = torch.where(is_greedy.unsqueeze(1), greedy, accept)
-    accepted = grid.accepted(accept)
-    refused = grid.refused(accepted)
+        accept = torch.where(is_greedy.index_select(0, rows.owner), greedy, accept)
+    accepted = rows.accepted(accept)
+    refused = rows.refused(accepted)
     row = refused.squeeze(1)
     if draws.rows is not None:
         row = row[draws.rows]
     residual = _residual(
         target_probs.index_select(0, row),
         None if draft_probs is None else draft_probs.index_select(0, row),
-        draft_token_ids[row],
+        at.index_select(0, row),
     )
-    instead = residual.div_(draws.exponential).argmax(1)
+    instead = residual.div_(draws.exponential).argmax(1, keepdim=True).int()
     if draws.rows is not None:
-        instead = instead.new_zeros(refused.shape[0]).index_copy_(0, draws.rows, instead)
-    instead = instead.unsqueeze(1)
+        instead = instead.new_zeros(refused.shape).index_copy_(0, draws.rows, instead)
     if is_greedy is not False:
         instead = torch.where(is_greedy.unsqueeze(1), best[refused], instead)
-    return grid.tokens(accepted, instead, bonus_token_ids, PLACEHOLDER).int()
+    return rows.tokens(draft_token_ids, accepted, instead, bonus_token_ids)
 
 
 # ---- mode seeded ---------------------------------------------------------------------------------------------------
@@ -307,15 +254,33 @@ def request_key(seed: int) -> int:
     return _signed(z ^ z >> 31)
 
 
-def _words(keys: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-    """Uniform 31-bit words int32 [N, length], word i of a row a function of (key, position, i).
+def _start(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The state at which the stream of (key, position) starts, int64 of the tensors' shape."""
+    return _mix(keys + positions.long() * _signed(STRIDE))
+
+
+def _start_array(keys: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The same on the host."""
+    z = keys.view(np.uint64) + positions.view(np.uint64) * np.uint64(STRIDE)
+    for _ in range(2):
+        z = (z ^ z >> np.uint64(32)) * np.uint64(MIXER)
+    return z.view(np.int64)
+
+
+@functools.lru_cache(8)
+def _steps(length: int, device: torch.device) -> torch.Tensor:
+    """Multiples 1..length of GAMMA: int64 [length]."""
+    return torch.arange(1, length + 1, device=device) * _signed(GAMMA)
+
+
+def _words(start: torch.Tensor, length: int) -> torch.Tensor:
+    """Uniform 31-bit words int32 [N, length], word i of a row a function of (start, i).
 
     A row hashes a counter that starts at a hash of its key and position, as SplitMix64 does (Steele, Lea and Flood
     2014). Integer arithmetic modulo 2**64 on little-endian words: the same on every device and in every batch.
     """
-    state = _mix(keys + positions.long() * _signed(STRIDE))
-    step = torch.arange(1, length + 1, device=keys.device) * _signed(GAMMA)
-    return _mix(state.unsqueeze(1) + step).unsqueeze(-1).view(torch.int32)[..., 1] & (1 << 31) - 1
+    states = start.unsqueeze(1) + _steps(length, start.device)
+    return _mix(states).unsqueeze(-1).view(torch.int32)[..., 1] & (1 << 31) - 1
 
 
 def _negated_exponentials(words: torch.Tensor) -> torch.Tensor:
@@ -327,6 +292,27 @@ def _negated_exponentials(words: torch.Tensor) -> torch.Tensor:
     return words.float().add_(0.5).mul_(-(2.0**-31) * (1 - 2.0**-24)).log1p_()
 
 
+def _noise(start: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Minus exponential draws, float32, of rows that sample from a vocabulary: of its blocks, then of a block's tokens."""
+    return _negated_exponentials(_words(start, -(-vocabulary // BLOCK) + BLOCK))
+
+
+@functools.lru_cache(64)
+def _arange(length: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(length, device=device)
+
+
+def _race(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The token of each row of `probs` float32 [N, V] that wins by its row of `noise`: int64 [N]."""
+    num_tokens, vocabulary = probs.shape
+    if vocabulary % BLOCK:
+        probs = F.pad(probs, (0, -vocabulary % BLOCK))
+    blocks = probs.unflatten(1, (-1, BLOCK))
+    block = (blocks.sum(2) / noise[:, :-BLOCK]).argmin(1)
+    members = blocks[_arange(num_tokens, probs.device), block]
+    return (members / noise[:, -BLOCK:]).argmin(1).add(block, alpha=BLOCK)
+
+
 def seeded_sample(probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Sample a token of each row of `probs` float32 [N, V] by the noise of keys int64 [N] at positions [N]: int64 [N].
 
@@ -335,51 +321,82 @@ def seeded_sample(probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tens
     vocabulary is read once. A token of probability 0 never wins. Close distributions give the same token with a
     probability of about one minus twice their distance, as the noise is the same.
     """
-    num_tokens, vocabulary = probs.shape
-    if vocabulary % BLOCK:
-        probs = F.pad(probs, (0, -vocabulary % BLOCK))
-    blocks = probs.unflatten(1, (-1, BLOCK))
-    noise = _negated_exponentials(_words(keys, positions, blocks.shape[1] + BLOCK))
-    block = (blocks.sum(2) / noise[:, :-BLOCK]).argmin(1)
-    members = blocks[torch.arange(num_tokens, device=probs.device), block]
-    return block * BLOCK + (members / noise[:, -BLOCK:]).argmin(1)
+    return _race(probs, _noise(_start(keys, positions), probs.shape[1]))
 
 
-def seeded_verify(
-    target_probs: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    cu_num_draft_tokens: torch.Tensor,
-    bonus_token_ids: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    max_spec_len: int,
-    is_greedy: torch.Tensor | bool,
-    target_logits: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """One step of seeded verification.
+class Noise:
+    """Seeded noise of a step's requests, in the place of an engine's generators: `seeded_sample`'s.
 
-    target_probs float32 [N, V], or logits where all requests are greedy; draft_token_ids [N]; cu_num_draft_tokens [B];
-    bonus_token_ids [B, 1]: what `seeded_sample` gave for each request at its position plus its number of drafts; keys
-    int64 [B]; positions [B]: index in the text of the first token that this step samples; max_spec_len: K;
-    is_greedy: bool [B], or one bool for all; target_logits float32 [N, V]: as for `rejection_sample`. Returns int32
-    [B, K + 1], PLACEHOLDER after a request's last token.
+    It is that of every row that the step samples, of drafts and of bonus tokens, and made once, when the first of them
+    is sampled. Positions are indexes in the text, prompt and answer. So the turns of a conversation, requests of their
+    own with one seed, do not share noise.
+
+    Args:
+        keys: int64 [B] on the host.
+        first: int64 [B] on the host: position of the first token that the step samples of each request.
+        num_draft_tokens: of each request; None: no drafts.
+        device: of the probabilities.
     """
-    num_tokens = draft_token_ids.shape[0]
-    if num_tokens == 0:
-        return F.pad(bonus_token_ids.int(), (0, max_spec_len), value=PLACEHOLDER)
-    grid = _Grid(draft_token_ids, cu_num_draft_tokens, max_spec_len + 1)
-    if is_greedy is True:
-        sampled = target_probs.argmax(1)
-    else:
-        owner = _owners(cu_num_draft_tokens, num_tokens)
-        first = (positions.unsqueeze(1) - grid.start)[owner].squeeze(1)
-        place = first + torch.arange(num_tokens, device=first.device)
-        sampled = seeded_sample(target_probs, keys[owner], place)
-        if is_greedy is not False:
-            best = (target_probs if target_logits is None else target_logits).argmax(1)
-            sampled = torch.where(is_greedy[owner], best, sampled)
-    accepted = grid.accepted((draft_token_ids == sampled)[grid.index])
-    return grid.tokens(accepted, sampled[grid.refused(accepted)].int(), bonus_token_ids, PLACEHOLDER).int()
+
+    def __init__(
+        self,
+        keys: npt.ArrayLike,
+        first: npt.ArrayLike,
+        num_draft_tokens: Sequence[int] | None,
+        device: torch.device | str,
+    ) -> None:
+        self.keys, self.first = np.array(keys, np.int64), np.array(first, np.int64)
+        self.num_draft_tokens = num_draft_tokens
+        self.device = torch.device(device)
+        self._made: tuple[int, torch.Tensor] | None = None
+
+    def sample(self, probs: torch.Tensor) -> torch.Tensor:
+        """The token behind each request's drafts from `probs` [B, V]: int64 [B]."""
+        return _race(probs, self._of(probs.shape[1])[-len(self.keys) :])
+
+    def verify(
+        self,
+        target_probs: torch.Tensor,
+        draft_token_ids: torch.Tensor,
+        bonus_token_ids: torch.Tensor,
+        is_greedy: torch.Tensor | bool,
+        target_logits: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One step of seeded verification.
+
+        target_probs float32 [N, V], or logits where all requests are greedy; draft_token_ids [N]; bonus_token_ids
+        [B, 1]: what `sample` gave, or the best tokens; is_greedy: bool [B], or one for all; target_logits float32
+        [N, V]: as for `rejection_sample`. Returns int32 [B, K + 1], PLACEHOLDER after a request's last token.
+        """
+        if draft_token_ids.shape[0] == 0:
+            return bonus_token_ids.int()
+        rows = _rows(tuple(self.num_draft_tokens), draft_token_ids.device)
+        if is_greedy is True:
+            sampled = target_probs.argmax(1)
+        else:
+            sampled = _race(target_probs, self._of(target_probs.shape[1])[: -len(self.keys)])
+            if is_greedy is not False:
+                best = (target_probs if target_logits is None else target_logits).argmax(1)
+                sampled = torch.where(is_greedy.index_select(0, rows.owner), best, sampled)
+        sampled = sampled.int()
+        accepted = rows.accepted(draft_token_ids == sampled)
+        return rows.tokens(draft_token_ids, accepted, sampled[rows.refused(accepted)], bonus_token_ids)
+
+    def _of(self, vocabulary: int) -> torch.Tensor:
+        """[N + B, ...]: rows of drafts, then those behind them."""
+        if self._made is None or self._made[0] != vocabulary:
+            self._made = vocabulary, _noise(_to_device(self.starts(), self.device), vocabulary)
+        return self._made[1]
+
+    def starts(self) -> npt.NDArray[np.int64]:
+        """What the host computes of it: a number of each row, [N + B]."""
+        keys, positions = self.keys, self.first
+        if self.num_draft_tokens and any(self.num_draft_tokens):
+            rows = _rows(tuple(self.num_draft_tokens), self.device)
+            keys = np.concatenate([keys[rows.owner_array], keys])
+            drafts = positions[rows.owner_array] + rows.column_array
+            positions = np.concatenate([drafts, positions + self.num_draft_tokens])
+        return _start_array(keys, positions)
 
 
 def check_device(device: torch.device | str) -> None:
@@ -389,7 +406,8 @@ def check_device(device: torch.device | str) -> None:
     """
     keys = torch.tensor([_signed(STRIDE * i) for i in range(1, 65)])
     positions = torch.arange(64, dtype=torch.int32)
-    if not torch.equal(_words(keys.to(device), positions.to(device), 64).cpu(), _words(keys, positions, 64)):
+    starts = _start(keys.to(device), positions.to(device))
+    if not torch.equal(_words(starts, 64).cpu(), _words(_start(keys, positions), 64)):
         raise RuntimeError(
             f"64-bit integers on {device} do not wrap as those of the CPU do, so seeded verification would sample from "
             "a wrong distribution there: use verify: rejection"
@@ -418,25 +436,8 @@ def row_tokens(output_token_ids: torch.Tensor, num_draft_tokens: Sequence[int]) 
     """
     width = output_token_ids.shape[1]
     index = [i * width + j for i, n in enumerate(num_draft_tokens) for j in range(n + 1)]
-    index = torch.tensor(index, pin_memory=output_token_ids.device.type != "cpu")
-    index = index.to(output_token_ids.device, non_blocking=True)
+    index = _to_device(np.array(index, np.int64), output_token_ids.device)
     return output_token_ids.flatten()[index].long().clamp(min=0)
-
-
-class Noise(NamedTuple):
-    """Seeded noise of a step's requests, in the place of an engine's generators.
-
-    keys int64 [B]; first, last int64 [B]: index in the text, prompt and answer, of the first and of the last token that
-    the step may emit. So the turns of a conversation, requests of their own with one seed, do not share noise.
-    """
-
-    keys: torch.Tensor
-    first: torch.Tensor
-    last: torch.Tensor
-
-    def sample(self, probs: torch.Tensor) -> torch.Tensor:
-        """The last token of each request from `probs` [B, V]: int64 [B]."""
-        return seeded_sample(probs, self.keys, self.last)
 
 
 KEPT_KEYS = 16_384
@@ -455,27 +456,14 @@ class RequestNoise:
         self.engine_seed = engine_seed
         self.device = device
         self._known_key = functools.lru_cache(KEPT_KEYS)(self.key)
-        self._of: tuple[list[str], list[int | None]] = [], []  # requests and seeds of the last step
-        self._keys = torch.empty(0, dtype=torch.int64)  # theirs
 
     def __call__(
         self, req_ids: Sequence[str], requests: Mapping[str, Any], num_draft_tokens: Sequence[int] | None
     ) -> Noise:
         """Noise for these requests; `requests` has of each its sampling_params and num_tokens, prompt and answer."""
         states = [requests[req_id] for req_id in req_ids]
-        of = list(req_ids), [state.sampling_params.seed for state in states]
-        if of != self._of:
-            keys = self._table(1, len(states))
-            keys.numpy()[:] = list(map(self._known_key, *of))
-            self._of, self._keys = of, keys.to(self.device, non_blocking=True)[0]
-        places = self._table(2, len(states))
-        first, last = places.numpy()
-        first[:] = [state.num_tokens for state in states]
-        last[:] = first + np.array(num_draft_tokens) if num_draft_tokens else first
-        return Noise(self._keys, *places.to(self.device, non_blocking=True).unbind())
-
-    def _table(self, rows: int, columns: int) -> torch.Tensor:
-        return torch.empty((rows, columns), dtype=torch.int64, pin_memory=self.device.type != "cpu")
+        keys = list(map(self._known_key, req_ids, (state.sampling_params.seed for state in states)))
+        return Noise(keys, [state.num_tokens for state in states], num_draft_tokens, self.device)
 
     def key(self, req_id: str, seed: int | None) -> int:
         """The key of one request."""
@@ -483,3 +471,10 @@ class RequestNoise:
             text = f"{self.engine_seed} {req_id}".encode()
             seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         return request_key(seed)
+
+
+def request_noise(vllm_config: Any, device: torch.device) -> RequestNoise | None:
+    """The RequestNoise of an engine of this configuration; None where it does not sample by seed."""
+    if sampling_mode(vllm_config) != "seeded":
+        return None
+    return RequestNoise(vllm_config.model_config.seed, device)

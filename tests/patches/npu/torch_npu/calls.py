@@ -2,12 +2,15 @@
 """Which operators were called, and what those say that the stand-in does not have."""
 
 import functools
+import time
 from collections import Counter
 
 from . import graphs, meter
 
 CALLS: Counter[str] = Counter()
 """Calls by operator name in this process, replays of graphs included; tests read it through collective_rpc."""
+SECONDS = [0.0]
+"""Time spent inside the stand-in's operators in this process."""
 
 
 def counted(op):
@@ -18,7 +21,11 @@ def counted(op):
         if graphs.takes(wrapped, args, kwargs):
             return None
         CALLS[op.__name__] += 1
-        return graphs.kernel(wrapped, metered, args, kwargs)
+        before, start = SECONDS[0], time.perf_counter()
+        try:
+            return graphs.kernel(wrapped, metered, args, kwargs)
+        finally:
+            SECONDS[0] = before + time.perf_counter() - start  # operators that this one called are in it
 
     return wrapped
 

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host time of an engine's steps, without speculation, with the switch off and verifying.
+
+    make bench-host PIN=vllm-0.23
+
+The model is so small that a step is all host: scheduler, runner, launches, sampler, proposer, and the messages between
+processes. Engines take turns at the same requests, and those whose turn it is not are stopped (SIGSTOP), so that none
+polls. They run as one process; with the worker in a process of its own; and as verl's server runs them, an AsyncLLM that
+holds each request as a task, the worker in a process of its own. On the platform npu operators run in the stand-in for
+torch_npu; the seconds inside its own attention and cache operators, which no host would spend, are taken off.
+
+A turn's figure is the lower quartile of its steps in which all requests decode, as what else the machine does makes
+steps only longer. Printed are the median over turns, and that of the ratios to the arm beside in the same turn, with a
+bootstrap interval of 95 %.
+"""
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import psutil
+import tiny_qwen3
+from ascend_engine import COLUMNS, OLD, VERSION, Engine
+from sam_core.files import write_json
+
+K = 3
+NUM_TOKENS = 48  # of each answer
+PROMPT = 16  # tokens
+SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20}
+PLACEMENTS = {
+    "one process": {"in_process": True},
+    "worker apart": {"distributed_executor_backend": "mp"},
+    "server": {"distributed_executor_backend": "mp", "front_end": "AsyncLLM"},
+}
+ARMS = {  # whether it drafts, whether it is seeded, and the arm that it stands beside
+    "plain": (None, False, None),
+    "off": ("never", False, "plain"),
+    "rejection": ("always", False, "plain"),
+    "plain, seeded": (None, True, None),
+    "seeded": ("always", True, "plain, seeded"),
+}
+GOALS = {
+    ("off", None): 1.02,
+    ("rejection", 1): 1.25,
+    ("seeded", 1): 1.25,
+    ("rejection", 32): 1.15,
+    ("seeded", 32): 1.15,
+}
+
+
+def start(folder: str, platform: str, placement: str, arm: str) -> Engine:
+    drafts, seeded, _ = ARMS[arm]
+    settings = {"max_num_batched_tokens": 4096, **PLACEMENTS[placement]}
+    sam = None
+    if drafts:
+        sam = {"min_prob": 0, "threshold": 64} | ({"verify": "seeded"} if seeded else {})
+    elif seeded:
+        settings["additional_config"] = {"sam_verify": "seeded"}
+    if not OLD:
+        settings["async_scheduling"] = False  # as with any drafter on the host
+    engine = Engine(folder, platform, sam=sam, k=K, **settings)
+    if drafts == "never":
+        engine.ask("keep_off")
+    engine.ask("time_operators")
+    return engine
+
+
+def processes(engine: Engine) -> list[psutil.Process]:
+    process = psutil.Process(engine.process.pid)
+    return [process, *process.children(recursive=True)]
+
+
+@contextlib.contextmanager
+def running(engine: Engine):
+    """The engine's processes run here alone."""
+    for process in processes(engine):
+        process.resume()
+    try:
+        yield
+    finally:
+        for process in processes(engine):
+            process.suspend()
+
+
+@contextlib.contextmanager
+def engines_of(platform: str, placement: str):
+    """An engine of each arm, none of them running."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=128)
+        engines = {}
+        for arm in ARMS:
+            engines[arm] = engine = start(folder, platform, placement, arm)
+            stack.callback(engine.stop)
+            with running(engine):
+                pass
+        yield engines
+        for engine in engines.values():
+            for process in processes(engine):
+                process.resume()
+
+
+def step_ms(engine: Engine, arm: str, batch: int, turn: int) -> float:
+    """Lower quartile of the host time of steps in which `batch` requests decode."""
+    drafts, seeded, _ = ARMS[arm]
+    rng = random.Random(turn)
+    prompts = [[rng.randrange(tiny_qwen3.VOCAB - 1) for _ in range(PROMPT)] for _ in range(batch)]
+    sampling = SAMPLED | ({"seed": turn} if seeded else {})
+    with running(engine):
+        engine.run(prompts, NUM_TOKENS, **sampling)
+        noted = engine.ask("operator_seconds")
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in engine.rows]
+    drafted = K * batch if drafts == "always" else 0
+    inside = [seconds for *shape, seconds in noted if shape == [batch, drafted]]
+    # the first decoding step drafts nothing yet; a step's outputs may come in two rows where answers end
+    steps = [row["seconds"] for row in rows if row["running"] == batch and row["drafted"] == drafted][2:]
+    if len(steps) < 5:
+        sys.exit(f"bench_host: {len(steps)} steps of {batch} requests had {drafted} draft tokens in the arm {arm!r}")
+    return 1e3 * (statistics.quantiles(steps, n=4)[0] - statistics.quantiles(inside, n=4)[0])
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """Bootstrap interval of the median."""
+    rng = np.random.default_rng(0)
+    medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def measure(engines: dict[str, Engine], batch: int, turns: int) -> dict[str, list[float]]:
+    """Milliseconds of a step by arm, one figure a turn."""
+    times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    arms = list(ARMS)
+    for turn in range(turns + 1):  # the first warms up
+        for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
+            times[arm].append(step_ms(engines[arm], arm, batch, turn))
+    return {arm: found[1:] for arm, found in times.items()}
+
+
+def line(times: dict[str, list[float]], arm: str, batch: int) -> str:
+    """A row of the table."""
+    beside, cells = ARMS[arm][2], [str(batch), arm, f"{statistics.median(times[arm]):.2f}", "", ""]
+    if beside:
+        ratios = [ours / plain for ours, plain in zip(times[arm], times[beside], strict=True)]
+        low, high = interval(ratios)
+        cells[3] = f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+        cells[4] = str(GOALS.get((arm, None)) or GOALS.get((arm, batch), ""))
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    platforms = ["npu"] if OLD else ["npu", "cpu"]
+    parser.add_argument("--platform", nargs="+", choices=platforms, default=platforms)
+    parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 64], help="requests at a time")
+    parser.add_argument("--turns", type=int, default=21, help="timed turns of each arm (default 21)")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench-host"), help="folder of the JSON file")
+    args = parser.parse_args()
+    record: dict = {}
+    print(f"load average {os.getloadavg()[0]:.1f}", flush=True)
+    for platform, placement in itertools.product(args.platform, args.placement):
+        print(f"\nvLLM {VERSION}, {platform}, {placement}\n", flush=True)
+        print("| requests | arm | ms a step | beside plain | goal |\n|---:|---|---:|---|---|", flush=True)
+        with engines_of(platform, placement) as engines:
+            for batch in args.batch:
+                times = measure(engines, batch, args.turns)
+                print(*(line(times, arm, batch) for arm in ARMS), sep="\n", flush=True)
+                record.setdefault(platform, {}).setdefault(placement, {})[batch] = times
+    print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_json(args.out / f"vllm-{VERSION}.json", {"tokens": NUM_TOKENS, "ms_a_step": record})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

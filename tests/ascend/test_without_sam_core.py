@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A patched engine without the package sam_core: it does what an unpatched one does, and says what it cannot."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from ascend_engine import HERE, OLD, start
+
+PATCHES = Path(__file__).resolve().parents[2] / "patches" / ("vllm-0.11" if OLD else "vllm-0.23")
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+NEEDS = "needs the package sam_core, which is not installed here: run ci/setup-env or `pip install ./sam_core`"
+
+
+@pytest.mark.parametrize("platform", ["npu"] if OLD else ["npu", "cpu"])
+def test_an_engine_without_the_package(model, platform):
+    asked = [
+        {},
+        {"speculative_config": NGRAM},
+        {"additional_config": {"sam_verify": "seeded"}},
+        {"speculative_config": {"method": "sam"}},
+    ]
+    here = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    words = [str(HERE / "without_sam_core.py"), str(model), json.dumps(asked)]
+    out, _ = start(platform, *words, environment=here).communicate(timeout=300)
+    assert out, "without_sam_core.py failed: see its standard error"
+    plain, ngram, seeded, sam = json.loads(out)
+    assert len(plain) == 8 and plain == ngram
+    assert f"additional_config.sam_verify {NEEDS}" in seeded["error"]
+    assert f"speculative method 'sam' {NEEDS}" in sam["error"]
+
+
+def test_no_module_of_an_engine_imports_the_package_when_it_loads():
+    """But the one that is loaded for method sam alone."""
+    found = []
+    for patch in sorted([*PATCHES.glob("vllm/*.patch"), *PATCHES.glob("vllm_ascend/*.patch")]):
+        for name, body in re.findall(r"^\+\+\+ b/(\S+)\n(.*?)(?=^diff |\Z)", patch.read_text(), re.M | re.S):
+            if re.search(r"^\+(import|from) sam_core", body, re.M) and not name.endswith("/sam_proposer.py"):
+                found.append((patch.name, name))
+    assert not found
