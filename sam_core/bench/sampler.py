@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time, operations and host synchronisations of verification, beside vllm-ascend's samplers of 0.11 and 0.13."""
+"""Time, operations, host synchronisations and AICPU operators of verification, beside vllm-ascend's samplers of 0.11 and 0.13."""
 
 from __future__ import annotations
 import __future__
@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sam_core import verify
 
 REPO = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "patches"))
+sys.path[:0] = [str(REPO / "patches"), str(REPO / "tests/patches/npu/torch_npu")]
+import operators  # noqa: E402
 from _patchset import pins, sdist  # noqa: E402
 
 EPILOG = """\
@@ -34,6 +35,8 @@ all take turns. Two figures: the whole step, and verification alone, where unifo
 `rejection` and the two releases need an exponential for every token of the vocabulary; drawing them is most of a step on
 some processors. `seeded` makes its own noise. Of 0.13 its vectorized rejection sampling is run, not the block
 verification that it uses from 3 drafts on and that changes the distribution.
+
+What runs on the AICPU is looked up in tests/patches/npu/operators.csv, which names its sources.
 
 The releases' files come from their source distributions, found as patches/patchset finds them. Writes
 OUT/bench-sampler.json and OUT/bench-sampler.png and prints the table. Exits with 1 when a target is missed.
@@ -49,15 +52,16 @@ LATER = SimpleNamespace(
     sdist_sha256="ab0e9bc12b9a4042c261901ccad96f4faab6e6d04cf5131f7cc2358aafda3a36",
     pinset=SimpleNamespace(file=Path(__file__)),
 )
+SECTIONS = ["time", "operations", "host synchronisations", "AICPU operators"]
 WAITS = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "repeat_interleave"}
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations, and those among them whose result the host waits for."""
+    """Counts operations, those whose result the host waits for, and those that a 910C runs on its AICPU."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = self.waits = 0
+        self.count = self.waits = self.aicpu = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
@@ -65,7 +69,10 @@ class Operations(TorchDispatchMode):
         by_mask = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
         self.count += 1
         self.waits += name in WAITS or by_mask
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        call = operators.Call(args, kwargs or {}, result)
+        self.aicpu += operators.unit(f"{function.namespace}::{name}", call)[0] == "AICPU"
+        return result
 
 
 class Unpinned(ast.NodeTransformer):
@@ -167,13 +174,13 @@ class Case:
         for name, step in self.steps.items():
             with Operations() as seen:
                 step()
-            operations[name] = [seen.count, seen.waits]
+            operations[name] = [seen.count, seen.waits, seen.aicpu]
         times = {}
         for kind, steps in (("step", self.steps), ("given", self.given)):
             samples = {name: lambda step=step: self.milliseconds(step) for name, step in steps.items()}
             alternate(samples, 1)
             times[kind] = {name: found.median for name, found in alternate(samples, rounds).items()}
-        return {"batch": self.batch, "ms": times, "operations and waits": operations}
+        return {"batch": self.batch, "ms": times, "operations": operations}
 
 
 def targets(measured: list[dict], device: torch.device) -> list[Row]:
@@ -185,7 +192,7 @@ def targets(measured: list[dict], device: torch.device) -> list[Row]:
 
     rows = []
     for found in measured:
-        batch, operations = found["batch"], found["operations and waits"]
+        batch, operations = found["batch"], found["operations"]
         for kind, times in found["ms"].items():
             peers = {name: times[name] for name in ("0.11", "0.13")}
             for name in ("rejection", "seeded"):
@@ -201,10 +208,10 @@ def targets(measured: list[dict], device: torch.device) -> list[Row]:
                 what = f"batch {batch}, {name}, times fewer than 0.11"
                 rows.append(row("operations", what, "times", ">=", ratio, fewer, {}))
         for name in ("rejection", "seeded"):
-            peers = {peer: operations[peer][1] for peer in ("0.11", "0.13")}
-            what = f"batch {batch}, {name}"
-            rows.append(row("host synchronisations", what, "", "<=", 0, operations[name][1], peers))
-    return sorted(rows, key=lambda row: ["time", "operations", "host synchronisations"].index(row.section))
+            for at, section in enumerate(SECTIONS[2:], 1):
+                peers = {peer: operations[peer][at] for peer in ("0.11", "0.13")}
+                rows.append(row(section, f"batch {batch}, {name}", "", "<=", 0, operations[name][at], peers))
+    return sorted(rows, key=lambda row: SECTIONS.index(row.section))
 
 
 class Request:
@@ -238,13 +245,13 @@ def overview(measured: list[dict]) -> str:
     heads = [
         *(f"{name} ms" for name in names),
         *(f"{name} given" for name in given),
-        *(f"{name} ops" for name in names),
+        *(f"{name} ops" for name in names),  # operations, waits, AICPU operators
     ]
     lines = [" ".join([f"{'batch':>5}", *(f"{head:>15}" for head in heads)])]
     for found in measured:
         cells = [figure(found["ms"]["step"][name]) for name in names]
         cells += [figure(found["ms"]["given"][name]) for name in given]
-        cells += ["{} / {}".format(*found["operations and waits"][name]) for name in names]
+        cells += ["{} / {} / {}".format(*found["operations"][name]) for name in names]
         lines.append(" ".join([f"{found['batch']:>5}", *(f"{cell:>15}" for cell in cells)]))
     return "\n".join(lines)
 
@@ -268,7 +275,7 @@ def draw(path: Path, measured: list[dict], device: torch.device) -> None:
         if name in measured[0]["ms"]["given"]:
             values = [found["ms"]["given"][name] for found in measured]
             times.plot(batches, values, "o:", label=f"{name}, draws given", **style)
-        counts = [found["operations and waits"][name][0] for found in measured]
+        counts = [found["operations"][name][0] for found in measured]
         operations.plot(batches, counts, "o-", label=name, **style)
     times.set(ylabel="milliseconds", title=f"A step of verification on {device.type}, V={V:,}, {K} drafts")
     operations.set(ylabel="operations", title="Operations of a step")

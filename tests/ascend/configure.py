@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures engines without starting them.
 
-usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config)
+usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config, in which
+"graphs" stands for the compilation_config of an engine that does not run eagerly)
 Prints a JSON list of what became of each: {"method", "k", "sam", "repr"} or {"error": the sentence}.
 """
 
@@ -14,7 +15,10 @@ def configure(model, speculative, additional):
     from pydantic import ValidationError
     from vllm.engine.arg_utils import EngineArgs
 
-    arguments = EngineArgs(model=model, skip_tokenizer_init=True, dtype="float32", enforce_eager=True)
+    how = {"enforce_eager": True}
+    if graphs := additional.pop("graphs", None):
+        how = {"compilation_config": graphs}
+    arguments = EngineArgs(model=model, skip_tokenizer_init=True, dtype="float32", **how)
     arguments.speculative_config = speculative
     arguments.additional_config = additional
     try:
@@ -22,7 +26,9 @@ def configure(model, speculative, additional):
     except ValidationError as error:
         (only,) = error.errors()
         return {"error": only["msg"]}
-    return {"method": made.method, "k": made.num_speculative_tokens, "sam": made.sam, "repr": repr(made)}
+    except ValueError as error:
+        return {"error": str(error)}
+    return made and {"method": made.method, "k": made.num_speculative_tokens, "sam": made.sam, "repr": repr(made)}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ or {"error": text}. The first line says which platform vLLM chose. Everything el
 """
 
 import collections
+import gc
 import json
 import os
 import sys
@@ -47,6 +48,11 @@ def keep_off(worker):
 def refuse_draft_calls(worker):
     """Runs in a worker: from now on a call that asks it for drafts ends the engine."""
     worker.take_draft_token_ids = None
+
+
+def collected_objects(worker):
+    """Runs in a worker: objects that a full collection reads."""
+    return len(gc.get_objects())
 
 
 def watch_graphs(worker):
@@ -234,6 +240,10 @@ class Server:
 
     def keep_off(self):
         self.engine.collective_rpc(keep_off)
+
+    def collected_objects(self):
+        """In the first rank."""
+        return self.engine.collective_rpc(collected_objects)[0]
 
     def refuse_draft_calls(self):
         self.engine.collective_rpc(refuse_draft_calls)

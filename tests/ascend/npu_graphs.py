@@ -227,3 +227,21 @@ def check_vllms_own_runner_pads_for_its_graphs():
         module.GPUModelRunner._check_and_update_cudagraph_mode(runner, [], [])
         padded[mode.name] = bool(called)
     assert padded == {"FULL_AND_PIECEWISE": True, "FULL": False, "PIECEWISE": False, "NONE": False}, padded
+
+
+def check_sleep_forgets_all_captured_graphs():
+    """As with enable_sleep_mode_extra_cleanup, which captures them again after waking up."""
+    from vllm_ascend.compilation import acl_graph
+    from vllm_ascend.device_allocator.sleep_mem_optimized import AclGraphSleepWakeupManager as Manager
+
+    acl_graph.set_graph_params([4, 8])
+    acl_graph.set_one_token_graph_params([4, 8])
+    kept = [acl_graph._graph_params, acl_graph._one_token_graph_params]
+    for params in kept:
+        params.handles[4].append("of a graph")
+        params.workspaces[8] = torch.zeros(1)
+    Manager.reset_all_graph_params()
+    Manager.clear_all_attention_workspaces()
+    for params in kept:
+        assert params.handles == {4: [], 8: []} and params.workspaces == {4: None, 8: None}
+    acl_graph._graph_params = acl_graph._one_token_graph_params = None

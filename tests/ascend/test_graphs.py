@@ -67,6 +67,10 @@ def test_dispatch(npu_unit, mode):
     assert npu_unit[f"check_graphs_of_{mode}"] is None
 
 
+def test_sleep_forgets_all_captured_graphs(npu_unit):
+    assert npu_unit["check_sleep_forgets_all_captured_graphs"] is None
+
+
 def test_ranks_of_data_parallelism_agree_on_a_graph(npu_unit):
     assert npu_unit["check_ranks_of_data_parallelism_agree_on_a_graph"] is None
 

@@ -13,6 +13,7 @@ BAD = [
     (3, {"rule": "longest"}, "rule 'longest' is not available"),
     (16, {}, "num_speculative_tokens must be an integer from 1 to 15, got 16"),
 ]
+MODES = ["FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"]
 
 
 @pytest.fixture(scope="module", params=["npu", "cpu"])
@@ -68,3 +69,15 @@ def test_settings_that_change_the_distribution_or_the_noise_are_refused(model):
     for name, result in zip(noise, found[2:4], strict=True):
         assert f"{name} samples with noise that depends on the batch" in result["error"]
     assert [result["method"] for result in found[4:]] == ["sam", "ngram"]
+
+
+@pytest.mark.skipif(not OLD, reason="0.23 has full graphs of k + 1 tokens a request")
+def test_full_graphs_are_refused(model):
+    full, piecewise, default = ({"graphs": {"cudagraph_mode": mode}} for mode in MODES)
+    torchair = {"torchair_graph_config": {"enabled": True}, "refresh": True, "graphs": {"cudagraph_mode": "NONE"}}
+    asked = [{"method": "sam"}] * 3 + [None, {"method": "sam"}]
+    full, piecewise, default, plain, torchair = refusals(model, asked, [full, piecewise, default, full, torchair])
+    for result in (full, torchair):
+        assert "speculative method 'sam' has no full graphs in vllm-ascend 0.11" in result["error"]
+    assert piecewise["method"] == default["method"] == "sam"
+    assert plain is None, "without speculation they are upstream's"
