@@ -24,7 +24,7 @@ from sam_core.tokenizer import fingerprint
 Int32 = npt.NDArray[np.int32]
 REPORT_S = 1.0
 """Least seconds between two reports of the counters to the engine's metrics, most seconds without news for it."""
-TURNS = 16
+TURNS = 32
 """Steps in which each request is fed once while nothing is drafted."""
 FEWEST = 64
 """Requests that are fed together, if so many run: a call costs more than the tokens of a few requests."""
