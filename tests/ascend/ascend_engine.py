@@ -29,6 +29,12 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_USE_AOT_COMPILE": "0",
 }
+FOR_ALL = (
+    "VLLM_ALLOW_INSECURE_SERIALIZATION",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_NO_USAGE_STATS",
+)
 
 
 def start(platform, *arguments, environment=MappingProxyType({})):
@@ -43,6 +49,8 @@ def zygote(platform):
 
 
 def variables(platform):
+    if platform == "gpu":
+        return {**os.environ, **{name: ENVIRONMENT[name] for name in FOR_ALL}, "VLLM_PLUGINS": ""}
     environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": ""}
     if platform != "cpu":
         path = [str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -70,9 +78,21 @@ class Engine:
     its traceback.
 
     in_process: the engine's core is in the engine_server's process. front_end: the engine_server's, "LLMEngine" or "AsyncLLM".
+    environment: further variables of its processes.
     """
 
-    def __init__(self, model, platform="npu", sam=None, k=3, *, in_process=False, front_end="LLMEngine", **settings):
+    def __init__(
+        self,
+        model,
+        platform="npu",
+        sam=None,
+        k=3,
+        *,
+        in_process=False,
+        front_end="LLMEngine",
+        environment=MappingProxyType({}),
+        **settings,
+    ):
         settings = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "seed": 0} | settings
         if sam is not None:
             settings["speculative_config"] = {"method": "sam", "num_speculative_tokens": k, "sam": sam}
@@ -80,10 +100,10 @@ class Engine:
             settings = {"num_gpu_blocks_override": 128} | settings
         settings |= {"model": str(model), "skip_tokenizer_init": True, "dtype": settings.get("dtype", "float32")}
         settings["enforce_eager"] = "compilation_config" not in settings
-        environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process))}
+        environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)), **environment}
         words = [str(HERE / "engine_server.py"), front_end, json.dumps(settings)]
         self.process = start(platform, *words, environment=environment)
-        self.platform = "CpuPlatform" if platform == "cpu" else "NPUPlatform"
+        self.platform = {"cpu": "CpuPlatform", "gpu": "NvmlCudaPlatform"}.get(platform, "NPUPlatform")
         self.up = False
         self.rows, self.preemptions, self.logprobs = [], 0, []
 

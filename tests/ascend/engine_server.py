@@ -28,9 +28,10 @@ def pool_stats(worker):
     return worker.model_runner.drafter.pool.stats()
 
 
-def asynchronous(worker):
-    """Runs in a worker: whether its runner is scheduled asynchronously."""
-    return worker.model_runner.use_async_scheduling
+def scheduling(worker):
+    """Runs in a worker: whether its runner is runner 2, and whether it is scheduled asynchronously."""
+    runner = worker.model_runner
+    return [".worker.gpu." in type(runner).__module__, runner.vllm_config.scheduler_config.async_scheduling]
 
 
 def classes(worker):
@@ -231,9 +232,9 @@ class Server:
     def metered_steps(self):
         return self.engine.collective_rpc(metered_steps)[0]
 
-    def asynchronous(self):
+    def scheduling(self):
         """Of each rank."""
-        return self.engine.collective_rpc(asynchronous)
+        return self.engine.collective_rpc(scheduling)
 
     def classes(self):
         return self.engine.collective_rpc(classes)

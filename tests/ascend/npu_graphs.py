@@ -58,11 +58,15 @@ def check_a_graph_replays_on_the_same_tensors():
         torch.testing.assert_close(result, expected)
 
 
-def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), sequence_parallel=1):
-    """A runner that drafts 3 tokens, with its graphs, as far as dispatch needs it; ranks: its number, and of how many."""
+def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), sequence_parallel=1, vllm=False):
+    """A runner that drafts 3 tokens, with its graphs, as far as dispatch needs it; ranks: its number, and of how many.
+
+    vllm: vLLM's own runner, which on a GPU captures its graphs.
+    """
     from vllm.config import CompilationConfig
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
     set_ascend_config()
@@ -85,7 +89,8 @@ def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), seq
         scheduler_config=types.SimpleNamespace(max_num_seqs=max_num_seqs),
         speculative_config=speculative,
     )
-    runner = NPUModelRunner.__new__(NPUModelRunner)
+    runner_class = GPUModelRunner if vllm else NPUModelRunner
+    runner = runner_class.__new__(runner_class)
     runner.vllm_config, runner.compilation_config = config, compilation
     runner.parallel_config, runner.speculative_config = config.parallel_config, speculative
     runner.model_config = types.SimpleNamespace(is_encoder_decoder=False)
@@ -97,7 +102,7 @@ def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), seq
     support = AttentionCGSupport.ALWAYS
     resolved = compilation.resolve_cudagraph_mode_and_sizes(support, None, 4, sequence_parallel)
     runner.cudagraph_dispatcher.initialize_cudagraph_keys(resolved, 4)
-    runner._initialize_one_token_dispatcher(resolved)
+    runner.cudagraph_dispatcher.add_decode_query_len(1)
     return runner
 
 
@@ -116,26 +121,43 @@ def graph_of(runner, lengths, **how):
 
 def check_graphs_of_full_decode_only():
     runner = graph_runner("FULL_DECODE_ONLY")
+    check_graphs_of_decoding(runner)
+    runner.input_batch.num_computed_tokens_cpu[0] = 0
+    assert graph_of(runner, [1] * 5)[0] == "NONE"  # a prompt of one token
+
+
+def check_graphs_of_vllms_own_runner():
+    check_graphs_of_decoding(graph_runner("FULL_DECODE_ONLY", vllm=True))
+
+
+def check_graphs_of_decoding(runner):
     assert graph_of(runner, [4] * 5) == ("FULL", 20, 5, None)
     assert graph_of(runner, [1] * 5) == ("FULL", 8, 8, None)
     assert graph_of(runner, [1] * 32) == ("FULL", 32, 32, None)
     assert graph_of(runner, [4] * 17) == ("NONE", 68, None, None)  # beyond the largest size
     assert graph_of(runner, [4, 4, 3]) == graph_of(runner, [4, 4, 3]) == ("NONE", 11, None, None)  # ragged
     assert graph_of(runner, [4, 1]) == ("NONE", 5, None, None) == graph_of(runner, [1, 3, 1])
-    runner.input_batch.num_computed_tokens_cpu[0] = 0
-    assert graph_of(runner, [1] * 5)[0] == "NONE"  # a prompt of one token
-    sizes = [
-        {graph.num_tokens for graph in dispatcher.cudagraph_keys[mode]} for dispatcher, mode in full_graphs(runner)
-    ]
-    assert sizes == [set(range(4, 65, 4)), set(range(4, 33, 4))]
+    graphs = {length: set() for length in (1, 4)}
+    for _, descs in runner.cudagraph_dispatcher.get_capture_descs():
+        for desc in descs:
+            graphs[desc.num_tokens // desc.num_reqs].add(desc.num_tokens)
+    assert graphs == {1: set(range(4, 33, 4)), 4: set(range(4, 65, 4))}
 
 
-def full_graphs(runner):
-    from vllm.config import CUDAGraphMode
-
-    return [
-        (dispatcher, CUDAGraphMode.FULL) for dispatcher in (runner.cudagraph_dispatcher, runner.one_token_dispatcher)
-    ]
+def check_each_graph_is_captured_with_its_own_length():
+    runner = graph_runner("FULL_AND_PIECEWISE", vllm=True)
+    runner.compilation_config.cudagraph_num_of_warmups = 1
+    captured = []
+    runner._dummy_run = lambda tokens, uniform_decode, uniform_decode_query_len, **_: captured.append(
+        (tokens, uniform_decode, uniform_decode_query_len)
+    )
+    for mode, descs in runner.cudagraph_dispatcher.get_capture_descs():
+        for desc in descs:
+            runner._warmup_and_capture(desc, mode)
+    assert captured[::2] == captured[1::2]  # warm-up and capture
+    wanted = [(tokens, False, None) for tokens in range(4, 65, 4)]
+    wanted += [(tokens, True, 4) for tokens in range(4, 65, 4)] + [(tokens, True, 1) for tokens in range(4, 33, 4)]
+    assert sorted(captured[::2], key=str) == sorted(wanted, key=str)
 
 
 def check_graphs_of_full_and_piecewise():
@@ -211,10 +233,12 @@ def check_vllms_own_runner_pads_for_its_graphs():
     module.get_pp_group = lambda: types.SimpleNamespace(is_last_rank=True)
     padded = {}
     for mode in (CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE):
-        called = []
+        called, lengths = [], []
         runner = types.SimpleNamespace(
             compilation_config=types.SimpleNamespace(resolve_cudagraph_mode_and_sizes=lambda *_, mode=mode, **__: mode),
-            cudagraph_dispatcher=types.SimpleNamespace(initialize_cudagraph_keys=lambda *_: None),
+            cudagraph_dispatcher=types.SimpleNamespace(
+                initialize_cudagraph_keys=lambda *_: None, add_decode_query_len=lengths.append
+            ),
             drafter=types.SimpleNamespace(make_uniform=lambda called=called: called.append(True)),
             kv_cache_config=None,
             max_num_reqs=8,
@@ -225,6 +249,7 @@ def check_vllms_own_runner_pads_for_its_graphs():
             uniform_decode_query_len=4,
         )
         module.GPUModelRunner._check_and_update_cudagraph_mode(runner, [], [])
+        assert lengths == [1]
         padded[mode.name] = bool(called)
     assert padded == {"FULL_AND_PIECEWISE": True, "FULL": False, "PIECEWISE": False, "NONE": False}, padded
 
@@ -234,8 +259,7 @@ def check_sleep_forgets_all_captured_graphs():
     from vllm_ascend.compilation import acl_graph
     from vllm_ascend.device_allocator.sleep_mem_optimized import AclGraphSleepWakeupManager as Manager
 
-    acl_graph.set_graph_params([4, 8])
-    acl_graph.set_one_token_graph_params([4, 8])
+    acl_graph.set_graph_params([4, 8], one_token_graphs=True)
     kept = [acl_graph._graph_params, acl_graph._one_token_graph_params]
     for params in kept:
         params.handles[4].append("of a graph")

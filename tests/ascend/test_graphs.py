@@ -62,9 +62,13 @@ def test_graphs_model_what_they_must(npu_unit):
     assert npu_unit["check_a_graph_replays_on_the_same_tensors"] is None
 
 
-@pytest.mark.parametrize("mode", ["full_decode_only", "full_and_piecewise"])
+@pytest.mark.parametrize("mode", ["full_decode_only", "full_and_piecewise", "vllms_own_runner"])
 def test_dispatch(npu_unit, mode):
     assert npu_unit[f"check_graphs_of_{mode}"] is None
+
+
+def test_each_graph_is_captured_with_its_own_length(npu_unit):
+    assert npu_unit["check_each_graph_is_captured_with_its_own_length"] is None
 
 
 def test_sleep_forgets_all_captured_graphs(npu_unit):

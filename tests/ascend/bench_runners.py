@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of vLLM's runners, scheduled asynchronously and not, beside those with method `sam`.
+
+    PYTHONPATH=tests/common .venvs/vllm-0.23/bin/python tests/ascend/bench_runners.py
+    ... tests/ascend/bench_runners.py --platform gpu --model MODEL --graphs FULL_AND_PIECEWISE FULL
+
+Any drafter on the host switches asynchronous scheduling off, also while it drafts nothing, and keeps the engine on
+runner 1. So engines take turns at the same requests: without speculation on runner 2 and on runner 1, scheduled
+asynchronously and not, and with `sam`, its switch off and on. Answers are greedy and of one length. The worker is a
+process of its own, which computes while the engine schedules.
+
+On the platform npu vllm-ascend runs over the stand-in for torch_npu, eagerly, with a tiny model in float32; it has no
+runner 2 there. On the platform gpu vLLM runs a model from a folder, once for each mode of graphs.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tiny_qwen3
+from ascend_engine import Engine
+from sam_core.files import write_json
+from transformers import AutoConfig
+
+K = 3
+PROMPT = 16  # tokens
+SAM = {"threshold": 1 << 20, "min_prob": 0}
+ARMS = {  # whether on runner 2; scheduled asynchronously; options of sam
+    "runner 2, asynchronous": (True, True, None),
+    "asynchronous": (False, True, None),
+    "synchronous": (False, False, None),
+    "sam, off": (False, False, SAM),  # until keep_off
+    "sam, on": (False, False, SAM),
+}
+
+
+def arms_of(platform: str) -> list[str]:
+    return [arm for arm, (runner_2, _, _) in ARMS.items() if platform == "gpu" or not runner_2]
+
+
+def start(arm: str, platform: str, model: str, graphs: str) -> Engine:
+    """An engine; exits where it does not run as it was asked to."""
+    runner_2, asynchronous, sam = ARMS[arm]
+    settings = {"distributed_executor_backend": "mp", "async_scheduling": asynchronous, "max_num_seqs": 128}
+    if platform == "gpu":
+        settings |= {"dtype": "auto", "compilation_config": {"cudagraph_mode": graphs}}
+        settings |= {"num_gpu_blocks_override": None, "gpu_memory_utilization": 0.9 / len(ARMS)}
+    environment = {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner_2))}
+    engine = Engine(model, platform, sam=sam, k=K, environment=environment, **settings)
+    if engine.ask("scheduling") != [[runner_2, asynchronous]]:
+        sys.exit(f"bench_runners: the engine {arm!r} does not run as it was asked to")
+    if arm == "sam, off":
+        engine.ask("keep_off")
+    return engine
+
+
+def measure(
+    engines: dict[str, Engine], vocab_size: int, batch: int, tokens: int, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Milliseconds of a step, and tokens that a request gets in it, by arm and turn."""
+    arms = list(engines)
+    found: dict[str, list[tuple[float, float]]] = {arm: [] for arm in arms}
+    for turn in range(rounds + 1):  # the first warms up
+        rng = random.Random(turn)
+        prompts = [[rng.randrange(vocab_size - 1) for _ in range(PROMPT)] for _ in range(batch)]
+        for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
+            began = time.perf_counter()
+            engines[arm].run(prompts, tokens)
+            seconds, steps = time.perf_counter() - began, len(engines[arm].rows)
+            gained = batch * tokens / engines[arm].count("running")
+            drafted = engines[arm].count("drafted")
+            if bool(drafted) != (arm == "sam, on"):
+                sys.exit(f"bench_runners: {drafted} draft tokens were verified in the arm {arm!r}")
+            found[arm].append((1e3 * seconds / steps, gained))
+    return {arm: figures[1:] for arm, figures in found.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--platform", choices=["npu", "gpu"], default="npu", help="npu: the stand-in (default)")
+    parser.add_argument("--model", help="folder of a model, for the platform gpu")
+    modes = ["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
+    parser.add_argument(
+        "--graphs", nargs="+", choices=modes, default=modes[:2], help="modes of graphs, for the platform gpu"
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128], help="requests at a time")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (default 128)")
+    parser.add_argument("--rounds", type=int, default=9, help="timed turns of each arm (default 9)")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench-runners"), help="folder of the JSON file")
+    args = parser.parse_args()
+    if (args.platform == "gpu") != bool(args.model):
+        parser.error("--platform gpu needs --model, a folder with a model; npu makes its own")
+
+    record: dict = {}
+    print(f"load average {os.getloadavg()[0]:.1f}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        if not args.model:
+            tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=128)
+        model = args.model or folder
+        vocab_size = AutoConfig.from_pretrained(model).vocab_size
+        for graphs in args.graphs if args.model else ["eager"]:
+            print(f"\n{graphs}\n\n| requests | arm | ms a step | quartiles | shortest | tokens a request and step |")
+            print("|---:|---|---:|---:|---:|---:|", flush=True)
+            engines = {arm: start(arm, args.platform, model, graphs) for arm in arms_of(args.platform)}
+            for batch in args.batch:
+                found = measure(engines, vocab_size, batch, args.tokens, args.rounds)
+                for arm, figures in found.items():
+                    times, gained = zip(*figures, strict=True)
+                    low, middle, high = statistics.quantiles(times, n=4)
+                    cells = [f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{min(times):.2f}"]
+                    cells.append(f"{statistics.median(gained):.2f}")
+                    print(f"| {batch} | {arm} | {' | '.join(cells)} |", flush=True)
+                record.setdefault(graphs, {})[batch] = found
+            for engine in engines.values():
+                engine.stop()
+    print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_json(args.out / f"{args.platform}.json", {"tokens": args.tokens, "ms_and_tokens_a_step": record})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
