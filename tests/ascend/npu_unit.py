@@ -247,58 +247,64 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def rejection_sample(*arguments):
-    """A step of vllm-ascend's rejection sampler."""
-    from vllm_ascend.sample import rejection_sampler
-
-    arguments = list(arguments)
-    arguments[5] = arguments[5].log()
-    if OLD:
-        return old_sampler_step(*arguments)
-    set_ascend_config()
-    return rejection_sampler.rejection_sample(*arguments, by_sam_core=True)
-
-
-def old_sampler_step(drafts, counts, k, ends, draft_probs, logits, bonus, sampling):
-    """That of 0.11, which scales logits as well."""
+def verifying_step(counts, drafts, logits, sampling):
+    """Tokens of a step of vllm-ascend's rejection sampler; logits: of each request a row a draft and one more."""
     from vllm.v1.sample.sampler import Sampler
     from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler
 
-    names = ("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens")
-    metadata = types.SimpleNamespace(**dict(zip(names, (drafts, counts, k, ends), strict=True)))
-    sampler = AscendRejectionSampler(Sampler(), by_sam_core=True)
-    return sampler(metadata, draft_probs, logits, bonus, sampling)
+    metadata = types.SimpleNamespace(
+        draft_token_ids=drafts,
+        num_draft_tokens=counts,
+        max_spec_len=max(counts),
+        target_logits_indices=None,
+        bonus_logits_indices=None,
+    )
+    set_ascend_config()
+    sampler = Sampler()
+    rejection_sampler = AscendRejectionSampler(sampler, by_sam_core=True)
+    if OLD:
+        return rejection_sampler.verify(metadata, logits, sampling, sampler).sampled_token_ids
+    return rejection_sampler(metadata, None, logits, sampling).sampled_token_ids
 
 
-def sampler_arguments(counts, greedy, vocabulary=50):
-    """Arguments of vllm-ascend's rejection_sample for requests with these numbers of drafts; every second one has a seed."""
+def sampling_of(greedy, generators):
+    """SamplingMetadata of requests that are greedy or not."""
     from vllm_ascend.sample.rejection_sampler import GREEDY_TEMPERATURE
 
-    torch.manual_seed(0)
-    probs = (6 * torch.randn(sum(counts), vocabulary)).softmax(1)
-    kind = {"all_greedy": all(greedy), "all_random": not any(greedy), "top_k": None, "top_p": None}
-    temperature = torch.tensor([float(GREEDY_TEMPERATURE) if one else 1.0 for one in greedy])
-    generators = {i: torch.Generator(device="npu").manual_seed(i) for i in range(0, len(counts), 2)}
-    return (
-        torch.where(torch.rand(sum(counts)) < 0.8, probs.argmax(1), 0).int(),
-        counts,
-        max(counts),
-        torch.tensor(counts).cumsum(0).int(),
-        None,
-        probs,
-        torch.arange(len(counts), dtype=torch.int32)[:, None],
-        types.SimpleNamespace(temperature=temperature, generators=generators, **kind),
+    return types.SimpleNamespace(
+        all_greedy=all(greedy),
+        all_random=not any(greedy),
+        temperature=torch.tensor([float(GREEDY_TEMPERATURE) if one else 1.0 for one in greedy]),
+        top_k=None,
+        top_p=None,
+        generators=generators,
+        max_num_logprobs=None,
+        no_penalties=True,
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=types.SimpleNamespace(argmax_invariant=[], non_argmax_invariant=[]),
     )
+
+
+def step_of(counts, greedy, vocabulary=50):
+    """Arguments of verifying_step for requests with these numbers of drafts; every second one has a seed."""
+    torch.manual_seed(0)
+    logits = 6 * torch.randn(sum(counts) + len(counts), vocabulary)
+    of_drafts = torch.cat([torch.arange(count + 1) < count for count in counts])
+    best = logits[of_drafts].argmax(1)
+    drafts = torch.where(torch.rand(len(best)) < 0.8, best, 0).int()
+    generators = {i: torch.Generator(device="npu").manual_seed(i) for i in range(0, len(counts), 2)}
+    return counts, drafts, logits, sampling_of(greedy, generators)
 
 
 def check_rejection_sampler_waits_for_nothing():
     waits = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "repeat_interleave"}
     for counts in ([3] * 32, [3, 0, 1, 2] * 8):
         for greedy in ([False] * 32, [True] * 32, [True, False] * 16):
-            arguments = sampler_arguments(counts, greedy)
+            arguments = step_of(counts, greedy)
             arguments[-1].generators = {}
             with Operations() as operations:
-                rejection_sample(*arguments)
+                verifying_step(*arguments)
             assert not waits.intersection(operations.names), waits.intersection(operations.names)
             assert len(operations.names) < 55, (greedy[:2], len(operations.names))
 
@@ -307,20 +313,16 @@ def check_rejection_sampler_gives_the_loops_tokens():
     sys.path.append(str(Path(__file__).parents[1] / "verify"))
     import loops
 
-    accepted = []
     for greedy in ([False] * 24, [True] * 24, [i % 3 == 0 for i in range(24)]):
         counts = [3, 0, 1, 2, 5, 4, 0, 3] * 3
-        found = rejection_sample(*sampler_arguments(counts, greedy))
-        drafts, _, k, ends, _, probs, bonus, metadata = sampler_arguments(counts, greedy)
-        batch = types.SimpleNamespace(
-            counts=counts, ends=ends, drafts=drafts, draft_probs=None, target_probs=probs, bonus=bonus, k=k
-        )
+        found = verifying_step(*step_of(counts, greedy))
+        _, drafts, logits, sampling = step_of(counts, greedy)
+        batch = types.SimpleNamespace(counts=counts, drafts=drafts, probs=logits.softmax(1), k=max(counts))
         batch.is_greedy = torch.tensor(greedy)
-        wanted = loops.rejection_sample(batch, *loops.draw(counts, metadata.generators, probs.shape[1]))
-        own = [i for i in range(24) if i in metadata.generators or greedy[i] or not counts[i]]
+        wanted = loops.rejection_sample(batch, *loops.draw(counts, sampling.generators, logits.shape[1]))
+        own = [i for i in range(24) if i in sampling.generators or greedy[i]]
         assert torch.equal(found[own], wanted[own]), (greedy, found, wanted)
-        accepted.append((found[own] >= 0).sum().item() - len(own))
-    assert min(accepted) > 5, accepted
+        assert (found[own] >= 0).sum().item() - len(own) > 5
 
 
 def check_greedy_rows_beside_sampled_ones_take_the_best_logit():
@@ -328,25 +330,15 @@ def check_greedy_rows_beside_sampled_ones_take_the_best_logit():
     sys.path.append(str(Path(__file__).parents[1] / "verify"))
     from sam_core.verify import Noise
     from test_greedy_rows import V, close_logits
-    from vllm_ascend.sample import rejection_sampler as module
 
-    set_ascend_config()
     requests, best = 200, V - 1
     greedy = torch.arange(requests) % 2 == 0
-    temperature = torch.where(greedy, float(module.GREEDY_TEMPERATURE), 1.0)
-    drafts, ends = torch.full((requests,), best, dtype=torch.int32), torch.arange(1, requests + 1, dtype=torch.int32)
-    bonus = torch.zeros(requests, 1, dtype=torch.int32)
+    drafts = torch.full((requests,), best, dtype=torch.int32)
     for generators in ({}, Noise(range(requests), [0] * requests, [1] * requests, "cpu")):
-        kind = {"all_greedy": False, "all_random": False, "top_k": None, "top_p": None}
-        sampling = types.SimpleNamespace(temperature=temperature, generators=generators, **kind)
-        logits = close_logits(requests)
+        logits = close_logits(2 * requests)
         assert (logits.softmax(1).argmax(1) != best).sum() > 30
-        if OLD:
-            found = old_sampler_step(drafts, [1] * requests, 1, ends, None, logits, bonus, sampling)
-        else:
-            arguments = (drafts, [1] * requests, 1, ends, None, logits, bonus, sampling)
-            found = module.rejection_sample(*arguments, by_sam_core=True)
-        assert (found[greedy, 0] == best).all(), found[greedy, 0]
+        found = verifying_step([1] * requests, drafts, logits, sampling_of(greedy.tolist(), generators))
+        assert (found[greedy] == best).all(), found[greedy]
         assert (found[~greedy, 0] != best).any()
 
 
@@ -363,19 +355,17 @@ def check_fused_moe_decoding_is_kept():
 
 
 def check_generator_of_a_request_without_drafts_stays():
+    """Beside others whose rows vllm-ascend recovers."""
     from vllm_ascend.sample.rejection_sampler import sample_recovered_tokens
 
     set_ascend_config()
-    arguments = sampler_arguments([2, 1, 0, 3], [False] * 4)
-    drafts, counts, k, ends, _, probs, _, metadata = arguments
-
-    def stayed(sample, *arguments):
-        before = {i: generator.get_state() for i, generator in metadata.generators.items()}
-        sample(*arguments)
-        return {i: torch.equal(metadata.generators[i].get_state(), state) for i, state in before.items()}
-
-    upstreams = k, counts, ends, drafts, None, probs, metadata, torch.device("cpu")
-    assert stayed(sample_recovered_tokens, *upstreams) == stayed(rejection_sample, *arguments) == {0: False, 2: True}
+    counts, drafts, logits, sampling = step_of([2, 1, 0, 3], [False] * 4)
+    before = {i: generator.get_state() for i, generator in sampling.generators.items()}
+    probs = logits[torch.cat([torch.arange(count + 1) < count for count in counts])].softmax(1)
+    ends = torch.tensor(counts).cumsum(0).int()
+    sample_recovered_tokens(3, counts, ends, drafts, None, probs, sampling, torch.device("cpu"))
+    stayed = {i: torch.equal(sampling.generators[i].get_state(), state) for i, state in before.items()}
+    assert stayed == {0: False, 2: True}, stayed
 
 
 def check_block_verification_is_not_the_models_distribution_and_ours_is():
@@ -385,30 +375,23 @@ def check_block_verification_is_not_the_models_distribution_and_ours_is():
     set_ascend_config()
     requests, counts = 1000, [3] * 1000
     torch.manual_seed(0)
-    probs = torch.tensor([0.5, 0.25, 0.25]).repeat(3 * requests, 1)
-    kind = {"all_greedy": False, "all_random": True}
-    metadata = types.SimpleNamespace(temperature=torch.ones(requests), generators={}, **kind)
-    arguments = (
-        torch.zeros(3 * requests, dtype=torch.int32),
-        counts,
-        3,
-        torch.tensor(counts).cumsum(0).int(),
-        None,
-        probs.log(),
-        torch.full((requests, 1), 2, dtype=torch.int32),
-        metadata,
-    )
+    law, drafts = torch.tensor([0.5, 0.25, 0.25]).log(), torch.zeros(3 * requests, dtype=torch.int32)
+    ends, bonus = torch.tensor(counts).cumsum(0).int(), torch.full((requests, 1), 2, dtype=torch.int32)
+    sampling = sampling_of([False] * requests, {})
 
-    def first_is_0(**how):
-        steps = [rejection_sampler.rejection_sample(*arguments, **how)[:, 0] for _ in range(20)]
-        return (torch.cat(steps) == 0).float().mean().item()
+    def share_of_0(step):
+        return (torch.cat([step()[:, 0] for _ in range(20)]) == 0).float().mean().item()
 
-    ours = first_is_0(by_sam_core=True)
+    def upstreams():
+        target = law.repeat(3 * requests, 1)
+        return rejection_sampler.rejection_sample(drafts, counts, 3, ends, None, target, bonus, sampling)
+
+    ours = share_of_0(lambda: verifying_step(counts, drafts, law.repeat(4 * requests, 1), sampling))
     assert abs(ours - 0.5) < 0.015, ours
-    plain = first_is_0()
+    plain = share_of_0(upstreams)
     assert abs(plain - 0.5) < 0.015, plain
     rejection_sampler.get_ascend_config().rejection_sampler_config.enable_block_verify = True
-    block = first_is_0()
+    block = share_of_0(upstreams)
     assert block > 0.7, block
 
 

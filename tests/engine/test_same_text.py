@@ -119,17 +119,15 @@ class Sampling:
         self.rejection_sampler = RejectionSampler(self.sampler)
         self.generators = {i: torch.Generator().manual_seed(seed) for i, seed in enumerate(seeds) if seed is not None}
 
-    def step(self, number, drafts):
-        """The tokens of each request, one list a request, after a step with these drafts of each."""
+    def metadata(self, temperature):
         from vllm.v1.sample.logits_processor import LogitsProcessors
         from vllm.v1.sample.metadata import SamplingMetadata
-        from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
         none = torch.zeros(0)
-        sampling = SamplingMetadata(
-            temperature=torch.ones(len(drafts)),
+        return SamplingMetadata(
+            temperature=temperature,
             all_greedy=False,
-            all_random=True,
+            all_random=bool((temperature > 0).all()),
             top_p=None,
             top_k=None,
             generators=self.generators,
@@ -139,23 +137,32 @@ class Sampling:
             frequency_penalties=none,
             presence_penalties=none,
             repetition_penalties=none,
-            output_token_ids=[[] for _ in drafts],
+            output_token_ids=[[] for _ in temperature],
             allowed_token_ids_mask=None,
             bad_words_token_ids={},
             logitsprocs=LogitsProcessors(),
         )
+
+    def step(self, number, drafts):
+        """The tokens of each request, one list a request, after a step with these drafts of each."""
         rows = []
         for i, own in enumerate(drafts):
             generator = torch.Generator().manual_seed(1000 * number + i)
             rows.append(torch.randn(len(own) + 1, VOCAB, generator=generator))
-        logits = torch.cat(rows)
+        logits, temperature = torch.cat(rows), torch.ones(len(drafts))
         if not any(drafts):
-            return self.sampler(logits, sampling).sampled_token_ids.tolist()
+            return self.sampler(logits, self.metadata(temperature)).sampled_token_ids.tolist()
+        return self.verify(logits, drafts, temperature)
+
+    def verify(self, logits, drafts, temperature):
+        """The same for these logits, of each request a row a draft and one more."""
+        from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
         metadata = SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu"))
         last = metadata.cu_num_sampled_tokens.long() - 1
         metadata.bonus_logits_indices = last
         metadata.target_logits_indices = torch.tensor([i for i in range(len(logits)) if i not in last.tolist()])
-        tokens = self.rejection_sampler(metadata, None, logits, sampling).sampled_token_ids
+        tokens = self.rejection_sampler(metadata, None, logits, self.metadata(temperature)).sampled_token_ids
         return self.rejection_sampler.parse_output(tokens, VOCAB)[0]
 
 
@@ -175,25 +182,19 @@ def test_seeded_request_that_drafts_nothing_keeps_its_text_beside_drafting_ones(
 def test_seeded_greedy_rows_beside_sampled_ones_take_the_best_logit():
     """Also where softmax makes the two best equal."""
     from sam_core.verify import Noise
-    from vllm.v1.sample.rejection_sampler import GREEDY_TEMPERATURE, rejection_sample
 
-    requests = 100
+    requests, rows = 100, 200
     greedy = torch.arange(requests) % 2 == 0
-    logits = 0.1 * torch.rand(requests, VOCAB, generator=torch.Generator().manual_seed(1))
-    logits[:, 3] = high = 0.1 * (1 + torch.rand(requests, generator=torch.Generator().manual_seed(2)))
+    logits = 0.1 * torch.rand(rows, VOCAB, generator=torch.Generator().manual_seed(1))
+    logits[:, 3] = high = 0.1 * (1 + torch.rand(rows, generator=torch.Generator().manual_seed(2)))
     logits[:, VOCAB - 1] = high.nextafter(torch.tensor(1.0))
     assert (logits.softmax(1).argmax(1) == 3).sum() > 20
-    sampling = SimpleNamespace(
-        temperature=torch.where(greedy, float(GREEDY_TEMPERATURE), 1.0),
-        generators=Noise(range(requests), [0] * requests, [1] * requests, "cpu"),
-        all_greedy=False,
-        all_random=False,
-    )
-    drafts, ends = torch.full((requests,), VOCAB - 1, dtype=torch.int32), torch.arange(1, requests + 1)
-    bonus = torch.zeros(requests, 1, dtype=torch.int32)
-    found = rejection_sample(drafts, [1] * requests, 1, ends.int(), None, logits, bonus, sampling)
-    assert (found[greedy, 0] == VOCAB - 1).all()
-    assert (found[~greedy, 0] != VOCAB - 1).any()
+    sampling = Sampling([])
+    sampling.generators = Noise(range(requests), [0] * requests, [1] * requests, "cpu")
+    tokens = sampling.verify(logits, [[VOCAB - 1]] * requests, torch.where(greedy, 0.0, 1.0))
+    beside = [row for row, one in zip(tokens, greedy.tolist(), strict=True) if not one]
+    assert [row for row, one in zip(tokens, greedy.tolist(), strict=True) if one] == [[VOCAB - 1] * 2] * 50
+    assert any(row[0] != VOCAB - 1 for row in beside)
 
 
 def test_a_runner_made_without_its_constructor_samples_as_released():

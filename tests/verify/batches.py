@@ -12,14 +12,11 @@ MAX_K = 8
 @dataclass
 class Batch:
     counts: list[int]
-    ends: torch.Tensor
-    drafts: torch.Tensor
-    draft_probs: torch.Tensor | None
-    target_probs: torch.Tensor
-    bonus: torch.Tensor
+    drafts: torch.Tensor  # [N]
+    probs: torch.Tensor  # [R, V]: of each request a row a draft and one more
     is_greedy: torch.Tensor
-    uniform: torch.Tensor
-    q: torch.Tensor
+    uniform: torch.Tensor  # [R]
+    q: torch.Tensor  # [B, V]
 
     @property
     def k(self):
@@ -27,7 +24,12 @@ class Batch:
 
     @property
     def vocabulary(self):
-        return self.target_probs.shape[1]
+        return self.probs.shape[1]
+
+    @property
+    def draft_rows(self):
+        """Rows of drafts, the others being those behind them: bool [R]."""
+        return torch.cat([torch.arange(count + 1) < count for count in self.counts])
 
 
 def mask(probs, kind, generator):
@@ -46,41 +48,33 @@ def mask(probs, kind, generator):
 @st.composite
 def batches(draw):
     """Any step: requests without drafts, greedy ones, drafts that cannot be accepted or must be, masks, temperatures."""
-    counts = draw(st.lists(st.integers(0, MAX_K), min_size=1, max_size=8))
+    counts = draw(st.lists(st.integers(0, MAX_K), min_size=1, max_size=8).filter(any))
     vocabulary = draw(st.sampled_from([2, 5, 40, 128, 200]))
     temperature = draw(st.sampled_from([1e-5, 0.05, 0.3, 1.0, 50.0]))
     aim = draw(st.sampled_from(["any", "best", "worst"]))
     uniform_kind = draw(st.sampled_from(["any", "zero", "equal"]))
     masked = draw(st.sampled_from(["none", "top_k", "top_p"]))
-    with_draft_probs = draw(st.booleans())
     greedy = draw(st.sampled_from([0.0, 0.4, 1.0]))
     ids = draw(st.sampled_from([torch.int32, torch.int64]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
 
-    tokens = sum(counts)
-    logits = torch.randn(tokens, vocabulary, generator=generator)
-    target = mask((logits / temperature).softmax(1), masked, generator)
-    drafts = torch.randint(0, vocabulary, (tokens,), generator=generator)
-    if tokens and aim != "any":
-        drafts = target.argmax(1) if aim == "best" else target.argmin(1)
-    draft_probs = None
-    if with_draft_probs:
-        draft_probs = (2 * torch.randn(tokens, vocabulary, generator=generator)).softmax(1)
-        hidden = torch.rand(tokens, 1, generator=generator) < 0.2
-        draft_probs.scatter_(1, drafts[:, None], torch.where(hidden, 0, draft_probs.gather(1, drafts[:, None])))
-    uniform = torch.rand(tokens, dtype=torch.float64, generator=generator)
-    if uniform_kind == "zero":
-        uniform.zero_()
-    elif uniform_kind == "equal":  # of the draft's own probability
-        uniform = target.gather(1, drafts[:, None]).squeeze(1).double()
-    return Batch(
+    rows = sum(counts) + len(counts)
+    probs = mask((torch.randn(rows, vocabulary, generator=generator) / temperature).softmax(1), masked, generator)
+    drafts = torch.randint(0, vocabulary, (sum(counts),), generator=generator)
+    uniform = torch.rand(rows, dtype=torch.float64, generator=generator)
+    batch = Batch(
         counts,
-        torch.tensor(counts).cumsum(0).to(ids),
         drafts.to(ids),
-        draft_probs,
-        target,
-        torch.randint(0, vocabulary, (len(counts), 1), generator=generator).to(ids),
+        probs,
         torch.rand(len(counts), generator=generator) < greedy,
         uniform,
         torch.empty(len(counts), vocabulary).exponential_(generator=generator),
     )
+    of_drafts = batch.draft_rows
+    if aim != "any":
+        batch.drafts = (probs.argmax(1) if aim == "best" else probs.argmin(1))[of_drafts].to(ids)
+    if uniform_kind == "zero":
+        uniform.zero_()
+    elif uniform_kind == "equal":  # of the draft's own probability
+        uniform[of_drafts] = probs[of_drafts].gather(1, batch.drafts[:, None].long()).squeeze(1).double()
+    return batch

@@ -61,18 +61,17 @@ def generate(mode, kind, first):
         drafts = drafts_for(kind, table, last)
         rows = table[torch.cat([last[:, None], drafts], 1)]  # [active, 3, V]
         real = torch.arange(2) < counts[:, None]
-        bonus_rows = rows[torch.arange(len(active)), counts]
-        places = (lengths[active] - 1).int()
+        probs = rows[torch.arange(3) <= counts[:, None]]
         if mode == "seeded":
-            noise = verify.Noise(keys[active], places, counts.tolist(), "cpu")
-            bonus = noise.sample(bonus_rows)[:, None]
-            output = noise.verify(rows[:, :2][real], drafts[real], bonus, False)
-        else:
-            bonus = torch.multinomial(bonus_rows, 1)
+            noise = verify.Noise(keys[active], lengths[active] - 1, counts.tolist(), "cpu")
+            output = noise.sample(probs)[:, None]  # all of a step without drafts
+            if counts.any():
+                output = verify.keep_equal(output.squeeze(1), drafts[real], counts.tolist())
+        elif counts.any():
             draws = verify.draw(counts.tolist(), {}, V, torch.device("cpu"))
-            output = verify.rejection_sample(
-                drafts[real], counts.tolist(), None, rows[:, :2][real], bonus, False, draws
-            )
+            output = verify.rejection_sample(probs, drafts[real], counts.tolist(), draws)
+        else:
+            output = torch.multinomial(probs, 1)
         got = (output >= 0).sum(1)
         for column in range(output.shape[1]):
             there = column < got

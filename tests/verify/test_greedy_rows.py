@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A greedy request's tokens are the best by the logits, whoever shares its batch; and what is left of a refused row."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -21,50 +23,42 @@ def close_logits(rows):
 @pytest.mark.parametrize("mode", ["rejection", "seeded"])
 def test_greedy_rows_beside_a_sampled_one(mode):
     """Token for token what they are in a batch of greedy requests alone."""
-    logits = close_logits(REQUESTS * K)
-    probs, best = logits.softmax(1), logits.argmax(1)
-    assert (best == V - 1).all() and (probs.argmax(1) != best).sum() > 100, "softmax tells them apart here"
-    drafts, bonus = best.int(), torch.full((REQUESTS, 1), 7, dtype=torch.int32)
-    counts = [K] * REQUESTS
-    noise = verify.Noise(range(REQUESTS), [0] * REQUESTS, counts, "cpu")
-    draws = verify.draw(counts, {}, V, torch.device("cpu"))
+    counts, rows = [K] * REQUESTS, REQUESTS * (K + 1)
+    logits = close_logits(rows)
+    best = logits.argmax(1)
+    assert (best == V - 1).all() and (logits.softmax(1).argmax(1) != best).sum() > 100, "softmax tells them apart here"
+    drafts = torch.full((REQUESTS * K,), V - 1, dtype=torch.int32)
 
-    def step(target_probs, is_greedy, **given):
-        if mode == "seeded":
-            return noise.verify(target_probs, drafts, bonus, is_greedy, **given)
-        return verify.rejection_sample(drafts, counts, None, target_probs, bonus, is_greedy, draws, **given)
+    def step(greedy):
+        torch.manual_seed(1)
+        generators = {} if mode == "rejection" else verify.Noise(range(REQUESTS), [0] * REQUESTS, counts, "cpu")
+        metadata = SimpleNamespace(
+            all_greedy=bool(greedy.all()),
+            all_random=not greedy.any(),
+            temperature=torch.where(greedy, 0.0, 1.0),
+            top_k=None,
+            top_p=None,
+            generators=generators,
+            logitsprocs=SimpleNamespace(argmax_invariant=[]),
+        )
+        return verify.verify_step(logits.clone(), drafts, counts, metadata, lambda logits, k, p: logits)[0]
 
-    alone = step(logits, True)
-    assert alone.tolist() == [[V - 1, V - 1, 7]] * REQUESTS
+    everyone = torch.ones(REQUESTS, dtype=torch.bool)
+    alone = step(everyone)
+    assert alone.tolist() == [[V - 1] * (K + 1)] * REQUESTS
     is_greedy = torch.arange(REQUESTS) % 5 != 0
-    mixed = step(probs, is_greedy, target_logits=logits)
+    mixed = step(is_greedy)
     assert torch.equal(mixed[is_greedy], alone[is_greedy])
-    sampled = step(probs, False)
+    sampled = step(~everyone)
     assert torch.equal(mixed[~is_greedy], sampled[~is_greedy]), "the others are drawn from the probabilities"
 
 
-@pytest.mark.parametrize("draft_probs", [False, True])
-def test_a_refused_row_with_nothing_left(draft_probs):
+def test_a_refused_row_with_nothing_left():
     """Probabilities are rounded: the only token may come to less than 1, and be refused."""
-    only, rows = 5, 2000
-    target = torch.zeros(rows, V)
-    target[:, only] = 1 - 2.0**-24
-    of_draft = torch.nn.functional.one_hot(torch.full((rows,), only), V).float() if draft_probs else None
-    drafts = torch.full((rows,), only)
-    draws = verify.Draws(
-        torch.full((rows,), 1 - 2.0**-40, dtype=torch.float64), torch.empty(rows, V).exponential_(), None
-    )
-    bonus = torch.full((rows, 1), 9)
-    output = verify.rejection_sample(drafts, [1] * rows, of_draft, target, bonus, False, draws)
-    assert output.tolist() == [[only, -1]] * rows
-
-
-def test_where_nothing_is_left_the_target_is_drawn_from():
-    """With probabilities of drafts that are the target's, but for rounding: 20,000 draws."""
-    rows, law = 20_000, torch.tensor([0.5, 0.3, 0.2, 0.0])
-    target, of_draft = law.repeat(rows, 1), (law * (1 + 2.0**-20)).repeat(rows, 1)
-    drafts, bonus = torch.zeros(rows, dtype=torch.int64), torch.full((rows, 1), 9)
-    torch.manual_seed(2)
-    refusing = verify.Draws(torch.ones(rows), torch.empty(rows, 4).exponential_(), None)
-    output = verify.rejection_sample(drafts, [1] * rows, of_draft, target, bonus, False, refusing)
-    assert torch.bincount(output[:, 0], minlength=4).tolist() == pytest.approx((law * rows).tolist(), abs=330)
+    only, requests = 5, 2000
+    probs = torch.zeros(2 * requests, V)
+    probs[:, only] = 1 - 2.0**-24
+    uniform = torch.full((2 * requests,), 1 - 2.0**-40, dtype=torch.float64)
+    draws = verify.Draws(uniform, torch.empty(requests, V).exponential_())
+    output = verify.rejection_sample(probs, torch.full((requests,), only), [1] * requests, draws)
+    assert output.tolist() == [[only, -1]] * requests

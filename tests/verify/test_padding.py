@@ -49,16 +49,17 @@ def generate(mode, first, drafts="uniform", padding_counts=True):
                 believed = proposer._believed[proposer._slots[name]]
                 for j in range(believed, K):
                     probs[i, j] = torch.nn.functional.one_hot(drafted[i, j], V + 1)
-        real, bonus_rows = torch.arange(K) < counts[:, None], probs[torch.arange(PART), counts]
+        real = torch.arange(K) < counts[:, None]
+        probs = probs[torch.arange(K + 1) <= counts[:, None]]
         if mode == "seeded":
-            noise = verify.Noise(keys, lengths, counts.tolist(), "cpu")
-            bonus = noise.sample(bonus_rows)[:, None]
-            output = noise.verify(probs[:, :K][real], drafted[real], bonus, False)
-        else:
+            output = verify.Noise(keys, lengths, counts.tolist(), "cpu").sample(probs)[:, None]
+            if counts.any():
+                output = verify.keep_equal(output.squeeze(1), drafted[real], counts.tolist())
+        elif counts.any():
             draws = verify.draw(counts.tolist(), {}, V + 1, torch.device("cpu"))
-            bonus = torch.multinomial(bonus_rows, 1)
-            probabilities = probs[:, :K][real]
-            output = verify.rejection_sample(drafted[real], counts.tolist(), None, probabilities, bonus, False, draws)
+            output = verify.rejection_sample(probs, drafted[real], counts.tolist(), draws)
+        else:
+            output = torch.multinomial(probs, 1)
         got = (output >= 0).sum(1).numpy()
         for column in range(output.shape[1]):
             there = np.flatnonzero(column < got)

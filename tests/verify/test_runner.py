@@ -34,13 +34,10 @@ def test_noise_of_a_step():
     assert RequestNoise(0, torch.device("cpu"))(["b"], requests, None).keys[0] == keys[2], "ranks differ"
     assert RequestNoise(1, torch.device("cpu"))(["b"], requests, None).keys[0] != keys[2], "runs repeat each other"
     probs = torch.rand(6, 300).softmax(1)
-    places = [(0, 9), (1, 4), (2, 1), (0, 7), (0, 8), (2, 0)]  # request and position: behind the drafts, then of drafts
+    places = [(0, 7), (0, 8), (0, 9), (1, 4), (2, 0), (2, 1)]  # request and position of each row
     rows, at = zip(*places, strict=True)
     wanted = seeded_sample(probs, torch.tensor(keys)[list(rows)], torch.tensor(at))
-    bonus, drafts = noise.sample(probs[:3]), wanted[3:]
-    assert torch.equal(bonus, wanted[:3])
-    emitted = noise.verify(probs[3:], drafts, bonus[:, None], False)
-    assert emitted.tolist() == [[*drafts[:2], bonus[0]], [bonus[1], -1, -1], [drafts[2], bonus[2], -1]]
+    assert torch.equal(noise.sample(probs), wanted)
     plain = make(["c", "a", "b"], requests, None)
     assert torch.equal(plain.sample(probs[:3]), seeded_sample(probs[:3], torch.tensor(keys), torch.tensor([7, 4, 0])))
 

@@ -216,15 +216,15 @@ def test_text_is_the_same_whatever_is_drafted(vocabulary):
             right = plain[i][len(texts[i]) :][: chance.randint(0, 5)]
             drafts.append([chance.randrange(vocabulary) if chance.random() < 0.2 else token for token in right])
         k = max(map(len, drafts))
-        rows = [model(texts[i] + draft[:j]) for i, draft in zip(batch, drafts) for j in range(len(draft))]
-        bonus = [[sample(texts[i] + draft, i)] for i, draft in zip(batch, drafts)]
-        noise = verify.Noise(keys[batch], [len(texts[i]) - 2 for i in batch], list(map(len, drafts)), "cpu")
-        output = noise.verify(
-            torch.stack(rows) if rows else torch.empty(0, vocabulary),
-            torch.tensor(sum(drafts, []), dtype=torch.int32),
-            torch.tensor(bonus, dtype=torch.int32),
-            is_greedy[batch],
+        probs = torch.stack(
+            [model(texts[i] + draft[:j]) for i, draft in zip(batch, drafts) for j in range(len(draft) + 1)]
         )
+        counts = list(map(len, drafts))
+        sampled = verify.Noise(keys[batch], [len(texts[i]) - 2 for i in batch], counts, "cpu").sample(probs)
+        sampled = torch.where(verify.per_row(is_greedy[batch], counts), probs.argmax(1), sampled)
+        output = sampled[:, None].int()
+        if k:
+            output = verify.keep_equal(sampled, torch.tensor(sum(drafts, []), dtype=torch.int32), counts)
         assert output.shape == (len(batch), k + 1)
         assert output.dtype == torch.int32
         for i, draft, row in zip(batch, drafts, output.tolist()):
@@ -243,27 +243,18 @@ def test_text_is_the_same_whatever_is_drafted(vocabulary):
 def test_verify_against_a_loop(batch):
     """Each row sampled by its own key and position; the first sample that is not the draft ends the request."""
     keys, positions = keys_of(range(len(batch.counts))), 10 * torch.arange(len(batch.counts), dtype=torch.int32)
-    wanted, index = [], 0
+    wanted, row, draft = [], 0, 0
     for request, count in enumerate(batch.counts):
-        row = []
+        tokens = []
         for column in range(count + 1):
-            if column == count:
-                row.append(batch.bonus[request, 0].item())
+            probs = batch.probs[row + column][None]
+            tokens.append(verify.seeded_sample(probs, keys[request, None], positions[request, None] + column).item())
+            if column < count and tokens[-1] != batch.drafts[draft + column]:
                 break
-            probs = batch.target_probs[index + column][None]
-            token = verify.seeded_sample(probs, keys[request, None], positions[request, None] + column).item()
-            row.append(probs.argmax().item() if batch.is_greedy[request] else token)
-            if row[-1] != batch.drafts[index + column]:
-                break
-        index += count
-        wanted.append(row + [-1] * (batch.k + 1 - len(row)))
-    noise = verify.Noise(keys, positions, batch.counts, "cpu")
-    arguments = batch.target_probs, batch.drafts, batch.bonus
-    assert noise.verify(*arguments, batch.is_greedy).tolist() == wanted
-    if batch.is_greedy.all():
-        assert noise.verify(*arguments, True).tolist() == wanted
-    if not batch.is_greedy.any():
-        assert noise.verify(*arguments, False).tolist() == wanted
+        row, draft = row + count + 1, draft + count
+        wanted.append(tokens + [-1] * (batch.k + 1 - len(tokens)))
+    sampled = verify.Noise(keys, positions, batch.counts, "cpu").sample(batch.probs)
+    assert verify.keep_equal(sampled, batch.drafts, batch.counts).tolist() == wanted
 
 
 def test_device_check(monkeypatch):

@@ -37,33 +37,30 @@ def upstream():
 @settings(max_examples=120, deadline=None)
 @given(batch=batches())
 def test_tokens_are_upstreams(upstream, batch):
-    if sum(batch.counts) == 0:  # an engine then does not verify
-        return
-    ends, drafts, draft_probs, probs = batch.ends, batch.drafts, batch.draft_probs, batch.target_probs
-    ngram, best = draft_probs is None, probs.argmax(1)
-    size, bonus = (len(batch.counts), batch.k + 1), batch.bonus.int()  # upstream refuses int64 here
+    of_drafts = batch.draft_rows
+    ends = torch.tensor(batch.counts).cumsum(0).to(batch.drafts.dtype)
+    drafts, probs, uniform = batch.drafts, batch.probs[of_drafts], batch.uniform[of_drafts]
+    behind = batch.probs[~of_drafts]
+    bonus = torch.where(batch.is_greedy, behind.argmax(1), (behind / batch.q).argmax(1)).int()[:, None]
+    best, size = probs.argmax(1), (len(batch.counts), batch.k + 1)
     theirs, wanted = torch.empty_like(drafts), torch.full(size, -1, dtype=torch.int32)
     upstream["sample_recovered_tokens_pytorch"](
-        theirs, ends, drafts, draft_probs, probs, batch.q, batch.vocabulary, IS_NGRAM=ngram
+        theirs, ends, drafts, None, probs, batch.q, batch.vocabulary, IS_NGRAM=True
     )
     greedy = batch.counts, batch.k, batch.is_greedy
     upstream["rejection_greedy_sample_pytorch"](wanted, ends, drafts, best, bonus, *greedy)
-    uniform = (batch.uniform * (1 - 1e-9)).clamp(min=1e-12)  # upstream also accepts a draw that equals the probability
+    uniform = (uniform * (1 - 1e-9)).clamp(min=1e-12)  # upstream also accepts a draw that equals the probability
     random = theirs, uniform, batch.is_greedy
     upstream["rejection_random_sample_pytorch"](
-        wanted, ends, drafts, draft_probs, probs, bonus, *random, batch.k, batch.vocabulary, IS_NGRAM=ngram
+        wanted, ends, drafts, None, probs, bonus, *random, batch.k, batch.vocabulary, IS_NGRAM=True
     )
 
-    draws = verify.Draws(uniform, batch.q, None)
-    found = verify.rejection_sample(drafts, batch.counts, draft_probs, probs, bonus, batch.is_greedy, draws)
-    rest = probs.scatter(1, drafts[:, None].long(), 0) if ngram else (probs - draft_probs).clamp(min=0)
-    nothing_left = verify.per_draft(torch.arange(len(batch.counts)), batch.counts)[rest.amax(1) <= 1e-20]
+    draws = verify.Draws(torch.zeros(len(of_drafts), dtype=torch.float64), batch.q)
+    draws.uniform[of_drafts] = uniform
+    every = batch.probs.argmax(1)
+    found = verify.rejection_sample(batch.probs.clone(), drafts, batch.counts, draws, batch.is_greedy, every)
+    rest = probs.scatter(1, drafts[:, None].long(), 0)
+    owners = verify.per_row(torch.arange(len(batch.counts)), batch.counts)[of_drafts]
     compared = torch.ones(len(batch.counts), dtype=torch.bool)
-    compared[nothing_left] = False  # there upstream recovers token 0
+    compared[owners[rest.amax(1) <= 1e-20]] = False  # nothing is left: there upstream recovers token 0
     assert torch.equal(found[compared], wanted[compared])
-
-    values = torch.arange(len(batch.counts)) % 3
-    for dtype in (torch.float32, torch.int32):
-        theirs = torch.zeros(len(drafts), dtype=dtype)
-        upstream["expand_pytorch"](theirs, values.to(dtype), ends, -1, 1, MAX_NUM_TOKENS=32)
-        assert torch.equal(verify.per_draft(values.to(dtype), batch.counts), theirs)

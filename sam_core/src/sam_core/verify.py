@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafts on the device: two exact modes, vectorized, without host synchronisation.
 
-`rejection` is the rejection sampling of the engine: the same tokens for the same uniform and exponential draws. Unlike
-the engine it recovers one row a request, the first rejected one.
+All rows of a step are sampled in one pass, those of drafts and those behind them. Then a request keeps its drafts up to
+the first that fails, and the token of that row.
+
+`rejection` accepts a draft with the probability that the model gives it, and draws the last token from what the first
+refused draft leaves, or behind the last draft from the model's law: one row of noise a request.
 
 `seeded` samples every row with noise that depends on (request key, position, token) alone and accepts a draft while it
 is what was sampled. The text then is the same whatever was drafted, drafts or none, and whoever shares the batch.
 
-Shapes: B requests of a step, N draft tokens of all of them one request after the other, V tokens of the vocabulary,
-K the longest draft. `num_draft_tokens` has the number of each request's drafts, on the host: what follows from them
-alone is computed there, as each operator costs a launch. Token ids are int32 or int64. A row of probabilities sums to 1.
-`draft_probs` is None where drafts are deterministic, as a suffix automaton's are.
+Shapes: B requests of a step, N >= 1 draft tokens of all of them one request after the other, R = N + B rows of logits,
+of each request one a draft and one more, V tokens of the vocabulary, K the longest draft. `num_draft_tokens` has the
+number of each request's drafts, on the host: what follows from them alone is computed there, as each operator costs a
+launch. Token ids are int32 or int64. A row of probabilities sums to 1. Drafts are deterministic, as a suffix
+automaton's are.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,40 +37,41 @@ PLACEHOLDER = -1
 
 
 class _Rows:
-    """Where the drafts of a step lie, made on the host, in one copy to the device.
+    """Which row of logits is whose, made on the host, in one copy to the device.
 
-    owner int64 [N]: the request of each draft. index int64 [B, K + 1]: the draft of each column; a column past a
-    request's own drafts has some other draft, which never counts. count int64 [B, 1], column int64 [K + 1]. The arrays
-    are owner and the column of each draft on the host.
+    owner int64 [R]: the request of each row. draft int64 [R]: the draft that each row decides on, of the N; a
+    request's last row has some draft, which never counts. of_draft bool [R]: whether it is not such a last row. index
+    int64 [B, K + 1]: the row of each column; a column past a request's own has its last row. last int64 [B], count
+    int64 [B, 1], column int64 [K + 1]. The arrays are owner and the column of each row on the host.
     """
 
     def __init__(self, num_draft_tokens: tuple[int, ...], device: torch.device) -> None:
         counts = np.array(num_draft_tokens, np.int64)
         batch, width, num_tokens = len(counts), max(num_draft_tokens) + 1, sum(num_draft_tokens)
-        starts = counts.cumsum() - counts
-        columns = np.arange(width)
-        self.owner_array = np.repeat(np.arange(batch), counts)
-        self.column_array = np.arange(num_tokens) - starts[self.owner_array]
-        index = np.minimum(starts[:, None] + columns, num_tokens - 1)
-        parts = _to_device(np.concatenate([self.owner_array, index.ravel(), counts, columns]), device)
-        self.owner, index, count, self.column = parts.split([num_tokens, batch * width, batch, width])
-        self.index, self.count = index.view(batch, width), count.view(batch, 1)
+        last = (counts + 1).cumsum() - 1
+        columns, rows = np.arange(width), np.arange(num_tokens + batch)
+        self.owner_array = np.repeat(np.arange(batch), counts + 1)
+        self.column_array = rows - (last - counts)[self.owner_array]
+        draft = np.minimum(rows - self.owner_array, num_tokens - 1)
+        index = (last - counts)[:, None] + np.minimum(columns, counts[:, None])
+        of_draft = self.column_array < counts[self.owner_array]
+        arrays = [self.owner_array, draft, of_draft, index.ravel(), last, counts, columns]
+        parts = _to_device(np.concatenate(arrays), device).split(list(map(len, arrays)))
+        self.owner, self.draft, of_draft, index, self.last, count, self.column = parts
+        self.of_draft, self.index, self.count = of_draft.bool(), index.view(batch, width), count.view(batch, 1)
+
+    def drafted(self, draft_token_ids: torch.Tensor) -> torch.Tensor:
+        """The draft that each row decides on: int32 [R]."""
+        return draft_token_ids.int().index_select(0, self.draft)
 
     def accepted(self, accept: torch.Tensor) -> torch.Tensor:
-        """Drafts of each request before the first that `accept` [N] refuses: int64 [B, 1]."""
+        """Drafts of each request before the first that `accept` [R] refuses: int64 [B, 1]."""
         refused = torch.where(accept[self.index], self.column.shape[0], self.column)
         return refused.amin(1, keepdim=True).minimum(self.count)
 
-    def refused(self, accepted: torch.Tensor) -> torch.Tensor:
-        """Index of each request's first refused draft among the N; of some draft where all were accepted: [B, 1]."""
-        return self.index.gather(1, accepted)
-
-    def tokens(
-        self, drafts: torch.Tensor, accepted: torch.Tensor, instead: torch.Tensor, bonus: torch.Tensor
-    ) -> torch.Tensor:
-        """Accepted drafts, then `instead` or, after the last draft, `bonus`, both int32 [B, 1]: int32 [B, K + 1]."""
-        last = torch.where(accepted < self.count, instead, bonus.int())
-        emitted = drafts.int()[self.index].scatter_(1, accepted, last)
+    def tokens(self, drafted: torch.Tensor, accepted: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Accepted drafts, then `last` int32 [B, 1], then PLACEHOLDER: int32 [B, K + 1]."""
+        emitted = drafted[self.index].scatter_(1, accepted, last)
         return torch.where(self.column <= accepted, emitted, PLACEHOLDER)
 
 
@@ -82,53 +87,33 @@ def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def per_draft(values: torch.Tensor, num_draft_tokens: Sequence[int]) -> torch.Tensor:
-    """Each request's value [B] for each of its drafts: [N]."""
+def per_row(values: torch.Tensor, num_draft_tokens: Sequence[int]) -> torch.Tensor:
+    """Each request's value [B] for each of its rows of logits: [R]."""
     return values.index_select(0, _rows(tuple(num_draft_tokens), values.device).owner)
 
 
-def _accept(
-    at: torch.Tensor, draft_probs: torch.Tensor | None, target_probs: torch.Tensor, uniform: torch.Tensor
-) -> torch.Tensor:
-    """Whether each draft, its token at int64 [N, 1], passes its uniform draw in [0, 1): bool [N].
+def keep_equal(sampled: torch.Tensor, draft_token_ids: torch.Tensor, num_draft_tokens: Sequence[int]) -> torch.Tensor:
+    """Accept drafts while they are what their rows sampled, int64 [R]; the token of the next row ends the step.
 
-    Of draws in float32, 2**24 equally probable ones, the share p of them passes to within 2**-24; at p = 0 none does.
+    Returns int32 [B, K + 1], PLACEHOLDER after a request's last token.
     """
-    p = target_probs.gather(1, at).squeeze(1)
-    if draft_probs is None:
-        return uniform < p
-    q = draft_probs.gather(1, at).squeeze(1)
-    return (q > 0) & (uniform < p / q)
+    rows = _rows(tuple(num_draft_tokens), sampled.device)
+    drafted, sampled = rows.drafted(draft_token_ids), sampled.int()
+    accepted = rows.accepted(drafted == sampled)
+    return rows.tokens(drafted, accepted, sampled[rows.index.gather(1, accepted)])
 
+
+# ---- mode rejection ------------------------------------------------------------------------------------------------
 
 NOTHING = 2.0**-100
 """Weight of a refused draft: it wins where no other token has any, as no sum of rounded probabilities is exactly 1."""
 
 
-def _residual(target: torch.Tensor, draft_probs: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor:
-    """Turn rows of target probabilities [R, V] in place into weights by which a recovered token is drawn.
-
-    at: the drafted token of each, int64 [R, 1]. A row in which nothing is left is drawn from the draft, or with
-    draft_probs from the target's probabilities.
-    """
-    if draft_probs is None:
-        return target.scatter_(1, at, NOTHING)
-    least = target * NOTHING
-    return target.sub_(draft_probs).maximum(least)
-
-
-# ---- mode rejection ------------------------------------------------------------------------------------------------
-
-
 class Draws(NamedTuple):
-    """Random numbers of a step: uniform float32 [N] in [0, 1), and exponential float32 [R, V].
-
-    rows: the request of each row of `exponential`, int64 [R] on the device; None where R is B and they are in order.
-    """
+    """Random numbers of a step: uniform float32 [R] in [0, 1), and exponential float32 [B, V]."""
 
     uniform: torch.Tensor
     exponential: torch.Tensor
-    rows: torch.Tensor | None
 
 
 def draw(
@@ -136,75 +121,54 @@ def draw(
 ) -> Draws:
     """Draw for requests with these numbers of drafts; `generators` has those of the requests that own one.
 
-    A request's own generator is used as the engine uses it, one uniform a draft and then V exponentials, and not at all
-    in a step without drafts. From the default generator come the uniforms of all drafts, then exponentials for those
-    requests alone that have drafts and no generator: where that is every request, the same numbers as the engine's on a
-    device that draws float64 as float32, as an NPU does.
+    A request's own generator draws one uniform a draft, then V exponentials: without drafts what the engine draws.
     """
-    uniform = torch.rand(sum(num_draft_tokens), device=device)
-    shared = [i for i, n in enumerate(num_draft_tokens) if n and i not in generators]
-    own = [i for i, n in enumerate(num_draft_tokens) if n and i in generators]
-    exponential = torch.empty(len(shared) + len(own), vocabulary, dtype=torch.float32, device=device)
-    if shared:
-        exponential[: len(shared)].exponential_()
-    if own:
-        parts = uniform.split(list(num_draft_tokens))
-        for row, i in enumerate(own, len(shared)):  # a generator fills one tensor at a time
-            parts[i].uniform_(generator=generators[i])
-            exponential[row].exponential_(generator=generators[i])
-    if shared + own == list(range(len(num_draft_tokens))):
-        return Draws(uniform, exponential, None)
-    return Draws(uniform, exponential, _to_device(np.array(shared + own, np.int64), uniform.device))
+    batch = len(num_draft_tokens)
+    uniform = torch.rand(sum(num_draft_tokens) + batch, device=device)
+    exponential = torch.empty(batch, vocabulary, dtype=torch.float32, device=device)
+    if len(generators) < batch:
+        exponential.exponential_()
+    if generators:
+        parts = uniform.split([n + 1 for n in num_draft_tokens])
+        for i, generator in generators.items():
+            if num_draft_tokens[i]:
+                parts[i][:-1].uniform_(generator=generator)
+            exponential[i].exponential_(generator=generator)
+    return Draws(uniform, exponential)
 
 
 def rejection_sample(
+    probs: torch.Tensor,
     draft_token_ids: torch.Tensor,
     num_draft_tokens: Sequence[int],
-    draft_probs: torch.Tensor | None,
-    target_probs: torch.Tensor,
-    bonus_token_ids: torch.Tensor,
-    is_greedy: torch.Tensor | bool,
-    draws: Draws | None,
-    target_logits: torch.Tensor | None = None,
+    draws: Draws,
+    is_greedy: torch.Tensor | None = None,
+    best: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One step of rejection sampling: the engine's tokens for the same draws.
+    """One step of rejection sampling (Leviathan, Kalman and Matias 2023) for deterministic drafts.
 
-    draft_token_ids [N]; draft_probs float32 [N, V] or None; target_probs float32 [N, V], or logits where all requests
-    are greedy; bonus_token_ids [B, 1]; is_greedy: bool [B], or one for all; draws: None where all are greedy;
-    target_logits float32 [N, V]: what target_probs were made of, read where only some requests are greedy, as rounding
-    may make probabilities equal whose logits are not. Returns int32 [B, K + 1], PLACEHOLDER after a request's last
-    token.
+    Of uniform draws in float32, 2**24 equally probable ones, the share p passes to within 2**-24; at p = 0 none does.
+
+    probs float32 [R, V], changed in place; draft_token_ids [N]; is_greedy: bool [B], the requests whose token of each row is
+    `best` int64 [R]; None: no request. Returns int32 [B, K + 1], PLACEHOLDER after a request's last token.
     """
-    if draft_token_ids.shape[0] == 0:
-        return bonus_token_ids.int()
-    rows = _rows(tuple(num_draft_tokens), draft_token_ids.device)
-    if is_greedy is not False:
-        best = (target_probs if target_logits is None else target_logits).argmax(1).int()
-        greedy = draft_token_ids == best
-    if is_greedy is True:
-        accepted = rows.accepted(greedy)
-        return rows.tokens(draft_token_ids, accepted, best[rows.refused(accepted)], bonus_token_ids)
-
-    at = draft_token_ids.long().unsqueeze(1)
-    accept = _accept(at, draft_probs, target_probs, draws.uniform)
-    if is_greedy is not False:
-        accept = torch.where(is_greedy.index_select(0, rows.owner), greedy, accept)
+    rows = _rows(tuple(num_draft_tokens), probs.device)
+    drafted = rows.drafted(draft_token_ids)
+    at = drafted.long().unsqueeze(1)
+    p = probs.gather(1, at).squeeze(1)
+    accept = draws.uniform < p
+    if is_greedy is not None:
+        best = best.int()
+        accept = torch.where(is_greedy.index_select(0, rows.owner), drafted == best, accept)
     accepted = rows.accepted(accept)
-    refused = rows.refused(accepted)
-    row = refused.squeeze(1)
-    if draws.rows is not None:
-        row = row[draws.rows]
-    residual = _residual(
-        target_probs.index_select(0, row),
-        None if draft_probs is None else draft_probs.index_select(0, row),
-        at.index_select(0, row),
-    )
-    instead = residual.div_(draws.exponential).argmax(1, keepdim=True).int()
-    if draws.rows is not None:
-        instead = instead.new_zeros(refused.shape).index_copy_(0, draws.rows, instead)
-    if is_greedy is not False:
-        instead = torch.where(is_greedy.unsqueeze(1), best[refused], instead)
-    return rows.tokens(draft_token_ids, accepted, instead, bonus_token_ids)
+    ends = rows.index.gather(1, accepted)
+    # a row at which a request ends before its last one has refused its draft
+    probs.scatter_(1, at, torch.where(rows.of_draft, NOTHING, p).unsqueeze(1))
+    weights = probs.index_select(0, ends.squeeze(1))
+    last = weights.div_(draws.exponential).argmax(1, keepdim=True).int()
+    if is_greedy is not None:
+        last = torch.where(is_greedy.unsqueeze(1), best[ends], last)
+    return rows.tokens(drafted, accepted, last)
 
 
 # ---- mode seeded ---------------------------------------------------------------------------------------------------
@@ -327,9 +291,8 @@ def seeded_sample(probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tens
 class Noise:
     """Seeded noise of a step's requests, in the place of an engine's generators: `seeded_sample`'s.
 
-    It is that of every row that the step samples, of drafts and of bonus tokens, and made once, when the first of them
-    is sampled. Positions are indexes in the text, prompt and answer. So the turns of a conversation, requests of their
-    own with one seed, do not share noise.
+    Positions are indexes in the text, prompt and answer. So the turns of a conversation, requests of their own with one
+    seed, do not share noise.
 
     Args:
         keys: int64 [B] on the host.
@@ -348,54 +311,17 @@ class Noise:
         self.keys, self.first = np.array(keys, np.int64), np.array(first, np.int64)
         self.num_draft_tokens = num_draft_tokens
         self.device = torch.device(device)
-        self._made: tuple[int, torch.Tensor] | None = None
 
     def sample(self, probs: torch.Tensor) -> torch.Tensor:
-        """The token behind each request's drafts from `probs` [B, V]: int64 [B]."""
-        return _race(probs, self._of(probs.shape[1])[-len(self.keys) :])
-
-    def verify(
-        self,
-        target_probs: torch.Tensor,
-        draft_token_ids: torch.Tensor,
-        bonus_token_ids: torch.Tensor,
-        is_greedy: torch.Tensor | bool,
-        target_logits: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """One step of seeded verification.
-
-        target_probs float32 [N, V], or logits where all requests are greedy; draft_token_ids [N]; bonus_token_ids
-        [B, 1]: what `sample` gave, or the best tokens; is_greedy: bool [B], or one for all; target_logits float32
-        [N, V]: as for `rejection_sample`. Returns int32 [B, K + 1], PLACEHOLDER after a request's last token.
-        """
-        if draft_token_ids.shape[0] == 0:
-            return bonus_token_ids.int()
-        rows = _rows(tuple(self.num_draft_tokens), draft_token_ids.device)
-        if is_greedy is True:
-            sampled = target_probs.argmax(1)
-        else:
-            sampled = _race(target_probs, self._of(target_probs.shape[1])[: -len(self.keys)])
-            if is_greedy is not False:
-                best = (target_probs if target_logits is None else target_logits).argmax(1)
-                sampled = torch.where(is_greedy.index_select(0, rows.owner), best, sampled)
-        sampled = sampled.int()
-        accepted = rows.accepted(draft_token_ids == sampled)
-        return rows.tokens(draft_token_ids, accepted, sampled[rows.refused(accepted)], bonus_token_ids)
-
-    def _of(self, vocabulary: int) -> torch.Tensor:
-        """[N + B, ...]: rows of drafts, then those behind them."""
-        if self._made is None or self._made[0] != vocabulary:
-            self._made = vocabulary, _noise(_to_device(self.starts(), self.device), vocabulary)
-        return self._made[1]
+        """The token of each row of `probs` float32 [R, V]: int64 [R]."""
+        return _race(probs, _noise(_to_device(self.starts(), self.device), probs.shape[1]))
 
     def starts(self) -> npt.NDArray[np.int64]:
-        """What the host computes of it: a number of each row, [N + B]."""
+        """What the host computes of it: a number of each row, [R]."""
         keys, positions = self.keys, self.first
         if self.num_draft_tokens and any(self.num_draft_tokens):
             rows = _rows(tuple(self.num_draft_tokens), self.device)
-            keys = np.concatenate([keys[rows.owner_array], keys])
-            drafts = positions[rows.owner_array] + rows.column_array
-            positions = np.concatenate([drafts, positions + self.num_draft_tokens])
+            keys, positions = keys[rows.owner_array], positions[rows.owner_array] + rows.column_array
         return _start_array(keys, positions)
 
 
@@ -422,6 +348,76 @@ def check_device(device: torch.device | str) -> None:
 
 
 # ---- what an engine's runner hands over ----------------------------------------------------------------------------
+
+
+def changes_logits(sampling_metadata: Any) -> bool:
+    """Whether an engine's SamplingMetadata names what changes logits before temperature: penalties, bad words..."""
+    thinking = getattr(sampling_metadata, "thinking_budget_state_holder", None)
+    return bool(
+        not sampling_metadata.no_penalties
+        or sampling_metadata.allowed_token_ids_mask is not None
+        or sampling_metadata.bad_words_token_ids
+        or any(
+            _active(processor, "min_toks", "biases") for processor in sampling_metadata.logitsprocs.non_argmax_invariant
+        )
+        or (thinking is not None and thinking.has_tracked_requests())
+    )
+
+
+def _active(processor: Any, *names: str) -> bool:
+    """Whether an engine's logits processor has work; true of one that this does not know."""
+    known = [getattr(processor, name) for name in names if hasattr(processor, name)]
+    return any(known) or not known
+
+
+GREEDY_TEMPERATURE = 1e-5
+"""Requests below it are greedy, as in vLLM."""
+
+
+def verify_step(
+    logits: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: Sequence[int],
+    sampling_metadata: Any,
+    apply_top_k_top_p: Callable[..., torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample and verify all rows of a step as its engine's SamplingMetadata says.
+
+    Args:
+        logits: float32 [R, V], changed in place.
+        draft_token_ids: [N].
+        num_draft_tokens: of each request.
+        sampling_metadata: of its `generators` a Noise makes this mode seeded.
+        apply_top_k_top_p: the engine's, called with logits, k and p.
+
+    Returns:
+        Tokens int32 [B, K + 1], PLACEHOLDER after a request's last one, and the logits that they were sampled from.
+    """
+    metadata = sampling_metadata
+    best = None if metadata.all_random else logits.argmax(1)
+    if metadata.all_greedy:
+        return keep_equal(best, draft_token_ids, num_draft_tokens), logits
+    temperature, top_k, top_p = (
+        values if values is None else per_row(values, num_draft_tokens)
+        for values in (metadata.temperature, metadata.top_k, metadata.top_p)
+    )
+    if best is not None:
+        temperature = torch.where(temperature < GREEDY_TEMPERATURE, 1.0, temperature)
+    logits.div_(temperature.unsqueeze(1))
+    for processor in metadata.logitsprocs.argmax_invariant:
+        if _active(processor, "min_p_count"):
+            last = _rows(tuple(num_draft_tokens), logits.device).last
+            logits.index_copy_(0, last, processor.apply(logits.index_select(0, last)))
+    logits = apply_top_k_top_p(logits, top_k, top_p)
+    probs = logits.softmax(dim=-1, dtype=torch.float32)
+    is_greedy = None if best is None else metadata.temperature < GREEDY_TEMPERATURE
+    if isinstance(metadata.generators, Noise):
+        sampled = metadata.generators.sample(probs)
+        if is_greedy is not None:
+            sampled = torch.where(per_row(is_greedy, num_draft_tokens), best, sampled)
+        return keep_equal(sampled, draft_token_ids, num_draft_tokens), logits
+    draws = draw(num_draft_tokens, metadata.generators, probs.shape[1], probs.device)
+    return rejection_sample(probs, draft_token_ids, num_draft_tokens, draws, is_greedy, best), logits
 
 
 def first_rows(num_draft_tokens: Sequence[int]) -> list[int]:
