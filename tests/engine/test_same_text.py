@@ -2,7 +2,6 @@
 """Seeded sampling: at temperature 1 the text is the same with and without drafts, token for token."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
