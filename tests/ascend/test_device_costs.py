@@ -167,6 +167,32 @@ def test_tensors_of_host_and_device_do_not_mix(mistakes, name):
     assert "npu:0" in mistakes[name], MIXED[name]
 
 
+BEHIND_DRAFTS = """
+import collections, json, sys
+import torch, torch_npu
+from torch_npu.meter import METER
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+processor = MinTokensLogitsProcessor(None, torch.device("npu:0"), True)
+processor.min_toks = {0: (6, [1] * 4, {2, 5}), 1: (6, [1] * 4, {2, 5}), 3: (6, [1] * 4, {7})}
+logits, METER.events = torch.zeros(4, 8, device="npu"), collections.Counter()
+processor.apply_to_bonus(logits, [[3], [3, 4], [], []])
+events = [event for event in METER.events if event[0] not in ("launch", "copy")]
+json.dump([events, logits.isinf().nonzero().tolist()], sys.stdout)
+"""
+
+
+@pytest.mark.skipif(OLD, reason="requests with min_tokens are not drafted")
+def test_min_tokens_behind_drafts_waits_for_nothing():
+    """Request 1 has reached it with its drafts; 0 and 3 have not."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEHIND_DRAFTS], env=variables("metered"), capture_output=True, text=True, cwd=HERE
+    )
+    assert done.returncode == 0, done.stderr
+    events, masked = json.loads(done.stdout.splitlines()[-1])
+    assert not events
+    assert masked == [[0, 2], [0, 5], [3, 7]]
+
+
 def test_each_row_of_the_table_has_a_source():
     with (HERE.parent / "patches/npu/operators.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

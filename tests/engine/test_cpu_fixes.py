@@ -17,6 +17,7 @@ def test_recovery_twin_accepts_the_samplers_keyword():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
 def test_expand_writes_the_callers_tensor(dtype):
+    import vllm._custom_ops  # noqa: F401  (the kernels)
     from vllm.utils.cpu_triton_utils import expand_kernel
 
     out = torch.full((5,), 77, dtype=dtype)

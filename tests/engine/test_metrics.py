@@ -2,6 +2,7 @@
 """The drafter's counters in vLLM's Prometheus metrics."""
 
 import time
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 from sam_core.proposer import REPORT_S
@@ -9,7 +10,7 @@ from sam_core.proposer import REPORT_S
 
 def exposed(engine):
     """This engine's samples, from a registry of its own: the process's has those of the engine that was started last."""
-    (metrics,) = [m for log in engine.engine.logger_manager.stat_loggers if (m := getattr(log, "sam_metrics", None))]
+    (metrics,) = [m for log in engine.engine.logger_manager.stat_loggers if (m := getattr(log, "drafter_prom", None))]
     registry = CollectorRegistry()
     for collector in metrics.collectors:
         registry.register(collector)
@@ -49,5 +50,19 @@ def test_prometheus_has_the_drafters_counters(sam, prompts):
     assert found["switch_on",] == 1 and found["requests",] >= 1 and found["index_bytes",] > 0
 
 
+def test_counters_are_handed_on_once():
+    """Steps without drafts to send follow while the switch is off."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import DraftTokenIds
+
+    scheduler = object.__new__(Scheduler)
+    scheduler.log_stats, scheduler.drafter_stats = True, None
+    scheduler.kv_cache_manager = SimpleNamespace(make_prefix_cache_stats=lambda: "none", usage=0.0)
+    scheduler.connector_prefix_cache_stats = scheduler.kv_metrics_collector = None
+    scheduler.running = scheduler.waiting = scheduler.skipped_waiting = ()
+    scheduler.update_draft_token_ids(DraftTokenIds([], [], {"steps": 7}))
+    assert [scheduler.make_stats().drafter_stats for _ in range(2)] == [{"steps": 7}, None]
+
+
 def test_an_engine_without_sam_has_none(plain):
-    assert all(getattr(log, "sam_metrics", None) is None for log in plain.engine.logger_manager.stat_loggers)
+    assert all(getattr(log, "drafter_prom", None) is None for log in plain.engine.logger_manager.stat_loggers)

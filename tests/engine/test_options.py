@@ -57,6 +57,20 @@ def test_auto_under_pipeline_parallelism_is_refused(model):
         configure(model, sam, pipeline_parallel_size=2)
 
 
+def test_additional_config_need_not_be_a_mapping():
+    from vllm.config import VllmConfig
+
+    class Own:
+        def compute_hash(self):
+            return "own"
+
+    def seeded(**additional):
+        return VllmConfig(additional_config=additional).use_seeded_sampling()
+
+    assert not VllmConfig(additional_config=Own()).use_seeded_sampling()
+    assert not seeded() and not seeded(sam_verify="rejection") and seeded(sam_verify="seeded")
+
+
 def test_missing_sam_core_is_one_sentence(model):
     script = (
         "import sys; sys.modules['sam_core.options'] = None\n"

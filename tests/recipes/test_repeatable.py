@@ -141,10 +141,11 @@ def test_next_step_begins_behind_the_last_prompt_taken(monkeypatch):
     monkeypatch.setattr(trainer_base.tq, "kv_batch_put", lambda **kwargs: None)
     trainer = Trainer()
     for _ in range(2):
-        trainer.uids = []
+        first, trainer.uids = trainer.uids, []
         trainer._add_batch_to_generate()
         with contextlib.suppress(Sampled):
             trainer._step_once({}, {}, 4)
         trainer.global_steps += 1
     assert trainer.asked == [f"p{i}" for i in (*range(6), *range(5, 11))]
+    assert trainer.uids[0] not in first, "asked again under its old id"
     assert not trainer.asked_chunks and [list(c["raw_prompt"]) for c in trainer.returned_chunks] == [["p10"]]

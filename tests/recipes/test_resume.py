@@ -211,7 +211,7 @@ def trainer(monkeypatch):
 
     class Trainer(trainer_base.PPOTrainer):
         def __init__(self, folder):
-            filters = {"max_num_gen_batches": 3, "max_inflight_gen_batches": 2}
+            filters = {"enable": True, "max_num_gen_batches": 3, "max_inflight_gen_batches": 2}
             self.config = OmegaConf.create(
                 {
                     "data": {"train_batch_size": 4, "gen_batch_size": 1},
@@ -256,6 +256,15 @@ def test_a_step_without_prompts_to_train_on_ends(trainer, tmp_path):
         with pytest.raises(ValueError, match="training step 1 has asked 24 prompts and lacks some whose answers score"):
             asking._add_prompts_to_generate(1)
         asking.asked_chunks = []
+
+
+def test_prompts_without_answers_are_replaced_however_many_without_a_filter(trainer, tmp_path):
+    """sync_refill_failed_groups asks for them alike; max_num_gen_batches counts prompts that the filter refused."""
+    asking = trainer(tmp_path)
+    asking.config.algorithm.filter_groups.enable = False
+    asking._add_batch_to_generate()
+    for _ in range(24):
+        asking._add_prompts_to_generate(1)
 
 
 def test_checkpoint_keeps_the_prompts_given_back(trainer, tmp_path):
