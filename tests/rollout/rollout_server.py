@@ -7,6 +7,7 @@ stdout, {"result": ...} or {"error": text}. Everything else that is printed goes
 """
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ class Server:
         from verl.workers.config import HFModelConfig, RolloutConfig
         from verl.workers.rollout.base import get_rollout_class
 
+        gc.unfreeze()  # what this process was forked with
         self.model = model
         config = RolloutConfig(name="vllm", **settings)
         torch.distributed.init_process_group("gloo")
@@ -34,7 +36,8 @@ class Server:
 
         Returns:
             prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or None; meta_info
-            of the batch; asked: [seed, logprobs] of each request as the engine got it.
+            of the batch; asked: [seed, logprobs] of each request as the engine got it; frozen: how many objects were exempt
+            from garbage collection when the first request came, and at the end.
         """
         import torch
         from verl import DataProto
@@ -48,17 +51,20 @@ class Server:
         )
         batch = batch.repeat(self.rollout.config.n, interleave=True)
         batch = batch.chunk(self.mesh["dp"].size())[self.mesh["dp"].get_local_rank()]
-        asked = []
+        asked, frozen = [], []
         engine = self.rollout.inference_engine.llm_engine
         add = engine.add_request
 
         def watched(name, prompt, params, *args, **kwargs):
+            if not asked:
+                frozen.append(gc.get_freeze_count())
             asked.append([params.seed, params.logprobs])
             return add(name, prompt, params, *args, **kwargs)
 
         engine.add_request = watched
         done = self.rollout.generate_sequences(batch)
         engine.add_request = add
+        frozen.append(gc.get_freeze_count())
         lengths = done.batch["attention_mask"][:, width:].sum(-1).tolist()
 
         def rows(name):
@@ -70,7 +76,35 @@ class Server:
             "log_probs": rows("rollout_log_probs") if "rollout_log_probs" in done.batch else None,
             "meta_info": done.meta_info,
             "asked": asked,
+            "frozen": frozen,
         }
+
+    def frozen_after_an_error(self, prompts):
+        """How many objects are exempt from garbage collection after a rollout whose engine takes no request."""
+        from unittest import mock
+
+        engine = self.rollout.inference_engine.llm_engine
+        with mock.patch.object(engine, "add_request", side_effect=RuntimeError("no request")):
+            try:
+                self.generate(prompts)
+            except RuntimeError:
+                return gc.get_freeze_count()
+
+    def frozen_by_a_worker(self):
+        """How many objects are exempt after each step of a round of the asynchronous rollout's worker."""
+        from types import SimpleNamespace
+        from unittest import mock
+
+        from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMAsyncRollout
+
+        worker = object.__new__(vLLMAsyncRollout)
+        worker.config, worker.sleep_level = SimpleNamespace(free_cache_engine=True), 1
+        worker.inference_engine = mock.Mock()
+        frozen = []
+        for step in (worker.resume(["weights"]), worker.resume(["kv_cache"]), worker.release()):
+            asyncio.run(step)
+            frozen.append(gc.get_freeze_count())
+        return frozen
 
     def next_step(self):
         """What the trainer does between rollouts: release, train (here: larger weights), load them, resume."""

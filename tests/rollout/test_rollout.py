@@ -80,6 +80,20 @@ def test_siblings_differ(first):
     assert len(set(long)) == len(long) > 8
 
 
+def test_a_collection_in_a_rollout_walks_what_the_rollout_made(engines, first, prompts):
+    for rank in first:
+        during, after = rank["frozen"]
+        assert during > 100_000
+        assert after == 0
+    assert engines.ask("frozen_after_an_error", prompts=prompts) == [0, 0]
+
+
+def test_a_worker_of_the_asynchronous_rollout_freezes_until_it_is_released(engines):
+    for before, during, after in engines.ask("frozen_by_a_worker"):
+        assert (before, after) == (0, 0)
+        assert during > 100_000
+
+
 def test_history_outlives_the_engines(engines, first, prompts, folder):
     """Each engine has saved what it was asked, as soon as it hears that this has ended: with the next rollout.
 
