@@ -79,6 +79,44 @@ class Server:
             "frozen": frozen,
         }
 
+    def generate_in_steps(self, prompts):
+        """As generate, and an empty step at the end.
+
+        Returns:
+            What generate does; steps: of each its requests, those that are still reading their prompts, how many were given
+            a draft, and how many objects the first rank sent for that.
+        """
+        from unittest import mock
+
+        from vllm.distributed.parallel_state import get_tp_group
+
+        engine = self.rollout.inference_engine.llm_engine
+        drafter = engine.model_executor.driver_worker.worker.model_runner.drafter
+        finish, generate = drafter.finish, drafter.generate_token_ids
+        steps = []
+
+        def begin(req_ids):
+            steps.append([0, 0, 0, 0])
+            finish(req_ids)
+
+        def draft(sampled, *args):
+            drafts = generate(sampled, *args)
+            steps[-1][:3] = len(sampled), sum(not tokens for tokens in sampled), sum(map(bool, drafts))
+            return drafts
+
+        def send(*args):
+            steps[-1][3] += 1
+            return broadcast(*args)
+
+        broadcast = get_tp_group().broadcast_object
+        with (
+            mock.patch.multiple(drafter, finish=begin, generate_token_ids=draft),
+            mock.patch.object(get_tp_group(), "broadcast_object", send),
+        ):
+            done = self.generate(prompts)
+            engine.step()
+        return done | {"steps": steps}
+
     def frozen_after_an_error(self, prompts):
         """How many objects are exempt from garbage collection after a rollout whose engine takes no request."""
         from unittest import mock

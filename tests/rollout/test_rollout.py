@@ -130,6 +130,27 @@ def test_ranks_that_schedule_alone_stay_in_step(tensor_parallel):
     assert not follower["meta_info"]  # it is the same engine
 
 
+def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
+    """Each prompt has eight answers, of which the first step reads six; at most six are drafted at once."""
+    options = sam(switch="batch", threshold=6)
+    rollout = Rollout(model, ranks=2, tensor_model_parallel_size=2, n=8, max_num_seqs=32, max_num_batched_tokens=64, engine=options)
+    for _ in range(2):
+        leader, follower = rollout.ask("generate_in_steps", prompts=prompts)
+        assert leader["answers"] == follower["answers"]
+        assert leader["steps"] == follower["steps"]
+        steps = leader["steps"]
+        assert steps.pop() == [0, 0, 0, 0]
+        assert steps[0][0] == 6
+        on = [running <= 6 for running, *_ in steps]
+        assert [sent for *_, sent in steps] == on
+        turns = [now for before, now in zip([None, *on], on, strict=False) if now != before]
+        assert turns == [True, False, True]
+        assert any(partial for _, partial, *_ in steps)
+        assert all(drafted == 0 for is_on, (_, _, drafted, _) in zip(on, steps, strict=True) if not is_on)
+        assert sum(drafted for _, _, drafted, _ in steps) > 0
+    rollout.stop()
+
+
 def test_requests_of_other_runs_have_no_seed(tensor_parallel):
     assert seeds(tensor_parallel) == 2 * 16 * [None]
 

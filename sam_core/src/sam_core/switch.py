@@ -31,9 +31,13 @@ class BatchSwitch:
         self.on: bool | None = None
         self.steps = self.steps_on = self.transitions = 0
 
+    def may_be_on(self, running: int) -> bool:
+        """Whether a step in which `running` requests took part may draft: any process with these options answers alike."""
+        return running <= self.threshold
+
     def step(self, running: int) -> bool:
         """Decide for a step in which `running` requests took part; count, and log a change once."""
-        on = running <= self.threshold
+        on = self.may_be_on(running)
         if on != self.on:
             if self.on is not None:
                 self.transitions += 1
@@ -159,6 +163,10 @@ class AutoSwitch:
         self.cost.learn(num_tokens, context, draft_context, seconds)
         if self.cost.fitted and not fitted:
             self._credit = self.START * seconds
+
+    def may_be_on(self, running: int) -> bool:
+        """As BatchSwitch's: always, as this process's clock decides."""
+        return True
 
     def wanted(self, batch: int) -> bool:
         """Whether to look at drafts in this step at all."""
