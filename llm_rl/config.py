@@ -79,6 +79,17 @@ def history(config: DictConfig, run_dir: Path) -> str | None:
     return sam.history or (f"{run_dir}/history" if own["checkpoints.every"] else None)
 
 
+def sleeps(config: DictConfig) -> bool:
+    """Whether the engines' weights go to their host's memory while the actor trains.
+
+    verl then puts an engine to sleep: on NPUs at level 1, which keeps the weights so; on GPUs at level 2, which drops them.
+    """
+    changed = {name.lstrip("+"): value for name, value in _leaves(OmegaConf.to_container(config.verl, resolve=True))}
+    keys = ("free_cache_engine", "enable_sleep_mode")
+    asked = all(changed.get(f"actor_rollout_ref.rollout.{key}", True) for key in keys)
+    return asked and config.cluster.device == "npu"
+
+
 def verl_overrides(config: DictConfig, run_dir: Path, env: Mapping[str, str], ray: str) -> list[str]:
     """Command-line overrides for verl: what the keys say, what follows from them, and from this run.
 

@@ -99,7 +99,7 @@ def plan(config: DictConfig, run_dir: Path, dry_run: bool = False) -> Plan:
     """Check a recipe and work out what will run; raise ConfigError. A dry run looks for no Ray cluster."""
     own = recipe.values(config)
     folder = verl.checkout(config.pin_set)
-    lines, warnings = layout.report(own, layout.shape(Path(own["model.path"])))
+    lines, warnings = layout.report(own, layout.shape(Path(own["model.path"])), recipe.sleeps(config))
     env = OmegaConf.to_container(config.env, resolve=True)
     variables = environment.variables(own, env, run_dir, config.sam_options.threshold)
     if folder_of_history := recipe.history(config, run_dir):

@@ -68,10 +68,12 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Rollout:
-    """Memory of a die while it generates (GiB), and the load of an engine."""
+    """Memory of a die while it generates (GiB), and the load of an engine; pinned: what its weights take in the host's memory
+    while the engine sleeps."""
 
     engines: int
     weights: float
+    pinned: float
     budget: float
     kv: float
     sequence: float
@@ -190,6 +192,7 @@ def rollout(own: dict[str, Any], model: Shape, reserve: float = RESERVE) -> Roll
     return Rollout(
         engines=engines,
         weights=weights,
+        pinned=_pinned(own, model),
         budget=budget,
         kv=kv,
         sequence=longest * token,
@@ -199,6 +202,16 @@ def rollout(own: dict[str, Any], model: Shape, reserve: float = RESERVE) -> Roll
         requests=requests,
         waves=-(-requests // own["rollout.max_num_seqs"]),
     )
+
+
+def _pinned(own: dict[str, Any], model: Shape) -> float:
+    """GiB: a block for each matrix that a die holds, its bytes rounded up to a power of two as torch_npu does."""
+    tp, ep = own["rollout.tensor_model_parallel_size"], own["rollout.expert_parallel_size"]
+    heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
+    mlp = model.experts * model.mlp // max(ep, tp) if model.experts else model.mlp // tp
+    of_layer = [(heads + 2 * kv_heads) * model.head_dim, heads * model.head_dim, 2 * mlp, mlp]
+    rows = model.layers * of_layer + (1 if model.tied else 2) * [model.vocabulary // tp]
+    return sum(1 << (2 * n * model.hidden - 1).bit_length() for n in rows) / GIB
 
 
 def training(own: dict[str, Any], model: Shape) -> Training:
@@ -231,8 +244,8 @@ def training(own: dict[str, Any], model: Shape) -> Training:
     )
 
 
-def report(own: dict[str, Any], model: Shape | None) -> tuple[list[str], list[str]]:
-    """Lines of the table and warnings; ConfigError where the recipe cannot run."""
+def report(own: dict[str, Any], model: Shape | None, sleeps: bool) -> tuple[list[str], list[str]]:
+    """Lines of the table and warnings; ConfigError where the recipe cannot run. sleeps: see llm_rl.config.sleeps."""
     check_sizes(own, model)
     dies = own["cluster.nodes"] * own["cluster.dies_per_node"]
     tp, dp = own["rollout.tensor_model_parallel_size"], own["rollout.data_parallel_size"]
@@ -243,8 +256,11 @@ def report(own: dict[str, Any], model: Shape | None) -> tuple[list[str], list[st
         return _lines([*table, ("memory", f"not checked: {why}")]), []
     roll, train, memory = rollout(own, model), training(own, model), own["cluster.die_memory"]
     longest = own["data.max_prompt_length"] + own["data.max_response_length"]
+    a_host = own["cluster.dies_per_node"]
+    asleep = f"{a_host * roll.weights:.0f} GiB a host while training, {a_host * roll.pinned:.0f} with what pinning adds"
     table += [
         ("  weights a die", f"{roll.weights:.1f} GiB"),
+        *([("  weights asleep", asleep)] if sleeps else []),
         ("  KV left", f"{roll.kv:.1f} of {roll.budget:.1f} GiB, after {RESERVE:g} GiB for what is not modelled"),
         ("  a full sequence", f"{roll.sequence:.2f} GiB for {longest} tokens"),
         ("  full sequences that fit", f"{roll.full_sequences:.1f} of {own['rollout.max_num_seqs']}"),

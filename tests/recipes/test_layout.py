@@ -85,7 +85,7 @@ def test_experts_on_every_engine_do_not_fit():
     values = own(B235, **{"rollout.data_parallel_size": 1, "rollout.expert_parallel_size": 1})
     assert layout.rollout(values, SHAPES["Qwen3-235B-A22B"]).weights == pytest.approx(109.5, abs=0.05)
     with pytest.raises(recipe.ConfigError, match="the rollout does not fit: weights 109.5.*: spread the experts"):
-        layout.report(values, SHAPES["Qwen3-235B-A22B"])
+        layout.report(values, SHAPES["Qwen3-235B-A22B"], sleeps=True)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,46 @@ def test_logits_and_the_optimizer_in_host_memory():
     assert round(large.host) == 328 and round(layout.training(own(), SHAPES["Qwen3-32B"]).host) == 183
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "blocks"),
+    [
+        (B32, "Qwen3-32B", 64 * (16 + 16 + 64 + 32) + 2 * 256),  # 12.5, 10, 62.5 and 31.25; 185.5
+        (B235, "Qwen3-235B-A22B", 94 * (32 + 16 + 32 + 16) + 2 * 512),  # 18, 16, 24 and 12, an expert a die; 296.75
+        ("dapo_qwen3_tiny_cpu", "Qwen3-0.6B", 28 * (8 + 4 + 16 + 8) + 512),  # 8, 4, 12 and 6; 296.75, tied
+    ],
+)
+def test_weights_of_a_sleeping_engine_are_pinned_in_blocks_of_powers_of_two(name, model, blocks):
+    """MiB of a layer's matrices, then of the vocabulary's."""
+    assert layout.rollout(own(name, **{"cluster.die_memory": 64}), SHAPES[model]).pinned == blocks / 1024
+
+
+def test_the_table_says_what_the_weights_take_asleep():
+    lines = layout.report(own(), SHAPES["Qwen3-32B"], sleeps=True)[0]
+    assert "  weights asleep           122 GiB a host while training, 136 with what pinning adds" in lines
+    assert not [line for line in layout.report(own(), SHAPES["Qwen3-32B"], sleeps=False)[0] if "asleep" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "sleeps"),
+    [
+        (B32, [], True),
+        (B235, [], True),
+        (B32, ["pin_set=vllm-0.23"], True),
+        (B32, ["cluster.device=cuda"], False),
+        (B32, ["verl.actor_rollout_ref.rollout.free_cache_engine=false"], False),
+        (B32, ["verl.actor_rollout_ref.rollout.+enable_sleep_mode=false"], False),
+        ("dapo_qwen3_tiny_cpu", [], False),
+    ],
+)
+def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_at_level_1(name, overrides, sleeps):
+    assert recipe.sleeps(recipe.load(QWEN3 / f"{name}.yaml", overrides)) is sleeps
+
+
 def test_every_recipe_says_what_to_expect():
     warned = {}
     for name in (B32, B235, "dapo_qwen3_32b_128die_customer", "dapo_qwen3_tiny_cpu"):
         values = own(name)
-        lines, warned[name] = layout.report(values, SHAPES.get(Path(values["model.path"]).name))
+        lines, warned[name] = layout.report(values, SHAPES.get(Path(values["model.path"]).name), sleeps=False)
         assert lines[0].startswith("dies ")
     assert [len(warnings) for warnings in warned.values()] == [1, 0, 1, 0]
     assert (
@@ -167,7 +202,7 @@ def test_every_recipe_says_what_to_expect():
 def test_what_cannot_run_is_refused(name, changes, sentence):
     values = own(name, **changes)
     with pytest.raises(recipe.ConfigError) as error:
-        layout.report(values, SHAPES[Path(values["model.path"]).name])
+        layout.report(values, SHAPES[Path(values["model.path"]).name], sleeps=True)
     assert sentence in str(error.value)
 
 

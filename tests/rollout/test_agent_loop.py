@@ -101,11 +101,17 @@ def batch(**meta_info):
     return DataProto.from_dict({"input_ids": torch.zeros(PROMPTS * SIBLINGS, 2)}, meta_info=meta_info)
 
 
+def balancer(servers, speculative):
+    engine = {"vllm": {"speculative_config": speculative}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT | {"engine_kwargs": engine}}})
+    return AsyncLLMServerManager(config, list(servers))
+
+
 def test_siblings_share_a_server_and_prompts_spread(servers):
     prompts = [[prompt, 1, 2] for prompt in range(9)]
 
     async def ask():
-        manager = AsyncLLMServerManager(OmegaConf.create({}), list(servers))
+        manager = balancer(servers, {"method": "sam"})
         turns = [(f"{i}-{sibling}", prompt) for i, prompt in enumerate(prompts) for sibling in range(SIBLINGS)]
         await asyncio.gather(*[manager.generate(r, prompt_ids=prompt, sampling_params={}) for r, prompt in turns])
         await manager.generate("0-0", prompt_ids=[*prompts[0], 3], sampling_params={})  # a second turn
@@ -117,6 +123,19 @@ def test_siblings_share_a_server_and_prompts_spread(servers):
     assert [set(server.values()) for server in seen] == 3 * [{SIBLINGS}]
     assert [len(server) for server in seen] == [3, 3, 3]
     assert [(0, 1, 2) in server for server in later] == [True]
+
+
+@pytest.mark.parametrize("speculative", [None, {"method": "ngram"}, '{"method": "ngram"}'], ids=str)
+def test_other_methods_are_balanced_as_released(servers, speculative):
+    manager = balancer(servers, speculative)
+    chosen = [manager._choose_server(f"request {i}", [1, 2, 3]) for i in range(9)]
+    assert set(Counter(map(id, chosen)).values()) == {3}
+    assert [manager._choose_server(f"request {i}", [4]) for i in range(9)] == chosen
+
+
+def test_options_as_json_are_understood(servers):
+    manager = balancer(servers, '{"method": "sam"}')
+    assert len({id(manager._choose_server(f"request {i}", [1, 2, 3])) for i in range(9)}) == 1
 
 
 def test_each_request_has_its_seed(manager):

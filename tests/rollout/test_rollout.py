@@ -133,7 +133,9 @@ def test_ranks_that_schedule_alone_stay_in_step(tensor_parallel):
 def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
     """Each prompt has eight answers, of which the first step reads six; at most six are drafted at once."""
     options = sam(switch="batch", threshold=6)
-    rollout = Rollout(model, ranks=2, tensor_model_parallel_size=2, n=8, max_num_seqs=32, max_num_batched_tokens=64, engine=options)
+    rollout = Rollout(
+        model, ranks=2, tensor_model_parallel_size=2, n=8, max_num_seqs=32, max_num_batched_tokens=64, engine=options
+    )
     for _ in range(2):
         leader, follower = rollout.ask("generate_in_steps", prompts=prompts)
         assert leader["answers"] == follower["answers"]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
-from sam_core.noise import PromptNumbers, request_seed, request_seeds, wants_seeds
+from sam_core.noise import PromptNumbers, request_seed, request_seeds, row_seeds, wants_seeds
 
 
 def test_no_two_requests_of_a_run_share_a_seed():
@@ -47,11 +48,21 @@ def test_a_seed_is_the_same_everywhere():
         ({"speculative_config": {"method": "ngram"}}, False),
         ({"speculative_config": {"method": "sam", "sam": {"verify": "rejection"}}}, False),
         ({"speculative_config": {"method": "sam", "sam": {"verify": "seeded"}}}, True),
+        ({"speculative_config": '{"method": "sam", "sam": {"verify": "seeded"}}'}, True),
         ({"additional_config": {"sam_verify": "seeded"}}, True),
     ],
 )
 def test_seeds_are_wanted_for_seeded_verification_only(engine_kwargs, wanted):
     assert wants_seeds(engine_kwargs) is wanted
+
+
+def test_rows_of_a_rollout_have_its_seed_and_its_number_of_answers():
+    engine = {"additional_config": {"sam_verify": "seeded"}}
+    rollout = SimpleNamespace(engine_kwargs={"vllm": engine}, seed=7, n=4, val_kwargs=SimpleNamespace(n=2))
+    assert row_seeds(rollout, False, 3, 2, 6) == request_seeds(7, 3, 2, 6, 4)
+    assert row_seeds(rollout, True, 3, 2, 6) == request_seeds(7, 3, 2, 6, 2)
+    rollout.engine_kwargs = {"vllm": None}
+    assert row_seeds(rollout, False, 3, 2, 6) == 6 * [None]
 
 
 def test_prompts_are_numbered_by_step_and_apart_from_validation():

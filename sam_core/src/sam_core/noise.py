@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sam_core.options import speculative_config
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -52,5 +54,15 @@ class PromptNumbers:
 
 def wants_seeds(engine_kwargs: Mapping[str, Any]) -> bool:
     """Whether an engine with these arguments samples by seed, with speculation or (to compare with) without it."""
-    sam = (engine_kwargs.get("speculative_config") or {}).get("sam") or {}
+    sam = speculative_config(engine_kwargs).get("sam") or {}
     return "seeded" in (sam.get("verify"), (engine_kwargs.get("additional_config") or {}).get("sam_verify"))
+
+
+def row_seeds(rollout: Any, validate: bool, step: int, first: int, count: int) -> list[int | None]:
+    """The seeds of rows first..first+count of the batch of rollout number `step`; all None where none are wanted.
+
+    rollout: verl's configuration of its rollouts; the rows of a prompt, n of them or val_kwargs.n, follow each other.
+    """
+    if not wants_seeds(rollout.engine_kwargs.get("vllm") or {}):
+        return [None] * count
+    return [*request_seeds(rollout.seed, step, first, count, rollout.val_kwargs.n if validate else rollout.n)]

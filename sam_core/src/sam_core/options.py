@@ -130,17 +130,23 @@ class Options:
                 raise ValueError("history names a folder, but sources lacks 'history': add it, or leave the folder out")
 
 
-def replica_history(engine_args: dict[str, Any], replica: int) -> None:
-    """Give one of several engines with the same options a folder of its own in that of option `history`.
-
-    engine_args: of an engine, by name. Their `speculative_config`, a mapping or its JSON, is replaced, not changed; what
-        the engine will refuse is left to it.
-    """
+def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An engine's `speculative_config`, which is a mapping or its JSON; empty where it is neither."""
     speculative = engine_args.get("speculative_config")
     if isinstance(speculative, str):
         with contextlib.suppress(ValueError):
             speculative = json.loads(speculative)
-    sam = speculative.get("sam") if isinstance(speculative, Mapping) else None
+    return speculative if isinstance(speculative, Mapping) else {}
+
+
+def replica_history(engine_args: dict[str, Any], replica: int) -> None:
+    """Give one of several engines with the same options a folder of its own in that of option `history`.
+
+    engine_args: of an engine, by name. Their `speculative_config` is replaced, not changed; what the engine will refuse
+        is left to it.
+    """
+    speculative = speculative_config(engine_args)
+    sam = speculative.get("sam")
     folder = sam.get("history") if isinstance(sam, Mapping) else None
     if isinstance(folder, str):
         engine_args["speculative_config"] = {**speculative, "sam": {**sam, "history": f"{folder}/replica-{replica}"}}
