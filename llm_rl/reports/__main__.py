@@ -17,7 +17,7 @@ from pathlib import Path
 
 from llm_rl.reports.accuracy import read as read_accuracy
 from llm_rl.reports.answers import compare_answers, read_answers, sentence
-from llm_rl.reports.compare import ARMS, NAMES, arms_of, load_sentence, summarize, text_table
+from llm_rl.reports.compare import ARMS, NAMES, arms_of, load_sentence, rollout_sentence, summarize, text_table
 from llm_rl.reports.render import markdown, page
 from llm_rl.reports.runs import ReportError, read_run
 from llm_rl.reports.sections import blocks
@@ -88,6 +88,8 @@ def main(argv=None):
         print(sentence_of_load)
     print(text_table(summary))
     for arm in arms_of(summary)[1:]:
+        if summary[arm]["gain"]["rollout_per_token"] is not None:
+            print(rollout_sentence(summary, arm))
         if summary[arm]["sampled"]:
             print(sentence(summary[arm]["sampled"], NAMES[arm]))
     print(

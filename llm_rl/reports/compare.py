@@ -108,6 +108,7 @@ def _arm(run, first):
         "rollout_s": mean("timing_s/gen"),
         "step_s": mean("timing_s/step"),
         "rollout_s_per_step": run.values("timing_s/gen"),
+        "tokens_per_training_step": run.values(SPEC + "tokens"),
         "step_s_per_step": run.values("timing_s/step"),
         **totals,
         "tokens_per_step": totals["tokens"] / totals["request_steps"],
@@ -207,6 +208,21 @@ def load_sentence(summary, say=lambda english, chinese: english):
         "that load as well; engine steps and tokens a step do not depend on it.",
         f"机器当时繁忙：其他进程占用了部分 CPU 时间，{'，'.join(shares)}。下面的时间也反映了这一负载；"
         "引擎步数与每步 token 数不受影响。",
+    )
+
+
+def rollout_sentence(summary, arm):
+    """What a token of the rollout took with `arm` and without, over the training steps that count and in single ones."""
+    first, last = summary["first_step_counted"], summary["steps"]
+
+    names = ("rollout_s_per_step", "tokens_per_training_step")
+    rows = [[summary[of][name][first - 1 :] for name in names] for of in ("off", arm)]
+    off, on = (1e3 * sum(seconds) / sum(tokens) for seconds, tokens in rows)
+    steps = zip(*rows[0], *rows[1], strict=True)
+    gains = [old * new_tokens / new / tokens - 1 for old, tokens, new, new_tokens in steps if tokens and new]
+    return (
+        f"A token of the rollout took {on:.3f} ms with {NAMES[arm]}, {off:.3f} ms with SAM off: {off / on - 1:+.1%} over "
+        f"training steps {first} to {last}, from {min(gains):+.1%} to {max(gains):+.1%} in single ones."
     )
 
 

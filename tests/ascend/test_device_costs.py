@@ -112,6 +112,7 @@ MISTAKES = {
     "a shift": ("n.long() >> 3", "AICPU"),
     "an operator that is not in the table": ("torch.special.erfcx(x)", "unknown"),
     "arithmetic": ("(x * 2 + 1).softmax(1).argmax(1)", None),
+    "infinities replaced": ("x.nan_to_num(nan=0.0, posinf=1.0)", None),
     "pinned memory": ("torch.ones(2).pin_memory().to('npu', non_blocking=True)", None),
     "a copy that does not block": ("x.to('cpu', non_blocking=True)", None),
     "on the host": ("torch.ones(3)[torch.ones(3) > 0].tolist()", None),

@@ -31,6 +31,11 @@ def test_writes_the_report_and_nothing_else(tmp_path, capsys):
     assert files == {*pages, "summary.json", "kept.txt", *(f"pictures/{name}.png" for name in PICTURES)}
     assert set(json.loads((tmp_path / "report" / "summary.json").read_text())) >= {"off", "on", "auto"}
     lines = capsys.readouterr().out.splitlines()
+    took = (
+        "A token of the rollout took 50.000 ms with SAM {}, 62.500 ms with SAM off: +25.0% over training steps 2 to 3, "
+    )
+    for arm in ("on", "auto"):
+        assert [line for line in lines if line.startswith(took.format(arm))]
     assert lines[3].split()[-3:] == ["+25.0%", "2.00", "+25.0%"] and lines[-1].startswith("report: ")
 
 

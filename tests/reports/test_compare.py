@@ -8,7 +8,7 @@ from run_folders import edit_step, write_answers, write_run
 
 from llm_rl.reports.__main__ import load, main
 from llm_rl.reports.answers import sentence
-from llm_rl.reports.compare import load_sentence, text_table
+from llm_rl.reports.compare import load_sentence, rollout_sentence, text_table
 from llm_rl.reports.drafting import step_costs
 from llm_rl.reports.runs import Run, read_run
 from llm_rl.reports.sections import blocks
@@ -206,6 +206,14 @@ def test_names_the_setting_that_differs(tmp_path, capsys):
     write_run(tmp_path / "off", "off", config={"sam": "off", "verl": {"data": {"n": 4, "m": 1}}})
     write_run(tmp_path / "on", "batch", config={"sam": "batch", "verl": {"data": {"n": 8, "m": 1}}})
     assert_refused(tmp_path, capsys, "the runs differ in config.verl.data.n;")
+
+
+def test_says_what_a_token_of_the_rollout_took(runs):
+    edit_step(runs / "on", 3, **{"timing_s/gen": 2.5})
+    assert rollout_sentence(summary_of(runs), "on") == (
+        "A token of the rollout took 56.250 ms with SAM on, 62.500 ms with SAM off: +11.1% over training steps 2 to 3, "
+        "from +0.0% to +25.0% in single ones."
+    )
 
 
 def test_refuses_runs_of_different_length(tmp_path, capsys):
