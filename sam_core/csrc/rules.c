@@ -44,14 +44,16 @@ typedef struct {
     uint16_t first, count; // of its candidates
 } seen_node;
 
-// The block of a rule_record; candidates follow, then nodes.
+// The block of a rule_record; kept tokens follow, then candidates, then nodes.
 typedef struct {
-    int32_t token[RULE_MAX_DRAFT];
-    int32_t parent[RULE_MAX_DRAFT];
-    uint16_t cell[RULE_MAX_DRAFT]; // of each drafted token, unless it was mixed
-    int32_t last[RULE_LAST];       // tokens before the draft
+    int32_t last[RULE_LAST]; // tokens before the draft
     uint32_t node_count, candidate_count;
 } record_block;
+
+typedef struct {
+    int32_t token, parent;
+    uint32_t cell; // unless it was mixed
+} kept_token;
 
 typedef struct {
     seen_node seen;
@@ -832,8 +834,8 @@ void rule_record_free(rule_record *record, sam_memory *memory) {
 
 // Keeps what rule_learn needs. Returns false if there is no memory.
 static bool keep(const draft *d, sam_memory *memory, const output *o, rule_record *record) {
-    size_t candidates = d->candidate_count * sizeof(candidate);
-    size_t bytes = sizeof(record_block) + candidates + d->node_count * sizeof(seen_node);
+    size_t tokens = o->size * sizeof(kept_token), candidates = d->candidate_count * sizeof(candidate);
+    size_t bytes = sizeof(record_block) + tokens + candidates + d->node_count * sizeof(seen_node);
     if (bytes > record->bytes) {
         size_t roomy = bytes + bytes / 2;
         void *block = sam_resize(memory, record->block, record->bytes, roomy);
@@ -843,15 +845,15 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
         record->bytes = roomy;
     }
     record_block *block = record->block;
-    memcpy(block->token, o->tokens, o->size * sizeof(int32_t));
-    memcpy(block->parent, o->parents, o->size * sizeof(int32_t));
-    memcpy(block->cell, o->cells, o->size * sizeof(uint16_t));
     memcpy(record->source, o->sources, o->size);
     memcpy(block->last, d->context->last, sizeof block->last);
     block->node_count = d->node_count;
     block->candidate_count = d->candidate_count;
-    memcpy(block + 1, d->model->candidates, candidates);
-    seen_node *nodes = (seen_node *)((char *)(block + 1) + candidates);
+    kept_token *kept = (kept_token *)(block + 1);
+    for (uint32_t i = 0; i < o->size; i++)
+        kept[i] = (kept_token){o->tokens[i], o->parents[i], o->cells[i]};
+    memcpy(kept + o->size, d->model->candidates, candidates);
+    seen_node *nodes = (seen_node *)((char *)(kept + o->size) + candidates);
     for (uint32_t i = 0; i < d->node_count; i++)
         nodes[i] = d->model->nodes[i].seen;
     record->drafted = o->size - o->cut;
@@ -939,7 +941,8 @@ void rule_learn(rule_model *rm, rule_name rule, rule_record *record, const int32
         return;
     model *m = &rm->model;
     const record_block *block = record->block;
-    const candidate *candidates = (const candidate *)(block + 1);
+    const kept_token *kept = (const kept_token *)(block + 1);
+    const candidate *candidates = (const candidate *)(kept + record->kept);
     const seen_node *nodes = (const seen_node *)(candidates + block->candidate_count);
     int32_t last[RULE_LAST];
     memcpy(last, block->last, sizeof last);
@@ -949,13 +952,13 @@ void rule_learn(rule_model *rm, rule_name rule, rule_record *record, const int32
     for (uint32_t i = 0; i < count; i++) {
         int32_t next = -1;
         for (uint32_t j = 0; j < record->kept; j++) {
-            if (block->parent[j] != at)
+            if (kept[j].parent != at)
                 continue;
-            bool outcome = block->token[j] == tokens[i];
+            bool outcome = kept[j].token == tokens[i];
             if (outcome)
                 next = (int32_t)j;
             if (rule != RULE_BLEND)
-                model_update(&m->learned.cells[block->cell[j]], outcome);
+                model_update(&m->learned.cells[kept[j].cell], outcome);
         }
         if (next < 0 || (uint32_t)next == record->drafted)
             break;

@@ -50,6 +50,15 @@ def by_source(pool, what="drafts"):
 # ---- one request ----------------------------------------------------------------------------------------------------
 
 
+def test_record_of_a_draft_is_as_large_as_the_draft():
+    pool = make("blend", sources=("request",))
+    slot = pool.open([A, B, C, B, C])
+    draft(pool, slot, k=0)
+    before = pool.stats()["bytes_used"]
+    assert len(draft(pool, slot, k=3)) == 3
+    assert 0 < pool.stats()["bytes_used"] - before < 1000
+
+
 @pytest.mark.parametrize("rule", COPIES)
 def test_worked_example_of_the_article(rule):
     pool = make(rule, sources=("request",))

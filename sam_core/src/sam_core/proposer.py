@@ -163,7 +163,7 @@ class SamProposer:
         auto = isinstance(self.switch, AutoSwitch)
         on = not auto and self.switch.step(batch)
         turn = slice(0, batch) if on or gave else self._next_turn(batch)
-        drafts: list[list[int]] = [[] for _ in range(batch)]
+        drafts: list[list[int]] | None = None
         if same and not auto and turn.start == turn.stop:
             self._rows = token_rows, self._rows[1], ends
         else:
@@ -184,6 +184,8 @@ class SamProposer:
         self.has_news = not same or gave or self._gave or start - self._heard >= REPORT_S
         if self.has_news:
             self._heard = start
+        if drafts is None:
+            drafts = [[] for _ in range(batch)]
         self._seconds += time.perf_counter() - start
         return drafts
 
