@@ -2,10 +2,6 @@
 """Speculation changes nothing: greedy answers of the engine with `sam` equal those without, token for token."""
 
 import random
-from collections import deque
-from concurrent.futures import Future
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 from conftest import KNOWN_PROMPT, VOCAB
 from engine_checks import settled, speculated
@@ -106,22 +102,6 @@ def test_switch_turns_at_the_exact_batch_size(sam, prompts):
     after = sam.drafter()
     assert after["transitions"] - before["transitions"] >= 3  # on, off, on, off
     assert after["steps_on"] - before["steps_on"] < after["steps"] - before["steps"]
-
-
-def test_drafts_reach_the_scheduler_where_steps_overlap():
-    """Under pipeline parallelism the core keeps a queue of batches."""
-    from vllm.v1.engine.core import EngineCore
-
-    core, output, drafts = object.__new__(EngineCore), Future(), []
-    output.set_result(SimpleNamespace(draft_token_ids="drafts"))
-    core.batch_queue, core.batch_queue_size = deque([(output, "scheduled", None)]), 2
-    core.log_error_detail = core.log_iteration_details = nullcontext
-    core._process_aborts_queue = lambda: None
-    core.scheduler = SimpleNamespace(
-        has_requests=lambda: False, update_from_output=lambda *_: {}, update_draft_token_ids=drafts.append
-    )
-    core.step_with_batch_queue()
-    assert drafts == ["drafts"]
 
 
 def test_off_costs_nothing(plain, sam, prompts):
