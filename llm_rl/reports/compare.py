@@ -125,6 +125,11 @@ def _arm(run, first):
     }
 
 
+def _rollout_ms_a_token(arm, first):
+    """Over all training steps but the `first` ones."""
+    return 1e3 * (len(arm["rewards"]) - first) * arm["rollout_s"] / arm["tokens"]
+
+
 def arms_of(summary):
     """The arms of a summary, `off` first."""
     return [arm for arm in ("off", *ARMS) if arm in summary]
@@ -149,9 +154,6 @@ def table(summary):
     def mean(values):
         return sum(values[first:]) / len(values[first:])
 
-    def ms_a_token(arm):
-        return 1e3 * (len(arm["rewards"]) - first) * arm["rollout_s"] / arm["tokens"]
-
     def cpu_ms_a_token(arm):
         return 1e3 * arm["cpu_s"] / arm["tokens"] if arm["cpu_s"] else None
 
@@ -169,7 +171,13 @@ def table(summary):
     rows += [
         line("rollout, s a training step", "rollout，秒/训练步", lambda arm: arm["rollout_s"], ".2f", "rollout"),
         line("training step, s", "训练步，秒", lambda arm: arm["step_s"], ".2f", "step"),
-        line("rollout, ms a token", "rollout，毫秒/token", ms_a_token, ".3f", "rollout_per_token"),
+        line(
+            "rollout, ms a token",
+            "rollout，毫秒/token",
+            lambda arm: _rollout_ms_a_token(arm, first),
+            ".3f",
+            "rollout_per_token",
+        ),
         line("tail, s", "长尾，秒", lambda arm: arm["tail_s"], ".2f", None if per_token else "tail"),
     ]
     if per_token:
@@ -214,14 +222,12 @@ def load_sentence(summary, say=lambda english, chinese: english):
 def rollout_sentence(summary, arm):
     """What a token of the rollout took with `arm` and without, over the training steps that count and in single ones."""
     first, last = summary["first_step_counted"], summary["steps"]
-
+    off, on = (_rollout_ms_a_token(summary[of], first - 1) for of in ("off", arm))
     names = ("rollout_s_per_step", "tokens_per_training_step")
-    rows = [[summary[of][name][first - 1 :] for name in names] for of in ("off", arm)]
-    off, on = (1e3 * sum(seconds) / sum(tokens) for seconds, tokens in rows)
-    steps = zip(*rows[0], *rows[1], strict=True)
+    steps = zip(*(summary[of][name][first - 1 :] for of in ("off", arm) for name in names), strict=True)
     gains = [old * new_tokens / new / tokens - 1 for old, tokens, new, new_tokens in steps if tokens and new]
     return (
-        f"A token of the rollout took {on:.3f} ms with {NAMES[arm]}, {off:.3f} ms with SAM off: {off / on - 1:+.1%} over "
+        f"A token of the rollout took {on:.3f} ms with {NAMES[arm]}, {off:.3f} ms with SAM off: {summary[arm]['gain']['rollout_per_token']:+.1%} over "
         f"training steps {first} to {last}, from {min(gains):+.1%} to {max(gains):+.1%} in single ones."
     )
 

@@ -12,6 +12,8 @@ import os
 import sys
 import traceback
 
+from no_sam_core import hide
+
 
 def sync(model, settings, prompts):
     import torch
@@ -39,9 +41,7 @@ def server(model, settings, prompts):
 if __name__ == "__main__":
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for name in [name for name in sys.modules if name.startswith("sam_core")]:
-        del sys.modules[name]
-    sys.modules["sam_core"] = None  # importing it raises ImportError
+    hide()
     mode, model, *rest = sys.argv[1:]
     try:
         answer = {"sync": sync, "async": server}[mode](model, *map(json.loads, rest))

@@ -159,7 +159,7 @@ def rejection_sample(
     accept = draws.uniform < p
     if is_greedy is not None:
         best = best.int()
-        accept = torch.where(is_greedy.index_select(0, rows.owner), drafted == best, accept)
+        accept = torch.where(per_row(is_greedy, num_draft_tokens), drafted == best, accept)
     accepted = rows.accepted(accept)
     ends = rows.index.gather(1, accepted)
     # a row at which a request ends before its last one has refused its draft
@@ -430,9 +430,9 @@ def row_tokens(output_token_ids: torch.Tensor, num_draft_tokens: Sequence[int]) 
 
     output_token_ids: [B, K + 1] of verification.
     """
-    width = output_token_ids.shape[1]
-    index = [i * width + j for i, n in enumerate(num_draft_tokens) for j in range(n + 1)]
-    index = _to_device(np.array(index, np.int64), output_token_ids.device)
+    rows = _rows(tuple(num_draft_tokens), output_token_ids.device)
+    index = rows.owner_array * output_token_ids.shape[1] + rows.column_array
+    index = _to_device(index, output_token_ids.device)
     return output_token_ids.flatten()[index].long().clamp(min=0)
 
 
