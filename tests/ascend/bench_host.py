@@ -10,8 +10,9 @@ holds each request as a task, the worker in a process of its own. On the platfor
 torch_npu; the seconds inside its own attention and cache operators, which no host would spend, are taken off.
 
 A turn's figure is the lower quartile of its steps in which all requests decode, as what else the machine does makes
-steps only longer. Printed are the median over turns, and that of the ratios to the arm beside in the same turn, with a
-bootstrap interval of 95 %.
+steps only longer. One start of a process can be a tenth slower than the next for as long as it lives, so all engines
+start several times. Printed are the median over all turns, and the mean over starts of the median ratio to the arm beside
+in the same turn, with a bootstrap interval of 95 % over starts and their turns.
 """
 
 import argparse
@@ -125,12 +126,14 @@ def step_ms(engine: Engine, arm: str, batch: int, turn: int) -> float:
     return 1e3 * (statistics.quantiles(steps, n=4)[0] - statistics.quantiles(inside, n=4)[0])
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """Bootstrap interval of the median."""
+def ratio(ratios: np.ndarray) -> tuple[float, float, float]:
+    """Mean over starts of the median over turns, and its bootstrap interval; ratios: [starts, turns]."""
     rng = np.random.default_rng(0)
-    medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
-    low, high = np.percentile(medians, [2.5, 97.5])
-    return float(low), float(high)
+    num_starts, num_turns = ratios.shape
+    starts = rng.integers(num_starts, size=(2000, num_starts, 1))
+    turns = rng.integers(num_turns, size=(2000, num_starts, num_turns))
+    low, high = np.percentile(np.median(ratios[starts, turns], axis=2).mean(1), [2.5, 97.5])
+    return float(np.median(ratios, axis=1).mean()), float(low), float(high)
 
 
 def measure(engines: dict[str, Engine], batch: int, turns: int) -> dict[str, list[float]]:
@@ -140,16 +143,16 @@ def measure(engines: dict[str, Engine], batch: int, turns: int) -> dict[str, lis
     for turn in range(turns + 1):  # the first warms up
         for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
             times[arm].append(step_ms(engines[arm], arm, batch, turn))
-    return {arm: found[1:] for arm, found in times.items()}
+    return {arm: values[1:] for arm, values in times.items()}
 
 
-def line(times: dict[str, list[float]], arm: str, batch: int) -> str:
+def line(starts: list[dict[str, list[float]]], arm: str, batch: int) -> str:
     """A row of the table."""
-    beside, cells = ARMS[arm][2], [str(batch), arm, f"{statistics.median(times[arm]):.2f}", "", ""]
+    times = {name: np.array([start[name] for start in starts]) for name in ARMS}
+    beside, cells = ARMS[arm][2], [str(batch), arm, f"{np.median(times[arm]):.2f}", "", ""]
     if beside:
-        ratios = [ours / plain for ours, plain in zip(times[arm], times[beside], strict=True)]
-        low, high = interval(ratios)
-        cells[3] = f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+        mean, low, high = ratio(times[arm] / times[beside])
+        cells[3] = f"{mean:.3f} ({low:.3f} to {high:.3f})"
         cells[4] = str(GOALS.get((arm, None)) or GOALS.get((arm, batch), ""))
     return f"| {' | '.join(cells)} |"
 
@@ -160,7 +163,8 @@ def main() -> int:
     parser.add_argument("--platform", nargs="+", choices=platforms, default=platforms)
     parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 64], help="requests at a time")
-    parser.add_argument("--turns", type=int, default=21, help="timed turns of each arm (default 21)")
+    parser.add_argument("--starts", type=int, default=6, help="starts of all engines (default 6)")
+    parser.add_argument("--turns", type=int, default=5, help="timed turns of each arm a start (default 5)")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench-host"), help="folder of the JSON file")
     args = parser.parse_args()
     record: dict = {}
@@ -168,11 +172,15 @@ def main() -> int:
     for platform, placement in itertools.product(args.platform, args.placement):
         print(f"\nvLLM {VERSION}, {platform}, {placement}\n", flush=True)
         print("| requests | arm | ms a step | beside plain | goal |\n|---:|---|---:|---|---|", flush=True)
-        with engines_of(platform, placement) as engines:
-            for batch in args.batch:
-                times = measure(engines, batch, args.turns)
-                print(*(line(times, arm, batch) for arm in ARMS), sep="\n", flush=True)
-                record.setdefault(platform, {}).setdefault(placement, {})[batch] = times
+        starts: dict[int, list] = {batch: [] for batch in args.batch}
+        for number in range(args.starts):
+            with engines_of(platform, placement) as engines:
+                for batch in args.batch:
+                    starts[batch].append(measure(engines, batch, args.turns))
+            print(f"start {number + 1} of {args.starts} done", file=sys.stderr, flush=True)
+        for batch in args.batch:
+            print(*(line(starts[batch], arm, batch) for arm in ARMS), sep="\n", flush=True)
+        record.setdefault(platform, {})[placement] = starts
     print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
     args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / f"vllm-{VERSION}.json", {"tokens": NUM_TOKENS, "ms_a_step": record})

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts for engines that schedule asynchronously: the device completes what the host drafted from older text.
+
+While the host drafts, a step still runs on the device, so the host does not know the tokens that the step will sample.
+The host's chain begins behind the last token that it knows. On the device, `draft` takes what follows in the chain where
+the sampled tokens are its beginning. Else, and where the chain is too short, it continues with what followed the newest
+occurrence of the last tokens, the longest suffix of 1 to MAX_NGRAM of them, in the texts of the request's group or, if
+that is longer, in those of all requests. Where even the last token is new, it drafts the most frequent token. The host
+keeps the texts in an `NgramTable`; the device gets what changed together with the chains, one step late.
+
+Neither side waits for the other. A wrong draft costs speed only, as every draft is verified: the table may forget. Its
+hashes are sums of products below 2**63, so that no integer overflows, whatever a device does then.
+
+Shapes: B requests of a step, k draft tokens a request, at most; E cells of the table that changed.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+MAX_NGRAM = 5
+MAX_TOKEN = 1 << 20
+"""Token ids and numbers of groups are below it: the hashes rely on it."""
+CHECK = 0x7FFFFFFF
+COMMON = 1
+"""Number of the group that all texts belong to beside their own. No group is 0: an empty slot is that of token 0."""
+NO_TOKEN = -1
+"""Stands behind the last token of a text."""
+
+
+@functools.cache
+def _factors() -> Int64:
+    """Of the hashes, [MAX_NGRAM + 1, 2 * MAX_NGRAM]: what each column of a key, the group's number and the last tokens,
+    oldest first, is multiplied by, for the slots of n-grams of 1, 2 .. tokens, then for their checks; 0: not part."""
+    factors = np.random.default_rng(0).integers(1 << 38, 1 << 40, (MAX_NGRAM + 1, 2 * MAX_NGRAM)) | 1
+    for n in range(1, MAX_NGRAM + 1):
+        factors[1 : 1 + MAX_NGRAM - n, [n - 1, MAX_NGRAM + n - 1]] = 0
+    return factors
+
+
+class NgramTable:
+    """What followed the newest occurrence of each n-gram in the texts of a group: one array of int32, and its changes.
+
+    `memory` holds the texts, one a row, then pairs of a position and a check, one a slot. A position is the index in
+    `memory` of the token that followed. N-grams share slots, of which the newest has it.
+
+    Args:
+        num_texts: rows. A text that has ended stays until its row is needed.
+        max_length: tokens of a text.
+        num_slots: a power of two.
+        vocab_size: tokens of the model's vocabulary.
+    """
+
+    def __init__(self, num_texts: int, max_length: int, num_slots: int, vocab_size: int) -> None:
+        self.width = max_length + 1
+        self.base = num_texts * self.width
+        self.num_slots = num_slots
+        self.memory = np.zeros(self.base + 2 * num_slots, np.int32)
+        self.memory[: self.base : self.width] = NO_TOKEN
+        self.most_frequent = 0
+        """The token that came most often."""
+        self._counts = np.zeros(vocab_size, np.int64)
+        self._changed: list[Int64] = []
+
+    def append(self, texts: Int32, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
+        """Add the tokens `starts` to `ends` of each of B texts.
+
+        Args:
+            texts: int32 [B], the row of each text.
+            groups: int32 [B], the number of the group it belongs to, COMMON + 1 .. MAX_TOKEN - 1.
+            token_rows: int32 [B or more, W], the tokens of each text from its first on.
+            starts, ends: int32 [B].
+        """
+        counts = ends - starts
+        row = np.repeat(np.arange(len(texts)), counts)
+        if not len(row):
+            return
+        first = np.cumsum(counts) - counts
+        column = np.arange(len(row)) - (first - starts)[row]
+        cells = texts[row].astype(np.int64) * self.width + column
+        behind = cells[(first + counts)[counts > 0] - 1] + 1
+        tokens = token_rows[row, column]
+        self._write(cells, tokens)
+        self._write(behind, NO_TOKEN)
+        before = column[:, None] + np.arange(-MAX_NGRAM, 0)
+        last = token_rows[row[:, None], np.maximum(before, 0)]
+        whole = before[:, ::-1] >= 0
+        positions = np.broadcast_to(cells[:, None], whole.shape)[whole]
+        for numbers in (groups[row], np.full(len(row), COMMON, np.int32)):
+            sums = np.concatenate([numbers[:, None], last], axis=1).astype(np.int64) @ _factors()
+            pairs = self.base + 2 * (sums[:, :MAX_NGRAM][whole] & self.num_slots - 1)
+            self._write(pairs, positions)
+            self._write(pairs + 1, sums[:, MAX_NGRAM:][whole] & CHECK)
+        np.add.at(self._counts, tokens, 1)
+        leader = tokens[self._counts[tokens].argmax()]
+        if self._counts[leader] > self._counts[self.most_frequent]:
+            self.most_frequent = int(leader)
+
+    def _write(self, cells: Int64, values: npt.ArrayLike) -> None:
+        self.memory[cells] = values
+        self._changed.append(cells)
+
+    def changes(self) -> tuple[Int64, Int32]:
+        """The cells that changed since the last call, int64 [E], each once, and what they hold, int32 [E]."""
+        cells = np.unique(np.concatenate(self._changed)) if self._changed else np.zeros(0, np.int64)
+        self._changed = []
+        return cells, self.memory[cells]
+
+
+def draft(
+    memory: torch.Tensor,
+    num_slots: int,
+    most_frequent: torch.Tensor,
+    chains: torch.Tensor,
+    chain_lengths: torch.Tensor,
+    tails: torch.Tensor,
+    groups: torch.Tensor,
+    sampled: torch.Tensor,
+    num_sampled: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draft behind the tokens that a step has just sampled. No value is read by the host.
+
+    Args:
+        memory: int32, that of an NgramTable of `num_slots`.
+        most_frequent: int64 [], that of the table.
+        chains: int64 [B, 2k + 1], what the host drafts behind the tokens that it knows.
+        chain_lengths: int64 [B].
+        tails: int64 [B, MAX_NGRAM], the last tokens that the host knows, oldest first.
+        groups: int64 [B].
+        sampled: int64 [B, k + 1], tokens of the step, each row as many as num_sampled says; the others are anything.
+        num_sampled: int64 [B], 0 .. k + 1.
+
+    Returns:
+        Drafts int64 [B, k], and their lengths int64 [B], 1 .. k; behind a draft stands its last token again.
+    """
+    k = sampled.shape[1] - 1
+    count = num_sampled.unsqueeze(1)
+    columns, factors, priorities = _constants(k, memory.device)
+    follows = ((chains[:, : k + 1] == sampled) | (columns[: k + 1] >= count)).all(1, keepdim=True)
+    ahead = torch.where(follows, (chain_lengths - num_sampled).clamp(0, k).unsqueeze(1), 0)
+    # what the chain leaves is looked up behind the text with that much of the chain
+    text = torch.cat([tails, torch.where(follows, chains[:, : k + 1], sampled), chains[:, k + 1 :]], 1)
+    last = text.gather(1, count + ahead + columns[:MAX_NGRAM])
+    sums = (last.unsqueeze(2) * factors[1:]).sum(1)
+    sums = torch.stack([groups.unsqueeze(1) * factors[0], factors[0].expand(len(groups), -1)], 1) + sums.unsqueeze(1)
+    sums = sums.unflatten(2, (2, MAX_NGRAM))
+    pairs = (sums[:, :, 0] & num_slots - 1) * 2 + (memory.shape[0] - 2 * num_slots)
+    entries = memory[torch.stack([pairs, pairs + 1])]
+    priority = torch.where(entries[1] == (sums[:, :, 1] & CHECK), priorities, 0).flatten(1)
+    best = priority.amax(1, keepdim=True)
+    position = torch.where((priority == best) & (best > 0), entries[0].flatten(1), 0).sum(1, keepdim=True)
+    following = memory[position + columns[:k]].long()
+    found = torch.where((following < 0) | (best == 0), columns[:k], k).amin(1, keepdim=True)
+    following[:, :1] = torch.where(found > 0, following[:, :1], most_frequent)
+    lengths = (ahead + found.clamp(min=1)).clamp(max=k)
+    index = torch.minimum(columns[:k], lengths - 1)
+    from_chain = chains.gather(1, count + columns[:k])
+    tokens = torch.where(columns[:k] < ahead, from_chain, following.gather(1, (columns[:k] - ahead).clamp(min=0)))
+    return tokens.gather(1, index), lengths.squeeze(1)
+
+
+@functools.lru_cache(8)
+def _constants(k: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Column numbers, factors, and the priorities of matches: longer ones first, the group's before common ones."""
+    lengths = torch.arange(1, MAX_NGRAM + 1, device=device)
+    columns = torch.arange(max(k, MAX_NGRAM) + 1, device=device)
+    return columns, torch.from_numpy(_factors()).to(device), torch.stack([2 * lengths + 1, 2 * lengths])

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts that the device completes: the table and the look-up, against dictionaries and plain integers."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from sam_core.device_drafts import CHECK, COMMON, MAX_NGRAM, MAX_TOKEN, NO_TOKEN, NgramTable, _factors, draft
+
+K = 3
+VOCABULARY = 200
+
+
+class Oracle:
+    """A table of dictionaries and plain integers; n-grams share slots as those of NgramTable do."""
+
+    def __init__(self, num_slots):
+        self.num_slots, self.slots, self.texts, self.counts = num_slots, {}, {}, Counter()
+
+    def hashes(self, group, ngram):
+        slot, check = (
+            group * int(factors[0]) + sum(int(f) * t for f, t in zip(factors[-len(ngram) :], ngram, strict=True))
+            for factors in (_factors()[:, len(ngram) - 1], _factors()[:, MAX_NGRAM + len(ngram) - 1])
+        )
+        assert max(slot, check) < 1 << 63
+        return slot % self.num_slots, check & CHECK
+
+    def append(self, texts, groups, new):
+        places = []
+        for text, group, tokens in zip(texts, groups, new, strict=True):
+            known = self.texts.setdefault(text, [])
+            for token in tokens:
+                places += [(group, known[-n:], text, len(known)) for n in range(1, min(MAX_NGRAM, len(known)) + 1)]
+                known.append(token)
+                self.counts[token] += 1
+        for common in (False, True):
+            for group, ngram, text, at in places:
+                slot, check = self.hashes(COMMON if common else group, ngram)
+                self.slots[slot] = check, text, at
+
+    def following(self, group, text, k):
+        for n in range(MAX_NGRAM, 0, -1):
+            for number in (group, COMMON):
+                slot, check = self.hashes(number, text[-n:])
+                entry = self.slots.get(slot)
+                if entry and entry[0] == check:
+                    return self.texts[entry[1]][entry[2] : entry[2] + k]
+        return []
+
+    def draft(self, group, text, chain, sampled, frequent, k):
+        ahead = chain[len(sampled) :][:k] if chain[: len(sampled)] == sampled else []
+        more = self.following(group, text + sampled + ahead, k) or [frequent]
+        return (ahead + more)[:k]
+
+
+def rows_of(texts):
+    rows = np.zeros((len(texts), max(map(len, texts))), np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = text
+    return rows
+
+
+class Device:
+    """A table's copy, brought up to date as on a device: by the cells that changed."""
+
+    def __init__(self, table):
+        self.table, self.memory = table, torch.from_numpy(table.memory.copy())
+
+    def update(self):
+        cells, values = self.table.changes()
+        assert len(set(cells.tolist())) == len(cells)
+        self.memory.index_copy_(0, torch.from_numpy(cells), torch.from_numpy(values))
+        assert (self.memory.numpy() == self.table.memory).all()
+
+    def draft(self, k, groups, texts, chains, sampled):
+        """Drafts, without what stands behind their ends."""
+        padded = np.full((len(texts), 2 * k + 1), 7)
+        for row, chain in zip(padded, chains, strict=True):
+            row[: len(chain)] = chain
+        tokens = np.full((len(texts), k + 1), NO_TOKEN)
+        for row, new in zip(tokens, sampled, strict=True):
+            row[: len(new)] = new
+        tails = np.zeros((len(texts), MAX_NGRAM), np.int64)
+        for row, text in zip(tails, texts, strict=True):
+            last = text[-MAX_NGRAM:]
+            row[MAX_NGRAM - len(last) :] = last
+        lengths, counts = np.array([*map(len, chains)]), np.array([*map(len, sampled)])
+        arguments = self.table.most_frequent, padded, lengths, tails, np.array(groups, np.int64), tokens, counts
+        out, lengths = draft(self.memory, self.table.num_slots, *map(torch.as_tensor, arguments))
+        drafts = [row[:n] for row, n in zip(out.tolist(), lengths.tolist(), strict=True)]
+        assert out.tolist() == [row + row[-1:] * (k - len(row)) for row in drafts]
+        return drafts
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_drafts_are_those_of_dictionaries(k, seed):
+    """Random texts in groups, fed in random portions; chains that hold, break off or are empty."""
+    rng = random.Random(seed)
+    size, num_slots = rng.choice([2, 5, 40, 150]), rng.choice([1 << 10, 1 << 16])
+    table, oracle = NgramTable(6, 400, num_slots, VOCABULARY), Oracle(num_slots)
+    device, numbers = Device(table), np.arange(6, dtype=np.int32)
+    groups, texts = [rng.randrange(COMMON + 1, MAX_TOKEN) for _ in range(3)] * 2, [[] for _ in range(6)]
+    looked_up = held = 0
+    for _ in range(15):
+        new = [[rng.randrange(size) for _ in range(rng.randrange(12))] for _ in texts]
+        starts = [*map(len, texts)]
+        for text, tokens in zip(texts, new, strict=True):
+            text += tokens
+        oracle.append(numbers.tolist(), groups, new)
+        ends = [*map(len, texts)]
+        table.append(numbers, np.array(groups, np.int32), rows_of(texts), *np.array([starts, ends], np.int32))
+        device.update()
+        assert oracle.counts[table.most_frequent] == max(oracle.counts.values())
+        sampled = [[rng.randrange(size) for _ in range(rng.randrange(k + 2))] for _ in texts]
+        chains = [[rng.randrange(size) for _ in range(rng.randrange(2 * k + 2))] for _ in texts]
+        for chain, tokens in zip(chains, sampled, strict=True):
+            if rng.random() < 0.5:
+                chain[: len(tokens)] = tokens[: len(chain)]
+        enough = [i for i in range(6) if len(texts[i]) >= MAX_NGRAM]
+        expected = [oracle.draft(groups[i], texts[i], chains[i], sampled[i], table.most_frequent, k) for i in enough]
+        got = device.draft(k, *([values[i] for i in enough] for values in (groups, texts, chains, sampled)))
+        assert got == expected
+        held += sum(chains[i][: len(sampled[i])] == sampled[i] for i in enough)
+        looked_up += sum(draft != [table.most_frequent] for draft in got)
+    assert looked_up > 30 and held > 15
+
+
+def table_of(texts, groups, num_slots=1 << 12):
+    table = NgramTable(len(texts), 400, num_slots, MAX_TOKEN)
+    ends = np.array([*map(len, texts)], np.int32)
+    table.append(*np.array([range(len(texts)), groups], np.int32), rows_of(texts), np.zeros_like(ends), ends)
+    return table
+
+
+def test_the_most_frequent_token_is_drafted_where_the_last_is_new():
+    device = Device(table_of([[5, 1, 2, 3, 1, 4]], [9]))
+    assert device.draft(K, [9], [[4]], [[]], [[77]]) == [[1]]
+    assert device.draft(K, [9], [[4]], [[77, 78]], [[77]]) == [[78, 1]]
+
+
+def test_a_row_that_is_used_again_gives_the_new_text():
+    table = table_of([[1, 2, 3, 4, 5, 6, 7, 8]], [3])
+    device = Device(table)
+    table.append(*np.array([[0], [2]], np.int32), rows_of([[1, 2, 9]]), *np.array([[0], [3]], np.int32))
+    device.update()
+    assert device.draft(K, [2], [[0, 0, 0, 0, 1]], [[]], [[2]]) == [[9]]
+
+
+def test_a_match_in_the_group_goes_before_one_as_long_elsewhere():
+    device = Device(table_of([[1, 2, 3], [1, 2, 4], [8, 1, 2, 5]], [10, 11, 12]))
+    tails = [[0, 0, 0, 0, 1]] * 3 + [[0, 0, 0, 8, 1]]
+    assert device.draft(K, [10, 11, 13, 10], tails, [[]] * 4, [[2]] * 4) == [[3], [4], [5], [5]]
+
+
+def test_hashes_of_the_largest_numbers_do_not_overflow():
+    token = MAX_TOKEN - 1
+    device = Device(table_of([[token] * 8], [MAX_TOKEN - 1]))
+    assert device.draft(K, [token], [[token] * 5], [[]], [[token]]) == [[token]]
+    Oracle(1).hashes(token, [token] * MAX_NGRAM)
+
+
+def test_a_table_that_is_too_small_forgets_and_drafts_tokens_of_its_texts():
+    rng = random.Random(0)
+    texts = [[rng.randrange(100, 150) for _ in range(300)] for _ in range(4)]
+    device = Device(table_of(texts, [3] * 4, 64))
+    for text in texts:
+        assert all(100 <= t < 150 for t in device.draft(8, [3], [text[:200]], [[]], [text[200:203]])[0])
