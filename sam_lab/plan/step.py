@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One DAPO step: answers dealt to engines, rounds of generation, training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sam_core.routing import PromptRoutes
+
+from llm_rl import layout
+from llm_rl.layout import GIB, Shape
+from sam_lab.plan.cost import Cost
+from sam_lab.plan.simulate import Engines, Policy, Trace
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a recipe says of its rollout.
+
+    data: ranks of an engine that meet in every step, as experts are spread over them; 1: engines run on their own.
+    gen_prompts: prompts of a round; rounds: rounds of generation a step. capacity: tokens of keys and values a rank holds.
+    """
+
+    name: str
+    shape: Shape
+    dies: int
+    tensor: int
+    data: int
+    expert: int
+    train_prompts: int
+    gen_prompts: int
+    n: int
+    slots: int
+    limit: int
+    capacity: float
+    threshold: int = 8
+    k: int = 3
+    rounds: int = 1
+    prompt_tokens: int = 133
+    eager: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return self.dies // self.tensor
+
+
+def setup(own: dict[str, Any], shape: Shape, threshold: int, k: int, kept: float) -> Setup:
+    """From a recipe's values (llm_rl.config.values). kept: share of the groups that dynamic sampling keeps.
+
+    Raises ValueError if the recipe does not fit its dies, or says too little.
+    """
+    if own["cluster.die_memory"] is None or own["rollout.max_num_seqs"] is None:
+        raise ValueError(
+            f"{own['name']} does not say cluster.die_memory or rollout.max_num_seqs: set them as key=value"
+        )
+    tensor = own["rollout.tensor_model_parallel_size"]
+    memory = layout.rollout(own, shape)
+    if memory.kv < memory.sequence:
+        raise ValueError(
+            f"{own['name']} does not fit: {memory.kv:.1f} GiB are left a die for keys and values, and one full sequence "
+            f"takes {memory.sequence:.1f}"
+        )
+    expert = own["rollout.expert_parallel_size"]
+    return Setup(
+        name=own["name"],
+        shape=shape,
+        dies=own["cluster.nodes"] * own["cluster.dies_per_node"],
+        tensor=tensor,
+        data=own["rollout.data_parallel_size"] if expert > 1 else 1,
+        expert=expert,
+        train_prompts=own["data.train_batch_size"],
+        gen_prompts=own["data.gen_batch_size"],
+        n=own["rollout.n"],
+        slots=own["rollout.max_num_seqs"],
+        limit=own["data.max_response_length"],
+        capacity=memory.kv * GIB / shape.kv_bytes(tensor),
+        threshold=threshold,
+        k=k,
+        rounds=-(-own["data.train_batch_size"] // max(1, int(own["data.gen_batch_size"] * kept))),
+        eager=own["rollout.enforce_eager"],
+    )
+
+
+def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
+    """Answers of a round, [prompts, n] lengths, to ranks, all asked for at once.
+
+    routing: `spread`, each answer to the next rank; `sticky`, as sam_core.routing keeps the answers to a prompt together.
+    """
+    if routing == "spread":
+        order = lengths.ravel()
+        return [order[rank::ranks] for rank in range(ranks)]
+    if routing != "sticky":
+        raise ValueError(f"routing is {routing!r}: choose spread or sticky")
+    routes = PromptRoutes()
+    given: list[list[int]] = [[] for _ in range(ranks)]
+    in_flight = dict.fromkeys(range(ranks), 0)
+    for prompt, group in enumerate(lengths.tolist()):
+        for i, length in enumerate(group):
+            rank = routes.choose(f"{prompt}-{i}", [prompt], in_flight)
+            in_flight[rank] += 1
+            given[rank].append(length)
+    return [np.array(of_rank, np.int64) for of_rank in given]
+
+
+def engines(plan: Setup, lengths: Int64, routing: str = "spread") -> list[Engines]:
+    """The engines of a round, loaded."""
+    dealt = deal(lengths, plan.ranks, routing)
+    groups = [dealt[i : i + plan.data] for i in range(0, plan.ranks, plan.data)]
+    prompts = [[np.full(len(answers), plan.prompt_tokens) for answers in group] for group in groups]
+    return [Engines(p, group, plan.slots, plan.capacity) for p, group in zip(prompts, groups, strict=True)]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round took, seconds: mean over ranks, the slowest rank, and with few requests running."""
+
+    mean: float
+    longest: float
+    tail: float
+    traces: tuple[Trace, ...]
+
+    @staticmethod
+    def of(traces: Sequence[Trace], threshold: int) -> Round:
+        """Of the engines' traces; a rank that meets others in every step is done when they are."""
+        totals = [trace.total for trace in traces]
+        return Round(
+            float(np.mean(totals)), max(totals), float(np.mean([t.tail(threshold) for t in traces])), tuple(traces)
+        )
+
+
+@dataclass(frozen=True)
+class Tails:
+    """A round's engines, run without drafts until at most `most` requests run on each rank; what comes then can be
+    repeated under one policy after another."""
+
+    plan: Setup
+    cost: Cost
+    waiting: tuple[Engines, ...]
+    most: int
+
+    @staticmethod
+    def of(plan: Setup, cost: Cost, loaded: Sequence[Engines], most: int) -> Tails:
+        for engine in loaded:
+            engine.run(cost, Policy.off(plan.slots), until=most)
+        return Tails(plan, cost, tuple(loaded), most)
+
+    def run(self, policy: Policy, threshold: int) -> Round:
+        """Go on with a policy that drafts at most while `most` requests run; `threshold`: what counts as the tail."""
+        if policy.gain[self.most + 1 :].any():
+            raise ValueError(f"the policy drafts beyond {self.most} running requests, where this round was run without")
+        traces = []
+        for engine in self.waiting:
+            traces.append(engine.copy().run(self.cost, policy))
+        return Round.of(traces, threshold)
