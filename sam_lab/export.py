@@ -9,12 +9,12 @@ equal. answers-*.jsonl of a run's folder (SAM_ANSWER_LOG) have the sampled ids t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from sam_core.files import replacing
 
 from llm_rl.reports.answers import read_answers
 from llm_rl.reports.runs import ReportError
@@ -78,18 +78,14 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"{args.source} holds texts: name the folder of the model that wrote them with --tokenizer")
     else:
         raise LabError(f"{args.source} has neither answers-*.jsonl nor <step>.jsonl: nothing to export")
-    fresh, count, tokens = args.output.with_name(f".{args.output.name}.{os.getpid()}"), 0, 0
-    try:
-        with open(fresh, "w") as file:
+    count = tokens = 0
+    with replacing(args.output) as temporary:
+        with open(temporary, "w") as file:
             for row in rows:
                 count += 1
                 tokens += len(row["response_ids"])
                 file.write(json.dumps(row) + "\n")
         if not tokens:
             raise LabError(f"{args.source} has no answer with a token: nothing to export")
-        os.replace(fresh, args.output)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
     print(f"wrote {args.output}: {count:,} answers, {tokens:,} tokens")
     return 0

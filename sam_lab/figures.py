@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from sam_core.files import replacing
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#8d5b8c", "#2e4057")
 
@@ -35,9 +36,5 @@ def panels(rows: int, columns: int, size: tuple[float, float], dpi: int = 120) -
 
 def save(figure: Any, path: Path) -> None:
     """Write a PNG as a whole or not at all."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        figure.savefig(new, format="png")
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")

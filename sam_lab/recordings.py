@@ -120,10 +120,13 @@ def _token_ids(record: dict[str, Any], name: str, where: str) -> array[int]:
     return ids
 
 
-def in_fold(answer: Answer, fold: tuple[int, int]) -> bool:
-    """Whether an answer's prompt belongs to fold (i, n): its hash gives each prompt one of the folds 0 .. n-1."""
+def split_fold(answers: Sequence[Answer], fold: tuple[int, int]) -> tuple[list[Answer], list[Answer]]:
+    """The answers whose prompts belong to fold (i, n), and the others: a prompt's hash gives it one of the folds 0 .. n-1."""
     number, folds = fold
-    return int(hashlib.sha1(answer.prompt_id.encode()).hexdigest(), 16) % folds == number
+    parts: tuple[list[Answer], list[Answer]] = [], []
+    for answer in answers:
+        parts[int(hashlib.sha1(answer.prompt_id.encode()).hexdigest(), 16) % folds != number].append(answer)
+    return parts
 
 
 def make_scopes(

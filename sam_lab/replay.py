@@ -21,26 +21,40 @@ MIN_BIN_STEPS = 200
 
 
 class Drafter(Protocol):
-    """What `replay` asks of a drafter. Requests are numbered by the caller; drafts and trees are lists.
+    """What replays and the decoder of trees call on a drafter. Requests are numbered by the caller.
 
-    It may also have `drop(group)`, called when a group's last request has ended; `propose_many`, `propose_tree_many` and
-    `append_many`, which do the same for a list of requests; and `by_source()`, whose dict joins the figures.
+    It may also have `drop(group)`, called when a group's last request has ended, and `by_source()`, whose dict joins the
+    figures.
     """
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
         """A request begins. Requests of one group may see each other's texts; those of None share nothing."""
 
-    def append(self, request: int, tokens: Sequence[int]) -> None:
-        """Tokens that the request has emitted."""
+    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        """Tokens that each request has emitted."""
 
-    def propose(self, request: int, k: int) -> list[int]:
-        """A chain of at most k tokens."""
+    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
+        """A chain of at most k tokens for each request."""
 
-    def propose_tree(self, request: int, n: int) -> tuple[list[int], list[int]]:
-        """Tokens and parents of at most n nodes, parents first; parent -1 is the end of the text."""
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Tokens and parents of at most n nodes for each request, parents first; parent -1 is the end of the text."""
 
     def finish(self, request: int) -> None:
         """The request has ended; its text stays visible to its group."""
+
+
+class OneByOne:
+    """A Drafter of a class that has `append`, `propose` and perhaps `propose_tree` for one request."""
+
+    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        for request, row in zip(requests, rows, strict=True):
+            self.append(request, row)
+
+    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
+        return [self.propose(request, k) for request in requests]
+
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[tuple[Sequence[int], Sequence[int]]]:
+        return [self.propose_tree(request, n) for request in requests]
 
 
 def accept_chain(draft: Sequence[int], target: Sequence[int], at: int) -> int:
@@ -108,7 +122,7 @@ class _Tally:
 
 
 def replay(
-    drafter: Any,
+    drafter: Drafter,
     scopes: Sequence[Scope],
     context: str,
     k: int,
@@ -118,7 +132,7 @@ def replay(
     """Run one configuration and return its figures.
 
     Args:
-        drafter: a fresh Drafter.
+        drafter: a new Drafter.
         scopes: of `make_scopes` for this context.
         context: one of recordings.CONTEXTS.
         k: maximum tokens of a chain, or nodes of a tree.
@@ -132,30 +146,18 @@ def replay(
         where the drafter has it, by_source.
     """
     tally, clock = _Tally(), time.perf_counter
-    has_many = hasattr(drafter, "propose_many")
 
-    def draft(batch: list[_Request]) -> list[tuple[list[int], list[int]]]:
+    def draft(batch: list[_Request]) -> list[tuple[Sequence[int], Sequence[int]]]:
         numbers = [request.number for request in batch]
         start = clock()
-        if tree and has_many:
-            drafts = drafter.propose_tree_many(numbers, k)
-        elif tree:
-            drafts = [drafter.propose_tree(number, k) for number in numbers]
-        elif has_many:
-            drafts = drafter.propose_many(numbers, k)
-        else:
-            drafts = [drafter.propose(number, k) for number in numbers]
+        drafts = drafter.propose_tree_many(numbers, k) if tree else drafter.propose_many(numbers, k)
         tally.draft_s += clock() - start
         return drafts if tree else [(tokens, []) for tokens in drafts]
 
     def append(batch: list[_Request], rows: list[list[int]]) -> None:
         numbers = [request.number for request in batch]
         start = clock()
-        if has_many:
-            drafter.append_many(numbers, rows)
-        else:
-            for number, row in zip(numbers, rows):
-                drafter.append(number, row)
+        drafter.append_many(numbers, rows)
         tally.append_s += clock() - start
 
     def step(batch: list[_Request]) -> list[_Request]:
@@ -186,7 +188,7 @@ def replay(
                 scored.append((request, answer.prompt_ids))
                 continue
             drafter.start(request.number, answer.prompt_ids, group)
-            drafter.append(request.number, request.response)
+            drafter.append_many([request.number], [request.response])
             drafter.finish(request.number)
         together = [scored] if context not in ("request", "sequential") else [[one] for one in scored]
         for starting in together:

@@ -84,19 +84,19 @@ def run(args: argparse.Namespace) -> int:
     except EvaluationError as error:
         raise LabError(str(error)) from None
     print("".join(f"{head:{form.partition('.')[0].rstrip('f')}}" for head, form, _ in COLUMNS), flush=True)
-    found = []
+    figures = []
     for way in args.ways:
         try:
-            found.append(measure(args, way, prompts))
+            figures.append(measure(args, way, prompts))
         except EvaluationError as error:
             raise LabError(str(error)) from None
-        cells = [(found[-1][name], form) for _, form, name in COLUMNS]
+        cells = [(figures[-1][name], form) for _, form, name in COLUMNS]
         print(
             "".join(f"{'-':{form.partition('.')[0]}}" if x is None else f"{x:{form}}" for x, form in cells), flush=True
         )
     if args.out:
         settings = {name: value for name, value in vars(args).items() if name not in ("run", "command", "out")}
-        write_json(args.out, {"settings": settings | {"data": str(args.data)}, "ways": found})
+        write_json(args.out, {"settings": settings | {"data": str(args.data)}, "ways": figures})
     return 0
 
 
@@ -107,7 +107,7 @@ def read(args: argparse.Namespace) -> list[list[int]]:
     from llm_rl.evaluation import questions
 
     words = tokenizer(args.model)
-    prompts = [prompt_ids(words, asked.messages, {}) for asked in questions.read(args.data, args.prompts)]
+    prompts = [prompt_ids(words, question.messages, {}) for question in questions.read(args.data, args.prompts)]
     if len(prompts) < args.prompts:
         raise LabError(f"{args.data} has {len(prompts)} questions, fewer than --prompts {args.prompts}")
     return prompts
@@ -136,20 +136,20 @@ def measure(args: argparse.Namespace, way: str, prompts: list[list[int]]) -> dic
     try:
         for number in range(args.steps):
             in_flight = dict.fromkeys(range(args.replicas), 0)
-            asked: dict[int, list[tuple[int, int]]] = {replica: [] for replica in in_flight}
+            sent: dict[int, list[tuple[int, int]]] = {replica: [] for replica in in_flight}
             for prompt in rng.sample(range(len(prompts)), args.batch):
                 before, homes[prompt] = homes.get(prompt), set()
                 for sibling in range(args.n):
                     replica = choose(f"{number}-{prompt}-{sibling}", prompts[prompt], in_flight)
                     in_flight[replica] += 1
-                    asked[replica].append((prompt, sibling))
+                    sent[replica].append((prompt, sibling))
                     homes[prompt].add(replica)
                 if before:
                     returned.append(len(before) == 1 and before == homes[prompt])
             shares.append(max(in_flight.values()) * args.replicas / sum(in_flight.values()))
             if replicas:
-                replicas.roll_out(number, asked)
-            for prompt, sibling in sum(asked.values(), []):
+                replicas.roll_out(number, sent)
+            for prompt, sibling in sum(sent.values(), []):
                 ended(f"{number}-{prompt}-{sibling}")
         figures = replicas.figures() if replicas else {}
     finally:
@@ -187,14 +187,14 @@ class Replicas:
         self.seconds, self.steps = 0.0, 0
         self.answers: dict[tuple[int, int, int], list[int]] = {}  # by step, prompt and sibling
 
-    def roll_out(self, number: int, asked: dict[int, list[tuple[int, int]]]) -> None:
+    def roll_out(self, number: int, sent: dict[int, list[tuple[int, int]]]) -> None:
         """Answer the (prompt, sibling) that were sent to each replica in step `number`."""
         slowest = 0.0
         for replica, engine in enumerate(self.engines):
-            requests = [(self.prompts[p], sampling(self.args, number, p, s)) for p, s in asked[replica]]
+            requests = [(self.prompts[p], sampling(self.args, number, p, s)) for p, s in sent[replica]]
             begin = time.perf_counter()
             for i, answer in engine.answers(requests):
-                self.answers[number, *asked[replica][i]] = answer.tokens
+                self.answers[number, *sent[replica][i]] = answer.tokens
                 self.steps += len(answer.steps)
             slowest = max(slowest, time.perf_counter() - begin)
         self.seconds += slowest

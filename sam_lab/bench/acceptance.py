@@ -17,7 +17,7 @@ from sam_lab.bench.rows import Figure, Row, Targets
 from sam_lab.bench.texts import Texts
 from sam_lab.cli import LabError
 from sam_lab.methods.pool import SamDrafter
-from sam_lab.recordings import Answer, Scope, in_fold, make_scopes, temporary_corpus
+from sam_lab.recordings import Answer, Scope, make_scopes, split_fold, temporary_corpus
 from sam_lab.replay import geometric_mean, replay
 
 SECTION = "acceptance"
@@ -91,12 +91,12 @@ def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
     """Tokens a step over all folds, each with a corpus of the others if the task says so."""
     total: dict[str, Any] = dict.fromkeys(("steps", "tokens", "proposed"), 0)
     for number in range(FOLDS):
-        mine = [answer for answer in answers if in_fold(answer, (number, FOLDS))]
-        others = [answer.response_ids for answer in answers if not in_fold(answer, (number, FOLDS))]
+        mine, others = split_fold(answers, (number, FOLDS))
         if not mine or not others:
             continue
         scopes = make_scopes(mine, task.context, max_tokens=max(limit // FOLDS, 1))
-        with temporary_corpus(others) if task.folds == "with" else contextlib.nullcontext() as corpus:
+        texts = (answer.response_ids for answer in others)
+        with temporary_corpus(texts) if task.folds == "with" else contextlib.nullcontext() as corpus:
             figures = replay(drafter(task, corpus=corpus), scopes, task.context, task.k, task.tree)
         total = {name: value + figures[name] for name, value in total.items()}
     return total
@@ -111,14 +111,14 @@ class Acceptance:
         self.figures: dict[Task, dict[str, Any]] = defaultdict(dict)
         self.errors: dict[Task, str] = {}
 
-    def measure(self, wanted: Iterable[Task]) -> None:
+    def measure(self, tasks: Iterable[Task]) -> None:
         """Measure these tasks on all sets that have what they need."""
-        wanted = sorted(set(wanted), key=lambda task: (task.context, str(task)))
+        tasks = sorted(set(tasks), key=lambda task: (task.context, str(task)))
         jobs = {}
         fresh = multiprocessing.get_context("spawn")  # numba's threads do not survive a fork
         with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=fresh) as pool:
             for name in self.texts.names:
-                for task in wanted:
+                for task in tasks:
                     past = task.context in ("history", "nohistory")
                     if name == HISTORY or not past:
                         job = pool.submit(run_task, self.texts.is_fixture, name, task, self.limits[past])
@@ -140,14 +140,14 @@ class Acceptance:
         if task in self.errors:
             raise LabError(self.errors[task])
         if not self.figures[task]:
-            raise LabError("not asked for")
+            raise LabError("not measured")
         return {name: f["tokens"] / f["steps"] for name, f in sorted(self.figures[task].items())}
 
     def figure(self, task: Task) -> Figure:
         """Tokens a step: the geometric mean over the sets, and the quartiles of the sets."""
         by_set = [*self.tokens(task).values()]
-        found = Figure.of(by_set)
-        return found._replace(median=geometric_mean(by_set)) if len(by_set) > 1 else found
+        figure = Figure.of(by_set)
+        return figure._replace(median=geometric_mean(by_set)) if len(by_set) > 1 else figure
 
     def rows(self) -> list[tuple[list[Row], Callable[[list[Row]], None], list[Task]]]:
         """Bundles of rows, the function that fills them after `measure`, and the tasks that it needs."""

@@ -276,7 +276,7 @@ class Cost:
         With groups: one group in lock-step, as replay does; the steps of whole batches are in `steps_of`.
         """
         *chains, tree = rows
-        found: dict[str, dict[int, Figure]] = {}
+        by_name: dict[str, dict[int, Figure]] = {}
         for size in self.sizes:
             self.say(f"drafts at {size} tokens")
             columns = slice(0, size + self.more)
@@ -301,18 +301,18 @@ class Cost:
             samples = {name: partial(sample, name) for name in batches}
             alternate(samples, 1)  # compiles, warms
             for name, value in alternate(samples, self.rounds).items():
-                found.setdefault(name, {})[size] = value
-        slowest = {name: max(by_size.values()) for name, by_size in found.items()}
+                by_name.setdefault(name, {})[size] = value
+        slowest = {name: max(by_size.values()) for name, by_size in by_name.items()}
         others = {name: slowest[name] for name in peers.BATCHES if name in slowest}
         for row, rule in zip(chains, RULES):
             _fill(row, {"ours": slowest[rule], **others})
-            row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; " + _by_size(found[rule])
+            row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; " + _by_size(by_name[rule])
         tree.peers = {name: words for name, words in tree.peers.items() if name == "arctic"}
         _fill(
             tree, {"ours": slowest["tree"]} | ({"arctic": slowest["arctic tree"]} if "arctic tree" in slowest else {})
         )
-        tree.note = f"{SIBLINGS} rows; " + _by_size(found["tree"])
-        self.details["draft_us"] = found
+        tree.note = f"{SIBLINGS} rows; " + _by_size(by_name["tree"])
+        self.details["draft_us"] = by_name
 
     def steps_of(self, count: int, period: int, rows: list[Row]) -> None:
         """Append a token to and draft k=3 for each row of a batch: microseconds."""
@@ -334,10 +334,10 @@ class Cost:
 
         samples = {name: partial(sample, batch) for name, batch in batches.items()}
         alternate(samples, 1)
-        found = alternate(samples, self.rounds)
-        others = {name: found[name] for name in peers.BATCHES if name in found}
+        figures = alternate(samples, self.rounds)
+        others = {name: figures[name] for name in peers.BATCHES if name in figures}
         for row, rule in zip(rows, STEP_RULES):
-            _fill(row, {"ours": found[rule], **others})
+            _fill(row, {"ours": figures[rule], **others})
             row.note = f"after {size} tokens a row"
 
     def proposers(self, count: int, rows: list[Row]) -> None:
@@ -353,9 +353,9 @@ class Cost:
         samples = {name: partial(sample, engine) for name, engine in engines.items()}
         alternate(samples, 2)  # auto has learned then
         before = {name: (engine.drafted, engine.pool.seconds) for name, engine in engines.items()}
-        found = alternate(samples, self.rounds)
+        figures = alternate(samples, self.rounds)
         for row, (name, engine) in zip(rows, engines.items(), strict=True):
-            row.ours, steps = found[name], self.rounds * self.steps
+            row.ours, steps = figures[name], self.rounds * self.steps
             drafted, seconds = engine.drafted - before[name][0], engine.pool.seconds - before[name][1]
             row.note = (
                 f"the pool's part: {1e6 * seconds / steps:.0f} us on average; {drafted / steps / count:.2f} draft tokens "
@@ -495,8 +495,8 @@ class Cost:
 
             return run
 
-        found = alternate({name: sample(call) for name, call in calls.items()}, self.rounds)
-        return {name: value.median for name, value in found.items()}
+        figures = alternate({name: sample(call) for name, call in calls.items()}, self.rounds)
+        return {name: value.median for name, value in figures.items()}
 
 
 def _fill(row: Row, values: dict[str, Figure]) -> None:

@@ -65,13 +65,13 @@ def _bars(axes, groups: list[dict[str, Figure]], spread: bool = True) -> None:
     """Groups of bars, one a contestant, with the quartiles on top."""
     width = 0.9 / len(COLOURS)
     for place, (name, colour) in enumerate(COLOURS.items()):
-        found = {at: group[name] for at, group in enumerate(groups) if isinstance(group.get(name), Figure)}
-        if not found:
+        values = {at: group[name] for at, group in enumerate(groups) if isinstance(group.get(name), Figure)}
+        if not values:
             continue
-        medians = [value.median for value in found.values()]
-        below = [max(value.median - value.low, 0) for value in found.values()]
-        above = [max(value.high - value.median, 0) for value in found.values()]
-        where = [at + width * (place - (len(COLOURS) - 1) / 2) for at in found]
+        medians = [value.median for value in values.values()]
+        below = [max(value.median - value.low, 0) for value in values.values()]
+        above = [max(value.high - value.median, 0) for value in values.values()]
+        where = [at + width * (place - (len(COLOURS) - 1) / 2) for at in values]
         axes.bar(where, medians, width=width * 0.9, color=colour, label=name)
         if spread:
             axes.errorbar(where, medians, [below, above], fmt="none", ecolor="black", elinewidth=0.8)
@@ -91,22 +91,22 @@ def _steps(axes, rows: list[Row]) -> None:
 
 
 def _ratios(axes, by_name: dict[str, Row]) -> None:
-    found = {label: by_name[what] for what, label in TIMES.items() if what in by_name}
+    shown = {label: by_name[what] for what, label in TIMES.items() if what in by_name}
     groups = []
-    for row in found.values():
+    for row in shown.values():
         values = {name: value for name, value in _of(row).items() if isinstance(value, Figure)}
         groups.append({name: Figure.of([value.median / row.ours.median]) for name, value in values.items()})
     _bars(axes, groups)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(found)), [*found])
+    axes.set_xticks(range(len(shown)), [*shown])
     axes.margins(y=0.3)
     axes.set(yscale="log", ylabel="times ours", title="Append, bulk build, bytes a token")
 
 
 def _beside(axes, by_name: dict[str, Row]) -> None:
-    found = {label: by_name[what] for label, what in TASKS.items() if what in by_name}
-    _bars(axes, [_of(row) for row in found.values()], spread=False)
-    axes.set_xticks(range(len(found)), [*found], fontsize=8)
+    shown = {label: by_name[what] for label, what in TASKS.items() if what in by_name}
+    _bars(axes, [_of(row) for row in shown.values()], spread=False)
+    axes.set_xticks(range(len(shown)), [*shown], fontsize=8)
     axes.set_ylim(1)
     axes.margins(y=0.3)
     axes.set(ylabel="tokens a step", title="Acceptance, mean of the sets")

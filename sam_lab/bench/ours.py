@@ -113,6 +113,6 @@ class Engine:
         self.drafted += (drafted := int((self.drafts >= 0).sum()))
         num_tokens = len(self.table) + drafted
         self.now += 0.02 + 2e-5 * num_tokens
-        said = self.table[np.arange(len(self.table))[:, None], self.lengths[:, None] + np.arange(self.k)]
-        self.lengths += 1 + np.logical_and.accumulate(self.drafts == said, axis=1).sum(1, dtype=np.int32)
+        continuation = self.table[np.arange(len(self.table))[:, None], self.lengths[:, None] + np.arange(self.k)]
+        self.lengths += 1 + np.logical_and.accumulate(self.drafts == continuation, axis=1).sum(1, dtype=np.int32)
         return self.propose(num_tokens)

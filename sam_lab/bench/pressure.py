@@ -159,12 +159,12 @@ def compare(groups: Sequence[list[Request]], order: str, budget: float, seed: in
 
 def groups_of(texts: Texts, name: str) -> list[list[Request]]:
     """Answers of a set by prompt, where there are several."""
-    found: dict[str, list[Request]] = defaultdict(list)
+    groups: dict[str, list[Request]] = defaultdict(list)
     for answer in texts.answers(name):
         prompt, tokens = (np.array(ids, np.int32) for ids in (answer.prompt_ids, answer.response_ids[:TOKENS]))
         if len(tokens) > 40:
-            found[str(answer.group)].append(Request(str(answer.group), prompt, tokens))
-    return [group[:ANSWERS] for group in found.values() if len(group) > 1][:GROUPS]
+            groups[str(answer.group)].append(Request(str(answer.group), prompt, tokens))
+    return [group[:ANSWERS] for group in groups.values() if len(group) > 1][:GROUPS]
 
 
 def rows(
@@ -179,9 +179,9 @@ def rows(
             for order in list(ORDERS)[: 1 if quick else None]:
                 for budget in BUDGETS:
                     say(f"{rows[0].what}: {name}, {order}, {budget}")
-                    found = compare(groups, order, budget)
+                    result = compare(groups, order, budget)
                     for of, values in shares.items():
-                        values.append(found["ours"] / found[of])
+                        values.append(result["ours"] / result[of])
         for row, values in zip(rows, shares.values(), strict=True):
             row.ours = Figure.of([min(values)])
             row.note = (

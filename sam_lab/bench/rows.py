@@ -119,7 +119,7 @@ class Targets:
         return Row(section, what, unit, **self.entries[what])
 
     def check(self) -> None:
-        """Raises LabError where the file has a target that no row asked for."""
+        """Raises LabError where the file has a target of no row."""
         if unknown := [*self.entries.keys() - self.used]:
             raise LabError(f"{self.path} has a target for {min(unknown)!r}, which no row is called: take it out.")
 

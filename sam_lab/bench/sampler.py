@@ -181,14 +181,14 @@ class Case:
         self.check()
         operations = {}
         for name, step in self.steps.items():
-            with Operations() as seen:
+            with Operations() as counted:
                 step()
-            operations[name] = [seen.count, seen.waits, seen.aicpu]
+            operations[name] = [counted.count, counted.waits, counted.aicpu]
         times = {}
         for kind, steps in (("step", self.steps), ("given", self.given)):
             samples = {name: lambda step=step: self.milliseconds(step) for name, step in steps.items()}
             alternate(samples, 1)
-            times[kind] = {name: found.median for name, found in alternate(samples, rounds).items()}
+            times[kind] = {name: value.median for name, value in alternate(samples, rounds).items()}
         return {"batch": self.batch, "ms": times, "operations": operations}
 
 
@@ -200,9 +200,9 @@ def targets(measured: list[dict], device: torch.device) -> list[Row]:
         return Row(section, what, unit, better, bound, ours=Figure.of([ours]), peers=figures)
 
     rows = []
-    for found in measured:
-        batch, operations = found["batch"], found["operations"]
-        for kind, times in found["ms"].items():
+    for value in measured:
+        batch, operations = value["batch"], value["operations"]
+        for kind, times in value["ms"].items():
             peers = {name: times[name] for name in ("0.11", "0.13")}
             for name in ("rejection", "seeded"):
                 if name in times:
@@ -254,11 +254,11 @@ def overview(measured: list[dict]) -> str:
         *(f"{name} ops" for name in names),  # operations, waits, AICPU operators
     ]
     lines = [" ".join([f"{'batch':>5}", *(f"{head:>15}" for head in heads)])]
-    for found in measured:
-        cells = [figure(found["ms"]["step"][name]) for name in names]
-        cells += [figure(found["ms"]["given"][name]) for name in given]
-        cells += ["{} / {} / {}".format(*found["operations"][name]) for name in names]
-        lines.append(" ".join([f"{found['batch']:>5}", *(f"{cell:>15}" for cell in cells)]))
+    for value in measured:
+        cells = [figure(value["ms"]["step"][name]) for name in names]
+        cells += [figure(value["ms"]["given"][name]) for name in given]
+        cells += ["{} / {} / {}".format(*value["operations"][name]) for name in names]
+        lines.append(" ".join([f"{value['batch']:>5}", *(f"{cell:>15}" for cell in cells)]))
     return "\n".join(lines)
 
 
@@ -266,14 +266,14 @@ def draw(path: Path, measured: list[dict], device: torch.device) -> None:
     """Write a PNG of 1800 x 750 pixels: milliseconds and operations by batch."""
     canvas, ((times, operations),) = figures.panels(1, 2, (12, 5), dpi=150)
     colours = {"0.11": "#7a7a7a", "0.13": "#edae49", "rejection": "#30638e", "seeded": "#d1495b"}
-    batches = [found["batch"] for found in measured]
+    batches = [value["batch"] for value in measured]
     for name, colour in colours.items():
         style = {"color": colour, "markersize": 4}
-        times.plot(batches, [found["ms"]["step"][name] for found in measured], "o-", label=name, **style)
+        times.plot(batches, [value["ms"]["step"][name] for value in measured], "o-", label=name, **style)
         if name in measured[0]["ms"]["given"]:
-            values = [found["ms"]["given"][name] for found in measured]
+            values = [value["ms"]["given"][name] for value in measured]
             times.plot(batches, values, "o:", label=f"{name}, draws given", **style)
-        counts = [found["operations"][name][0] for found in measured]
+        counts = [value["operations"][name][0] for value in measured]
         operations.plot(batches, counts, "o-", label=name, **style)
     times.set(ylabel="milliseconds", title=f"A step of verification on {device.type}, V={V:,}, {K} drafts")
     operations.set(ylabel="operations", title="Operations of a step")

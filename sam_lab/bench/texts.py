@@ -15,7 +15,7 @@ SIBLINGS = 4
 
 
 class Texts:
-    """The sets of one folder: `shared` data where it is there, unless `fixture` is asked for."""
+    """The sets of one folder: `shared` data where it exists, unless `fixture` is asked for."""
 
     def __init__(self, fixture: bool):
         self.files = {} if fixture else {file.name.split(".")[0]: file for file in SHARED.glob("*.dev.jsonl.zst")}
@@ -78,6 +78,6 @@ def checkpoint(model: str) -> int:
 
 
 def periodic(rows: int, size: int, period: int) -> np.ndarray:
-    """int32[rows, size]: each row repeats `period` tokens of its own."""
-    own = 1000 + np.arange(rows * period, dtype=np.int32).reshape(rows, period)
-    return np.tile(own, (1, -(-size // period)))[:, :size].copy()
+    """int32[rows, size]: each row repeats `period` tokens, which no other row has."""
+    tokens = 1000 + np.arange(rows * period, dtype=np.int32).reshape(rows, period)
+    return np.tile(tokens, (1, -(-size // period)))[:, :size].copy()

@@ -26,13 +26,13 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
         "wrong": [(run["arm"], run["batch"], i) for run in runs for i in run["wrong"]],
     }
     for arm in arms:
-        own = [run for run in runs if run["arm"] == arm]
-        steps = [step for run in own for step in run["steps"]]
+        runs_of_arm = [run for run in runs if run["arm"] == arm]
+        steps = [step for run in runs_of_arm for step in run["steps"]]
         decoding = [s for s in steps if not s["prefill"]]
         gains = {
-            "decode": _gains(own, plain, lambda s: not s["prefill"]),
-            "rollout": _gains(own, plain, lambda s: True),
-            "tail": _gains(own, plain, lambda s: not s["prefill"] and s["running"] <= tail),
+            "decode": _gains(runs_of_arm, plain, lambda s: not s["prefill"]),
+            "rollout": _gains(runs_of_arm, plain, lambda s: True),
+            "tail": _gains(runs_of_arm, plain, lambda s: not s["prefill"] and s["running"] <= tail),
         }
         drafted = sum(s["drafted"] for s in decoding)
         result["arms"][arm] = {
@@ -66,11 +66,11 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
 
 
 def _gains(
-    own: list[dict[str, Any]], plain: dict[int, dict[str, Any]], counts: Callable[[dict[str, Any]], bool]
+    runs_of_arm: list[dict[str, Any]], plain: dict[int, dict[str, Any]], counts: Callable[[dict[str, Any]], bool]
 ) -> list[float]:
     """Time of the steps that count, plain against this arm, of each batch that has any."""
     gains = []
-    for run in own:
+    for run in runs_of_arm:
         ours, theirs = ([s for s in r["steps"] if counts(s)] for r in (run, plain[run["batch"]]))
         if ours and theirs:
             gains.append(_time(theirs) / _time(ours))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drafting methods, by name, and the trees that they draft.
 
-chain       the article: a suffix automaton over prompt and own answer, chains
+chain       the article: a suffix automaton over prompt and answer, chains
 sd-linear   SuffixDecoding: global tree and tree of the request, chains (SD-L)
 sd-tree     the same, trees (SD-T)
 rest        REST: trees retrieved from a datastore

@@ -52,7 +52,7 @@ class Node:
     pending: int = -1
     same: Node | None = None
 
-    def goes_on(self) -> list[Node]:
+    def continuations(self) -> list[Node]:
         return (self.same or self).children
 
     def last(self, count: int) -> tuple[int, ...] | None:

@@ -43,9 +43,6 @@ class SamDrafter:
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
         self.slots[request] = self.pool.open(prompt_ids, None if group is None else group.encode())
 
-    def append(self, request: int, tokens: Sequence[int]) -> None:
-        self.append_many([request], [tokens])
-
     def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         arrays = self._arrays_of(requests, 0)
         tokens = np.array([token for row in rows for token in row], np.int32)
@@ -63,15 +60,9 @@ class SamDrafter:
         self.pool.step(arrays["slots"], arrays["nothing"], arrays["zeros"], k, out, lengths, **named)
         return [out, lengths, *named.values()]
 
-    def propose(self, request: int, k: int) -> list[int]:
-        return self.propose_many([request], k)[0]
-
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
         out, lengths = self.draft(requests, k)
         return [row[:length] for row, length in zip(out.tolist(), lengths.tolist(), strict=True)]
-
-    def propose_tree(self, request: int, n: int) -> Tree:
-        return self.propose_tree_many([request], n)[0]
 
     def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
         rows = zip(*(array.tolist() for array in self.draft(requests, n, "parents")), strict=True)
@@ -169,7 +160,7 @@ class Global(SamDrafter):
         """Put outputs of earlier requests into the global tree, without their prompts."""
         for output in outputs:
             super().start(-1, [], GLOBAL)
-            self.append(-1, output)
+            self.append_many([-1], [output])
             self.finish(-1)
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
@@ -212,7 +203,7 @@ class Scored(Global):
             while at < len(output):
                 ((tree, _),) = self.propose_scored([-1], SCORED_NODES)
                 row = output[at : at + accept_tree(*tree, output, at) + 1]
-                self.append(-1, row)
+                self.append_many([-1], [row])
                 at += len(row)
             self.finish(-1)
 

@@ -38,11 +38,11 @@ def measure(
     """
     if len(answers) < 2:
         raise LabError(
-            "the recordings have one answer or none: one in ten is asked and the others are stored, so give two or more"
+            "the recordings have one answer or none: one in ten is a query and the others are stored, so give two or more"
         )
     rng = np.random.default_rng(seed)
     known_answers = [np.array(answer, np.int32) for answer in answers]
-    held = known_answers[::10]  # asked, not stored as they are
+    held = known_answers[::10]  # queries
     texts = [text for number, text in enumerate(known_answers) if number % 10]
     size, known = sum(map(len, texts)), np.concatenate(texts)
     while size < tokens:
@@ -79,12 +79,12 @@ def measure(
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     answers = [answer.response_ids for path in args.files for answer in read_answers(path)]
-    found = measure(answers, args.tokens, args.queries, args.sample, args.seed)
-    print(f"{found['tokens']:,} tokens, {found['bytes_per_token']:.2f} bytes a token")
-    print(f"built at {found['tokens_per_s'] / 1e6:.2f} million tokens a second")
+    figures = measure(answers, args.tokens, args.queries, args.sample, args.seed)
+    print(f"{figures['tokens']:,} tokens, {figures['bytes_per_token']:.2f} bytes a token")
+    print(f"built at {figures['tokens_per_s'] / 1e6:.2f} million tokens a second")
     print(
-        f"retrieval: median {found['median_us']:.0f} us, 90 % within {found['p90_us']:.0f} us, "
-        f"99 % within {found['p99_us']:.0f} us"
+        f"retrieval: median {figures['median_us']:.0f} us, 90 % within {figures['p90_us']:.0f} us, "
+        f"99 % within {figures['p99_us']:.0f} us"
     )
-    print(f"nodes a retrieval: {found['nodes']:.1f}")
+    print(f"nodes a retrieval: {figures['nodes']:.1f}")
     return 0

@@ -44,11 +44,11 @@ class _Layer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         if self.keys.shape[0] < key_states.shape[0] or self.keys.shape[1] < self.plan.end:
             self._grow(key_states.shape[0], self.plan.end)
-        seen = []
+        in_use = []
         for kept, new in ((self.keys, key_states), (self.values, value_states)):
             kept[self.plan.rows, self.plan.columns] = new.transpose(1, 2)
-            seen.append(kept[:, : self.plan.end].transpose(1, 2))
-        return tuple(seen)
+            in_use.append(kept[:, : self.plan.end].transpose(1, 2))
+        return tuple(in_use)
 
     def _grow(self, rows: int, columns: int) -> None:
         """More rows or columns, zeros: what no node may see must still be finite."""
@@ -131,11 +131,11 @@ class TreeModel:
         ids = torch.zeros(rows, width, dtype=torch.int64)
         positions = torch.zeros(rows, width, dtype=torch.int64)
         visible = torch.zeros(rows, 1, width, end, dtype=torch.bool)
-        own = torch.arange(width)
+        places = torch.arange(width)
         for row, (tokens, parents) in enumerate(trees):
-            length, paths, seen = self.lengths[row], self._paths[row], visible[row, 0]
-            seen[:, :length] = True
-            seen[own, starts[row] + own] = True  # padding too: a query that sees nothing is not a number
+            length, paths, mask = self.lengths[row], self._paths[row], visible[row, 0]
+            mask[:, :length] = True
+            mask[places, starts[row] + places] = True  # padding too: a query that sees nothing is not a number
             ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
             queries, columns = [], []
             for j, parent in enumerate(parents):
@@ -145,11 +145,11 @@ class TreeModel:
                 queries += [j] * len(above)
                 columns += above
             if queries:
-                seen[torch.tensor(queries), torch.tensor(columns) + length] = True
+                mask[torch.tensor(queries), torch.tensor(columns) + length] = True
         device = self.device
         plan = self._plan
         plan.rows = torch.arange(rows, device=device).unsqueeze(1)
-        plan.columns = (torch.tensor(starts).unsqueeze(1) + own).to(device)
+        plan.columns = (torch.tensor(starts).unsqueeze(1) + places).to(device)
         plan.end = end
         self.passes += 1
         self.fed += sum(len(tokens) for tokens, _ in trees)

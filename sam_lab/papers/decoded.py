@@ -93,24 +93,24 @@ def _figures(row: Row) -> Row:
     }
 
 
-def all_methods(made: Models, limits: Limits) -> list[Row]:
+def all_methods(pair: Models, limits: Limits) -> list[Row]:
     sampler = _sampler(None, limits.seed)
-    earlier = made.earlier(sampler, TOKENS)
+    earlier = pair.earlier(sampler, TOKENS)
     with temporary_corpus(earlier) as corpus:
         settings = methods.Settings()
         makers = {
-            name: functools.partial(methods.make, name, settings, earlier, corpus, made.draft)
+            name: functools.partial(methods.make, name, settings, earlier, corpus, pair.draft)
             for name in methods.METHODS
         }
-        rows = made.compare(sampler, makers, PROMPTS, TOKENS)
+        rows = pair.compare(sampler, makers, PROMPTS, TOKENS)
     return [{"method": row["method"]} | _figures(row) for row in rows]
 
 
-def nucleus(made: Models, limits: Limits) -> list[Row]:
+def nucleus(pair: Models, limits: Limits) -> list[Row]:
     rows: dict[str, Row] = {}
     for name, options in SAMPLING.items():
         sampler = _sampler(options, limits.seed)
-        earlier = made.earlier(sampler, TOKENS)
+        earlier = pair.earlier(sampler, TOKENS)
 
         def tree(earlier: list[list[int]] = earlier) -> Global:
             drafter = Global()
@@ -122,24 +122,24 @@ def nucleus(made: Models, limits: Limits) -> list[Row]:
                 "REST, trie": functools.partial(methods.make, "rest", methods.Settings(), earlier, corpus),
                 "REST, random": functools.partial(at_random, corpus, limits.seed),
                 "SD-T": tree,
-                "GSD": functools.partial(methods.make, "gsd", methods.Settings(), earlier, corpus, made.draft),
+                "GSD": functools.partial(methods.make, "gsd", methods.Settings(), earlier, corpus, pair.draft),
             }
-            for row in made.compare(sampler, makers, PROMPTS, TOKENS)[1:]:
+            for row in pair.compare(sampler, makers, PROMPTS, TOKENS)[1:]:
                 into = rows.setdefault(row["method"], {"method": row["method"]})
                 into[f"{name}: tokens a step"] = row["tokens_per_step"]
                 into[f"{name}: equal texts"] = f"{row['equal']}/{row['of']}"
     return list(rows.values())
 
 
-def graphs(made: Models, limits: Limits) -> list[Row]:
+def graphs(pair: Models, limits: Limits) -> list[Row]:
     rows = []
     for (sampling, options), (pruning, (prob, sib, tau)) in itertools.product(GSD_SAMPLING.items(), PRUNING.items()):
         makers = {
-            name: functools.partial(DraftModel, made.draft, width, theta_prob=prob, theta_sib=sib, tau=merged)
+            name: functools.partial(DraftModel, pair.draft, width, theta_prob=prob, theta_sib=sib, tau=merged)
             for name, width, merged in (("ssd", 1, 0), ("tsd", methods.Settings.width, 0), ("gsd", 4, tau))
         }
-        found = made.compare(_sampler(options, limits.seed), makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES)
-        for row in found[1:]:
+        compared = pair.compare(_sampler(options, limits.seed), makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES)
+        for row in compared[1:]:
             drafts = max(row["counts"]["drafts"], 1)
             rows.append(
                 {"sampling": sampling, "theta_prob, theta_sib": pruning, "tau": tau, "method": row["method"]}
@@ -150,28 +150,28 @@ def graphs(made: Models, limits: Limits) -> list[Row]:
     return rows
 
 
-def divergences(made: Models, limits: Limits) -> list[Row]:
+def divergences(pair: Models, limits: Limits) -> list[Row]:
     """KL of merged nodes, of at most MERGES drawn at random from those of greedy decoding."""
     rows = []
     for (pruning, (prob, sib, _)), tau in itertools.product(PRUNING.items(), TAUS):
-        drafter = Merges(made.draft, theta_prob=prob, theta_sib=sib, tau=tau)
-        decoder = made.decoder(_sampler(None, limits.seed), GRAPH_TOKENS, GRAPH_NODES)
-        decode(decoder, made.prompts[EARLIER:], drafter, EARLIER, 1, Progress(), "merges")
-        drawn = np.random.default_rng(limits.seed).permutation(len(drafter.found))[:MERGES]
-        found = []
-        for _, group in itertools.groupby(sorted(drawn), key=lambda place: len(drafter.found[place][0])):
-            chosen = [drafter.found[place] for place in group]
+        drafter = Merges(pair.draft, theta_prob=prob, theta_sib=sib, tau=tau)
+        decoder = pair.decoder(_sampler(None, limits.seed), GRAPH_TOKENS, GRAPH_NODES)
+        decode(decoder, pair.prompts[EARLIER:], drafter, EARLIER, 1, Progress(), "merges")
+        drawn = np.random.default_rng(limits.seed).permutation(len(drafter.merged))[:MERGES]
+        values = []
+        for _, group in itertools.groupby(sorted(drawn), key=lambda place: len(drafter.merged[place][0])):
+            chosen = [drafter.merged[place] for place in group]
             for text in {tuple(text) for text, _, _ in chosen}:
-                pairs = [(own, first) for other, own, first in chosen if tuple(other) == text]
-                found += divergence(made.draft, text, pairs)
+                pairs = [(path, first) for other, path, first in chosen if tuple(other) == text]
+                values += divergence(pair.draft, text, pairs)
         rows.append(
             {
                 "theta_prob, theta_sib": pruning,
                 "tau": tau,
-                "merged nodes": len(drafter.found),
-                "KL, mean": float(np.mean(found)) if found else None,
-                "KL, median": float(np.median(found)) if found else None,
-                "KL, 95 %": float(np.percentile(found, 95)) if found else None,
+                "merged nodes": len(drafter.merged),
+                "KL, mean": float(np.mean(values)) if values else None,
+                "KL, median": float(np.median(values)) if values else None,
+                "KL, 95 %": float(np.percentile(values, 95)) if values else None,
             }
         )
     return rows

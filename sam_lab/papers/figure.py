@@ -35,10 +35,10 @@ def draw(folder: Path, tables: Mapping[str, Sequence[Row]]) -> list[Path]:
 
 def _by(rows: Sequence[Row], column: str) -> dict[Any, list[Row]]:
     """Rows by a column's value, in order."""
-    found: dict[Any, list[Row]] = {}
+    groups: dict[Any, list[Row]] = {}
     for row in rows:
-        found.setdefault(row[column], []).append(row)
-    return found
+        groups.setdefault(row[column], []).append(row)
+    return groups
 
 
 def _matches(pair: Any, rows: Sequence[Row]) -> None:

@@ -17,13 +17,13 @@ class Merges(DraftModel):
     """Graphs, with a record of what was merged.
 
     Attributes:
-        found: (text, path, first) of each merged node: the text that was drafted for, the tokens of the node's own path
+        merged: (text, path, first) of each merged node: the text that was drafted for, the tokens of the node's own path
             behind it, and those of the path to the node that it was merged with.
     """
 
     def __init__(self, model: torch.nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.found: list[tuple[list[int], list[int], list[int]]] = []
+        self.merged: list[tuple[list[int], list[int], list[int]]] = []
         self._texts: dict[int, list[int]] = {}
         self._new: list[Node] = []
 
@@ -41,7 +41,7 @@ class Merges(DraftModel):
         self._new = []
         trees = super().propose_tree_many(requests, n)
         text = list(self._texts[request])
-        self.found += [(text, _path(node), _path(node.same)) for node in self._new]
+        self.merged += [(text, _path(node), _path(node.same)) for node in self._new]
         return trees
 
     def merge(self, node: Node, firsts: dict[tuple[int, ...], Node]) -> bool:
@@ -63,7 +63,7 @@ def _path(node: Node) -> list[int]:
 def divergence(
     model: torch.nn.Module, text: Sequence[int], pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> list[float]:
-    """KL(own || shared), in nats, of the next token's distributions behind text + own and text + shared, for each pair."""
+    """KL(separate || shared) of each pair, in nats: of the next token behind text + separate and behind text + shared."""
     tokens: list[int] = []
     parents: list[int] = []
     ends = []
@@ -74,5 +74,5 @@ def divergence(
     fed = TreeModel(model)
     fed.add([text])
     logs = fed.forward([(tokens, parents)])[0, ends].double().log_softmax(-1)
-    own, shared = logs[0::2], logs[1::2]
-    return (own.exp() * (own - shared)).sum(-1).tolist()
+    separate, shared = logs[0::2], logs[1::2]
+    return (separate.exp() * (separate - shared)).sum(-1).tolist()

@@ -17,7 +17,7 @@ from sam_lab.methods import retrieval
 from sam_lab.methods.pool import TREES, Twin
 from sam_lab.methods.rest import Rest
 from sam_lab.papers import Experiment, Limits, Row
-from sam_lab.recordings import MAX_RESPONSES, Answer, in_fold, make_scopes, read_answers, temporary_corpus
+from sam_lab.recordings import MAX_RESPONSES, Answer, make_scopes, read_answers, split_fold, temporary_corpus
 from sam_lab.replay import replay
 from sam_lab.score import shift
 from sam_lab.score.methods import measure
@@ -30,14 +30,14 @@ ALPHAS = (1, 2, 3, 4)
 LENGTHS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5-6": 6, "7-9": 9, "10-15": 15, "16 or more": 1 << 30}
 """Classes of match lengths: the longest of each."""
 TWIN_SHARE = 4  # of the tokens, one in so many is replayed by the plain-Python twin
-TWIN_KNOWN = 20_000  # tokens of earlier outputs that it has seen at most
+TWIN_KNOWN = 20_000  # maximum tokens of earlier outputs that it knows
 RANDOM_SEQUENCES, RANDOM_TOKENS, RANDOM_RUNS = 8, 8, 3
 STORED = 10_000_000
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Answers that are scored, and outputs for other prompts, in random order, which methods may have seen before.
+    """Answers that are scored, and outputs for other prompts, in random order, which methods may know.
 
     data: digest of the file. known: outputs of another recording, one a prompt, and known_of: its data; without another
     there are none.
@@ -62,27 +62,28 @@ def read_recordings(paths: Sequence[Path], seed: int) -> list[Recording]:
     Of each the prompts of fold 0 of 2 are scored, of 3, 5 or 7 where these leave nothing on one side; raises LabError
     where all do, ValueError or OSError.
     """
-    found = []
+    recordings = []
     for path in paths:
         answers = read_answers(path)
         for folds in (2, 3, 5, 7):
-            scored = [answer for answer in answers if in_fold(answer, (0, folds))]
-            if 0 < len(scored) < len(answers):
+            scored, others = split_fold(answers, (0, folds))
+            if scored and others:
                 break
         else:
             raise LabError(f"{path} has too few prompts: some are scored and others are the earlier ones")
-        others = [answer for answer in answers if not in_fold(answer, (0, folds))]
         order = np.random.default_rng(seed).permutation(len(others))
         outputs = [others[place].response_ids for place in order]
-        found.append(Recording(path.name.partition(".")[0], answers, scored, outputs, digest(path)))
-    made = []
-    for place, recording in enumerate(found):
-        before = next((other for other in [*found[place:], *found[:place]][::-1] if other.data != recording.data), None)
+        recordings.append(Recording(path.name.partition(".")[0], answers, scored, outputs, digest(path)))
+    linked = []
+    for place, recording in enumerate(recordings):
+        before = next(
+            (other for other in [*recordings[place:], *recordings[:place]][::-1] if other.data != recording.data), None
+        )
         if before:
             known = [answer.response_ids for answer in shift.one_a_prompt(before.answers, random.Random(seed))]
             recording = replace(recording, known=known[:EXAMPLES], known_of=before.data)
-        made.append(recording)
-    return made
+        linked.append(recording)
+    return linked
 
 
 def _replayed(recording: Recording, limits: Limits, method: str, **options: Any) -> Row:
@@ -188,26 +189,26 @@ def by_length(counts: Sequence[int], accepted: Sequence[int]) -> dict[str, tuple
 
     counts and accepted have steps and accepted tokens by match length, from 0.
     """
-    found, begin = {}, 0
+    classes, begin = {}, 0
     for name, longest in LENGTHS.items():
         steps, tokens = sum(counts[begin : longest + 1]), sum(accepted[begin : longest + 1])
-        found[name] = float(steps / sum(counts)), float(tokens / steps) if steps else None
+        classes[name] = float(steps / sum(counts)), float(tokens / steps) if steps else None
         begin = longest + 1
-    return found
+    return classes
 
 
 def adapts(recording: Recording, limits: Limits) -> list[Row]:
     new = recording.one_a_prompt(limits)
-    trained, asked = new[: len(new) // 2], [*_up_to(new[len(new) // 2 :], limits.max_tokens)]
-    if len(asked) < 2:
+    trained, replayed = new[: len(new) // 2], [*_up_to(new[len(new) // 2 :], limits.max_tokens)]
+    if len(replayed) < 2:
         return []
-    quarter = -(-len(asked) // 4)
+    quarter = -(-len(replayed) // 4)
     arms = shift.measure(
-        recording.known, [answer.response_ids for answer in trained], asked, quarter, NODES, trees="both"
+        recording.known, [answer.response_ids for answer in trained], replayed, quarter, NODES, trees="both"
     )
     return [
         {"known before": len(recording.known) if name in ("frozen", "online") else len(trained) * (name == "trained")}
-        | {"answers": len(asked), "the tree": name}
+        | {"answers": len(replayed), "the tree": name}
         | {f"quarter {place}": chunk["tokens_per_step"] for place, chunk in enumerate(chunks, 1)}
         for name, chunks in arms.items()
     ]
@@ -228,14 +229,14 @@ def settings(recording: Recording, limits: Limits) -> list[Row]:
 
 def choice(recording: Recording, limits: Limits) -> list[Row]:
     scopes = make_scopes(recording.scored, "request", MAX_RESPONSES, limits.max_tokens, limits.seed)
-    found: dict[str, list[Row]] = {"trie": [], "random": []}
+    figures: dict[str, list[Row]] = {"trie": [], "random": []}
     with temporary_corpus(recording.outputs) as corpus:
-        found["trie"].append(replay(Rest(corpus), scopes, "request", NODES, tree=True))
+        figures["trie"].append(replay(Rest(corpus), scopes, "request", NODES, tree=True))
         for run in range(RANDOM_RUNS):
             drafter = at_random(corpus, limits.seed + run)
-            found["random"].append(replay(drafter, scopes, "request", NODES, tree=True))
+            figures["random"].append(replay(drafter, scopes, "request", NODES, tree=True))
     row: Row = {}
-    for name, runs in found.items():
+    for name, runs in figures.items():
         row |= _columns(name, {key: sum(run[key] for run in runs) / len(runs) for key in AVERAGED})
     return [row]
 
@@ -250,15 +251,15 @@ def at_random(corpus: str | Path, seed: int) -> Rest:
 
 def times(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
     answers = [answer.response_ids for recording in recordings for answer in recording.answers]
-    found = retrieval.measure(answers, STORED, 2000, seed=limits.seed)
+    figures = retrieval.measure(answers, STORED, 2000, seed=limits.seed)
     return [
         {
-            "tokens stored": found["tokens"],
-            "bytes a token": found["bytes_per_token"],
-            "built, million tokens a second": found["tokens_per_s"] / 1e6,
-            "median, us": found["median_us"],
-            "90 %, us": found["p90_us"],
-            "99 %, us": found["p99_us"],
+            "tokens stored": figures["tokens"],
+            "bytes a token": figures["bytes_per_token"],
+            "built, million tokens a second": figures["tokens_per_s"] / 1e6,
+            "median, us": figures["median_us"],
+            "90 %, us": figures["p90_us"],
+            "99 %, us": figures["p99_us"],
         }
     ]
 

@@ -128,7 +128,7 @@ class Model:
         plan = replace(plan, capacity=plan.capacity * self.assumed.memory)
         cost, lengths = self.cost(plan, fit.launch), self.lengths(plan, fit.mean)
         drafts = given(fit.first, self.assumed.later, (plan.k,)).batch(plan.slots, plan.threshold, plan.k)
-        found = []
+        result = []
         for seed in self.seeds if plan.dies == 32 else self.seeds[:1]:  # more dies average by themselves
             loaded = engines(plan, lengths.sample(plan.gen_prompts, plan.n, np.random.default_rng(seed)))
             for_drafts = [engine.copy() for engine in loaded] if plan.data > 1 else []
@@ -137,8 +137,8 @@ class Model:
             if plan.data > 1:  # a rank drafts as soon as few run on it, whatever the others do
                 tails = Tails(plan, cost, tuple(for_drafts), plan.slots)
             on = tails.run(drafts, plan.threshold)
-            found.append([(off.mean, on.mean), (off.longest, on.longest), (off.tail, on.tail)])
-        mean = np.mean(found, axis=0)
+            result.append([(off.mean, on.mean), (off.longest, on.longest), (off.tail, on.tail)])
+        mean = np.mean(result, axis=0)
         return {
             name: (float(row[0]), float(row[1])) for name, row in zip(("round", "longest", "tail"), mean, strict=True)
         }
@@ -152,13 +152,13 @@ class Model:
         def gain(mean: float) -> float:
             nonlocal launch
             for _ in range(2):
-                found = self.generate(plan, Fit(launch, mean, self._first(plan, launch), 0.0))
-                launch *= off / found["round"][0]
-            return found["round"][0] / found["round"][1] - off / on
+                result = self.generate(plan, Fit(launch, mean, self._first(plan, launch), 0.0))
+                launch *= off / result["round"][0]
+            return result["round"][0] / result["round"][1] - off / on
 
         mean = _root(gain, 3000.0, 9000.0, 5e-4)
-        found = self.generate(plan, Fit(launch, mean, self._first(plan, launch), 0.0))
-        launch *= off / found["round"][0]
+        result = self.generate(plan, Fit(launch, mean, self._first(plan, launch), 0.0))
+        launch *= off / result["round"][0]
         training = ARTICLE["32b"]["step"][0] - ARTICLE["32b"]["rollout"][0]
         return Fit(launch, mean, self._first(plan, launch), training / self._work(plan, mean))
 
@@ -181,18 +181,18 @@ class Model:
     def predict(self, name: str, fit: Fit) -> dict[str, tuple[float, float]]:
         """The article's quantities, and the tail's speed and share of the round without SAM."""
         plan = CLUSTERS[name]
-        found = self.generate(plan, fit)
-        rollout = [plan.rounds * (seconds + self.assumed.switching) for seconds in found["longest"]]
+        result = self.generate(plan, fit)
+        rollout = [plan.rounds * (seconds + self.assumed.switching) for seconds in result["longest"]]
         training = fit.training * self._work(plan, fit.mean)
         quantities = {
-            "round": found["round"],
+            "round": result["round"],
             "rollout": (rollout[0], rollout[1]),
             "step": (rollout[0] + training, rollout[1] + training),
         }
-        tail = found["tail"]
+        tail = result["tail"]
         return {
             **{what: quantities[what] for what in ARTICLE[name]},
-            "tail": (tail[0] / found["round"][0], tail[0] / tail[1] if tail[1] else 1.0),
+            "tail": (tail[0] / result["round"][0], tail[0] / tail[1] if tail[1] else 1.0),
         }
 
 
@@ -235,7 +235,7 @@ def _rows(model: Model, fit: Fit) -> Iterator[dict[str, Any]]:
         predicted = model.predict(name, fit)
         for what, (off, on) in quantities.items():
             pair = predicted[what]
-            for kind, value, found in (
+            for kind, value, result in (
                 ("off", off, pair[0]),
                 ("on", on, pair[1]),
                 ("gain", off / on - 1, pair[0] / pair[1] - 1),
@@ -245,8 +245,8 @@ def _rows(model: Model, fit: Fit) -> Iterator[dict[str, Any]]:
                     "what": what,
                     "sam": kind,
                     "article": value,
-                    "predicted": found,
-                    "error": found - value if kind == "gain" else found / value - 1,
+                    "predicted": result,
+                    "error": result - value if kind == "gain" else result / value - 1,
                     "fitted": name == "32b" and what == "round",
                 }
         yield {

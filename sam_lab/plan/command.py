@@ -127,15 +127,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _article(args: argparse.Namespace) -> int:
     progress = Progress()
-    found = article.compare(args.draws, progress.show)
+    result = article.compare(args.draws, progress.show)
     progress.clear()
-    fit = found["fit"]
+    fit = result["fit"]
     print(
         f"fitted to the 32B on 32 dies: {1e6 * fit['launch']:.0f} us an operator, {fit['mean']:.0f} tokens an answer, "
         f"{100 * fit['first']:.0f} % of first draft tokens accepted\n"
     )
     print(f"{'cluster':10}{'':10}{'SAM':8}{'article':>10}{'predicted':>11}{'error':>10}   10 to 90 %")
-    for row in found["rows"]:
+    for row in result["rows"]:
         times = row["sam"] in ("off", "on")
         show = (
             (lambda v: f"{v:,.0f} s")
@@ -151,46 +151,46 @@ def _article(args: argparse.Namespace) -> int:
             f"{error:>10}   {span}{'  fitted' if row['fitted'] else ''}"
         )
     if args.json:
-        write_json(args.json, found)
+        write_json(args.json, result)
     if args.picture:
-        figure.draw_article(args.picture, found["rows"])
+        figure.draw_article(args.picture, result["rows"])
     return 0
 
 
 def _steps(args: argparse.Namespace) -> int:
-    found = check.check(args.steps)
-    print(f"cost of a step: fitted to the other batches of {', '.join(found['fitted_to'])}\n")
+    result = check.check(args.steps)
+    print(f"cost of a step: fitted to the other batches of {', '.join(result['fitted_to'])}\n")
     print(f"{'arm':12}{'batch':>6}{'measured':>11}{'predicted':>11}{'error':>9}{'tail':>9}{'predicted':>11}")
-    for row in found["rows"]:
+    for row in result["rows"]:
         print(
             f"{row['arm']:12}{row['batch']:>6}{row['measured']:>9.1f} s{row['predicted']:>9.1f} s{100 * row['error']:>+7.1f} %"
             f"{row['measured_tail']:>7.1f} s{row['predicted_tail']:>9.1f} s{'  cost from here' if row['fitted'] else ''}"
         )
-    best = found["fixed"][:3]
+    best = result["fixed"][:3]
     print(
-        f"\nbest of {len(found['fixed'])} fixed switches, all batches, predicted (plain {found['plain']:.1f} s): ",
+        f"\nbest of {len(result['fixed'])} fixed switches, all batches, predicted (plain {result['plain']:.1f} s): ",
         end="",
     )
     print(", ".join(f"batch:{pair['k']}:{pair['threshold']} {pair['seconds']:.1f} s" for pair in best))
     if args.json:
-        write_json(args.json, found)
+        write_json(args.json, result)
     return 0
 
 
 def _recipe(args: argparse.Namespace) -> int:
     loaded = recipes.load(args.recipe, args.overrides)
-    own = recipes.values(loaded)
-    shape = layout.shape(Path(own["model.path"]))
+    values = recipes.values(loaded)
+    shape = layout.shape(Path(values["model.path"]))
     if shape is None:
         raise LabError(
-            f"the shape of {own['model.path']} is not known: put the model there, or name its folder as one of {', '.join(layout.SHAPES)}"
+            f"the shape of {values['model.path']} is not known: put the model there, or name its folder as one of {', '.join(layout.SHAPES)}"
         )
-    layout.check_sizes(own, shape)
+    layout.check_sizes(values, shape)
     sam = recipes.options(loaded)
-    plan = setup(own, shape, sam.threshold, loaded.sam_options.k, args.kept)
+    plan = setup(values, shape, sam.threshold, loaded.sam_options.k, args.kept)
     plan = replace(plan, prompt_tokens=PROMPT, rounds=args.rounds or plan.rounds)
     device = None if args.cost else DEVICES[args.device]
-    lengths = _lengths(args, own, plan)
+    lengths = _lengths(args, values, plan)
     inputs = Inputs(
         plan,
         lengths,
@@ -202,23 +202,23 @@ def _recipe(args: argparse.Namespace) -> int:
     )
     progress = Progress()
     likely = (0.7, 1.3) if args.acceptance else (0.7, 1.8)
-    found = study(inputs, args.draws, device, likely, progress.show)
+    result = study(inputs, args.draws, device, likely, progress.show)
     progress.clear()
-    said = words.recommend(plan, found, sam.memory_bytes, lengths.mean)
+    advice = words.recommend(plan, result, sam.memory_bytes, lengths.mean)
     grows = words.growing(plan, lengths.mean)
-    _print(plan, found, lengths.mean, said, grows)
+    _print(plan, result, lengths.mean, advice, grows)
     if args.json:
-        kept = {name: value for name, value in found.items() if name != "traces"}
-        write_json(args.json, kept | {"recommendation": said, "growth": words.growth(plan, lengths.mean)})
+        kept = {name: value for name, value in result.items() if name != "traces"}
+        write_json(args.json, kept | {"recommendation": advice, "growth": words.growth(plan, lengths.mean)})
     if args.picture:
-        figure.draw(args.picture, found, plan.name)
+        figure.draw(args.picture, result, plan.name)
     return 0
 
 
-def _lengths(args: argparse.Namespace, own: dict[str, Any], plan: Setup) -> Lengths | Recorded:
+def _lengths(args: argparse.Namespace, values: dict[str, Any], plan: Setup) -> Lengths | Recorded:
     if args.lengths:
         return Recorded.of(read_answers(args.lengths), plan.limit, args.mean)
-    expected = own["rollout.expected_length"]
+    expected = values["rollout.expected_length"]
     if args.mean is None and expected is None:
         raise LabError("how long answers are is not known: give --lengths FILE or --mean N")
     return Lengths(expected - PROMPT if args.mean is None else args.mean, args.spread, plan.limit, args.family)
@@ -248,35 +248,35 @@ def _acceptances(
 
 def _split(answers: Sequence[Answer], size: int) -> list[Answer]:
     """The same answers in groups of at most `size`."""
-    seen: dict[str, int] = defaultdict(int)
+    numbers: dict[str, int] = defaultdict(int)
     result = []
     for answer in answers:
-        result.append(replace(answer, group=f"{answer.group}/{seen[answer.group] // size}"))
-        seen[answer.group] += 1
+        result.append(replace(answer, group=f"{answer.group}/{numbers[answer.group] // size}"))
+        numbers[answer.group] += 1
     return result
 
 
-def _print(plan: Setup, found: dict[str, Any], mean: float, said: Sequence[str], grows: Sequence[str]) -> None:
+def _print(plan: Setup, result: dict[str, Any], mean: float, advice: Sequence[str], grows: Sequence[str]) -> None:
     print(
         f"{plan.name}: {plan.dies} dies, {plan.ranks} engines of {plan.tensor}; {plan.gen_prompts} x {plan.n} answers a round of "
         f"{mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; {plan.slots} requests at once, memory for "
         f"{plan.capacity:,.0f} tokens an engine\n"
     )
-    names = {"off": "off", "batch": "batch {} {}".format(*found["own"]), "best": "batch {} {}".format(*found["best"])}
+    names = {"off": "off", "batch": "batch {} {}".format(*result["own"]), "best": "batch {} {}".format(*result["best"])}
     names["auto"] = "auto"
     print(
         f"{'threshold, k':14}{'round':>10}{'rollout':>10}{'step':>10}{'speed':>8}{'10-90 %':>15}{'tail':>8}{'its speed':>11}"
     )
     for name, label in names.items():
-        f = found["figures"][name]
-        low_high = found["ranges"].get(name)
+        f = result["figures"][name]
+        low_high = result["ranges"].get(name)
         span = "{:.2f} - {:.2f}".format(*low_high["rollout_gain"]) if low_high and name != "off" else ""
         print(
             f"{label:14}{f['round_s']:>8,.0f} s{f['rollout_s']:>8,.0f} s{f['step_s']:>8,.0f} s{f['rollout_gain']:>8.3f}{span:>15}"
             f"{100 * f['tail_share']:>6.0f} %{f['tail_gain']:>11.3f}"
         )
-    if found["ranges"]:
-        span = found["ranges"]["off"]
+    if result["ranges"]:
+        span = result["ranges"]["off"]
         print(
             "off, 10-90 %: rollout {:,.0f} - {:,.0f} s, step {:,.0f} - {:,.0f} s".format(
                 *span["rollout_s"], *span["step_s"]
@@ -285,10 +285,10 @@ def _print(plan: Setup, found: dict[str, Any], mean: float, said: Sequence[str],
     print(
         f"\ntail: at most {plan.threshold} run. Routing of a prompt's answers, slowest engine without and with batch:"
     )
-    for way, r in found["routing"].items():
+    for way, r in result["routing"].items():
         print(
             f"  {way:8}{r['off_s']:>8,.0f} s{r['batch_s']:>8,.0f} s   {r['imbalance']:.3f} of the mean engine, "
             f"{r['accepted']:.3f} accepted a step in the tail"
         )
     print("\nWhat grows\n" + "\n".join(f"  {line}" for line in grows))
-    print("\nRecommendation\n" + "\n".join(f"  {line}" for line in said))
+    print("\nRecommendation\n" + "\n".join(f"  {line}" for line in advice))

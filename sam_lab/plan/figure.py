@@ -13,35 +13,40 @@ from sam_lab import figures
 COLOURS = {"off": "#555555", "batch": "#E69F00", "best": "#0072B2", "auto": "#009E73"}
 
 
-def draw(path: Path, found: dict[str, Any], title: str) -> None:
+def draw(path: Path, result: dict[str, Any], title: str) -> None:
     """Requests running on the slowest engine, and speed-up against threshold and k."""
     figure, ((left, right),) = figures.panels(1, 2, (12, 4.4))
-    own, best = found["own"], found["best"]
-    names = {"off": "off", "batch": f"batch, threshold {own[0]}, k = {own[1]}", "auto": "auto"}
-    if best != own:
+    current, best = result["own"], result["best"]
+    names = {"off": "off", "batch": f"batch, threshold {current[0]}, k = {current[1]}", "auto": "auto"}
+    if best != current:
         names["best"] = f"batch, threshold {best[0]}, k = {best[1]} (best)"
     for name, label in names.items():
-        trace = found["traces"][name]
+        trace = result["traces"][name]
         ends = np.array([*trace.start, trace.total]) / 60
         left.step(ends, [*trace.max_running(), 0], where="post", label=label, color=COLOURS[name], linewidth=1.5)
-    left.axhline(own[0], color="#999999", linestyle=":", linewidth=1)
+    left.axhline(current[0], color="#999999", linestyle=":", linewidth=1)
     left.annotate(
-        f"threshold {own[0]}", (0, own[0]), xytext=(4, 3), textcoords="offset points", fontsize=8, color="#555555"
+        f"threshold {current[0]}",
+        (0, current[0]),
+        xytext=(4, 3),
+        textcoords="offset points",
+        fontsize=8,
+        color="#555555",
     )
     left.set_yscale("symlog", base=2, linthresh=1)
     left.set_yticks(
-        [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if t <= 1.1 * max(found["traces"]["off"].max_running())]
+        [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if t <= 1.1 * max(result["traces"]["off"].max_running())]
     )
     left.yaxis.set_major_formatter("{x:.0f}")
     left.set(
         xlabel="minutes of a round", ylabel="requests running", title=f"{title}: the slowest engine", ylim=(0, None)
     )
     left.legend(fontsize=8, loc="lower left")
-    ks = sorted({point["k"] for point in found["grid"]})
+    ks = sorted({point["k"] for point in result["grid"]})
     for i, k in enumerate(ks):
-        points = [(p["threshold"], p["gain"]) for p in found["grid"] if p["k"] == k]
+        points = [(p["threshold"], p["gain"]) for p in result["grid"] if p["k"] == k]
         right.plot(*zip(*points, strict=True), "o-", markersize=4, label=f"k = {k}", color=_shade(i, len(ks)))
-    auto = found["traces"]["off"].total / found["traces"]["auto"].total
+    auto = result["traces"]["off"].total / result["traces"]["auto"].total
     right.axhline(auto, color=COLOURS["auto"], linestyle="--", linewidth=1.2, label="auto")
     right.axhline(1, color="#555555", linewidth=1)
     right.set_xscale("log", base=2)

@@ -84,18 +84,18 @@ def rounds_of(inputs: Inputs, seed: int, pairs: Sequence[tuple[int, int]], auto:
     fresh = Tails(plan, cost, tuple(engine.copy() for engine in loaded), plan.slots)
     late = [threshold for threshold, _ in pairs if threshold < plan.slots]
     tails = Tails.of(plan, cost, loaded, max(late, default=plan.threshold))
-    found: dict[Any, Round] = {"off": tails.run(Policy.off(plan.slots), plan.threshold)}
+    results: dict[Any, Round] = {"off": tails.run(Policy.off(plan.slots), plan.threshold)}
     for threshold, k in pairs:
         policy = inputs.acceptance.batch(plan.slots, min(threshold, plan.slots), k)
         # ranks that meet in every step draft as soon as few run on them, whatever the others do
         whole = plan.data > 1 or threshold >= plan.slots
-        found[threshold, k] = (fresh if whole else tails).run(policy, plan.threshold)
+        results[threshold, k] = (fresh if whole else tails).run(policy, plan.threshold)
     if auto:
         per_rank = np.sort(lengths.ravel())[:: plan.ranks]
         contexts = tail_contexts([(plan.prompt_tokens, int(a)) for a in per_rank], plan.slots)
         policy = inputs.acceptance.auto(plan.slots, cost, contexts)
-        found["auto"] = fresh.run(policy, plan.threshold)
-    return found
+        results["auto"] = fresh.run(policy, plan.threshold)
+    return results
 
 
 def study(
@@ -107,20 +107,20 @@ def study(
 ) -> dict[str, Any]:
     """All that the report says; `traces` holds the first round's for the picture."""
     plan = inputs.plan
-    own = (min(plan.threshold, plan.slots), plan.k)
+    current = (min(plan.threshold, plan.slots), plan.k)
     thresholds = [t for t in THRESHOLDS if t <= plan.slots]
-    grid = sorted({(t, k) for t in thresholds for k in inputs.acceptance.ks if k <= 8} | {own})
+    grid = sorted({(t, k) for t in thresholds for k in inputs.acceptance.ks if k <= 8} | {current})
     progress("policies")
     rounds = rounds_of(inputs, 0, grid, auto=True)
     again = [rounds_of(inputs, seed, grid, auto=False) for seed in SEEDS[1:]]
     best = min(grid, key=lambda pair: sum(of_seed[pair].longest for of_seed in [rounds, *again]))
-    chosen = {"off": "off", "batch": own, "best": best, "auto": "auto"}
+    chosen = {"off": "off", "batch": current, "best": best, "auto": "auto"}
     figures = {name: _figures(inputs, rounds, key, 0) for name, key in chosen.items()}
     others: list[dict[str, dict[str, float]]] = []
     for draw in range(1, draws + 1):
         progress(f"world {draw} of {draws}")
         world = inputs.varied(np.random.default_rng([11, draw]), device, likely)
-        of_world = rounds_of(world, draw, sorted({own, best}), auto=True)
+        of_world = rounds_of(world, draw, sorted({current, best}), auto=True)
         others.append({name: _figures(world, of_world, key, draw) for name, key in chosen.items()})
     ranges = {
         name: {what: np.quantile([other[name][what] for other in others], [0.1, 0.9]).tolist() for what in values}
@@ -131,17 +131,17 @@ def study(
     for way in ("spread", "sticky"):
         progress(f"routing {way}")
         routed = replace(inputs, routing=way)
-        found = [rounds_of(routed, seed, [own], auto=False) for seed in SEEDS]
+        results = [rounds_of(routed, seed, [current], auto=False) for seed in SEEDS]
         routing[way] = {
-            "off_s": float(np.mean([of_seed["off"].longest for of_seed in found])),
-            "batch_s": float(np.mean([of_seed[own].longest for of_seed in found])),
-            "imbalance": float(np.mean([of_seed["off"].longest / of_seed["off"].mean for of_seed in found])),
+            "off_s": float(np.mean([of_seed["off"].longest for of_seed in results])),
+            "batch_s": float(np.mean([of_seed[current].longest for of_seed in results])),
+            "imbalance": float(np.mean([of_seed["off"].longest / of_seed["off"].mean for of_seed in results])),
             "accepted": float(routed.acceptance.gain[routed.acceptance.ks.index(plan.k), -1]),
         }
     return {
         "figures": figures,
         "ranges": ranges,
-        "own": own,
+        "own": current,
         "best": best,
         "grid": [{"threshold": t, "k": k, "gain": rounds["off"].longest / rounds[t, k].longest} for t, k in grid],
         "routing": routing,

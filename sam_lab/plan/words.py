@@ -16,66 +16,66 @@ TEXT = 4
 GIB = 1 << 30
 
 
-def recommend(plan: Setup, found: dict[str, Any], memory_bytes: int, mean: float) -> list[str]:
+def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: float) -> list[str]:
     """A few sentences for the user."""
-    own, best, auto = (found["figures"][name] for name in ("batch", "best", "auto"))
-    threshold, k = found["best"]
-    said = []
+    own, best, auto = (result["figures"][name] for name in ("batch", "best", "auto"))
+    threshold, k = result["best"]
+    advice = []
     gain = max(best["rollout_gain"], auto["rollout_gain"])
     advised = "auto" if auto["rollout_gain"] >= best["rollout_gain"] * 0.998 else "best"
     if gain < 1.01:
-        said.append("Leave speculation off: no policy makes the rollout faster by 1 %.")
+        advice.append("Leave speculation off: no policy makes the rollout faster by 1 %.")
     elif advised == "auto":
-        said.append(
+        advice.append(
             f"Use sam=auto: the rollout takes {_percent(auto['rollout_gain'])} less, "
             f"with batch at its best, threshold {threshold} and k = {k}, {_percent(best['rollout_gain'])}."
         )
     else:
-        said.append(
+        advice.append(
             f"Use sam=batch with threshold {threshold} and k = {k}: the rollout takes {_percent(best['rollout_gain'])} less, "
             f"with auto {_percent(auto['rollout_gain'])}."
         )
     if threshold > 8 and gain >= 1.01:
-        said.append(
+        advice.append(
             "Measure before drafting at more than 8 requests: what verification costs the attention operator there is an "
             "assumption, and the article's authors found it dear on their cluster (sam_lab engine-replay times it)."
         )
-    own_threshold, own_k = found["own"]
+    own_threshold, own_k = result["own"]
     if (own_threshold, own_k) != (threshold, k):
-        said.append(
+        advice.append(
             f"The recipe's threshold {own_threshold} and k = {own_k} save {_percent(own['rollout_gain'])} of the rollout."
         )
-    if advised in found["ranges"]:
-        low, high = found["ranges"][advised]["rollout_gain"]
+    if advised in result["ranges"]:
+        low, high = result["ranges"][advised]["rollout_gain"]
         if low < 1 and gain >= 1.01:
             name = "auto" if advised == "auto" else f"batch {threshold} {k}"
-            said.append(f"It is not sure that {name} gains: 10 to 90 % of the worlds have {low:.2f} to {high:.2f}.")
-    if found["figures"]["off"]["tail_share"] < 0.1:
-        said.append("The tail is short, so there is little that a switch by batch size could win.")
-    preempted = found["figures"]["off"]["preempted"]
+            advice.append(f"It is not sure that {name} gains: 10 to 90 % of the worlds have {low:.2f} to {high:.2f}.")
+    if result["figures"]["off"]["tail_share"] < 0.1:
+        advice.append("The tail is short, so there is little that a switch by batch size could win.")
+    preempted = result["figures"]["off"]["preempted"]
     if preempted > 0.1 * plan.gen_prompts * plan.n:
-        said.append(
+        advice.append(
             f"Memory ends before max_num_seqs does: {preempted:,.0f} preemptions a round, each of which reads a request anew. "
             "Lower rollout.max_num_seqs or take a larger tensor parallel size."
         )
-    routing = found["routing"]
+    routing = result["routing"]
     if routing["sticky"]["batch_s"] < 0.98 * routing["spread"]["batch_s"]:
-        said.append(
+        advice.append(
             f"Send a prompt's answers to one engine (the recipes' router does): "
             f"{routing['spread']['batch_s'] / routing['sticky']['batch_s']:.3f} times as fast a round."
         )
     elif routing["sticky"]["batch_s"] > 1.02 * routing["spread"]["batch_s"]:
-        said.append(
+        advice.append(
             f"Spread a prompt's answers: kept together they make the slowest engine slower by "
             f"{100 * (routing['sticky']['batch_s'] / routing['spread']['batch_s'] - 1):.1f} %, more than the siblings' text gains."
         )
     need = growth(plan, mean)["index_bytes_engine"]
     if need > memory_bytes:
-        said.append(
+        advice.append(
             f"Raise sam_options.memory_bytes: the groups that run on an engine need about {need / GIB:.1f} GiB of host "
             f"memory, {memory_bytes / GIB:.1f} are allowed, and requests without an index do not draft."
         )
-    return said
+    return advice
 
 
 def growth(plan: Setup, mean: float) -> dict[str, float]:

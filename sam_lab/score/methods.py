@@ -23,9 +23,9 @@ from sam_lab.recordings import (
     MAX_TOKENS,
     SEED,
     Answer,
-    in_fold,
     make_scopes,
     read_answers,
+    split_fold,
     temporary_corpus,
 )
 from sam_lab.replay import replay
@@ -145,9 +145,7 @@ def run(args: argparse.Namespace) -> int:
         TABLE.format("recording", "context", "method", "tok/step", "drafted", "precision", "us/step", "accepted from")
     )
     for path in args.files:
-        answers = read_answers(path)
-        others = [answer for answer in answers if not in_fold(answer, args.fold)]
-        answers = [answer for answer in answers if in_fold(answer, args.fold)]
+        answers, others = split_fold(read_answers(path), args.fold)
         if not answers or not others:
             raise LabError(f"{path} has too few prompts for --fold {identity['fold']}: use fewer folds")
         order = np.random.default_rng(args.seed).permutation(len(others))

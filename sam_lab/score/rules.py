@@ -21,9 +21,9 @@ from sam_lab.recordings import (
     MAX_RESPONSES,
     MAX_TOKENS,
     SEED,
-    in_fold,
     make_scopes,
     read_answers,
+    split_fold,
     temporary_corpus,
 )
 from sam_lab.replay import geometric_mean, replay
@@ -96,9 +96,7 @@ def run(args: argparse.Namespace) -> int:
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
     for path in args.files:
         answers = read_answers(path)
-        others = [answer for answer in answers if args.fold and not in_fold(answer, args.fold)]
-        if args.fold:
-            answers = [answer for answer in answers if in_fold(answer, args.fold)]
+        answers, others = split_fold(answers, args.fold) if args.fold else (answers, [])
         if not answers or (args.corpus_from_others and not others):
             raise LabError(f"{path} has too few prompts for --fold {settings['fold']}: use fewer folds")
         identity = settings | {"file": str(path), "data": digest(path)}

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         worlds.append({"seed": seed} | play(World(seed, records)))
         progress.show(f"{len(worlds)} of {args.worlds} worlds, {time.monotonic() - start:.0f} s")
     progress.clear()
-    found = summary(worlds)
+    figures = summary(worlds)
     print(f"{len(worlds)} worlds, seeds {args.seed} to {seed}; regret against the oracle: median, 99 of 100, largest")
     for name, key in (
         ("switch auto", "regret"),
@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
         (f"switch batch, threshold {THRESHOLD}", "regret_batch"),
         ("plain decoding", "regret_plain"),
     ):
-        print(f"{name:28}" + "".join(f"{x:8.2%}" for x in found[key]))
-    print(f"worlds in which drafts never pay: {found['never']}", end="")
-    if found["never"]:
-        print(f"; auto has {found['plain'][0]:.3f} of plain decoding, in the worst {found['plain'][1]:.3f}", end="")
+        print(f"{name:28}" + "".join(f"{x:8.2%}" for x in figures[key]))
+    print(f"worlds in which drafts never pay: {figures['never']}", end="")
+    if figures["never"]:
+        print(f"; auto has {figures['plain'][0]:.3f} of plain decoding, in the worst {figures['plain'][1]:.3f}", end="")
     print()
     if args.json:
-        write_json(args.json, found | {"each": worlds})
+        write_json(args.json, figures | {"each": worlds})
     return 0

@@ -165,8 +165,10 @@ def decode(
     name: str,
 ) -> tuple[list[list[int]], Any]:
     """Decode in batches; the texts of all and the sums of their figures."""
+    from sam_lab.tree.decoder import Figures
+
     texts: list[list[int]] = []
-    total = None
+    total = Figures()
     for at in range(0, len(prompts), batch):
         answers, figures = decoder.run(
             prompts[at : at + batch],
@@ -175,11 +177,7 @@ def decode(
             lambda done: progress.show(f"{name}: prompt {at + 1} of {len(prompts)}, {done} tokens"),
         )
         texts += answers
-        if total is None:
-            total = figures
-        else:
-            for field in dataclasses.fields(figures):
-                setattr(total, field.name, getattr(total, field.name) + getattr(figures, field.name))
+        total += figures
     return texts, total
 
 

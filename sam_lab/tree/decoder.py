@@ -5,29 +5,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
 
 import torch
 
 from sam_lab.methods import Tree
 from sam_lab.methods.tree_model import TreeModel
+from sam_lab.replay import Drafter
 from sam_lab.tree.verify import walk
-
-
-class TreeDrafter(Protocol):
-    """What the decoder asks of a drafter: the parts of `sam_lab.replay.Drafter` for many requests and trees.
-
-    So a drafter without a model can be replayed on recordings as well. Whatever it drafts, the text stays the target's.
-    """
-
-    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None: ...
-
-    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]: ...
-
-    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None: ...
-
-    def finish(self, request: int) -> None: ...
 
 
 @dataclass
@@ -53,6 +39,9 @@ class Figures:
     def decode_s(self) -> float:
         """Seconds of decoding, prompts left out: they cost the same with and without drafts."""
         return self.draft_s + self.verify_s + self.other_s
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def summary(self) -> dict[str, Any]:
         steps = max(self.steps, 1)
@@ -81,7 +70,7 @@ class Decoder:
     def run(
         self,
         prompts: Sequence[Sequence[int]],
-        drafter: TreeDrafter | None = None,
+        drafter: Drafter | None = None,
         first: int = 0,
         progress: Callable[[int], None] = lambda tokens: None,
     ) -> tuple[list[list[int]], Figures]:

@@ -306,8 +306,8 @@ def test_automaton_in_python_drafts_as_the_pool_does():
     for _ in range(600):
         token = rng.randrange(3)
         sam.append(token)
-        drafter.append(0, [token])
-        assert sam.draft(5) == drafter.propose(0, 5)
+        drafter.append_many([0], [[token]])
+        assert [sam.draft(5)] == drafter.propose_many([0], 5)
         drafted += len(sam.draft(5))
     assert drafted > 2500
 
@@ -319,9 +319,8 @@ text = [1, 2, 3, 4, 5, 6, 7, 8] * 4
 for drafter in (peers.NgramDrafter(), peers.ArcticDrafter(), peers.SglangDrafter(4, False)):
     for request in (0, 1):  # the second knows nothing of the first
         drafter.start(request, text[:20] if request == 0 else [7, 3], None)
-        drafter.append(request, text[20:28] if request == 0 else [4])
-        many = hasattr(drafter, "propose_many")
-        found = drafter.propose_many([request], 4)[0] if many else drafter.propose(request, 4)
+        drafter.append_many([request], [text[20:28] if request == 0 else [4]])
+        (found,) = drafter.propose_many([request], 4)
         assert found == ([] if request else [5, 6, 7, 8]), (drafter, request, found)
         drafter.finish(request)
 table = np.array([text, text[::-1]], np.int32)

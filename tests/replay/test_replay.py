@@ -12,8 +12,8 @@ from recording import line, recording, write
 import sam_core
 from sam_lab.cli import LabError
 from sam_lab.methods.pool import SamDrafter
-from sam_lab.recordings import CONTEXTS, in_fold, make_scopes, read_answers
-from sam_lab.replay import accept_chain, accept_tree, replay
+from sam_lab.recordings import CONTEXTS, make_scopes, read_answers, split_fold
+from sam_lab.replay import OneByOne, accept_chain, accept_tree, replay
 
 TREES = pytest.mark.skipif(
     "parents" not in inspect.signature(sam_core.Pool.step).parameters, reason="this build of Pool drafts no trees"
@@ -33,7 +33,7 @@ def common_suffix(a, b):
     return n
 
 
-class Naive:
+class Naive(OneByOne):
     """The rule `newest` by search over the own text, one request at a time; keeps what it was asked."""
 
     def __init__(self):
@@ -176,14 +176,16 @@ def test_epochs_come_in_their_order_whatever_the_lines_order(tmp_path):
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_pool_scores_the_same_one_by_one_and_many_at_once(tmp_path, context):
-    class OneByOne:
+    class Alone(OneByOne):
         def __init__(self, drafter):
-            for name in ("start", "append", "propose", "finish", "drop", "by_source"):
+            self.append = lambda request, row: drafter.append_many([request], [row])
+            self.propose = lambda request, k: drafter.propose_many([request], k)[0]
+            for name in ("start", "finish", "drop", "by_source"):
                 setattr(self, name, getattr(drafter, name))
 
     answers = read_answers(recording(tmp_path / "a.jsonl"))
     many = figures(SamDrafter(rule="newest"), answers, context)
-    assert many == figures(OneByOne(SamDrafter(rule="newest")), answers, context)
+    assert many == figures(Alone(SamDrafter(rule="newest")), answers, context)
     assert many["accepted"] > 50 and many["by_source"]["request"]["drafted_tokens"] > 50
     others = sum(many["by_source"][source]["drafts"] for source in ("group", "history"))
     assert bool(others) == (context != "request")
@@ -250,7 +252,9 @@ def test_group_is_the_given_one_or_the_prompts_answers_of_one_epoch(tmp_path):
 
 def test_folds_part_the_prompts(tmp_path):
     answers = read_answers(write(tmp_path / "a.jsonl", [line(f"p{n // 2}") for n in range(60)]))
-    folds = [{answer.prompt_id for answer in answers if in_fold(answer, (n, 3))} for n in range(3)]
+    parts = [split_fold(answers, (n, 3)) for n in range(3)]
+    assert all(len(fold) + len(others) == 60 for fold, others in parts)
+    folds = [{answer.prompt_id for answer in fold} for fold, _ in parts]
     assert all(2 <= len(fold) <= 20 for fold in folds) and len(set.union(*folds)) == 30 == sum(map(len, folds))
 
 

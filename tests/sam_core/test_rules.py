@@ -23,7 +23,7 @@ from sam_core.reference.rules import ALPHA, MAX_DRAFT, MORE, PATH_ONE
 
 import sam_core
 
-DATA = PROJECT / "bench" / "data"
+DATA = PROJECT.parent / "sam_lab" / "data"
 COPYING = ("oldest", "newest")
 ALL = ("request", "group", "history")
 A, B, C, D, E = range(5)

@@ -12,9 +12,10 @@ import pytest
 from sam_lab import __main__ as lab
 from sam_lab.engine_replay.arms import ARMS
 from sam_lab.engine_replay.report import report
+from sam_lab.recordings import DATA
 
 ROOT = Path(__file__).resolve().parents[2]
-FIXTURE = ROOT / "sam_core" / "bench" / "data" / "rl-rollouts-qwen3b.jsonl.gz"
+FIXTURE = DATA / "rl-rollouts-qwen3b.jsonl.gz"
 SMALL = "--shape tiny --groups 2 --per-group 3 --batches 1 --tokens 200 --k 5".split()
 TICKING = """
 import itertools, sys, time

@@ -83,9 +83,9 @@ def test_the_tail_drafts_below_the_threshold_alone(tmp_path):
 def test_merged_nodes_share_their_last_tokens(target, draft_model, prompts):
     drafter = merges.Merges(draft_model, theta_prob=0.05, theta_sib=0.1, tau=2)
     Decoder(target, Greedy(), [], 24, nodes=64).run(prompts[2:3], drafter)
-    assert len(drafter.found) == drafter.counts["merged"] > 0
-    assert all(own != first and own[-2:] == first[-2:] for _, own, first in drafter.found)
-    assert any(own[:-2] != first[:-2] for _, own, first in drafter.found)
+    assert len(drafter.merged) == drafter.counts["merged"] > 0
+    assert all(own != first and own[-2:] == first[-2:] for _, own, first in drafter.merged)
+    assert any(own[:-2] != first[:-2] for _, own, first in drafter.merged)
 
 
 def test_divergence_is_that_of_the_model(draft_model):

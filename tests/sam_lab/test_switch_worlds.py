@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switch auto in a few of the worlds in which `switch-worlds` measures it."""
 
+import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -41,7 +43,9 @@ def test_the_table_holds_drafts_and_what_they_hold():
         assert (np.diff(record.truth, axis=2) <= 0).all() and record.truth.max() <= 1
 
 
-def test_the_command_writes_each_world(tmp_path, capsys):
+def test_the_command_writes_each_world(tmp_path, capsys, monkeypatch):
+    ticks = itertools.count(0, 31)  # seconds
+    monkeypatch.setattr("sam_core.progress.time", SimpleNamespace(monotonic=lambda: next(ticks)))
     assert main(["switch-worlds", "--worlds", "2", "--seed", "7", "--json", str(tmp_path / "out.json")]) == 0
     written = json.loads((tmp_path / "out.json").read_text())
     assert [world["seed"] for world in written["each"]] == [7, 8]

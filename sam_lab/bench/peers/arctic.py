@@ -8,6 +8,8 @@ import sysconfig
 
 import numpy as np
 
+from sam_lab.replay import OneByOne
+
 from .source import MODEL_LEN, build, compile_cpp, need
 
 VERSION = "0.3.0"
@@ -27,10 +29,10 @@ def arctic():
     return SuffixDecodingCache
 
 
-def _make(top, made):
+def _make(top, folder):
     """Compile as its CMake files do in a release build."""
     bind = need("nanobind")
-    source, package = top / "csrc" / "suffix_decoding", made / "arctic_inference"
+    source, package = top / "csrc" / "suffix_decoding", folder / "arctic_inference"
     shutil.copytree(top / "arctic_inference" / "suffix_decoding", package / "suffix_decoding")
     shutil.copy(top / "arctic_inference" / "__init__.py", package)
     files = [source / "bindings.cc", source / "suffix_tree.cc", bind / "src" / "nb_combined.cpp"]
@@ -38,7 +40,7 @@ def _make(top, made):
     compile_cpp(files, [bind / "include", bind / "ext" / "robin_map" / "include"], target)
 
 
-class ArcticDrafter:
+class ArcticDrafter(OneByOne):
     """arctic-inference in the replay without its limits on the length and the probability of a draft."""
 
     def __init__(self):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sam_lab.replay import OneByOne
+
 from .source import CACHE, MODEL_LEN, ROOT, need, unpack
 
 PIN_SET = "vllm-0.23"
@@ -61,7 +63,7 @@ def ngram_proposer(k, rows):
     return ngram_module().NgramProposer(config)
 
 
-class NgramDrafter:
+class NgramDrafter(OneByOne):
     """vLLM's n-grams in the replay, over the request's own text."""
 
     def __init__(self):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The article's automaton as one writes it in Python: a suffix automaton whose states are dicts."""
 
+from sam_lab.replay import OneByOne
+
 
 class PythonSam:
     """A suffix automaton whose states are dicts; a draft copies what followed the first occurrence."""
@@ -45,7 +47,7 @@ class PythonSam:
         return self.tokens[self.first[state] : self.first[state] + k] if state > 0 else []
 
 
-class PythonDrafter:
+class PythonDrafter(OneByOne):
     """PythonSam in the replay; it has no groups."""
 
     def __init__(self):

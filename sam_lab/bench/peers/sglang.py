@@ -24,7 +24,7 @@ NODES = 2_000_000
 
 @functools.cache
 def corpus_class():
-    """SGLang's class of a trie, compiled on first use: (nodes, depth, least breadth, most breadth, tokens, order)."""
+    """SGLang's class of a trie, compiled on first use: (nodes, depth, minimum breadth, maximum breadth, tokens, order)."""
     need("tvm_ffi")
     folder = build("sglang", VERSION, SHA256, _make)
     import tvm_ffi
@@ -41,13 +41,13 @@ def corpus_class():
     return NgramCorpus
 
 
-def _make(source, made):
+def _make(source, target):
     package = need("tvm_ffi")
     kernels = source / "sglang" / "jit_kernel"
     files = [kernels / "csrc" / "ngram_corpus" / name for name in ("result", "trie", "ngram", "ngram_corpus_ffi")]
     folders = [kernels / "include", package / "include"]
     library = [package / "lib" / "libtvm_ffi.so", "-include", "cstddef"]  # SGLang has it from the file before
-    compile_cpp([file.with_suffix(".cpp") for file in files], folders, made / "ngram_corpus.so", *library)
+    compile_cpp([file.with_suffix(".cpp") for file in files], folders, target / "ngram_corpus.so", *library)
 
 
 class Trie:
@@ -88,10 +88,7 @@ class SglangDrafter:
         if self.trie is None:
             self.trie = Trie(NODES if group else NODES // 4, self.n, self.breadth)
         self.texts[request] = [np.empty(MODEL_LEN, np.int32), 0, group]
-        self.append(request, prompt_ids)
-
-    def append(self, request, tokens):
-        self.append_many([request], [tokens])
+        self.append_many([request], [prompt_ids])
 
     def append_many(self, requests, rows):
         ends = []

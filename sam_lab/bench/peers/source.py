@@ -49,12 +49,12 @@ def build(dist: str, version: str, sha256: str, make: Callable[[Path, Path], Non
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
-            source, made = Path(temporary) / "source", Path(temporary) / "made"
+            source, target = Path(temporary) / "source", Path(temporary) / "made"
             unpack(dist, version, sha256, source)
-            made.mkdir()
-            make(source, made)
+            target.mkdir()
+            make(source, target)
             try:
-                os.replace(made, folder)
+                os.replace(target, folder)
             except OSError:  # another process was faster
                 if not folder.is_dir():
                     raise
@@ -63,10 +63,10 @@ def build(dist: str, version: str, sha256: str, make: Callable[[Path, Path], Non
 
 def need(module: str) -> Path:
     """The folder of an installed package that a peer is compiled with; raises LabError."""
-    found = importlib.util.find_spec(module)
-    if found is None:
+    spec = importlib.util.find_spec(module)
+    if spec is None:
         raise not_available(f"{module} is not installed")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def compile_cpp(files: Sequence[Path], folders: Sequence[Path], target: Path, *more: str | Path) -> None:
