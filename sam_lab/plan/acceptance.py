@@ -21,9 +21,9 @@ Float64 = npt.NDArray[np.float64]
 
 KS = (1, 2, 3, 4, 6, 8, 12, 15)
 MIN_DRAFTS = 50
-"""Drafts that a bin of positions needs to speak for itself; with fewer it takes over what the bin before it has."""
+"""Minimum drafts of a bin of positions; one with fewer has the values of the bin before."""
 DRAWS = 240
-"""Random drafts, and at least eight batches of them, over which `auto` is averaged."""
+"""Random drafts, in at least eight batches, over which `auto` is averaged."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Acceptance:
         return policy
 
     def auto(self, slots: int, cost: Cost, contexts: Float64, margin: float = 1.02) -> Policy:
-        """Switch `auto`: what sam_core.budget chooses for batches of drafts drawn at random, averaged.
+        """Switch `auto`: the mean of what sam_core.budget chooses for batches of random drafts.
 
         contexts: [slots + 1], thousands of tokens a request holds on average, by requests running.
         """
@@ -78,14 +78,14 @@ class Acceptance:
         return policy
 
     def scaled(self, factor: float) -> Acceptance:
-        """Of drafts that are accepted more or less often by a factor, at most all of them."""
+        """With accepted tokens multiplied by a factor, at most all drafted tokens."""
         gain, worth = np.minimum(self.gain * factor, self.drafted), np.minimum(1, self.worth * factor)
         return replace(self, gain=gain, worth=worth, factor=self.factor * factor)
 
 
 def given(first: float, later: float, ks: Sequence[int] = KS) -> Acceptance:
-    """Drafts that are always as long as allowed, accepted at the first token with `first`, at each later one with
-    `later`, wherever they stand."""
+    """Drafts of maximum length at all positions, whose first token is accepted with probability `first`, each later one
+    with `later`."""
     k = max(ks)
     worth = first * later ** np.arange(k)
     gain = np.array([[worth[:n].sum()] * BINS for n in ks])
@@ -124,7 +124,7 @@ def recorded(
 
 
 def _samples(drafts: Sequence[Draft], k: int, count: int = 400) -> tuple[Float64, npt.NDArray[np.int64]]:
-    """Drafts of each bin, their scores corrected by what was accepted, as the engine's switch corrects them."""
+    """Drafts of each bin, with scores calibrated by the accepted tokens as in the engine's switch."""
     scores = np.zeros((len(drafts), k))
     for row, (_, _, of_draft, _) in zip(scores, drafts, strict=True):
         row[: len(of_draft)] = of_draft

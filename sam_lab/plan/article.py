@@ -25,7 +25,7 @@ TAIL = 1.35
 MEAN_235B = 10119.0
 """Tokens of an answer of Qwen3-235B, quoted from the recipe published beside the article (32k rollouts)."""
 SWITCHING = 40.0
-"""Seconds a round in which weights change places: an assumption, the order of what the article's rollouts leave for it."""
+"""Seconds a round of exchanging weights: an assumption, of the order that the article's rollouts leave for it."""
 KV_GIB = {"32b": 38.0, "235b": 41.0, "customer": 38.0}
 """GiB a die for keys and values: 64 GiB x gpu_memory_utilization (0.8, 0.85) less weights and 4 to 8 GiB."""
 
@@ -54,7 +54,7 @@ ARTICLE = {
 
 @dataclass(frozen=True)
 class Assumed:
-    """What neither the article nor the fit says. switching: seconds a round that weights change places."""
+    """Assumptions beside the article and the fit. switching: seconds a round of exchanging weights."""
 
     device: Device
     spread: float = 0.9
@@ -68,7 +68,7 @@ class Assumed:
 
     @staticmethod
     def drawn(rng: np.random.Generator) -> Assumed:
-        """One of the worlds that could be."""
+        """Random assumptions within their bounds."""
 
         def between(low: float, high: float) -> float:
             return float(rng.uniform(low, high))
@@ -96,8 +96,8 @@ class Assumed:
 @dataclass(frozen=True)
 class Fit:
     """launch: host seconds an operator; mean: tokens of an answer of the 32B; first: acceptance of a first draft token;
-    training: seconds a trained token and
-    active parameter, of one die."""
+    training: seconds a
+    trained token and active parameter, of one die."""
 
     launch: float
     mean: float
@@ -106,7 +106,7 @@ class Fit:
 
 
 NOMINAL = Fit(launch=1.1e-4, mean=5095.0, first=0.18, training=2.1e-13)
-"""What `compare` fits under the nominal assumptions, rounded."""
+"""The fit of `compare` under the nominal assumptions, rounded."""
 
 
 class Model:
@@ -163,7 +163,7 @@ class Model:
         return Fit(launch, mean, self._first(plan, launch), training / self._work(plan, mean))
 
     def _first(self, plan: Setup, launch: float) -> float:
-        """Acceptance of a first draft token with which few requests, at half the longest context, gain the tail's speed."""
+        """Acceptance of the first draft token with which few requests, at half the longest context, reach the tail's speed."""
         cost, n, k = self.cost(plan, launch), 4, plan.k
         held = n * LIMIT / 2
         plain = cost.stretch(1, np.array([n]), np.array([held]), np.zeros(1), np.zeros(1), np.zeros(1))
@@ -174,7 +174,7 @@ class Model:
         return min(1.0, gain / sum(self.assumed.later**j for j in range(k)))
 
     def _work(self, plan: Setup, mean: float) -> float:
-        """Trained tokens x parameters that each one uses, a die."""
+        """Trained tokens times active parameters, a die."""
         tokens = plan.train_prompts * plan.n * (self.lengths(plan, mean).mean + plan.prompt_tokens)
         return tokens * plan.shape.active_parameters / plan.dies
 
@@ -214,7 +214,7 @@ def _root(function: Callable[[float], float], low: float, high: float, tolerance
 
 
 def compare(draws: int, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Predicted beside the article's, and 10 to 90 % of `draws` worlds with other assumptions and lengths."""
+    """Predictions beside the article's figures, and their 10 to 90 % range over `draws` random assumptions."""
     model = Model(Assumed(DEVICES["910C"]), (1, 2, 3))
     fit = model.fit()
     rows = list(_rows(model, fit))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner against an engine replay: the time of each batch predicted by what the others cost."""
+"""The planner against an engine replay: each batch's time, predicted from the cost of the others."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ COSTS = ("plain", "off", "batch", "auto")
 """Arms to whose steps the cost is fitted, where they were run."""
 
 THRESHOLDS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
-"""Of switch `batch`, among which, with the tokens of KS, the best is looked for."""
+"""Of switch `batch`: with KS, the candidates for the best setting."""
 
 CACHED = 128
-"""Tokens of a block that siblings share once it is read: vLLM's on a CPU. Smaller ones matter little where reading is fast."""
+"""Tokens of a block of the prefix cache, by vLLM's default on a CPU."""
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -56,7 +56,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
-    """[slots + 1], thousands of tokens that a request holds when so many still run, from tokens of prompts and answers."""
+    """[slots + 1], thousands of tokens of a request while n requests still run, from tokens of prompts and answers."""
     longest = sorted(answers, key=lambda pair: pair[1])
     held = np.zeros(slots + 1)
     for n in range(1, slots + 1):
@@ -66,7 +66,7 @@ def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
 
 
 def check(path: Path) -> dict[str, Any]:
-    """Predicted and measured seconds of every arm and batch that the planner has a model of, and of the best fixed switches.
+    """Predicted and measured seconds of every arm and batch that the planner can model, and of the best fixed switches.
 
     The other batches give the cost of a step (its own where no other was run); lengths and acceptance (by sam_lab.replay)
     are those of the recorded answers.
@@ -125,7 +125,7 @@ def check(path: Path) -> dict[str, Any]:
 
 
 def _cost(runs: Sequence[dict[str, Any]], batches: Sequence[Batch], number: int) -> Cost:
-    """Fitted to the runs; the prompts of a batch are read at what its tokens and their positions cost there."""
+    """Fitted to the runs; the cost of reading a batch's prompts depends on their tokens and on their positions."""
     cost = fitted([step for run in runs for step in run["steps"]])
     read = np.array([_read(batches[run["batch"]]) for run in runs])
     each, longer = np.linalg.lstsq(read, [read_seconds(cost, run["steps"]) for run in runs], rcond=None)[0]
@@ -136,13 +136,13 @@ def _cost(runs: Sequence[dict[str, Any]], batches: Sequence[Batch], number: int)
 
 
 def _cached(batch: Batch) -> npt.NDArray[np.int64]:
-    """[requests], tokens of its prompt that an earlier one has read."""
+    """[requests], tokens of the prompt that an earlier request has read."""
     first = {tuple(prompt): i for i, (prompt, _) in reversed(list(enumerate(batch)))}
     return np.array([0 if first[tuple(p)] == i else len(p) // CACHED * CACHED for i, (p, _) in enumerate(batch)])
 
 
 def _read(batch: Batch) -> tuple[float, float]:
-    """Prompt tokens that are read, and the sum of the positions they stand at in thousands."""
+    """Prompt tokens that are read, and the sum of their positions in thousands."""
     prompts, cached = np.array([len(prompt) for prompt, _ in batch]), _cached(batch)
     return float((prompts - cached).sum()), float((prompts**2 - cached**2).sum() / 2000)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step costs: by roofline from a model's shape and a device's figures, or fitted from recorded steps."""
+"""Cost of a step: by roofline from a model's shape and a device's figures, or fitted to recorded steps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Device:
-    """A die. Peaks are quoted; shares of them are what is taken to be reached, an assumption.
+    """A die. Peaks are quoted; the shares of them that are reached are assumptions.
 
     bandwidth: bytes a second of memory; flops: a second, dense bf16; link: bytes a second to the other dies, one way.
     collective, exchange: seconds before the first byte of an all-reduce, and of an all-to-all of experts.
-    launch: host seconds an operator in eager mode. operators, expert_operators: that vllm-ascend 0.11 launches a layer, counted
-    by reading: norm, qkv, two norms of q and k, rope, cache, attention, output, all-reduce, norm, two matrix products and an
+    launch: host seconds an operator in eager mode. operators, expert_operators: operators that vllm-ascend 0.11 launches a layer, counted
+    in its source: norm, qkv, two norms of q and k, rope, cache, attention, output, all-reduce, norm, two matrix products and an
     activation, all-reduce; with experts instead of the MLP router, top-k, cast, dispatch, two grouped products, activation,
-    combine, and what pads, slices and gathers around them. draft_context: what a draft token costs attention, as a share of what
-    its request's context costs without drafts; 0.43 was measured on a CPU, and the 910C's operator is not known.
+    combine, and the padding, slicing and gathering around them. draft_context: attention's cost of a draft token, as a share of
+    that of its request's context without drafts; 0.43 was measured on a CPU, the 910C's operator is not known.
     """
 
     name: str
@@ -57,8 +57,8 @@ H100: NVIDIA's data sheet; launch is an assumption."""
 class Cost:
     """Seconds of a step: max(floor, f(rows) + context * thousands + draft_context * thousands of the drafts' contexts).
 
-    The floor is what the host needs to launch a step in eager mode, while the device computes. `Held` is what
-    sam_core.budget.choose asks for. prefill: seconds a prompt token.
+    The floor is the host's time to launch a step in eager mode, while the device computes. `Held` has the form that
+    sam_core.budget.choose takes. prefill: seconds a prompt token.
     """
 
     rows: Float64
@@ -73,7 +73,7 @@ class Cost:
         return np.maximum(self.floor, self.device(np.asarray(rows, float)))
 
     def device(self, rows: Float64) -> Float64:
-        """f(rows); beyond the last row known each costs as much as there on average."""
+        """f(rows); beyond the last known number of rows proportional to the rows."""
         inside = np.interp(rows, self.rows, self.seconds)
         return np.where(rows > self.rows[-1], self.seconds[-1] * rows / self.rows[-1], inside)
 
@@ -119,7 +119,7 @@ class Cost:
 class Held:
     """A cost for sam_core.budget.choose, of steps of `running` requests that hold `thousands` of tokens each.
 
-    `choose` adds what contexts cost to what rows cost; here the floor covers their sum, so all of it goes with the rows.
+    `choose` adds the cost of contexts to that of rows; here the floor covers their sum, so all of it is part of the rows.
     """
 
     cost: Cost
@@ -183,7 +183,7 @@ def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
 
 
 def read_seconds(cost: Cost, steps: Sequence[dict[str, Any]]) -> float:
-    """What the steps that read prompts took longer than if they had only decoded."""
+    """Seconds of the steps that read prompts beyond those of the same steps without prompts."""
     reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
     return max(
         0.0, sum(s["s"] - float(cost.rows_cost(s["running"])) - cost.context * s["context"] / 1000 for s in reading)

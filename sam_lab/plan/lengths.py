@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long answers are: a parametric tail cut at the limit, or the lengths of recorded answers."""
+"""Lengths of answers: a parametric distribution cut at the limit, or the lengths of recorded answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Lengths:
-    """A lognormal or a Weibull distribution cut at `limit`, whose mass beyond lies at the limit.
+    """A lognormal or a Weibull distribution cut at `limit`, where its mass beyond the limit is.
 
     mean: of the cut lengths, tokens. spread: sigma of the logarithm; of a Weibull 1/shape. together: share of the
     logarithm's variance that the answers to one prompt have in common (hard prompts have long answers).
@@ -63,8 +63,8 @@ class Lengths:
         return float(exp(-((self.limit / self.scale()) ** (1 / self.spread))))
 
     def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64:
-        """[prompts, n] lengths of at least one token. Even: the normal scores of all answers are stratified, which makes
-        means of a step vary less than independent draws do; the places are random."""
+        """[prompts, n] lengths of at least one token. The normal scores of all answers are stratified, so that means of a
+        step vary less than with independent draws."""
         common = rng.standard_normal((prompts, 1))
         z = sqrt(self.together) * common + sqrt(1 - self.together) * rng.standard_normal((prompts, n))
         ranks = z.ravel().argsort().argsort()
@@ -78,7 +78,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Lengths of recorded groups, drawn with replacement; scale: by how much longer the answers of the run are."""
+    """Lengths of recorded groups, drawn with replacement; scale: factor of the lengths."""
 
     groups: tuple[tuple[int, ...], ...]
     limit: int
@@ -104,7 +104,7 @@ class Recorded:
         return sum(every) / len(every)
 
     def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64:
-        """[prompts, n] lengths: for each prompt a group, of it n answers."""
+        """[prompts, n] lengths: n answers of a random group for each prompt."""
         chosen = rng.integers(len(self.groups), size=prompts)
         lengths = np.array([rng.choice(self.groups[group], n) for group in chosen])
         return np.clip(np.rint(self.scale * lengths), 1, self.limit).astype(np.int64)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of a rollout, from event to event: requests start, end, are preempted, or get longer than a bin of positions.
 
-Between two events every step has the same requests with the same expected gains, so a whole stretch of steps is one
+Between two events every step has the same requests with the same expected gains, so a stretch of steps is one
 calculation. A request advances by 1 + gain tokens a step, gain being the expected number of accepted draft tokens.
 """
 
@@ -18,7 +18,7 @@ from sam_lab.plan.cost import Cost
 Float64 = npt.NDArray[np.float64]
 
 EDGES = np.array([128, 256, 512, 1024, 2048, 4096, 8192, 16384])
-"""Positions in the answer at which acceptance may change: sam_lab.replay's bins, and finer ones in short answers."""
+"""Positions in the answer at which acceptance may change: the bins of sam_lab.replay, and smaller ones at the beginning."""
 BINS = len(EDGES) + 1
 BLOCK = 16
 """Tokens of a block of keys and values: an engine keeps one free for each request before it starts another."""
@@ -42,7 +42,7 @@ class Policy:
 
 @dataclass
 class Trace:
-    """Stretches of equal steps. start: seconds before each; running: [stretch, ranks]; emitted: tokens of it."""
+    """Stretches of equal steps. start: seconds before each; running: [stretch, ranks]; emitted: tokens of each."""
 
     start: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Engines:
         prompts, answers: of each rank, tokens of its requests in order of arrival.
         slots: requests that a rank runs at once.
         capacity: tokens of keys and values that a rank holds.
-        cached: of each rank, tokens of each prompt that are not read as an earlier request has the same.
+        cached: of each rank, tokens of each prompt that an earlier request has read.
     """
 
     prompts: Sequence[npt.NDArray[np.int64]]
@@ -103,7 +103,7 @@ class Engines:
         self.trace = Trace()
 
     def copy(self) -> Engines:
-        """The same state, to go on from under another policy; shares nothing that changes."""
+        """A copy of the state, to continue with another policy."""
         twin = object.__new__(Engines)
         twin.__dict__.update(self.__dict__)
         for name in ("number", "position", "length", "prompt", "arrival"):
@@ -124,9 +124,8 @@ class Engines:
         return twin
 
     def run(self, cost: Cost, policy: Policy, until: int = 0) -> Trace:
-        """Go on until every request has ended, or at most `until` run on each rank, as when most have ended or memory
-        holds no more of those that wait."""
-        moving = policy.gain.any(axis=1)  # by requests running: whether positions matter
+        """Continue until every request has ended, or until at most `until` requests run on each rank."""
+        moving = policy.gain.any(axis=1)  # by requests running: whether there are drafts
         while True:
             self.reading += self._start(cost)
             busy = self.number >= 0
@@ -146,7 +145,7 @@ class Engines:
                 self._advance(steps, cost, running, rate, context, None)
 
     def _start(self, cost: Cost) -> float:
-        """Give free slots to waiting requests; seconds that reading their prompts takes."""
+        """Give free slots to waiting requests; returns seconds of reading their prompts."""
         longest = 0.0
         for rank, queue in enumerate(self.queue):
             if not queue:
@@ -239,7 +238,7 @@ class Engines:
             self._preempt()
 
     def _preempt(self) -> None:
-        """Where the next step does not fit, the request that came last waits again, and is read anew later."""
+        """Where the next step does not fit into memory, preempt the latest request, which is read again later."""
         for rank in range(len(self.queue)):
             busy = self.number[rank] >= 0
             held = (self.prompt[rank] + self.position[rank])[busy].sum()

@@ -21,7 +21,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Setup:
-    """What a recipe says of its rollout.
+    """A recipe's rollout.
 
     data: ranks of an engine that meet in every step, as experts are spread over them; 1: engines run on their values.
     gen_prompts: prompts of a round; rounds: rounds of generation a step. capacity: tokens of keys and values a rank holds.
@@ -53,7 +53,7 @@ class Setup:
 def setup(values: dict[str, Any], shape: Shape, threshold: int, k: int, kept: float) -> Setup:
     """From a recipe's values (llm_rl.config.values). kept: share of the groups that dynamic sampling keeps.
 
-    Raises ValueError if the recipe does not fit its dies, or says too little.
+    Raises ValueError if the recipe does not fit its dies, or lacks a size.
     """
     if values["cluster.die_memory"] is None or values["rollout.max_num_seqs"] is None:
         raise ValueError(
@@ -88,7 +88,7 @@ def setup(values: dict[str, Any], shape: Shape, threshold: int, k: int, kept: fl
 
 
 def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
-    """Answers of a round, [prompts, n] lengths, to ranks, all asked for at once.
+    """Deal the answers of a round, [prompts, n] lengths, to ranks; all are requested at once.
 
     routing: `spread`, each answer to the next rank; `sticky`, as sam_core.routing keeps the answers to a prompt together.
     """
@@ -109,7 +109,7 @@ def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
 
 
 def engines(plan: Setup, lengths: Int64, routing: str = "spread") -> list[Engines]:
-    """The engines of a round, loaded."""
+    """The engines of a round, with their requests."""
     dealt = deal(lengths, plan.ranks, routing)
     groups = [dealt[i : i + plan.data] for i in range(0, plan.ranks, plan.data)]
     prompts = [[np.full(len(answers), plan.prompt_tokens) for answers in group] for group in groups]
@@ -118,7 +118,7 @@ def engines(plan: Setup, lengths: Int64, routing: str = "spread") -> list[Engine
 
 @dataclass(frozen=True)
 class Round:
-    """What a round took, seconds: mean over ranks, the slowest rank, and with few requests running."""
+    """Seconds of a round: mean over ranks, the slowest rank, and with few requests running."""
 
     mean: float
     longest: float
@@ -127,7 +127,7 @@ class Round:
 
     @staticmethod
     def of(traces: Sequence[Trace], threshold: int) -> Round:
-        """Of the engines' traces; a rank that meets others in every step is done when they are."""
+        """From the engines' traces; ranks that meet in every step end together."""
         totals = [trace.total for trace in traces]
         return Round(
             float(np.mean(totals)), max(totals), float(np.mean([t.tail(threshold) for t in traces])), tuple(traces)
@@ -136,24 +136,26 @@ class Round:
 
 @dataclass(frozen=True)
 class Tails:
-    """A round's engines, run without drafts until at most `most` requests run on each rank; what comes then can be
-    repeated under one policy after another."""
+    """A round's engines, run without drafts until at most `max_running` requests run on each rank, to be continued under
+    one policy after another."""
 
     plan: Setup
     cost: Cost
     waiting: tuple[Engines, ...]
-    most: int
+    max_running: int
 
     @staticmethod
-    def of(plan: Setup, cost: Cost, loaded: Sequence[Engines], most: int) -> Tails:
+    def of(plan: Setup, cost: Cost, loaded: Sequence[Engines], max_running: int) -> Tails:
         for engine in loaded:
-            engine.run(cost, Policy.off(plan.slots), until=most)
-        return Tails(plan, cost, tuple(loaded), most)
+            engine.run(cost, Policy.off(plan.slots), until=max_running)
+        return Tails(plan, cost, tuple(loaded), max_running)
 
     def run(self, policy: Policy, threshold: int) -> Round:
-        """Go on with a policy that drafts at most while `most` requests run; `threshold`: what counts as the tail."""
-        if policy.gain[self.most + 1 :].any():
-            raise ValueError(f"the policy drafts beyond {self.most} running requests, where this round was run without")
+        """Continue with a policy that drafts at most while `max_running` requests run; `threshold`: of the tail."""
+        if policy.gain[self.max_running + 1 :].any():
+            raise ValueError(
+                f"the policy drafts beyond {self.max_running} running requests, where this round was run without"
+            )
         traces = []
         for engine in self.waiting:
             traces.append(engine.copy().run(self.cost, policy))

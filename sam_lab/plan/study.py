@@ -19,11 +19,11 @@ from sam_lab.plan.step import Round, Setup, Tails, engines
 
 THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
-"""Of the lengths over which thresholds, k and ways of routing are compared: where the longest answer waits is luck."""
+"""Of the lengths with which thresholds, k and ways of routing are compared: where the longest answer waits is random."""
 
 
 class Sampled(Protocol):
-    """Where lengths come from."""
+    """A source of lengths."""
 
     @property
     def mean(self) -> float: ...
@@ -35,7 +35,7 @@ class Sampled(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is planned with. together: acceptance where all siblings share an engine; spread: where they are dealt to all
+    """Inputs of a plan. together: acceptance where all siblings share an engine; spread: where they are dealt to all
     engines."""
 
     plan: Setup
@@ -50,7 +50,7 @@ class Inputs:
         return self.together if self.routing == "sticky" else self.spread
 
     def varied(self, rng: np.random.Generator, device: Device | None, likely: tuple[float, float]) -> Inputs:
-        """Another world: costs, acceptance and lengths as they could be. likely: bounds of acceptance against this one's."""
+        """Random costs, acceptance and lengths within their bounds. likely: bounds of the factor of acceptance."""
         factor = float(rng.uniform(*likely))
         if device is None:  # fitted to a log
             cost = self.cost.scaled(float(rng.uniform(0.95, 1.05)))
@@ -105,7 +105,7 @@ def study(
     likely: tuple[float, float],
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """All that the report says; `traces` holds the first round's for the picture."""
+    """The figures of the report; `traces` has those of the first round, for the figure."""
     plan = inputs.plan
     current = (min(plan.threshold, plan.slots), plan.k)
     thresholds = [t for t in THRESHOLDS if t <= plan.slots]

@@ -28,7 +28,7 @@ SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i 
 
 @dataclass(frozen=True)
 class Curve:
-    """What a step costs in truth, in the form that sam_core.budget.choose asks for.
+    """True cost of a step, in the form that sam_core.budget.choose takes.
 
     Seconds: f(rows + besides) + context * (thousands of tokens held + read) + draft_context * those of draft tokens'
     requests, with f = fixed + row * max(knee, rows), rows padded to the next of `sizes`.
@@ -51,14 +51,14 @@ class Curve:
         return self.fixed + self.row * np.maximum(self.knee, rows)
 
     def step(self, given: npt.NDArray[np.int32], held: Float64) -> float:
-        """Seconds of a step of requests that hold so much and are given so many draft tokens."""
+        """Seconds of a step of requests with `held` thousand tokens and `given` draft tokens each."""
         rows = float(self.rows_cost(len(held) + int(given.sum())))
         return rows + self.context * (held.sum() + self.read) + self.draft_context * float(given @ held)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a step costs that reads, as likely as not, each of these numbers of prompt tokens."""
+    """Mean cost of steps that read each of these numbers of prompt tokens."""
 
     curve: Curve
     read: Sequence[int]
@@ -77,10 +77,7 @@ class Expected:
 
 
 class World:
-    """All that a seed says: curves of cost and when they change, bursts, drift, noise; requests; drafts.
-
-    facts: what was drawn, as JSON can hold it.
-    """
+    """All that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts."""
 
     def __init__(self, seed: int, records: Sequence[Record]) -> None:
         rng = self.rng = np.random.default_rng(seed)
@@ -94,7 +91,7 @@ class World:
         self.steps = round(between(*STEPS))
         self.k = int(rng.choice([3, 3, 5, 8]))
         self.record = records[rng.integers(len(records))]
-        # the load: answers to `asked` prompts, at most `most` at once; a rollout ends and the next begins, or it never ends
+        # the load: rollouts of `asked` prompts, or an endless one; at most `most` requests run
         self.most = round(between(1, 256))
         self.serving = maybe(0.4)
         self.asked = round(self.most * rng.uniform(1, 3))
@@ -159,7 +156,7 @@ class World:
 
 
 class _Requests:
-    """Requests by slot: what they hold, have yet to read and to write, and where in the record their drafts are."""
+    """Requests by slot: tokens held, to read and to write, and the place of their drafts in the record."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -174,7 +171,7 @@ class _Requests:
         self.waiting = 0
 
     def admit(self) -> None:
-        """Free slots take the prompts that wait; with none left to answer, the next rollout begins."""
+        """Give free slots to waiting prompts; begin the next rollout when none is left."""
         world, rng = self.world, self.world.rng
         if world.serving:
             self.waiting = world.most
@@ -246,7 +243,7 @@ def play(world: World) -> dict[str, Any]:
         drafted += int(n.sum())
         latest.append(prompts)
         reading = bool((requests.unread[read] > 0).any())
-        # what the step gave
+        # the step's tokens
         gained = np.zeros(world.most, np.int32)
         accepted = ((rng.random(len(decoding))[:, None] < truth) & (np.arange(k) < n[:, None])).sum(1)
         gained[decoding] = np.minimum(1 + accepted, requests.unwritten[decoding])
@@ -254,7 +251,7 @@ def play(world: World) -> dict[str, Any]:
         gained[read] = requests.unread[read] == 0
         requests.context[slots] += gained[slots]
         requests.unwritten[slots] -= gained[slots]
-        # what the drafter does behind it
+        # the drafter, after the step
         switch.observe(slots.astype(np.int32), gained[slots], len(decoding) + int(n.sum()) + prompts)
         scores = np.zeros((len(slots), k), np.float32)
         if switch.wanted(len(slots)):
