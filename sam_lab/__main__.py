@@ -7,6 +7,8 @@ import argparse
 import importlib
 import sys
 
+from sam_core import console
+
 COMMANDS = {
     "replay": ("sam_lab.score.rules", "score sam_core's drafting rules on recorded answers"),
     "compare": ("sam_lab.score.methods", "compare the papers' methods that need no model on recorded answers"),
@@ -35,19 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             command = importlib.import_module(module)
             command.add_arguments(parser)
             parser.set_defaults(run=command.run)
-    args = top.parse_args(argv)
-    try:
-        return args.run(args)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-    except (ValueError, ModuleNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 2
+    return console.run(top.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from sam_core.console import Progress
 from sam_core.files import write_json
-from sam_core.progress import Progress
 
 import sam_core
 from sam_lab import figures

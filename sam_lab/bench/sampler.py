@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from sam_core.console import Progress
 from sam_core.files import write_json
-from sam_core.progress import Progress
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam_core import verify
@@ -200,9 +200,9 @@ def targets(measured: list[dict], device: torch.device) -> list[Row]:
         return Row(section, what, unit, better, bound, ours=Figure.of([ours]), peers=figures)
 
     rows = []
-    for value in measured:
-        batch, operations = value["batch"], value["operations"]
-        for kind, times in value["ms"].items():
+    for case in measured:
+        batch, operations = case["batch"], case["operations"]
+        for kind, times in case["ms"].items():
             peers = {name: times[name] for name in ("0.11", "0.13")}
             for name in ("rejection", "seeded"):
                 if name in times:
@@ -254,11 +254,11 @@ def overview(measured: list[dict]) -> str:
         *(f"{name} ops" for name in names),  # operations, waits, AICPU operators
     ]
     lines = [" ".join([f"{'batch':>5}", *(f"{head:>15}" for head in heads)])]
-    for value in measured:
-        cells = [figure(value["ms"]["step"][name]) for name in names]
-        cells += [figure(value["ms"]["given"][name]) for name in given]
-        cells += ["{} / {} / {}".format(*value["operations"][name]) for name in names]
-        lines.append(" ".join([f"{value['batch']:>5}", *(f"{cell:>15}" for cell in cells)]))
+    for case in measured:
+        cells = [figure(case["ms"]["step"][name]) for name in names]
+        cells += [figure(case["ms"]["given"][name]) for name in given]
+        cells += ["{} / {} / {}".format(*case["operations"][name]) for name in names]
+        lines.append(" ".join([f"{case['batch']:>5}", *(f"{cell:>15}" for cell in cells)]))
     return "\n".join(lines)
 
 
@@ -266,14 +266,14 @@ def draw(path: Path, measured: list[dict], device: torch.device) -> None:
     """Write a PNG of 1800 x 750 pixels: milliseconds and operations by batch."""
     canvas, ((times, operations),) = figures.panels(1, 2, (12, 5), dpi=150)
     colours = {"0.11": "#7a7a7a", "0.13": "#edae49", "rejection": "#30638e", "seeded": "#d1495b"}
-    batches = [value["batch"] for value in measured]
+    batches = [case["batch"] for case in measured]
     for name, colour in colours.items():
         style = {"color": colour, "markersize": 4}
-        times.plot(batches, [value["ms"]["step"][name] for value in measured], "o-", label=name, **style)
+        times.plot(batches, [case["ms"]["step"][name] for case in measured], "o-", label=name, **style)
         if name in measured[0]["ms"]["given"]:
-            values = [value["ms"]["given"][name] for value in measured]
+            values = [case["ms"]["given"][name] for case in measured]
             times.plot(batches, values, "o:", label=f"{name}, draws given", **style)
-        counts = [value["operations"][name][0] for value in measured]
+        counts = [case["operations"][name][0] for case in measured]
         operations.plot(batches, counts, "o-", label=name, **style)
     times.set(ylabel="milliseconds", title=f"A step of verification on {device.type}, V={V:,}, {K} drafts")
     operations.set(ylabel="operations", title="Operations of a step")

@@ -13,8 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from sam_core.console import Progress
 from sam_core.files import write_json
-from sam_core.progress import Progress
 
 from llm_rl.evaluation.engine import default_dtype
 from llm_rl.layout import SHAPES, Shape

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sam_core.progress import Progress
+from sam_core.console import Progress
 
 import sam_core
 from sam_lab.cli import LabError, Results, digest, positive

@@ -11,8 +11,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from sam_core.console import Progress
 from sam_core.files import write_json
-from sam_core.progress import Progress
 
 from llm_rl import config as recipes
 from llm_rl import layout
@@ -179,18 +179,18 @@ def _steps(args: argparse.Namespace) -> int:
 
 def _recipe(args: argparse.Namespace) -> int:
     loaded = recipes.load(args.recipe, args.overrides)
-    values = recipes.values(loaded)
-    shape = layout.shape(Path(values["model.path"]))
+    own = recipes.values(loaded)
+    shape = layout.shape(Path(own["model.path"]))
     if shape is None:
         raise LabError(
-            f"the shape of {values['model.path']} is not known: put the model there, or name its folder as one of {', '.join(layout.SHAPES)}"
+            f"the shape of {own['model.path']} is not known: put the model there, or name its folder as one of {', '.join(layout.SHAPES)}"
         )
-    layout.check_sizes(values, shape)
+    layout.check_sizes(own, shape)
     sam = recipes.options(loaded)
-    plan = setup(values, shape, sam.threshold, loaded.sam_options.k, args.kept)
+    plan = setup(own, shape, sam.threshold, loaded.sam_options.k, args.kept)
     plan = replace(plan, prompt_tokens=PROMPT, rounds=args.rounds or plan.rounds)
     device = None if args.cost else DEVICES[args.device]
-    lengths = _lengths(args, values, plan)
+    lengths = _lengths(args, own, plan)
     inputs = Inputs(
         plan,
         lengths,
@@ -215,10 +215,10 @@ def _recipe(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lengths(args: argparse.Namespace, values: dict[str, Any], plan: Setup) -> Lengths | Recorded:
+def _lengths(args: argparse.Namespace, own: dict[str, Any], plan: Setup) -> Lengths | Recorded:
     if args.lengths:
         return Recorded.of(read_answers(args.lengths), plan.limit, args.mean)
-    expected = values["rollout.expected_length"]
+    expected = own["rollout.expected_length"]
     if args.mean is None and expected is None:
         raise LabError("how long answers are is not known: give --lengths FILE or --mean N")
     return Lengths(expected - PROMPT if args.mean is None else args.mean, args.spread, plan.limit, args.family)

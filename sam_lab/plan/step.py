@@ -23,7 +23,7 @@ Int64 = npt.NDArray[np.int64]
 class Setup:
     """A recipe's rollout.
 
-    data: ranks of an engine that meet in every step, as experts are spread over them; 1: engines run on their values.
+    data: ranks of an engine that meet in every step, as experts are spread over them; 1: engines are independent.
     gen_prompts: prompts of a round; rounds: rounds of generation a step. capacity: tokens of keys and values a rank holds.
     """
 
@@ -50,40 +50,40 @@ class Setup:
         return self.dies // self.tensor
 
 
-def setup(values: dict[str, Any], shape: Shape, threshold: int, k: int, kept: float) -> Setup:
+def setup(own: dict[str, Any], shape: Shape, threshold: int, k: int, kept: float) -> Setup:
     """From a recipe's values (llm_rl.config.values). kept: share of the groups that dynamic sampling keeps.
 
-    Raises ValueError if the recipe does not fit its dies, or lacks a size.
+    Raises ValueError if the recipe does not fit its dies, or says too little.
     """
-    if values["cluster.die_memory"] is None or values["rollout.max_num_seqs"] is None:
+    if own["cluster.die_memory"] is None or own["rollout.max_num_seqs"] is None:
         raise ValueError(
-            f"{values['name']} does not say cluster.die_memory or rollout.max_num_seqs: set them as key=value"
+            f"{own['name']} does not say cluster.die_memory or rollout.max_num_seqs: set them as key=value"
         )
-    tensor = values["rollout.tensor_model_parallel_size"]
-    memory = layout.rollout(values, shape)
+    tensor = own["rollout.tensor_model_parallel_size"]
+    memory = layout.rollout(own, shape)
     if memory.kv < memory.sequence:
         raise ValueError(
-            f"{values['name']} does not fit: {memory.kv:.1f} GiB are left a die for keys and values, and one full sequence "
+            f"{own['name']} does not fit: {memory.kv:.1f} GiB are left a die for keys and values, and one full sequence "
             f"takes {memory.sequence:.1f}"
         )
-    expert = values["rollout.expert_parallel_size"]
+    expert = own["rollout.expert_parallel_size"]
     return Setup(
-        name=values["name"],
+        name=own["name"],
         shape=shape,
-        dies=values["cluster.nodes"] * values["cluster.dies_per_node"],
+        dies=own["cluster.nodes"] * own["cluster.dies_per_node"],
         tensor=tensor,
-        data=values["rollout.data_parallel_size"] if expert > 1 else 1,
+        data=own["rollout.data_parallel_size"] if expert > 1 else 1,
         expert=expert,
-        train_prompts=values["data.train_batch_size"],
-        gen_prompts=values["data.gen_batch_size"],
-        n=values["rollout.n"],
-        slots=values["rollout.max_num_seqs"],
-        limit=values["data.max_response_length"],
+        train_prompts=own["data.train_batch_size"],
+        gen_prompts=own["data.gen_batch_size"],
+        n=own["rollout.n"],
+        slots=own["rollout.max_num_seqs"],
+        limit=own["data.max_response_length"],
         capacity=memory.kv * GIB / shape.kv_bytes(tensor),
         threshold=threshold,
         k=k,
-        rounds=-(-values["data.train_batch_size"] // max(1, int(values["data.gen_batch_size"] * kept))),
-        eager=values["rollout.enforce_eager"],
+        rounds=-(-own["data.train_batch_size"] // max(1, int(own["data.gen_batch_size"] * kept))),
+        eager=own["rollout.enforce_eager"],
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sam_core.progress import Progress
+from sam_core.console import Progress
 from sam_core.reference.rules import ALPHA
 
 import sam_core

@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from sam_core.progress import Progress
+from sam_core.console import Progress
 
 import sam_core
 from sam_lab.cli import LabError, Results, digest, fold, positive, probability

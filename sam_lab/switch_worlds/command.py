@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sam_core.console import Progress
 from sam_core.files import write_json
-from sam_core.progress import Progress
 
 from sam_lab.cli import check_outputs, positive
 from sam_lab.switch_worlds import acceptance

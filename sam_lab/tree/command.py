@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sam_core.console import Progress
 from sam_core.files import write_json
-from sam_core.progress import Progress
 
 from sam_lab import methods, models
 from sam_lab.cli import LabError, check_outputs, positive

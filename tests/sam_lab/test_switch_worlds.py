@@ -45,7 +45,7 @@ def test_the_table_holds_drafts_and_what_they_hold():
 
 def test_the_command_writes_each_world(tmp_path, capsys, monkeypatch):
     ticks = itertools.count(0, 31)  # seconds
-    monkeypatch.setattr("sam_core.progress.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr("sam_core.console.time", SimpleNamespace(monotonic=lambda: next(ticks)))
     assert main(["switch-worlds", "--worlds", "2", "--seed", "7", "--json", str(tmp_path / "out.json")]) == 0
     written = json.loads((tmp_path / "out.json").read_text())
     assert [world["seed"] for world in written["each"]] == [7, 8]

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import sam_core
-from sam_core.progress import Progress
+from sam_core import console
 
 
 def build_corpus(args: argparse.Namespace) -> int:
     from sam_core import corpus
 
-    progress = Progress()
+    progress = console.Progress()
     description = corpus.build_corpus(
         args.files, args.output, key=args.key, tokenizer=args.tokenizer, progress=progress.show
     )
@@ -96,19 +96,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    try:
-        return args.run(args)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-    except (ValueError, ModuleNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 2
+    return console.run(parser().parse_args(argv))
 
 
 if __name__ == "__main__":
