@@ -34,7 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, text) in COMMANDS.items():
         parser = commands.add_parser(name, help=text)
         if argv and argv[0] == name:
-            command = importlib.import_module(module)
+            try:
+                command = importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                top.error(f"{name} needs the package {error.name}, which is not installed in this environment")
             command.add_arguments(parser)
             parser.set_defaults(run=command.run)
     return console.run(top.parse_args(argv))

@@ -118,6 +118,11 @@ def test_kill_leaves_whole_results_that_are_continued(tmp_path):
     assert results[: len(kept)] == kept and [result["k"] for result in results] == [*range(1, 7)]
 
 
+def test_command_without_its_packages_is_refused(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sam_lab.tree.command", None)
+    assert "error: tree needs the package sam_lab.tree.command, which is not installed" in refused(capsys, "tree")
+
+
 def test_limits_and_fold_reach_the_draw(answers, tmp_path):
     done = command(
         "replay", answers, *RULE, "--k", 3, "--context", "request", "--max-tokens", 1, "--json", tmp_path / "o"
