@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,13 +87,7 @@ def _units(
     """Each experiment with the name and digests of its data, and a function that loads these."""
     if any(each.of != "models" for each in chosen):
         recordings = replayed.read_recordings(paths, args.seed)
-    loaded: list[Any] = []
-
-    def models() -> Any:
-        if not loaded:
-            loaded.append(decoded.load(args.models, args.seed))
-        return loaded[0]
-
+    models = functools.cache(lambda: decoded.load(args.models, args.seed))
     for experiment in chosen:
         if experiment.of == "models":
             weights = sorted(args.models.glob("*/*.safetensors"))
