@@ -7,7 +7,7 @@ PINSETS := $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml)))
 DEMO_PINSETS := $(notdir $(patsubst %/pins.toml,%,$(shell grep -l '^demo = true' patches/*/pins.toml)))
 
 # Tests that need .venvs/tools alone, and those that run in a pin set's environment, as its pins.toml lists them.
-QUICK_TESTS := tests/sam_core tests/ci tests/patches tests/accuracy tests/reports
+QUICK_TESTS := tests/sam_core tests/replay tests/ci tests/patches tests/accuracy tests/reports
 tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml | tr -d '",')
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
@@ -72,11 +72,11 @@ wheels: ## dist/: source archive and manylinux wheels of sam_core, for x86-64 an
 
 bench: ## time, memory and acceptance of sam_core beside four other drafters, against the targets (a quarter of an hour)
 	ci/setup-env bench
-	.venvs/bench/bin/python sam_core/bench $(BENCH)
+	.venvs/bench/bin/python -m sam_lab bench $(BENCH)
 
 bench-sampler: ## time, operations and synchronisations of verification beside vllm-ascend's, against the targets (minutes)
 	ci/setup-env vllm-0.11
-	.venvs/vllm-0.11/bin/python sam_core/bench/sampler.py $(BENCH)
+	.venvs/vllm-0.11/bin/python -m sam_lab bench-sampler $(BENCH)
 
 device-costs: ## waits, slow operators and launches of a step on a 910C, with drafts beside without (minutes)
 	ci/setup-env $(PIN)
@@ -98,7 +98,7 @@ lock: ## resolve the requirements anew; versions that are locked stay unless UPG
 	$(COMPILE) $(UPGRADE) ci/tools.in -o ci/tools.lock >/dev/null
 	$(COMPILE) $(UPGRADE) ci/wheels.in -o ci/wheels.lock >/dev/null
 	$(COMPILE) $(UPGRADE) ansible/requirements.in -o ansible/requirements.lock >/dev/null
-	$(COMPILE) $(UPGRADE) sam_core/bench/requirements.in -o sam_core/bench/requirements.lock >/dev/null
+	$(COMPILE) $(UPGRADE) sam_lab/bench/requirements.in -o sam_lab/bench/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
 		-o patches/$(PIN)/requirements.lock >/dev/null
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PINSETS = sorted(path.parent for path in ROOT.glob("patches/*/requirements.lock"))
-OTHERS = [ROOT / "ansible" / "requirements.lock", ROOT / "sam_core" / "bench" / "requirements.lock"]
+OTHERS = [ROOT / "ansible" / "requirements.lock", ROOT / "sam_lab" / "bench" / "requirements.lock"]
 LOCKS = [
     ROOT / "ci" / "tools.lock",
     ROOT / "ci" / "wheels.lock",

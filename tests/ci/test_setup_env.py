@@ -325,7 +325,7 @@ def test_changed_source_rebuilds_sam_core_alone(repo):
 
 def test_bench_is_made_from_its_own_lock(repo):
     repo.add_sam_core()
-    repo.write("sam_core/bench/requirements.lock", repo.index.add("delta"))
+    repo.write("sam_lab/bench/requirements.lock", repo.index.add("delta"))
     assert "sam_core (2 of 2)" in repo.ok("bench", TORCH_INDEX_URL=repo.index.url)
     repo.env = repo.root / ".venvs" / "bench"
     assert repo.python("import delta, sam_core; print(delta.version, sam_core.source)") == "1.0 one"

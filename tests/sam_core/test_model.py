@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from sam_core.options import RULES
 from sam_core.reference import model as M
-from sam_core.reference.rules import RULES
 
 import sam_core
 from sam_core import reference

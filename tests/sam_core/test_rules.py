@@ -17,12 +17,13 @@ from c_programs import PROJECT
 from hypothesis import given, settings
 from pool_oracle import common_suffix, i32, step
 from sam_core.corpus import build_corpus
+from sam_core.options import RULES
 from sam_core.reference.automaton import MAX_MATCH
-from sam_core.reference.rules import ALPHA, MAX_DRAFT, MORE, PATH_ONE, RULES
+from sam_core.reference.rules import ALPHA, MAX_DRAFT, MORE, PATH_ONE
 
 import sam_core
 
-DATA = PROJECT / "bench" / "data"
+DATA = PROJECT.parent / "sam_lab" / "data"
 COPYING = ("oldest", "newest")
 ALL = ("request", "group", "history")
 A, B, C, D, E = range(5)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from pool_oracle import i32
 from sam_core.corpus import build_corpus
+from sam_core.options import RULES
 from sam_core.reference.automaton import Index
-from sam_core.reference.rules import MAX_DRAFT, RULES
+from sam_core.reference.rules import MAX_DRAFT
 
 import sam_core
 from sam_core import reference

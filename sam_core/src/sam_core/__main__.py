@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_core`: build a corpus, look into a saved file, score drafting rules on recorded answers."""
+"""`python -m sam_core`: build a corpus, describe a saved file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import sam_core
-from sam_core import replay
+from sam_core import console
 
 
 def build_corpus(args: argparse.Namespace) -> int:
     from sam_core import corpus
 
-    progress = replay.Progress()
-    found = corpus.build_corpus(args.files, args.output, key=args.key, tokenizer=args.tokenizer, progress=progress.show)
+    progress = console.Progress()
+    description = corpus.build_corpus(
+        args.files, args.output, key=args.key, tokenizer=args.tokenizer, progress=progress.show
+    )
     progress.clear()
-    _print(found)
+    _print(description)
     return 0
 
 
@@ -29,31 +31,31 @@ def inspect(args: argparse.Namespace) -> int:
 
     refusals = []
     with open(args.path, "rb"):
-        pass  # a path that cannot be read is told as such, not as two unknown formats
+        pass  # a path that cannot be read is an OSError, not two unknown formats
     for describe in (corpus.describe, sam_core.Pool.describe):
         try:
-            found = describe(args.path)
+            description = describe(args.path)
             break
         except ValueError as error:
             refusals.append(str(error))
     else:
         raise ValueError(f"{args.path} is neither a corpus ({refusals[0]}) nor a saved pool ({refusals[1]})")
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(description, indent=1))
     else:
-        _print(found)
+        _print(description)
     return 0
 
 
-def _print(found: Mapping[str, Any]) -> None:
-    lines = [*_flat(found)]
+def _print(description: Mapping[str, Any]) -> None:
+    lines = [*_flat(description)]
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         print(f"{name:{width}}  {value:,}" if isinstance(value, int) else f"{name:{width}}  {value}")
 
 
-def _flat(found: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in found.items():
+def _flat(description: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in description.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}.")
         else:
@@ -84,32 +86,17 @@ def parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=build_corpus)
 
-    text = "tell what a corpus or a saved pool holds"
+    text = "describe a corpus or a saved pool"
     command = commands.add_parser("inspect", help=text, description=text[0].upper() + text[1:] + ".")
     command.add_argument("path", type=Path, metavar="PATH", help="a corpus or a saved pool")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=inspect)
 
-    command = commands.add_parser("replay", help="score drafting rules on recorded answers")
-    replay.add_arguments(command)
-    command.set_defaults(run=replay.run)
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    try:
-        return args.run(args)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-    except (ValueError, ModuleNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 2
+    return console.run(parser().parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ def _texts(source: Any, name: str, key: str | None) -> Iterator[tuple[str, Any]]
         except (ValueError, EOFError) as error:
             raise ValueError(f"{path} is no .npy array ({error}): write it with numpy.save") from None
         return
-    with _lines(path) as lines:
+    with open_lines(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield f"{path}, line {number}", _row(line, f"{path}, line {number}", key)
@@ -242,35 +242,36 @@ def _row(line: bytes, where: str, key: str | None) -> Any:
 
 
 @contextlib.contextmanager
-def _lines(path: str) -> Iterator[IO[bytes]]:
-    """Opens a file of lines, decompressed; ValueError if it is no such compressed file."""
-    if path.endswith(".zst"):
-        with _zstd(path) as file:
-            yield file
-        return
-    with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
-        try:
-            yield file
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} cannot be decompressed ({error}): compress it again") from None
+def open_lines(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of lines, plain or compressed (.gz by gzip, .zst by the command zstd), for reading in binary.
 
+    A compressed file is unpacked into a temporary file first: nothing is read of one that is damaged or cut short.
 
-@contextlib.contextmanager
-def _zstd(path: str) -> Iterator[IO[bytes]]:
-    """By the command: unlike the reader of the module zstandard it notices a file that was cut short."""
-    open(path, "rb").close()  # OSError says what is wrong with the file
-    if shutil.which("zstd") is None:
-        raise ValueError(f"{path} is compressed and there is no zstd command: install zstd or decompress the file")
-    with subprocess.Popen(["zstd", "-dcq", "--", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        try:
-            yield process.stdout
-        except BaseException:
-            process.kill()
-            raise
-        error = process.stderr.read().decode(errors="replace").strip()
-    if process.returncode:
-        raise ValueError(f"{path} cannot be decompressed ({error}): compress it again")
+    Raises:
+        ValueError: a compressed file is not whole, or there is no command zstd; one sentence.
+        OSError: the file cannot be read.
+    """
+    name = os.fspath(path)
+    with contextlib.ExitStack() as stack:
+        file: IO[bytes] = stack.enter_context(open(name, "rb"))
+        if name.endswith((".gz", ".zst")):
+            unpacked = stack.enter_context(tempfile.TemporaryFile())
+            try:
+                if name.endswith(".gz"):
+                    shutil.copyfileobj(gzip.open(file), unpacked)
+                else:
+                    subprocess.run(["zstd", "-dcq"], stdin=file, stdout=unpacked, stderr=subprocess.PIPE, check=True)
+            except (gzip.BadGzipFile, EOFError, zlib.error, subprocess.CalledProcessError) as error:
+                reason = getattr(error, "stderr", None) or str(error).encode()
+                reason = " ".join(reason.decode(errors="replace").split())
+                raise ValueError(f"{name} cannot be decompressed ({reason}): copy or compress it again") from None
+            except FileNotFoundError:
+                raise ValueError(
+                    f"{name} is compressed and there is no zstd command: install zstd or decompress the file"
+                ) from None
+            unpacked.seek(0)
+            file = unpacked
+        yield file
 
 
 def _checked(text: Any, where: str) -> Tokens:

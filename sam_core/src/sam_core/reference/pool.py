@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_core.corpus import Corpus
+from sam_core.options import RULES
 from sam_core.reference import rules
 from sam_core.reference.automaton import Index, State
 from sam_core.reference.model import ORDERS, Model
@@ -177,6 +178,8 @@ class Pool:
 
     memory_bytes is accepted and reported, but nothing is ever freed or refused for lack of memory. Nor are tokens in
     large indexes counted as more work, as the C counts them.
+
+    alpha: of rule `suffix`, which the C fixes: a match of p tokens drafts at most alpha * p.
     """
 
     def __init__(
@@ -187,11 +190,13 @@ class Pool:
         corpus: str | os.PathLike[str] | None = None,
         min_prob: float = 0.0,
         vocab_size: int | None = None,
+        *,
+        alpha: int = rules.ALPHA,
     ) -> None:
         if memory_bytes < 0:
             raise ValueError(f"memory_bytes is {memory_bytes}: it must not be negative")
-        if rule not in rules.RULES:
-            raise ValueError(f"rule is {rule!r}: it must be 'oldest', 'newest', 'count', 'suffix' or 'blend'")
+        if rule not in RULES:
+            raise ValueError(f"rule is {rule!r}: it must be {', '.join(map(repr, RULES[:-1]))} or {RULES[-1]!r}")
         for name in [sources] if isinstance(sources, str) else (sources := tuple(sources)):
             if isinstance(sources, str) or name not in ("request", "group", "history"):
                 raise ValueError(
@@ -205,7 +210,7 @@ class Pool:
         if not 0 <= min_prob <= 1:
             raise ValueError(f"min_prob is {float(min_prob)!r}: it must lie between 0 and 1")
         self._memory_bytes, self._rule, self._sources, self.min_prob = memory_bytes, rule, sources, min_prob
-        self._vocab_size = vocab_size or 0
+        self._vocab_size, self._alpha = vocab_size or 0, alpha
         self._kind = rule if rule in ("oldest", "newest") else "counted"
         self._corpus = None if corpus is None else Corpus(corpus)
         self._model = Model(copied=rule in ("oldest", "newest"))
@@ -392,7 +397,7 @@ class Pool:
             past = group.past if "history" in self._sources else 0
         last = tuple(reversed([*[-1] * ORDERS, *slot.text.tokens[-ORDERS:]][-ORDERS:]))
         context = rules.Context(index, match, past, self._corpus, slot.corpus_at, last, self._vocab_size)
-        slot.record = record = rules.draft(self._model, self._rule, context, k, self.min_prob, tree)
+        slot.record = record = rules.draft(self._model, self._rule, context, k, self.min_prob, tree, self._alpha)
         for at, source in enumerate(record.sources[: record.drafted]):
             self._drafts[source] += at == 0
             self._drafted[source] += 1

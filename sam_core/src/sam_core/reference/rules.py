@@ -16,14 +16,13 @@ from sam_core.reference import model as M
 from sam_core.reference.automaton import Index, Place, State
 from sam_core.reference.model import CORPUS, GROUP, HISTORY, REQUEST, Model
 
-RULES = ("oldest", "newest", "count", "suffix", "blend")
 MAX_DRAFT = 64
 MAX_CANDIDATES = 24  # of the end of the text
 DEEP_CANDIDATES = 5  # of a node below
 MORE = 6  # candidates that a match names for a tree
 COPIES = 8
 SHORT_MATCH = 4  # tokens of matches beside which a follower is asked
-ALPHA = 4  # tokens of a draft for each token of its match (SuffixDecoding's alpha)
+ALPHA = 4  # of `suffix`, SuffixDecoding's alpha: a match of p tokens drafts at most ALPHA * p
 PATH_ONE = 1 << 30
 
 
@@ -150,13 +149,11 @@ class Record:
     """A draft and what was considered for it, to learn from.
 
     cut: the last token is too improbable, its path below `floor`: the draft ends before it, it is only learned from.
-    length: of the match that `suffix` chose, 0 for none.
     last: tokens before the draft, as of Context.
     """
 
     floor: int = 0
     cut: bool = False
-    length: int = 0
     last: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -202,13 +199,18 @@ def times(path: int, probability: int) -> int:
     return path * probability // M.ONE
 
 
-def draft(model: Model, rule: str, context: Context, k: int, least: float, tree: bool) -> Record:
-    """Draft at most k <= MAX_DRAFT tokens, as a chain or tree, that end before a path falls below `least`, 0 .. 1."""
-    floor = int(float(np.float32(least)) * PATH_ONE)
+def draft(model: Model, rule: str, context: Context, k: int, min_prob: float, tree: bool, alpha: int = ALPHA) -> Record:
+    """Draft a chain or tree of at most k <= MAX_DRAFT tokens that ends before a path falls below `min_prob`, 0 .. 1.
+
+    alpha: of `suffix`.
+    """
+    floor = int(float(np.float32(min_prob)) * PATH_ONE)
     if rule in ("count", "blend"):
         record = _Walk(model, rule, context, tree, floor).draft(k)
+    elif rule == "suffix":
+        record = _draft_suffix(model, context, k, floor, tree, alpha)
     else:
-        record = (_draft_suffix if rule == "suffix" else _draft_copies)(model, context, k, floor, tree)
+        record = _draft_copies(model, context, k, floor, tree)
     foreign = [at for at, token in enumerate(record.tokens) if 0 < context.vocab_size <= token]
     if foreign:
         record.end_before(foreign[0])
@@ -644,14 +646,14 @@ def _strings(context: Context) -> list[_String]:
     return strings
 
 
-def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
+def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool, alpha: int) -> Record:
     """GenerateCandidateTree: every match of every source is tried, the best score wins, the first on a tie."""
     record = Record(floor)
-    trees = [_expand(context, start, min(k, ALPHA * start.length), tree) for start in _strings(context)]
+    trees = [_expand(context, start, min(k, alpha * start.length), tree) for start in _strings(context)]
     best = max(trees, key=lambda made: made.score, default=None)
     if best is None or not best.score:
         return record
-    source, record.length = best.start.source, best.start.length
+    source = best.start.source
     if source == GROUP and context.past and context.followed_in_past(best.start.state, best.tokens[0]):
         source = HISTORY
     for token, parent, cell, length in zip(best.tokens, best.parents, best.cells, best.match_lengths):

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands write to stderr: progress, and errors as one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+
+class Progress:
+    """One line on stderr: rewritten on a terminal, elsewhere a new line every 30 s."""
+
+    def __init__(self) -> None:
+        self._tty = sys.stderr.isatty()
+        self._last = time.monotonic()
+
+    def show(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._last >= (0.2 if self._tty else 30):
+            self._last = now
+            print(f"\r\033[K{text}" if self._tty else text, end="" if self._tty else "\n", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._tty:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Call args.run(args) and return its exit status; 2 after an error for the user, 130 after an interrupt.
+
+    Errors for the user are ValueError, ModuleNotFoundError and OSError with the name of a file.
+    """
+    try:
+        return args.run(args)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+    except (ValueError, ModuleNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 2

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acceptance: tokens a step on recorded answers, geometric means over the sets, and their quartiles."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import multiprocessing
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sam_lab.bench import peers
+from sam_lab.bench.rows import Figure, Row, Targets
+from sam_lab.bench.texts import Texts
+from sam_lab.cli import LabError
+from sam_lab.methods.pool import SamDrafter
+from sam_lab.recordings import Answer, Scope, make_scopes, split_fold, temporary_corpus
+from sam_lab.replay import geometric_mean, replay
+
+SECTION = "acceptance"
+LIMIT, HISTORY_LIMIT = 100_000, 500_000
+"""Most tokens of a set that are replayed, and of the one with a history: all, 427,204 have one."""
+FOLDS = 4
+MIN_PROBS = (0.0, 0.2, 0.4, 0.6, 0.8)
+HISTORY = "rl-rollouts-qwen3b"
+CHAINS = {"request": (3, 4, 8, 16), "group": (3, 4, 8, 16), "sequential": (8,)}
+TREES = {"request": (8, 16, 32), "group": (8, 16, 32)}
+HISTORIES = ((3, False), (8, False), (16, False), (16, True))
+CORPUS = ("request", "group")
+RIVALS = {
+    ("request", 3, False): ("python", "arctic", "ngram", "sglang"),
+    ("request", 8, False): ("python", "arctic", "ngram", "sglang"),
+    ("group", 3, False): ("arctic", "sglang"),
+    ("group", 8, False): ("arctic", "sglang"),
+    ("sequential", 8, False): ("arctic",),
+    ("request", 16, True): ("arctic", "sglang"),
+    ("group", 16, True): ("arctic", "sglang"),
+}
+"""Peers that replay the same answers: those that share between requests where the context is not `request`."""
+
+
+class Task(NamedTuple):
+    """One configuration; min_prob is None where the rule's default stands."""
+
+    drafter: str
+    context: str
+    k: int
+    tree: bool = False
+    min_prob: float | None = None
+    folds: str = ""  # "without" or "with" a corpus of the other folds, over all folds
+
+
+NEWEST = Task("newest", "request", 3)
+SWEEP = [Task("blend", "request", 8, min_prob=p) for p in MIN_PROBS]
+
+
+@functools.lru_cache(1)
+def read(fixture: bool, name: str) -> list[Answer]:
+    return Texts(fixture).answers(name)
+
+
+@functools.lru_cache(1)
+def drawn(fixture: bool, name: str, context: str, limit: int) -> list[Scope]:
+    return make_scopes(read(fixture, name), context, max_tokens=limit)
+
+
+def run_task(fixture: bool, name: str, task: Task, limit: int) -> dict[str, Any] | str:
+    """Figures of a task on one set, or the reason for none."""
+    try:
+        if task.folds:
+            return over_folds(task, read(fixture, name), limit)
+        return replay(drafter(task), drawn(fixture, name, task.context, limit), task.context, task.k, task.tree)
+    except LabError as error:
+        return str(error)
+    except Exception as error:  # the other rows are measured
+        return f"{type(error).__name__}: {error}"
+
+
+def drafter(task: Task, **options: Any) -> Any:
+    if task.drafter in peers.DRAFTERS:
+        return peers.DRAFTERS[task.drafter](task.k, task.tree)
+    if task.min_prob is not None:
+        options["min_prob"] = task.min_prob
+    return SamDrafter(rule=task.drafter, **options)
+
+
+def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
+    """Tokens a step over all folds, each with a corpus of the others if the task says so."""
+    total: dict[str, Any] = dict.fromkeys(("steps", "tokens", "proposed"), 0)
+    for number in range(FOLDS):
+        mine, others = split_fold(answers, (number, FOLDS))
+        if not mine or not others:
+            continue
+        scopes = make_scopes(mine, task.context, max_tokens=max(limit // FOLDS, 1))
+        texts = (answer.response_ids for answer in others)
+        with temporary_corpus(texts) if task.folds == "with" else contextlib.nullcontext() as corpus:
+            figures = replay(drafter(task, corpus=corpus), scopes, task.context, task.k, task.tree)
+        total = {name: value + figures[name] for name, value in total.items()}
+    return total
+
+
+class Acceptance:
+    """All figures: {task: {set: figures}}, measured by one process a processor."""
+
+    def __init__(self, texts: Texts, targets: Targets, quick: bool, say: Callable[[str], None]):
+        self.texts, self.targets, self.say = texts, targets, say
+        self.limits = (2000, 2000) if quick else (LIMIT, HISTORY_LIMIT)
+        self.figures: dict[Task, dict[str, Any]] = defaultdict(dict)
+        self.errors: dict[Task, str] = {}
+
+    def measure(self, tasks: Iterable[Task]) -> None:
+        """Measure these tasks on all sets that have what they need."""
+        tasks = sorted(set(tasks), key=lambda task: (task.context, str(task)))
+        jobs = {}
+        fresh = multiprocessing.get_context("spawn")  # numba's threads do not survive a fork
+        with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=fresh) as pool:
+            for name in self.texts.names:
+                for task in tasks:
+                    past = task.context in ("history", "nohistory")
+                    if name == HISTORY or not past:
+                        job = pool.submit(run_task, self.texts.is_fixture, name, task, self.limits[past])
+                        jobs[job] = name, task
+            for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):
+                name, task = jobs[job]
+                try:
+                    figures = job.result()
+                except concurrent.futures.process.BrokenProcessPool as error:  # killed, as where memory ends
+                    figures = f"a process that measured acceptance died: {error}"
+                if isinstance(figures, str):
+                    self.errors[task] = figures
+                else:
+                    self.figures[task][name] = figures
+                self.say(f"acceptance: {number} of {len(jobs)} configurations")
+
+    def tokens(self, task: Task) -> dict[str, float]:
+        """Tokens a step of a task by set; raises LabError where it failed."""
+        if task in self.errors:
+            raise LabError(self.errors[task])
+        if not self.figures[task]:
+            raise LabError("not measured")
+        return {name: f["tokens"] / f["steps"] for name, f in sorted(self.figures[task].items())}
+
+    def figure(self, task: Task) -> Figure:
+        """Tokens a step: the geometric mean over the sets, and the quartiles of the sets."""
+        by_set = [*self.tokens(task).values()]
+        figure = Figure.of(by_set)
+        return figure._replace(median=geometric_mean(by_set)) if len(by_set) > 1 else figure
+
+    def rows(self) -> list[tuple[list[Row], Callable[[list[Row]], None], list[Task]]]:
+        """Bundles of rows, the function that fills them after `measure`, and the tasks that it needs."""
+        where = " (data of the benchmark, small)" if self.texts.is_fixture else ""
+        bundles = []
+
+        def add(what: str, task: Task, base: Task, *rivals: Task, worst: bool = False) -> None:
+            rows = [self.targets.row(SECTION + where, what, "tokens a step")]
+            if worst:
+                rows.append(self.targets.row(SECTION + where, f"{what}, worst set", "ratio"))
+            fill = functools.partial(self.fill, task, base, rivals)
+            bundles.append((rows, fill, [task, base, *rivals]))
+
+        for context, lengths in CHAINS.items():
+            for k in lengths:
+                names = "blend", "count", *RIVALS.get((context, k, False), ())
+                add(f"chain k={k}, {context}", *(Task(name, context, k) for name in names))
+        for context, lengths in TREES.items():
+            for n in lengths:
+                rivals = [Task(name, context, n, True) for name in RIVALS.get((context, n, True), ())]
+                add(f"tree n={n}, {context}", Task("blend", context, n, True), Task("count", context, 8), *rivals)
+        for k, tree in HISTORIES:
+            tasks = (Task("blend", context, k, tree) for context in ("history", "nohistory"))
+            add(f"{'tree n' if tree else 'chain k'}={k}, with history", *tasks)
+        for context in CORPUS:
+            tasks = (Task("blend", context, 8, folds=folds) for folds in ("with", "without"))
+            add(f"chain k=8, {context}, with corpus", *tasks, worst=True)
+        shorter = self.targets.row(SECTION + where, "drafted tokens for the acceptance of newest k=3", "a step")
+        bundles.append(([shorter], self.fill_shorter, [NEWEST, *SWEEP]))
+        return bundles
+
+    def fill(self, task: Task, base: Task, rivals: Sequence[Task], rows: list[Row]) -> None:
+        """Figures of a task, of its base and of peers, and the ratio of the worst set where a second row asks for it."""
+        rows[0].ours = self.figure(task)
+        rows[0].peers[label(base, task)] = self.figure(base)
+        for rival in rivals:
+            try:
+                rows[0].peers[rival.drafter] = self.figure(rival)
+            except LabError as error:
+                rows[0].peers[rival.drafter] = str(error)
+        for worst in rows[1:]:
+            mine, other = self.tokens(task), self.tokens(base)
+            ratio, worst.note = min((mine[name] / other[name], name) for name in mine)
+            worst.ours = Figure.of([ratio])
+
+    def curve(self) -> list[tuple[float, float]]:
+        """(tokens a step, drafted tokens a step) of blend for each of MIN_PROBS: geometric means over the sets."""
+        return [self.means(task) for task in SWEEP]
+
+    def means(self, task: Task) -> tuple[float, float]:
+        """Geometric means over the sets: tokens and drafted tokens a step; raises LabError as `tokens` does."""
+        tokens = geometric_mean([*self.tokens(task).values()])
+        return tokens, geometric_mean([f["proposed"] / f["steps"] for f in self.figures[task].values()])
+
+    def fill_shorter(self, rows: list[Row]) -> None:
+        tokens, drafted = self.means(NEWEST)
+        rows[0].ours = Figure.of([drafted_for(self.curve(), tokens)])
+        rows[0].peers["newest k=3"] = Figure.of([drafted])
+        rows[0].note = f"at {tokens:.3f} tokens a step"
+
+
+def label(base: Task, task: Task) -> str:
+    """What a base is called beside a task."""
+    if base.drafter != task.drafter:
+        return f"{base.drafter} k={base.k}" if task.tree else base.drafter
+    return "without"
+
+
+def drafted_for(curve: list[tuple[float, float]], tokens: float) -> float:
+    """Drafted tokens a step at which a curve of (tokens, drafted) has `tokens` a step, linear between its points.
+
+    Raises LabError where the curve does not get there.
+    """
+    points = sorted(curve)
+    for (low, few), (high, many) in zip(points, points[1:]):
+        if low <= tokens <= high:
+            return few + (many - few) * (tokens - low) / (high - low) if high > low else min(few, many)
+    raise LabError(
+        f"no min_prob gives {tokens:.3f} tokens a step: they go from {points[0][0]:.3f} to {points[-1][0]:.3f}"
+    )

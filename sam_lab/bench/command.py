@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab bench`: measure sam_core beside its peers in one run and compare it with its targets."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from sam_core.console import Progress
+from sam_core.files import write_json
+
+import sam_core
+from sam_lab import figures
+from sam_lab.bench import acceptance, cost, figure, pressure
+from sam_lab.bench.rows import TARGETS, Row, Targets, as_json, machine, missed, table
+from sam_lab.bench.texts import Texts
+from sam_lab.cli import LabError
+
+EPILOG = """\
+Times are processor times, medians of rounds in which all contestants take turns, with quartiles;
+acceptance is a geometric mean over the sets of answers, with their quartiles. The recorded answers come from
+../shared/data beside the repository where that is there, else from the small recordings in sam_lab/data. Targets
+and their reasons are in sam_lab/bench/targets.toml.
+
+Writes OUT/bench.json and OUT/bench.png, prints the table and names what was missed. Exits with 1 when a target is
+missed or a row failed, with 2 when the targets do not fit the rows, with 0 otherwise.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__.partition(": ")[2]
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("outputs/bench"), metavar="OUT", help="default: outputs/bench")
+    add("--quick", action="store_true", help="small texts and few rounds: shows that all rows run")
+    add("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
+    add("--targets", type=Path, default=TARGETS, metavar="FILE", help="other targets")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises LabError."""
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LabError(f"--out: {error}") from None
+    progress = Progress()
+    texts = Texts(fixture=args.quick)
+    targets = Targets(args.targets)
+    costs = cost.Cost(texts, targets, args.quick, progress.show)
+    accepted = acceptance.Acceptance(texts, targets, args.quick, progress.show)
+    groups, later = costs.rows(), accepted.rows()
+    groups += pressure.rows(texts, targets, args.quick, progress.show)
+    targets.check()
+    groups = [group for group in groups if any(args.only in row.what for row in group[0])]
+    later = [group for group in later if any(args.only in row.what for row in group[0])]
+    rows = [row for group, *_ in [*groups, *later] for row in group]
+    if not rows:
+        raise LabError(f"--only: no row has {args.only!r} in its name; leave it out to see them all")
+    for group, measure in groups:
+        progress.show(group[0].what)
+        attempt(group, measure)
+    if later:
+        accepted.measure(task for *_, wanted in later for task in wanted)
+        for group, fill, _ in later:
+            attempt(group, fill)
+    progress.clear()
+    print(f"text of the timings: {costs.remark}; answers: {texts.source}")
+    print("empty calls, us: " + ", ".join(f"{name} {us:.2f}" for name, us in costs.details["empty_call_us"].items()))
+    print(table(rows))
+    measured = [task._asdict() | {"sets": by_set} for task, by_set in accepted.figures.items()]
+    record = {
+        "machine": machine() | {"numpy": np.__version__, "sam_core": sam_core.__version__},
+        "quick": args.quick,
+        "rows": [as_json(row) for row in rows],
+    }
+    write_json(args.out / "bench.json", record | {"details": costs.details, "acceptance": measured})
+    if figures.can_draw():
+        figure.draw(args.out / "bench.png", rows, costs.details, accepted if later else None)
+    held = [row for row in rows if row.bound is not None]
+    print(f"\n{sum(row.met for row in held)} of {len(held)} targets met; {args.out}/bench.json")
+    print(missed(rows))
+    return 0 if all(row.met for row in rows) else 1
+
+
+def attempt(group: list[Row], measure) -> None:
+    """Measure a bundle of rows; where that fails, they say why and the others go on."""
+    try:
+        measure(group)
+    except Exception as error:
+        for row in group:
+            row.ours, row.error = (
+                None,
+                str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}",
+            )

@@ -1,0 +1,508 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time and memory: sam_core beside its peers, called from Python with preallocated buffers.
+
+The clock is the processor time of the process, all its threads together: other processes take caches from it, not time.
+Nothing is subtracted: a figure holds the call from Python and its share of the loop around it. What an empty call costs
+is reported beside the table.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sam_core
+from sam_lab.bench import peers
+from sam_lab.bench.ours import MEMORY, NOTHING, RULES, Engine, SamBatch, feed
+from sam_lab.bench.peers import sglang
+from sam_lab.bench.rows import Figure, Row, Sample, Targets, alternate
+from sam_lab.bench.texts import SIBLINGS, Texts, periodic
+from sam_lab.cli import LabError
+from sam_lab.recordings import temporary_corpus
+
+SECTION = "time and memory"
+BATCH = 64
+BATCHES = (32, 64)
+PERIODS = {"ordinary text": 0, "period 8": 8, "period 1": 1}
+PEER_ROWS = 8  # in loops over one request after another their cost a request does not depend on the batch
+STEP_RULES = ("newest", "blend with group")
+REQUESTS = (1, 64, 1024)
+SWITCHES: dict[str, dict[str, Any]] = {
+    "off": {"switch": "batch"},
+    "on": {"switch": "batch", "threshold": max(REQUESTS)},
+    "auto": {"switch": "auto"},
+}
+clock = time.process_time
+
+
+class Cost:
+    """The measurements of time and memory; `quick` makes all of them small."""
+
+    def __init__(self, texts: Texts, targets: Targets, quick: bool, say: Callable[[str], None]):
+        self.rounds = 2 if quick else 7
+        self.sizes = (256, 1024) if quick else (1024, 4096, 32_768)
+        self.steps = 20 if quick else 100
+        self.running = 256 if quick else 1024
+        """Tokens of a request at the start of the proposer's rows."""
+        self.warm = 256 if quick else 4096
+        self.corpus_size = 100_000 if quick else 10_000_000
+        self.large_size = 50_000 if quick else 5_000_000
+        self.history_size, self.num_history_steps = (200_000, 40) if quick else (20_000_000, 2000)
+        self.texts, self.targets, self.say = texts, targets, say
+        self.more = self.steps * (self.rounds + 2)
+        """Tokens that a batch is given after it was filled."""
+        longest = self.sizes[-1]
+        self.table, self.remark = texts.ordinary(BATCH, longest + self.more)
+        self.long = self.table[0, :longest]
+        self.details: dict[str, Any] = {"text": self.remark, "empty_call_us": self.empty_calls(), "draft_us": {}}
+
+    def rows(self) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
+        """Rows and the function that measures each bundle of them."""
+
+        def row(what: str, unit: str) -> Row:
+            return self.targets.row(SECTION, what, unit)
+
+        drafts = [row(f"draft k=3, {rule}", "us") for rule in RULES]
+        steps = [
+            (
+                [row(f"step of {rows} rows, {text}, {rule}", "us") for rule in STEP_RULES],
+                partial(self.steps_of, rows, period),
+            )
+            for rows in BATCHES
+            for text, period in PERIODS.items()
+        ]
+        proposers = [
+            (
+                [row(f"propose for {count} request{'s' * (count > 1)}, {name}", "us") for name in SWITCHES],
+                partial(self.proposers, count),
+            )
+            for count in REQUESTS
+        ]
+        pauses = [row(f"append, {what}", "us") for what in ("p99", "longest pause")]
+        corpus = [("size", "bytes a token"), ("build", "tokens a second"), ("look-up (append and draft k=1)", "us")]
+        return [
+            ([row("append", "us")], self.append_calls),
+            (pauses, self.append_pauses),
+            ([row("append to a large group, longest pause", "ms")], self.large_pauses),
+            ([row("step beside a large history, 64 rows, p99.9", "ms")], self.history_steps),
+            ([row("append in batches", "us a token")], partial(self.append_parts, "newest", 512)),
+            ([row("append in batches, with group", "us a token")], partial(self.append_parts, "blend with group", 64)),
+            ([*drafts, row("tree n=16, blend with group", "us")], self.drafts),
+            *steps,
+            *proposers,
+            ([row("bulk build of 4096 tokens", "ms")], self.bulk),
+            ([row("memory, request", "bytes a token")], self.memory_request),
+            ([row("memory, request and group with counts", "bytes a token")], self.memory_group),
+            ([row(f"corpus, {what}", unit) for what, unit in corpus], self.corpus),
+        ]
+
+    def batches(self, rows: list[Row], names: Iterable[str], table: np.ndarray, size: int) -> dict[str, Any]:
+        """The peers' batches of a table; rows get the reason for one that is not available."""
+        batches = {}
+        for name in names:
+            try:
+                batches[name] = peers.BATCHES[name](table, size)
+            except LabError as error:
+                for row in rows:
+                    row.peers[name] = str(error)
+        return batches
+
+    # ---- appending
+
+    def appending(self, rows: list[Row]) -> dict[str, tuple[Callable[[], Callable], list]]:
+        """For each that can run: what makes a fresh function that appends, and what it is called with, in turn."""
+        slices = [self.long[at : at + 1] for at in range(len(self.long))]
+
+        def ours() -> Callable[[int], None]:
+            pool = sam_core.Pool(memory_bytes=MEMORY, **RULES["newest"])
+            return partial(pool.append, pool.open([], None))
+
+        def arctic() -> Callable[[np.ndarray], None]:
+            trees = peers.arctic()(peers.DEPTH)
+            trees.start_request(0, slices[0])
+            return partial(trees.add_active_response, 0)
+
+        tokens = self.long.tolist()
+        contestants = {"ours": (ours, tokens), "python": (lambda: peers.PythonSam().append, tokens)}
+        if self.available(rows, "arctic", peers.arctic):
+            contestants["arctic"] = arctic, slices
+        return contestants
+
+    def available(self, rows: list[Row], name: str, probe: Callable[[], object]) -> bool:
+        try:
+            probe()
+        except LabError as error:
+            for row in rows:
+                row.peers[name] = str(error)
+            return False
+        return True
+
+    def append_calls(self, rows: list[Row]) -> None:
+        (row,) = rows
+
+        def together(make: Callable, items: list) -> float:
+            append = make()
+            start = clock()
+            for item in items:
+                append(item)
+            return 1e6 * (clock() - start) / len(items)
+
+        def beside(batch: Any) -> float:  # the next tokens of a batch that has taken in some
+            start = clock()
+            for _ in range(self.steps):
+                batch.append()
+            return 1e6 * (clock() - start) / self.steps / PEER_ROWS
+
+        samples = {name: partial(together, *how) for name, how in self.appending(rows).items()}
+        small = self.table[:PEER_ROWS, : self.warm + self.more]
+        for name, batch in self.batches(rows, ("ngram", "sglang"), small, self.warm).items():
+            samples[name] = partial(beside, batch)
+        _fill(row, alternate(samples, self.rounds))
+        row.note = f"a sequence of {len(self.long)} tokens"
+
+    def append_pauses(self, rows: list[Row]) -> None:
+        def apart(make: Callable, items: list, taken: list[np.ndarray]) -> float:
+            append, times = make(), np.empty(len(items))
+            for at, item in enumerate(items):
+                start = clock()
+                append(item)
+                times[at] = clock() - start
+            taken.append(1e6 * np.array([np.quantile(times, 0.99), times.max()]))
+            return 0.0
+
+        contestants = self.appending(rows)
+        taken: dict[str, list[np.ndarray]] = {name: [] for name in contestants}
+        alternate({name: partial(apart, *how, taken[name]) for name, how in contestants.items()}, self.rounds)
+        for column, row in enumerate(rows):
+            _fill(row, {name: Figure.of([float(each[column]) for each in times]) for name, times in taken.items()})
+            row.note = "the two readings of the clock around each call included"
+
+    def large_pauses(self, rows: list[Row]) -> None:
+        """The longest append of 64 tokens while one group grows: of each the quickest of three runs, as the same
+        appends take long in all of them but for what else the machine does."""
+        (row,) = rows
+        texts, remark = self.texts.collection(self.large_size)
+        text = np.concatenate([np.array(each, np.int32) for each in texts])[: self.large_size // 64 * 64]
+        parts = text.reshape(-1, 64)
+        quickest = np.full(len(parts), np.inf)
+        for _ in range(3):
+            pool = sam_core.Pool(memory_bytes=MEMORY, rule="blend", sources=("group",))
+            slot = pool.open([], b"group")
+            for at, part in enumerate(parts):
+                start = clock()
+                pool.append(slot, part)
+                quickest[at] = min(quickest[at], clock() - start)
+        row.ours = Figure.of([1e3 * float(quickest.max())])
+        row.note = f"{text.size:,} tokens: {remark}"
+
+    def history_steps(self, rows: list[Row]) -> None:
+        """Steps while a history that was just loaded is indexed: of each the quicker of two runs, as above."""
+        (row,) = rows
+        rng = np.random.default_rng(20)
+        size = self.table.shape[1] // 2
+        quickest = np.full(self.num_history_steps, np.inf)
+        pool = sam_core.Pool(memory_bytes=8 * MEMORY)
+        for number in range(self.history_size // size):
+            text = self.table[number % BATCH, :size].copy()
+            changed = rng.integers(0, size, size // 10)
+            text[changed] = rng.permutation(text)[changed]
+            pool.close(pool.open(text, b"%d" % (number % 8)))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "pool")
+            pool.save(path)
+            del pool
+            for _ in range(2):
+                pool = sam_core.Pool.load(path, 8 * MEMORY)
+                slots = np.array([pool.open(self.table[at, :100], b"%d" % (at % 8)) for at in range(BATCH)], np.int32)
+                counts, lengths = np.ones(BATCH, np.int32), np.zeros(BATCH, np.int32)
+                out, starts = np.zeros((BATCH, 4), np.int32), np.full(BATCH, 100, np.int32)
+                for step in range(self.num_history_steps):
+                    if step == self.num_history_steps // 2:
+                        pool.close(int(slots[-1]), keep=False)
+                        slots[-1] = pool.open(self.table[BATCH - 1, : starts[-1]], b"%d" % ((BATCH - 1) % 8))
+                    start = clock()
+                    pool.step(slots, self.table, counts, 4, out, lengths, starts=starts)
+                    quickest[step] = min(quickest[step], clock() - start)
+                    starts += 1
+        row.ours = Figure.of([1e3 * float(np.quantile(quickest, 0.999))])
+        row.note = (
+            f"{self.history_size:,} tokens in 8 groups; {len(quickest)} steps, in the middle one answer is removed"
+        )
+
+    def append_parts(self, rule: str, max_tokens: int, rows: list[Row]) -> None:
+        """Appending to a batch in parts of at most `max_tokens` tokens a row."""
+        (row,) = rows
+        part, groups = min(max_tokens, self.warm), "group" in RULES[rule]["sources"]
+
+        def ours() -> float:
+            pool = sam_core.Pool(memory_bytes=MEMORY, **RULES[rule])
+            slots = [pool.open([], b"%d" % (row // SIBLINGS) if groups else None) for row in range(BATCH)]
+            blocks = [self.table[:, at : at + part] for at in range(0, self.warm, part)]
+            start = clock()
+            for block in blocks:
+                for slot, tokens in zip(slots, block):
+                    pool.append(slot, tokens)
+            return 1e6 * (clock() - start) / sum(block.size for block in blocks)
+
+        def arctic() -> float:
+            trees = peers.arctic()(peers.DEPTH, -1 if groups else 0)
+            for number in range(BATCH):
+                trees.start_request(number, NOTHING)
+            blocks = [self.table[:, at : at + part] for at in range(0, self.warm, part)]
+            start = clock()
+            for block in blocks:
+                for number, tokens in enumerate(block):
+                    trees.add_active_response(number, tokens)
+            return 1e6 * (clock() - start) / sum(block.size for block in blocks)
+
+        samples = {"ours": ours}
+        if self.available(rows, "arctic", peers.arctic):
+            samples["arctic"] = arctic
+        _fill(row, alternate(samples, self.rounds))
+        row.note = f"{BATCH} rows, {part} tokens a row and call" + (f", in groups of {SIBLINGS}" if groups else "")
+
+    # ---- drafting
+
+    def drafts(self, rows: list[Row]) -> None:
+        """One append and one draft a step; the draft alone is timed. A row gets the slowest of the sizes.
+
+        With groups: one group in lock-step, as replay does; the steps of whole batches are in `steps_of`.
+        """
+        *chains, tree = rows
+        by_name: dict[str, dict[int, Figure]] = {}
+        for size in self.sizes:
+            self.say(f"drafts at {size} tokens")
+            columns = slice(0, size + self.more)
+            few, small = self.table[:SIBLINGS, columns], self.table[:PEER_ROWS, columns]
+            tables = {rule: few if "group" in rule else self.table[:, columns] for rule in RULES}
+            batches: dict[str, Any] = {rule: SamBatch(tables[rule], size, **RULES[rule]) for rule in RULES}
+            batches["tree"] = SamBatch(few, size, **RULES["blend with group"])
+            batches |= self.batches(rows, peers.BATCHES, small, size)
+            if "arctic" in batches:
+                batches["arctic tree"] = peers.ArcticBatch(small, size)
+
+            def sample(name: str) -> float:
+                batch, total = batches[name], 0.0
+                draft = partial(batch.tree, 16) if name.endswith("tree") else partial(batch.draft, 3)
+                for _ in range(self.steps):
+                    batch.append()
+                    start = clock()
+                    draft()
+                    total += clock() - start
+                return 1e6 * total / self.steps / len(batch.table)
+
+            samples = {name: partial(sample, name) for name in batches}
+            alternate(samples, 1)  # compiles, warms
+            for name, value in alternate(samples, self.rounds).items():
+                by_name.setdefault(name, {})[size] = value
+        slowest = {name: max(by_size.values()) for name, by_size in by_name.items()}
+        others = {name: slowest[name] for name in peers.BATCHES if name in slowest}
+        for row, rule in zip(chains, RULES):
+            _fill(row, {"ours": slowest[rule], **others})
+            row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; " + _by_size(by_name[rule])
+        tree.peers = {name: words for name, words in tree.peers.items() if name == "arctic"}
+        _fill(
+            tree, {"ours": slowest["tree"]} | ({"arctic": slowest["arctic tree"]} if "arctic tree" in slowest else {})
+        )
+        tree.note = f"{SIBLINGS} rows; " + _by_size(by_name["tree"])
+        self.details["draft_us"] = by_name
+
+    def steps_of(self, count: int, period: int, rows: list[Row]) -> None:
+        """Append a token to and draft k=3 for each row of a batch: microseconds."""
+        size = self.warm
+        table = periodic(count, size + self.more, period) if period else self.table[:count, : size + self.more]
+        batches: dict[str, Any] = {rule: SamBatch(table, size, **RULES[rule]) for rule in STEP_RULES}
+        batches |= self.batches(rows, peers.BATCHES, table, size)
+
+        def sample(batch: Any) -> float:
+            start = clock()
+            if isinstance(batch, SamBatch):
+                for _ in range(self.steps):
+                    batch.step(3)
+            else:
+                for _ in range(self.steps):
+                    batch.append()
+                    batch.draft(3)
+            return 1e6 * (clock() - start) / self.steps
+
+        samples = {name: partial(sample, batch) for name, batch in batches.items()}
+        alternate(samples, 1)
+        figures = alternate(samples, self.rounds)
+        others = {name: figures[name] for name in peers.BATCHES if name in figures}
+        for row, rule in zip(rows, STEP_RULES):
+            _fill(row, {"ours": figures[rule], **others})
+            row.note = f"after {size} tokens a row"
+
+    def proposers(self, count: int, rows: list[Row]) -> None:
+        """A call of the proposer for each of its switches: microseconds."""
+        width = self.running + 4 * self.steps * (self.rounds + 2) + 8
+        table, remark = self.texts.ordinary(count, width)
+        engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
+        engines["off"].proposer.switch.threshold = 0  # one request is as many as options allow
+
+        def sample(engine: Engine) -> float:
+            return 1e6 * sum(engine.step() for _ in range(self.steps)) / self.steps
+
+        samples = {name: partial(sample, engine) for name, engine in engines.items()}
+        alternate(samples, 2)  # auto has learned then
+        before = {name: (engine.drafted, engine.pool.seconds) for name, engine in engines.items()}
+        figures = alternate(samples, self.rounds)
+        for row, (name, engine) in zip(rows, engines.items(), strict=True):
+            row.ours, steps = figures[name], self.rounds * self.steps
+            drafted, seconds = engine.drafted - before[name][0], engine.pool.seconds - before[name][1]
+            row.note = (
+                f"the pool's part: {1e6 * seconds / steps:.0f} us on average; {drafted / steps / count:.2f} draft tokens "
+                f"a request and step; from {self.running} tokens a request on; {remark}"
+            )
+
+    # ---- building, memory, corpus
+
+    def bulk(self, rows: list[Row]) -> None:
+        (row,) = rows
+        text = np.resize(self.long, 4096)
+        as_list = text.tolist()
+
+        def ours() -> float:
+            pool = sam_core.Pool(memory_bytes=MEMORY, rule="newest", sources=("request",))
+            start = clock()
+            feed(pool, np.array([pool.open(text, None)], np.int32), len(text))
+            return 1e3 * (clock() - start)
+
+        def python() -> float:
+            sam = peers.PythonSam()
+            start = clock()
+            for token in as_list:
+                sam.append(token)
+            return 1e3 * (clock() - start)
+
+        def arctic() -> float:
+            trees = peers.arctic()(peers.DEPTH, 0)
+            start = clock()
+            trees.start_request(0, text)
+            return 1e3 * (clock() - start)
+
+        def ngram() -> float:  # has no index: the row of token ids is filled
+            into = np.zeros((1, peers.MODEL_LEN), np.int32)
+            start = clock()
+            into[0, : len(as_list)] = as_list
+            return 1e3 * (clock() - start)
+
+        def sglang_trie() -> float:
+            trie = sglang.Trie(len(text) * sglang.DEPTH, 3)
+            start = clock()
+            trie.put([text])
+            trie.corpus.synchronize()
+            return 1e3 * (clock() - start)
+
+        samples = {"ours": ours, "python": python, "ngram": ngram}
+        for name, probe, sample in (
+            ("arctic", peers.arctic, arctic),
+            ("sglang", sglang.corpus_class, sglang_trie),
+        ):
+            if self.available(rows, name, probe):
+                samples[name] = sample
+
+        def again(build: Sample) -> float:  # in memory that the process has from the kernel already
+            build()
+            return build()
+
+        _fill(row, alternate({name: partial(again, build) for name, build in samples.items()}, 3 * self.rounds))
+
+    def memory_request(self, rows: list[Row]) -> None:
+        (row,) = rows
+        size = len(self.long)
+        pool = sam_core.Pool(memory_bytes=MEMORY, **RULES["newest"])
+        feed(pool, np.array([pool.open(self.long, None)], np.int32), size)
+        row.ours = Figure.of([pool.stats()["bytes_used"] / size])
+        tokens = self.long[:8192].tolist()  # tracing is slow
+        tracemalloc.start()
+        sam = peers.PythonSam()
+        for token in tokens:
+            sam.append(token)
+        row.peers["python"] = Figure.of([tracemalloc.get_traced_memory()[0] / len(tokens)])
+        tracemalloc.stop()
+        row.peers["ngram"] = Figure.of([float(self.long.itemsize)])
+        if self.available(rows, "arctic", peers.arctic):
+            row.peers["arctic"] = Figure.of([peers.ArcticBatch(self.long[None], size).bytes()[0] / size])
+        if self.available(rows, "sglang", sglang.corpus_class):
+            row.peers["sglang"] = Figure.of([sglang.memory(self.long[None]) / size])
+        row.note = f"a sequence of {size} tokens; ngram has the text alone"
+
+    def memory_group(self, rows: list[Row]) -> None:
+        (row,) = rows
+        size = min(8192, len(self.long))
+        table, total = self.table[:SIBLINGS, :size], SIBLINGS * size
+        batch = SamBatch(table, size, **RULES["blend with group"])
+        row.ours = Figure.of([batch.pool.stats()["bytes_used"] / total])
+        if self.available(rows, "arctic", peers.arctic):
+            row.peers["arctic"] = Figure.of([sum(peers.ArcticBatch(table, size).bytes()) / total])
+        if self.available(rows, "sglang", sglang.corpus_class):
+            row.peers["sglang"] = Figure.of([sglang.memory(table) / total])
+        row.note = f"a group of {SIBLINGS} answers of {size} tokens"
+
+    def corpus(self, rows: list[Row]) -> None:
+        texts, remark = self.texts.collection(self.corpus_size)
+        tokens = sum(map(len, texts))
+        start = clock()
+        with temporary_corpus(texts) as path:
+            rows[1].ours = Figure.of([tokens / (clock() - start)])
+            rows[0].ours = Figure.of([Path(path).stat().st_size / tokens])
+            del texts
+            table = self.table[:, : self.warm + self.more]
+            batch = SamBatch(table, self.warm, sources=("request",), rule="blend", corpus=path)
+            batch.step(1)
+
+            def sample() -> float:
+                start = clock()
+                for _ in range(self.steps):
+                    batch.step(1)
+                return 1e6 * (clock() - start) / self.steps / BATCH
+
+            rows[2].ours = alternate({"ours": sample}, self.rounds)["ours"]
+        rows[0].note = rows[1].note = f"{tokens:,} tokens: {remark}"
+        rows[2].note = "a row of a batch; the request's own index is searched too"
+        rows[2].peers["REST"] = "published: < 1000"
+
+    # ---- overhead
+
+    def empty_calls(self) -> dict[str, float]:
+        """Microseconds of calls that do nothing: a loop, a step without rows, a step of a batch without work."""
+        pool = sam_core.Pool(rule="newest", sources=("request",))
+        empty, out = np.empty(0, np.int32), np.empty((0, 3), np.int32)
+        rows = np.array([pool.open([], None) for _ in range(BATCH)], np.int32)
+        zeros, wide, lengths = np.zeros(BATCH, np.int32), np.empty((BATCH, 3), np.int32), np.empty(BATCH, np.int32)
+        one = np.zeros(1, np.int32)
+        calls = {
+            "python function": lambda: None,
+            "step of 0 rows": lambda: pool.step(empty, empty, empty, 3, out, empty),
+            "step of 1 row": lambda: pool.step(rows[:1], empty, one, 0, wide[:1], lengths[:1]),
+            f"step of {BATCH} rows": lambda: pool.step(rows, empty, zeros, 0, wide, lengths),
+        }
+
+        def sample(call: Callable[[], None]) -> Sample:
+            def run() -> float:
+                start = clock()
+                for _ in range(10_000):
+                    call()
+                return 1e6 * (clock() - start) / 10_000
+
+            return run
+
+        figures = alternate({name: sample(call) for name, call in calls.items()}, self.rounds)
+        return {name: value.median for name, value in figures.items()}
+
+
+def _fill(row: Row, values: dict[str, Figure]) -> None:
+    row.ours = values["ours"]
+    row.peers |= {name: value for name, value in values.items() if name != "ours"}
+
+
+def _by_size(values: dict[int, Figure]) -> str:
+    return "at " + ", ".join(f"{size}: {value.median:.3g}" for size, value in values.items()) + " tokens"

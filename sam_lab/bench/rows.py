@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of the table: what is measured, its target, and the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import statistics
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sam_lab.cli import LabError
+
+TARGETS = Path(__file__).with_name("targets.toml")
+
+
+class Figure(NamedTuple):
+    """A median and the quartiles around it; all the same where something was measured once."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure:
+        """The figure of these values, one or more."""
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+    @property
+    def spread(self) -> str:
+        return f"{figure(self.low)}-{figure(self.high)}" if self.low < self.high else ""
+
+
+@dataclasses.dataclass
+class Row:
+    """One bundle of lines of the table: our figure, and those of the peers in the same run.
+
+    The target is a bound of our median or, where `of` names a peer, of our median divided by that peer's; None where there
+    is none and the figure is recorded alone. `ours` is None until it is measured, and stays so where that failed: `error`
+    says why.
+    """
+
+    section: str
+    what: str
+    unit: str
+    better: str = ""  # "<=" or ">="
+    bound: float | None = None
+    of: str = ""
+    reason: str = ""
+    ours: Figure | None = None
+    peers: dict[str, Figure | str] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    error: str = ""
+
+    @property
+    def held(self) -> float | None:
+        """The value that is compared with the bound; None where it was not measured."""
+        if self.ours is None:
+            return None
+        if not self.of:
+            return self.ours.median
+        peer = self.peers.get(self.of)
+        return self.ours.median / peer.median if isinstance(peer, Figure) else None
+
+    @property
+    def met(self) -> bool:
+        """Whether the target, if there is one, is met; False where nothing was measured."""
+        if self.held is None or self.bound is None:
+            return self.held is not None
+        return self.held <= self.bound if self.better == "<=" else self.held >= self.bound
+
+    @property
+    def verdict(self) -> str:
+        return (
+            ("recorded" if self.bound is None else "met")
+            if self.met
+            else "MISSED"
+            if self.held is not None
+            else "FAILED"
+        )
+
+    @property
+    def target(self) -> str:
+        return "" if self.bound is None else f"{self.better} {self.bound:g}" + (f" x {self.of}" if self.of else "")
+
+
+class Targets:
+    """The file of targets: a table for each row, with `bound`, `better`, `reason` and, where it is relative, `of`; with
+    `reason` alone where there is no target."""
+
+    def __init__(self, path: Path):
+        self.path, self.used = path, set()
+        try:
+            self.entries = tomllib.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise LabError(f"{path} cannot be read as TOML ({error}): correct it.") from None
+        for what, entry in self.entries.items():
+            kinds = {"bound": (int, float), "better": str, "reason": str, "of": str}
+            wrong = not isinstance(entry, dict) or {*entry} - {*kinds}
+            wrong = wrong or ({*entry} != {"reason"} and {*kinds} - {"of"} - {*entry})
+            wrong = wrong or not all(isinstance(value, kinds[name]) for name, value in entry.items())
+            if wrong or entry.get("better", "<=") not in ("<=", ">=") or not entry["reason"]:
+                raise LabError(
+                    f"{path}: [{what!r}] needs a number `bound`, `better` as '<=' or '>=', a `reason`, and may have "
+                    "the name of a peer in `of`; or a `reason` alone where there is no target: correct it."
+                )
+
+    def row(self, section: str, what: str, unit: str) -> Row:
+        """The row of that name with its target; raises LabError where there is none."""
+        if what not in self.entries:
+            raise LabError(f"{self.path} has no target for {what!r}: add one, with its reason.")
+        self.used.add(what)
+        return Row(section, what, unit, **self.entries[what])
+
+    def check(self) -> None:
+        """Raises LabError where the file has a target of no row."""
+        if unknown := [*self.entries.keys() - self.used]:
+            raise LabError(f"{self.path} has a target for {min(unknown)!r}, which no row is called: take it out.")
+
+
+Sample = Callable[[], float]
+
+
+def alternate(samples: dict[str, Sample], rounds: int) -> dict[str, Figure]:
+    """The figure of each contestant's samples; every round runs all of them, in turned order."""
+    names, taken = list(samples), {name: [] for name in samples}
+    for number in range(rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            taken[name].append(samples[name]())
+    return {name: Figure.of(values) for name, values in taken.items()}
+
+
+def figure(value: float | None) -> str:
+    """A measured value with three significant digits, or a dash."""
+    if value is None:
+        return "-"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 1 else f"{value:.{2 if value >= 10 else 3}f}"
+
+
+def table(rows: list[Row]) -> str:
+    """The table as text: a line for each row, and one below it for each peer, with how many times ours its figure is."""
+    lines = []
+    section = None
+    width = max(len(f"{row.what}, {row.unit}") for row in rows)
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            lines += ["", section, f"{'':{width}} {'median':>9} {'quartiles':>17} {'peer/ours':>9}  target"]
+        ours = row.ours or Figure(None, 0, 0)
+        name = f"{row.what}, {row.unit}" if row.unit else row.what
+        lines.append(f"{name:{width}} {figure(ours.median):>9} {ours.spread:>17} {'':9}  {row.target:18} {row.verdict}")
+        for peer, value in row.peers.items():
+            if isinstance(value, str):
+                lines.append(f"{'  ' + peer:{width}}   {value}")
+            else:
+                ratio = figure(value.median / ours.median) if row.ours and ours.median else ""
+                line = f"{'  ' + peer:{width}} {figure(value.median):>9} {value.spread:>17} {ratio:>9}"
+                lines.append(line.rstrip())
+        for text in (row.note, row.error and f"failed: {row.error}"):
+            if text:
+                lines.append(f"    {text}")
+    return "\n".join(lines[1:])
+
+
+def missed(rows: list[Row]) -> str:
+    """The targets that were not reached, one a line, with the reason of the bound."""
+    lines = []
+    for row in rows:
+        if not row.met:
+            got = f"{row.held:.3g}" if row.held is not None else row.error or row.peers.get(row.of, "not measured")
+            lines.append(f"{row.verdict}: {row.what}: {got}, target {row.target}. {row.reason}".rstrip())
+    return "\n".join(lines)
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """The row with its figures as {median, low, high}, what was held against the bound, ratios and the verdict."""
+    figures = {name: f._asdict() if isinstance(f, Figure) else f for name, f in row.peers.items()}
+    ratios = {
+        name: f.median / row.ours.median
+        for name, f in row.peers.items()
+        if isinstance(f, Figure) and row.ours and row.ours.median
+    }
+    ours = row.ours and row.ours._asdict()
+    more = {"ours": ours, "peers": figures, "peer_to_ours": ratios, "held": row.held, "verdict": row.verdict}
+    return dataclasses.asdict(dataclasses.replace(row, ours=None, peers={})) | more
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    with open("/proc/cpuinfo") as file:
+        models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return {
+        "processor": models[0] if models else platform.machine(),
+        "processors": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "python": platform.python_version(),
+    }

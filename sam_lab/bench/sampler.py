@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab bench-sampler`: verification beside vllm-ascend's samplers of 0.11 and 0.13.
+
+Measures time, operations, host synchronisations and AICPU operators.
+"""
+
+from __future__ import annotations
+import __future__
+
+import argparse
+import ast
+import importlib.util
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sam_core.console import Progress
+from sam_core.files import write_json
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sam_core import verify
+from sam_lab import figures
+from sam_lab.bench.rows import Figure, Row, alternate, as_json, figure, machine, table
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPO / "patches"), str(REPO / "tests/patches/npu/torch_npu")]
+import operators  # noqa: E402
+from _patchset import pins, sdist  # noqa: E402
+
+EPILOG = """\
+V=151936, 3 drafts a request, deterministic ones, all requests sample, one thread on the CPU. A step begins with the
+probabilities of all rows, those behind the drafts too, which the releases sample on their own. Medians of rounds in which
+all take turns. Two figures: the whole step, and the step excluding random-number generation ("draws given").
+`rejection` and the two releases need an exponential for every token of the vocabulary; drawing them is most of a step on
+some processors. `seeded` makes its own noise. Of 0.13 its vectorized rejection sampling is run, not the block
+verification that it uses from 3 drafts on and that changes the distribution.
+
+What runs on the AICPU is looked up in tests/patches/npu/operators.csv, which names its sources.
+
+The releases' files come from their source distributions, found as patches/patchset finds them. Writes
+OUT/bench-sampler.json and OUT/bench-sampler.png and prints the table. Exits with 1 when a target is missed.
+"""
+V, K = 151936, 3
+ROUNDS = {1: 41, 2: 31, 4: 21, 8: 15, 16: 9, 32: 7, 64: 5, 128: 5}
+LATER = SimpleNamespace(
+    name="vllm_ascend",
+    version="0.13.0",
+    dists={"vllm-ascend": "0.13.0"},
+    sdist_sha256="ab0e9bc12b9a4042c261901ccad96f4faab6e6d04cf5131f7cc2358aafda3a36",
+    pinset=SimpleNamespace(file=Path(__file__)),
+)
+SECTIONS = ["time", "operations", "host synchronisations", "AICPU operators"]
+WAITS = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "repeat_interleave"}
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations, those whose result the host waits for, and those that a 910C runs on its AICPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.waits = self.aicpu = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        indices = args[1] if name in ("index", "index_put_") else ()
+        by_mask = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+        self.count += 1
+        self.waits += name in WAITS or by_mask
+        result = function(*args, **(kwargs or {}))
+        call = operators.Call(args, kwargs or {}, result)
+        self.aicpu += operators.unit(f"{function.namespace}::{name}", call)[0] == "AICPU"
+        return result
+
+
+class Unpinned(ast.NodeTransformer):
+    """Drops pin_memory=True, which a machine without an accelerator refuses."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg != "pin_memory"]
+        return self.generic_visit(node)
+
+
+def functions_of(text: str, device: torch.device, **known: Any) -> SimpleNamespace:
+    """The functions of an engine's file, without what it imports."""
+    tree = ast.parse(text)
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if device.type == "cpu":
+        tree = ast.fix_missing_locations(Unpinned().visit(tree))
+    names = {"torch": torch, "HAS_TRITON": False, **known}
+    exec(compile(tree, "<release>", "exec", flags=__future__.annotations.compiler_flag), names)
+    return SimpleNamespace(**names)
+
+
+def release(module: Any, device: torch.device) -> SimpleNamespace:
+    path = "vllm_ascend/sample/rejection_sampler.py"
+    _, contents = sdist.read(sdist.locate(module, None), {path})
+    engine = Path(importlib.util.find_spec("vllm").origin).parent / "v1" / "sample" / "rejection_sampler.py"
+    kernels = ast.parse(engine.read_text())
+    draw = next(node for node in kernels.body if getattr(node, "name", "") == "generate_uniform_probs")
+    uniform = functions_of(ast.unparse(draw), device).generate_uniform_probs
+    return functions_of(contents[path][1].decode(), device, generate_uniform_probs=uniform)
+
+
+class Case:
+    """One step of a batch, and the contestants as functions without arguments."""
+
+    def __init__(self, batch: int, device: torch.device, releases: dict[str, SimpleNamespace]) -> None:
+        generator = torch.Generator().manual_seed(batch)
+        self.batch, self.device, self.counts = batch, device, [K] * batch
+        self.ends = (torch.arange(1, batch + 1, dtype=torch.int32) * K).to(device)
+        rows = torch.randn(batch * (K + 1), V, generator=generator).mul_(4).softmax(1)
+        target = rows.view(batch, K + 1, V)[:, :K].reshape(batch * K, V)
+        likely = torch.rand(batch * K, generator=generator) < 0.7
+        drafts = torch.where(likely, target.argmax(1), torch.randint(0, V, (batch * K,), generator=generator))
+        self.drafts, self.rows, self.probs = drafts.int().to(device), rows.to(device), target.to(device)
+        self.keys = [verify.request_key(seed) for seed in range(batch)]
+        self.sampled = torch.zeros(batch, dtype=torch.bool, device=device)
+        self.draws = verify.draw(self.counts, {}, V, device)
+        self.of_drafts, self.at = self.rows.view(batch, K + 1, V)[:, :K], self.drafts.long().view(batch, K, 1)
+        self.p = self.of_drafts.gather(2, self.at)
+        self.behind = self.rows.view(batch, K + 1, V)[:, K].contiguous()
+        self.steps: dict[str, Callable] = {
+            name: lambda module=module: self.theirs(module, None) for name, module in releases.items()
+        }
+        self.given: dict[str, Callable] = {
+            name: lambda module=module: self.theirs(module, self.draws) for name, module in releases.items()
+        }
+        self.steps["rejection"] = lambda: self.rejection(verify.draw(self.counts, {}, V, device))
+        self.given["rejection"] = lambda: self.rejection(self.draws)
+        self.steps["seeded"] = self.seeded
+
+    def rejection(self, draws: verify.Draws) -> torch.Tensor:
+        tokens = verify.rejection_sample(self.rows, self.drafts, self.counts, draws)
+        self.of_drafts.scatter_(2, self.at, self.p)  # what it changed, as an engine makes probabilities anew each step
+        return tokens
+
+    def seeded(self) -> torch.Tensor:
+        noise = verify.Noise(self.keys, range(self.batch), self.counts, self.device)
+        return verify.keep_equal(noise.sample(self.rows), self.drafts, self.counts)
+
+    def theirs(self, module: SimpleNamespace, draws: verify.Draws | None) -> torch.Tensor:
+        """What the release does for requests that sample: the ordinary sampler behind the drafts, rejection_sample."""
+        exponential = torch.empty_like(self.behind).exponential_() if draws is None else draws.exponential
+        bonus = (self.behind / exponential).argmax(1, keepdim=True).int()
+        output = torch.empty((self.batch, K + 1), dtype=torch.int32, device=self.device)
+        output.fill_(verify.PLACEHOLDER)
+        common = self.ends, self.drafts, None, self.probs
+        if draws is None:
+            uniform = module.generate_uniform_probs(self.batch * K, self.counts, {}, self.device)
+            metadata = SimpleNamespace(generators={})
+            recovered = module.sample_recovered_tokens(K, self.counts, *common, metadata, self.device)
+        else:
+            uniform = draws.uniform.view(self.batch, K + 1)[:, :K].flatten()
+            recovered = torch.empty_like(self.drafts)
+            module.sample_recovered_tokens_pytorch(recovered, *common, draws.exponential, V, IS_NGRAM=True)
+        module.rejection_random_sample_pytorch(
+            output, *common, bonus, recovered, uniform, self.sampled, K, V, IS_NGRAM=True
+        )
+        return output
+
+    def check(self) -> None:
+        """Raise AssertionError unless all give the same tokens for the same draws."""
+        first, *others = (step() for step in self.given.values())
+        for other in others:
+            assert torch.equal(first, other), "the contestants' tokens differ"
+
+    def milliseconds(self, step: Callable) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+    def measure(self, rounds: int) -> dict[str, Any]:
+        self.check()
+        operations = {}
+        for name, step in self.steps.items():
+            with Operations() as counted:
+                step()
+            operations[name] = [counted.count, counted.waits, counted.aicpu]
+        times = {}
+        for kind, steps in (("step", self.steps), ("given", self.given)):
+            samples = {name: lambda step=step: self.milliseconds(step) for name, step in steps.items()}
+            alternate(samples, 1)
+            times[kind] = {name: value.median for name, value in alternate(samples, rounds).items()}
+        return {"batch": self.batch, "ms": times, "operations": operations}
+
+
+def targets(measured: list[dict], device: torch.device) -> list[Row]:
+    """What must hold, as rows of the table."""
+
+    def row(section: str, what: str, unit: str, better: str, bound: float, ours: float, peers: dict) -> Row:
+        figures = {name: Figure.of([value]) for name, value in peers.items()}
+        return Row(section, what, unit, better, bound, ours=Figure.of([ours]), peers=figures)
+
+    rows = []
+    for case in measured:
+        batch, operations = case["batch"], case["operations"]
+        for kind, times in case["ms"].items():
+            peers = {name: times[name] for name in ("0.11", "0.13")}
+            for name in ("rejection", "seeded"):
+                if name in times:
+                    what = f"batch {batch}, {name}{', draws given' if kind == 'given' else ''}"
+                    rows.append(row("time", what, "ms", "<=", min(peers.values()), times[name], peers))
+        if ratio := {8: 8, 32: 30}.get(batch):
+            for name in ("rejection", "seeded"):
+                fewer = operations["0.11"][0] / operations[name][0]
+                what = f"batch {batch}, {name}, times fewer than 0.11"
+                rows.append(row("operations", what, "times", ">=", ratio, fewer, {}))
+        for name in ("rejection", "seeded"):
+            for at, section in enumerate(SECTIONS[2:], 1):
+                peers = {peer: operations[peer][at] for peer in ("0.11", "0.13")}
+                rows.append(row(section, f"batch {batch}, {name}", "", "<=", 0, operations[name][at], peers))
+    return sorted(rows, key=lambda row: SECTIONS.index(row.section))
+
+
+class Request:
+    """An engine's state of a request, whose number of tokens is a property as in vLLM."""
+
+    def __init__(self, seed: int, tokens: int) -> None:
+        self.sampling_params, self.output_token_ids = SimpleNamespace(seed=seed), [0] * tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return 500 + len(self.output_token_ids)
+
+
+def noise_row(count: int, device: torch.device) -> Row:
+    """What the host spends on seeds: in each step a request ends and another one begins."""
+    make, taken = verify.RequestNoise(0, device), []
+    requests = {str(number): Request(number, number) for number in range(count + 200)}
+    req_ids = list(requests)[:count]
+    for step in range(200):
+        req_ids[step % count] = str(count + step)
+        start = time.process_time()
+        make(req_ids, requests, [K] * count).starts()
+        taken.append((time.process_time() - start) * 1e3)
+    return Row("time", f"noise of a step, {count} requests", "ms", "<=", 0.3, ours=Figure.of(taken))
+
+
+def overview(measured: list[dict]) -> str:
+    """The figures of all contestants by batch."""
+    names = [*measured[0]["ms"]["step"]]
+    given = [*measured[0]["ms"]["given"]]
+    heads = [
+        *(f"{name} ms" for name in names),
+        *(f"{name} given" for name in given),
+        *(f"{name} ops" for name in names),  # operations, waits, AICPU operators
+    ]
+    lines = [" ".join([f"{'batch':>5}", *(f"{head:>15}" for head in heads)])]
+    for case in measured:
+        cells = [figure(case["ms"]["step"][name]) for name in names]
+        cells += [figure(case["ms"]["given"][name]) for name in given]
+        cells += ["{} / {} / {}".format(*case["operations"][name]) for name in names]
+        lines.append(" ".join([f"{case['batch']:>5}", *(f"{cell:>15}" for cell in cells)]))
+    return "\n".join(lines)
+
+
+def draw(path: Path, measured: list[dict], device: torch.device) -> None:
+    """Write a PNG of 1800 x 750 pixels: milliseconds and operations by batch."""
+    canvas, ((times, operations),) = figures.panels(1, 2, (12, 5), dpi=150)
+    colours = {"0.11": "#7a7a7a", "0.13": "#edae49", "rejection": "#30638e", "seeded": "#d1495b"}
+    batches = [case["batch"] for case in measured]
+    for name, colour in colours.items():
+        style = {"color": colour, "markersize": 4}
+        times.plot(batches, [case["ms"]["step"][name] for case in measured], "o-", label=name, **style)
+        if name in measured[0]["ms"]["given"]:
+            values = [case["ms"]["given"][name] for case in measured]
+            times.plot(batches, values, "o:", label=f"{name}, draws given", **style)
+        counts = [case["operations"][name][0] for case in measured]
+        operations.plot(batches, counts, "o-", label=name, **style)
+    times.set(ylabel="milliseconds", title=f"A step of verification on {device.type}, V={V:,}, {K} drafts")
+    operations.set(ylabel="operations", title="Operations of a step")
+    for axes in (times, operations):
+        axes.set(xscale="log", yscale="log", xlabel="requests")
+        axes.set_xticks(batches, batches)
+        axes.minorticks_off()
+        axes.legend(frameon=False, fontsize=8)
+    figures.save(canvas, path)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Measure verification beside vllm-ascend's samplers: time, operations, host synchronisations, AICPU operators."
+    )
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("outputs/bench-sampler"), metavar="OUT", help="default: outputs/bench-sampler")
+    add("--quick", action="store_true", help="batches 1, 8 and 32 in 3 rounds: shows that all rows run")
+    add("--device", type=torch.device, default=torch.device("cpu"), help="default: cpu")
+
+
+def run(args: argparse.Namespace) -> int:
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    progress = Progress()
+    pinned = pins.opened("vllm-0.11").modules["vllm_ascend"]
+    releases = {"0.11": release(pinned, args.device), "0.13": release(LATER, args.device)}
+    measured = []
+    for batch, rounds in ({1: 3, 8: 3, 32: 3} if args.quick else ROUNDS).items():
+        progress.show(f"batch {batch}")
+        measured.append(Case(batch, args.device, releases).measure(rounds))
+    progress.clear()
+    rows = [noise_row(count, args.device) for count in (1, 64, 1024)] + targets(measured, args.device)
+    print(overview(measured))
+    print(table(rows))
+    facts = machine() | {"torch": torch.__version__}
+    if args.device.type == "cuda":
+        facts["device"] = torch.cuda.get_device_name(args.device)
+    record = {"machine": facts, "quick": args.quick, "vocabulary": V, "drafts": K}
+    record |= {"measured": measured, "rows": [as_json(row) for row in rows]}
+    write_json(args.out / "bench-sampler.json", record)
+    if figures.can_draw():
+        draw(args.out / "bench-sampler.png", measured, args.device)
+    missed = [row for row in rows if not row.met]
+    print(f"\n{len(rows) - len(missed)} of {len(rows)} targets met; {args.out}/bench-sampler.json")
+    return 1 if missed else 0

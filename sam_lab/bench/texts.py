@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmark reads: recorded answers from ../shared/data beside the repository, else from sam_lab/data."""
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+
+from sam_lab.recordings import DATA, Answer, parse_answer, read_answers, read_records
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+SIBLINGS = 4
+"""Rows of one group in the timings."""
+
+
+class Texts:
+    """The sets of one folder: `shared` data where it exists, unless `fixture` is asked for."""
+
+    def __init__(self, fixture: bool):
+        self.files = {} if fixture else {file.name.split(".")[0]: file for file in SHARED.glob("*.dev.jsonl.zst")}
+        self.is_fixture = not self.files
+        if self.is_fixture:
+            self.files = {file.name.split(".")[0]: file for file in DATA.glob("*.jsonl.gz")}
+        self.names = sorted(self.files)
+        self.source = "sam_lab/data (small)" if self.is_fixture else "../shared/data"
+
+    def answers(self, name: str) -> list[Answer]:
+        """The answers of a set."""
+        if self.is_fixture or not name.startswith("rl-"):
+            return read_answers(self.files[name])
+        rows = ((where, row | {"epoch": checkpoint(row["model"])}) for where, row in read_records(self.files[name]))
+        return [answer for where, row in rows if (answer := parse_answer(row, where))]
+
+    def ordinary(self, rows: int, size: int) -> tuple[np.ndarray, str]:
+        """int32[rows, size]: recorded answers one after another; SIBLINGS rows answer the same prompts. And a remark.
+
+        Where the answers do not suffice they are repeated with every tenth token drawn anew, by a fixed seed.
+        """
+        name = "math-cot-groups8" if self.is_fixture else "math-long-groups"
+        groups: dict[str, list[np.ndarray]] = {}
+        for answer in self.answers(name):
+            groups.setdefault(answer.group, []).append(np.array(answer.response_ids, np.int32))
+        whole = [groups[group][:SIBLINGS] for group in sorted(groups) if len(groups[group]) >= SIBLINGS]
+        rng = np.random.default_rng(20)
+        table, again = np.empty((rows, size), np.int32), False
+        for row in range(rows):
+            first, sibling = divmod(row, SIBLINGS)
+            text = np.concatenate([whole[(first + at) % len(whole)][sibling] for at in range(len(whole))])
+            parts = [text]
+            while sum(map(len, parts)) < size:
+                again = True
+                changed = rng.random(len(text)) < 0.1
+                parts.append(np.where(changed, rng.permutation(text), text))
+            table[row] = np.concatenate(parts)[:size]
+        return table, f"answers of {name}" + (", repeated with every tenth token drawn anew" if again else "")
+
+    def collection(self, size: int) -> tuple[list[list[int]], str]:
+        """Texts of about `size` tokens together, for a corpus, and a remark; repeated with changes where too few."""
+        texts = [list(answer.response_ids) for name in self.names for answer in self.answers(name)]
+        rng = random.Random(20)
+        rng.shuffle(texts)
+        chosen, total = [], 0
+        while total < size:
+            for text in texts:
+                text = [token + rng.randrange(50) * (rng.random() < 0.1) for token in text] if total else text
+                chosen.append(text)
+                total += len(text)
+                if total >= size:
+                    break
+        return chosen, "recorded answers" + (", repeated with changes" if len(chosen) > len(texts) else "")
+
+
+def checkpoint(model: str) -> int:
+    """The training step of a model of the set rl-rollouts-qwen3b, by its name."""
+    step = re.search(r"_(\d+)$", model)
+    return int(step[1]) if step else 0 if model == "Qwen2.5-3B-Instruct" else 500
+
+
+def periodic(rows: int, size: int, period: int) -> np.ndarray:
+    """int32[rows, size]: each row repeats `period` tokens, which no other row has."""
+    tokens = 1000 + np.arange(rows * period, dtype=np.int32).reshape(rows, period)
+    return np.tile(tokens, (1, -(-size // period)))[:, :size].copy()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands share: the error for a user, types of arguments, and results that a later run continues."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from sam_core.files import write_json
+
+
+class LabError(ValueError):
+    """What is wrong with the input: one sentence for the user."""
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def probability(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
+def fold(text: str) -> tuple[int, int]:
+    number, folds = map(int, text.split("/"))
+    if not 0 <= number < folds or folds < 2:
+        raise ValueError
+    return number, folds
+
+
+# argparse says "invalid NAME value".
+positive.__name__, probability.__name__, fold.__name__ = "positive number", "probability", "fold"
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Raise LabError for a file that cannot be written where it is to be written once all is measured."""
+    for path in paths:
+        if path and not path.absolute().parent.is_dir():
+            raise LabError(f"{path.parent} is not a folder: name a file in one that exists")
+        if path and path.is_dir():
+            raise LabError(f"{path} is a folder: name a file")
+
+
+def digest(path: Path) -> str:
+    """16 hexadecimal digits for the content of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+class Results:
+    """Results of a command, dicts, in a JSON file that is written anew with each.
+
+    Args:
+        path: the file; None keeps the results in memory alone.
+        resume: keep the results that the file has.
+
+    Raises LabError where there is no file to continue, or something else wrote it, or OSError.
+    """
+
+    def __init__(self, path: Path | None, resume: bool) -> None:
+        if resume and not path:
+            raise LabError("--resume needs --json OUT, the file to continue")
+        check_outputs(path)
+        self.path = path
+        self._rows: list[dict[str, Any]] = []
+        if resume and path and path.exists():
+            try:
+                self._rows = json.loads(path.read_text())
+            except ValueError:
+                self._rows = [None]
+            if not isinstance(self._rows, list) or not all(isinstance(row, dict) for row in self._rows):
+                raise LabError(f"{path} was not written by this command: name another file, or leave --resume out")
+
+    def find(self, identity: dict[str, Any]) -> dict[str, Any] | None:
+        """The first result that has these settings, or None."""
+        return next((row for row in self._rows if identity.items() <= row.items()), None)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        if self.path:
+            write_json(self.path, self._rows)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafters to compare, each with the name of its method in vLLM's runner."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sam_core.proposer import SamProposer
+from sam_core.switch import BatchSwitch
+
+from sam_lab.cli import LabError
+
+ARMS = ("plain", "off", "ngram", "suffix", "batch", "auto")
+COMPILED = Path(__file__).resolve().parents[2] / ".cache" / "peers"
+"""Where `make bench` builds arctic-inference."""
+FIXED = re.compile(r"batch:([1-9][0-9]*):([1-9][0-9]*)")
+ARTICLE = (3, 8)
+"""Tokens a draft and threshold of the article."""
+
+
+def check(arm: str) -> None:
+    """Raise LabError if there is no such arm."""
+    if arm not in ARMS and not FIXED.fullmatch(arm):
+        raise LabError(f"unknown arm {arm!r}: choose from {', '.join(ARMS)} and batch:K:THRESHOLD")
+
+
+def missing_reason(arm: str) -> str | None:
+    """Why an arm cannot run here, or None."""
+    if arm != "suffix":
+        return None
+    builds = sorted(COMPILED.glob(f"arctic-inference-*-{sys.implementation.cache_tag}"))
+    sys.path.extend(str(build) for build in builds[-1:] if str(build) not in sys.path)
+    if importlib.util.find_spec("arctic_inference") is None:
+        return "vLLM's suffix method needs the package arctic-inference: install it, or run `make bench` once"
+    return None
+
+
+def make(arm: str, vllm_config: Any, k: int, sam: dict[str, Any], clock: Callable[[], float]) -> tuple[str, Any] | None:
+    """vLLM's name of the method and a new drafter; None for `plain`.
+
+    Args:
+        k: maximum draft tokens of a request in `auto` and `suffix`.
+        sam: options of the proposer beside the switch.
+        clock: auto times steps with it.
+    """
+    length = vllm_config.model_config.max_model_len
+    if arm == "plain":
+        return None
+    if arm == "off":
+        drafter = SamProposer(ARTICLE[0], sam | {"switch": "batch"}, max_model_len=length)
+        drafter.switch = BatchSwitch(0, drafter.switch.logger)
+        return "sam", drafter
+    if arm == "auto":
+        drafter = SamProposer(k, sam | {"switch": "auto"}, max_model_len=length)
+        drafter.switch.clock = clock
+        return "sam", drafter
+    if arm.startswith("batch"):
+        fixed = FIXED.fullmatch(arm)
+        k, threshold = map(int, fixed.groups()) if fixed else ARTICLE
+        return "sam", SamProposer(k, sam | {"switch": "batch", "threshold": threshold}, max_model_len=length)
+    return arm, _peer(arm, vllm_config)
+
+
+def _peer(arm: str, vllm_config: Any) -> Any:
+    config = vllm_config.speculative_config
+    most = config.num_speculative_tokens
+    maker: Callable[[Any], Any]
+    if arm == "ngram":
+        from vllm.v1.spec_decode.ngram_proposer import NgramProposer as maker
+
+        config.prompt_lookup_min, config.prompt_lookup_max, config.num_speculative_tokens = 2, 5, ARTICLE[0]
+    else:
+        from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer as maker
+    try:
+        return maker(vllm_config)
+    finally:
+        config.num_speculative_tokens = most

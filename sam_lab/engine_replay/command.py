@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab engine-replay`: gain of speculation on the patched engine, with random weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from sam_core.console import Progress
+from sam_core.files import write_json
+
+from llm_rl.evaluation.engine import default_dtype
+from llm_rl.layout import SHAPES, Shape
+from sam_lab.cli import LabError
+from sam_lab.engine_replay import arms as kinds
+from sam_lab.engine_replay.report import report
+from sam_lab.recordings import Answer, read_answers
+
+TINY = Shape(2, 64, 2, 1, 32, 128, tied=True)
+"""For tests; its times are those of no model."""
+RANDOM = "random"
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "NUMBA_NUM_THREADS": "1",  # ngram's numba sets torch's number of threads otherwise
+}
+DEFAULTS = {
+    "VLLM_PLUGINS": "",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+}
+EPILOG = """\
+A model of a real architecture gets random weights, and its next token is forced to the recorded one: times of steps and
+accepted drafts are real. Every batch of requests goes through every arm, one after the other in this process; gains
+are against `plain`, an engine without speculation (and, as with speculation, without asynchronous scheduling).
+
+arms:
+  plain    no speculation
+  off      sam whose switch stays off: its index is fed, nothing is drafted
+  ngram    vLLM's n-gram look-up, k = 3
+  suffix   vLLM's suffix decoding, k = --k; needs the package arctic-inference
+  batch    sam as in the article: k = 3 while at most 8 requests run; batch:K:THRESHOLD has other figures
+  auto     sam's switch auto, at most --k tokens; learns on --learn batches first, and goes on learning, as an engine
+           does from one rollout to the next
+
+The model is in bfloat16, on a CPU without instructions for that in float32. On a CPU the clock is that of this
+process (one thread), so that other load disturbs little; elsewhere the wall's. With VLLM_PLUGINS=ascend, or where
+vLLM finds a GPU, the same command runs there.
+
+Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png; runs.jsonl holds each run as it ends, and
+--resume keeps those of the same settings. Ends with 1 if an answer differs from the recorded one or an arm drafted
+nothing.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Let recorded answers drive the real patched engine, with and without speculation."
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("answers", metavar="FILE", help=f"a recording (see `python -m sam_lab replay --help`), or {RANDOM!r}: noise")
+    add("--shape", choices=[*SHAPES, "tiny"], default="Qwen3-0.6B", help="model shape (%(default)s)")
+    add("--arms", nargs="+", default=list(kinds.ARMS), metavar="ARM", help="default: all; plain is always run")
+    add("--groups", type=int, default=10, metavar="N", help="groups of answers to one prompt, a batch (%(default)s)")
+    add("--per-group", type=int, default=3, metavar="N", help="answers of a group (%(default)s)")
+    add("--batches", type=int, default=5, metavar="N", help="batches, each of other prompts (%(default)s)")
+    add("--learn", type=int, default=1, metavar="N", help="batches before these, on which auto learns (%(default)s)")
+    add("--tokens", type=int, default=2000, metavar="N", help="maximum tokens of an answer (%(default)s)")
+    add("--max-seqs", type=int, default=32, metavar="N", help="requests that run at once (%(default)s)")
+    add("--k", type=int, default=15, metavar="K", help="maximum draft tokens of auto and suffix (%(default)s)")
+    add("--tail", type=int, default=8, metavar="N", help="maximum requests that run in the tail (%(default)s)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="of the sampler (%(default)s)")
+    add("--verify", choices=("rejection", "seeded"), default="rejection", help="default: rejection")
+    add("--seed", type=int, default=0, metavar="N", help="of the choice of prompts (%(default)s)")
+    add("--out", type=Path, default=Path("outputs/engine-replay"), metavar="DIR", help="default: outputs/engine-replay")
+    add("--resume", action="store_true", help="keep the runs that OUT has from the same settings")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises ValueError or OSError."""
+    names = list(dict.fromkeys(["plain", *args.arms]))
+    for name in names:
+        kinds.check(name)
+    if args.answers == RANDOM:
+        batches = noise(args)
+    else:
+        batches = choose(read_answers(Path(args.answers)), args)
+    os.environ.update(ENVIRONMENT)
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    for name in [*names]:
+        if reason := kinds.missing_reason(name):
+            print(f"{name} is left out: {reason}", file=sys.stderr)
+            names.remove(name)
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.dtype = default_dtype()
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in ("run", "resume")}
+    records = Records(
+        args.out / "runs.jsonl", {k: v for k, v in settings.items() if k not in ("arms", "batches", "out")}, args.resume
+    )
+    runs = replay(batches, names, args, records)
+    if records.learned:
+        write_json(args.out / "learned.json", records.learned)
+    result = report(runs, args.tail, args.out, settings)
+    return 1 if result["wrong"] or result["silent"] else 0
+
+
+class Records:
+    """The runs that have ended, a line each, and the state of auto after each of its runs."""
+
+    def __init__(self, path: Path, settings: dict[str, Any], resume: bool) -> None:
+        self.path = path
+        self.done: dict[tuple[str, int], dict[str, Any]] = {}
+        self.learned: dict[str, Any] | None = None
+        if resume and path.exists():
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            if lines[:1] != [settings]:
+                raise LabError(f"{path} is of other settings: leave out --resume, or choose another --out")
+            for record in lines[1:]:
+                self._take(record)
+        else:
+            path.write_text(json.dumps(settings) + "\n")
+
+    def _take(self, record: dict[str, Any]) -> None:
+        self.learned = record.pop("learned", None) or self.learned
+        self.done[record["arm"], record["batch"]] = record
+
+    def add(self, record: dict[str, Any], learned: dict[str, Any] | None) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps(record | {"learned": learned}) + "\n")
+        self._take(record | {"learned": learned})
+
+
+def choose(answers: list[Answer], args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
+    """Batches of groups, in an order that the seed decides; raises LabError if there are too few."""
+    groups = defaultdict(list)
+    for answer in answers:
+        groups[answer.group].append(answer)
+    full = [group[: args.per_group] for group in groups.values() if len(group) >= args.per_group]
+    random.Random(args.seed).shuffle(full)
+    needed = args.groups * (args.batches + args.learn)
+    if len(full) < needed:
+        raise LabError(
+            f"{args.answers} has {len(full)} groups of at least {args.per_group} answers, {needed} are needed: "
+            "lower --batches, --learn, --groups or --per-group"
+        )
+    return [
+        [
+            (list(answer.prompt_ids), list(answer.response_ids)[: args.tokens])
+            for group in full[i : i + args.groups]
+            for answer in group
+        ]
+        for i in range(0, needed, args.groups)
+    ]
+
+
+def noise(args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
+    """Batches of random tokens: nothing in them can be foreseen. Lengths are spread as the tail of a rollout is."""
+    draw = random.Random(args.seed)
+
+    def tokens(n: int) -> list[int]:
+        return [draw.randrange(100_000) for _ in range(n)]
+
+    count = args.groups * args.per_group
+    return [
+        [(tokens(64), tokens(max(1, round(args.tokens * ((i + 1) / count) ** 2)))) for i in range(count)]
+        for _ in range(args.batches + args.learn)
+    ]
+
+
+def replay(batches: list[Any], names: list[str], args: argparse.Namespace, records: Records) -> list[dict[str, Any]]:
+    """Run every arm on every batch, in an order that rotates from batch to batch."""
+    # auto learns on the first batches, which are not reported
+    turns = [("auto", i) for i in range(-args.learn, 0)] if "auto" in names else []
+    for number in range(args.batches):
+        turn = number % len(names)
+        turns += [(name, number) for name in names[turn:] + names[:turn]]
+    missing = [turn for turn in turns if turn not in records.done]
+    longest = max(len(p) + len(a) for batch in batches for p, a in batch) + args.k + 2
+    progress = Progress()
+    if missing:
+        from sam_lab.engine_replay.engine import ForcedEngine, write_model
+
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(Path(folder), SHAPES.get(args.shape, TINY), longest, args.dtype)
+            common = {"verify": args.verify, "max_model_len": longest, "max_num_seqs": args.max_seqs}
+            engines = [ForcedEngine(Path(folder), k, **common) for k in (0, args.k)]
+        warm_up = [(p[:32], a[:8]) for p, a in batches[0][:4]]
+        for engine in engines:
+            engine.run(warm_up, None, args.temperature)
+    for name, number in missing:
+        engine = engines[name != "plain"]
+        drafter = kinds.make(name, engine.runner.vllm_config, args.k, {"verify": args.verify}, engine.clock)
+        if name == "auto" and records.learned:
+            drafter[1].switch.restore(records.learned)
+        what = f"batch {number + 1}/{args.batches} {name}" if number >= 0 else "auto learns"
+        steps, wrong = engine.run(
+            batches[number + args.learn],
+            drafter,
+            args.temperature,
+            lambda done, total, what=what: progress.show(f"{what}: {done:,} of {total:,} tokens"),
+        )
+        learned = drafter[1].switch.state() if name == "auto" else None
+        records.add({"arm": name, "batch": number, "wrong": wrong, "steps": steps}, learned)
+    progress.clear()
+    return [records.done[turn] for turn in turns if turn[1] >= 0]

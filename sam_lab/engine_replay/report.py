@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arms beside each other: table, JSON and time lines."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sam_core.files import write_json
+
+from sam_lab import figures
+
+BINS = ((1, 1), (2, 3), (4, 5), (6, 8), (9, 16), (17, 32), (33, 1 << 30))
+"""Running requests, from and to."""
+
+
+def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Print the table; write engine-replay.json, steps.json and engine-replay.png in `out`; return the content of the first."""
+    arms = list(dict.fromkeys(run["arm"] for run in runs))
+    plain = {run["batch"]: run for run in runs if run["arm"] == "plain"}
+    result: dict[str, Any] = {
+        "settings": settings,
+        "arms": {},
+        "wrong": [(run["arm"], run["batch"], i) for run in runs for i in run["wrong"]],
+    }
+    for arm in arms:
+        runs_of_arm = [run for run in runs if run["arm"] == arm]
+        steps = [step for run in runs_of_arm for step in run["steps"]]
+        decoding = [s for s in steps if not s["prefill"]]
+        gains = {
+            "decode": _gains(runs_of_arm, plain, lambda s: not s["prefill"]),
+            "rollout": _gains(runs_of_arm, plain, lambda s: True),
+            "tail": _gains(runs_of_arm, plain, lambda s: not s["prefill"] and s["running"] <= tail),
+        }
+        drafted = sum(s["drafted"] for s in decoding)
+        result["arms"][arm] = {
+            "s": _time(steps),
+            "decode_s": _time(decoding),
+            **{f"{name}_gain_median": statistics.median(values) for name, values in gains.items() if values},
+            **{f"{name}_gain_worst": min(values) for name, values in gains.items() if values},
+            "gain_total": sum(_time(run["steps"]) for run in plain.values()) / _time(steps),
+            "engine_steps": len(steps),
+            "tokens_per_step": sum(s["emitted"] for s in decoding) / max(1, sum(s["running"] for s in decoding)),
+            "drafted": drafted,
+            "accepted": sum(s["emitted"] - s["running"] for s in decoding),
+            "draft_share": sum(s["draft_s"] for s in decoding) / _time(decoding),
+            "sample_share": sum(s["sample_s"] for s in decoding) / _time(decoding),
+            "tokens_per_s": {_name(bin_): _rate(decoding, bin_) for bin_ in BINS},
+        }
+    for arm, values in result["arms"].items():
+        base = result["arms"]["plain"]["tokens_per_s"]
+        values["gain_by_running"] = {
+            name: rate / base[name] if rate and base[name] else None for name, rate in values["tokens_per_s"].items()
+        }
+    result["silent"] = [
+        arm for arm, values in result["arms"].items() if arm not in ("plain", "off") and not values["drafted"]
+    ]
+    _print(result)
+    write_json(out / "engine-replay.json", result)
+    write_json(out / "steps.json", runs)
+    _draw(runs, result, tail, out)
+    print(f"results: {out}")
+    return result
+
+
+def _gains(
+    runs_of_arm: list[dict[str, Any]], plain: dict[int, dict[str, Any]], counts: Callable[[dict[str, Any]], bool]
+) -> list[float]:
+    """Time of the steps that count, plain against this arm, of each batch that has any."""
+    gains = []
+    for run in runs_of_arm:
+        ours, theirs = ([s for s in r["steps"] if counts(s)] for r in (run, plain[run["batch"]]))
+        if ours and theirs:
+            gains.append(_time(theirs) / _time(ours))
+    return gains
+
+
+def _time(steps: list[dict[str, Any]]) -> float:
+    return sum(s["s"] for s in steps)
+
+
+def _rate(steps: list[dict[str, Any]], bin_: tuple[int, int]) -> float | None:
+    inside = [s for s in steps if bin_[0] <= s["running"] <= bin_[1]]
+    return sum(s["emitted"] for s in inside) / sum(s["s"] for s in inside) if inside else None
+
+
+def _name(bin_: tuple[int, int]) -> str:
+    first, last = bin_
+    return f"{first}" if first == last else f"{first}+" if last > 1 << 20 else f"{first}-{last}"
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(
+        f"{'':12}{'rollout':>17}{'decoding':>17}{'tail':>16}{'tokens':>10}{'accepted':>10}{'sampling':>10}{'drafting':>10}\n"
+        f"{'':12}{'gain':>9}{'worst':>8}{'gain':>9}{'worst':>8}{'gain':>8}{'worst':>8}{'a step':>10}"
+        f"{'':>10}{'of decoding':>20}"
+    )
+    for arm, v in result["arms"].items():
+        share = f"{100 * v['accepted'] / v['drafted']:.1f} %" if v["drafted"] else "-"
+        row = f"{arm:12}"
+        for part, width in (("rollout", 9), ("decode", 9), ("tail", 8)):
+            for which in ("median", "worst"):
+                gain = v.get(f"{part}_gain_{which}")
+                row += f"{'-' if gain is None else f'{gain:.3f}':>{width if which == 'median' else 8}}"
+        shares = f"{100 * v['sample_share']:8.2f} %{100 * v['draft_share']:8.2f} %"
+        print(f"{row}{v['tokens_per_step']:10.3f}{share:>10}{shares}")
+    names = [name for name, rate in result["arms"]["plain"]["tokens_per_s"].items() if rate]
+    print("\ngain against plain, by requests running\n" + " " * 12 + "".join(f"{name:>8}" for name in names))
+    for arm, v in result["arms"].items():
+        gains = (v["gain_by_running"][name] for name in names)
+        print(f"{arm:12}" + "".join(f"{gain:8.3f}" if gain else f"{'-':>8}" for gain in gains))
+    for arm, batch, request in result["wrong"][:5]:
+        print(f"WRONG: {arm}, batch {batch}: request {request} did not give the recorded answer")
+    for arm in result["silent"]:
+        print(f"SILENT: {arm} drafted nothing, so its figures say nothing about speculation")
+
+
+def _draw(runs: list[dict[str, Any]], result: dict[str, Any], tail: int, out: Path) -> None:
+    arms = list(result["arms"])
+    palette = ("#555555", "#999999", "#E69F00", "#CC79A7", "#56B4E9", "#009E73", "#D55E00", "#0072B2")
+    colours = {arm: palette[i % len(palette)] for i, arm in enumerate(arms)}
+    figure, ((left, right),) = figures.panels(1, 2, (12, 4.2), dpi=130)
+    for arm in arms:
+        time, at, running = 0.0, [], []
+        for step in next(run for run in runs if run["arm"] == arm)["steps"]:
+            time += step["s"]
+            at.append(time)
+            running.append(step["running"])
+        left.step(at, running, label=arm, color=colours[arm], linewidth=1.6)
+    left.axhline(tail, color="#999999", linestyle=":", linewidth=1)
+    left.annotate(f"tail: at most {tail}", (0, tail), xytext=(4, 3), textcoords="offset points", fontsize=9)
+    left.set(xlabel="seconds", ylabel="requests running", title="First batch")
+    left.legend()
+    names = [name for name, rate in result["arms"]["plain"]["tokens_per_s"].items() if rate]
+    width = 0.8 / max(1, len(arms) - 1)
+    for i, arm in enumerate(arms[1:]):
+        gains = [result["arms"][arm]["gain_by_running"][name] or 0 for name in names]
+        right.bar([x + i * width for x in range(len(names))], gains, width, label=arm, color=colours[arm])
+    right.axhline(1, color="#555555", linewidth=1)
+    right.set_xticks([x + width * (len(arms) - 2) / 2 for x in range(len(names))], names)
+    right.set(xlabel="requests running", ylabel="tokens a second against plain", title="All batches")
+    right.legend()
+    figures.save(figure, out / "engine-replay.png")

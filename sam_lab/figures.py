@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures by matplotlib, without a display."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from sam_core.files import replacing
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#8d5b8c", "#2e4057")
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed; says so on stderr where it is not."""
+    if importlib.util.find_spec("matplotlib"):
+        return True
+    print("no figure: matplotlib is not installed", file=sys.stderr)
+    return False
+
+
+def panels(rows: int, columns: int, size: tuple[float, float], dpi: int = 120) -> tuple[Any, Any]:
+    """A figure of `size` inches and its axes [rows, columns], without lines above and on the right."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for one in axes.flat:
+        one.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a PNG as a whole or not at all."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafters on `sam_core.Pool`: its chains and trees, SuffixDecoding, and what the hybrid method and the planner need."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import sam_core
+from sam_core import reference
+from sam_lab.methods import Tree
+from sam_lab.recordings import temporary_corpus
+from sam_lab.replay import accept_chain, accept_tree
+
+GLOBAL = "global"
+SCORED_NODES = 16
+TREES = {"both": ("request", "group"), "global": ("group",), "request": ("request",)}
+"""SuffixDecoding's trees, and the sources that stand for them."""
+
+
+def chain_tree(tokens: Sequence[int]) -> Tree:
+    """A chain as a tree of width one."""
+    return tokens, range(-1, len(tokens) - 1)
+
+
+class SamDrafter:
+    """`sam_core.Pool` as a drafter for the replay; `options` are the pool's.
+
+    Attributes:
+        pool: the pool.
+        slots: the slot of each open request.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.pool = sam_core.Pool(**options)
+        self.slots: dict[int, int] = {}
+        self._arrays: dict[tuple[int, int], dict[str, npt.NDArray[Any]]] = {}
+
+    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
+        self.slots[request] = self.pool.open(prompt_ids, None if group is None else group.encode())
+
+    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        arrays = self._arrays_of(requests, 0)
+        tokens = np.array([token for row in rows for token in row], np.int32)
+        counts = np.array([len(row) for row in rows], np.int32)
+        self.pool.step(arrays["slots"], tokens, counts, 0, arrays["out"], arrays["lengths"])
+
+    def draft(self, requests: Sequence[int], k: int, *names: str) -> list[npt.NDArray[Any]]:
+        """Draft at most k tokens, or nodes where "parents" is named, for each of B requests.
+
+        Returns tokens int32 [B, k], lengths int32 [B], and those of `Pool.step`'s arrays [B, k] that are named: scores,
+        parents, match_lengths. The next draft of this size overwrites them.
+        """
+        arrays = self._arrays_of(requests, k)
+        out, lengths, named = arrays["out"], arrays["lengths"], {name: arrays[name] for name in names}
+        self.pool.step(arrays["slots"], arrays["nothing"], arrays["zeros"], k, out, lengths, **named)
+        return [out, lengths, *named.values()]
+
+    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
+        out, lengths = self.draft(requests, k)
+        return [row[:length] for row, length in zip(out.tolist(), lengths.tolist(), strict=True)]
+
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
+        rows = zip(*(array.tolist() for array in self.draft(requests, n, "parents")), strict=True)
+        return [(tokens[:length], parents[:length]) for tokens, length, parents in rows]
+
+    def finish(self, request: int) -> None:
+        self.pool.close(self.slots.pop(request))
+
+    def drop(self, group: str) -> None:
+        self.pool.drop(group.encode())
+
+    def by_source(self) -> dict[str, dict[str, int]]:
+        """Drafts, drafted and accepted tokens of each source, as the pool counts them."""
+        return dict(self.pool.stats()["by_source"])
+
+    def _arrays_of(self, requests: Sequence[int], k: int) -> dict[str, npt.NDArray[Any]]:
+        """Arguments of `Pool.step` for these requests; one set of arrays for each size."""
+        rows = len(requests)
+        if (rows, k) not in self._arrays:
+            self._arrays[rows, k] = {
+                **{name: np.empty((rows, k), np.int32) for name in ("out", "parents", "match_lengths")},
+                "scores": np.empty((rows, k), np.float32),
+                **{name: np.zeros(rows, np.int32) for name in ("slots", "zeros", "lengths")},
+                "nothing": np.empty(0, np.int32),
+            }
+        arrays = self._arrays[rows, k]
+        arrays["slots"][:] = [self.slots[request] for request in requests]
+        return arrays
+
+
+class Draft(NamedTuple):
+    """One draft of a replay.
+
+    Attributes:
+        request: its number.
+        position: tokens of the answer before the draft.
+        scores: float32 [n], as `Pool.step` gives them.
+        accepted: tokens.
+    """
+
+    request: int
+    position: int
+    scores: npt.NDArray[np.float32]
+    accepted: int
+
+
+class Watched(SamDrafter):
+    """Notes each chain in `drafts`, in the order in which they were verified."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.drafts: list[Draft] = []
+        self._last: dict[int, tuple[list[int], npt.NDArray[np.float32]]] = {}
+        self._position: dict[int, int] = {}
+
+    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
+        out, lengths, scores = self.draft(requests, k, "scores")
+        drafts = [row[:length] for row, length in zip(out.tolist(), lengths.tolist(), strict=True)]
+        for request, draft, row in zip(requests, drafts, scores, strict=True):
+            self._last[request] = draft, row[: len(draft)].copy()
+        return drafts
+
+    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        super().append_many(requests, rows)
+        for request, row in zip(requests, rows, strict=True):
+            position = self._position.get(request, 0)
+            if request in self._last:
+                draft, scores = self._last.pop(request)
+                self.drafts.append(Draft(request, position, scores, accept_chain(draft, row, 0)))
+            self._position[request] = position + len(row)
+
+
+class Chains(SamDrafter):
+    """The pool's chains, of at most k tokens, also where a tree is asked for."""
+
+    def __init__(self, k: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.k = k
+
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
+        return [chain_tree(tokens) for tokens in self.propose_many(requests, min(n, self.k))]
+
+
+class Global(SamDrafter):
+    """SuffixDecoding: all requests are one group, whose index is the global tree; `trees` as of TREES.
+
+    The paper's global tree has the outputs of requests that have ended. This one also has the prompts and outputs of the
+    requests that run.
+    """
+
+    def __init__(self, trees: str = "both", rule: str = "suffix") -> None:
+        super().__init__(rule=rule, sources=TREES[trees])
+
+    def learn(self, outputs: Iterable[Sequence[int]]) -> None:
+        """Put outputs of earlier requests into the global tree, without their prompts."""
+        for output in outputs:
+            super().start(-1, [], GLOBAL)
+            self.append_many([-1], [output])
+            self.finish(-1)
+
+    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
+        super().start(request, prompt_ids, GLOBAL)
+
+    def drop(self, group: str) -> None:
+        """The global tree outlives every group."""
+
+
+class Frozen(SamDrafter):
+    """SuffixDecoding with a global tree of these outputs, a corpus, that learns nothing; `trees` as of TREES."""
+
+    def __init__(self, outputs: Sequence[Sequence[int]], trees: str = "both") -> None:
+        with _corpus_of(outputs, trees) as corpus:
+            super().__init__(rule="suffix", sources=TREES[trees], corpus=corpus)
+
+    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
+        super().start(request, prompt_ids, None)
+
+
+def _corpus_of(outputs: Sequence[Sequence[int]] | None, trees: str) -> contextlib.AbstractContextManager[str | None]:
+    return temporary_corpus(outputs) if outputs and trees != "request" else contextlib.nullcontext()
+
+
+class Linear(Global):
+    """SuffixDecoding's chains (SD-L), also where a tree is asked for."""
+
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
+        return [chain_tree(tokens) for tokens in self.propose_many(requests, n)]
+
+
+class Scored(Global):
+    """The pool's trees, of at most SCORED_NODES nodes, and how many of their tokens it expects to be accepted."""
+
+    def learn(self, outputs: Iterable[Sequence[int]]) -> None:
+        """As Global's, but drafting for each output as it is read: so the pool learns how often its drafts are accepted."""
+        for output in outputs:
+            self.start(-1, [], None)
+            at = 0
+            while at < len(output):
+                ((tree, _),) = self.propose_scored([-1], SCORED_NODES)
+                row = output[at : at + accept_tree(*tree, output, at) + 1]
+                self.append_many([-1], [row])
+                at += len(row)
+            self.finish(-1)
+
+    def propose_scored(self, requests: Sequence[int], n: int) -> list[tuple[Tree, float]]:
+        rows = zip(*self.draft(requests, min(n, SCORED_NODES), "scores", "parents"), strict=True)
+        return [
+            ((tokens[:length].tolist(), parents[:length].tolist()), float(scores[:length].sum()))
+            for tokens, length, scores, parents in rows
+        ]
+
+
+class Twin(Global):
+    """SuffixDecoding by the plain-Python twin of the pool: slower, with any alpha, and with counts by match length.
+
+    alpha: tokens of a draft for each token of its match; None: no limit but that of a draft. frozen: outputs of the global
+    tree, which then learns nothing, as Frozen's.
+
+    Attributes:
+        matches: drafts on a match of n tokens, int64 [LONGEST + 1]; longer ones count as LONGEST.
+        drafted, accepted: tokens of these drafts, and those that became text, int64 [LONGEST + 1].
+    """
+
+    LONGEST = 64
+
+    def __init__(self, alpha: int | None, trees: str = "both", frozen: Sequence[Sequence[int]] | None = None) -> None:
+        super().__init__(trees)
+        self._frozen = frozen is not None
+        with _corpus_of(frozen, trees) as corpus:
+            self.pool = reference.Pool(rule="suffix", sources=TREES[trees], corpus=corpus, alpha=alpha or 1 << 30)
+        self.matches, self.drafted, self.accepted = np.zeros((3, self.LONGEST + 1), np.int64)
+        self._last: dict[int, tuple[int, Tree]] = {}  # match length and draft of each request
+
+    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
+        SamDrafter.start(self, request, prompt_ids, None if self._frozen else GLOBAL)
+
+    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
+        return [tokens for tokens, _ in self._propose(requests, k, False)]
+
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
+        return self._propose(requests, n, True)
+
+    def _propose(self, requests: Sequence[int], k: int, tree: bool) -> list[Any]:
+        arrays = self.draft(requests, k, "match_lengths", *["parents"] * tree)
+        drafts = []
+        for request, tokens, length, matches, *parents in zip(requests, *map(np.ndarray.tolist, arrays), strict=True):
+            drafts.append((tokens[:length], parents[0][:length]) if tree else chain_tree(tokens[:length]))
+            self._last[request] = min(matches[0], self.LONGEST) if length else 0, drafts[-1]
+        return drafts
+
+    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        for request, row in zip(requests, rows, strict=True):
+            if request in self._last:
+                length, draft = self._last.pop(request)
+                self.matches[length] += 1
+                self.drafted[length] += len(draft[0])
+                self.accepted[length] += accept_tree(*draft, row, 0)
+        super().append_many(requests, rows)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiments on models: all methods, greedy and sampled; trees and graphs of a draft model."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sam_core.console import Progress
+
+from sam_lab import methods, models
+from sam_lab.methods.draft_model import DraftModel
+from sam_lab.methods.pool import Global
+from sam_lab.papers import Experiment, Limits, Row
+from sam_lab.papers.merges import Merges, divergence
+from sam_lab.papers.replayed import at_random
+from sam_lab.recordings import temporary_corpus
+from sam_lab.tree.command import compare, decode
+
+SAMPLING = {"greedy": None, "T 0.8, top-p 0.95": (0.8, 0.95), "T 0.7, top-p 0.8": (0.7, 0.8)}
+"""REST's: HumanEval's and MT-Bench's."""
+GSD_SAMPLING = {"greedy": None, "T 0.7, top-p 0.7": (0.7, 0.7)}
+PRUNING = {"0.2, 0.3": (0.2, 0.3, 2), "0.4, 0.1": (0.4, 0.1, 1), "0.05, 0.05": (0.05, 0.05, 2)}
+"""theta_prob and theta_sib, and tau: the paper's for 70B, for 7B and 13B, and one that leaves large trees."""
+EARLIER, PROMPTS, TOKENS = 32, 6, 160
+GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES = 4, 128, 256
+TAUS = (1, 2, 3, 4)
+MERGES = 1000
+REPEAT = 2
+
+
+@dataclass
+class Models:
+    """A target, a smaller draft model of the same tokenizer, prompts of the target's task, earlier ones first."""
+
+    target: Any
+    draft: Any
+    ends: Sequence[int]
+    prompts: Sequence[Sequence[int]]
+
+    def earlier(self, sampler: Any, limit: int) -> list[list[int]]:
+        """The target's answers to the earlier prompts."""
+        texts, _ = decode(self.decoder(sampler, limit), self.prompts[:EARLIER], None, 0, EARLIER, Progress(), "")
+        return texts
+
+    def compare(
+        self, sampler: Any, makers: dict[str, Callable[[], Any]], count: int, limit: int, nodes: int = 64
+    ) -> list[Row]:
+        """Rows of sam_lab.tree.command.compare, plain decoding's first, of `count` prompts."""
+        decoder = self.decoder(sampler, limit, nodes)
+        prompts = self.prompts[EARLIER : EARLIER + count]
+        return compare(decoder, makers, prompts, EARLIER, 1, REPEAT, Progress())[0]
+
+    def decoder(self, sampler: Any, limit: int, nodes: int = 64) -> Any:
+        from sam_lab.tree.decoder import Decoder
+
+        return Decoder(self.target, sampler, self.ends, limit, nodes)
+
+
+def load(folder: Path, seed: int) -> Models:
+    """Models of a folder that `python -m sam_lab models` wrote; raises LabError."""
+    import torch
+
+    torch.set_num_threads(1)
+    target, tokenizer = models.load(folder / "target")
+    draft, _ = models.load(folder / "draft")
+    return Models(target, draft, [tokenizer.eos_token_id], models.prompts(tokenizer, EARLIER + PROMPTS, seed))
+
+
+def _sampler(options: tuple[float, float] | None, seed: int) -> Any:
+    from sam_lab.tree.verify import Greedy, Sampled
+
+    return Greedy() if options is None else Sampled(*options, seed)
+
+
+def _figures(row: Row) -> Row:
+    """The columns that all tables here share; times in milliseconds a pass of the target."""
+    passes = max(row["passes"], 1)
+    return {
+        "tokens a step": row["tokens_per_step"],
+        "nodes a step": row["drafted_per_step"],
+        "accepted share": row["precision"] if row["drafted"] else None,
+        "draft, ms": 1e3 * row["draft_s"] / passes,
+        "verify, ms": 1e3 * row["verify_s"] / passes,
+        "other, ms": 1e3 * row["other_s"] / passes,
+        "speed-up": row["speedup"],
+        "equal texts": f"{row['equal']}/{row['of']}",
+    }
+
+
+def all_methods(pair: Models, limits: Limits) -> list[Row]:
+    sampler = _sampler(None, limits.seed)
+    earlier = pair.earlier(sampler, TOKENS)
+    with temporary_corpus(earlier) as corpus:
+        settings = methods.Settings()
+        makers = {
+            name: functools.partial(methods.make, name, settings, earlier, corpus, pair.draft)
+            for name in methods.METHODS
+        }
+        rows = pair.compare(sampler, makers, PROMPTS, TOKENS)
+    return [{"method": row["method"]} | _figures(row) for row in rows]
+
+
+def nucleus(pair: Models, limits: Limits) -> list[Row]:
+    rows: dict[str, Row] = {}
+    for name, options in SAMPLING.items():
+        sampler = _sampler(options, limits.seed)
+        earlier = pair.earlier(sampler, TOKENS)
+
+        def tree(earlier: list[list[int]] = earlier) -> Global:
+            drafter = Global()
+            drafter.learn(earlier)
+            return drafter
+
+        with temporary_corpus(earlier) as corpus:
+            makers = {
+                "REST, trie": functools.partial(methods.make, "rest", methods.Settings(), earlier, corpus),
+                "REST, random": functools.partial(at_random, corpus, limits.seed),
+                "SD-T": tree,
+                "GSD": functools.partial(methods.make, "gsd", methods.Settings(), earlier, corpus, pair.draft),
+            }
+            for row in pair.compare(sampler, makers, PROMPTS, TOKENS)[1:]:
+                into = rows.setdefault(row["method"], {"method": row["method"]})
+                into[f"{name}: tokens a step"] = row["tokens_per_step"]
+                into[f"{name}: equal texts"] = f"{row['equal']}/{row['of']}"
+    return list(rows.values())
+
+
+def graphs(pair: Models, limits: Limits) -> list[Row]:
+    rows = []
+    for (sampling, options), (pruning, (prob, sib, tau)) in itertools.product(GSD_SAMPLING.items(), PRUNING.items()):
+        makers = {
+            name: functools.partial(DraftModel, pair.draft, width, theta_prob=prob, theta_sib=sib, tau=merged)
+            for name, width, merged in (("ssd", 1, 0), ("tsd", methods.Settings.width, 0), ("gsd", 4, tau))
+        }
+        compared = pair.compare(_sampler(options, limits.seed), makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES)
+        for row in compared[1:]:
+            drafts = max(row["counts"]["drafts"], 1)
+            rows.append(
+                {"sampling": sampling, "theta_prob, theta_sib": pruning, "tau": tau, "method": row["method"]}
+                | {"drafted by the model": row["counts"]["nodes"] / drafts}
+                | {"expanded": row["counts"]["expanded"] / drafts, "graph success": row["counts"]["grafted"] / drafts}
+                | _figures(row)
+            )
+    return rows
+
+
+def divergences(pair: Models, limits: Limits) -> list[Row]:
+    """KL of merged nodes, of at most MERGES drawn at random from those of greedy decoding."""
+    rows = []
+    for (pruning, (prob, sib, _)), tau in itertools.product(PRUNING.items(), TAUS):
+        drafter = Merges(pair.draft, theta_prob=prob, theta_sib=sib, tau=tau)
+        decoder = pair.decoder(_sampler(None, limits.seed), GRAPH_TOKENS, GRAPH_NODES)
+        decode(decoder, pair.prompts[EARLIER:], drafter, EARLIER, 1, Progress(), "merges")
+        drawn = np.random.default_rng(limits.seed).permutation(len(drafter.merged))[:MERGES]
+        values = []
+        for _, group in itertools.groupby(sorted(drawn), key=lambda place: len(drafter.merged[place][0])):
+            chosen = [drafter.merged[place] for place in group]
+            for text in {tuple(text) for text, _, _ in chosen}:
+                pairs = [(path, first) for other, path, first in chosen if tuple(other) == text]
+                values += divergence(pair.draft, text, pairs)
+        rows.append(
+            {
+                "theta_prob, theta_sib": pruning,
+                "tau": tau,
+                "merged nodes": len(drafter.merged),
+                "KL, mean": float(np.mean(values)) if values else None,
+                "KL, median": float(np.median(values)) if values else None,
+                "KL, 95 %": float(np.percentile(values, 95)) if values else None,
+            }
+        )
+    return rows
+
+
+EXPERIMENTS = (
+    Experiment(
+        "methods",
+        "All methods on a model",
+        "Greedy; times a pass of the target, the faster of two runs.",
+        all_methods,
+        of="models",
+    ),
+    Experiment(
+        "nucleus",
+        "Greedy and nucleus sampling",
+        "Earlier outputs are sampled in the same way.",
+        nucleus,
+        of="models",
+    ),
+    Experiment(
+        "gsd",
+        "GSD: chains, trees and graphs of a draft model",
+        "Drafted by the model and expanded: nodes a draft. Graph success: drafts of which a token behind a merged node "
+        "was accepted.",
+        graphs,
+        of="models",
+    ),
+    Experiment(
+        "gsd-divergence",
+        "GSD: KL divergence of merged nodes",
+        "KL(own || shared), in nats: of the draft model's next token behind the node's own path and behind the path of "
+        "the node it was merged with.",
+        divergences,
+        of="models",
+    ),
+)

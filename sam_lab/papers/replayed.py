@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiments of SuffixDecoding and REST on recordings, decoded greedily by exact match, without a model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sam_core.reference.rules import ALPHA
+
+from sam_lab.cli import LabError, digest
+from sam_lab.methods import retrieval
+from sam_lab.methods.pool import TREES, Twin
+from sam_lab.methods.rest import Rest
+from sam_lab.papers import Experiment, Limits, Row
+from sam_lab.recordings import MAX_RESPONSES, Answer, make_scopes, read_answers, split_fold, temporary_corpus
+from sam_lab.replay import replay
+from sam_lab.score import shift
+from sam_lab.score.methods import measure
+
+NODES = 64
+EXAMPLES = 256
+SIZES = (16, 64, 256, 1000)
+LIMITS = (2, 4, 6, 8, 12, 16)
+ALPHAS = (1, 2, 3, 4)
+LENGTHS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5-6": 6, "7-9": 9, "10-15": 15, "16 or more": 1 << 30}
+"""Classes of match lengths: the longest of each."""
+TWIN_SHARE = 4  # of the tokens, one in so many is replayed by the plain-Python twin
+TWIN_KNOWN = 20_000  # maximum tokens of earlier outputs that it knows
+RANDOM_SEQUENCES, RANDOM_TOKENS, RANDOM_RUNS = 8, 8, 3
+STORED = 10_000_000
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Answers that are scored, and outputs for other prompts, in random order, which methods may know.
+
+    data: digest of the file. known: outputs of another recording, one a prompt, and known_of: its data; without another
+    there are none.
+    """
+
+    name: str
+    answers: Sequence[Answer]
+    scored: Sequence[Answer]
+    outputs: Sequence[Sequence[int]]
+    data: str
+    known: Sequence[Sequence[int]] = ()
+    known_of: str = ""
+
+    def one_a_prompt(self, limits: Limits) -> list[Answer]:
+        return shift.one_a_prompt(self.scored, random.Random(limits.seed))
+
+
+def read_recordings(paths: Sequence[Path], seed: int) -> list[Recording]:
+    """Recordings, each with the outputs of the next one before it as `known`, the last one being before the first, whose
+    data are others.
+
+    Of each the prompts of fold 0 of 2 are scored, of 3, 5 or 7 where these leave nothing on one side; raises LabError
+    where all do, ValueError or OSError.
+    """
+    recordings = []
+    for path in paths:
+        answers = read_answers(path)
+        for folds in (2, 3, 5, 7):
+            scored, others = split_fold(answers, (0, folds))
+            if scored and others:
+                break
+        else:
+            raise LabError(f"{path} has too few prompts: some are scored and others are the earlier ones")
+        order = np.random.default_rng(seed).permutation(len(others))
+        outputs = [others[place].response_ids for place in order]
+        recordings.append(Recording(path.name.partition(".")[0], answers, scored, outputs, digest(path)))
+    linked = []
+    for place, recording in enumerate(recordings):
+        before = next(
+            (other for other in [*recordings[place:], *recordings[:place]][::-1] if other.data != recording.data), None
+        )
+        if before:
+            known = [answer.response_ids for answer in shift.one_a_prompt(before.answers, random.Random(seed))]
+            recording = replace(recording, known=known[:EXAMPLES], known_of=before.data)
+        linked.append(recording)
+    return linked
+
+
+def _replayed(recording: Recording, limits: Limits, method: str, **options: Any) -> Row:
+    """Figures of a method with the papers' settings, where `options` name no others."""
+    chosen = {"context": "request", "method": method, "tree": method != "sd-linear", "k": NODES}
+    chosen |= {"trees": "both", "alpha": ALPHA, "n_max": 16, "m": 10} | options
+    return measure(chosen, recording.scored, recording.outputs, MAX_RESPONSES, limits.max_tokens, seed=limits.seed)
+
+
+def _columns(name: str, figures: Row) -> Row:
+    return {
+        f"{name}: tokens a step": figures["tokens_per_step"],
+        f"{name}: drafted": figures["proposed_per_step"],
+        f"{name}: accepted share": figures["precision"],
+    }
+
+
+# ---- SuffixDecoding
+
+
+def forms(recording: Recording, limits: Limits) -> list[Row]:
+    row: Row = {"earlier outputs": len(recording.outputs)}
+    for name, method in (("SD-L", "sd-linear"), ("SD-T", "sd-tree")):
+        row |= _columns(name, _replayed(recording, limits, method))
+    return [row]
+
+
+def trees(recording: Recording, limits: Limits) -> list[Row]:
+    row: Row = {"earlier outputs": min(EXAMPLES, len(recording.outputs))}
+    for name in TREES:
+        figures = _replayed(recording, limits, "sd-tree", trees=name, earlier=EXAMPLES)
+        row |= {f"{name}: tokens a step": figures["tokens_per_step"], f"{name}: accepted share": figures["precision"]}
+    return [row]
+
+
+def sizes(recording: Recording, limits: Limits) -> list[Row]:
+    rows = []
+    for size in sorted({min(size, len(recording.outputs)) for size in SIZES}):
+        row: Row = {"earlier outputs": size}
+        row |= _columns("SD-T", _replayed(recording, limits, "sd-tree", earlier=size))
+        rows.append(row | _columns("REST", _replayed(recording, limits, "rest", earlier=size)))
+    return rows
+
+
+def _twin(recording: Recording, limits: Limits, alpha: int | None, nodes: int = NODES) -> tuple[Twin, Row]:
+    """Replay one answer a prompt after at most EXAMPLES outputs and TWIN_KNOWN tokens of them, by the twin."""
+    drafter, known = Twin(alpha), 0
+    for output in recording.outputs[:EXAMPLES]:
+        drafter.learn([output[: TWIN_KNOWN - known]])
+        known += min(len(output), TWIN_KNOWN - known)
+        if known == TWIN_KNOWN:
+            break
+    scopes = [[(answer, True)] for answer in _up_to(recording.one_a_prompt(limits), limits.max_tokens // TWIN_SHARE)]
+    return drafter, replay(drafter, scopes, "request", nodes, tree=True)
+
+
+def _up_to(answers: Sequence[Answer], tokens: int) -> Iterator[Answer]:
+    """The first answers with so many tokens together."""
+    for answer in answers:
+        if tokens <= 0:
+            return
+        yield answer
+        tokens -= len(answer.response_ids)
+
+
+def spec_limit(recording: Recording, limits: Limits) -> list[Row]:
+    rows = []
+    for name, alpha, nodes in [
+        *((f"{alpha} p", alpha, NODES) for alpha in ALPHAS),
+        *((f"constant {most}", None, most) for most in LIMITS),
+    ]:
+        _, figures = _twin(recording, limits, alpha, nodes)
+        rows.append(
+            {
+                "MAX_SPEC": name,
+                "tokens a step": figures["tokens_per_step"],
+                "drafted": figures["proposed_per_step"],
+                "accepted share": figures["precision"],
+            }
+        )
+    return rows
+
+
+def matches(recording: Recording, limits: Limits) -> list[Row]:
+    drafter, _ = _twin(recording, limits, ALPHA)
+    suffix = by_length(drafter.matches, drafter.accepted)
+    figures = _replayed(recording, limits, "rest")
+    rest = by_length(figures["matches"], figures["accepted_by_match"])
+    return [
+        {
+            "match": name,
+            "SD-T: share of the steps": suffix[name][0],
+            "SD-T: accepted": suffix[name][1],
+            "REST: share of the steps": rest[name][0],
+            "REST: accepted": rest[name][1],
+        }
+        for name in LENGTHS
+    ]
+
+
+def by_length(counts: Sequence[int], accepted: Sequence[int]) -> dict[str, tuple[float, float | None]]:
+    """Of each class of LENGTHS its share of the steps and the mean of the accepted tokens, None where it has no step.
+
+    counts and accepted have steps and accepted tokens by match length, from 0.
+    """
+    classes, begin = {}, 0
+    for name, longest in LENGTHS.items():
+        steps, tokens = sum(counts[begin : longest + 1]), sum(accepted[begin : longest + 1])
+        classes[name] = float(steps / sum(counts)), float(tokens / steps) if steps else None
+        begin = longest + 1
+    return classes
+
+
+def adapts(recording: Recording, limits: Limits) -> list[Row]:
+    new = recording.one_a_prompt(limits)
+    trained, replayed = new[: len(new) // 2], [*_up_to(new[len(new) // 2 :], limits.max_tokens)]
+    if len(replayed) < 2:
+        return []
+    quarter = -(-len(replayed) // 4)
+    arms = shift.measure(
+        recording.known, [answer.response_ids for answer in trained], replayed, quarter, NODES, trees="both"
+    )
+    return [
+        {"known before": len(recording.known) if name in ("frozen", "online") else len(trained) * (name == "trained")}
+        | {"answers": len(replayed), "the tree": name}
+        | {f"quarter {place}": chunk["tokens_per_step"] for place, chunk in enumerate(chunks, 1)}
+        for name, chunks in arms.items()
+    ]
+
+
+# ---- REST
+
+
+def settings(recording: Recording, limits: Limits) -> list[Row]:
+    varied = [("n_max", value) for value in (2, 4, 6, 8, 16)]
+    varied += [("m", value) for value in (2, 5, 10, 20)] + [("c", value) for value in (8, 16, 32, 64)]
+    rows = []
+    for name, value in varied:
+        figures = _replayed(recording, limits, "rest", **{"k" if name == "c" else name: value})
+        rows.append({"setting": f"{name} = {value}"} | _columns("REST", figures))
+    return rows
+
+
+def choice(recording: Recording, limits: Limits) -> list[Row]:
+    scopes = make_scopes(recording.scored, "request", MAX_RESPONSES, limits.max_tokens, limits.seed)
+    figures: dict[str, list[Row]] = {"trie": [], "random": []}
+    with temporary_corpus(recording.outputs) as corpus:
+        figures["trie"].append(replay(Rest(corpus), scopes, "request", NODES, tree=True))
+        for run in range(RANDOM_RUNS):
+            drafter = at_random(corpus, limits.seed + run)
+            figures["random"].append(replay(drafter, scopes, "request", NODES, tree=True))
+    row: Row = {}
+    for name, runs in figures.items():
+        row |= _columns(name, {key: sum(run[key] for run in runs) / len(runs) for key in AVERAGED})
+    return [row]
+
+
+AVERAGED = ("tokens_per_step", "proposed_per_step", "precision")
+
+
+def at_random(corpus: str | Path, seed: int) -> Rest:
+    """REST that drafts continuations chosen at random, as its paper's table 3 does: at most 8 of 8 tokens."""
+    return Rest(corpus, m=RANDOM_TOKENS, c=NODES, max_looked_at=RANDOM_SEQUENCES, seed=seed)
+
+
+def times(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
+    answers = [answer.response_ids for recording in recordings for answer in recording.answers]
+    figures = retrieval.measure(answers, STORED, 2000, seed=limits.seed)
+    return [
+        {
+            "tokens stored": figures["tokens"],
+            "bytes a token": figures["bytes_per_token"],
+            "built, million tokens a second": figures["tokens_per_s"] / 1e6,
+            "median, us": figures["median_us"],
+            "90 %, us": figures["p90_us"],
+            "99 %, us": figures["p99_us"],
+        }
+    ]
+
+
+EXPERIMENTS = (
+    Experiment(
+        "sd-forms",
+        "SuffixDecoding: trees (SD-T) and chains (SD-L)",
+        "After all earlier outputs; drafts of at most 64 tokens, alpha = 4. Accepted share: of the drafted tokens.",
+        forms,
+    ),
+    Experiment(
+        "sd-trees",
+        "SuffixDecoding: both trees and each alone",
+        "SD-T after at most 256 earlier outputs.",
+        trees,
+    ),
+    Experiment(
+        "sizes",
+        "Size of the global tree and of the datastore",
+        "SD-T and REST after so many earlier outputs to other prompts.",
+        sizes,
+    ),
+    Experiment(
+        "sd-limit",
+        "SuffixDecoding: MAX_SPEC = alpha p and constant limits",
+        "SD-T after at most 256 earlier outputs and 20,000 tokens of them; then one answer a prompt comes, and is kept.",
+        spec_limit,
+    ),
+    Experiment(
+        "matches",
+        "Accepted tokens by the length of the match",
+        "SD-T: of the tree that won, as in sd-limit with alpha = 4. REST: of the longest suffix found, at most 16.",
+        matches,
+    ),
+    Experiment(
+        "sd-shift",
+        "SuffixDecoding: answers of another kind",
+        "Tokens a step. The tree knows answers of the recording named before, none, or answers of the new kind.",
+        adapts,
+    ),
+    Experiment("rest-settings", "REST: its settings", "One setting differs from n_max = 16, m = 10, c = 64.", settings),
+    Experiment(
+        "rest-choice",
+        "REST: the trie and a random choice",
+        "Random: at most 8 of the continuations, of 8 tokens each, the mean of 3 runs.",
+        choice,
+    ),
+    Experiment(
+        "rest-times",
+        "REST: time and size of the datastore",
+        "A datastore of 10 million tokens: all recordings, and their answers again with a tenth of the tokens replaced.",
+        times,
+        of="recordings",
+    ),
+)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expected acceptance of drafts by position in the draft and in the answer: from replayed recordings, or given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sam_core.budget import Calibration, choose
+
+from sam_lab.methods.pool import Draft, Watched
+from sam_lab.plan.cost import Cost, Held
+from sam_lab.plan.simulate import BINS, EDGES, Policy
+from sam_lab.recordings import Answer, make_scopes
+from sam_lab.replay import replay
+
+Float64 = npt.NDArray[np.float64]
+
+KS = (1, 2, 3, 4, 6, 8, 12, 15)
+MIN_DRAFTS = 50
+"""Minimum drafts of a bin of positions; one with fewer has the values of the bin before."""
+DRAWS = 240
+"""Random drafts, in at least eight batches, over which `auto` is averaged."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Expected tokens of a request-step that may draft k tokens.
+
+    ks: [K] ascending. gain, drafted: [K, BINS], accepted and drafted tokens. For `auto`, drafts one by one, M of each bin:
+    worth: [BINS, M, ks[-1]], probability that a draft is accepted up to a token, 0 behind its end; accepted: [BINS, M], to be
+    multiplied by factor.
+    """
+
+    ks: tuple[int, ...]
+    gain: Float64
+    drafted: Float64
+    worth: Float64
+    accepted: npt.NDArray[np.int64]
+    factor: float = 1.0
+
+    def batch(self, slots: int, threshold: int, k: int) -> Policy:
+        """Switch `batch`: k tokens while at most `threshold` requests run."""
+        policy = Policy.off(slots)
+        if k:
+            policy.gain[1 : threshold + 1] = self.gain[self.ks.index(k)]
+            policy.drafted[1 : threshold + 1] = self.drafted[self.ks.index(k)]
+        return policy
+
+    def auto(self, slots: int, cost: Cost, contexts: Float64, margin: float = 1.02) -> Policy:
+        """Switch `auto`: the mean of what sam_core.budget chooses for batches of random drafts.
+
+        contexts: [slots + 1], thousands of tokens a request holds on average, by requests running.
+        """
+        policy = Policy.off(slots)
+        sizes = np.unique(np.concatenate([np.arange(1, min(slots, 16) + 1), np.geomspace(1, slots, 16).astype(int)]))
+        rng = np.random.default_rng(0)
+        lengths = (self.worth > 0).sum(axis=2)
+        for bin_ in range(BINS):
+            for n in sizes:
+                steps, held = Held(cost, int(n), contexts[n]), np.zeros(n)
+                gain = drafted = 0.0
+                draws = max(8, DRAWS // int(n))
+                for _ in range(draws):
+                    drawn = rng.integers(len(self.accepted[bin_]), size=n)
+                    chosen, better, _ = choose(self.worth[bin_][drawn], lengths[bin_][drawn], held, steps)
+                    if better >= margin:
+                        drafted += chosen.sum()
+                        gain += np.minimum(chosen, self.accepted[bin_][drawn]).sum()
+                policy.gain[n, bin_] = min(gain * self.factor, drafted) / draws / n
+                policy.drafted[n, bin_] = drafted / draws / n
+        for table in (policy.gain, policy.drafted):
+            for bin_ in range(BINS):
+                table[1:, bin_] = np.interp(np.arange(1, slots + 1), sizes, table[sizes, bin_])
+        return policy
+
+    def scaled(self, factor: float) -> Acceptance:
+        """With accepted tokens multiplied by a factor, at most all drafted tokens."""
+        gain, worth = np.minimum(self.gain * factor, self.drafted), np.minimum(1, self.worth * factor)
+        return replace(self, gain=gain, worth=worth, factor=self.factor * factor)
+
+
+def given(first: float, later: float, ks: Sequence[int] = KS) -> Acceptance:
+    """Drafts of maximum length at all positions, whose first token is accepted with probability `first`, each later one
+    with `later`."""
+    k = max(ks)
+    worth = first * later ** np.arange(k)
+    gain = np.array([[worth[:n].sum()] * BINS for n in ks])
+    rng = np.random.default_rng(0)
+    accepted = (rng.random((400, 1)) < worth).sum(axis=1)
+    return Acceptance(
+        tuple(ks),
+        gain,
+        np.array([[float(n)] * BINS for n in ks]),
+        np.tile(worth, (BINS, 400, 1)),
+        np.tile(accepted, (BINS, 1)),
+    )
+
+
+def recorded(
+    answers: Sequence[Answer], context: str, options: dict[str, Any], ks: Sequence[int] = KS, max_tokens: int = 60_000
+) -> Acceptance:
+    """Replay recordings with every draft length; context as of sam_lab.replay, options of the pool."""
+    scopes = make_scopes(answers, context, max_tokens=max_tokens)
+    gain, drafted = np.zeros((len(ks), BINS)), np.zeros((len(ks), BINS))
+    drafter = Watched(**options)
+    for i, k in enumerate(ks):
+        drafter = Watched(**options)
+        replay(drafter, scopes, context, k)
+        bins = np.searchsorted(EDGES, [at for _, at, _, _ in drafter.drafts], side="right")
+        taken = np.array([accepted for *_, accepted in drafter.drafts])
+        lengths = np.array([len(scores) for _, _, scores, _ in drafter.drafts])
+        for bin_ in range(BINS):
+            of_bin = bins == bin_
+            if of_bin.sum() < MIN_DRAFTS and bin_:
+                gain[i, bin_], drafted[i, bin_] = gain[i, bin_ - 1], drafted[i, bin_ - 1]
+            else:
+                gain[i, bin_], drafted[i, bin_] = taken[of_bin].mean(), lengths[of_bin].mean()
+    worth, accepted = _samples(drafter.drafts, max(ks))
+    return Acceptance(tuple(ks), gain, drafted, worth, accepted)
+
+
+def _samples(drafts: Sequence[Draft], k: int, count: int = 400) -> tuple[Float64, npt.NDArray[np.int64]]:
+    """Drafts of each bin, with scores calibrated by the accepted tokens as in the engine's switch."""
+    scores = np.zeros((len(drafts), k))
+    for row, (_, _, of_draft, _) in zip(scores, drafts, strict=True):
+        row[: len(of_draft)] = of_draft
+    accepted = np.array([taken for *_, taken in drafts])
+    live = scores > 0
+    calibration = Calibration()
+    calibration.observe(scores[live], (np.arange(k) < accepted[:, None])[live])
+    worth = np.where(live, np.maximum(calibration.correct(scores), 1e-9), 0.0)
+    bins = np.searchsorted(EDGES, [at for _, at, _, _ in drafts], side="right")
+    rng = np.random.default_rng(0)
+    chosen = np.arange(len(drafts))
+    result = []
+    for bin_ in range(BINS):
+        of_bin = np.flatnonzero(bins == bin_)
+        if len(of_bin) >= MIN_DRAFTS or not bin_:
+            chosen = of_bin
+        result.append(rng.choice(chosen, count))
+    order = np.array(result)
+    return worth[order], accepted[order]

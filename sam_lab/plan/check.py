@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner against an engine replay: each batch's time, predicted from the cost of the others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import itemgetter, methodcaller
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sam_core.options import Options
+
+from sam_lab.cli import LabError
+from sam_lab.engine_replay import arms
+from sam_lab.engine_replay.command import choose
+from sam_lab.plan.acceptance import KS, Acceptance, recorded
+from sam_lab.plan.cost import Cost, fitted, read_seconds
+from sam_lab.plan.simulate import Engines, Policy, Trace
+from sam_lab.recordings import Answer, read_answers
+
+Batch = Sequence[tuple[list[int], list[int]]]
+"""Prompts and answers."""
+COSTS = ("plain", "off", "batch", "auto")
+"""Arms to whose steps the cost is fitted, where they were run."""
+
+THRESHOLDS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+"""Of switch `batch`: with KS, the candidates for the best setting."""
+
+CACHED = 128
+"""Tokens of a block of the prefix cache, by vLLM's default on a CPU."""
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Settings and runs of an engine replay: of its steps.json (beside engine-replay.json), or of the runs.jsonl of one that
+    has not ended. Raises LabError or OSError."""
+    try:
+        if path.suffix == ".jsonl":
+            settings, *runs = [json.loads(line) for line in path.read_text().splitlines()]
+        else:
+            runs = json.loads(path.read_text())
+            settings = json.loads(path.with_name("engine-replay.json").read_text())["settings"]
+        runs = [run for run in runs if run["batch"] >= 0]
+        settings["batches"] = 1 + max(run["batch"] for run in runs)
+        settings["answers"], settings["learn"], runs[0]["steps"][0]["s"]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise LabError(
+            f"{path} is not the steps.json or runs.jsonl of an engine-replay that ended a run ({error!r})"
+        ) from None
+    return settings, runs
+
+
+def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
+    """[slots + 1], thousands of tokens of a request while n requests still run, from tokens of prompts and answers."""
+    longest = sorted(answers, key=lambda pair: pair[1])
+    held = np.zeros(slots + 1)
+    for n in range(1, slots + 1):
+        last = longest[-min(n, len(longest)) :]
+        held[n] = np.mean([prompt + last[0][1] for prompt, _ in last]) / 1000
+    return held
+
+
+def check(path: Path) -> dict[str, Any]:
+    """Predicted and measured seconds of every arm and batch that the planner can model, and of the best fixed switches.
+
+    The other batches give the cost of a step (its own where no other was run); lengths and acceptance (by sam_lab.replay)
+    are those of the recorded answers.
+    """
+    settings, runs = read(path)
+    if settings["answers"] == "random":
+        raise LabError(f"{path} replayed noise, of which there is no recording")
+    answers = read_answers(Path(settings["answers"]))
+    batches = choose(answers, argparse.Namespace(**settings))[settings["learn"] :]
+    used = [run for run in runs if run["arm"] in COSTS]
+    numbers = sorted({run["batch"] for run in runs})
+    others = {number: [run for run in used if run["batch"] != number] for number in numbers}
+    costs = {number: _cost(others[number] or used, batches, number) for number in numbers}
+    acceptances = {number: _acceptance(batches[number]) for number in numbers}
+    slots = settings["max_seqs"]
+    rows = []
+    for run in runs:
+        number, cost = run["batch"], costs[run["batch"]]
+        policy = _policy(run["arm"], acceptances[number], settings, cost, batches[number])
+        if policy is None:
+            continue
+        predicted = _predict(batches[number], slots, cost, policy)
+        measured = sum(step["s"] for step in run["steps"])
+        in_tail = sum(step["s"] for step in run["steps"] if step["running"] <= settings["tail"])
+        rows.append(
+            {
+                "arm": run["arm"],
+                "batch": run["batch"],
+                "fitted": not others[number],
+                "measured": measured,
+                "predicted": predicted.total,
+                "error": predicted.total / measured - 1,
+                "measured_tail": in_tail,
+                "predicted_tail": predicted.tail(settings["tail"]),
+                "steps": len(run["steps"]),
+                "predicted_steps": sum(predicted.steps),
+            }
+        )
+
+    def seconds(policy_of: Callable[[Acceptance], Policy]) -> float:
+        return sum(_predict(batches[n], slots, costs[n], policy_of(acceptances[n])).total for n in numbers)
+
+    fixed = [
+        {"k": k, "threshold": threshold, "seconds": seconds(methodcaller("batch", slots, threshold, k))}
+        for k in KS
+        for threshold in THRESHOLDS
+        if threshold <= slots
+    ]
+    return {
+        "answers": str(settings["answers"]),
+        "fitted_to": sorted({run["arm"] for run in used}),
+        "rows": rows,
+        "fixed": sorted(fixed, key=itemgetter("seconds")),
+        "plain": seconds(lambda _: Policy.off(slots)),
+    }
+
+
+def _cost(runs: Sequence[dict[str, Any]], batches: Sequence[Batch], number: int) -> Cost:
+    """Fitted to the runs; the cost of reading a batch's prompts depends on their tokens and on their positions."""
+    cost = fitted([step for run in runs for step in run["steps"]])
+    read = np.array([_read(batches[run["batch"]]) for run in runs])
+    each, longer = np.linalg.lstsq(read, [read_seconds(cost, run["steps"]) for run in runs], rcond=None)[0]
+    if min(each, longer) < 0:
+        return cost
+    tokens, before = _read(batches[number])
+    return replace(cost, prefill=(each * tokens + longer * before) / tokens)
+
+
+def _cached(batch: Batch) -> npt.NDArray[np.int64]:
+    """[requests], tokens of the prompt that an earlier request has read."""
+    first = {tuple(prompt): i for i, (prompt, _) in reversed(list(enumerate(batch)))}
+    return np.array([0 if first[tuple(p)] == i else len(p) // CACHED * CACHED for i, (p, _) in enumerate(batch)])
+
+
+def _read(batch: Batch) -> tuple[float, float]:
+    """Prompt tokens that are read, and the sum of their positions in thousands."""
+    prompts, cached = np.array([len(prompt) for prompt, _ in batch]), _cached(batch)
+    return float((prompts - cached).sum()), float((prompts**2 - cached**2).sum() / 2000)
+
+
+def _predict(batch: Batch, slots: int, cost: Cost, policy: Policy) -> Trace:
+    prompts, lengths = np.array([(len(p), len(a)) for p, a in batch]).T
+    return Engines([prompts], [lengths], slots, cached=[_cached(batch)]).run(cost, policy)
+
+
+def _acceptance(batch: Batch) -> Acceptance:
+    """Of a batch's answers, with the default rule and the siblings in lock-step."""
+    answers = [
+        Answer(array("i", prompt), array("i", answer), str(prompt), str(prompt), None) for prompt, answer in batch
+    ]
+    return recorded(answers, "group", {"min_prob": Options.min_prob})
+
+
+def _policy(
+    arm: str, acceptance: Acceptance, settings: dict[str, Any], cost: Cost, batch: Sequence[Any]
+) -> Policy | None:
+    slots = settings["max_seqs"]
+    if arm in ("plain", "off"):
+        return Policy.off(slots)
+    if arm == "auto":
+        return acceptance.auto(slots, cost, tail_contexts([(len(p), len(a)) for p, a in batch], slots))
+    if arm.startswith("batch"):
+        fixed = arms.FIXED.fullmatch(arm)
+        k, threshold = map(int, fixed.groups()) if fixed else arms.ARTICLE
+        if k in KS:
+            return acceptance.batch(slots, min(threshold, slots), k)
+    return None

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab plan`: what a recipe's rollout will take, without and with SAM, before it is run."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from sam_core.console import Progress
+from sam_core.files import write_json
+
+from llm_rl import config as recipes
+from llm_rl import layout
+from sam_lab.cli import LabError, check_outputs
+from sam_lab.plan import article, check, figure, words
+from sam_lab.plan.acceptance import Acceptance, recorded
+from sam_lab.plan.cost import DEVICES, fitted, roofline
+from sam_lab.plan.lengths import Lengths, Recorded
+from sam_lab.plan.step import Setup, setup
+from sam_lab.plan.study import Inputs, study
+from sam_lab.recordings import DATA, Answer, read_answers
+
+RECORDING = DATA / "reason-long-groups.jsonl.gz"
+FACTOR = 0.55
+"""The article's tail, 1.35 times as fast, implies about half as many accepted tokens as the article's rule has on RECORDING."""
+PROMPT = 133
+"""Tokens of a prompt."""
+EPILOG = """\
+the model:
+  one round of generation, from event to event, on every engine: requests queue for max_num_seqs and for the memory of keys
+  and values, are preempted when it ends, and get 1 + accepted tokens a step. A step takes the longer of what the host
+  launches (eager mode) and what the device reads and computes. Then rounds, exchange of weights, training.
+  off, batch (the recipe's threshold and k, and all others), auto (sam_core's budget on drafts of the recording).
+
+--article predicts the article's three clusters from one of them; --steps FILE predicts each batch of an engine
+replay from what the others cost.
+
+Ranges: --draws times all assumptions are drawn anew, evenly between bounds; the 10 to 90 % of the results are shown. For a
+recipe: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, or to 1.3 of a recording of your own; of the device the shares of
+bandwidth x 0.75 to 1.2 and 0.6 to 1.4, launches x 0.8 to 1.2, start of an all-reduce x 0.4 to 2, of an exchange x 0.5 to 3,
+what a draft token costs attention 0 to 2 of its request's context; all costs fitted to a replay x 0.95 to 1.05.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Predict rollout and step of a recipe without and with SAM, and the best threshold and k."
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("recipe", nargs="?", type=Path, help="a recipe's YAML, see llm_rl/qwen3")
+    add("overrides", nargs="*", metavar="key=value", help="as for the recipe's script")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--article", action="store_true", help="fit the article's 32B on 32 dies, predict the others")
+    what.add_argument(
+        "--steps", type=Path, metavar="FILE", help="check against an engine replay's steps.json or runs.jsonl"
+    )
+    planned = [
+        add("--lengths", type=Path, metavar="FILE", help="a recording whose answers' lengths are taken"),
+        add(
+            "--mean",
+            type=float,
+            metavar="N",
+            help="mean tokens of an answer; default: the recording's, or rollout.expected_length",
+        ),
+        add("--spread", type=float, default=0.9, metavar="S", help="sigma of the lengths' logarithm (%(default)s)"),
+        add("--family", choices=("lognormal", "weibull"), default="lognormal", help="of the lengths (%(default)s)"),
+        add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
+        add(
+            "--factor",
+            type=float,
+            metavar="F",
+            help=f"accepted tokens against the recording's; default 1, {FACTOR} for ours",
+        ),
+        add("--device", choices=DEVICES, default="910C", help="default: %(default)s"),
+        add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
+        add(
+            "--kept",
+            type=float,
+            default=0.6,
+            metavar="P",
+            help="share of the groups that dynamic sampling keeps (%(default)s)",
+        ),
+        add("--rounds", type=int, metavar="N", help="rounds of generation a step; default: from --kept"),
+        add("--routing", choices=("spread", "sticky"), default="sticky", help="of a prompt's answers (%(default)s)"),
+    ]
+    drawn = [
+        add("--draws", type=int, default=10, metavar="N", help="worlds for the ranges (%(default)s)"),
+        add("--picture", type=Path, metavar="PNG", help="draw requests running and the speed against threshold and k"),
+    ]
+    add("--json", type=Path, metavar="OUT", help="write all figures here")
+    parser.set_defaults(planned=planned, drawn=drawn)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises ValueError or OSError."""
+    check_outputs(args.json, args.picture)
+    if args.draws < 0 or not 0 < args.kept <= 1 or (args.rounds is not None and args.rounds < 1):
+        raise LabError(
+            f"--draws {args.draws}, --kept {args.kept:g}, --rounds {args.rounds}: take >= 0, (0, 1] and >= 1"
+        )
+    if args.factor is not None and not 0 < args.factor < inf:
+        raise LabError(f"--factor {args.factor:g}: take more than 0")
+    if args.mean is not None and not 1 <= args.mean < inf:
+        raise LabError(f"--mean {args.mean:g}: an answer has at least 1 token")
+    if (args.article or args.steps) and args.recipe:
+        raise LabError("--article and --steps need no recipe: leave it out")
+    if args.article or args.steps:
+        ignored = args.planned + (args.drawn if args.steps else [])
+        for action in ignored:
+            if getattr(args, action.dest) != action.default:
+                raise LabError(
+                    f"{action.option_strings[0]} has no effect with {'--article' if args.article else '--steps'}: leave it out"
+                )
+    if args.article:
+        return _article(args)
+    if args.steps:
+        return _steps(args)
+    if args.recipe is None:
+        raise LabError("name a recipe, as llm_rl/qwen3/dapo_qwen3_32b_32die.yaml, or --article or --steps FILE")
+    return _recipe(args)
+
+
+def _article(args: argparse.Namespace) -> int:
+    progress = Progress()
+    result = article.compare(args.draws, progress.show)
+    progress.clear()
+    fit = result["fit"]
+    print(
+        f"fitted to the 32B on 32 dies: {1e6 * fit['launch']:.0f} us an operator, {fit['mean']:.0f} tokens an answer, "
+        f"{100 * fit['first']:.0f} % of first draft tokens accepted\n"
+    )
+    print(f"{'cluster':10}{'':10}{'SAM':8}{'article':>10}{'predicted':>11}{'error':>10}   10 to 90 %")
+    for row in result["rows"]:
+        times = row["sam"] in ("off", "on")
+        show = (
+            (lambda v: f"{v:,.0f} s")
+            if times
+            else (lambda v: f"{100 * v:.1f} %")
+            if row["sam"] == "gain"
+            else "{:.2f}".format
+        )
+        error = f"{100 * row['error']:+.1f} {'pt' if row['sam'] == 'gain' else '%'}"
+        span = f"{show(row['low'])} to {show(row['high'])}" if "low" in row else ""
+        print(
+            f"{row['cluster']:10}{row['what']:10}{row['sam']:8}{show(row['article']):>10}{show(row['predicted']):>11}"
+            f"{error:>10}   {span}{'  fitted' if row['fitted'] else ''}"
+        )
+    if args.json:
+        write_json(args.json, result)
+    if args.picture:
+        figure.draw_article(args.picture, result["rows"])
+    return 0
+
+
+def _steps(args: argparse.Namespace) -> int:
+    result = check.check(args.steps)
+    print(f"cost of a step: fitted to the other batches of {', '.join(result['fitted_to'])}\n")
+    print(f"{'arm':12}{'batch':>6}{'measured':>11}{'predicted':>11}{'error':>9}{'tail':>9}{'predicted':>11}")
+    for row in result["rows"]:
+        print(
+            f"{row['arm']:12}{row['batch']:>6}{row['measured']:>9.1f} s{row['predicted']:>9.1f} s{100 * row['error']:>+7.1f} %"
+            f"{row['measured_tail']:>7.1f} s{row['predicted_tail']:>9.1f} s{'  cost from here' if row['fitted'] else ''}"
+        )
+    best = result["fixed"][:3]
+    print(
+        f"\nbest of {len(result['fixed'])} fixed switches, all batches, predicted (plain {result['plain']:.1f} s): ",
+        end="",
+    )
+    print(", ".join(f"batch:{pair['k']}:{pair['threshold']} {pair['seconds']:.1f} s" for pair in best))
+    if args.json:
+        write_json(args.json, result)
+    return 0
+
+
+def _recipe(args: argparse.Namespace) -> int:
+    loaded = recipes.load(args.recipe, args.overrides)
+    own = recipes.values(loaded)
+    shape = layout.shape(Path(own["model.path"]))
+    if shape is None:
+        raise LabError(
+            f"the shape of {own['model.path']} is not known: put the model there, or name its folder as one of {', '.join(layout.SHAPES)}"
+        )
+    layout.check_sizes(own, shape)
+    sam = recipes.options(loaded)
+    plan = setup(own, shape, sam.threshold, loaded.sam_options.k, args.kept)
+    plan = replace(plan, prompt_tokens=PROMPT, rounds=args.rounds or plan.rounds)
+    device = None if args.cost else DEVICES[args.device]
+    lengths = _lengths(args, own, plan)
+    inputs = Inputs(
+        plan,
+        lengths,
+        fitted([step for r in check.read(args.cost)[1] for step in r["steps"]])
+        if device is None
+        else roofline(shape, plan.tensor, plan.expert, device, plan.eager),
+        *_acceptances(args, plan, {"rule": sam.rule, "min_prob": sam.min_prob}, sam.sources),
+        args.routing,
+    )
+    progress = Progress()
+    likely = (0.7, 1.3) if args.acceptance else (0.7, 1.8)
+    result = study(inputs, args.draws, device, likely, progress.show)
+    progress.clear()
+    advice = words.recommend(plan, result, sam.memory_bytes, lengths.mean)
+    grows = words.growing(plan, lengths.mean)
+    _print(plan, result, lengths.mean, advice, grows)
+    if args.json:
+        kept = {name: value for name, value in result.items() if name != "traces"}
+        write_json(args.json, kept | {"recommendation": advice, "growth": words.growth(plan, lengths.mean)})
+    if args.picture:
+        figure.draw(args.picture, result, plan.name)
+    return 0
+
+
+def _lengths(args: argparse.Namespace, own: dict[str, Any], plan: Setup) -> Lengths | Recorded:
+    if args.lengths:
+        return Recorded.of(read_answers(args.lengths), plan.limit, args.mean)
+    expected = own["rollout.expected_length"]
+    if args.mean is None and expected is None:
+        raise LabError("how long answers are is not known: give --lengths FILE or --mean N")
+    return Lengths(expected - PROMPT if args.mean is None else args.mean, args.spread, plan.limit, args.family)
+
+
+def _acceptances(
+    args: argparse.Namespace, plan: Setup, options: dict[str, Any], sources: Sequence[str]
+) -> tuple[Acceptance, Acceptance]:
+    """With all siblings, and with those that meet by chance when they are spread over the engines."""
+    answers = read_answers(args.acceptance or RECORDING)
+    ours = 1.0 if args.acceptance else FACTOR
+    factor = ours if args.factor is None else args.factor
+    ks = tuple(sorted({1, 2, 3, 4, 6, 8, 15, plan.k}))
+
+    def alone() -> Acceptance:
+        return recorded(answers, "request", options | {"sources": ["request"]}, ks).scaled(factor)
+
+    def in_groups(of: Sequence[Answer]) -> Acceptance:
+        return recorded(of, "group", options | {"sources": ["request", "group"]}, ks).scaled(factor)
+
+    if "group" not in sources:
+        together = alone()
+        return together, together
+    meeting = max(1, round(plan.n / plan.ranks))
+    return in_groups(answers), alone() if meeting == 1 else in_groups(_split(answers, meeting))
+
+
+def _split(answers: Sequence[Answer], size: int) -> list[Answer]:
+    """The same answers in groups of at most `size`."""
+    numbers: dict[str, int] = defaultdict(int)
+    result = []
+    for answer in answers:
+        result.append(replace(answer, group=f"{answer.group}/{numbers[answer.group] // size}"))
+        numbers[answer.group] += 1
+    return result
+
+
+def _print(plan: Setup, result: dict[str, Any], mean: float, advice: Sequence[str], grows: Sequence[str]) -> None:
+    print(
+        f"{plan.name}: {plan.dies} dies, {plan.ranks} engines of {plan.tensor}; {plan.gen_prompts} x {plan.n} answers a round of "
+        f"{mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; {plan.slots} requests at once, memory for "
+        f"{plan.capacity:,.0f} tokens an engine\n"
+    )
+    names = {"off": "off", "batch": "batch {} {}".format(*result["own"]), "best": "batch {} {}".format(*result["best"])}
+    names["auto"] = "auto"
+    print(
+        f"{'threshold, k':14}{'round':>10}{'rollout':>10}{'step':>10}{'speed':>8}{'10-90 %':>15}{'tail':>8}{'its speed':>11}"
+    )
+    for name, label in names.items():
+        f = result["figures"][name]
+        low_high = result["ranges"].get(name)
+        span = "{:.2f} - {:.2f}".format(*low_high["rollout_gain"]) if low_high and name != "off" else ""
+        print(
+            f"{label:14}{f['round_s']:>8,.0f} s{f['rollout_s']:>8,.0f} s{f['step_s']:>8,.0f} s{f['rollout_gain']:>8.3f}{span:>15}"
+            f"{100 * f['tail_share']:>6.0f} %{f['tail_gain']:>11.3f}"
+        )
+    if result["ranges"]:
+        span = result["ranges"]["off"]
+        print(
+            "off, 10-90 %: rollout {:,.0f} - {:,.0f} s, step {:,.0f} - {:,.0f} s".format(
+                *span["rollout_s"], *span["step_s"]
+            )
+        )
+    print(
+        f"\ntail: at most {plan.threshold} run. Routing of a prompt's answers, slowest engine without and with batch:"
+    )
+    for way, r in result["routing"].items():
+        print(
+            f"  {way:8}{r['off_s']:>8,.0f} s{r['batch_s']:>8,.0f} s   {r['imbalance']:.3f} of the mean engine, "
+            f"{r['accepted']:.3f} accepted a step in the tail"
+        )
+    print("\nWhat grows\n" + "\n".join(f"  {line}" for line in grows))
+    print("\nRecommendation\n" + "\n".join(f"  {line}" for line in advice))

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cost of a step: by roofline from a model's shape and a device's figures, or fitted to recorded steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sam_core.cost import StepCost
+
+from llm_rl.layout import Shape
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A die. Peaks are quoted; the shares of them that are reached are assumptions.
+
+    bandwidth: bytes a second of memory; flops: a second, dense bf16; link: bytes a second to the other dies, one way.
+    collective, exchange: seconds before the first byte of an all-reduce, and of an all-to-all of experts.
+    launch: host seconds an operator in eager mode. operators, expert_operators: operators that vllm-ascend 0.11 launches a layer, counted
+    in its source: norm, qkv, two norms of q and k, rope, cache, attention, output, all-reduce, norm, two matrix products and an
+    activation, all-reduce; with experts instead of the MLP router, top-k, cast, dispatch, two grouped products, activation,
+    combine, and the padding, slicing and gathering around them. draft_context: attention's cost of a draft token, as a share of
+    that of its request's context without drafts; 0.43 was measured on a CPU, the 910C's operator is not known.
+    """
+
+    name: str
+    bandwidth: float
+    flops: float
+    link: float
+    weights_share: float = 0.7
+    context_share: float = 0.5
+    flops_share: float = 0.5
+    collective: float = 25e-6
+    exchange: float = 100e-6
+    launch: float = 40e-6
+    operators: float = 14
+    expert_operators: float = 22
+    draft_context: float = 0.43
+
+
+DEVICES = {
+    "910C": Device("910C die", 1.6e12, 376e12, 196e9, launch=110e-6),
+    "H100": Device("H100 SXM", 3.35e12, 989e12, 450e9, launch=6e-6, context_share=0.7),
+}
+"""910C: Serving Large Language Models on Huawei CloudMatrix384 (arXiv 2506.12708), section 3: a package of two dies has
+752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch is what `plan --article` fits.
+H100: NVIDIA's data sheet; launch is an assumption."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a step: max(floor, f(rows) + context * thousands + draft_context * thousands of the drafts' contexts).
+
+    The floor is the host's time to launch a step in eager mode, while the device computes. `Held` has the form that
+    sam_core.budget.choose takes. prefill: seconds a prompt token.
+    """
+
+    rows: Float64
+    seconds: Float64
+    context: float
+    draft_context: float
+    prefill: float = 0.0
+    floor: float = 0.0
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
+        """f(rows) and not under the floor."""
+        return np.maximum(self.floor, self.device(np.asarray(rows, float)))
+
+    def device(self, rows: Float64) -> Float64:
+        """f(rows); beyond the last known number of rows proportional to the rows."""
+        inside = np.interp(rows, self.rows, self.seconds)
+        return np.where(rows > self.rows[-1], self.seconds[-1] * rows / self.rows[-1], inside)
+
+    def stretch(
+        self,
+        steps: int,
+        rows: Float64,
+        context: Float64,
+        growth: Float64,
+        draft_context: Float64,
+        draft_growth: Float64,
+    ) -> float:
+        """Seconds of equal steps, in each of which the slowest rank counts.
+
+        Args:
+            rows, context, draft_context: [ranks], tokens at the first step.
+            growth, draft_growth: [ranks], tokens by which the contexts grow a step.
+        """
+        first = self.device(rows) + (self.context * context + self.draft_context * draft_context) / 1000
+        slope = (self.context * growth + self.draft_context * draft_growth) / 1000
+        if len(first) == 1:
+            above = min(steps, max(0, int(np.ceil((self.floor - first[0]) / slope[0])))) if slope[0] else 0
+            if not slope[0] and first[0] < self.floor:
+                above = steps
+            n = steps - above  # steps that take longer than the floor
+            return float(above * self.floor + n * (first[0] + slope[0] * (above + (n - 1) / 2)))
+        first, slope = first[rows > 0], slope[rows > 0]
+        each = first + slope * np.arange(steps)[:, None]
+        return float(np.maximum(self.floor, each.max(axis=1)).sum())
+
+    def scaled(self, factor: float) -> Cost:
+        return replace(
+            self,
+            seconds=self.seconds * factor,
+            context=self.context * factor,
+            draft_context=self.draft_context * factor,
+            prefill=self.prefill * factor,
+            floor=self.floor * factor,
+        )
+
+
+@dataclass(frozen=True)
+class Held:
+    """A cost for sam_core.budget.choose, of steps of `running` requests that hold `thousands` of tokens each.
+
+    `choose` adds the cost of contexts to that of rows; here the floor covers their sum, so all of it is part of the rows.
+    """
+
+    cost: Cost
+    running: int
+    thousands: float
+    context = draft_context = 0.0
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
+        """Seconds of steps of so many rows; those beyond `running` are draft tokens."""
+        rows = np.asarray(rows, float)
+        contexts = self.cost.context * self.running + self.cost.draft_context * (rows - self.running)
+        return np.maximum(self.cost.floor, self.cost.device(rows) + contexts * self.thousands)
+
+
+def roofline(shape: Shape, tensor: int, expert: int, device: Device, eager: bool = True, most: int = 4096) -> Cost:
+    """A step of an engine of `tensor` dies; experts spread over `expert` dies (1: over the engine's own)."""
+    rows = np.unique(np.concatenate([np.arange(1, 65), np.geomspace(65, most, 64).astype(int)])).astype(float)
+    dense = shape.parameters - shape.expert_parameters
+    experts = shape.expert_parameters / max(expert, tensor)
+    if shape.experts and expert <= tensor:  # few rows touch few experts
+        experts = experts * (1 - (1 - shape.experts_per_token / shape.experts) ** rows)
+    read = 2 * (dense / tensor + experts) / (device.bandwidth * device.weights_share)
+    flops_row = 2 * shape.active_parameters / tensor / (device.flops * device.flops_share)
+    link_row = 0.0
+    fixed = 0.0
+    if tensor > 1:
+        link_row += shape.layers * 2 * 2 * (tensor - 1) / tensor * 2 * shape.hidden / device.link
+        fixed += shape.layers * 2 * device.collective
+    if shape.experts and expert > 1:
+        link_row += shape.layers * 2 * shape.experts_per_token * 2 * shape.hidden / tensor / device.link
+        fixed += shape.layers * 2 * device.exchange
+    operators = device.expert_operators if shape.experts else device.operators
+    context = 1000 * shape.kv_bytes(tensor) / (device.bandwidth * device.context_share)
+    return Cost(
+        rows,
+        fixed + np.maximum(read, flops_row * rows) + link_row * rows,
+        context,
+        device.draft_context * context,
+        prefill=flops_row + link_row,
+        floor=shape.layers * operators * device.launch if eager else 0.0,
+    )
+
+
+def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
+    """From steps as `engine-replay` records them (steps.json): running, rows, drafted, context, prefill and s, seconds.
+
+    Raises ValueError if no step decodes.
+    """
+    decoding = [s for s in steps if not s["prefill"] and s["running"]]
+    if not decoding:
+        raise ValueError("none of the recorded steps decodes: there is no cost to fit")
+    model = StepCost()
+    for s in decoding:
+        held = s["context"] / 1000
+        model.observe(s["rows"], held, held * s["drafted"] / s["running"], s["s"])
+    model.fit()
+    rows = np.arange(1.0, model.most_rows + 1)
+    cost = Cost(rows, model.rows_cost(rows), model.context, model.draft_context)
+    reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
+    return replace(cost, prefill=read_seconds(cost, steps) / max(1, sum(s["rows"] for s in reading)))
+
+
+def read_seconds(cost: Cost, steps: Sequence[dict[str, Any]]) -> float:
+    """Seconds of the steps that read prompts beyond those of the same steps without prompts."""
+    reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
+    return max(
+        0.0, sum(s["s"] - float(cost.rows_cost(s["running"])) - cost.context * s["context"] / 1000 for s in reading)
+    )

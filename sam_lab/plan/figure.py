@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a plan, and of the article's clusters beside their predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sam_lab import figures
+
+COLOURS = {"off": "#555555", "batch": "#E69F00", "best": "#0072B2", "auto": "#009E73"}
+
+
+def draw(path: Path, result: dict[str, Any], title: str) -> None:
+    """Requests running on the slowest engine, and speed-up against threshold and k."""
+    figure, ((left, right),) = figures.panels(1, 2, (12, 4.4))
+    current, best = result["own"], result["best"]
+    names = {"off": "off", "batch": f"batch, threshold {current[0]}, k = {current[1]}", "auto": "auto"}
+    if best != current:
+        names["best"] = f"batch, threshold {best[0]}, k = {best[1]} (best)"
+    for name, label in names.items():
+        trace = result["traces"][name]
+        ends = np.array([*trace.start, trace.total]) / 60
+        left.step(ends, [*trace.max_running(), 0], where="post", label=label, color=COLOURS[name], linewidth=1.5)
+    left.axhline(current[0], color="#999999", linestyle=":", linewidth=1)
+    left.annotate(
+        f"threshold {current[0]}",
+        (0, current[0]),
+        xytext=(4, 3),
+        textcoords="offset points",
+        fontsize=8,
+        color="#555555",
+    )
+    left.set_yscale("symlog", base=2, linthresh=1)
+    left.set_yticks(
+        [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if t <= 1.1 * max(result["traces"]["off"].max_running())]
+    )
+    left.yaxis.set_major_formatter("{x:.0f}")
+    left.set(
+        xlabel="minutes of a round", ylabel="requests running", title=f"{title}: the slowest engine", ylim=(0, None)
+    )
+    left.legend(fontsize=8, loc="lower left")
+    ks = sorted({point["k"] for point in result["grid"]})
+    for i, k in enumerate(ks):
+        points = [(p["threshold"], p["gain"]) for p in result["grid"] if p["k"] == k]
+        right.plot(*zip(*points, strict=True), "o-", markersize=4, label=f"k = {k}", color=_shade(i, len(ks)))
+    auto = result["traces"]["off"].total / result["traces"]["auto"].total
+    right.axhline(auto, color=COLOURS["auto"], linestyle="--", linewidth=1.2, label="auto")
+    right.axhline(1, color="#555555", linewidth=1)
+    right.set_xscale("log", base=2)
+    right.xaxis.set_major_formatter("{x:.0f}")
+    right.set(
+        xlabel="threshold of batch", ylabel="speed of the round against off", title="Where to switch, how much to draft"
+    )
+    right.legend(fontsize=8, ncols=2)
+    right.grid(alpha=0.3)
+    figures.save(figure, path)
+
+
+def draw_article(path: Path, rows: list[dict[str, Any]]) -> None:
+    """The article's times beside the predicted ones with their ranges, and the gains."""
+    figure, ((left, right),) = figures.panels(1, 2, (12, 4.4))
+    for axes, kinds in ((left, ("off", "on")), (right, ("gain",))):
+        shown = [row for row in rows if row["sam"] in kinds]
+        scale = 1 / 3600 if axes is left else 100
+        for place, row in enumerate(shown):
+            colour = "#999999" if row["fitted"] else "#0072B2"
+            if "low" in row:
+                axes.plot([row["low"] * scale, row["high"] * scale], [place] * 2, color=colour, linewidth=5, alpha=0.35)
+            axes.plot(row["predicted"] * scale, place, "o", color=colour, markersize=5)
+            axes.plot(row["article"] * scale, place, "D", color="#D55E00", markersize=5, markerfacecolor="none")
+        sam = {"off": ", off", "on": ", SAM", "gain": ""}
+        axes.set_yticks(range(len(shown)), [f"{r['cluster']} {r['what']}{sam[r['sam']]}" for r in shown], fontsize=8)
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+    left.plot([], [], "D", color="#D55E00", markerfacecolor="none", label="article")
+    left.plot([], [], "o", color="#0072B2", label="predicted, with 10 to 90 %")
+    left.plot([], [], "o", color="#999999", label="fitted")
+    left.legend(fontsize=8)
+    left.set(xlabel="hours", xlim=(0, None), title="Time")
+    right.set(xlabel="gain, % (without / with SAM - 1)", xlim=(0, None), title="Gain")
+    figures.save(figure, path)
+
+
+def _shade(place: int, count: int) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.9 * place / max(1, count - 1))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lengths of answers: a parametric distribution cut at the limit, or the lengths of recorded answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
+
+from sam_lab.recordings import Answer
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A lognormal or a Weibull distribution cut at `limit`, where its mass beyond the limit is.
+
+    mean: of the cut lengths, tokens. spread: sigma of the logarithm; of a Weibull 1/shape. together: share of the
+    logarithm's variance that the answers to one prompt have in common (hard prompts have long answers).
+    """
+
+    mean: float
+    spread: float
+    limit: int
+    family: str = "lognormal"
+    together: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.family not in ("lognormal", "weibull"):
+            raise ValueError(f"the lengths' family is {self.family!r}: choose lognormal or weibull")
+        if not 1 <= self.mean < self.limit:
+            raise ValueError(f"the mean length {self.mean:g} must lie between 1 and the limit {self.limit}")
+        if not 0 < self.spread <= 4 or not 0 <= self.together <= 1:
+            raise ValueError(f"spread is {self.spread:g}, together {self.together:g}: take (0, 4] and [0, 1]")
+
+    def longer(self, factor: float) -> Lengths:
+        """Answers that are longer by a factor."""
+        return replace(self, mean=min(self.mean * factor, 0.9 * self.limit))
+
+    def scale(self) -> float:
+        """Median of the lognormal, or the Weibull's scale, that gives this mean after the cut."""
+        high = self.limit * (exp(8 * self.spread) if self.family == "lognormal" else 1e6)
+        return exp(brentq(lambda x: self._mean(exp(x)) - self.mean, log(1e-3), log(high), xtol=1e-14))
+
+    def _mean(self, scale: float) -> float:
+        if self.family == "lognormal":
+            z = log(self.limit / scale) / self.spread
+            return scale * exp(self.spread**2 / 2) * ndtr(z - self.spread) + self.limit * ndtr(-z)
+        share = (np.arange(4000) + 0.5) / 4000
+        return float(np.minimum(self.limit, scale * (-np.log1p(-share)) ** self.spread).mean())
+
+    def at_limit(self) -> float:
+        """Share of the answers that are cut."""
+        if self.family == "lognormal":
+            return float(ndtr(-log(self.limit / self.scale()) / self.spread))
+        return float(exp(-((self.limit / self.scale()) ** (1 / self.spread))))
+
+    def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64:
+        """[prompts, n] lengths of at least one token. The normal scores of all answers are stratified, so that means of a
+        step vary less than with independent draws."""
+        common = rng.standard_normal((prompts, 1))
+        z = sqrt(self.together) * common + sqrt(1 - self.together) * rng.standard_normal((prompts, n))
+        ranks = z.ravel().argsort().argsort()
+        share = (ranks + rng.random(ranks.size)) / ranks.size
+        if self.family == "lognormal":
+            values = self.scale() * np.exp(self.spread * ndtri(np.clip(share, 1e-9, 1 - 1e-9)))
+        else:
+            values = self.scale() * (-np.log1p(-share)) ** self.spread
+        return np.clip(np.rint(values), 1, self.limit).astype(np.int64).reshape(prompts, n)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Lengths of recorded groups, drawn with replacement; scale: factor of the lengths."""
+
+    groups: tuple[tuple[int, ...], ...]
+    limit: int
+    scale: float = 1.0
+
+    @staticmethod
+    def of(answers: Sequence[Answer], limit: int, mean: float | None = None) -> Recorded:
+        groups: dict[str, list[int]] = defaultdict(list)
+        for answer in answers:
+            groups[answer.group].append(len(answer.response_ids))
+        every = [length for group in groups.values() for length in group]
+        return Recorded(
+            tuple(map(tuple, groups.values())), limit, 1.0 if mean is None else mean / (sum(every) / len(every))
+        )
+
+    def longer(self, factor: float) -> Recorded:
+        """Answers that are longer by a factor."""
+        return replace(self, scale=self.scale * factor)
+
+    @property
+    def mean(self) -> float:
+        every = [min(self.limit, self.scale * length) for group in self.groups for length in group]
+        return sum(every) / len(every)
+
+    def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64:
+        """[prompts, n] lengths: n answers of a random group for each prompt."""
+        chosen = rng.integers(len(self.groups), size=prompts)
+        lengths = np.array([rng.choice(self.groups[group], n) for group in chosen])
+        return np.clip(np.rint(self.scale * lengths), 1, self.limit).astype(np.int64)

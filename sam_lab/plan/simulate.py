@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines of a rollout, from event to event: requests start, end, are preempted, or get longer than a bin of positions.
+
+Between two events every step has the same requests with the same expected gains, so a stretch of steps is one
+calculation. A request advances by 1 + gain tokens a step, gain being the expected number of accepted draft tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sam_lab.plan.cost import Cost
+
+Float64 = npt.NDArray[np.float64]
+
+EDGES = np.array([128, 256, 512, 1024, 2048, 4096, 8192, 16384])
+"""Positions in the answer at which acceptance may change: the bins of sam_lab.replay, and smaller ones at the beginning."""
+BINS = len(EDGES) + 1
+BLOCK = 16
+"""Tokens of a block of keys and values: an engine keeps one free for each request before it starts another."""
+DONE = 1e-6
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Expected accepted and drafted tokens a request and step.
+
+    gain, drafted: [S + 1, BINS], by requests running (0 .. S) and position in the answer.
+    """
+
+    gain: Float64
+    drafted: Float64
+
+    @staticmethod
+    def off(slots: int) -> Policy:
+        return Policy(np.zeros((slots + 1, BINS)), np.zeros((slots + 1, BINS)))
+
+
+@dataclass
+class Trace:
+    """Stretches of equal steps. start: seconds before each; running: [stretch, ranks]; emitted: tokens of each."""
+
+    start: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    running: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    emitted: list[float] = field(default_factory=list)
+    drafted: list[float] = field(default_factory=list)
+    ended: dict[tuple[int, int], float] = field(default_factory=dict)  # (rank, request): when
+    preempted: int = 0
+
+    @property
+    def total(self) -> float:
+        return self.start[-1] + self.seconds[-1] if self.start else 0.0
+
+    def max_running(self) -> npt.NDArray[np.int64]:
+        """[stretch], of the fullest rank."""
+        return np.array([running.max() for running in self.running])
+
+    def tail(self, threshold: int) -> float:
+        """Seconds in which at most `threshold` requests ran on every rank."""
+        return float(np.array(self.seconds)[self.max_running() <= threshold].sum())
+
+
+@dataclass
+class Engines:
+    """Ranks that share a clock: one engine, or data-parallel ranks that meet in every step (experts spread over them).
+
+    Args:
+        prompts, answers: of each rank, tokens of its requests in order of arrival.
+        slots: requests that a rank runs at once.
+        capacity: tokens of keys and values that a rank holds.
+        cached: of each rank, tokens of each prompt that an earlier request has read.
+    """
+
+    prompts: Sequence[npt.NDArray[np.int64]]
+    answers: Sequence[npt.NDArray[np.int64]]
+    slots: int
+    capacity: float = np.inf
+    cached: Sequence[npt.NDArray[np.int64]] | None = None
+
+    def __post_init__(self) -> None:
+        ranks = len(self.answers)
+        for p, a in zip(self.prompts, self.answers, strict=True):
+            if len(a) and (p + a).max() + BLOCK > self.capacity:
+                raise ValueError(
+                    f"the longest request has {(p + a).max():,} tokens, and {self.capacity:,.0f} fit: "
+                    "take a larger tensor parallel size or shorter answers"
+                )
+        self.queue = [list(range(len(a)))[::-1] for a in self.answers]  # the next one last
+        self.number = np.full((ranks, self.slots), -1)
+        self.position = np.zeros((ranks, self.slots))
+        self.length = np.zeros((ranks, self.slots))
+        self.prompt = np.zeros((ranks, self.slots))
+        self.arrival = np.zeros((ranks, self.slots), np.int64)
+        self.saved: dict[tuple[int, int], float] = {}
+        self.clock, self.arrived = 0.0, 0
+        self.reading = 0.0  # seconds of prompts that the next step reads
+        self.trace = Trace()
+
+    def copy(self) -> Engines:
+        """A copy of the state, to continue with another policy."""
+        twin = object.__new__(Engines)
+        twin.__dict__.update(self.__dict__)
+        for name in ("number", "position", "length", "prompt", "arrival"):
+            setattr(twin, name, getattr(self, name).copy())
+        twin.queue = [list(queue) for queue in self.queue]
+        twin.saved = dict(self.saved)
+        t = self.trace
+        twin.trace = Trace(
+            list(t.start),
+            list(t.seconds),
+            list(t.steps),
+            list(t.running),
+            list(t.emitted),
+            list(t.drafted),
+            dict(t.ended),
+        )
+        twin.trace.preempted = t.preempted
+        return twin
+
+    def run(self, cost: Cost, policy: Policy, until: int = 0) -> Trace:
+        """Continue until every request has ended, or until at most `until` requests run on each rank."""
+        moving = policy.gain.any(axis=1)  # by requests running: whether there are drafts
+        while True:
+            self.reading += self._start(cost)
+            busy = self.number >= 0
+            running = busy.sum(axis=1)
+            if running.max() <= until:
+                return self.trace
+            rate = busy.astype(float)
+            context = ((self.prompt + self.position) * busy).sum(axis=1)
+            if moving[running].any():
+                at = np.searchsorted(EDGES, self.position, side="right")
+                drafted = policy.drafted[running[:, None], at] * busy
+                rate += policy.gain[running[:, None], at] * busy
+                steps = self._steps(running, rate, context, at, moving)
+                self._advance(steps, cost, running, rate, context, drafted)
+            else:
+                steps = self._steps(running, rate, context, None, moving)
+                self._advance(steps, cost, running, rate, context, None)
+
+    def _start(self, cost: Cost) -> float:
+        """Give free slots to waiting requests; returns seconds of reading their prompts."""
+        longest = 0.0
+        for rank, queue in enumerate(self.queue):
+            if not queue:
+                continue
+            free = np.flatnonzero(self.number[rank] < 0)
+            if not len(free):
+                continue
+            running = self.slots - len(free)
+            held = (self.prompt[rank] + self.position[rank])[self.number[rank] >= 0].sum()
+            tokens = 0.0
+            for slot in free:
+                if not queue:
+                    break
+                request = queue[-1]
+                position = self.saved.get((rank, request), 0.0)
+                prompt = float(self.prompts[rank][request])
+                if held + prompt + position + BLOCK * (running + 1) > self.capacity and running:
+                    break
+                queue.pop()
+                self.number[rank, slot], self.arrival[rank, slot] = request, self.arrived
+                self.position[rank, slot], self.prompt[rank, slot] = position, prompt
+                self.length[rank, slot] = self.answers[rank][request]
+                self.arrived += 1
+                running += 1
+                held += prompt + position
+                tokens += prompt + position
+                if self.cached is not None and not position:
+                    tokens -= self.cached[rank][request]
+            longest = max(longest, tokens)
+        return cost.prefill * longest
+
+    def _steps(
+        self,
+        running: npt.NDArray[np.int64],
+        rate: Float64,
+        context: Float64,
+        at: npt.NDArray[np.int64] | None,
+        moving: npt.NDArray[np.bool_],
+    ) -> int:
+        """Steps until the next event: an answer ends, one gets into the next bin, or memory runs out on a rank.
+
+        at: [ranks, slots], bin of each position; None where positions do not matter.
+        """
+        busy = rate > 0
+        steps = ((self.length - self.position)[busy] / rate[busy]).min()
+        if at is not None:
+            drafting = busy & moving[running][:, None] & (at < len(EDGES))
+            if drafting.any():
+                edge = EDGES[at[drafting]]
+                steps = min(steps, ((edge - self.position[drafting]) / rate[drafting]).min())
+        steps = max(1, int(np.ceil(steps - DONE)))
+        if self.capacity < np.inf:
+            for room, growth, n in zip(self.capacity - context, rate.sum(axis=1), running, strict=True):
+                if n > 1 and growth * steps > room:
+                    steps = max(1, int(room // growth))
+        return steps
+
+    def _advance(
+        self,
+        steps: int,
+        cost: Cost,
+        running: npt.NDArray[np.int64],
+        rate: Float64,
+        context: Float64,
+        drafted: Float64 | None,
+    ) -> None:
+        growth, nothing = rate.sum(axis=1), np.zeros(len(running))
+        if drafted is None:
+            seconds = cost.stretch(steps, running, context, growth, nothing, nothing)
+            rows = nothing
+        else:
+            rows = drafted.sum(axis=1)
+            draft_context = (drafted * (self.prompt + self.position)).sum(axis=1)
+            seconds = cost.stretch(steps, running + rows, context, growth, draft_context, (drafted * rate).sum(axis=1))
+        seconds, self.reading = self.reading + seconds, 0.0
+        before, self.position = self.position, np.minimum(self.position + rate * steps, self.length)
+        trace = self.trace
+        trace.start.append(self.clock)
+        trace.seconds.append(seconds)
+        trace.steps.append(steps)
+        trace.running.append(running)
+        trace.emitted.append(float((self.position - before).sum()))
+        trace.drafted.append(float(rows.sum()) * steps)
+        self.clock += seconds
+        over = (rate > 0) & (self.length - self.position <= DONE)
+        for rank, slot in np.argwhere(over).tolist():
+            trace.ended[rank, int(self.number[rank, slot])] = self.clock
+        self.number[over] = -1
+        if (context + growth * steps + 2 * running > self.capacity).any():
+            self._preempt()
+
+    def _preempt(self) -> None:
+        """Where the next step does not fit into memory, preempt the latest request, which is read again later."""
+        for rank in range(len(self.queue)):
+            busy = self.number[rank] >= 0
+            held = (self.prompt[rank] + self.position[rank])[busy].sum()
+            while held + 2 * busy.sum() > self.capacity and busy.sum() > 1:
+                slot = int(np.where(busy, self.arrival[rank], -1).argmax())
+                request = int(self.number[rank, slot])
+                held -= self.prompt[rank, slot] + self.position[rank, slot]
+                self.saved[rank, request] = float(self.position[rank, slot])
+                self.queue[rank].append(request)
+                self.number[rank, slot] = -1
+                busy = self.number[rank] >= 0
+                self.trace.preempted += 1

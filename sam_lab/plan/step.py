@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One DAPO step: answers dealt to engines, rounds of generation, training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sam_core.routing import PromptRoutes
+
+from llm_rl import layout
+from llm_rl.layout import GIB, Shape
+from sam_lab.plan.cost import Cost
+from sam_lab.plan.simulate import Engines, Policy, Trace
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A recipe's rollout.
+
+    data: ranks of an engine that meet in every step, as experts are spread over them; 1: engines are independent.
+    gen_prompts: prompts of a round; rounds: rounds of generation a step. capacity: tokens of keys and values a rank holds.
+    """
+
+    name: str
+    shape: Shape
+    dies: int
+    tensor: int
+    data: int
+    expert: int
+    train_prompts: int
+    gen_prompts: int
+    n: int
+    slots: int
+    limit: int
+    capacity: float
+    threshold: int = 8
+    k: int = 3
+    rounds: int = 1
+    prompt_tokens: int = 133
+    eager: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return self.dies // self.tensor
+
+
+def setup(own: dict[str, Any], shape: Shape, threshold: int, k: int, kept: float) -> Setup:
+    """From a recipe's values (llm_rl.config.values). kept: share of the groups that dynamic sampling keeps.
+
+    Raises ValueError if the recipe does not fit its dies, or says too little.
+    """
+    if own["cluster.die_memory"] is None or own["rollout.max_num_seqs"] is None:
+        raise ValueError(
+            f"{own['name']} does not say cluster.die_memory or rollout.max_num_seqs: set them as key=value"
+        )
+    tensor = own["rollout.tensor_model_parallel_size"]
+    memory = layout.rollout(own, shape)
+    if memory.kv < memory.sequence:
+        raise ValueError(
+            f"{own['name']} does not fit: {memory.kv:.1f} GiB are left a die for keys and values, and one full sequence "
+            f"takes {memory.sequence:.1f}"
+        )
+    expert = own["rollout.expert_parallel_size"]
+    return Setup(
+        name=own["name"],
+        shape=shape,
+        dies=own["cluster.nodes"] * own["cluster.dies_per_node"],
+        tensor=tensor,
+        data=own["rollout.data_parallel_size"] if expert > 1 else 1,
+        expert=expert,
+        train_prompts=own["data.train_batch_size"],
+        gen_prompts=own["data.gen_batch_size"],
+        n=own["rollout.n"],
+        slots=own["rollout.max_num_seqs"],
+        limit=own["data.max_response_length"],
+        capacity=memory.kv * GIB / shape.kv_bytes(tensor),
+        threshold=threshold,
+        k=k,
+        rounds=-(-own["data.train_batch_size"] // max(1, int(own["data.gen_batch_size"] * kept))),
+        eager=own["rollout.enforce_eager"],
+    )
+
+
+def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
+    """Deal the answers of a round, [prompts, n] lengths, to ranks; all are requested at once.
+
+    routing: `spread`, each answer to the next rank; `sticky`, as sam_core.routing keeps the answers to a prompt together.
+    """
+    if routing == "spread":
+        order = lengths.ravel()
+        return [order[rank::ranks] for rank in range(ranks)]
+    if routing != "sticky":
+        raise ValueError(f"routing is {routing!r}: choose spread or sticky")
+    routes = PromptRoutes()
+    given: list[list[int]] = [[] for _ in range(ranks)]
+    in_flight = dict.fromkeys(range(ranks), 0)
+    for prompt, group in enumerate(lengths.tolist()):
+        for i, length in enumerate(group):
+            rank = routes.choose(f"{prompt}-{i}", [prompt], in_flight)
+            in_flight[rank] += 1
+            given[rank].append(length)
+    return [np.array(of_rank, np.int64) for of_rank in given]
+
+
+def engines(plan: Setup, lengths: Int64, routing: str = "spread") -> list[Engines]:
+    """The engines of a round, with their requests."""
+    dealt = deal(lengths, plan.ranks, routing)
+    groups = [dealt[i : i + plan.data] for i in range(0, plan.ranks, plan.data)]
+    prompts = [[np.full(len(answers), plan.prompt_tokens) for answers in group] for group in groups]
+    return [Engines(p, group, plan.slots, plan.capacity) for p, group in zip(prompts, groups, strict=True)]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds of a round: mean over ranks, the slowest rank, and with few requests running."""
+
+    mean: float
+    longest: float
+    tail: float
+    traces: tuple[Trace, ...]
+
+    @staticmethod
+    def of(traces: Sequence[Trace], threshold: int) -> Round:
+        """From the engines' traces; ranks that meet in every step end together."""
+        totals = [trace.total for trace in traces]
+        return Round(
+            float(np.mean(totals)), max(totals), float(np.mean([t.tail(threshold) for t in traces])), tuple(traces)
+        )
+
+
+@dataclass(frozen=True)
+class Tails:
+    """A round's engines, run without drafts until at most `max_running` requests run on each rank, to be continued under
+    one policy after another."""
+
+    plan: Setup
+    cost: Cost
+    waiting: tuple[Engines, ...]
+    max_running: int
+
+    @staticmethod
+    def of(plan: Setup, cost: Cost, loaded: Sequence[Engines], max_running: int) -> Tails:
+        for engine in loaded:
+            engine.run(cost, Policy.off(plan.slots), until=max_running)
+        return Tails(plan, cost, tuple(loaded), max_running)
+
+    def run(self, policy: Policy, threshold: int) -> Round:
+        """Continue with a policy that drafts at most while `max_running` requests run; `threshold`: of the tail."""
+        if policy.gain[self.max_running + 1 :].any():
+            raise ValueError(
+                f"the policy drafts beyond {self.max_running} running requests, where this round was run without"
+            )
+        traces = []
+        for engine in self.waiting:
+            traces.append(engine.copy().run(self.cost, policy))
+        return Round.of(traces, threshold)

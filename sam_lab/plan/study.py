@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe's step under every policy, with ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from sam_lab.plan.acceptance import Acceptance
+from sam_lab.plan.article import NOMINAL, SWITCHING
+from sam_lab.plan.check import tail_contexts
+from sam_lab.plan.cost import Cost, Device, roofline
+from sam_lab.plan.lengths import Int64
+from sam_lab.plan.simulate import Policy, Trace
+from sam_lab.plan.step import Round, Setup, Tails, engines
+
+THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SEEDS = (0, 1, 2)
+"""Of the lengths with which thresholds, k and ways of routing are compared: where the longest answer waits is random."""
+
+
+class Sampled(Protocol):
+    """A source of lengths."""
+
+    @property
+    def mean(self) -> float: ...
+
+    def longer(self, factor: float) -> Sampled: ...
+
+    def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64: ...
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of a plan. together: acceptance where all siblings share an engine; spread: where they are dealt to all
+    engines."""
+
+    plan: Setup
+    lengths: Sampled
+    cost: Cost
+    together: Acceptance
+    spread: Acceptance
+    routing: str
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return self.together if self.routing == "sticky" else self.spread
+
+    def varied(self, rng: np.random.Generator, device: Device | None, likely: tuple[float, float]) -> Inputs:
+        """Random costs, acceptance and lengths within their bounds. likely: bounds of the factor of acceptance."""
+        factor = float(rng.uniform(*likely))
+        if device is None:  # fitted to a log
+            cost = self.cost.scaled(float(rng.uniform(0.95, 1.05)))
+        else:
+            device = replace(
+                device,
+                weights_share=float(np.clip(device.weights_share * rng.uniform(0.75, 1.2), 0.1, 1)),
+                context_share=float(np.clip(device.context_share * rng.uniform(0.6, 1.4), 0.1, 1)),
+                collective=device.collective * float(rng.uniform(0.4, 2)),
+                exchange=device.exchange * float(rng.uniform(0.5, 3)),
+                launch=device.launch * float(rng.uniform(0.8, 1.2)),
+                draft_context=float(rng.uniform(0, 2)),
+            )
+            cost = roofline(self.plan.shape, self.plan.tensor, self.plan.expert, device, self.plan.eager)
+        lengths = self.lengths.longer(float(rng.uniform(0.8, 1.2)))
+        scaled = (a.scaled(factor) for a in (self.together, self.spread))
+        return Inputs(self.plan, lengths, cost, *scaled, self.routing)
+
+
+def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float, float]:
+    """Rollout and step, seconds, from the slowest engine's round and the tokens that are trained on."""
+    rollout = plan.rounds * (longest + SWITCHING)
+    return rollout, rollout + NOMINAL.training * trained * plan.shape.active_parameters / plan.dies
+
+
+def rounds_of(inputs: Inputs, seed: int, pairs: Sequence[tuple[int, int]], auto: bool) -> dict[Any, Round]:
+    """A round under `off`, each (threshold, k) of `batch`, and `auto`, on the same lengths."""
+    plan, cost = inputs.plan, inputs.cost
+    lengths = inputs.lengths.sample(plan.gen_prompts, plan.n, np.random.default_rng(seed))
+    loaded = engines(plan, lengths, inputs.routing)
+    fresh = Tails(plan, cost, tuple(engine.copy() for engine in loaded), plan.slots)
+    late = [threshold for threshold, _ in pairs if threshold < plan.slots]
+    tails = Tails.of(plan, cost, loaded, max(late, default=plan.threshold))
+    results: dict[Any, Round] = {"off": tails.run(Policy.off(plan.slots), plan.threshold)}
+    for threshold, k in pairs:
+        policy = inputs.acceptance.batch(plan.slots, min(threshold, plan.slots), k)
+        # ranks that meet in every step draft as soon as few run on them, whatever the others do
+        whole = plan.data > 1 or threshold >= plan.slots
+        results[threshold, k] = (fresh if whole else tails).run(policy, plan.threshold)
+    if auto:
+        per_rank = np.sort(lengths.ravel())[:: plan.ranks]
+        contexts = tail_contexts([(plan.prompt_tokens, int(a)) for a in per_rank], plan.slots)
+        policy = inputs.acceptance.auto(plan.slots, cost, contexts)
+        results["auto"] = fresh.run(policy, plan.threshold)
+    return results
+
+
+def study(
+    inputs: Inputs,
+    draws: int,
+    device: Device | None,
+    likely: tuple[float, float],
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The figures of the report; `traces` has those of the first round, for the figure."""
+    plan = inputs.plan
+    current = (min(plan.threshold, plan.slots), plan.k)
+    thresholds = [t for t in THRESHOLDS if t <= plan.slots]
+    grid = sorted({(t, k) for t in thresholds for k in inputs.acceptance.ks if k <= 8} | {current})
+    progress("policies")
+    rounds = rounds_of(inputs, 0, grid, auto=True)
+    again = [rounds_of(inputs, seed, grid, auto=False) for seed in SEEDS[1:]]
+    best = min(grid, key=lambda pair: sum(of_seed[pair].longest for of_seed in [rounds, *again]))
+    chosen = {"off": "off", "batch": current, "best": best, "auto": "auto"}
+    figures = {name: _figures(inputs, rounds, key, 0) for name, key in chosen.items()}
+    others: list[dict[str, dict[str, float]]] = []
+    for draw in range(1, draws + 1):
+        progress(f"world {draw} of {draws}")
+        world = inputs.varied(np.random.default_rng([11, draw]), device, likely)
+        of_world = rounds_of(world, draw, sorted({current, best}), auto=True)
+        others.append({name: _figures(world, of_world, key, draw) for name, key in chosen.items()})
+    ranges = {
+        name: {what: np.quantile([other[name][what] for other in others], [0.1, 0.9]).tolist() for what in values}
+        for name, values in figures.items()
+        if others
+    }
+    routing = {}
+    for way in ("spread", "sticky"):
+        progress(f"routing {way}")
+        routed = replace(inputs, routing=way)
+        results = [rounds_of(routed, seed, [current], auto=False) for seed in SEEDS]
+        routing[way] = {
+            "off_s": float(np.mean([of_seed["off"].longest for of_seed in results])),
+            "batch_s": float(np.mean([of_seed[current].longest for of_seed in results])),
+            "imbalance": float(np.mean([of_seed["off"].longest / of_seed["off"].mean for of_seed in results])),
+            "accepted": float(routed.acceptance.gain[routed.acceptance.ks.index(plan.k), -1]),
+        }
+    return {
+        "figures": figures,
+        "ranges": ranges,
+        "own": current,
+        "best": best,
+        "grid": [{"threshold": t, "k": k, "gain": rounds["off"].longest / rounds[t, k].longest} for t, k in grid],
+        "routing": routing,
+        "traces": {name: _slowest(rounds[key]) for name, key in chosen.items()},
+    }
+
+
+def _figures(inputs: Inputs, rounds: dict[Any, Round], key: Any, seed: int) -> dict[str, float]:
+    plan, off, now = inputs.plan, rounds["off"], rounds[key]
+    lengths = inputs.lengths.sample(plan.gen_prompts, plan.n, np.random.default_rng(seed))
+    trained = plan.train_prompts * plan.n * (float(lengths.mean()) + plan.prompt_tokens)
+    rollout, step = seconds_of_step(plan, now.longest, trained)
+    rollout_off, step_off = seconds_of_step(plan, off.longest, trained)
+    return {
+        "round_s": now.mean,
+        "rollout_s": rollout,
+        "step_s": step,
+        "rollout_gain": rollout_off / rollout,
+        "step_gain": step_off / step,
+        "tail_share": now.tail / now.mean,
+        "tail_gain": off.tail / now.tail if off.tail and now.tail else 1.0,
+        "preempted": float(sum(trace.preempted for trace in now.traces)),
+    }
+
+
+def _slowest(round_: Round) -> Trace:
+    return max(round_.traces, key=lambda trace: trace.total)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay of recorded answers: how many tokens a step a drafter would have gained.
+
+Each step drafts, accepts the longest path that equals the recorded continuation, and emits it and one more token; the
+first step drafts from the prompt alone. This is greedy verification by exact match. Tokens a step are the answers'
+tokens divided by the steps they took.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from sam_lab.recordings import Scope
+
+BINS = {"0-1k": 1024, "1-2k": 2048, "2-4k": 4096, "4-8k": 8192, "8-16k": 16384, "16k+": 1 << 60}
+MIN_BIN_STEPS = 200
+
+
+class Drafter(Protocol):
+    """What replays and the decoder of trees call on a drafter. Requests are numbered by the caller.
+
+    It may also have `drop(group)`, called when a group's last request has ended, and `by_source()`, whose dict joins the
+    figures.
+    """
+
+    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
+        """A request begins. Requests of one group may see each other's texts; those of None share nothing."""
+
+    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        """Tokens that each request has emitted."""
+
+    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
+        """A chain of at most k tokens for each request."""
+
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Tokens and parents of at most n nodes for each request, parents first; parent -1 is the end of the text."""
+
+    def finish(self, request: int) -> None:
+        """The request has ended; its text stays visible to its group."""
+
+
+class OneByOne:
+    """A Drafter of a class that has `append`, `propose` and perhaps `propose_tree` for one request."""
+
+    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        for request, row in zip(requests, rows, strict=True):
+            self.append(request, row)
+
+    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
+        return [self.propose(request, k) for request in requests]
+
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[tuple[Sequence[int], Sequence[int]]]:
+        return [self.propose_tree(request, n) for request in requests]
+
+
+def accept_chain(draft: Sequence[int], target: Sequence[int], at: int) -> int:
+    """How many tokens of a draft equal target[at:] from its beginning."""
+    accepted = 0
+    for token, expected in zip(draft, target[at : at + len(draft)]):
+        if token != expected:
+            break
+        accepted += 1
+    return accepted
+
+
+def accept_tree(tokens: Sequence[int], parents: Sequence[int], target: Sequence[int], at: int) -> int:
+    """The length of the longest path from the root of a tree that equals target[at:] from its beginning."""
+    child = {(parent, token): node for node, (token, parent) in reversed([*enumerate(zip(tokens, parents))])}
+    node, accepted = -1, 0
+    while at + accepted < len(target) and (node, target[at + accepted]) in child:
+        node, accepted = child[node, target[at + accepted]], accepted + 1
+    return accepted
+
+
+class _Request:
+    __slots__ = ("at", "number", "response")
+
+    def __init__(self, number: int, response: list[int]) -> None:
+        self.number, self.response, self.at = number, response, 0
+
+
+class _Tally:
+    """Sums over the steps of one configuration."""
+
+    def __init__(self) -> None:
+        self.steps = self.tokens = self.proposed = self.accepted = self.drafts = self.requests = 0
+        self.draft_s = self.append_s = 0.0
+        self.bins = {name: [0, 0] for name in BINS}
+
+    def add(self, at: int, proposed: int, accepted: int, tokens: int) -> None:
+        self.steps += 1
+        self.tokens += tokens
+        self.proposed += proposed
+        self.accepted += accepted
+        self.drafts += proposed > 0
+        steps_tokens = self.bins[next(name for name, end in BINS.items() if at < end)]
+        steps_tokens[0] += 1
+        steps_tokens[1] += tokens
+
+    def figures(self) -> dict[str, Any]:
+        steps, tokens = max(self.steps, 1), max(self.tokens, 1)
+        return {
+            "tokens_per_step": round(self.tokens / steps, 4),
+            "proposed_per_step": round(self.proposed / steps, 3),
+            "precision": round(self.accepted / max(self.proposed, 1), 4),
+            "accepted": self.accepted,
+            "proposed": self.proposed,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "requests": self.requests,
+            "draft_rate": round(self.drafts / steps, 4),
+            "us_propose": round(1e6 * self.draft_s / steps, 2),
+            "us_append_per_token": round(1e6 * self.append_s / tokens, 3),
+            "bins": {
+                name: round(of_bin / count, 4) for name, (count, of_bin) in self.bins.items() if count >= MIN_BIN_STEPS
+            },
+        }
+
+
+def replay(
+    drafter: Drafter,
+    scopes: Sequence[Scope],
+    context: str,
+    k: int,
+    tree: bool = False,
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> dict[str, Any]:
+    """Run one configuration and return its figures.
+
+    Args:
+        drafter: a new Drafter.
+        scopes: of `make_scopes` for this context.
+        context: one of recordings.CONTEXTS.
+        k: maximum tokens of a chain, or nodes of a tree.
+        tree: draft trees.
+        progress: called after each scope with the tokens replayed so far.
+
+    Returns:
+        tokens_per_step, proposed_per_step (drafted tokens a step), precision (accepted of the drafted tokens), accepted,
+        proposed, steps, tokens, requests, draft_rate (steps with a draft), us_propose (microseconds a step),
+        us_append_per_token (microseconds), bins (tokens a step by position in the answer, bins of 200 steps or more) and,
+        where the drafter has it, by_source.
+    """
+    tally, clock = _Tally(), time.perf_counter
+
+    def draft(batch: list[_Request]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        numbers = [request.number for request in batch]
+        start = clock()
+        drafts = drafter.propose_tree_many(numbers, k) if tree else drafter.propose_many(numbers, k)
+        tally.draft_s += clock() - start
+        return drafts if tree else [(tokens, []) for tokens in drafts]
+
+    def append(batch: list[_Request], rows: list[list[int]]) -> None:
+        numbers = [request.number for request in batch]
+        start = clock()
+        drafter.append_many(numbers, rows)
+        tally.append_s += clock() - start
+
+    def step(batch: list[_Request]) -> list[_Request]:
+        """Draft for all, then append to all; return those that go on."""
+        rows = []
+        for request, (tokens, parents) in zip(batch, draft(batch)):
+            if len(tokens) > k:
+                raise ValueError(f"the drafter returned {len(tokens)} tokens where at most {k} were asked for")
+            target, at = request.response, request.at
+            accepted = accept_tree(tokens, parents, target, at) if tree else accept_chain(tokens, target, at)
+            row = target[at : at + accepted + 1]
+            tally.add(at, len(tokens), accepted, len(row))
+            request.at += len(row)
+            rows.append(row)
+        append(batch, rows)
+        for request in batch:
+            if request.at >= len(request.response):
+                drafter.finish(request.number)
+        return [request for request in batch if request.at < len(request.response)]
+
+    numbers = itertools.count()
+    for scope_number, scope in enumerate(scopes):
+        group = None if context == "request" else f"g{scope_number}"
+        scored = []
+        for answer, is_scored in scope:
+            request = _Request(next(numbers), answer.response_ids.tolist())
+            if is_scored:
+                scored.append((request, answer.prompt_ids))
+                continue
+            drafter.start(request.number, answer.prompt_ids, group)
+            drafter.append_many([request.number], [request.response])
+            drafter.finish(request.number)
+        together = [scored] if context not in ("request", "sequential") else [[one] for one in scored]
+        for starting in together:
+            for request, prompt in starting:
+                drafter.start(request.number, prompt, group)
+            batch = [request for request, _ in starting]
+            tally.requests += len(batch)
+            while batch:
+                batch = step(batch)
+        if group is not None and hasattr(drafter, "drop"):
+            drafter.drop(group)
+        progress(tally.tokens)
+    figures = tally.figures()
+    if hasattr(drafter, "by_source"):
+        figures["by_source"] = drafter.by_source()
+    return figures
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers; 0 where one of them is 0."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if min(values) > 0 else 0.0

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab replay`: sam_core's drafting rules on recorded answers."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from sam_core.console import Progress
+
+import sam_core
+from sam_lab.cli import LabError, Results, digest, fold, positive, probability
+from sam_lab.methods.pool import SamDrafter
+from sam_lab.recordings import (
+    CONTEXTS,
+    EPILOG,
+    MAX_RESPONSES,
+    MAX_TOKENS,
+    SEED,
+    make_scopes,
+    read_answers,
+    split_fold,
+    temporary_corpus,
+)
+from sam_lab.replay import geometric_mean, replay
+
+DEFAULT_K = (3, 4, 8, 16)
+TABLE = "{:28} {:10} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Score drafting rules on recorded answers: tokens a step that they would have gained."
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
+    add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
+    add(
+        "--k",
+        nargs="+",
+        type=positive,
+        metavar="K",
+        help="maximum tokens of chains; default 3 4 8 16, none beside --tree",
+    )
+    add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
+    add("--rule", nargs="+", metavar="RULE", help="drafting rules; default: the pool's")
+    add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
+    add(
+        "--min-prob",
+        nargs="+",
+        type=probability,
+        metavar="P",
+        help="end a draft before a token that is accepted with a probability below P",
+    )
+    corpus = parser.add_mutually_exclusive_group()
+    corpus.add_argument("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
+    corpus.add_argument(
+        "--corpus-from-others", action="store_true", help="draft from a corpus of the other folds' answers too"
+    )
+    add("--fold", type=fold, metavar="I/N", help="score only the prompts of fold I of the folds 0 .. N-1")
+    add("--max-responses", type=positive, default=MAX_RESPONSES, metavar="N", help=f"default {MAX_RESPONSES}")
+    add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
+    add("--seed", type=int, default=SEED, metavar="N", help=f"default {SEED}")
+    add("--json", type=Path, metavar="OUT", help="write all figures here after every configuration")
+    add("--resume", action="store_true", help="keep the configurations that OUT already has")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises ValueError (LabError), or OSError for a file."""
+    if args.corpus_from_others and not args.fold:
+        raise LabError("--corpus-from-others needs --fold I/N, which says whose answers are scored")
+    results = Results(args.json, args.resume)
+    sizes = [(k, False) for k in args.k or (() if args.tree else DEFAULT_K)] + [(n, True) for n in args.tree or ()]
+    common: dict[str, Any] = {"sources": args.sources} if args.sources else {}
+    if args.corpus:
+        common["corpus"] = str(args.corpus)
+    drafters = [
+        common | ({} if rule is None else {"rule": rule}) | ({} if min_prob is None else {"min_prob": min_prob})
+        for rule in args.rule or [None]
+        for min_prob in args.min_prob or [None]
+    ]
+    settings = {
+        "sam_core": sam_core.__version__,
+        "fold": "/".join(map(str, args.fold)) if args.fold else None,
+        "corpus": "others" if args.corpus_from_others else digest(args.corpus) if args.corpus else None,
+        "max_responses": args.max_responses,
+        "max_tokens": args.max_tokens,
+        "seed": args.seed,
+    }
+    progress = Progress()
+    shown = []
+    print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
+    for path in args.files:
+        answers = read_answers(path)
+        answers, others = split_fold(answers, args.fold) if args.fold else (answers, [])
+        if not answers or (args.corpus_from_others and not others):
+            raise LabError(f"{path} has too few prompts for --fold {settings['fold']}: use fewer folds")
+        identity = settings | {"file": str(path), "data": digest(path)}
+        with contextlib.ExitStack() as stack:
+            extra = {}
+            if args.corpus_from_others:
+                texts = (answer.response_ids for answer in others)
+                extra["corpus"] = stack.enter_context(temporary_corpus(texts))
+            for context in args.context:
+                try:
+                    scopes = make_scopes(answers, context, args.max_responses, args.max_tokens, args.seed)
+                except LabError as error:
+                    raise LabError(f"{path}: {error}") from None
+                total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
+                for options, (k, tree) in itertools.product(drafters, sizes):
+                    configuration = identity | {"context": context, "k": k, "tree": tree, "drafter": options}
+                    result = results.find(configuration)
+                    if result is None:
+                        name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
+                        figures = replay(
+                            SamDrafter(**options | extra),
+                            scopes,
+                            context,
+                            k,
+                            tree,
+                            lambda done: progress.show(f"{name}: {done:,} of {total:,} tokens"),
+                        )
+                        result = configuration | figures
+                        results.add(result)
+                    progress.clear()
+                    shown.append(result)
+                    print(_row(result), flush=True)
+    if len(args.files) > 1:
+        _print_means(shown)
+    return 0
+
+
+def _row(result: dict[str, Any]) -> str:
+    return TABLE.format(
+        Path(result["file"]).name[:28],
+        result["context"],
+        f"{'n' if result['tree'] else 'k'}={result['k']}",
+        f"{result['tokens_per_step']:.3f}",
+        f"{result['proposed_per_step']:.2f}",
+        f"{result['precision']:.3f}",
+        f"{result['us_propose']:.2f}",
+        f"{result['us_append_per_token']:.2f}",
+        _options(result),
+    ).rstrip()
+
+
+def _options(result: dict[str, Any]) -> str:
+    names = {name: value for name, value in result["drafter"].items() if name in ("rule", "min_prob")}
+    return " ".join(f"{name}={value}" for name, value in names.items())
+
+
+def _print_means(results: list[dict[str, Any]]) -> None:
+    """Geometric means of tokens a step over the recordings."""
+    together: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for result in results:
+        together[result["context"], result["tree"], result["k"], _options(result)].append(result)
+    for (context, tree, k, options), rows in together.items():
+        mean, drafted = (geometric_mean([row[key] for row in rows]) for key in ("tokens_per_step", "proposed_per_step"))
+        draft = f"{'n' if tree else 'k'}={k}"
+        print(
+            TABLE.format(
+                "geometric mean", context, draft, f"{mean:.3f}", f"{drafted:.2f}", "", "", "", options
+            ).rstrip()
+        )

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab switch-worlds`: time that switch `auto` loses in random worlds, against an oracle.
+
+Each seed draws a machine (what a step costs by its tokens, flat, linear or with a knee, padded to captured sizes or not;
+contexts; noise, bursts, drift, changes of speed), a load (a rollout whose batch falls, or prompts that come all the time)
+and drafts, whose acceptance is taken from recordings. Regret is the share of time that an oracle would have saved, which
+knows all this and chooses the drafts that give the most tokens a second in each of these steps. Neither the switch nor
+the oracle knows which prompts the scheduler adds to a step: the oracle expects as many as in the latest steps. In the line
+`with foresight` it knows that too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sam_core.console import Progress
+from sam_core.files import write_json
+
+from sam_lab.cli import check_outputs, positive
+from sam_lab.switch_worlds import acceptance
+from sam_lab.switch_worlds.world import ARMS, THRESHOLD, World, play
+
+MIN_GAIN = 1.005
+"""Drafts never pay in a world in which the oracle is not faster than plain decoding by more than this factor."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run switch auto through random worlds, against an oracle that knows them."
+    parser.epilog = __doc__.partition("\n\n")[2]
+    add = parser.add_argument
+    add("--worlds", type=positive, default=1000, metavar="N", help="default 1000")
+    add("--seed", type=int, default=0, metavar="N", help="of the first world; the next one has the next seed (0)")
+    add("--json", type=Path, metavar="OUT", help="write all worlds here")
+    add("--derive", nargs="+", type=Path, metavar="FILE", help="only derive acceptance.json anew from these recordings")
+
+
+def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians and tails over worlds that `play` returned.
+
+    regret, regret_foresight, regret_batch, regret_plain: [median, 99th percentile, largest] of switch auto, of it against an
+    oracle with foresight, of switch batch and of plain decoding. never: worlds in which drafts never pay; plain: [median,
+    smallest] throughput in them against plain decoding, of auto.
+    """
+    took = {name: np.array([w["seconds"][name] for w in worlds]) for name in ARMS}
+    never = took["plain"] < MIN_GAIN * took["best"]
+    against = (took["plain"] / took["auto"])[never]
+    gain = took["plain"] / took["best"]
+    return {
+        "worlds": len(worlds),
+        **{
+            name: [float(x) for x in np.quantile(1 - took[than] / took[by], (0.5, 0.99, 1))]
+            for name, than, by in (
+                ("regret", "best", "auto"),
+                ("regret_foresight", "foresight", "auto"),
+                ("regret_batch", "best", "batch"),
+                ("regret_plain", "best", "plain"),
+            )
+        },
+        "never": int(never.sum()),
+        "plain": [float(np.median(against)), float(against.min())] if len(against) else [],
+        "gain": [float(x) for x in np.quantile(gain, (0.5, 0.99))],
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises ValueError or OSError."""
+    check_outputs(args.json)
+    if args.derive:
+        write_json(acceptance.TABLE, acceptance.derive(args.derive))
+        return 0
+    records = acceptance.load()
+    worlds = []
+    progress, start = Progress(), time.monotonic()
+    for seed in range(args.seed, args.seed + args.worlds):
+        worlds.append({"seed": seed} | play(World(seed, records)))
+        progress.show(f"{len(worlds)} of {args.worlds} worlds, {time.monotonic() - start:.0f} s")
+    progress.clear()
+    figures = summary(worlds)
+    print(f"{len(worlds)} worlds, seeds {args.seed} to {seed}; regret against the oracle: median, 99 of 100, largest")
+    for name, key in (
+        ("switch auto", "regret"),
+        ("  with foresight", "regret_foresight"),
+        (f"switch batch, threshold {THRESHOLD}", "regret_batch"),
+        ("plain decoding", "regret_plain"),
+    ):
+        print(f"{name:28}" + "".join(f"{x:8.2%}" for x in figures[key]))
+    print(f"worlds in which drafts never pay: {figures['never']}", end="")
+    if figures["never"]:
+        print(f"; auto has {figures['plain'][0]:.3f} of plain decoding, in the worst {figures['plain'][1]:.3f}", end="")
+    print()
+    if args.json:
+        write_json(args.json, figures | {"each": worlds})
+    return 0

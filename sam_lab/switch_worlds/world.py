@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines, loads and drafts drawn at random, and a run of switch `auto` in them."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sam_core.budget import choose
+from sam_core.switch import AutoSwitch
+
+from sam_lab.switch_worlds.acceptance import Record
+
+Float64 = npt.NDArray[np.float64]
+
+THRESHOLD = 8
+"""Of the switch `batch` that is compared: k draft tokens while at most so many requests run."""
+STEPS = (600, 2000)
+ARMS = ("auto", "best", "foresight", "plain", "batch")
+SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i for i in range(10)]}
+"""Captured sizes; larger steps are not padded."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """True cost of a step, in the form that sam_core.budget.choose takes.
+
+    Seconds: f(rows + besides) + context * (thousands of tokens held + read) + draft_context * those of draft tokens'
+    requests, with f = fixed + row * max(knee, rows), rows padded to the next of `sizes`.
+    """
+
+    fixed: float
+    row: float
+    knee: float
+    sizes: Float64
+    context: float
+    draft_context: float
+    besides: int = 0
+    read: float = 0.0
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
+        rows = np.asarray(rows, float) + self.besides
+        if len(self.sizes):
+            padded = self.sizes[np.minimum(np.searchsorted(self.sizes, rows), len(self.sizes) - 1)]
+            rows = np.maximum(rows, padded)
+        return self.fixed + self.row * np.maximum(self.knee, rows)
+
+    def step(self, given: npt.NDArray[np.int32], held: Float64) -> float:
+        """Seconds of a step of requests with `held` thousand tokens and `given` draft tokens each."""
+        rows = float(self.rows_cost(len(held) + int(given.sum())))
+        return rows + self.context * (held.sum() + self.read) + self.draft_context * float(given @ held)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Mean cost of steps that read each of these numbers of prompt tokens."""
+
+    curve: Curve
+    read: Sequence[int]
+
+    @property
+    def context(self) -> float:
+        return self.curve.context
+
+    @property
+    def draft_context(self) -> float:
+        return self.curve.draft_context
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
+        more = np.asarray(self.read)[:, None]
+        return self.curve.rows_cost(np.atleast_1d(rows)[None, :] + more).mean(0)
+
+
+class World:
+    """All that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts."""
+
+    def __init__(self, seed: int, records: Sequence[Record]) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+
+        def between(low: float, high: float) -> float:
+            return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+        def maybe(share: float) -> bool:
+            return bool(rng.random() < share)
+
+        self.steps = round(between(*STEPS))
+        self.k = int(rng.choice([3, 3, 5, 8]))
+        self.record = records[rng.integers(len(records))]
+        # the load: rollouts of `asked` prompts, or an endless one; at most `most` requests run
+        self.most = round(between(1, 256))
+        self.serving = maybe(0.4)
+        self.asked = round(self.most * rng.uniform(1, 3))
+        self.answer = between(50, 2000)
+        self.spread = float(rng.uniform(0.2, 1.2))
+        self.prompt = between(30, 6000)
+        self.chunk = int(rng.choice([2048, 8192]))
+        # the machine
+        form = str(rng.choice(["flat", "linear", "knee"]))
+        pads = str(rng.choice(["none", *SIZES]))
+        self.form, self.pads = form, pads
+        self.plain = between(0.004, 0.1)
+        self.share = float(rng.uniform(0, 0.5) if maybe(0.7) else 0.0)
+        self.draft_share = float(rng.uniform(0, 0.6))
+        self.noise = between(0.003, 0.08)
+        self.spikes = float(rng.uniform(0, 0.02)) if maybe(0.5) else 0.0
+        n = self.steps
+        log_speed = np.zeros(n)
+        self.bursts = self.drift = 0.0
+        if maybe(0.35):
+            self.bursts = float(rng.uniform(1.3, 3))
+            every, longest = between(100, 2000), between(5, 60)
+            at = 0
+            while (at := at + 1 + int(rng.exponential(every))) < n:
+                log_speed[at : at + 1 + int(rng.exponential(longest))] = np.log(self.bursts)
+        if maybe(0.3):
+            self.drift = float(rng.uniform(0.05, 0.4))
+            log_speed += self.drift * np.sin(2 * np.pi * (np.arange(n) / between(400, 4000) + rng.random()))
+        self.curves = [self._curve(form, pads)]
+        self.which = np.zeros(n, int)
+        self.changes = int(rng.integers(1, 4)) if maybe(0.3) else 0
+        for at in np.sort(rng.integers(n // 10, n, self.changes)):
+            log_speed[at:] += np.log(between(0.25, 4))
+            if maybe(0.5):
+                self.curves.append(self._curve(form, pads))
+            self.which[at:] = len(self.curves) - 1
+        self.slow = np.exp(log_speed)
+
+    def _curve(self, form: str, pads: str) -> Curve:
+        """A plain step of `most` requests takes self.plain seconds, a share of them for contexts of usual length."""
+        rng = self.rng
+        usual = self.most * (self.prompt + self.answer / 2) / 1000
+        rows = self.plain * (1 - self.share)
+        knee = float(np.exp(rng.uniform(0, np.log(1024)))) if form == "knee" else 1.0
+        of_rows = {"flat": rng.uniform(0, 0.1), "linear": min(1, rng.uniform(0.1, 1.3)), "knee": rng.uniform(0.3, 1)}[
+            form
+        ]
+        context = self.plain * self.share / usual
+        return Curve(
+            rows * (1 - of_rows),
+            rows * of_rows / max(knee, self.most),
+            knee,
+            np.array(SIZES.get(pads, []), float),
+            context,
+            context * self.draft_share,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        names = "steps k most serving asked answer prompt chunk form pads plain share noise spikes bursts drift changes"
+        return {name: getattr(self, name) for name in names.split()} | {"record": self.record.name}
+
+
+class _Requests:
+    """Requests by slot: tokens held, to read and to write, and the place of their drafts in the record."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        n = world.most
+        self.running = np.zeros(n, bool)
+        self.begun = np.zeros(n, bool)
+        self.context = np.zeros(n)
+        self.unread = np.zeros(n, np.int64)
+        self.unwritten = np.zeros(n, np.int64)
+        self.run = np.zeros(n, np.int64)
+        self.at = np.zeros(n, np.int64)
+        self.waiting = 0
+
+    def admit(self) -> None:
+        """Give free slots to waiting prompts; begin the next rollout when none is left."""
+        world, rng = self.world, self.world.rng
+        if world.serving:
+            self.waiting = world.most
+        elif not self.running.any() and not self.waiting:
+            self.waiting = world.asked
+        free = np.flatnonzero(~self.running)[: self.waiting]
+        if not len(free):
+            return
+        self.waiting -= len(free)
+        self.running[free] = True
+        length = world.prompt * np.exp(0.3 * rng.standard_normal(len(free)))
+        answer = world.answer * np.exp(world.spread * rng.standard_normal(len(free)))
+        self.unread[free] = np.maximum(1, length)
+        self.context[free] = self.unread[free]
+        self.unwritten[free] = np.maximum(1, answer)
+        self.run[free] = rng.integers(len(world.record.scores), size=len(free))
+        self.at[free] = rng.integers(world.record.scores.shape[1], size=len(free))
+
+    def read(self) -> int:
+        """A step's prompt tokens, in the order of slots, up to the chunk."""
+        reading = np.flatnonzero(self.running & (self.unread > 0))
+        if not len(reading):
+            return 0
+        taken = np.diff(np.minimum(np.cumsum(self.unread[reading]), self.world.chunk), prepend=0)
+        self.unread[reading] -= taken
+        self.begun[reading] |= taken > 0
+        return int(taken.sum())
+
+
+def play(world: World) -> dict[str, Any]:
+    """Run switch `auto` through a world.
+
+    Returns:
+        Seconds that its tokens took (`auto`), and that the same tokens would have taken in the same steps: `best`, each step
+        with the drafts that an oracle gives, who knows costs and acceptance, and of prompts what the latest steps read, as
+        drafts are given before a step is scheduled; `foresight`, of one who knows that, too; `plain`, without drafts;
+        `batch`, by the rule of switch `batch`. Noise is left out, and all tokens count as often as is expected of them.
+    """
+    rng, record, k = world.rng, world.record, world.k
+    clock = [0.0]
+    switch = AutoSwitch(k, logging.getLogger("switch-worlds"), clock=lambda: clock[0])
+    requests = _Requests(world)
+    seconds = dict.fromkeys(ARMS, 0.0)
+    noise = np.exp(world.noise * rng.standard_normal(world.steps))
+    noise *= np.where(rng.random(world.steps) < world.spikes, rng.uniform(2, 6, world.steps), 1)
+    chosen = np.zeros(world.most, np.int32)
+    drafted = 0
+    latest: deque[int] = deque([0], maxlen=switch.LATEST)
+    reading = False
+    for step in range(world.steps):
+        requests.admit()
+        decoding = np.flatnonzero(requests.begun & (requests.unread == 0))
+        prompts = requests.read()
+        slots = np.flatnonzero(requests.begun)
+        curve = world.curves[world.which[step]]
+        held = requests.context[decoding] / 1000
+        beside, read = curve, slots[:0]
+        if prompts:
+            read = np.setdiff1d(slots, decoding, assume_unique=True)
+            beside = replace(curve, besides=prompts, read=requests.context[read].sum() / 1000)
+        truth = record.truth[requests.run[decoding], requests.at[decoding]][:, :k]
+        n = chosen[decoding]
+        spent = beside.step(n, held)
+        clock[0] += spent * world.slow[step] * noise[step]
+        if len(decoding):
+            likely = [tokens for tokens in latest if tokens or not reading]
+            for name, took in _judge(truth, n, held, curve, beside, likely, len(slots)).items():
+                seconds[name] += world.slow[step] * took
+        drafted += int(n.sum())
+        latest.append(prompts)
+        reading = bool((requests.unread[read] > 0).any())
+        # the step's tokens
+        gained = np.zeros(world.most, np.int32)
+        accepted = ((rng.random(len(decoding))[:, None] < truth) & (np.arange(k) < n[:, None])).sum(1)
+        gained[decoding] = np.minimum(1 + accepted, requests.unwritten[decoding])
+        requests.at[decoding] = (requests.at[decoding] + 1) % record.scores.shape[1]
+        gained[read] = requests.unread[read] == 0
+        requests.context[slots] += gained[slots]
+        requests.unwritten[slots] -= gained[slots]
+        # the drafter, after the step
+        switch.observe(slots.astype(np.int32), gained[slots], len(decoding) + int(n.sum()) + prompts)
+        scores = np.zeros((len(slots), k), np.float32)
+        if switch.wanted(len(slots)):
+            scores = record.scores[requests.run[slots], requests.at[slots]][:, :k] * (gained[slots, None] > 0)
+        chosen[slots] = switch.choose(
+            slots.astype(np.int32), requests.context[slots], (scores > 0).sum(1).astype(np.int32), scores
+        )
+        for slot in slots[requests.unwritten[slots] <= 0]:
+            requests.running[slot] = requests.begun[slot] = False
+            chosen[slot] = 0
+            switch.forget(int(slot))
+    return {"seconds": seconds, "drafted": drafted, "explored": switch.explored} | world.facts
+
+
+def _judge(
+    truth: Float64,
+    given: npt.NDArray[np.int32],
+    held: Float64,
+    curve: Curve,
+    beside: Curve,
+    likely: Sequence[int],
+    running: int,
+) -> dict[str, float]:
+    """Seconds of the step as it was, and of the same tokens by others.
+
+    Beside prompts, which have to be read in any case, more tokens than others give are worth what they take in a step of the
+    same requests without prompts, with the drafts that are best for it.
+
+    Args:
+        truth: [B, k], probability that drafts are accepted.
+        given: int32 [B], draft tokens that were given.
+        held: [B], thousands of tokens.
+        curve, beside: what steps cost, without and with the prompts of this one.
+        likely: prompt tokens that it was as likely as not to read.
+        running: requests in the step, also those that read.
+    """
+    lengths = (truth > 0).sum(1).astype(np.int32)
+    none = np.zeros_like(lengths)
+    sums = np.concatenate([np.zeros((len(held), 1)), np.cumsum(truth, 1)], 1)
+
+    def tokens(n: npt.NDArray[np.int32]) -> Float64:
+        return len(held) + sums[np.arange(len(held)), n].sum(-1)
+
+    of_plain = choose(truth, lengths, held, curve).lengths
+    best, foresight = of_plain, of_plain
+    if any(likely):
+        best = choose(truth, lengths, held, curve, beside=Expected(curve, likely)).lengths
+    worth = 0.0
+    if beside.besides:
+        worth = curve.step(of_plain, held) / float(tokens(of_plain))
+        foresight = choose(truth, lengths, held, curve, beside=beside).lengths
+    every = np.array([given, best, foresight, none, lengths if running <= THRESHOLD else none])
+    count = tokens(every)
+    took = beside.rows_cost(len(held) + every.sum(1)) + beside.draft_context * (every @ held)
+    took += beside.context * (held.sum() + beside.read)
+    took = took + (count[0] - count) * worth if beside.besides else took * count[0] / count
+    return dict(zip(ARMS, took.tolist(), strict=True))

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make bench`: every row runs, the verdict and the exit status agree, and its arithmetic by hand."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sam_lab.bench import acceptance, peers
+from sam_lab.bench.acceptance import NEWEST, SWEEP, Acceptance, Task, drafted_for
+from sam_lab.bench.rows import TARGETS, Figure, Row, Targets, alternate, as_json, missed, table
+from sam_lab.bench.texts import SIBLINGS, Texts, checkpoint, periodic
+from sam_lab.cli import LabError
+from sam_lab.methods.pool import SamDrafter
+from sam_lab.recordings import make_scopes
+from sam_lab.replay import replay
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "sam_lab", "bench", "--quick"]
+
+
+def run(folder, *words):
+    """Exit status, output and rows of a quick run."""
+    command = [*COMMAND, "--out", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=170)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, done.stdout, json.loads((folder / "bench.json").read_text())["rows"]
+
+
+def test_quick_run_measures_every_row(tmp_path):
+    status, printed, rows = run(tmp_path)
+    assert {row["what"] for row in rows} == {*Targets(TARGETS).entries} and len(rows) > 50
+    for row in rows:
+        assert row["error"] == "" and row["ours"]["low"] <= row["ours"]["median"] <= row["ours"]["high"], row["what"]
+        assert row["ours"]["median"] > 0 and row["what"] in printed and row["reason"]
+        absent = isinstance(row["peers"].get(row["of"]), str)  # why it cannot run here
+        assert (row["verdict"] == "FAILED") == absent, row["what"]
+        assert (row["verdict"] == "recorded") == (row["bound"] is None) == ("period 8" in row["what"])
+    assert status == any(row["verdict"] in ("MISSED", "FAILED") for row in rows)
+    assert f" of {sum(row['bound'] is not None for row in rows)} targets met" in printed
+    steps = [row for row in rows if row["what"].startswith("step of")]
+    assert len(steps) == 12 and all(row["peer_to_ours"]["python"] > 0 for row in steps)
+    beside = {row["what"]: {*row["peers"]} for row in rows}
+    assert beside["chain k=3, request"] == {"count", "python", "arctic", "ngram", "sglang"}
+    assert beside["draft k=3, newest"] == {"python", "arctic", "ngram", "sglang"}
+
+
+@pytest.mark.parametrize(("bound", "status"), [(1e6, 0), (0.001, 1)])
+def test_missed_target_exits_with_1_and_is_named(tmp_path, bound, status):
+    what = "memory, request"
+    text = TARGETS.read_text()
+    start = text.index("bound = ", text.index(f'["{what}"]'))
+    (tmp_path / "targets.toml").write_text(f"{text[:start]}bound = {bound}{text[text.index(chr(10), start) :]}")
+    words = "--only", "memory, request", "--targets", str(tmp_path / "targets.toml")
+    found, printed, rows = run(tmp_path, *words)
+    row = rows[0]
+    assert row["what"] == what and row["bound"] == bound and row["verdict"] == ("MISSED" if status else "met")
+    # The texts of a quick run are so short that most of ours is what the pool learns into, 600 kB once.
+    assert row["peers"]["python"]["median"] > 300 and 1000 > row["ours"]["median"] > 20
+    assert (f"MISSED: {what}: " in printed) == bool(status)
+    assert found == any(each["verdict"] != "met" for each in rows) and (not status or found == 1)
+
+
+def test_out_that_names_a_file_is_refused(tmp_path):
+    (tmp_path / "out").touch()
+    command = [*COMMAND, "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert done.returncode == 2 and "error: --out: " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_row_without_a_target_is_refused(tmp_path):
+    text = TARGETS.read_text()
+    (tmp_path / "targets.toml").write_text(text.replace('["append"]', '["apend"]'))
+    command = [*COMMAND, "--out", str(tmp_path), "--targets"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "targets.toml")], capture_output=True, text=True, cwd=ROOT, timeout=100
+    )
+    assert done.returncode == 2 and "has no target for 'append': add one" in done.stderr, done.stderr
+    assert not (tmp_path / "bench.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('bound = 1\nbetter = "<"\nreason = "so"', "better` as '<=' or '>='"),
+        ('bound = 1\nbetter = "<="\nreason = ""', "a `reason`"),
+        ('bound = "1"\nbetter = "<="\nreason = "so"', "a number `bound`"),
+        ('bound = 1\nbetter = "<="\nreason = "so"\nwhy = "so"', "the name of a peer in `of`"),
+        ('better = "<="\nreason = "so"', "or a `reason` alone"),
+        ("[", "cannot be read as TOML"),
+    ],
+)
+def test_target_has_a_bound_and_a_reason(tmp_path, entry, said):
+    file = tmp_path / "targets.toml"
+    file.write_text(f'["append"]\n{entry}\n')
+    with pytest.raises(LabError, match=re.escape(said)):
+        Targets(file)
+
+
+def test_target_that_no_row_is_called_is_refused(tmp_path):
+    file = tmp_path / "targets.toml"
+    entry = 'bound = 1\nbetter = "<="\nreason = "so"\n'
+    file.write_text(f'["append"]\n{entry}["apend"]\n{entry}of = "python"\n')
+    targets = Targets(file)
+    assert targets.row("part", "append", "us") == Row("part", "append", "us", "<=", 1, "", "so")
+    with pytest.raises(LabError, match="'apend', which no row is called"):
+        targets.check()
+    assert targets.row("part", "apend", "us").of == "python"
+    targets.check()
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("better", "ours", "verdict"),
+    [("<=", 1.0, "met"), ("<=", 1.01, "MISSED"), (">=", 1.0, "met"), (">=", 0.99, "MISSED"), ("<=", None, "FAILED")],
+)
+def test_verdict_of_a_row(better, ours, verdict):
+    row = Row("part", "what", "us", better, 1.0, ours=ours and Figure.of([ours]))
+    assert row.verdict == verdict and row.met == (verdict == "met")
+    assert verdict in table([row])
+
+
+def test_row_without_a_bound_is_recorded():
+    row = Row("part", "what", "us", reason="so", ours=Figure.of([1.0]))
+    assert (row.verdict, row.target, row.met, missed([row])) == ("recorded", "", True, "")
+    row.ours = None
+    assert row.verdict == "FAILED" and not row.met
+
+
+@pytest.mark.parametrize(("peer", "verdict"), [(4.0, "met"), (3.9, "MISSED"), (None, "FAILED")])
+def test_bound_may_be_a_share_of_a_peer_in_the_same_run(peer, verdict):
+    peers = {"other": Figure.of([peer]) if peer else "not available: no compiler"}
+    row = Row("part", "what", "us", "<=", 0.5, "other", "a reason", Figure.of([2.0]), peers)
+    assert row.verdict == verdict and row.target == "<= 0.5 x other"
+    told = missed([row])
+    assert told == "" if verdict == "met" else told.startswith(f"{verdict}: what: ") and "a reason" in told
+    assert ("no compiler" in told) == (peer is None)
+    assert as_json(row)["peer_to_ours"] == ({"other": peer / 2} if peer else {})
+
+
+def test_contestants_take_turns_and_get_medians_and_quartiles():
+    order, values = [], {"a": iter([1.0, 9.0, 2.0]), "b": iter([5.0, 4.0, 60.0])}
+
+    def sample(name):
+        order.append(name)
+        return next(values[name])
+
+    found = alternate({"a": lambda: sample("a"), "b": lambda: sample("b")}, 3)
+    assert found == {"a": (2.0, 1.5, 5.5), "b": (5.0, 4.5, 32.5)} and order == ["a", "b", "b", "a", "a", "b"]
+
+
+# ---- acceptance -----------------------------------------------------------------------------------------------------
+
+
+def test_drafted_tokens_are_interpolated():
+    curve = [(2.0, 5.0), (1.0, 1.0), (1.5, 2.0)]
+    assert drafted_for(curve, 1.25) == 1.5 and drafted_for(curve, 1.75) == 3.5 and drafted_for(curve, 2.0) == 5.0
+    with pytest.raises(LabError, match="no min_prob gives 2.100 tokens a step: they go from 1.000 to 2.000"):
+        drafted_for(curve, 2.1)
+
+
+def filled(figures, errors=None):
+    """{words of a row: row} from {task: {set: (tokens, proposed)}} of 100 steps each; other tasks: (200, 400)."""
+    found = Acceptance(Texts(fixture=True), Targets(TARGETS), True, print)
+    rows = {}
+    for bundle, fill, wanted in found.rows():
+        for task in wanted:
+            sets = figures.get(task, {"x": (200, 400), "y": (200, 400)})
+            found.figures[task] = {n: {"steps": 100, "tokens": t, "proposed": p} for n, (t, p) in sets.items()}
+        found.errors |= errors or {}
+        try:
+            fill(bundle)
+        except LabError as error:
+            bundle[0].error = str(error)
+        rows |= {row.what: row for row in bundle}
+    return rows
+
+
+def test_figures_are_geometric_means_over_the_sets():
+    task, rival = Task("blend", "request", 8), Task("arctic", "request", 8)
+    rows = filled({task: {"x": (400, 1), "y": (200, 1)}, rival: {"x": (100, 1), "y": (200, 1)}})
+    row = rows["chain k=8, request"]
+    assert row.ours == pytest.approx((8**0.5, 2.5, 3.5)) and row.peers["arctic"].median == pytest.approx(2**0.5)
+    assert row.peers["count"].median == 2 and row.held == pytest.approx(2**0.5) and row.met
+    assert rows["chain k=8, group"].held == pytest.approx(1)
+
+
+TREE, CHAIN = Task("blend", "group", 16, True), Task("count", "group", 8)
+
+
+def test_trees_are_held_against_chains_and_history_against_none():
+    equal = {task: {"x": (tokens, 1), "y": (tokens, 1)} for task, tokens in ((TREE, 240), (CHAIN, 160))}
+    assert filled(equal)["tree n=16, group"].held == pytest.approx(1.5)
+    rows = filled({Task("blend", "nohistory", 8): {"x": (160, 1), "y": (160, 1)}})
+    assert rows["chain k=8, with history"].held == pytest.approx(1.25)
+
+
+def test_corpus_has_its_worst_set_told():
+    rows = filled({Task("blend", "request", 8, folds="with"): {"x": (400, 1), "y": (190, 1)}})
+    assert rows["chain k=8, request, with corpus"].held == pytest.approx(1.9**0.5)
+    worst = rows["chain k=8, request, with corpus, worst set"]
+    assert (worst.ours.median, worst.note, worst.verdict) == (0.95, "y", "MISSED")
+
+
+def test_draft_length_is_compared_at_equal_tokens_a_step():
+    figures = {task: {"x": (100 + 20 * at, 100 * at)} for at, task in enumerate(SWEEP)}
+    rows = filled(figures | {NEWEST: {"x": (150, 400)}})
+    row = rows["drafted tokens for the acceptance of newest k=3"]
+    assert row.held == pytest.approx(2.5 / 4) and row.ours.median == 2.5 and row.note == "at 1.500 tokens a step"
+
+
+def test_failed_configuration_fails_its_rows_alone():
+    rows = filled(
+        {}, {Task("blend", "group", 8): "it broke", Task("arctic", "request", 8): "not available: no compiler"}
+    )
+    assert rows["chain k=8, group"].error == "it broke" and not rows["chain k=8, group"].met
+    assert rows["chain k=8, request"].held == pytest.approx(1)
+    assert rows["chain k=8, request"].peers["arctic"] == "not available: no compiler"
+
+
+def die(*task):
+    os._exit(9)
+
+
+def test_a_worker_that_is_killed_fails_its_rows_alone(monkeypatch):
+    found = Acceptance(Texts(fixture=True), Targets(TARGETS), True, lambda text: None)
+    monkeypatch.setattr(acceptance, "run_task", die)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    found.measure([NEWEST])
+    with pytest.raises(LabError, match="a process that measured acceptance died"):
+        found.figure(NEWEST)
+
+
+def test_a_task_that_raises_says_why(monkeypatch):
+    found = acceptance.run_task(True, "math-cot-groups8", Task("no rule", "request", 3), 100)
+    assert found.startswith("ValueError: ") and "no rule" in found
+    no_compiler = LabError("not available: no compiler")
+    monkeypatch.setitem(peers.DRAFTERS, "arctic", lambda k, tree: (_ for _ in ()).throw(no_compiler))
+    assert (
+        acceptance.run_task(True, "math-cot-groups8", Task("arctic", "request", 3), 100) == "not available: no compiler"
+    )
+
+
+def test_task_is_the_replay_of_its_set():
+    found = acceptance.run_task(True, "math-cot-groups8", Task("newest", "group", 4), 3000)
+    scopes = make_scopes(Texts(fixture=True).answers("math-cot-groups8"), "group", max_tokens=3000)
+    again = replay(SamDrafter(rule="newest"), scopes, "group", 4)
+    assert all(found[name] == again[name] for name in ("steps", "tokens", "proposed", "requests"))
+    assert found["tokens_per_step"] > 1.5
+
+
+# ---- texts ----------------------------------------------------------------------------------------------------------
+
+
+def test_fixture_has_long_text_siblings_and_history():
+    texts = Texts(fixture=True)
+    assert texts.is_fixture and texts.names == ["math-cot-groups8", "reason-long-groups", "rl-rollouts-qwen3b"]
+    rows, remark = texts.ordinary(2 * SIBLINGS, 20_000)
+    assert rows.shape == (2 * SIBLINGS, 20_000) and "repeated" in remark
+    assert len({row.tobytes() for row in rows}) == len(rows) and (texts.ordinary(2 * SIBLINGS, 20_000)[0] == rows).all()
+    assert len(make_scopes(texts.answers("rl-rollouts-qwen3b"), "history")) > 10
+    collection, remark = texts.collection(150_000)
+    assert 150_000 <= sum(map(len, collection)) < 160_000 and "repeated" in remark
+
+
+def test_periodic_text_repeats_and_rows_differ():
+    rows = periodic(3, 20, 8)
+    assert (rows[:, 8:] == rows[:, :-8]).all() and len(set(rows[:, :8].flat)) == 24
+
+
+@pytest.mark.parametrize(
+    ("model", "epoch"), [("Qwen2.5-3B-Instruct", 0), ("games_100", 100), ("qwen3b_cognition", 500)]
+)
+def test_checkpoint_of_a_model(model, epoch):
+    assert checkpoint(model) == epoch
+
+
+# ---- peers ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_may_make_a_peer_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers.source, "CACHE", tmp_path)
+    monkeypatch.setattr(peers.source, "unpack", lambda *what: None)
+
+    def make(source, made):
+        (made / "ours").touch()
+        faster = tmp_path / f"peer-1-{sys.implementation.cache_tag}"
+        faster.mkdir()
+        (faster / "theirs").touch()
+
+    folder = peers.source.build("peer", "1", "", make)
+    assert [path.name for path in folder.iterdir()] == ["theirs"] and [*tmp_path.iterdir()] == [folder]
+
+
+def test_automaton_in_python_drafts_as_the_pool_does():
+    drafter, sam, rng = SamDrafter(rule="oldest", sources=("request",)), peers.PythonSam(), random.Random(1)
+    drafter.start(0, [], None)
+    drafted = 0
+    for _ in range(600):
+        token = rng.randrange(3)
+        sam.append(token)
+        drafter.append_many([0], [[token]])
+        assert [sam.draft(5)] == drafter.propose_many([0], 5)
+        drafted += len(sam.draft(5))
+    assert drafted > 2500
+
+
+PEERS = """
+import numpy as np
+from sam_lab.bench import peers
+text = [1, 2, 3, 4, 5, 6, 7, 8] * 4
+for drafter in (peers.NgramDrafter(), peers.ArcticDrafter(), peers.SglangDrafter(4, False)):
+    for request in (0, 1):  # the second knows nothing of the first
+        drafter.start(request, text[:20] if request == 0 else [7, 3], None)
+        drafter.append_many([request], [text[20:28] if request == 0 else [4]])
+        (found,) = drafter.propose_many([request], 4)
+        assert found == ([] if request else [5, 6, 7, 8]), (drafter, request, found)
+        drafter.finish(request)
+table = np.array([text, text[::-1]], np.int32)
+for batch in (batch(table, 24) for batch in peers.BATCHES.values()):
+    batch.append()
+    found = [[int(token) for token in row][-3:] for row in batch.draft(3)]
+    assert found == [[2, 3, 4], [7, 6, 5]], (batch, found)
+trees = peers.ArcticDrafter()
+trees.start(0, [1, 2, 3, 1, 2, 4, 1, 2], "g")
+tokens, parents = trees.propose_tree(0, 4)
+assert {3, 4} <= set(tokens) and parents[0] == -1, (tokens, parents)
+trees.append(0, [5, 6])
+trees.start(1, [9], "g")
+trees.append(1, [5])
+assert trees.propose(1, 3) == [6], trees.propose(1, 3)  # the group's other answer
+trie = peers.SglangDrafter(4, True)
+trie.start(0, [1, 2, 3, 1, 2, 4, 1, 2], "g")
+(found,) = trie.propose_tree_many([0], 4)
+assert found == ([3, 4, 1, 1], [-1, -1, 0, 1]) or found == ([4, 3, 1, 1], [-1, -1, 0, 1]), found
+trie.append_many([0], [[5, 6]])
+trie.start(1, [9, 5], "g")
+assert [draft[0] for draft in trie.propose_tree_many([1, 0], 4)] == [[6], []]  # the group's other answer
+"""
+
+
+def test_other_peers_draft():
+    python = ROOT / ".venvs" / "bench" / "bin" / "python"
+    made = [any(peers.CACHE.glob(f"{name}-*")) for name in ("arctic-inference", "sglang", "vllm")]
+    if not python.exists() or not all(made):
+        pytest.skip("needs .venvs/bench and the peers, which `make bench` gets")
+    done = subprocess.run([python, "-c", PEERS], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acceptance within a budget of memory, on the benchmark's own answers: it may not fall far below what the best plan
+that knows the answers reaches, nor below private requests in the same memory."""
+
+import pytest
+
+from sam_lab.bench import pressure
+from sam_lab.bench.texts import Texts
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return pressure.groups_of(Texts(fixture=True), "math-cot-groups8")
+
+
+@pytest.mark.parametrize("budget", [1.0, 1.5])
+@pytest.mark.parametrize("order", ["together", "in turns", "mixed", "skewed"])
+def test_acceptance_within_a_budget(groups, order, budget):
+    found = pressure.compare(groups, order, budget)
+    assert found["ours"] > 0.93 * found["best"] and found["ours"] > 0.96 * found["private"], found
+    assert found["ours"] > 1.5

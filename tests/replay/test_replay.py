@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay of recorded answers: acceptance by hand, contexts, limits, and what it refuses to read."""
+
+import gzip
+import inspect
+import shutil
+import subprocess
+
+import pytest
+from recording import line, recording, write
+
+import sam_core
+from sam_lab.cli import LabError
+from sam_lab.methods.pool import SamDrafter
+from sam_lab.recordings import CONTEXTS, make_scopes, read_answers, split_fold
+from sam_lab.replay import OneByOne, accept_chain, accept_tree, replay
+
+TREES = pytest.mark.skipif(
+    "parents" not in inspect.signature(sam_core.Pool.step).parameters, reason="this build of Pool drafts no trees"
+)
+TIMES = ("us_propose", "us_append_per_token")
+
+
+def figures(drafter, answers, context, k=3, **more):
+    found = replay(drafter, make_scopes(answers, context), context, k, **more)
+    return {name: value for name, value in found.items() if name not in TIMES}
+
+
+def common_suffix(a, b):
+    n = 0
+    while n < min(len(a), len(b)) and a[-1 - n] == b[-1 - n]:
+        n += 1
+    return n
+
+
+class Naive(OneByOne):
+    """The rule `newest` by search over the own text, one request at a time; keeps what it was asked."""
+
+    def __init__(self):
+        self.texts, self.calls = {}, []
+
+    def start(self, request, prompt_ids, group):
+        self.texts[request] = list(prompt_ids)
+        self.calls.append(("start", request, group))
+
+    def append(self, request, tokens):
+        self.texts[request] += tokens
+        self.calls.append(("append", request, len(tokens)))
+
+    def propose(self, request, k):
+        text = self.texts[request]
+        self.calls.append(("propose", request))
+        longest, at = max(((common_suffix(text[:end], text), end) for end in range(1, len(text))), default=(0, 0))
+        return text[at : at + k] if longest else []
+
+    def propose_tree(self, request, n):
+        """The chain, and beside its first token one that is wrong."""
+        chain = self.propose(request, n - 1)
+        return [-1, *chain], [-1, -1, *range(1, len(chain))][: len(chain) + 1]
+
+    def finish(self, request):
+        self.calls.append(("finish", request))
+
+    def drop(self, group):
+        self.calls.append(("drop", group))
+
+
+# ---- acceptance -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("draft", "at", "accepted"),
+    [([5, 6, 7], 0, 3), ([5, 6, 9], 0, 2), ([6], 0, 0), ([], 0, 0), ([6, 7], 1, 2), ([7, 8], 2, 1), ([5], 3, 0)],
+)
+def test_chain_is_accepted_up_to_the_first_difference(draft, at, accepted):
+    assert accept_chain(draft, [5, 6, 7], at) == accepted
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "accepted"),
+    [
+        ([9, 5, 8, 6, 7], [-1, -1, 1, 1, 3], 3),  # the way is 5 6 7
+        ([5, 6, 6, 7], [-1, 0, -1, 2], 2),  # 7 follows the wrong 6
+        ([5, 5, 6], [-1, -1, 0], 2),  # of equal siblings the first counts
+        ([6], [-1], 0),
+        ([], [], 0),
+        ([5, 6, 7, 8], [-1, 0, 1, 2], 3),  # the answer ends
+    ],
+)
+def test_tree_is_accepted_along_its_longest_right_path(tokens, parents, accepted):
+    assert accept_tree(tokens, parents, [5, 6, 7], 0) == accepted
+
+
+def test_figures_of_a_replay_done_by_hand(tmp_path):
+    answers = read_answers(write(tmp_path / "a.jsonl", [line(response=[1, 2, 3, 1, 2, 3, 9], prompt_ids=[8])]))
+    # Steps emit 1, 2, 3, 1 without a draft; then 2 3 1 is drafted, 2 3 accepted, and 9 ends the answer.
+    found = figures(Naive(), answers, "request")
+    assert found["steps"] == 5 and found["tokens"] == 7 and found["tokens_per_step"] == 1.4
+    assert (found["proposed"], found["accepted"], found["precision"]) == (3, 2, 0.6667)
+    assert found["draft_rate"] == 0.2 and found["proposed_per_step"] == 0.6 and found["requests"] == 1
+    assert found["bins"] == {}
+
+
+def test_bins_tell_tokens_a_step_by_position(tmp_path):
+    drafter = Naive()
+    drafter.propose = lambda request, k: [3]
+    answers = read_answers(write(tmp_path / "a.jsonl", [line(response=[1] * 1024 + [3] * 1124)]))
+    bins = figures(drafter, answers, "request", k=1)["bins"]
+    assert bins == {"0-1k": 1.0, "1-2k": 2.0}  # 2-4k has 50 steps, too few to tell
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_drafter_that_drafts_too_much_is_refused(tmp_path, tree):
+    drafter = Naive()
+    drafter.propose = lambda request, k: [1] * (k + 1)
+    answers = read_answers(write(tmp_path / "a.jsonl", [line()]))
+    with pytest.raises(ValueError, match="returned 4 tokens where at most 3 were asked for"):
+        figures(drafter, answers, "request", tree=tree)
+
+
+# ---- contexts -------------------------------------------------------------------------------------------------------
+
+
+def calls(tmp_path, context):
+    rows = [line("p", [1, 2], epoch=1), line("p", [3, 4, 5], epoch=1), line("p", [6], epoch=0), line("q", [7], epoch=0)]
+    drafter = Naive()
+    figures(drafter, read_answers(write(tmp_path / "a.jsonl", rows)), context)
+    return drafter.calls
+
+
+def test_request_shares_nothing_and_goes_one_by_one(tmp_path):
+    found = calls(tmp_path, "request")
+    assert {group for name, *_, group in found if name == "start"} == {None}
+    assert not any(name == "drop" for name, *_ in found)
+    running = 0
+    for name, *_ in found:
+        running += (name == "start") - (name == "finish")
+        assert 0 <= running <= 1
+
+
+def test_group_goes_in_lock_step(tmp_path):
+    found = calls(tmp_path, "group")
+    first = next(number for name, number, *rest in found if name == "propose" and found.count((name, number)) == 2)
+    second = first + 1
+    group = next(call[2] for call in found if call[:2] == ("start", first))
+    begin, end = found.index(("start", first, group)), found.index(("drop", group))
+    round_of_both = [("propose", first), ("propose", second), ("append", first, 1), ("append", second, 1)]
+    assert found[begin:end] == [
+        *[("start", first, group), ("start", second, group)],
+        *round_of_both,
+        *round_of_both,
+        ("finish", first),
+        *[("propose", second), ("append", second, 1), ("finish", second)],
+    ]
+
+
+def test_sequential_ends_one_answer_before_the_next(tmp_path):
+    names = [name for name, *_ in calls(tmp_path, "sequential") if name in ("start", "finish", "drop")]
+    assert sorted(("".join(name[0] for name in names)).split("d")) == ["", "sf", "sf", "sfsf"]
+
+
+def test_history_shows_earlier_epochs_first_and_nohistory_does_not(tmp_path):
+    early = ["start", "append", "finish"]  # the answer of epoch 0, which is not scored
+    both = [name for name, *_ in calls(tmp_path, "nohistory")]
+    assert [name for name, *_ in calls(tmp_path, "history")] == early + both
+    assert both.count("start") == 2
+
+
+def test_epochs_come_in_their_order_whatever_the_lines_order(tmp_path):
+    rows = [line("p", [number + 10], step=number) for number in (3, 2, 1)]
+    scopes = make_scopes(read_answers(write(tmp_path / "a.jsonl", rows)), "history")
+    seen = sorted([[*answer.response_ids][0] for answer, _ in scope] for scope in scopes)
+    assert seen == [[11, 12], [11, 12, 13]]
+    assert all([scored for _, scored in scope] == [False] * (len(scope) - 1) + [True] for scope in scopes)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_pool_scores_the_same_one_by_one_and_many_at_once(tmp_path, context):
+    class Alone(OneByOne):
+        def __init__(self, drafter):
+            self.append = lambda request, row: drafter.append_many([request], [row])
+            self.propose = lambda request, k: drafter.propose_many([request], k)[0]
+            for name in ("start", "finish", "drop", "by_source"):
+                setattr(self, name, getattr(drafter, name))
+
+    answers = read_answers(recording(tmp_path / "a.jsonl"))
+    many = figures(SamDrafter(rule="newest"), answers, context)
+    assert many == figures(Alone(SamDrafter(rule="newest")), answers, context)
+    assert many["accepted"] > 50 and many["by_source"]["request"]["drafted_tokens"] > 50
+    others = sum(many["by_source"][source]["drafts"] for source in ("group", "history"))
+    assert bool(others) == (context != "request")
+
+
+def test_rule_newest_scores_as_its_definition_does(tmp_path):
+    answers = read_answers(recording(tmp_path / "a.jsonl"))
+    found = figures(SamDrafter(rule="newest"), answers, "request", k=5)
+    del found["by_source"]
+    assert found == figures(Naive(), answers, "request", k=5)
+
+
+def test_seeing_more_gains_more(tmp_path):
+    answers = read_answers(recording(tmp_path / "a.jsonl", prompts=10))
+    gain = {c: figures(SamDrafter(rule="newest"), answers, c)["tokens_per_step"] for c in CONTEXTS}
+    assert gain["request"] < gain["group"] < gain["sequential"]
+    assert gain["nohistory"] < gain["history"]
+
+
+def test_tree_of_one_wrong_node_beside_a_chain_gains_what_the_chain_gains(tmp_path):
+    answers = read_answers(recording(tmp_path / "a.jsonl"))
+    chain, tree = (figures(Naive(), answers, "group", k=4 + tree, tree=tree) for tree in (False, True))
+    assert tree["tokens_per_step"] == chain["tokens_per_step"] > 1.2
+    assert tree["proposed"] == chain["proposed"] + tree["steps"]
+
+
+@TREES
+@pytest.mark.parametrize("context", ["request", "group"])
+def test_trees_of_the_pool_gain_more_than_its_chains(tmp_path, context):
+    answers = read_answers(recording(tmp_path / "a.jsonl", prompts=10))
+    chain, tree = (figures(SamDrafter(rule="blend"), answers, context, k=8, tree=tree) for tree in (False, True))
+    assert tree["tokens_per_step"] > chain["tokens_per_step"] > 1.2
+
+
+# ---- what is drawn --------------------------------------------------------------------------------------------------
+
+
+def drawn(answers, **limits):
+    return [[answer.response_ids[0] for answer, _ in scope] for scope in make_scopes(answers, "group", **limits)]
+
+
+def test_limits_end_the_draw_with_a_whole_group(tmp_path):
+    rows = [line(f"p{prompt}", [prompt] * 10) for prompt in range(20) for _ in range(3)]
+    answers = read_answers(write(tmp_path / "a.jsonl", rows))
+    assert len(drawn(answers)) == 20
+    assert len(drawn(answers, max_responses=7)) == 3
+    assert len(drawn(answers, max_tokens=61)) == 3 and len(drawn(answers, max_tokens=60)) == 2
+    assert drawn(answers, max_responses=7) == drawn(answers)[:3]
+
+
+def test_draw_depends_on_the_seed_and_not_on_the_lines_order(tmp_path):
+    rows = [line(f"p{prompt}", [prompt]) for prompt in range(20)]
+    answers = read_answers(write(tmp_path / "a.jsonl", rows))
+    again = read_answers(write(tmp_path / "b.jsonl", rows[::-1]))
+    assert drawn(answers) == drawn(again)
+    assert drawn(answers) != drawn(answers, seed=21) and sorted(drawn(answers)) == sorted(drawn(answers, seed=21))
+
+
+def test_group_is_the_given_one_or_the_prompts_answers_of_one_epoch(tmp_path):
+    rows = [line("p"), line("p"), line("q"), line("p", epoch=1), line("p", group="a"), line("q", group="a")]
+    scopes = make_scopes(read_answers(write(tmp_path / "a.jsonl", rows)), "group")
+    assert sorted(map(len, scopes)) == [1, 1, 2, 2]
+
+
+def test_folds_part_the_prompts(tmp_path):
+    answers = read_answers(write(tmp_path / "a.jsonl", [line(f"p{n // 2}") for n in range(60)]))
+    parts = [split_fold(answers, (n, 3)) for n in range(3)]
+    assert all(len(fold) + len(others) == 60 for fold, others in parts)
+    folds = [{answer.prompt_id for answer in fold} for fold, _ in parts]
+    assert all(2 <= len(fold) <= 20 for fold in folds) and len(set.union(*folds)) == 30 == sum(map(len, folds))
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_loops_and_empty_answers_and_blank_lines_are_left_out(tmp_path):
+    rows = [line("a", tail_rep=8.0), line("b", tail_rep=8.1), line("c", []), line("d", tail_rep=None), line(5)]
+    path = write(tmp_path / "a.jsonl", rows)
+    path.write_text("\n" + path.read_text() + "  \n")
+    assert [answer.prompt_id for answer in read_answers(path)] == ["a", "d", "5"]
+
+
+def test_compressed_recordings_read_the_same(tmp_path):
+    plain = recording(tmp_path / "a.jsonl")
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_answers(packed) == read_answers(plain)
+    packed.write_bytes(packed.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="a.jsonl.gz cannot be decompressed .*: copy or compress it again"):
+        read_answers(packed)
+
+
+@pytest.mark.skipif(not shutil.which("zstd"), reason="needs the program zstd")
+def test_zstd_recordings_read_the_same(tmp_path):
+    plain = recording(tmp_path / "a.jsonl", prompts=50)
+    packed = tmp_path / "a.jsonl.zst"
+    subprocess.run(["zstd", "-q", plain, "-o", packed], check=True)
+    assert read_answers(packed) == read_answers(plain)
+    packed.write_bytes(packed.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="a.jsonl.zst cannot be decompressed .*: copy or compress it again"):
+        read_answers(packed)
+
+
+def test_zstd_without_the_command_says_what_to_install(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="there is no zstd command: install zstd or decompress the file"):
+        read_answers(path)
+
+
+BAD = {
+    "{": "line 2 is not JSON",
+    "\xff": "line 2 is not JSON",
+    "[1]": "line 2 is not a JSON object: every line needs prompt_ids, response_ids and prompt_id",
+    '{"prompt_ids": [1], "prompt_id": 1}': "line 2: response_ids is missing: every line needs",
+    '{"prompt_ids": "x", "response_ids": [1], "prompt_id": 1}': "line 2: prompt_ids is not a list",
+    '{"prompt_ids": [1], "response_ids": [1]}': "line 2: prompt_id must be a string or a number",
+    '{"prompt_ids": [1], "response_ids": [1], "prompt_id": 1, "epoch": "x"}': "line 2: epoch is 'x', which is not a num",
+    '{"prompt_ids": [1], "response_ids": [1], "prompt_id": 1, "epoch": NaN}': "line 2: epoch is nan",
+    '{"prompt_ids": [1], "response_ids": [1], "prompt_id": 1, "tail_rep": []}': "line 2: tail_rep is \\[\\]",
+} | {
+    f'{{"prompt_ids": [1], "response_ids": [{token}], "prompt_id": 1}}': "line 2: response_ids must hold token ids"
+    for token in ("-1", "2147483648", "1.5", '"x"', "null")
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_line_is_told_with_its_number(tmp_path, text):
+    path = write(tmp_path / "a.jsonl", [line()])
+    with open(path, "ab") as file:
+        file.write(text.encode("latin-1"))
+    with pytest.raises(LabError, match="a.jsonl, " + BAD[text]):
+        read_answers(path)
+
+
+def test_recording_without_answers_is_refused(tmp_path):
+    with pytest.raises(LabError, match="a.jsonl has no answers: every line needs"):
+        read_answers(write(tmp_path / "a.jsonl", [line(response=[])]))
+
+
+@pytest.mark.parametrize("epochs", [(None, None), (1, 1), (1, None)])
+def test_history_without_earlier_epochs_is_refused(tmp_path, epochs):
+    answers = read_answers(write(tmp_path / "a.jsonl", [line(epoch=epoch) for epoch in epochs]))
+    with pytest.raises(LabError, match="context history needs answers to one prompt with different `epoch`"):
+        make_scopes(answers, "history")

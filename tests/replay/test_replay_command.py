@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab replay`: what it prints and writes, that it continues, and that it refuses bad input in one sentence."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+from recording import line, recording, write
+from sam_core.corpus import build_corpus
+
+from sam_lab.__main__ import main
+
+RULE = ["--rule", "newest"]
+
+
+def command(*words, **options):
+    words = [sys.executable, "-m", "sam_lab", *map(str, words)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, **options)
+
+
+def refused(capsys, *words):
+    """The sentence of a call that must exit with 2."""
+    try:
+        code = main([*map(str, words)])
+    except SystemExit as exit:
+        code = exit.code
+    out, err = capsys.readouterr()
+    assert code == 2 and "Traceback" not in err
+    return err.splitlines()[-1]
+
+
+def rows(out):
+    """{(recording, context, draft): tokens a step} of a printed table."""
+    return {
+        tuple(words[:3]): float(words[3]) for words in map(str.split, out.splitlines()[1:]) if words[0] != "geometric"
+    }
+
+
+@pytest.fixture
+def answers(tmp_path):
+    return recording(tmp_path / "a.jsonl")
+
+
+def test_help_documents_the_recording_and_the_contexts():
+    done = command("replay", "--help")
+    assert done.returncode == 0
+    for word in ("prompt_ids", "response_ids", "prompt_id", "group", "epoch", "step", "tail_rep", "nohistory", ".zst"):
+        assert word in done.stdout, word
+    assert "engine-replay" in command("--help").stdout
+
+
+def test_replay_prints_a_table_and_writes_the_same_figures(answers, tmp_path):
+    done = command("replay", answers, *RULE, "--context", "request", "history", "--k", 2, 6, "--json", tmp_path / "o")
+    assert done.returncode == 0 and done.stderr == ""
+    written = json.loads((tmp_path / "o").read_text())
+    assert [(r["context"], r["k"]) for r in written] == [("request", 2), ("request", 6), ("history", 2), ("history", 6)]
+    table = rows(done.stdout)
+    assert len(table) == 4
+    for result in written:
+        shown = table["a.jsonl", result["context"], f"k={result['k']}"]
+        assert shown == pytest.approx(result["tokens_per_step"], abs=6e-4) and shown > 1
+        assert result["drafter"] == {"rule": "newest"} and result["by_source"]["request"]["drafts"] > 0
+
+
+def test_default_draft_lengths_and_rules_multiply(answers, tmp_path):
+    done = command("replay", answers, "--rule", "newest", "oldest", "--context", "group", "--json", tmp_path / "o")
+    assert done.returncode == 0
+    found = [(r["drafter"]["rule"], r["k"], r["tree"]) for r in json.loads((tmp_path / "o").read_text())]
+    assert found == [(rule, k, False) for rule in ("newest", "oldest") for k in (3, 4, 8, 16)]
+
+
+def test_several_recordings_end_with_geometric_means(answers, tmp_path):
+    other = recording(tmp_path / "b.jsonl", seed=2)
+    done = command("replay", answers, other, *RULE, "--k", 3, "--context", "request")
+    lines = done.stdout.splitlines()
+    table = rows(done.stdout)
+    mean = (table["a.jsonl", "request", "k=3"] * table["b.jsonl", "request", "k=3"]) ** 0.5
+    assert lines[-1].startswith("geometric mean") and float(lines[-1].split()[4]) == pytest.approx(mean, abs=2e-3)
+
+
+def test_resume_keeps_what_is_there_and_adds_the_rest(answers, tmp_path):
+    out = tmp_path / "o.json"
+    words = ["replay", str(answers), *RULE, "--context", "request", "--json", str(out)]
+    assert main([*words, "--k", "3"]) == 0
+    kept = json.loads(out.read_text())
+    kept[0]["tokens_per_step"] = 77.0
+    out.write_text(json.dumps(kept))
+    assert main([*words, "--k", "3", "4", "--resume"]) == 0
+    first, second = json.loads(out.read_text())
+    assert (first["tokens_per_step"], second["k"]) == (77.0, 4)
+    for changed in (["--seed", "5"], ["--max-tokens", "100"], ["--max-responses", "3"], ["--rule", "oldest"]):
+        assert main([*words, "--k", "3", "--resume", *changed]) == 0
+    found = json.loads(out.read_text())
+    assert len(found) == 6 and [result["tokens_per_step"] == 77.0 for result in found].count(True) == 1
+    recording(answers, seed=3)
+    assert main([*words, "--k", "3", "--resume"]) == 0
+    assert len(json.loads(out.read_text())) == 7
+
+
+def test_kill_leaves_whole_results_that_are_continued(tmp_path):
+    answers, out = recording(tmp_path / "a.jsonl", prompts=60, answers=10), tmp_path / "o.json"
+    words = ["replay", answers, *RULE, "--k", *range(1, 7), "--context", "request", "--json", out]
+    with subprocess.Popen([sys.executable, "-m", "sam_lab", *map(str, words)], stdout=subprocess.DEVNULL) as child:
+        while not out.exists():
+            assert child.poll() is None
+            time.sleep(0.01)
+        child.kill()
+    kept = json.loads(out.read_text())
+    assert 0 < len(kept) < 6
+    done = command(*words, "--resume")
+    assert done.returncode == 0
+    results = json.loads(out.read_text())
+    assert results[: len(kept)] == kept and [result["k"] for result in results] == [*range(1, 7)]
+
+
+def test_command_without_its_packages_is_refused(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sam_lab.tree.command", None)
+    assert "error: tree needs the package sam_lab.tree.command, which is not installed" in refused(capsys, "tree")
+
+
+def test_limits_and_fold_reach_the_draw(answers, tmp_path):
+    done = command(
+        "replay", answers, *RULE, "--k", 3, "--context", "request", "--max-tokens", 1, "--json", tmp_path / "o"
+    )
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "o").read_text())[0]["requests"] == 2  # one group: a prompt's answers of one epoch
+    folds = []
+    for number in range(2):
+        assert main(["replay", str(answers), *RULE, "--fold", f"{number}/2", "--json", str(tmp_path / "f")]) == 0
+        folds.append(json.loads((tmp_path / "f").read_text())[0]["requests"])
+    assert sum(folds) == 20 and min(folds) >= 4
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--rule", "best"], "best"),
+        (["--sources", "moon"], "moon"),
+        (["--k", "0"], "argument --k: invalid positive number value: '0'"),
+        (["--min-prob", "2"], "argument --min-prob: invalid probability value: '2'"),
+        (["--fold", "2/2"], "argument --fold: invalid fold value: '2/2'"),
+        (["--fold", "1"], "argument --fold: invalid fold value: '1'"),
+        (["--corpus-from-others"], "--corpus-from-others needs --fold I/N"),
+        (["--resume"], "--resume needs --json OUT"),
+        (["--context", "all"], "argument --context: invalid choice: 'all'"),
+        (["--json", "absent/o.json"], "absent is not a folder"),
+        (["--fold", "0/1000000"], "a.jsonl has too few prompts for --fold 0/1000000: use fewer folds"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
+)
+def test_bad_usage_is_refused(answers, capsys, words, sentence):
+    assert sentence in refused(capsys, "replay", answers, *words)
+
+
+def test_bad_files_are_refused(answers, tmp_path, capsys):
+    assert refused(capsys, "replay", tmp_path / "no.jsonl") == f"error: {tmp_path}/no.jsonl: No such file or directory"
+    assert refused(capsys, "replay", tmp_path) == f"error: {tmp_path}: Is a directory"
+    bad = write(tmp_path / "bad.jsonl", [line(response=[-1])])
+    assert f"error: {bad}, line 1: response_ids must hold token ids" in refused(capsys, "replay", bad)
+    flat = write(tmp_path / "flat.jsonl", [line()])
+    assert f"error: {flat}: context history needs" in refused(capsys, "replay", flat, "--context", "history")
+    out = write(tmp_path / "o.json", [])
+    sentence = refused(capsys, "replay", answers, "--resume", "--json", out)
+    assert sentence == f"error: {out} was not written by this command: name another file, or leave --resume out"
+
+
+def test_unwritable_output_is_told_and_leaves_nothing(answers, tmp_path, capsys):
+    folder = tmp_path / "out"
+    (folder / "o.json").mkdir(parents=True)
+    sentence = refused(capsys, "replay", answers, *RULE, "--json", folder / "o.json")
+    assert sentence.endswith("o.json is a folder: name a file")
+    assert [path.name for path in folder.iterdir()] == ["o.json"]
+
+
+def test_interrupt_ends_without_a_traceback(tmp_path):
+    answers = recording(tmp_path / "a.jsonl", prompts=60, answers=10)
+    words = [sys.executable, "-m", "sam_lab", "replay", str(answers), *RULE, "--k", *map(str, range(1, 40))]
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, preexec_fn=heard, **pipes) as child:
+        assert child.stdout and child.stderr
+        child.stdout.readline()
+        os.kill(child.pid, signal.SIGINT)
+        _, err = child.communicate(timeout=20)
+    assert child.returncode == 130 and err == "interrupted\n"
+
+
+def test_replay_drafts_from_a_corpus(answers, tmp_path):
+    words = ["replay", str(answers), "--k", "4", "--context", "request", "--fold", "0/2", "--json", str(tmp_path / "o")]
+    build_corpus([answers], tmp_path / "made")
+    gained = []
+    for more in ([], ["--corpus", str(tmp_path / "made")], ["--corpus-from-others"]):
+        assert main([*words, *more]) == 0
+        gained.append(json.loads((tmp_path / "o").read_text())[0]["tokens_per_step"])
+    plain, with_own_answers, with_others = gained
+    assert with_own_answers > 1.5 * plain and with_others != plain

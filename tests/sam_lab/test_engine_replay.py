@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded answers through the real engine, small: every arm gives them back, and those that draft do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sam_lab import __main__ as lab
+from sam_lab.engine_replay.arms import ARMS
+from sam_lab.engine_replay.report import report
+from sam_lab.recordings import DATA
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURE = DATA / "rl-rollouts-qwen3b.jsonl.gz"
+SMALL = "--shape tiny --groups 2 --per-group 3 --batches 1 --tokens 200 --k 5".split()
+TICKING = """
+import itertools, sys, time
+ticks = itertools.count()
+time.process_time = lambda: next(ticks) / 1000
+from sam_lab.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command by a clock that goes on as often as it is read: all steps take as long, whatever else the machine does, so
+drafts cost nothing and auto drafts whenever it finds any."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--arms", "off", "ngram", "batch", "batch:5:1", "auto"],
+        ["--arms", "batch", "auto", "--temperature", "1", "--verify", "seeded"],
+    ],
+    ids=["greedy", "sampled"],
+)
+def test_every_arm_gives_the_recorded_answers(tmp_path, capsys, monkeypatch, words):
+    words = ["engine-replay", str(FIXTURE), *words, *SMALL, "--out", str(tmp_path)]
+    # compiling, and zeroing memory, take longer than all that is run
+    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [sys.executable, "-c", TICKING, *words]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
+    result = json.loads((tmp_path / "engine-replay.json").read_text())
+    assert result["wrong"] == [] and result["silent"] == []
+    arms = result["arms"]
+    assert list(arms) == ["plain", *result["settings"]["arms"]]
+    for name, values in arms.items():
+        drafts = name not in ("plain", "off")
+        assert (values["drafted"] > 0) == (values["accepted"] > 0) == drafts, name
+        assert (values["engine_steps"] < arms["plain"]["engine_steps"]) == drafts, name
+    assert (tmp_path / "engine-replay.png").stat().st_size > 10_000
+    assert json.loads((tmp_path / "learned.json").read_text())["cost"]["samples"]
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setitem(sys.modules, "sam_lab.engine_replay.engine", None)
+    capsys.readouterr()
+    assert lab.main([*words, "--resume"]) == 0 and "plain" in capsys.readouterr().out
+    assert lab.main([*words, "--resume", "--seed", "5"]) == 2 and "other settings" in capsys.readouterr().err
+    assert lab.main(words) == 2 and "engine_replay.engine" in capsys.readouterr().err, "an engine could be started here"
+
+
+def test_all_arms_and_more_are_drawn(tmp_path, capsys):
+    step = {"running": 30, "rows": 30, "drafted": 1, "context": 9, "emitted": 31, "prefill": False}
+    step |= {"s": 1.0, "sample_s": 0.1, "draft_s": 0.0}
+    names = [*ARMS, *(f"batch:{k}:8" for k in range(4, 8))]
+    result = report([{"arm": arm, "batch": 0, "wrong": [], "steps": [step]} for arm in names], 8, tmp_path, {})
+    assert "tail_gain_median" not in result["arms"]["auto"], "no step of it was in the tail"
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+    assert (tmp_path / "engine-replay.png").exists()
+
+
+def test_a_wrong_answer_and_an_arm_that_is_silent_are_named(tmp_path, capsys):
+    step = {"running": 1, "rows": 1, "drafted": 0, "context": 9, "emitted": 1, "prefill": False}
+    step |= {"s": 1.0, "sample_s": 0.1, "draft_s": 0.0}
+    runs = [{"arm": arm, "batch": 0, "wrong": wrong, "steps": [step]} for arm, wrong in (("plain", []), ("auto", [3]))]
+    result = report(runs, 8, tmp_path, {})
+    assert result["wrong"] == [("auto", 0, 3)] and result["silent"] == ["auto"]
+    printed = capsys.readouterr().out
+    assert "WRONG: auto, batch 0: request 3" in printed and "SILENT: auto" in printed
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([FIXTURE, "--arms", "fast"], "unknown arm 'fast'"),
+        ([FIXTURE, "--batches", "5000"], "are needed: lower --batches"),
+        (["nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_bad_input_gets_one_sentence(tmp_path, capsys, words, said):
+    assert lab.main(["engine-replay", *map(str, words), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()

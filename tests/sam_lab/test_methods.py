@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every method decodes the target's own text, greedy and sampled, in a batch, and its drafts are accepted."""
+
+import pytest
+import tiny_qwen3
+import torch
+from sam_core.corpus import build_corpus
+
+from sam_lab import methods
+from sam_lab.methods.draft_model import DraftModel, Node, unfold
+from sam_lab.tree.decoder import Decoder
+from sam_lab.tree.verify import Greedy, Sampled
+
+END = tiny_qwen3.VOCAB - 1
+LIMIT = 48
+SAMPLERS = {"greedy": Greedy(), "sampled": Sampled(0.5, 0.95, seed=7)}
+
+
+@pytest.fixture(scope="module", params=SAMPLERS)
+def plain(request, target, prompts, tmp_path_factory):
+    """A decoder, earlier texts with a corpus of them, and what plain decoding makes of the prompts."""
+    decoder = Decoder(target, SAMPLERS[request.param], [END], LIMIT)
+    earlier, _ = decoder.run(prompts)
+    texts, figures = decoder.run(prompts, first=0 if request.param == "greedy" else 100)
+    assert figures.tokens == figures.steps == sum(map(len, texts))
+    assert figures.drafted == figures.accepted == 0
+    corpus = tmp_path_factory.mktemp("corpus") / "corpus"
+    build_corpus(earlier, corpus)
+    return decoder, earlier, corpus, texts, 0 if request.param == "greedy" else 100
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_every_method_decodes_the_target_s_text(method, plain, prompts, draft_model):
+    decoder, earlier, corpus, texts, first = plain
+    drafter = methods.make(method, methods.Settings(), earlier, corpus, draft_model)
+    found, figures = decoder.run(prompts, drafter, first)
+    assert found == texts
+    assert figures.drafted > 0 and figures.accepted > 0
+    assert figures.tokens == sum(map(len, texts)) and figures.steps < figures.tokens
+    assert 0 < figures.accepted <= figures.drafted
+
+
+def test_plain_decoding_is_the_model_s_own(target, prompts):
+    """transformers' generate, one prompt at a time."""
+    texts, _ = Decoder(target, Greedy(), [END], LIMIT).run(prompts)
+    for prompt, text in zip(prompts, texts, strict=True):
+        wanted = target.generate(
+            torch.tensor([prompt]), max_new_tokens=LIMIT, do_sample=False, eos_token_id=END, pad_token_id=END
+        )[0, len(prompt) :]
+        assert text == wanted.tolist()
+
+
+def test_the_target_as_its_own_draft_model_is_accepted_to_the_end(target, prompts):
+    decoder = Decoder(target, Greedy(), [], 44)
+    drafter = DraftModel(target, width=1, theta_prob=0)
+    _, figures = decoder.run(prompts[:3], drafter)
+    assert figures.steps == 3 * 4  # 10 drafted, 1 more
+    assert figures.accepted == 3 * 40
+    assert drafter.counts["nodes"] == drafter.counts["expanded"] + 3 * 4 == 3 * 40
+
+
+def test_trees_of_the_target_itself_are_accepted_to_the_end(target, prompts):
+    """So the draft model's keys and values are those of the text after every kind of outcome."""
+    drafter = DraftModel(target, width=3, depth=4, theta_prob=0, theta_sib=0.5)
+    _, figures = Decoder(target, Greedy(), [], 45, nodes=1024).run(prompts[:3], drafter)
+    assert figures.steps == 3 * 9 and figures.accepted == 3 * 36
+    assert drafter.counts["expanded"] > 1.2 * 3 * 9 * 3, "nothing branched: the test shows nothing"
+
+
+def test_a_draft_model_that_is_asked_late_knows_the_whole_text(target, prompts):
+    (text,), _ = Decoder(target, Greedy(), [], 20).run(prompts[:1])
+    drafter = DraftModel(target, width=1, depth=5, theta_prob=0)
+    drafter.start(0, prompts[0], None)
+    for begin, end in ((0, 3), (3, 4), (4, 9)):
+        drafter.append_many([0], [text[begin:end]])
+    assert drafter.propose_tree_many([0], 64)[0][0] == text[9:14]
+    drafter.append_many([0], [text[9:12]])
+    drafter.append_many([0], [text[12:15]])
+    assert drafter.propose_tree_many([0], 64)[0][0] == text[15:20]
+
+
+def test_limits_of_a_draft_hold(target, draft_model, prompts):
+    class Watched(DraftModel):
+        def propose_tree_many(self, requests, n):
+            for tokens, parents in (trees := super().propose_tree_many(requests, n)):
+                depths = []
+                for parent in parents:
+                    depths.append(depths[parent] + 1 if parent >= 0 else 1)
+                assert len(tokens) <= n and max(depths) <= self.depth
+                assert len({*zip(parents, tokens, strict=True)}) == len(tokens)
+                assert max(map(parents.count, parents)) <= self.width
+            return trees
+
+    for tau in (0, 1):
+        drafter = Watched(draft_model, width=3, depth=4, theta_prob=0.02, theta_sib=0.02, tau=tau)
+        Decoder(target, Greedy(), [END], 24, nodes=20).run(prompts[:4], drafter)
+        assert drafter.counts["drafts"] and bool(drafter.counts["merged"]) == bool(tau)
+
+
+def test_a_graph_expands_fewer_nodes_than_its_tree(target, draft_model, prompts):
+    made = {}
+    for tau in (0, 1):
+        drafter = DraftModel(draft_model, theta_prob=0.05, theta_sib=0.1, tau=tau)
+        made[tau], figures = Decoder(target, Greedy(), [END], 32, nodes=256).run(prompts, drafter)
+        made[tau, "expanded"] = drafter.counts["expanded"] / drafter.counts["drafts"]
+    assert made[0] == made[1]
+    assert made[1, "expanded"] < 0.9 * made[0, "expanded"]
+
+
+def test_unfolding_repeats_what_follows_the_first_occurrence():
+    """a b c and d b, where b is redundant by its last token: d b c is drafted too, each path with its own nodes."""
+    root = Node(9, None, 1.0, 1.0, 0)
+    a = Node(0, root, 0.6, 0.6, 1)
+    d = Node(3, root, 0.4, 0.4, 1)
+    root.children = [a, d]
+    b = Node(1, a, 0.9, 0.54, 2)
+    again = Node(1, d, 0.8, 0.32, 2, same=b)
+    a.children, d.children = [b], [again]
+    b.children = [Node(2, b, 0.5, 0.27, 3)]
+    tokens, parents = unfold(root, 64, 10)
+    paths = []
+    for node in range(len(tokens)):
+        found = []
+        while node >= 0:
+            found.append(tokens[node])
+            node = parents[node]
+        paths.append(found[::-1])
+    assert sorted(paths) == [[0], [0, 1], [0, 1, 2], [3], [3, 1], [3, 1, 2]]
+    assert unfold(root, 3, 10) == ([0, 1, 3], [-1, 0, -1])
+    assert max(unfold(root, 64, 2)[0]) == 3 and len(unfold(root, 64, 2)[0]) == 4
+
+
+def test_nodes_are_merged_across_branches_only_and_their_keys_stay_with_their_path(target):
+    """Last tokens 1 0 stand on three paths: first behind 3; behind 4, merged; and again further down the first one."""
+    drafter = DraftModel(target, tau=2)
+    firsts, root = {}, Node(9, None, 1.0, 1.0, 0)
+
+    def grow(above, token, pending):
+        node = Node(token, above, 0.5, 0.5, above.depth + 1)
+        above.children.append(node)
+        if not drafter.merge(node, firsts):
+            node.pending = pending
+        return node
+
+    first = grow(grow(grow(root, 3, 1), 1, 2), 0, 3)
+    again = grow(grow(grow(root, 4, 4), 1, 5), 0, 6)
+    below = grow(grow(first, 1, 7), 0, 8)
+    assert first.same is None and again.same is first and below.same is None
+    assert drafter._walk(root, [3, 1, 0, 1, 0, 5]) == [1, 2, 3, 7, 8]
+    assert drafter.counts["grafted"] == 0
+    assert drafter._walk(root, [4, 1, 0, 1, 0, 5]) == [4, 5], "keys of another path were kept"
+    assert drafter.counts["grafted"] == 1
+
+
+def test_a_cycle_of_merged_nodes_ends_at_the_depth_of_a_draft():
+    root = Node(9, None, 1.0, 1.0, 0)
+    a, b = Node(0, root, 0.5, 0.5, 1), Node(1, root, 0.5, 0.5, 1)
+    root.children = [a, b]
+    a.children, b.children = [Node(1, a, 1.0, 0.5, 2, same=b)], [Node(0, b, 1.0, 0.5, 2, same=a)]
+    tokens, _ = unfold(root, 64, 6)
+    assert len(tokens) == 12
+
+
+def test_the_hybrid_asks_both(target, draft_model, prompts):
+    decoder = Decoder(target, Greedy(), [END], LIMIT)
+    earlier, _ = decoder.run(prompts)
+    drafter = methods.make("hybrid", methods.Settings(sure=0.6), earlier[:5], None, draft_model)
+    texts, _ = decoder.run(prompts, drafter)
+    assert texts == earlier
+    assert drafter.counts["sam"] > 0 and drafter.counts["drafts"] > 0
+
+
+def test_an_empty_prompt_is_refused(target):
+    with pytest.raises(ValueError, match="a prompt is empty"):
+        Decoder(target, Greedy(), [END], LIMIT).run([[1], []])

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner: every token once, equal to a plain loop over steps, and what must not get worse does not."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llm_rl.layout import SHAPES
+from sam_lab.__main__ import main
+from sam_lab.methods.pool import SamDrafter
+from sam_lab.plan import article, check, words
+from sam_lab.plan.acceptance import given, recorded
+from sam_lab.plan.cost import DEVICES, Cost, Held, fitted, roofline
+from sam_lab.plan.lengths import Lengths
+from sam_lab.plan.simulate import BINS, EDGES, Engines, Policy
+from sam_lab.plan.step import Tails, deal, engines
+from sam_lab.recordings import DATA, read_answers
+from sam_lab.replay import accept_chain
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RECIPE = str(ROOT / "llm_rl/qwen3/dapo_qwen3_32b_32die.yaml")
+ROWS = np.arange(1.0, 200)
+COST = Cost(ROWS, 0.02 + 0.001 * np.maximum(0, ROWS - 6), 0.004, 0.002, prefill=1e-5)
+FREE = Cost(ROWS, np.full(len(ROWS), 0.02), 0.0, 0.0)
+
+
+def policy_of(seed, slots, threshold):
+    """Gains that differ by position and batch, 0 above the threshold."""
+    rng = np.random.default_rng(seed)
+    policy = Policy(rng.uniform(0, 2, (slots + 1, BINS)), rng.uniform(0, 3, (slots + 1, BINS)))
+    policy.gain[threshold + 1 :], policy.drafted[threshold + 1 :] = 0, 0
+    return policy
+
+
+def load(seed, ranks, count, longest=3000):
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(5, 60, count) for _ in range(ranks)]
+    return prompts, [rng.integers(1, longest, count) for _ in range(ranks)]
+
+
+def step_by_step(prompts, answers, slots, cost, policy):
+    """One step after the other, one request after the other; no memory limit. Seconds and steps."""
+    waiting = [list(range(len(a))) for a in answers]
+    running = [{} for _ in answers]  # request: position
+    clock, steps = 0.0, 0
+    while any(waiting) or any(running):
+        read = 0
+        for rank, queue in enumerate(waiting):
+            tokens = 0
+            while queue and len(running[rank]) < slots:
+                request = queue.pop(0)
+                running[rank][request] = 0.0
+                tokens += prompts[rank][request]
+            read = max(read, tokens)
+        clock += cost.prefill * read
+        slowest = 0.0
+        for rank, now in enumerate(running):
+            n = len(now)
+            rows = context = drafts = 0.0
+            for request, position in now.items():
+                bin_ = sum(position >= edge for edge in EDGES)
+                held = prompts[rank][request] + position
+                rows += 1 + policy.drafted[n, bin_]
+                context += held
+                drafts += policy.drafted[n, bin_] * held
+                now[request] = min(answers[rank][request], position + 1 + policy.gain[n, bin_])
+            if n:
+                device = np.interp(rows, cost.rows, cost.seconds)
+                device += (cost.context * context + cost.draft_context * drafts) / 1000
+                slowest = max(slowest, cost.floor, float(device))
+            for request in [r for r, position in now.items() if position >= answers[rank][r] - 1e-6]:
+                del now[request]
+        clock += slowest
+        steps += 1
+    return clock, steps
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("floor", [0.0, 0.026])
+@pytest.mark.parametrize("threshold", [0, 3, 6])
+def test_equals_a_loop_over_steps(ranks, floor, threshold):
+    cost, policy = replace(COST, floor=floor), policy_of(1, 6, threshold)
+    prompts, answers = load(2, ranks, 17)
+    trace = Engines(prompts, answers, 6).run(cost, policy)
+    seconds, steps = step_by_step(prompts, answers, 6, cost, policy)
+    assert sum(trace.steps) == steps
+    assert trace.total == pytest.approx(seconds, rel=1e-9)
+    assert len(trace.steps) < steps / 5
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("capacity", [np.inf, 9000])
+def test_every_token_once(ranks, capacity):
+    prompts, answers = load(3, ranks, 40)
+    trace = Engines(prompts, answers, 8, capacity).run(COST, policy_of(4, 8, 5))
+    assert sum(trace.emitted) == pytest.approx(sum(a.sum() for a in answers))
+    assert sorted(trace.ended) == [(rank, i) for rank in range(ranks) for i in range(40)]
+    assert (trace.preempted > 0) == (capacity < np.inf)
+    assert trace.total == pytest.approx(sum(trace.seconds))
+
+
+def test_memory_holds_what_runs():
+    prompts, answers = load(3, 1, 40)
+    engine = Engines(prompts, answers, 8, 9000)
+    advance, most = engine._advance, []
+
+    def watched(*args):
+        advance(*args)
+        most.append((engine.prompt + engine.position)[engine.number >= 0].sum())
+
+    engine._advance = watched
+    engine.run(COST, Policy.off(8))
+    assert 8000 < max(most) <= 9000
+    with pytest.raises(ValueError, match="fit"):
+        Engines(prompts, answers, 8, 2000)
+
+
+def test_no_drafts_change_nothing():
+    prompts, answers = load(5, 1, 30)
+    acceptance = given(0.5, 0.5)
+    off, none, drafting = (
+        Engines(prompts, answers, 8).run(COST, policy)
+        for policy in (Policy.off(8), acceptance.batch(8, 8, 0), acceptance.batch(8, 8, 3))
+    )
+    assert none.total == off.total and none.steps == off.steps
+    assert sum(drafting.drafted) > 0 and sum(drafting.steps) < sum(off.steps)
+
+
+def test_going_on_from_the_tail_equals_the_whole():
+    plan = replace(article.CLUSTERS["32b"], gen_prompts=20, slots=32)
+    cost = roofline(plan.shape, 8, 1, DEVICES["910C"])
+    lengths = Lengths(900, 0.8, 6000).sample(20, 16, np.random.default_rng(0))
+    policy = given(0.4, 0.6).batch(32, 8, 3)
+    tail = Tails.of(plan, cost, engines(plan, lengths), 8).run(policy, 8)
+    whole = [engine.run(cost, policy) for engine in engines(plan, lengths)]
+    assert [trace.total for trace in tail.traces] == pytest.approx([trace.total for trace in whole])
+    with pytest.raises(ValueError, match="drafts beyond 8"):
+        Tails.of(plan, cost, engines(plan, lengths), 8).run(given(0.4, 0.6).batch(32, 9, 3), 8)
+
+
+def test_goes_on_from_where_few_run_while_others_wait():
+    """Memory may hold fewer requests than a threshold: they draft, whatever waits."""
+    plan = replace(article.CLUSTERS["32b"], gen_prompts=4, slots=32, capacity=6500)
+    cost = roofline(plan.shape, 8, 1, DEVICES["910C"])
+    lengths = Lengths(900, 0.8, 6000).sample(4, 16, np.random.default_rng(0))
+    policy = given(0.4, 0.6).batch(32, 8, 3)
+    tails = Tails.of(plan, cost, engines(plan, lengths), 8)
+    assert any(any(engine.queue) for engine in tails.waiting)
+    whole = [engine.run(cost, policy) for engine in engines(plan, lengths)]
+    round_ = tails.run(policy, 8)
+    assert [trace.total for trace in round_.traces] == pytest.approx([trace.total for trace in whole])
+    assert round_.tail == pytest.approx(np.mean([trace.tail(8) for trace in whole]))
+
+
+def test_monotone():
+    """Where drafts cost nothing, more of them, accepted more often, at more requests, never take longer."""
+    prompts, answers = load(6, 1, 60)
+
+    def seconds(first, threshold, k, cost=FREE):
+        return Engines(prompts, answers, 16).run(cost, given(first, 0.7).batch(16, threshold, k)).total
+
+    def falls(times):
+        return all(a > b for a, b in zip(times, times[1:], strict=False))
+
+    assert falls([seconds(first, 8, 3) for first in (0.0, 0.2, 0.4, 0.8)])
+    assert falls([seconds(0.4, threshold, 3) for threshold in (0, 2, 4, 8, 16)])
+    assert falls([seconds(0.4, 8, k) for k in (0, 1, 2, 4, 8)])
+    dear = replace(COST, draft_context=1.0)
+    assert seconds(0.1, 16, 8, dear) > seconds(0.1, 0, 8, dear)
+
+
+def test_auto_drafts_where_it_pays():
+    acceptance = given(0.6, 0.6)
+    contexts = np.full(17, 1.0)
+    free, dear = acceptance.auto(16, FREE, contexts), acceptance.auto(16, replace(COST, draft_context=1.0), contexts)
+    assert free.gain[1:].min() > 1 and free.gain[1:].mean() > 1.3
+    assert not dear.gain.any() and not dear.drafted.any()
+    some = acceptance.auto(16, COST, contexts)
+    assert some.drafted[1].mean() > some.drafted[16].mean()
+    prompts, answers = load(7, 1, 40)
+    times = [Engines(prompts, answers, 16).run(COST, policy).total for policy in (some, Policy.off(16))]
+    assert times[0] < times[1]
+
+
+def test_auto_prices_steps_as_they_are_simulated():
+    """Drafts are free up to where the host's floor no longer covers rows and contexts together."""
+    acceptance, most = given(0.3, 0.6), 15
+    covered = acceptance.auto(16, replace(COST, floor=1.0), np.full(17, 2.0))
+    assert (covered.drafted[1:9] == most).all()
+    partly = acceptance.auto(16, replace(COST, floor=0.2), np.full(17, 2.0)).drafted[5].mean()
+    cost = Held(replace(COST, floor=0.2), 5, 2.0)
+    assert 1 < partly < most and cost.rows_cost(5 + 5 * partly) == pytest.approx(0.2, rel=0.05)
+    one = np.array([5.0 + 5 * partly]), np.array([1e4]), np.zeros(1), np.array([1e4 * partly]), np.zeros(1)
+    assert cost.rows_cost(one[0]) == pytest.approx(cost.cost.stretch(1, *one))
+
+
+@pytest.mark.parametrize("family, spread", [("lognormal", 0.9), ("weibull", 1.0)])
+def test_lengths(family, spread):
+    lengths = Lengths(9000, spread, 34816, family)
+    sample = lengths.sample(200, 16, np.random.default_rng(0))
+    assert sample.mean() == pytest.approx(9000, rel=0.02) and sample.min() >= 1
+    assert (sample == 34816).mean() == pytest.approx(lengths.at_limit(), abs=0.003) and lengths.at_limit() > 0.01
+    logs = np.log(sample)
+    assert logs.mean(axis=1).var() > 0.3 * logs.var()
+    for bad in ({"mean": 40000}, {"spread": 0}, {"family": "normal"}):
+        with pytest.raises(ValueError):
+            replace(lengths, **bad)
+
+
+def test_routing():
+    lengths = np.arange(1, 6 * 4 + 1).reshape(6, 4)
+    assert [len(given_) for given_ in deal(lengths, 3, "spread")] == [8, 8, 8]
+    sticky = deal(lengths, 3, "sticky")
+    assert sorted(np.concatenate(sticky).tolist()) == list(range(1, 25))
+    assert all(len({(length - 1) // 4 for length in rank.tolist()}) == 2 for rank in sticky)
+    uneven = [len(rank) for rank in deal(np.ones((5, 8), int), 4, "sticky")]
+    assert sorted(uneven) == [8, 8, 8, 16]
+    crowd = [len(rank) for rank in deal(np.ones((2, 96), int), 4, "sticky")]  # more siblings than stay together
+    assert max(crowd) < 96
+    with pytest.raises(ValueError, match="spread or sticky"):
+        deal(lengths, 3, "hash")
+
+
+def test_roofline():
+    plan = article.CLUSTERS["32b"]
+    device = DEVICES["910C"]
+    cost = roofline(plan.shape, 8, 1, device, eager=False)
+    read = 2 * SHAPES["Qwen3-32B"].parameters / 8 / (device.bandwidth * device.weights_share)
+    assert read < cost.rows_cost(1) < 2 * read
+    assert cost.rows_cost(4000) > 3 * cost.rows_cost(1)
+    assert cost.context == pytest.approx(1000 * 32 * 1024 / (device.bandwidth * device.context_share))
+    assert roofline(plan.shape, 8, 1, device).rows_cost(1) == pytest.approx(64 * 14 * device.launch)
+
+
+def test_acceptance_of_a_recording():
+    answers = read_answers(DATA / "math-cot-groups8.jsonl.gz")
+    alone = recorded(answers, "request", {"sources": ["request"]}, (1, 3), max_tokens=8000)
+    together = recorded(answers, "group", {}, (1, 3), max_tokens=8000)
+    # Alone, a request learns from those before it what follows; siblings that run beside each other cannot.
+    for table in (alone, together):
+        assert 0 < table.gain[0, 0] < table.gain[1, 0] < table.drafted[1, 0] <= 3
+    assert (np.diff(together.worth, axis=2) <= 0).all() and together.accepted.max() == 3
+    assert together.worth[0].sum(axis=1).mean() == pytest.approx(together.accepted[0].mean(), rel=0.25)
+    assert together.scaled(0.5).gain == pytest.approx(0.5 * together.gain)
+    often = together.scaled(20)
+    auto = often.auto(8, FREE, np.zeros(9))
+    assert (often.gain <= often.drafted).all() and (auto.gain <= auto.drafted).all() and auto.drafted[1:].min() > 0
+
+
+def engine_replay(folder, batches, settings, seconds_of):
+    """Runs as `engine-replay` records them: real drafts on real answers, steps timed by a formula."""
+    runs = []
+    for number, batch in enumerate(batches):
+        for arm in ("plain", "batch"):
+            drafter, steps = SamDrafter(), []
+            alive = {i: 0 for i in range(len(batch))}
+            for i, (prompt, _) in enumerate(batch):
+                drafter.start(i, prompt, str(prompt))
+            once = {tuple(p) for p, _ in batch}  # siblings share whole blocks
+            read = sum(len(p) for p, _ in batch) - sum(len(p) // 128 * 128 * 2 for p in once)
+            steps.append({"running": len(batch), "rows": read, "drafted": 0, "context": 0})
+            steps[0] |= {"emitted": 0, "prefill": True, "s": 0.2 + 0.005 * read}
+            while alive:
+                n, emitted, drafted = len(alive), 0, 0
+                context = sum(len(batch[i][0]) + at for i, at in alive.items())
+                k = 3 if arm == "batch" and n <= 8 else 0
+                drafts = drafter.propose_many(list(alive), k) if k else [[]] * n
+                rows = []
+                for (i, at), draft in zip(alive.items(), drafts, strict=True):
+                    accepted = accept_chain(draft, batch[i][1], at)
+                    rows.append(batch[i][1][at : at + accepted + 1])
+                    drafted += len(draft)
+                drafter.append_many(list(alive), rows)
+                for i, row in zip(list(alive), rows, strict=True):
+                    emitted += len(row)
+                    alive[i] += len(row)
+                    if alive[i] >= len(batch[i][1]):
+                        del alive[i]
+                step = {"running": n, "rows": n + drafted, "drafted": drafted, "context": context, "emitted": emitted}
+                steps.append(step | {"prefill": False, "s": seconds_of(n + drafted, context)})
+            assert arm == "plain" or sum(s["drafted"] for s in steps) > 50
+            runs.append({"arm": arm, "batch": number, "wrong": [], "steps": steps})
+    (folder / "engine-replay.json").write_text(json.dumps({"settings": settings}))
+    (folder / "steps.json").write_text(json.dumps(runs))
+    return folder / "steps.json"
+
+
+def test_predicts_an_engine_replay(tmp_path, capsys):
+    """A batch that the cost was not fitted to, within 15 %: the cost is a formula here, answers and drafts are real."""
+    import argparse
+
+    from sam_lab.engine_replay.command import choose
+
+    settings = {
+        "answers": str(DATA / "math-cot-groups8.jsonl.gz"), "groups": 4, "per_group": 3, "batches": 2, "learn": 0,
+        "tokens": 900, "seed": 0, "max_seqs": 32, "tail": 8,
+    }  # fmt: skip
+    answers = read_answers(Path(settings["answers"]))
+    noise = random.Random(0)
+    path = engine_replay(
+        tmp_path,
+        choose(answers, argparse.Namespace(**settings)),
+        settings,
+        lambda rows, context: (0.08 + 0.007 * max(0, rows - 6) + 4e-6 * context) * noise.uniform(0.98, 1.02),
+    )
+    assert main(["plan", "--steps", str(path), "--json", str(tmp_path / "out.json")]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert len(rows) == 4 and not any(row["fitted"] for row in rows)
+    for batch in (0, 1):
+        predicted = {row["arm"]: row for row in rows if row["batch"] == batch}
+        assert abs(predicted["plain"]["error"]) < 0.03 and abs(predicted["batch"]["error"]) < 0.15
+        assert predicted["plain"]["predicted_steps"] == predicted["plain"]["steps"] - 1
+        assert predicted["batch"]["predicted_steps"] == pytest.approx(predicted["batch"]["steps"], rel=0.12)
+        assert predicted["batch"]["steps"] < 0.9 * predicted["plain"]["steps"]
+    out = capsys.readouterr().out
+    assert "cost from here" not in out
+    found = json.loads((tmp_path / "out.json").read_text())
+    fixed = {(pair["k"], pair["threshold"]): pair["seconds"] for pair in found["fixed"]}
+    assert fixed[3, 8] == pytest.approx(sum(row["predicted"] for row in rows if row["arm"] == "batch"))
+    assert len(fixed) == 72 and max(fixed.values()) > found["plain"] > fixed[3, 8] > min(fixed.values())
+    best = found["fixed"][0]
+    assert best["seconds"] == min(fixed.values()) and f"batch:{best['k']}:{best['threshold']} " in out
+    runs = [run for run in json.loads(path.read_text()) if run["batch"] == 0]
+    path.write_text(json.dumps(runs))
+    assert main(["plan", "--steps", str(path)]) == 0
+    assert "cost from here" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="none of the recorded steps"):
+        fitted([])
+    (tmp_path / "steps.json").write_text("[]")
+    with pytest.raises(ValueError, match="not the steps.json"):
+        check.read(path)
+
+
+def test_long_prompts_cost_more_a_token():
+    lengths = (100, 400, 4000, 2000)
+    batches = [[([7] * n, [1] * 50)] for n in lengths]
+    step = {"running": 1, "drafted": 0, "emitted": 1}
+    runs = [
+        {
+            "batch": i,
+            "steps": [step | {"rows": n, "context": 0, "prefill": True, "s": 0.1 + 5e-3 * n + 5e-7 * n * n}]
+            + [step | {"rows": 1, "context": n + j, "prefill": False, "s": 0.1} for j in range(50)],
+        }
+        for i, n in enumerate(lengths)
+    ]
+    assert check._cost(runs[:3], batches, 3).prefill == pytest.approx(5e-3 + 5e-7 * 2000, rel=0.01)
+
+
+def test_article(tmp_path, capsys, monkeypatch):
+    quarter = replace(article.CLUSTERS["customer"], dies=32, gen_prompts=384, train_prompts=128)
+    monkeypatch.setitem(article.CLUSTERS, "customer", quarter)  # as many requests an engine
+    out = tmp_path / "article.json"
+    assert main(["plan", "--article", "--draws", "1", "--json", str(out), "--picture", str(tmp_path / "a.png")]) == 0
+    found = json.loads(out.read_text())
+    rows = {(row["cluster"], row["what"], row["sam"]): row for row in found["rows"]}
+    assert len(rows) == len(found["rows"]) == 3 * (3 + 3 + 2) + 3
+    for what in ("off", "on"):
+        assert abs(rows["32b", "round", what]["error"]) < 0.005 and rows["32b", "round", what]["fitted"]
+        assert not rows["customer", "rollout", what]["fitted"]
+    assert rows["235b", "rollout", "on"]["article"] == 12811.98
+    assert article.NOMINAL.mean == pytest.approx(found["fit"]["mean"], rel=0.05)
+    assert article.NOMINAL.launch == pytest.approx(found["fit"]["launch"], rel=0.05)
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert "customer  rollout" in capsys.readouterr().out
+
+
+def test_recipe(tmp_path, capsys):
+    out, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    small = ["data.gen_batch_size=32", "rollout.max_num_seqs=32", "--mean", "2000"]
+    assert main(["plan", RECIPE, *small, "--draws", "2", "--json", str(out), "--picture", str(picture)]) == 0
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert found["figures"]["batch"]["rollout_gain"] > 1 and found["own"] == [8, 3]
+    assert found["figures"]["best"]["rollout_gain"] >= found["figures"]["batch"]["rollout_gain"]
+    assert found["ranges"]["auto"]["rollout_gain"][0] <= found["ranges"]["auto"]["rollout_gain"][1]
+    assert "Recommendation" in said and found["recommendation"][0] in said
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_is_advised_is_what_is_doubted():
+    figures = {
+        name: {"rollout_gain": 1.0, "tail_share": 0.5, "preempted": 0} for name in ("off", "batch", "best", "auto")
+    }
+    figures["best"]["rollout_gain"] = 1.3
+    routing = dict.fromkeys(("spread", "sticky"), {"batch_s": 1.0})
+    found = {"figures": figures, "own": (8, 3), "best": (16, 4), "routing": routing}
+    found["ranges"] = {"auto": {"rollout_gain": [0.8, 0.9]}, "best": {"rollout_gain": [0.95, 1.4]}}
+    plan = replace(article.CLUSTERS["32b"], slots=40, gen_prompts=1000)
+    said = " ".join(words.recommend(plan, found, 0, 900))
+    assert "not sure that batch 16 4 gains: 10 to 90 % of the worlds have 0.95 to 1.40" in said
+    assert "not sure that auto" not in said
+    found["ranges"]["best"]["rollout_gain"][0] = 1.1
+    assert "not sure" not in " ".join(words.recommend(plan, found, 0, 900))
+    longest = plan.limit + plan.prompt_tokens
+    assert words.growth(plan, 900)["index_bytes_engine"] == pytest.approx(99.4 * 48 * longest)  # three groups of 16
+    few = words.growth(replace(plan, gen_prompts=2, slots=200), 900)  # 8 answers an engine
+    assert few["index_bytes_engine"] == pytest.approx(99.4 * 8 * (900 + plan.prompt_tokens))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "name a recipe"),
+        ([RECIPE, "--factor", "0"], "--factor 0: take more than 0"),
+        ([RECIPE, "--factor", "-1"], "--factor -1: take more"),
+        ([RECIPE, "--mean", "0"], "--mean 0: an answer has"),
+        ([RECIPE, "--lengths", str(DATA / "math-cot-groups8.jsonl.gz"), "--mean", "-5"], "--mean -5: an answer has"),
+        (["--article", "--mean", "7000"], "--mean has no effect with --article"),
+        (["--steps", "steps.json", "--device", "H100"], "--device has no effect with --steps"),
+        (["--steps", "steps.json", "--picture", "x.png"], "--picture has no effect with --steps"),
+        ([RECIPE, "--json", str(DATA)], "is a folder: name a file"),
+        ([RECIPE, "--cost", "nosuch.json"], "nosuch.json: No such file"),
+        (["--article", "--draws", "-1"], "--draws -1"),
+        (["--steps", "missing.json"], "No such file"),
+        ([RECIPE, "--json", "nowhere/x.json"], "not a folder"),
+        ([RECIPE, "rollout.expected_length=null"], "how long answers are"),
+    ],
+)
+def test_refused(arguments, message, capsys):
+    assert main(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err
