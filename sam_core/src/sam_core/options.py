@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from sam_core.corpus import describe
 
-INTERFACE = "0.1"
+INTERFACE = "0.2"
 """major.minor of what the engine patches call; a patch set names the one it was written for."""
 
 RULES = ("oldest", "newest", "count", "suffix", "blend")
@@ -87,7 +85,7 @@ class Options:
         if isinstance(values.get("sources"), Sequence) and not isinstance(values["sources"], str):
             values["sources"] = tuple(values["sources"])
         options = cls(**values)
-        _one_of("verify", options.verify, tuple(verify))
+        check_choice("verify", options.verify, tuple(verify))
         if options.switch == "auto" and pipeline_ranks > 1:
             raise ValueError(
                 "switch 'auto' cannot time the steps of a pipeline, which overlap: use switch batch, "
@@ -96,16 +94,16 @@ class Options:
         return options
 
     def __post_init__(self) -> None:
-        _one_of("rule", self.rule, RULES)
-        _one_of("switch", self.switch, SWITCHES)
-        _one_of("verify", self.verify, VERIFY)
+        check_choice("rule", self.rule, RULES)
+        check_choice("switch", self.switch, SWITCHES)
+        check_choice("verify", self.verify, VERIFY)
         named = isinstance(self.sources, tuple) and all(isinstance(source, str) for source in self.sources)
         if not named or not self.sources or len(set(self.sources)) != len(self.sources):
             raise ValueError(
                 f"sources must be a list of different names out of {', '.join(SOURCES)}, got {self.sources!r}"
             )
         for source in self.sources:
-            _one_of("sources", source, SOURCES)
+            check_choice("sources", source, SOURCES)
         if "history" in self.sources and "group" not in self.sources:
             raise ValueError("sources has 'history' without 'group': add group, whose index holds the history")
         if not _is_int(self.threshold) or self.threshold < 1:
@@ -130,41 +128,6 @@ class Options:
                 raise ValueError("history names a folder, but sources lacks 'history': add it, or leave the folder out")
 
 
-def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An engine's `speculative_config`, which is a mapping or its JSON; empty where it is neither."""
-    speculative = engine_args.get("speculative_config")
-    if isinstance(speculative, str):
-        with contextlib.suppress(ValueError):
-            speculative = json.loads(speculative)
-    return speculative if isinstance(speculative, Mapping) else {}
-
-
-def replica_history(engine_args: dict[str, Any], replica: int) -> None:
-    """Give one of several engines with the same options a folder of its own in that of option `history`.
-
-    engine_args: of an engine, by name. Their `speculative_config` is replaced, not changed; what the engine will refuse
-        is left to it.
-    """
-    speculative = speculative_config(engine_args)
-    sam = speculative.get("sam")
-    folder = sam.get("history") if isinstance(sam, Mapping) else None
-    if isinstance(folder, str):
-        engine_args["speculative_config"] = {**speculative, "sam": {**sam, "history": f"{folder}/replica-{replica}"}}
-
-
-def sampling_mode(vllm_config: Any) -> str:
-    """How an engine of this vLLM configuration draws its tokens: `rejection` (its own way) or `seeded`.
-
-    The option `verify` of method sam; in a run without it, to compare with, `sam_verify` of the additional_config.
-    """
-    speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method == "sam":
-        return (speculative.sam or {}).get("verify", Options.verify)
-    mode = (vllm_config.additional_config or {}).get("sam_verify", Options.verify)
-    _one_of("additional_config.sam_verify", mode, VERIFY)
-    return mode
-
-
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -181,6 +144,7 @@ def _check_corpus(path: Any) -> None:
         ) from None
 
 
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError, one sentence, unless the value of option `name` is one of those allowed."""
     if value not in allowed:
         raise ValueError(f"{name} {value!r} is not available; this version has {', '.join(allowed)}")
