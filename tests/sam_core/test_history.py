@@ -41,7 +41,7 @@ def answer(proposer, name="a", end=True):
 @pytest.fixture(autouse=True)
 def other_processes(monkeypatch):
     """Each proposer is that of a process which has ended when the next one is made."""
-    monkeypatch.setattr(history, "_held", {})
+    monkeypatch.setattr(history, "_locks", {})
 
 
 def end_process():
