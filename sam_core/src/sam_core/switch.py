@@ -21,8 +21,8 @@ Int32 = npt.NDArray[np.int32]
 class Switch:
     """Decides when to draft, and how many tokens of each request.
 
-    In each step the drafter calls `should_draft`, then `choose` if it was true, else `skip`. It calls `observe` before
-    these in every step in which `may_be_on`. Requests are known by their slots, small numbers that are used again.
+    After each step the drafter calls `observe` (not needed if `may_be_on` is false), then `should_draft`, then `choose`, or
+    `skip` if it has looked for no drafts. Requests are known by their slots, small numbers that are used again.
 
     steps, steps_on: steps so far, and those with drafts. transitions: times that `on` changed.
     """
