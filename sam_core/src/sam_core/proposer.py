@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +29,19 @@ MIN_FEED_BATCH = 64
 """Requests that are fed together, if so many run: a call costs more than the tokens of a few requests."""
 
 
-class _Step(NamedTuple):
-    """The B requests of a step. slots, ends, prompts: int32 [B]; tokens of a row that are certain, and of its prompt."""
+class _Step:
+    """The B requests of a step.
 
-    req_ids: list[str]
-    slots: Int32
-    token_rows: Int32
-    ends: Int32
-    prompts: Int32
+    slots, ends, prompts: int32 [B]; ends and prompts are the tokens of each row that are certain, and those of its prompt.
+    """
+
+    __slots__ = ("req_ids", "slots", "token_rows", "ends", "prompts")
+
+    def __init__(self, req_ids: list[str], slots: Int32) -> None:
+        self.req_ids, self.slots = req_ids, slots
+        self.token_rows: Int32
+        self.ends: Int32
+        self.prompts: Int32
 
 
 class SamProposer:
@@ -105,17 +110,15 @@ class SamProposer:
         if self.saved:
             self.saved.restore_switch(self.switch)
         self._slots: dict[str, int] = {}
-        self._requests = np.zeros(  # by slot
-            1,
-            [
-                ("prompt", np.int32),  # tokens of the prompt
-                ("fed", np.int32),  # tokens in the pool
-                ("excluded", np.bool_),
-                ("drafted", np.bool_),  # whether it got a draft in the last step
-                ("unpadded", np.int32),  # tokens of a padded draft that are no padding; k: no padding is to be counted
-                ("padded", np.int32, (k,)),  # that draft
-            ],
-        )
+        fields = [
+            ("prompt", np.int32),  # tokens of the prompt
+            ("fed", np.int32),  # tokens in the pool
+            ("unpadded", np.int32),  # tokens of a padded draft that are no padding; k: no padding is to be counted
+            ("padded", np.int32, (k,)),  # that draft
+            ("excluded", np.bool_),
+            ("drafted", np.bool_),  # whether it got a draft in the last step
+        ]
+        self._requests = np.zeros(1, np.dtype(fields, align=True))  # by slot
         self._step: _Step | None = None
         self._has_drafts = False
         self._turn = 0
@@ -124,7 +127,7 @@ class SamProposer:
         self._news_time = self._report_time = -REPORT_INTERVAL_S
         self._positions = Positions()
         self._excluded: Counter[str] = Counter()
-        self._proposed = self._padding = self._padding_accepted = 0
+        self._withheld = self._padding = self._padding_accepted = 0
         self._seconds = 0.0
 
     def make_uniform(self) -> None:
@@ -171,18 +174,26 @@ class SamProposer:
         if not self.drafting:
             return [[] for _ in range(batch)]
         start = time.perf_counter()
-        step, same_requests = self._begin_step(req_ids, token_rows, lengths, prompt_lengths)
+        step = self._step
+        same_requests = step is not None and step.req_ids == req_ids
+        if not same_requests:
+            slots = np.fromiter(map(self._slots.get, req_ids, itertools.repeat(-1)), np.int32, batch)
+            step = self._step = _Step(list(req_ids), slots)
+        step.token_rows = token_rows
+        step.ends = np.array(lengths[:batch], np.int32)
+        step.prompts = np.asarray(prompt_lengths[:batch], np.int32)
         had_drafts = self._has_drafts
         may_be_on = self.switch.may_be_on(batch)
+        starts = None
         if had_drafts or may_be_on or not same_requests:
-            self._open_changed(step, slice(0, batch))
+            starts = self._open_changed(step)
         if may_be_on:
-            self.switch.observe(step.slots, step.ends - self._requests["fed"][step.slots], num_tokens)
+            self.switch.observe(step.slots, step.ends - starts, num_tokens)
         should_draft = self.switch.should_draft(batch)
         if should_draft or had_drafts:
-            drafts = self._draft(step, may_draft, should_draft)
+            drafts = self._draft(step, starts, may_draft, should_draft)
         else:
-            self._feed_turn(step)
+            self._feed_turn(step, starts)
             self.switch.skip(step.slots, step.ends)
             drafts = [[] for _ in range(batch)]
         self.has_news = (
@@ -193,35 +204,21 @@ class SamProposer:
         self._seconds += time.perf_counter() - start
         return drafts
 
-    def _begin_step(
-        self,
-        req_ids: Sequence[str],
-        token_rows: Int32,
-        lengths: Sequence[int] | npt.NDArray[Any],
-        prompt_lengths: Sequence[int] | npt.NDArray[Any],
-    ) -> tuple[_Step, bool]:
-        """The step, and whether its requests are those of the step before."""
-        last = self._step
-        same = last is not None and last.req_ids == req_ids
-        if same:
-            ids, slots = last.req_ids, last.slots
-        else:
-            ids = list(req_ids)
-            slots = np.fromiter(map(self._slots.get, ids, itertools.repeat(-1)), np.int32, len(ids))
-        ends = np.array(lengths[: len(ids)], np.int32)
-        prompts = np.asarray(prompt_lengths[: len(ids)], np.int32)
-        self._step = _Step(ids, slots, token_rows, ends, prompts)
-        return self._step, same
+    def _open_changed(self, step: _Step) -> Int32:
+        """Open slots for new requests and for those whose text changed: the engine took tokens back, or a prompt grew.
 
-    def _open_changed(self, step: _Step, rows: slice) -> None:
-        """Open slots for new requests, and for those whose text changed: the engine took tokens back or a prompt grew."""
-        slots, ends, prompts = step.slots[rows], step.ends[rows], step.prompts[rows]
-        changed = (slots < 0) | (ends < self._requests["fed"][slots]) | (prompts != self._requests["prompt"][slots])
-        for i in (rows.start + np.flatnonzero(changed)).tolist():
-            req_id, prompt = step.req_ids[i], step.token_rows[i, : step.prompts[i]]
-            self._close(req_id, keep=False)
-            step.slots[i] = self._open(req_id, np.ascontiguousarray(prompt))
-        self._step = step  # closing forgets it
+        Returns int32 [B], the tokens of each row that are in the pool.
+        """
+        fed = self._requests["fed"][step.slots]
+        changed = (step.slots < 0) | (step.ends < fed) | (step.prompts != self._requests["prompt"][step.slots])
+        if changed.any():
+            for i in np.flatnonzero(changed).tolist():
+                req_id, prompt = step.req_ids[i], step.token_rows[i, : step.prompts[i]]
+                self._close(req_id, keep=False)
+                step.slots[i] = self._open(req_id, np.ascontiguousarray(prompt))
+            self._step = step  # closing forgets it
+            fed = self._requests["fed"][step.slots]
+        return fed
 
     def _open(self, req_id: str, prompt: Int32) -> int:
         slot = self.pool.open(prompt, self.group_of(req_id))
@@ -231,7 +228,7 @@ class SamProposer:
         reason = self.exclusion_reason(req_id)
         if reason:
             self._excluded[reason] += 1
-        self._requests[slot] = (len(prompt), len(prompt), bool(reason), False, self.k, 0)
+        self._requests[slot] = (len(prompt), len(prompt), self.k, 0, bool(reason), False)
         return slot
 
     def _close(self, req_id: str, keep: bool = True) -> None:
@@ -242,29 +239,27 @@ class SamProposer:
             self.switch.forget(slot)
             self._unsaved = True
 
-    def _feed_turn(self, step: _Step) -> None:
-        """Feed the requests whose turn it is."""
+    def _feed_turn(self, step: _Step, starts: Int32 | None) -> None:
+        """Feed the requests whose turn it is; `starts` is what _open_changed returned, if it was called in this step."""
         batch = len(step.req_ids)
         self._turn = (self._turn + 1) % FEED_INTERVAL
         size = max(MIN_FEED_BATCH, -(-batch // FEED_INTERVAL))
         rows = slice(self._turn * size, min((self._turn + 1) * size, batch))
         if rows.start < rows.stop:
-            self._open_changed(step, rows)
-            self._feed(step, rows)
+            starts = self._open_changed(step) if starts is None else starts
+            self._feed(step, rows, starts[rows])
 
-    def _feed(self, step: _Step, rows: slice) -> None:
-        """Feed these requests of a step, and draft nothing."""
+    def _feed(self, step: _Step, rows: slice, starts: Int32) -> None:
+        """Feed these rows of a step from `starts` on, and draft nothing."""
         slots, ends = step.slots[rows], step.ends[rows]
-        starts = self._requests["fed"][slots]
         if (starts >= ends).all():
             return
         out, drafted = np.empty((len(slots), 1), np.int32), np.empty(len(slots), np.int32)
         self.pool.step(slots, step.token_rows[rows], ends - starts, 0, out, drafted, starts=starts)
         self._requests["fed"][slots] = ends
 
-    def _draft(self, step: _Step, may_draft: Sequence[Any], should_draft: bool) -> list[list[int]]:
+    def _draft(self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool) -> list[list[int]]:
         """Feed all requests, and draft if the switch says so."""
-        starts = self._requests["fed"][step.slots]
         counts = step.ends - starts
         decoding = all(may_draft)
         room = self._room(step, may_draft, decoding) if should_draft else 0
@@ -301,13 +296,15 @@ class SamProposer:
         pad = self.uniform and decoding and bool(lengths.any())
         chosen = self.switch.choose(step.slots, step.ends, guessed if pad else lengths, scores, uniform=pad)
         pad = pad and bool(chosen.any())
-        lengths = np.minimum(lengths, chosen)
+        if chosen is not lengths:
+            lengths = np.minimum(lengths, chosen)
+        if lengths is not guessed:
+            self._withheld += int(guessed.sum() - lengths.sum())
         drafted = lengths > 0
         if self._has_drafts:
             self._requests["drafted"] = False
         self._has_drafts = pad or bool(drafted.any())
         self._requests["drafted"][step.slots] = pad | drafted
-        self._proposed += int(lengths.sum())
         if pad:
             return self._pad(step, out, guessed, lengths)
         if not self._has_drafts:
@@ -353,7 +350,7 @@ class SamProposer:
             for req_id in ended:
                 if req_id in step.req_ids:
                     row = step.req_ids.index(req_id)
-                    self._feed(step, slice(row, row + 1))
+                    self._feed(step, slice(row, row + 1), self._requests["fed"][step.slots[row : row + 1]])
         for req_id in ended:
             self._close(req_id)
         if self.saved and self._unsaved:
@@ -376,7 +373,7 @@ class SamProposer:
             "steps": self.switch.steps,
             "steps_on": self.switch.steps_on,
             "transitions": self.switch.transitions,
-            "proposed": self._proposed,
+            "proposed": pool["drafted_tokens"] - self._withheld,
             "padding": self._padding,
             "padding_accepted": self._padding_accepted,
             "draft_s": self._seconds,

@@ -185,7 +185,7 @@ def rejection_sample(
     return rows.tokens(drafted, accepted, last)
 
 
-def firstrows_of(num_draft_tokens: Sequence[int]) -> list[int]:
+def first_rows(num_draft_tokens: Sequence[int]) -> list[int]:
     """The first row of logits of each request."""
     return list(itertools.accumulate((n + 1 for n in num_draft_tokens[:-1]), initial=0))
 
