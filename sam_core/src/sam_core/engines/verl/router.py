@@ -34,7 +34,7 @@ class PromptRouter(GlobalRequestLoadBalancer):
         self._file = Path(os.environ["SAM_ROUTES"]) if os.environ.get("SAM_ROUTES") else None
         self._restore()
 
-    def _recall(self):
+    def _restore(self):
         try:
             if self._file and self._replicas:
                 self._routes.return_home(json.loads(self._file.read_text()), self._replicas)
