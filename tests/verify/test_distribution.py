@@ -6,6 +6,7 @@ Every test counts over 100,000 texts of three tokens of a small model; the seeds
 
 import pytest
 import torch
+from sam_core.seeds import request_key
 from scipy import stats
 
 from sam_core import noise, verify
@@ -22,7 +23,7 @@ def small_blocks(monkeypatch):
 
 
 def keys_of(seeds):
-    return torch.tensor([seeds.request_key(seed) for seed in seeds])
+    return torch.tensor([request_key(seed) for seed in seeds])
 
 
 def model():

@@ -10,9 +10,10 @@ import pytest
 import torch
 from batches import batches
 from hypothesis import given, settings
+from sam_core.seeds import GAMMA, request_key
 from scipy import stats
 
-from sam_core import noise, seeds, verify
+from sam_core import noise, verify
 
 MASK = (1 << 64) - 1
 
@@ -34,11 +35,11 @@ def mix(z):
 def stream(key, position, length):
     """The words of a row, in plain integers."""
     state = mix(key + position * noise.STRIDE & MASK)
-    return [mix(state + i * seeds.GAMMA & MASK) >> 32 & 2**31 - 1 for i in range(1, length + 1)]
+    return [mix(state + i * GAMMA & MASK) >> 32 & 2**31 - 1 for i in range(1, length + 1)]
 
 
 def keys_of(seeds):
-    return torch.tensor([seeds.request_key(seed) for seed in seeds])
+    return torch.tensor([request_key(seed) for seed in seeds])
 
 
 def words_of(keys, positions, length):
@@ -64,10 +65,10 @@ def test_words_are_those_of_plain_integers():
 
 def test_every_bit_of_a_seed_counts():
     seeds = [0, *(1 << bit for bit in range(64)), -1, -2, 2**64 - 2, -(2**63)]
-    keys = [seeds.request_key(seed) for seed in seeds]
+    keys = [request_key(seed) for seed in seeds]
     assert all(-(2**63) <= key < 2**63 for key in keys)
-    assert seeds.request_key(-2) == seeds.request_key(2**64 - 2)
-    assert seeds.request_key(-(2**63)) == seeds.request_key(2**63)
+    assert request_key(-2) == request_key(2**64 - 2)
+    assert request_key(-(2**63)) == request_key(2**63)
     assert len(set(keys)) == len(keys) - 2
     assert keys[0] == split_mix(0)[1] - (1 << 64)
     words = words_of(torch.tensor(keys), torch.zeros(len(keys), dtype=torch.int32), 4)
@@ -77,7 +78,7 @@ def test_every_bit_of_a_seed_counts():
 @pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
 def test_a_seed_that_is_too_long(seed):
     with pytest.raises(ValueError, match=f"seed {seed} has more than 64 bits: give a seed"):
-        seeds.request_key(seed)
+        request_key(seed)
 
 
 def test_exponentials():
@@ -130,7 +131,7 @@ def test_words_are_uniform_and_independent():
     assert by_row.abs().max() < 6 / math.sqrt(length)
 
 
-@pytest.mark.parametrize("stride", [1, seeds.GAMMA, noise.STRIDE, 1 << 32])
+@pytest.mark.parametrize("stride", [1, GAMMA, noise.STRIDE, 1 << 32])
 def test_seeds_in_any_progression(stride):
     """A run may number its requests in any way."""
     seeds = [(i * stride) & MASK for i in range(1024)]
