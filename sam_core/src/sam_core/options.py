@@ -10,36 +10,36 @@ from typing import Any
 from sam_core.corpus import describe
 
 INTERFACE = "0.2"
-"""major.minor of what the engine patches call; a patch set names the one it was written for."""
+"""major.minor of the functions that the engine patches call; each pin set's patches name the one they need."""
 
 RULES = ("oldest", "newest", "count", "suffix", "blend")
 SOURCES = ("request", "group", "history")
 SWITCHES = ("batch", "auto")
 VERIFY = ("rejection", "seeded")
 DEFAULT_K = 3
-"""Tokens a draft (article, section 1.3)."""
+"""Tokens per draft (article, section 1.3)."""
 MAX_K = 15
-"""Longest draft: attention kernels take at most 16 query tokens a request (vllm-ascend 0.23, decode_threshold)."""
+"""Maximum tokens per draft: attention kernels take 16 query tokens per request (vllm-ascend 0.23, decode_threshold)."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `speculative_config["sam"]` may hold, with defaults.
+    """Options in `speculative_config["sam"]`, with defaults.
 
-    rule: how a draft is chosen from what followed earlier: `oldest`, `newest`, `count`, `suffix` or `blend`.
+    rule: how a draft is chosen from earlier continuations: `oldest`, `newest`, `count`, `suffix` or `blend`.
     sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt),
-        `history` (answers to it that had ended before the running ones began; needs `group`).
+        `history` (answers to the prompt that ended before the running ones began; needs `group`).
     switch: `batch` drafts while at most `threshold` requests run in a step; `auto` gives each request of each step its
-        own number of tokens, by what steps cost and drafts are worth, both learned while it runs.
-    threshold: running requests, at least 1; `auto` does not ask for it.
-    memory_bytes: budget of all indexes of one engine.
-    verify: `rejection` (the engine's own way) or `seeded`: noise of a token depends only on the request's seed and the
-        token's position, so that the text is the same with and without drafts. Both sample the model's distribution.
+        own number of tokens, by what steps cost and drafts are worth, both learned at run time.
+    threshold: running requests, at least 1; `auto` ignores it.
+    memory_bytes: limit for all indexes of one engine.
+    verify: `rejection` (the engine's own method) or `seeded`: the noise of a token depends only on the request's seed and
+        the token's position, so that the text is the same with and without drafts. Both sample the model's distribution.
     min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1; with
-        0 before it comes to less than 2**-30.
+        0 before it falls below 2**-30.
     corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
-    history: full path of a folder that outlives the engine: its history, and what switch `auto` learned, are saved there
-        and found again; None: they are gone when it ends. Needs source `history`.
+    history: full path of a folder that outlives the engine, where its history and what switch `auto` learned are saved
+        and restored; None: they are lost when the engine ends. Needs source `history`.
     """
 
     rule: str = "blend"
@@ -61,10 +61,14 @@ class Options:
         verify: Sequence[str] = VERIFY[:1],
         pipeline_ranks: int = 1,
     ) -> Options:
-        """Validate the engine's `num_speculative_tokens` and `sam` dict; raise ValueError with one sentence.
+        """Validate an engine's configuration; raise ValueError, one sentence, for a bad one.
 
-        `interface` and `verify`: what the engine's patches are written for, and the modes that they have;
-        `pipeline_ranks`: its pipeline_parallel_size.
+        Args:
+            k: `num_speculative_tokens`.
+            sam: `speculative_config["sam"]`, or None.
+            interface: INTERFACE that the engine's patches need.
+            verify: modes of verification that they have.
+            pipeline_ranks: the engine's pipeline_parallel_size.
         """
         if interface != INTERFACE:
             raise ValueError(
