@@ -73,18 +73,18 @@ class Pool:
     several match lengths by their past success. Each learns the probability of its drafts from the tokens appended
     after them. Except with ``oldest``, matches have at most 64 tokens.
 
-    Indexes are fed in portions, so that no call takes long: a step indexes about 4,000 tokens (a third of that in a large
-    index) in addition to the new ones of the slots that draft, or 512 tokens if none does; later steps index the rest. A
-    slot drafts from an index that contains all of the slot's own text. The index of a group begins with its second text,
-    takes the texts of running requests first, then closed ones from the newest to the oldest; slots draft from the part
-    that is indexed.
+    Indexes are fed in portions, so that no call takes long: a step indexes about 4,000 tokens (a third of that in a
+    large index) in addition to the new ones of the slots that draft, or 512 tokens if none does; later steps index the
+    rest. A slot drafts from an index that contains all of the slot's own text. The index of a group begins with its
+    second text, takes the texts of running requests first, then closed ones from the newest to the oldest; slots draft
+    from the part that is indexed.
 
-    When the memory limit is reached, the pool frees what is worth least: indexes of closed groups, which are built again
-    when needed; older texts of closed groups that rarely recur or whose drafts are rarely accepted; texts that fit into
-    no index; request indexes whose text is in the group's index as well; the older closed texts in the index of the group
-    with the fewest accepted tokens per byte. Indexes are rebuilt when there is memory again. A request without memory
-    for its index does not draft meanwhile. Nothing is raised; ``evicted_groups``, ``evicted_history`` and ``exhausted``
-    of `stats` count these cases.
+    When the memory limit is reached, the pool frees what is worth least: indexes of closed groups, which are built
+    again when needed; older texts of closed groups that rarely recur or whose drafts are rarely accepted; texts that
+    fit into no index; request indexes whose text is in the group's index as well; the older closed texts in the index
+    of the group with the fewest accepted tokens per byte. Indexes are rebuilt when there is memory again. A request
+    without memory for its index does not draft meanwhile. Nothing is raised; ``evicted_groups``, ``evicted_history``
+    and ``exhausted`` of `stats` count these cases.
 
     Calls from several threads wait for each other; the GIL is released while they work. The same calls give the same
     drafts on every platform. A pool can be neither pickled nor copied, and its methods raise RuntimeError in a forked
@@ -101,8 +101,8 @@ class Pool:
             Even with 0 a draft ends before this probability falls below 2**-30, or when there is no candidate.
         vocab_size: tokens of the model's vocabulary, 1 .. 2**31; a draft ends before a token of at least this. None:
             unknown.
-        tokenizer: fingerprint of the model's tokenizer (see `sam_core.tokenizer`), 16 hexadecimal digits; None: unknown.
-            It is saved with the pool, and so is vocab_size.
+        tokenizer: fingerprint of the model's tokenizer (see `sam_core.tokenizer`), 16 hexadecimal digits; None:
+            unknown. It is saved with the pool, and so is vocab_size.
 
     Attributes:
         rule, sources: as given.
@@ -245,9 +245,9 @@ class Pool:
     def save(self, path: Path) -> None:
         """Save the kept texts of closed slots, and what was learned, to a file of mode 0600.
 
-        The file is written beside `path` and renamed over it, so that `path` is always complete, the old file or the new
-        one. Calls from other threads wait only while the texts are listed, not while they are written; the file has the
-        state at the call of `save`. Texts that are evicted while they are written keep their memory, beyond
+        The file is written beside `path` and renamed over it, so that `path` is always complete, the old file or the
+        new one. Calls from other threads wait only while the texts are listed, not while they are written; the file has
+        the state at the call of `save`. Texts that are evicted while they are written keep their memory, beyond
         memory_bytes, until they are written.
 
         Raises:

@@ -28,8 +28,8 @@ class Choice(NamedTuple):
     """Drafts of a step.
 
     lengths: int32 [B], draft tokens of each request.
-    gain: predicted tokens a second as a multiple of those without drafts; with prompts, if that is less, one plus the net
-        value of the drafts as a share of the B tokens of a step without drafts.
+    gain: predicted tokens a second as a multiple of those without drafts; with prompts, if that is less, one plus the
+        net value of the drafts as a share of the B tokens of a step without drafts.
     rate: tokens a second of the best step without prompts.
     """
 
@@ -49,9 +49,9 @@ def choose(
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
     A step of B requests with n_i draft tokens each emits B + sum of scores[i, :n_i] tokens and takes
-    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds. At a given price of a second, the best tokens for
-    each total are those with the highest score minus cost; since scores fall along a draft, they form prefixes. The price
-    is the best ratio itself, which Dinkelbach's iteration finds without overshooting. So the choice is exact.
+    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds. At a given price of a second, the best tokens
+    for each total are those with the highest score minus cost; since scores fall along a draft, they form prefixes. The
+    price is the best ratio itself, which Dinkelbach's iteration finds without overshooting. So the choice is exact.
 
     Prompts have to be read in any case. In a step that reads prompts a second has the same price as in one that reads
     none, and the drafts maximize (expected tokens) - price * (seconds).
@@ -61,8 +61,8 @@ def choose(
         lengths: int32 [B], tokens of each draft, at most K.
         contexts: [B], tokens of each request, in thousands.
         cost: a fitted cost of steps.
-        uniform: 0, or a number of tokens that all requests get or none does, as captured graphs need; padding of shorter
-            drafts is assumed to be rejected.
+        uniform: 0, or a number of tokens that all requests get or none does, as captured graphs need; padding of
+            shorter drafts is assumed to be rejected.
         beside: cost of the step with the prompts that it reads, by its other rows; None: it reads none.
     """
     batch, k = scores.shape
@@ -129,14 +129,14 @@ class Calibration:
         return np.clip((np.asarray(scores) * self.NUM_BINS).astype(np.int64), 0, self.NUM_BINS - 1)
 
     def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
-        """A step has ended: scores of its verified draft tokens, and whether the draft was accepted up to each of them."""
+        """A step has ended: scores of its verified draft tokens, and whether its draft was accepted up to each."""
         bins = self._bins(scores)
         self.fade()
         self.offered += np.bincount(bins, minlength=self.NUM_BINS)
         self.accepted += np.bincount(bins, accepted, minlength=self.NUM_BINS)
 
     def fade(self) -> None:
-        """A step has ended. Counts decay without drafts as well, so that scores with few accepted tokens are tried again."""
+        """A step has ended. Counts decay without drafts as well, so that refused scores are tried again."""
         self.offered *= self.DECAY
         self.accepted *= self.DECAY
 

@@ -75,20 +75,21 @@ class StepCost:
     """Seconds of a step: t = f(rows) + a * context + b * draft context.
 
     rows are the tokens that the step computes: one for each request and one for each draft token. f has no fixed form:
-    engines pad steps to captured sizes, and a CPU's time is flat up to the width of its cache. Contexts are in thousands
-    of tokens: those of all requests, and those of each draft token's request, which attention reads once more for it.
+    engines pad steps to captured sizes, and a CPU's time is flat up to the width of its cache. Contexts are in
+    thousands of tokens: those of all requests, and those of each draft token's request, which attention reads once more
+    for it.
 
-    The fit minimizes absolute deviations (by iterated weights) over the latest steps of each bin of rows, without a bin's
-    slowest step if it stands out. The budget picks the size that looks cheapest, which would favour bins with lucky
-    steps. So bins are drawn towards a smooth, nondecreasing curve through their neighbours, less the more steps they have
-    and the more bins differ from such a curve. Within bins f rises by as much of the curve's slope as steps show, which is
-    nothing where sizes are padded. Memory is bounded by the number of bins. A fit takes about a millisecond; the caller
-    chooses when.
+    The fit minimizes absolute deviations (by iterated weights) over the latest steps of each bin of rows, without a
+    bin's slowest step if it stands out. The budget picks the size that looks cheapest, which would favour bins with
+    lucky steps. So bins are drawn towards a smooth, nondecreasing curve through their neighbours, less the more steps
+    they have and the more bins differ from such a curve. Within bins f rises by as much of the curve's slope as steps
+    show, which is nothing where sizes are padded. Memory is bounded by the number of bins. A fit takes about a
+    millisecond; the caller chooses when.
 
-    With a finite `memory` it follows a machine that changes: a step's weight falls by a factor of e in as many steps, and
-    all kept seconds are scaled by the residuals of known sizes, slowly, or at once if the latest steps agree on a large
-    change, after which they also count less. Contexts that grow together are followed in the same way, as far as steps
-    within bins do not show their slope.
+    With a finite `memory` it follows a machine that changes: a step's weight falls by a factor of e in as many steps,
+    and all kept seconds are scaled by the residuals of known sizes, slowly, or at once if the latest steps agree on a
+    large change, after which they also count less. Contexts that grow together are followed in the same way, as far as
+    steps within bins do not show their slope.
 
     Args:
         memory: steps; by default nothing is forgotten.
@@ -280,8 +281,8 @@ class StepCost:
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """f(rows), seconds, for an array of rows.
 
-        Interpolated between fitted sizes; constant below the smallest. Beyond the largest it is proportional to rows, an
-        upper bound for steps with a positive fixed cost.
+        Interpolated between fitted sizes; constant below the smallest. Beyond the largest it is proportional to rows,
+        an upper bound for steps with a positive fixed cost.
         """
         rows = np.asarray(rows, float)
         inside = np.interp(rows, self._rows, self._seconds)
@@ -318,9 +319,9 @@ class StepCost:
 class PromptCost(StepCost):
     """StepCost of steps that read prompts, whose tokens count as rows too.
 
-    Such steps have many rows, seldom equally many, and few of them are drafts, whose cost a bin that is a tenth wide would
-    hide. So beyond MAX_GRAPH_ROWS rows, and outside the fitted sizes, f is a straight line. Its slope is at most the mean
-    seconds per row, and equal to it if sizes differ too little to show one.
+    Such steps have many rows, seldom equally many, and few of them are drafts, whose cost a bin that is a tenth wide
+    would hide. So beyond MAX_GRAPH_ROWS rows, and outside the fitted sizes, f is a straight line. Its slope is at most
+    the mean seconds per row, and equal to it if sizes differ too little to show one.
     """
 
     def fit(self) -> None:

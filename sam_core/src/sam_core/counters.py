@@ -17,8 +17,8 @@ POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 class Positions:
     """Steps of requests that had a draft, and the tokens they gained in them, by their position in the answer.
 
-    Tokens per step are the mean acceptance length at that position, the token that the model adds included. A draft that
-    the engine dropped, for instance because it preempted the request, counts as one with no accepted token.
+    Tokens per step are the mean acceptance length at that position, the token that the model adds included. A draft
+    that the engine dropped, for instance because it preempted the request, counts as one with no accepted token.
     """
 
     MAX_PENDING = 256

@@ -122,7 +122,7 @@ class SavedHistory:
             trial.unlink(missing_ok=True)
 
     def load(self) -> Pool | None:
-        """A pool with the saved texts, or None if nothing was saved; ValueError, one sentence, if it is not this engine's."""
+        """A pool with the saved texts, None if there are none; ValueError, one sentence, if they are of another engine."""
         options = self.options
         try:
             pool = Pool.load(self.texts, options.memory_bytes, options.corpus, options.min_prob, **self.model)

@@ -80,7 +80,7 @@ def _negated_exponentials(words: torch.Tensor) -> torch.Tensor:
 
 
 def _noise(start: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Minus exponential draws, float32 [N, blocks + BLOCK]: for the vocabulary's blocks, then for the tokens of a block."""
+    """Minus exponential draws, float32 [N, blocks + BLOCK]: for the blocks, then for the tokens of a block."""
     return _negated_exponentials(_words(start, -(-vocabulary // BLOCK) + BLOCK))
 
 
@@ -101,12 +101,12 @@ def _race(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def seeded_sample(probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Sample a token from each row of `probs` float32 [N, V] with the noise of keys int64 [N], positions [N]: int64 [N].
+    """Sample a token from each row of `probs` float32 [N, V] with noise of keys int64 [N], positions [N]: int64 [N].
 
     An exponential race, argmax p / E, first between blocks of BLOCK tokens by the sum of their probabilities, then
     between the tokens of the winning block. The token's distribution is `probs` to within 1e-7 in total variation, and
-    the vocabulary is read once. A token of probability 0 never wins. Since the noise is the same, distributions that are
-    close yield the same token with a probability of about one minus twice their distance.
+    the vocabulary is read once. A token of probability 0 never wins. Since the noise is the same, distributions that
+    are close yield the same token with a probability of about one minus twice their distance.
     """
     return _race(probs, _noise(_start(keys, positions), probs.shape[1]))
 

@@ -33,10 +33,11 @@ class Options:
         own number of tokens, by what steps cost and drafts are worth, both learned at run time.
     threshold: running requests, at least 1; `auto` ignores it.
     memory_bytes: limit for all indexes of one engine.
-    verify: `rejection` (the engine's own method) or `seeded`: the noise of a token depends only on the request's seed and
-        the token's position, so that the text is the same with and without drafts. Both sample the model's distribution.
-    min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1; with
-        0 before it falls below 2**-30.
+    verify: `rejection` (the engine's own method) or `seeded`: the noise of a token depends only on the request's seed
+        and the token's position, so that the text is the same with and without drafts. Both sample the model's
+        distribution.
+    min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1;
+        with 0 before it falls below 2**-30.
     corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
     history: full path of a folder that outlives the engine, where its history and what switch `auto` learned are saved
         and restored; None: they are lost when the engine ends. Needs source `history`.

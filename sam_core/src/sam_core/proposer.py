@@ -32,7 +32,8 @@ MIN_FEED_BATCH = 64
 class _Step:
     """The B requests of a step.
 
-    slots, ends, prompts: int32 [B]; ends and prompts are the tokens of each row that are certain, and those of its prompt.
+    slots, ends, prompts: int32 [B]; ends and prompts are the tokens of each row that are certain, and those of its
+    prompt.
     """
 
     __slots__ = ("req_ids", "slots", "token_rows", "ends", "prompts")
@@ -123,7 +124,7 @@ class SamProposer:
         self._has_drafts = False
         self._turn = 0
         self.has_news = True
-        """Whether the engine must hear of the last step's drafts; False if they are none, as those it heard of before."""
+        """Whether the engine must receive the last step's drafts; False if there are none, as in the step before."""
         self._news_time = self._report_time = -REPORT_INTERVAL_S
         self._positions = Positions()
         self._excluded: Counter[str] = Counter()
@@ -133,13 +134,13 @@ class SamProposer:
     def make_uniform(self) -> None:
         """From now on all requests of a step get drafts of k tokens, or all get none; call it before the first request.
 
-        A draft that ends sooner is padded: by the pool's further guesses, however improbable, then by repetitions of its
-        last token, or of the text's. Padding is verified like any draft and accepted with the probability that the model
-        gives it, so it changes no distribution. It is only counted apart.
+        A draft that ends sooner is padded: by the pool's further guesses, however improbable, then by repetitions of
+        its last token, or of the text's. Padding is verified like any draft and accepted with the probability that the
+        model gives it, so it changes no distribution. It is only counted apart.
 
-        All get none if there would be nothing but padding, or if one request cannot take k tokens: because it must not be
-        drafted, or max_model_len is near. A step in which a prompt is still being read is not uniform with any drafts; its
-        drafts are not padded.
+        All get none if there would be nothing but padding, or if one request cannot take k tokens: because it must not
+        be drafted, or max_model_len is near. A step in which a prompt is still being read is not uniform with any
+        drafts; its drafts are not padded.
         """
         self.uniform = True
         self.pool.min_prob = 0.0
@@ -240,7 +241,7 @@ class SamProposer:
             self._unsaved = True
 
     def _feed_turn(self, step: _Step, starts: Int32 | None) -> None:
-        """Feed the requests whose turn it is; `starts` is what _open_changed returned, if it was called in this step."""
+        """Feed the requests whose turn it is; `starts` is the result of _open_changed, if it was called."""
         batch = len(step.req_ids)
         self._turn = (self._turn + 1) % FEED_INTERVAL
         size = max(MIN_FEED_BATCH, -(-batch // FEED_INTERVAL))
@@ -315,7 +316,7 @@ class SamProposer:
         return drafts
 
     def _pad(self, step: _Step, out: Int32, guessed: Int32, lengths: Int32) -> list[list[int]]:
-        """Drafts of k tokens: the pool's `guessed` tokens of each row, of which `lengths` are no padding, then fillers."""
+        """Drafts of k tokens: the `guessed` tokens of each row, of which `lengths` are no padding, then fillers."""
         rows = np.arange(len(out))
         filler = np.where(guessed > 0, out[rows, guessed - 1], step.token_rows[rows, step.ends - 1])
         drafts = np.where(np.arange(self.k) < guessed[:, None], out, filler[:, None])

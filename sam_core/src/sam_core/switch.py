@@ -21,8 +21,9 @@ Int32 = npt.NDArray[np.int32]
 class Switch:
     """Decides when to draft, and how many tokens of each request.
 
-    After each step the drafter calls `observe` (not needed if `may_be_on` is false), then `should_draft`, then `choose`, or
-    `skip` if it has looked for no drafts. Requests are known by their slots, small numbers that are used again.
+    After each step the drafter calls `observe` (not needed if `may_be_on` is false), then `should_draft`, then
+    `choose`, or `skip` if it has looked for no drafts. Requests are known by their slots, small numbers that are used
+    again.
 
     steps, steps_on: steps so far, and those with drafts. transitions: times that `on` changed.
     """
@@ -118,11 +119,12 @@ class AutoSwitch(Switch):
     """Gives each request of a step its own number of draft tokens, by what steps cost and what drafts are worth.
 
     Learns both while it runs: the time between two calls of `observe` is that of a whole engine step with the tokens
-    chosen before. Steps that read prompts have costs of their own, since engines run them in other ways; there drafts are
-    worth what they save in steps without prompts. The next step is expected to read what the latest steps have read.
+    chosen before. Steps that read prompts have costs of their own, since engines run them in other ways; there drafts
+    are worth what they save in steps without prompts. The next step is expected to read what the latest steps have
+    read.
 
-    A wall clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It does
-    not work under pipeline parallelism, where the steps of micro-batches overlap.
+    A wall clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It
+    does not work under pipeline parallelism, where the steps of micro-batches overlap.
 
     Args:
         k: maximum draft tokens of a request.
@@ -173,7 +175,7 @@ class AutoSwitch(Switch):
         self._reading = False  # a prompt is still being read
         self._step = 0
         self._drafting = False
-        # by slot: the last step in which it took part, and its draft tokens, thousands of context tokens and scores then
+        # by slot: the last step of its request, with its draft tokens, thousands of context tokens, and scores
         fields = [("step", np.int64), ("drafted", np.int32), ("context", np.float64), ("scores", np.float32, (k,))]
         self._requests = np.zeros(0, fields)
 

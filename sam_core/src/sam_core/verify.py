@@ -4,18 +4,18 @@
 All rows of a step are sampled in one pass, those of drafts and those behind them. Then a request keeps its drafts up to
 the first that fails, and the token of that row.
 
-`rejection` accepts a draft with the probability that the model gives it. It draws the last token from what remains of the
-distribution without the first refused draft, or behind the last draft from the model's distribution: one row of noise per
-request.
+`rejection` accepts a draft with the probability that the model gives it. It draws the last token from what remains of
+the distribution without the first refused draft, or behind the last draft from the model's distribution: one row of
+noise per request.
 
 `seeded` samples every row with noise that depends only on (request key, position, token), see `noise`, and accepts a
 draft while it equals the sampled token. The text is then the same with any drafts, without drafts, and in any batch.
 
-Shapes: B requests of a step, N >= 1 draft tokens of all requests in order, R = N + B rows of logits (each request has one
-per draft token and one more), V tokens of the vocabulary, K the length of the longest draft. `num_draft_tokens` holds
-each request's number of draft tokens, on the host: everything that follows from it alone is computed there, as each
-operator costs a launch. Token ids are int32 or int64. A row of probabilities sums to 1. Drafts are deterministic, as
-those of a suffix automaton are.
+Shapes: B requests of a step, N >= 1 draft tokens of all requests in order, R = N + B rows of logits (each request has
+one per draft token and one more), V tokens of the vocabulary, K the length of the longest draft. `num_draft_tokens`
+holds each request's number of draft tokens, on the host: everything that follows from it alone is computed there, as
+each operator costs a launch. Token ids are int32 or int64. A row of probabilities sums to 1. Drafts are deterministic,
+as those of a suffix automaton are.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def rejection_sample(
 ) -> torch.Tensor:
     """One step of rejection sampling (Leviathan, Kalman and Matias 2023) for deterministic drafts.
 
-    A uniform float32 draw has 2**24 equally probable values, so a token is accepted with its probability to within 2**-24,
-    and never at probability 0.
+    A uniform float32 draw has 2**24 equally probable values, so a token is accepted with its probability to within
+    2**-24, and never at probability 0.
 
     Args:
         probs: float32 [R, V], changed in place.

@@ -18,15 +18,15 @@ logger = logging.getLogger(__name__)
 ENV_ANSWERS = "SAM_ANSWER_LOG"
 """1: every answer of a seeded rollout goes to `answers-<process>.jsonl` in ENV_LOG's folder; meant for small runs."""
 META = "sam_rollout/"
-"""Start of the keys in a batch's meta_info under which rollouts report: META + replica + "/" + number of the rollout."""
+"""Rollouts report in a batch's meta_info under META + replica + "/" + number of the rollout."""
 
 
 def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of one training step for the trainer's log: `rollout/spec/<name>`.
 
     Counts are sums over replicas; seconds and index sizes are the largest of any replica. Without speculation `drafted`
-    and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and no draft was
-    verified.
+    and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and no draft
+    was verified.
 
     Args:
         replicas: what StepLog.take returned on each replica.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A router for verl: the answers to one prompt go to one replica, where they share a group index.
 
-verl's own balancer is sticky on the request id, which is new for every sample, and so separates the answers to a prompt.
-`actor_rollout_ref.rollout.router_config_path` names router.yaml, which names the class.
+verl's own balancer is sticky on the request id, which is new for every sample, and so separates the answers to a
+prompt. `actor_rollout_ref.rollout.router_config_path` names router.yaml, which names the class.
 """
 
 import json

@@ -15,9 +15,9 @@ class PromptRoutes:
 
     A request goes to the server that runs other answers to its prompt. A prompt without running answers returns to its
     last server, whose history has it, unless that server has the answers to SLACK prompts more in flight than the least
-    loaded one: then it moves there, where new prompts go as well. So routing makes servers differ by little more than the
-    answers to SLACK prompts; the rest is due to the lengths of answers. A prompt with more than
-    SLACK * MAX_GROUP answers in flight is spread. A later turn of a conversation stays with the first.
+    loaded one: then it moves there, where new prompts go as well. So routing makes servers differ by little more than
+    the answers to SLACK prompts; the rest is due to the lengths of answers. A prompt with more than SLACK * MAX_GROUP
+    answers in flight is spread. A later turn of a conversation stays with the first.
     """
 
     SLACK = 2

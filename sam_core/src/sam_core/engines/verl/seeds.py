@@ -11,7 +11,7 @@ from sam_core.seeds import request_seed
 
 
 def request_seeds(run_seed: int, step: int, first: int, count: int, siblings: int) -> list[int]:
-    """The seeds of rows first..first+count of a rollout's batch, in which each prompt has `siblings` consecutive rows."""
+    """The seeds of rows first..first+count of a rollout's batch with `siblings` consecutive rows per prompt."""
     return [request_seed(run_seed, step, *divmod(row, siblings)) for row in range(first, first + count)]
 
 

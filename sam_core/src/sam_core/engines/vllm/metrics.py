@@ -40,7 +40,7 @@ COUNTERS: dict[str, tuple[str, str | None, dict[str, str]]] = {
     "evicted_groups": ("Groups evicted for lack of memory.", None, {"": "evicted_groups"}),
     "evicted_history": ("Evictions of a group's older answers for lack of memory.", None, {"": "evicted_history"}),
 }
-"""For each metric its documentation, its label besides vLLM's, and the counter of SamProposer.stats() by label value."""
+"""By metric: documentation, label besides vLLM's, and the counter of SamProposer.stats() for each label value."""
 GAUGES = {
     "switch_on": "1 while the switch is on.",
     "index_bytes": "Memory of texts and indexes.",
@@ -89,7 +89,7 @@ class EngineMetrics:
                 self._gauges[engine].append((GAUGE_COUNTERS[name], metric.labels(*values)))
 
     def observe(self, stats: Mapping[str, float], engine: int) -> None:
-        """Add the differences to the last SamProposer.report. Counters that have fallen are a new drafter's: all count."""
+        """Add the differences to the last SamProposer.report. Counters that have fallen are those of a new drafter."""
         last = self._last[engine]
         restarted = any(stats[key] < last.get(key, 0) for key, _ in self._counters[engine])
         for key, metric in self._counters[engine]:

@@ -34,7 +34,7 @@ def changes_logits(sampling_metadata: Any) -> bool:
 
 
 def _active(processor: Any, *names: str) -> bool:
-    """Whether a logits processor has work, by those of its attributes `names` that it has; True if it has none of them."""
+    """Whether a logits processor has work, according to its attributes `names`; True if it has none of them."""
     work = [getattr(processor, name) for name in names if hasattr(processor, name)]
     return any(work) or not work
 

@@ -55,8 +55,8 @@ class StepLog:
     It has the methods of vLLM's StatLoggerBase (v1/metrics/loggers.py) and is its own factory, so that it can be passed
     as `stat_loggers=[step_log]`.
 
-    A step's seconds are the time since the previous step; a step after idleness has none. Its running requests are those
-    that got a token in it, so tokens / request_steps is 1 without speculation.
+    A step's seconds are the time since the previous step; a step after idleness has none. Its running requests are
+    those that got a token in it, so tokens / request_steps is 1 without speculation.
 
     cpu_s is read only at the ends of each span of busy steps, so a step costs nothing more for it. It includes waiting
     where the engine's processes poll for each other, as vLLM's do.
