@@ -292,6 +292,17 @@ def test_turns_are_few_where_drafts_hardly_pay():
     assert machine.switch.transitions < 40
 
 
+@pytest.mark.parametrize("uniform", [False, True])
+def test_counters_are_plain_integers(uniform):
+    """Engines send them to other processes as such."""
+    machine = Machine(batch=6, accept=0.4, noise=0.3, seconds=lambda rows: 0.05 + 0.005 * np.asarray(rows))
+    machine.run(600, uniform=uniform)
+    machine.accept = 0.9
+    machine.run(600, uniform=uniform)
+    counters = machine.switch.steps, machine.switch.steps_on, machine.switch.transitions
+    assert all(counters) and {type(n) for n in counters} == {int}
+
+
 def test_what_cannot_be_seen_to_pay_is_looked_at_less():
     machine = Machine(batch=32, accept=0.05)
     machine.run(500)

@@ -283,7 +283,7 @@ class AutoSwitch(Switch):
         cost = self.cost if self.cost.fitted else self.prompt_cost
         beside = self._beside()
         choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside)
-        pays = choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF)
+        pays = bool(choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF))
         if self._set(pays):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", len(contexts))
         chosen = choice.lengths if pays else np.zeros(len(contexts), np.int32)
