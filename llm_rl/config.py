@@ -15,13 +15,13 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from sam_core.engines.verl import ROUTER_CONFIG
 from sam_core.options import VERIFY, Options
 
 from llm_rl import schema
 from llm_rl.schema import NEW, OLD
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUTER = Path(__file__).resolve().parent / "router.yaml"
 ENDLESS = 100_000
 """Epochs: more than any run takes, so that its steps alone end it."""
 EXEC_TIMEOUT = {OLD: 10800, NEW: 1836}
@@ -162,7 +162,7 @@ def _derived(own: dict[str, Any], pin_set: str, backend: str) -> dict[str, Any]:
     if pin_set == NEW:
         settings |= {
             rollout + "seed": own["seed"],
-            rollout + "router_config_path": str(ROUTER),
+            rollout + "router_config_path": str(ROUTER_CONFIG),
             "algorithm.filter_groups.max_inflight_gen_batches": own["data.gen_batch_size"]
             // own["data.train_batch_size"],
             "reward.reward_manager.name": "dapo",

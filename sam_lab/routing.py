@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sam_core.engines.verl.routing import PromptRoutes
 from sam_core.files import write_json
-from sam_core.noise import request_seed
-from sam_core.routing import PromptRoutes
+from sam_core.seeds import request_seed
 
 from llm_rl.evaluation.engine import Engine, EvaluationError, prompt_ids, tokenizer
 from sam_lab.cli import LabError, check_outputs

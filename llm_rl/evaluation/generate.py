@@ -132,7 +132,7 @@ def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dic
 
 def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: dict[str, Any]) -> Iterator[dict]:
     """A row of results for each question, when all answers to it are there."""
-    from sam_core.noise import request_seed
+    from sam_core.seeds import request_seed
 
     words = tokenizer(args.model)
     prompts = [prompt_ids(words, question.messages, args.template) for _, question in left]

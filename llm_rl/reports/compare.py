@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare finished runs that differ in speculation alone: the figures of summary.json and of the table."""
 
-from sam_core.stats import CPU, SUMS
+from sam_core.engines.vllm.step_log import CPU, SUMS
 
 from llm_rl.load import busy
 from llm_rl.reports.drafting import positions, sources, step_costs

@@ -38,7 +38,7 @@ static uint64_t section_end(uint64_t offset, uint64_t entries) {
 
 static uint32_t blocks(uint32_t entries) { return entries / CORPUS_BLOCK + (entries % CORPUS_BLOCK != 0); }
 
-// Places the sections behind the header h. Returns what is wrong, or NULL.
+// Locates the sections after the header h. Returns the reason to refuse them, or NULL.
 static const char *lay_out(corpus *c, const corpus_header *h, size_t bytes) {
     if (bytes < sizeof *h || memcmp(h->magic, CORPUS_MAGIC, sizeof h->magic))
         return "no corpus: name a file that build_corpus wrote";
@@ -122,20 +122,19 @@ void corpus_close(corpus *c) {
 
 // ---- searches
 
-// Tokens are compared as token + 1, so that CORPUS_END is 0. What lies outside the texts counts as
-// CORPUS_END.
+// Tokens are compared as token + 1, so that CORPUS_END is 0. Positions outside the texts count as CORPUS_END.
 static uint32_t key_at(const corpus *c, uint64_t position) {
     return position < c->size ? (uint32_t)c->tokens[position] + 1 : 0;
 }
 
-// Asks for the first suffix of [low, high) whose key at `depth` is at least `key`; low is the answer.
+// A search for the first suffix of [low, high) whose key at `depth` is at least `key`; low is the result.
 typedef struct {
     uint32_t low, high, depth, key;
 } bound;
 
 enum { MOST_BOUNDS = 2 * CORPUS_MAX_MATCH };
 
-// Answers all bounds side by side.
+// Runs all searches side by side, so that their cache misses overlap.
 static void find(const corpus *c, bound *bounds, uint32_t count) {
     uint32_t open[MOST_BOUNDS];
     uint64_t position[MOST_BOUNDS];
@@ -231,24 +230,24 @@ bool corpus_extend(const corpus *c, corpus_match *match, int32_t token) {
 
 uint32_t corpus_first(const corpus *c, const corpus_match *match) {
     const uint32_t *entries = c->suffixes;
-    uint32_t low = match->low, high = match->high, least = UINT32_MAX;
+    uint32_t low = match->low, high = match->high, lowest = UINT32_MAX;
     for (uint32_t level = 0;; level++) {
         bool last = high - low <= 2 * CORPUS_BLOCK;
         for (; low < high && (last || low % CORPUS_BLOCK); low++)
-            least = entries[low] < least ? entries[low] : least;
+            lowest = entries[low] < lowest ? entries[low] : lowest;
         if (last)
             break;
         for (; high % CORPUS_BLOCK; high--)
-            least = entries[high - 1] < least ? entries[high - 1] : least;
+            lowest = entries[high - 1] < lowest ? entries[high - 1] : lowest;
         low /= CORPUS_BLOCK;
         high /= CORPUS_BLOCK;
         entries = c->minima[level];
     }
-    uint64_t position = (uint64_t)least + match->length;
+    uint64_t position = (uint64_t)lowest + match->length;
     return position < c->size ? (uint32_t)position : c->size - 1;
 }
 
-uint32_t corpus_next(const corpus *c, const corpus_match *match, uint32_t most, int32_t *tokens,
+uint32_t corpus_next(const corpus *c, const corpus_match *match, uint32_t max_tokens, int32_t *tokens,
                      uint32_t *counts) {
     uint32_t size = match->high - match->low;
     uint32_t probes = size < CORPUS_PROBES ? size : CORPUS_PROBES;
@@ -277,13 +276,13 @@ uint32_t corpus_next(const corpus *c, const corpus_match *match, uint32_t most, 
     uint32_t found = 0;
     for (uint32_t i = 0; i < count; i += 2) {
         uint32_t occurrences = bounds[i + 1].low - bounds[i].low;
-        uint32_t place = found < most ? found++ : most;
+        uint32_t place = found < max_tokens ? found++ : max_tokens;
         for (; place > 0 && counts[place - 1] < occurrences; place--)
-            if (place < most) {
+            if (place < max_tokens) {
                 tokens[place] = tokens[place - 1];
                 counts[place] = counts[place - 1];
             }
-        if (place < most) {
+        if (place < max_tokens) {
             tokens[place] = (int32_t)(bounds[i].key - 1);
             counts[place] = occurrences;
         }

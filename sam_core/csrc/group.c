@@ -89,7 +89,7 @@ pool_group *group_find(const pool *p, uint64_t hash, pool_key kind, const void *
     return g;
 }
 
-// Counts the texts before number `past`, of `texts` and `tokens`, as older than the group's life.
+// Counts the texts before number `past` as older than the group's life: `texts` of them with `tokens`.
 static void set_past(pool *p, pool_group *g, uint32_t past, uint32_t texts, uint64_t tokens) {
     if (has_source(p, RULE_HISTORY)) {
         p->history_texts += texts - (uint64_t)g->past_texts;
@@ -274,7 +274,7 @@ bool pool_add_text(pool *p, pool_group *g, pool_text *text) {
     return true;
 }
 
-// Puts a text into the queue of the automaton, if that is begun.
+// Puts a text into the automaton's queue, if the automaton is begun.
 static void queue(pool_group *g, pool_text *text) {
     if (!g->index.memory || text->due)
         return;
@@ -332,7 +332,7 @@ static bool feed_prompt(pool *p, pool_group *g) {
     return true;
 }
 
-// Feeds a text as far as the work goes; older: all that is in the automaton is newer. False: no memory.
+// Feeds a text until the work is used up; older: everything in the automaton is newer. False: no memory.
 static bool feed_text(pool *p, pool_group *g, pool_text *text, bool older) {
     if (g->kind == POOL_BY_PROMPT && !g->has_prompt) {
         if (!g->carrier) {
@@ -357,7 +357,7 @@ static bool feed_text(pool *p, pool_group *g, pool_text *text, bool older) {
     return feed(p, &g->index, &text->cursor, text->number, text->body.size);
 }
 
-// The same for what asks for memory with `power`.
+// feed_text with the given power to free memory.
 static bool feed_with(pool *p, pool_group *g, pool_text *text, bool older, pool_power power) {
     p->power = power;
     p->uses = p->builds = g;
@@ -374,7 +374,7 @@ void group_shrink(pool *p, pool_group *g) {
     group_drop_index(p, g);
 }
 
-// There is no memory for the open texts, of so many tokens.
+// Gives up the automaton: there is no memory for the open texts, which have this many tokens.
 static void lose(pool *p, pool_group *g, uint64_t tokens) {
     g->lost = true;
     g->max_closed_tokens = 0;
@@ -392,7 +392,7 @@ static void give_up(pool *p, pool_group *g) {
     lose(p, g, g->tokens - g->past_tokens);
 }
 
-// Begins the automaton if it is worth having and there is memory. Returns whether there is one.
+// Begins the automaton if it is worthwhile and there is memory. Returns whether the group has one.
 static bool begin(pool *p, pool_group *g) {
     if (g->index.memory)
         return true;
@@ -409,7 +409,7 @@ static bool begin(pool *p, pool_group *g) {
         tokens += text->body.size;
         requests += sam_index_bytes(&p->slots[text->slot].request);
     }
-    // It may take the place of its slots' request indexes, which it stands in for.
+    // It may replace its slots' request indexes, whose texts it contains.
     size_t needed = (size_t)(tokens * ROOM_TOKEN_BYTES);
     bool fits = needed <= available + requests;
     if (fits) {
@@ -454,7 +454,7 @@ static void feed_past(pool *p, pool_group *g) {
             g->max_closed_tokens = UINT64_MAX;
             g->needs = 0;
         }
-        // The newest are worth other groups' texts, a few for each open slot; the others are not.
+        // A few of the newest texts for each open slot may displace other groups' texts; the others may not.
         bool few = g->closed_tokens * g->kept < PAST_TEXTS * g->open * g->tokens;
         if (!feed_with(p, g, text, true, few ? POOL_FOR_BUILD : POOL_FOR_SPARE)) {
             g->max_closed_tokens = g->closed_tokens;

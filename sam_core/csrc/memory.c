@@ -16,7 +16,7 @@ enum {
     ALIGNMENT = 2 << 20, // bytes that one page table maps: aligned space moves by whole tables
 };
 
-// What is reserved; stands at the beginning of the usable space.
+// Header of a reserved range, at the beginning of its usable space.
 typedef struct {
     char *start;
     size_t bytes;
@@ -26,12 +26,12 @@ static reservation *reservation_of(void *block) { return (reservation *)((char *
 
 static size_t usable(size_t bytes) { return (BEFORE + bytes + UNIT - 1) / UNIT * UNIT; }
 
-// Reserves space for a block of `bytes` and more. Returns where the usable space is to begin, or NULL.
+// Reserves space for a block of at least `bytes`. Returns the beginning of the usable space, or NULL.
 static char *reserve(size_t bytes, reservation *reserved) {
-    size_t least = usable(bytes), size = 64 * SAM_LARGE;
-    if (least > size)
+    size_t min_size = usable(bytes), size = 64 * SAM_LARGE;
+    if (min_size > size)
         size = SAM_SPACE;
-    for (; size >= least; size /= 2) {
+    for (; size >= min_size; size /= 2) {
         reserved->bytes = size + ALIGNMENT;
         reserved->start = SAM_MMAP(NULL, reserved->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (reserved->start != MAP_FAILED)
@@ -74,7 +74,7 @@ static void *move_large(void *block, size_t old_bytes, size_t bytes) {
         return NULL;
     }
     bool moved = SAM_MREMAP(from, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED;
-    char *hole = from; // nothing is mapped there now, or what another thread wants
+    char *hole = from; // unmapped now, unless another thread has mapped it
     if (moved) {
         *(reservation *)to = reserved;
     } else { // a forked process may be refused it
@@ -86,7 +86,7 @@ static void *move_large(void *block, size_t old_bytes, size_t bytes) {
     return moved ? to + BEFORE : NULL;
 }
 
-// Resizes a large block to another large size. Returns NULL on failure; it is as before then.
+// Resizes a large block to another large size. Returns NULL on failure: the block is unchanged.
 static void *resize_large(void *block, size_t old_bytes, size_t bytes) {
     reservation *reserved = reservation_of(block);
     char *begin = (char *)block - BEFORE;
@@ -164,8 +164,8 @@ void *sam_grow(sam_memory *memory, void *array, uint32_t size, uint32_t more, ui
         return array;
     if (size >= SAM_MAX_PLACES || more > SAM_MAX_PLACES - size)
         return NULL;
-    uint32_t step = *capacity / 8, most = (uint32_t)(SAM_LARGE / element);
-    uint32_t larger = *capacity + (step < most ? step : most) + 4;
+    uint32_t step = *capacity / 8, max_step = (uint32_t)(SAM_LARGE / element);
+    uint32_t larger = *capacity + (step < max_step ? step : max_step) + 4;
     if (larger < size + more)
         larger = size + more;
     void *grown = sam_resize(memory, array, *capacity * element, larger * element);

@@ -5,14 +5,14 @@
 #include <string.h>
 
 uint32_t model_share_cell(uint32_t count, uint32_t total) {
-    uint32_t halves = 0; // 1/share is at least 2 to that power
+    uint32_t halves = 0; // 1/share is at least 2^halves
     while (halves < MODEL_SHARES / 2 - 1 && total >> (halves + 1) >= count)
         halves++;
     bool more = total >> halves > count + count / 2;
     return MODEL_CELLS + 2 * halves + more;
 }
 
-// The entry for the last order + 1 tokens, and in *key their hash as an entry has it.
+// The entry for the last order + 1 tokens; *key: the part of their hash that an entry stores.
 static uint32_t follower_entry(uint32_t order, const int32_t *last, uint32_t *key) {
     uint32_t hash = (uint32_t)last[0] * 0x9E3779B1u;
     for (uint32_t i = 1; i <= order; i++)
@@ -34,7 +34,7 @@ void model_learn_follower(model *m, int32_t last[MODEL_ORDERS], int32_t token) {
         uint32_t key;
         model_follower *f = &m->learned.followers[order][follower_entry(order, last, &key)];
         uint32_t seen = f->seen & 255, asked = f->seen >> 8 & 255;
-        if ((f->seen ^ key) >> 16) { // other tokens have the entry: it is theirs while it is of use
+        if ((f->seen ^ key) >> 16) { // the entry is of other tokens, which keep it while it is useful
             if (seen > 1 && asked < MODEL_PATIENCE) {
                 f->seen += 256;
                 continue;
@@ -76,7 +76,7 @@ static uint32_t copied_prior(uint32_t length_class, uint32_t depth) {
     return prior((percent[length_class] + (100 - percent[length_class]) * depth / 14) * 10000, 4);
 }
 
-// What weights come to on recorded answers, roughly: an input is worth less beside others that know the same.
+// Approximate weights after recorded answers: inputs with the same information share their weight.
 static void weights_prior(int32_t *weights, uint32_t set) {
     enum { CORPUS = 1, GROUP = 2 };
     static const uint8_t percent[4][MODEL_INPUTS] = {

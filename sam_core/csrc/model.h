@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a pool has learned of its drafts: adaptive probabilities, the weights that mix them, and followers.
+// What a pool has learned from its drafts: adaptive probabilities, the weights that mix them, and followers.
 // See rules.h.
 //
-// A probability is an adaptive mean in 32 bits: the upper 22 are the mean, the lower 10 the number of
-// outcomes it has seen, up to MODEL_LIMIT. An outcome moves the mean by 1/(outcomes + 1.5): at first quickly,
-// later as a window of about MODEL_LIMIT outcomes.
+// A probability is an adaptive mean in 32 bits: the upper 22 are the mean, the lower 10 the number of its
+// outcomes, up to MODEL_LIMIT. An outcome moves the mean by 1/(outcomes + 1.5): quickly at first, later like
+// a window of about MODEL_LIMIT outcomes.
 //
 // Mixing works on stretch(p) = ln(p/(1-p)) with 8 fractional bits on probabilities of 12 bits, with weights
 // of 16 fractional bits, as in the lpaq compressors.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Python face of pool.h: checks of arguments, buffers, the lock and messages. _sam.pyi documents it.
+// The Python interface of pool.h: checks of arguments, buffers, the lock and messages. _sam.pyi documents it.
 //
-// It keeps to the limited API of Python 3.11, which setup.py asks for: one build serves every later Python.
+// Uses only the limited API of Python 3.11, as setup.py demands: one build works with every later Python.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -18,27 +18,29 @@
 
 #define BY_PROMPT "by_prompt"
 
-// What the module knows; lives as long as the type.
+// State of the module; lives as long as the type.
 typedef struct {
-    long process; // that this is, told anew after a fork
+    long process; // id of this process, updated after a fork
 } State;
 
 typedef struct {
     PyObject_HEAD pool pool;
     PyThread_type_lock lock; // held while the pool is in use without the GIL
-    Py_ssize_t calls;        // that hold the lock or wait for it; changed under the GIL
+    Py_ssize_t calls;        // calls that hold the lock or wait for it; changed under the GIL
     const State *state;
     long process; // that made the pool
 } PoolObject;
 
-// Gives up the GIL and takes the pool's lock; calls wait for each other.
+// Releases the GIL and takes the pool's lock; calls wait for each other.
 #define BEGIN_WORK(self)                                                                                     \
     (self)->calls++;                                                                                         \
-    Py_BEGIN_ALLOW_THREADS PyThread_acquire_lock((self)->lock, WAIT_LOCK);
+    Py_BEGIN_ALLOW_THREADS                                                                                   \
+    PyThread_acquire_lock((self)->lock, WAIT_LOCK);
 
 #define END_WORK(self)                                                                                       \
     PyThread_release_lock((self)->lock);                                                                     \
-    Py_END_ALLOW_THREADS(self)->calls--;
+    Py_END_ALLOW_THREADS                                                                                     \
+    --(self)->calls;
 
 // Index: rule_name.
 static const char *const rules[] = {"oldest", "newest", "count", "suffix", "blend"};
@@ -46,7 +48,7 @@ static const char *const rules[] = {"oldest", "newest", "count", "suffix", "blen
 // Index: RULE_REQUEST, ...
 static const char *const sources[] = {"request", "group", "corpus", "history"};
 
-// Raises in the child of a fork, where another thread may have been at work in the pool.
+// Raises in a forked child, since another thread may have been working in the pool during the fork.
 static int check_process(const PoolObject *self) {
     if (self->process == self->state->process)
         return 0;
@@ -58,7 +60,7 @@ static int check_process(const PoolObject *self) {
 
 // ---- arguments
 
-// Raises TypeError in place of what is raised: what was expected, "not" and the object's type. Returns NULL.
+// Replaces the current exception by TypeError: what was expected, "not", and the object's type. Returns NULL.
 static void *raise_type_error(PyObject *object, const char *expected, ...) {
     PyErr_Clear();
     va_list arguments;
@@ -73,15 +75,15 @@ static void *raise_type_error(PyObject *object, const char *expected, ...) {
     return NULL;
 }
 
-// Whether the rows of a table, contiguous each, lie as far from each other as they like.
+// Whether the rows of a table are contiguous, at any distance from each other.
 static bool has_whole_rows(const Py_buffer *view) {
     return view->ndim == 2 && !view->suboffsets && view->strides[0] % view->itemsize == 0 &&
            (view->shape[1] < 2 || view->strides[1] == view->itemsize);
 }
 
-// Gets a C-contiguous buffer of `dimensions` whose items are of `type`, 'i' for int32 or 'f' for float32; or
-// one of two dimensions of which only each row need be contiguous, if rows_apart. A Py_buffer without obj is
-// released safely.
+// Gets a C-contiguous buffer of `dimensions` whose items are of `type`, 'i' for int32 or 'f' for float32;
+// with rows_apart, one of two dimensions of which only the rows must be contiguous. A Py_buffer without obj
+// can be released.
 static int get_buffer(PyObject *object, const char *name, char type, int dimensions, bool rows_apart,
                       bool writable, Py_buffer *view) {
     const char *kind = type == 'i' ? "int32" : "float32";
@@ -245,10 +247,10 @@ static int get_sources(PyObject *object, unsigned *bits) {
     return 0;
 }
 
-// What both Pool() and Pool.load() are told. Objects: NULL or None where not given.
+// Arguments that Pool() and Pool.load() share. Objects are NULL or None if not given.
 typedef struct {
     PyObject *memory, *corpus_path, *vocabulary, *fingerprint;
-    double least;
+    double min_prob;
     Py_ssize_t memory_bytes;
     uint32_t vocab_size;
     uint64_t tokenizer;
@@ -256,10 +258,10 @@ typedef struct {
 
 static bool is_given(PyObject *object) { return object && object != Py_None; }
 
-static int check_least(double least) {
-    if (least >= 0 && least <= 1)
+static int check_min_prob(double min_prob) {
+    if (min_prob >= 0 && min_prob <= 1)
         return 0;
-    PyObject *value = PyFloat_FromDouble(least);
+    PyObject *value = PyFloat_FromDouble(min_prob);
     if (value)
         PyErr_Format(PyExc_ValueError, "min_prob is %R: it must lie between 0 and 1", value);
     Py_XDECREF(value);
@@ -289,9 +291,9 @@ static int check_settings(Settings *s) {
         s->memory_bytes = PyNumber_AsSsize_t(s->memory, NULL); // clipped
         if (s->memory_bytes == -1 && PyErr_Occurred())
             return -1;
-        if (s->memory_bytes < (Py_ssize_t)pool_least_bytes()) {
+        if (s->memory_bytes < (Py_ssize_t)pool_min_bytes()) {
             PyErr_Format(PyExc_ValueError, "memory_bytes is %R: a pool needs at least %zu", s->memory,
-                         pool_least_bytes());
+                         pool_min_bytes());
             return -1;
         }
         if (s->memory_bytes == PY_SSIZE_T_MAX) {
@@ -313,7 +315,7 @@ static int check_settings(Settings *s) {
     }
     if (is_given(s->fingerprint) && get_fingerprint(s->fingerprint, &s->tokenizer) < 0)
         return -1;
-    return check_least(s->least);
+    return check_min_prob(s->min_prob);
 }
 
 static void raise_path_error(PyObject *path, bool refused, const char *reason, int error) {
@@ -352,9 +354,11 @@ static int open_corpus(const Settings *s, corpus *c) {
     const char *reason = NULL;
     corpus_status status;
     int error = 0;
-    Py_BEGIN_ALLOW_THREADS status = corpus_open(c, PyBytes_AsString(bytes), &reason);
+    Py_BEGIN_ALLOW_THREADS
+    status = corpus_open(c, PyBytes_AsString(bytes), &reason);
     error = errno;
-    Py_END_ALLOW_THREADS Py_DECREF(bytes);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(bytes);
     if (status != CORPUS_OK) {
         raise_path_error(path, status == CORPUS_REFUSED, reason, error);
         return -1;
@@ -376,7 +380,7 @@ static int open_corpus(const Settings *s, corpus *c) {
 
 // ---- Pool
 
-// A Pool object whose pool is not made yet.
+// A Pool object whose pool is not initialized yet.
 static PoolObject *new_object(PyTypeObject *type) {
     PoolObject *self = (PoolObject *)PyType_GenericAlloc(type, 0);
     if (!self)
@@ -394,7 +398,8 @@ static int make_pool(PoolObject *self, const Settings *s, rule_name rule, unsign
     corpus c;
     if (open_corpus(s, &c) < 0)
         return -1;
-    if (!pool_init(&self->pool, (size_t)s->memory_bytes, rule, bits, c.file ? &c : NULL, (float)s->least)) {
+    if (!pool_init(&self->pool, (size_t)s->memory_bytes, rule, bits, c.file ? &c : NULL,
+                   (float)s->min_prob)) {
         corpus_close(&c);
         PyErr_NoMemory();
         return -1;
@@ -413,7 +418,7 @@ static PyObject *Pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     rule_name rule = RULE_BLEND;
     unsigned bits = 1u << RULE_REQUEST | 1u << RULE_GROUP | 1u << RULE_HISTORY;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOdOO:Pool", names, &settings.memory, &rule_object,
-                                     &source_names, &settings.corpus_path, &settings.least,
+                                     &source_names, &settings.corpus_path, &settings.min_prob,
                                      &settings.vocabulary, &settings.fingerprint))
         return NULL;
     if ((rule_object && get_rule(rule_object, &rule) < 0) ||
@@ -428,7 +433,7 @@ static PyObject *Pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 static void Pool_dealloc(PyObject *object) {
     PoolObject *self = (PoolObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    pool_free(&self->pool); // in a forked child too: a call that was under way there would hold a reference
+    pool_free(&self->pool); // also in a forked child: a call that was under way there would hold a reference
     if (self->lock)
         PyThread_free_lock(self->lock);
     PyObject_Free(object);
@@ -480,7 +485,7 @@ static void raise_bad_size(PyObject *what, const char *name, Py_ssize_t width) {
                  narrow ? width : RULE_MAX_DRAFT, narrow ? "width of out" : "longest draft");
 }
 
-// `tokens` has their number, or as a table (`starts`) that of a row.
+// `tokens` has the number of all tokens, or for a table (`starts`) that of a row.
 static PyObject *raise_step_error(pool_status status, const pool_error *error, const pool_tokens *tokens,
                                   Py_ssize_t width) {
     Py_ssize_t at = (Py_ssize_t)error->at;
@@ -613,7 +618,7 @@ static PyObject *raise_bad_slot(PyObject *number) {
     return PyErr_Format(PyExc_ValueError, "slot is %R, which is not an open slot", number);
 }
 
-// -1 with an exception set; a number too large for any slot comes back as some number without a slot.
+// Returns -1 with an exception set; a number beyond all slots becomes one without a slot.
 static Py_ssize_t get_slot(PyObject *number) {
     if (PyIndex_Check(number))
         return PyNumber_AsSsize_t(number, NULL);
@@ -660,7 +665,7 @@ static PyObject *Pool_append(PyObject *object, PyObject *const *args, Py_ssize_t
         int32_t token;
         if (get_token(args[1], &token) < 0)
             return NULL;
-        if (!self->calls) { // and none can begin before this one gives up the GIL, which it does not
+        if (!self->calls) { // and none can begin, since this call does not release the GIL
             status = pool_append(&self->pool, slot, &token, 1, &error);
         } else {
             BEGIN_WORK(self)
@@ -788,9 +793,11 @@ static PyObject *Pool_save(PyObject *object, PyObject *args, PyObject *kwargs) {
     }
     persist_status status;
     int error;
-    Py_BEGIN_ALLOW_THREADS status = persist_write(&snapshot, PyBytes_AsString(bytes));
+    Py_BEGIN_ALLOW_THREADS
+    status = persist_write(&snapshot, PyBytes_AsString(bytes));
     error = errno;
-    Py_END_ALLOW_THREADS while (more) {
+    Py_END_ALLOW_THREADS
+    while (more) {
         BEGIN_WORK(self)
         more = persist_release(&snapshot, RELEASED_AT_ONCE);
         END_WORK(self)
@@ -809,9 +816,11 @@ static int open_saved(PyObject *path, persist_file *file) {
     const char *reason = NULL;
     persist_status status;
     int error;
-    Py_BEGIN_ALLOW_THREADS status = persist_open(file, PyBytes_AsString(bytes), &reason);
+    Py_BEGIN_ALLOW_THREADS
+    status = persist_open(file, PyBytes_AsString(bytes), &reason);
     error = errno;
-    Py_END_ALLOW_THREADS Py_DECREF(bytes);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(bytes);
     if (status == PERSIST_OK)
         return 0;
     raise_path_error(path, status == PERSIST_REFUSED, reason, error);
@@ -822,7 +831,7 @@ PyDoc_STRVAR(Pool_load_doc, "load($type, /, path, memory_bytes=1073741824, corpu
                             "vocab_size=None, tokenizer=None)\n--\n\n"
                             "Make a pool from a file that save wrote.");
 
-// Refuses a saved pool of another model than the settings'. What these do not tell is taken from the file.
+// Refuses a saved pool of another model than that of the settings, which are completed from the file.
 static int check_saved(PyObject *path, const persist_header *h, Settings *s) {
     if (check_tokenizer(path, h->tokenizer, s) < 0)
         return -1;
@@ -848,7 +857,7 @@ static PyObject *Pool_load(PyObject *type, PyObject *args, PyObject *kwargs) {
     Settings settings = {0};
     PyObject *path;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOdOO:load", names, &path, &settings.memory,
-                                     &settings.corpus_path, &settings.least, &settings.vocabulary,
+                                     &settings.corpus_path, &settings.min_prob, &settings.vocabulary,
                                      &settings.fingerprint) ||
         check_settings(&settings) < 0)
         return NULL;
@@ -867,9 +876,11 @@ static PyObject *Pool_load(PyObject *type, PyObject *args, PyObject *kwargs) {
         const char *reason = NULL;
         persist_status status;
         int error;
-        Py_BEGIN_ALLOW_THREADS status = persist_load(&file, &self->pool, &reason);
+        Py_BEGIN_ALLOW_THREADS
+        status = persist_load(&file, &self->pool, &reason);
         error = errno;
-        Py_END_ALLOW_THREADS if (status != PERSIST_OK) {
+        Py_END_ALLOW_THREADS
+        if (status != PERSIST_OK) {
             raise_path_error(path, status == PERSIST_REFUSED, reason, error);
             Py_CLEAR(self);
         }
@@ -878,7 +889,7 @@ static PyObject *Pool_load(PyObject *type, PyObject *args, PyObject *kwargs) {
     return (PyObject *)self;
 }
 
-// The names of a set of sources, a list.
+// The names of a set of sources, as a list.
 static PyObject *source_list(unsigned bits) {
     PyObject *names = PyList_New(0);
     for (int i = 0; names && i < RULE_SOURCES; i++)
@@ -912,10 +923,12 @@ static PyObject *Pool_describe(PyObject *Py_UNUSED(type), PyObject *path) {
     const char *reason = NULL;
     persist_status status;
     int error;
-    Py_BEGIN_ALLOW_THREADS status = persist_check(&file, &reason);
+    Py_BEGIN_ALLOW_THREADS
+    status = persist_check(&file, &reason);
     error = errno;
     persist_close(&file);
-    Py_END_ALLOW_THREADS if (status != PERSIST_OK) {
+    Py_END_ALLOW_THREADS
+    if (status != PERSIST_OK) {
         raise_path_error(path, status == PERSIST_REFUSED, reason, error);
         return NULL;
     }
@@ -1043,7 +1056,7 @@ static PyObject *Pool_get_sources(PyObject *object, void *Py_UNUSED(closure)) {
 }
 
 static PyObject *Pool_get_min_prob(PyObject *object, void *Py_UNUSED(closure)) {
-    return PyFloat_FromDouble((double)((PoolObject *)object)->pool.least);
+    return PyFloat_FromDouble((double)((PoolObject *)object)->pool.min_prob);
 }
 
 static int Pool_set_min_prob(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
@@ -1052,11 +1065,11 @@ static int Pool_set_min_prob(PyObject *object, PyObject *value, void *Py_UNUSED(
         PyErr_SetString(PyExc_AttributeError, "min_prob cannot be deleted: set it to 0");
         return -1;
     }
-    double least = PyFloat_AsDouble(value);
-    if ((least == -1 && PyErr_Occurred()) || check_least(least) < 0 || check_process(self) < 0)
+    double min_prob = PyFloat_AsDouble(value);
+    if ((min_prob == -1 && PyErr_Occurred()) || check_min_prob(min_prob) < 0 || check_process(self) < 0)
         return -1;
     BEGIN_WORK(self)
-    self->pool.least = (float)least;
+    self->pool.min_prob = (float)min_prob;
     END_WORK(self)
     return 0;
 }
@@ -1090,7 +1103,7 @@ static PyObject *module_forked(PyObject *module, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_NONE;
 }
 
-// A forked child is told by the interpreter: to ask getpid() in every call would cost more than an append.
+// Called in a forked child: getpid() in every call would cost more than an append.
 static int watch_forks(PyObject *module) {
     static PyMethodDef forked = {"forked", module_forked, METH_NOARGS, NULL};
     int result = -1;
@@ -1117,7 +1130,7 @@ static int module_exec(PyObject *module) {
     PyErr_SetString(PyExc_ImportError, "sam_core needs the GIL: use a Python that is not free-threaded");
     return -1;
 #endif
-    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) { // that of the main one
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) { // the main interpreter
         PyErr_SetString(PyExc_ImportError,
                         "sam_core works in the main interpreter only, not in a subinterpreter");
         return -1;

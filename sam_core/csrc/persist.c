@@ -42,13 +42,13 @@ static void *with_room(void *array, size_t *capacity, size_t count, size_t more,
     return grown;
 }
 
-// Whether a text is saved: a closed one that says more than the group's key does.
+// Whether a text is saved: it is closed and longer than the group's key.
 static bool is_saved(const pool_group *g, const pool_text *text) {
     return text && text->slot == SAM_NONE && !text->removed &&
            (g->kind == POOL_NAMED || text->body.size > text->prompt_size);
 }
 
-// The first token of a text that stands in the file; those before are the group's key.
+// The first token of a text that is written; those before are the group's key.
 static uint32_t first_saved(pool_key kind, uint32_t prompt_size) {
     return kind == POOL_BY_PROMPT ? prompt_size : 0;
 }
@@ -121,8 +121,8 @@ bool persist_collect(pool *p, persist_snapshot *s) {
     return done;
 }
 
-bool persist_release(persist_snapshot *s, size_t most) {
-    for (; s->pinned && most; most--)
+bool persist_release(persist_snapshot *s, size_t max_texts) {
+    for (; s->pinned && max_texts; max_texts--)
         pool_unpin(s->texts[--s->pinned].text);
     if (s->pinned)
         return true;
@@ -203,18 +203,18 @@ static void put_snapshot(writer *w, const persist_snapshot *s) {
     flush(w);
 }
 
-// Makes what was renamed into a folder last: a crash may not bring the old file back.
+// Syncs a folder, so that a crash does not undo a rename in it.
 static int sync_folder(const char *folder) {
     int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (file < 0)
         return errno;
-    int error = fsync(file) && errno != EINVAL ? errno : 0; // EINVAL: this file system has no need of it
+    int error = fsync(file) && errno != EINVAL ? errno : 0; // EINVAL: not needed on this file system
     close(file);
     return error;
 }
 
-// Writes the snapshot to a new file beside `path` and renames it. `temporary` has the folder's name of
-// `length` bytes, ending in "/", and room. Returns errno.
+// Writes the snapshot to a new file beside `path` and renames it. `temporary` begins with the folder's name,
+// `length` bytes ending in "/", and has room for the file's. Returns errno.
 static int replace(const persist_snapshot *s, const char *path, char *temporary, size_t length) {
     strcpy(temporary + length, ".pool-XXXXXX");
     writer w = {.file = mkostemp(temporary, O_CLOEXEC)};
@@ -265,7 +265,7 @@ persist_status persist_save(pool *p, const char *path) {
 
 // ---- reading
 
-// Reads `bytes` bytes. Returns false and sets errno on failure, to 0 if the file ends before.
+// Reads `bytes` bytes. Returns false on failure and sets errno, to 0 if the file is too short.
 static bool read_all(int file, void *data, size_t bytes) {
     for (unsigned char *to = data; bytes;) {
         ssize_t got = read(file, to, bytes);
@@ -281,7 +281,7 @@ static bool read_all(int file, void *data, size_t bytes) {
     return true;
 }
 
-// What is wrong with a file that is to be opened, or NULL.
+// The reason to refuse a file's attributes, or NULL.
 static const char *judge(const struct stat *status) {
     if (!S_ISREG(status->st_mode))
         return "no regular file: name a file that Pool.save wrote";
@@ -292,7 +292,7 @@ static const char *judge(const struct stat *status) {
     return NULL;
 }
 
-// The same of its header. *error: errno if it cannot be read.
+// The reason to refuse a file's header, or NULL. *error: errno if it cannot be read.
 static const char *judge_header(persist_file *f, uint64_t bytes, int *error) {
     static const char foreign[] = "no saved pool: name a file that Pool.save wrote";
     persist_header *h = &f->header;
@@ -313,7 +313,7 @@ static const char *judge_header(persist_file *f, uint64_t bytes, int *error) {
     return NULL;
 }
 
-// The same of all of it.
+// The reason to refuse the file's contents, or NULL. *error: errno if it cannot be read.
 static const char *judge_contents(const persist_file *f, int *error) {
     unsigned char buffer[BUFFER];
     memcpy(buffer, &f->header, sizeof f->header);
@@ -372,13 +372,13 @@ void persist_close(persist_file *f) {
 
 typedef struct {
     int file;
-    int error;     // errno of a failure, 0 if the file turns out to be damaged
+    int error;     // errno of a failure, 0 if the file is damaged
     uint64_t left; // bytes before the checksum
     size_t at, size;
     unsigned char buffer[BUFFER];
 } reader;
 
-// Reads the next `bytes` bytes, or passes over them if data is NULL. Returns whether they are there.
+// Reads the next `bytes` bytes, or skips them if data is NULL. Returns false if they do not exist.
 static bool take(reader *r, void *data, uint64_t bytes) {
     if (bytes > r->left)
         return false;
@@ -411,8 +411,8 @@ static bool are_tokens(const int32_t *tokens, size_t count) {
     return true;
 }
 
-// Reads the group's next text. Sets *fits to false, and only passes over the text, if there is no memory for
-// it. Returns false if the file is damaged or cannot be read.
+// Reads the group's next text. Without memory for it, sets *fits to false and skips the text. Returns false
+// if the file is damaged or cannot be read.
 static bool take_text(reader *r, pool *p, pool_group *g, pool_key kind, uint64_t key_bytes, bool *fits) {
     uint32_t head[2];
     if (!take(r, head, sizeof head))

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Saves a pool's texts and what it has learned to a file, and makes a pool from one. Slots are not saved, nor
-// are indexes: they are built again when they are needed.
+// Saves a pool's texts and what it has learned to a file, and loads such a file. Slots are not saved, nor are
+// indexes, which are built again when they are needed.
 //
 // File, little-endian, in units of 4 bytes:
 //   header     persist_header
-//   learned    header.learned bytes: the part of rule_model that rules.h names for this
-//   groups     from the one closed longest ago to the one closed last, then those with open slots; of each
+//   learned    header.learned bytes: rule_model_learned
+//   groups     from the one closed longest ago to the one closed last, then those with open slots; for each
 //                uint32 kind, texts; uint64 bytes of the key; the key, padded with zeros;
-//                then its texts in order of opening, of each
-//                  uint32 tokens of the prompt, tokens in all; the tokens, of a prompt's group without the
+//                then its texts in order of opening, for each
+//                  uint32 tokens of the prompt, tokens in all; the tokens, in a prompt's group without the
 //                  prompt, which is the key
 //   zeros      to a multiple of 8 bytes
-//   checksum   uint64 of all before, taken as uint64: c = (c ^ unit) * CHECKSUM_FACTOR, c ^= c >> 32
+//   checksum   uint64 of everything before it, as uint64: c = (c ^ unit) * CHECKSUM_FACTOR, c ^= c >> 32
 //
 // Any damage within 8 aligned bytes changes the checksum, any other with probability 1 - 2^-64.
 
@@ -40,7 +40,7 @@ typedef struct {
 
 typedef enum {
     PERSIST_OK,
-    PERSIST_SYSTEM,  // errno tells
+    PERSIST_SYSTEM,  // see errno
     PERSIST_REFUSED, // *reason continues a sentence that starts with the path and "is"
 } persist_status;
 
@@ -56,29 +56,29 @@ typedef struct {
     uint64_t key_bytes;
 } persist_group;
 
-// What a pool has to save. The pool may be used and changed while it is written.
+// What is to be saved of a pool, which may be used and changed while it is written.
 typedef struct {
     persist_header header;
     void *learned;
     persist_group *groups; // header.groups
     persist_text *texts;   // header.texts, group after group
-    char *names;           // keys of POOL_NAMED, one behind the other; other keys begin the groups' texts
+    char *names;           // keys of POOL_NAMED, concatenated; other keys are the prompts of the texts
     size_t group_capacity, text_capacity, name_capacity, name_bytes;
-    size_t pinned; // the first texts are
+    size_t pinned; // number of pinned texts, the first ones
 } persist_snapshot;
 
-// Collects what is to be saved: time and memory in proportion to the number of texts, not of tokens. False:
-// no memory, and there is nothing to release.
+// Collects what is to be saved: time and memory are proportional to the number of texts, not of tokens.
+// Returns false without memory; nothing has to be released then.
 bool persist_collect(pool *p, persist_snapshot *s);
 
-// Replaces the file at `path` by one with the snapshot, readable by its owner only. On failure
-// (PERSIST_SYSTEM) the old file is there still and no new one. Touches no pool: needs no lock.
+// Replaces the file at `path` by the snapshot, readable by its owner only. On failure (PERSIST_SYSTEM) the
+// old file stays and there is no new one. Does not access the pool: needs no lock.
 persist_status persist_write(const persist_snapshot *s, const char *path);
 
-// Gives back at most `most` texts to their pool, with its lock held. Returns whether some are left.
-bool persist_release(persist_snapshot *s, size_t most);
+// Unpins at most max_texts texts, with the pool's lock held. Returns whether some are left.
+bool persist_release(persist_snapshot *s, size_t max_texts);
 
-// The three in one, for who has the pool alone.
+// persist_collect, persist_write and persist_release, for a pool that nobody else uses.
 persist_status persist_save(pool *p, const char *path);
 
 typedef struct {
@@ -86,16 +86,16 @@ typedef struct {
     persist_header header;
 } persist_file;
 
-// Opens a file and checks that all of it is as it was saved, by this version, for this user alone. Any status
-// but PERSIST_OK: nothing is open.
+// Opens a file and checks that it is complete and undamaged, of this version, and private to this user. With
+// any status but PERSIST_OK nothing is open.
 persist_status persist_open(persist_file *f, const char *path, const char **reason);
 
-// Adds what the file holds to a new pool of its rule and sources. Groups that do not fit into the pool's
-// memory are left out, those closed longest ago first, and counted as evicted. Any status but PERSIST_OK: the
-// pool is sound but of no use.
+// Adds the contents of the file to a new pool with its rule and sources. Groups that do not fit into the
+// pool's memory are left out, those closed longest ago first, and counted as evicted. With any status but
+// PERSIST_OK the pool is valid but incomplete.
 persist_status persist_load(persist_file *f, pool *p, const char **reason);
 
-// Checks what persist_load would, by loading the file into a pool of its own.
+// Checks what persist_load checks, by loading the file into a temporary pool.
 persist_status persist_check(persist_file *f, const char **reason);
 
 void persist_close(persist_file *f);

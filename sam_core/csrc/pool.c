@@ -5,17 +5,18 @@
 
 #include <string.h>
 
-enum { MAX_RESERVED = 1 << 16 }; // tokens of a text for which room is made at once
+enum { MAX_RESERVED = 1 << 16 }; // tokens of a text for which memory is reserved at once
 
 // ---- slots
 
-size_t pool_least_bytes(void) { return rule_model_bytes() + POOL_LIVES; }
+size_t pool_min_bytes(void) { return rule_model_bytes() + POOL_LIVES; }
 
-bool pool_init(pool *p, size_t memory_bytes, rule_name rule, unsigned sources, const corpus *c, float least) {
-    *p = (pool){.rule = rule, .sources = sources, .least = least, .slice = POOL_SLICE};
+bool pool_init(pool *p, size_t memory_bytes, rule_name rule, unsigned sources, const corpus *c,
+               float min_prob) {
+    *p = (pool){.rule = rule, .sources = sources, .min_prob = min_prob, .slice = POOL_SLICE};
     p->off_slice = POOL_OFF_SLICE;
     p->memory = (sam_memory){.limit = memory_bytes, .make_room = room_make, .owner = p};
-    p->model = sam_resize(&p->memory, NULL, 0, pool_least_bytes());
+    p->model = sam_resize(&p->memory, NULL, 0, pool_min_bytes());
     if (!p->model)
         return false;
     p->lives = (uint8_t *)p->model + rule_model_bytes();
@@ -46,7 +47,7 @@ void pool_free(pool *p) {
         group_remove(p, p->settled.oldest);
     for (int i = 0; i < POOL_DYING; i++)
         sam_index_free(&p->dying[i]);
-    sam_resize(&p->memory, p->model, pool_least_bytes(), 0);
+    sam_resize(&p->memory, p->model, pool_min_bytes(), 0);
     SAM_FREE(p->slots);
     SAM_FREE(p->rows);
     corpus_close(&p->corpus);
@@ -86,7 +87,7 @@ static void count_exhausted(pool *p, pool_slot *slot) {
     slot->exhausted = true;
 }
 
-// Ends the drafting of a slot whose tokens cannot be stored. What its group has of the text stays.
+// Stops the drafting of a slot whose tokens cannot be stored. The part of its text in the group stays.
 static void exhaust(pool *p, pool_slot *slot) {
     free_slot(p, slot);
     if (slot->text && !slot->group) {
@@ -96,7 +97,7 @@ static void exhaust(pool *p, pool_slot *slot) {
     count_exhausted(p, slot);
 }
 
-// Stores tokens with the slot's text. False: no memory, and nothing has changed.
+// Appends tokens to the slot's text. Returns false without memory; nothing has changed then.
 static bool store(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t count) {
     sam_text *body = &slot->text->body;
     if (count > body->capacity - body->size) {
@@ -116,7 +117,7 @@ static bool store(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t coun
     return true;
 }
 
-// Builds the text of a new slot. On failure the slot has no group.
+// Creates the text of a new slot. On failure the slot has no group.
 static bool fill_slot(pool *p, pool_slot *slot, uint32_t number, const int32_t *prompt, uint32_t size,
                       pool_key kind, const void *name, size_t name_bytes) {
     bool grouped = kind != POOL_PRIVATE && has_source(p, RULE_GROUP);
@@ -171,7 +172,7 @@ static pool_status refuse(pool_error *error, pool_status status, size_t at, int6
     return status;
 }
 
-// Gives back what a closed text does not need; if it cannot, the room stays.
+// Frees the unused capacity of a closed text, if possible.
 static void shrink_text(pool *p, pool_text *text) {
     sam_text *body = &text->body;
     int32_t *tokens =
@@ -259,7 +260,7 @@ pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes,
 
 // ---- step
 
-// Finds the tokens of each row and checks them; packed ones are as many as the counts say.
+// Locates the tokens of each row and checks them; packed tokens are as many as the sum of the counts.
 static pool_status check_tokens(pool *p, size_t rows, const pool_tokens *tokens, pool_error *error) {
     const int32_t *next = tokens->tokens;
     for (size_t i = 0; i < rows; i++) {
@@ -294,7 +295,7 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
         p->rows = grown;
         p->row_capacity = rows;
     }
-    size_t most = width < RULE_MAX_DRAFT ? width : RULE_MAX_DRAFT;
+    size_t max_size = width < RULE_MAX_DRAFT ? width : RULE_MAX_DRAFT;
     p->steps++;
     int64_t sum = 0;
     for (size_t i = 0; i < rows; i++) {
@@ -306,7 +307,7 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
             return refuse(error, POOL_REPEATED_SLOT, i, number);
         if (count < 0)
             return refuse(error, POOL_BAD_COUNT, i, count);
-        if (size < 0 || (size_t)size > most)
+        if (size < 0 || (size_t)size > max_size)
             return refuse(error, POOL_BAD_DRAFT_SIZE, i, size);
         slot->step = p->steps;
         p->rows[i] = (pool_row){NULL, (uint32_t)number, (uint32_t)count, (uint32_t)size};
@@ -317,11 +318,11 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
     return check_tokens(p, rows, tokens, error);
 }
 
-// Adds to two counts that are halved when the second exceeds `most`.
-static void note(uint64_t *accepted, uint64_t *appended, uint64_t more, uint64_t of, uint64_t most) {
+// Adds to two counts, which are halved when the second exceeds `limit`.
+static void note(uint64_t *accepted, uint64_t *appended, uint64_t more, uint64_t of, uint64_t limit) {
     *accepted += more;
     *appended += of;
-    if (*appended > most) {
+    if (*appended > limit) {
         *accepted /= 2;
         *appended /= 2;
     }
@@ -341,7 +342,7 @@ static void learn(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t coun
     note(&p->accepted_in_groups, &p->appended_in_groups, from_group, count, 1 << 16);
 }
 
-// Stores tokens of a slot and learns from them. Returns whether the slot can draft.
+// Appends tokens to a slot and learns from them. Returns whether the slot can draft.
 static bool append(pool *p, pool_slot *slot, const int32_t *tokens, size_t count) {
     p->appended += count;
     if (!slot->drafts || !count)
@@ -355,8 +356,8 @@ static bool append(pool *p, pool_slot *slot, const int32_t *tokens, size_t count
     return false;
 }
 
-// Feeds the request index what it lacks of its text. If the slot could do without it, nothing that others use
-// is freed for it.
+// Feeds the rest of the text to the request index. If the slot can do without the index, nothing that others
+// use is freed for it.
 static void feed_request(pool *p, pool_slot *slot) {
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
@@ -383,7 +384,7 @@ static void feed_request(pool *p, pool_slot *slot) {
     slot->needs = room_needed(p, size);
 }
 
-// Feeds what the slot drafts from.
+// Feeds the rest of the slot's text to its automata.
 static void catch_up(pool *p, pool_slot *slot) {
     if (!slot->drafts || p->work <= 0)
         return;
@@ -393,8 +394,7 @@ static void catch_up(pool *p, pool_slot *slot) {
     if (g)
         group_catch_up(p, g, slot->text, slot->request.memory ? POOL_FOR_BUILD : POOL_FOR_ALL);
     bool waits = !slot->request.memory && (slot->needs || (g && g->lost)) && !(g && g->index.memory);
-    if (waits &&
-        slot->waits) // that long: an automaton that is built in another way is not there for one step
+    if (waits && slot->waits) // for two steps: an automaton that is being rebuilt is missing for one
         count_exhausted(p, slot);
     slot->waits = waits;
 }
@@ -433,7 +433,7 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *o
     p->uses = g;
     p->uses_slot = slot;
 #define ROW(array) (out->array ? out->array + at : NULL)
-    uint32_t drafted = rule_draft(p->model, &p->memory, p->rule, &context, k, p->least, ROW(tokens),
+    uint32_t drafted = rule_draft(p->model, &p->memory, p->rule, &context, k, p->min_prob, ROW(tokens),
                                   ROW(parents), ROW(scores), ROW(match_lengths), &slot->record);
 #undef ROW
     p->uses = NULL;
@@ -447,9 +447,9 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *o
     return drafted;
 }
 
-// Many rows do not fit the caches: what a row needs is asked for some rows ahead, in steps each of which
-// reads what the one before it asked for. A row's step is taken while the row before it takes its next one.
-// Few rows are not worth the asking.
+// Many rows do not fit the caches. So the memory of a row is prefetched some rows ahead, in stages: each
+// stage reads what the stage before it has prefetched, and neighbouring rows are in successive stages. For a
+// few rows prefetching does not pay.
 enum {
     MANY_ROWS = 256,
     LINE = 64,
@@ -507,7 +507,7 @@ static void ask_draft(const pool *p, const pool_row *row, unsigned step) {
         sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1);
 }
 
-// Feeds what the rows draft from that draft in this step, or do not, while the work lasts.
+// Feeds the automata of the rows that draft in this step, or of those that do not, until the work is used up.
 static void feed_rows(pool *p, size_t rows, bool drafting) {
     unsigned asks = rows < MANY_ROWS ? 0 : FEED_ASKS;
     for (size_t i = 0; i < rows + asks && p->work > 0; i++) {
@@ -677,7 +677,7 @@ static bool validate_slot(const pool *p, const pool_slot *slot, pool_totals *tot
 }
 
 bool pool_validate(pool *p, const char **reason) {
-    pool_totals totals = {.bytes = pool_least_bytes() + p->bucket_count * sizeof(pool_group *)};
+    pool_totals totals = {.bytes = pool_min_bytes() + p->bucket_count * sizeof(pool_group *)};
     for (int i = 0; i < POOL_DYING; i++)
         totals.bytes += p->dying[i].memory ? sam_index_bytes(&p->dying[i]) : 0;
     uint64_t groups = 0, members = 0, slots = 0, listed = 0, found = 0;

@@ -5,14 +5,14 @@
 #include "group.h"
 
 enum {
-    DYING_PART = 4 << 20,  // bytes that are freed at a time
-    SMALL_INDEX = 1 << 20, // bytes; freed at once
-    FRESH_SHARE = 8,       // one part in so many of the memory of closed groups is for fresh ones
-    SLACK_SHARE = 16,      // and of what stays free when something is given back
-    MIN_APPENDED = 64,     // tokens from which on a group is judged by its own figures
-    CANDIDATES = 8,        // groups that settled first, of which the least worth goes
-    MIN_SHARE = 16,        // of 1,024 tokens, that may be accepted where none were
-    MAX_LAG = 64,          // tokens that an automaton may lack of a text for which it stands in
+    DYING_PART = 4 << 20,  // bytes of a portion
+    SMALL_INDEX = 1 << 20, // bytes of an index that is freed at once
+    FRESH_SHARE = 8,       // 1/8 of the memory of closed groups is for fresh ones
+    SLACK_SHARE = 16,      // 1/16 of it stays free when something is freed
+    MIN_APPENDED = 64,     // tokens after which a group is judged by its own acceptance
+    CANDIDATES = 8,        // groups that settled first, among which a victim is chosen
+    MIN_SHARE = 16,        // of 1,024 tokens: assumed acceptance of a group without accepted tokens
+    MAX_LAG = 64,          // tokens of a text that may be missing in an automaton that replaces its index
 };
 
 size_t room_available(const pool *p) {
@@ -94,9 +94,9 @@ static void settle(pool *p) {
     }
 }
 
-// Accepted tokens that a token of the part to be freed may give, in fixed point: lives that began lately,
-// times the share that the last ones accepted from their group, or half of what all groups did. The more
-// texts there are, the less the older half of them gives.
+// Expected accepted tokens per token of the part to be freed, in fixed point: recent lives, times the share
+// that they accepted from their group, or half of the share of all groups. The more texts there are, the less
+// their older half contributes.
 static uint64_t worth(const pool *p, const pool_group *g) {
     bool judged = g->appended >= MIN_APPENDED;
     uint64_t accepted = judged ? g->accepted : p->accepted_in_groups / 2; // what is known is kept
@@ -104,7 +104,7 @@ static uint64_t worth(const pool *p, const pool_group *g) {
     return *lives_of(p, g) * (1024 * accepted / (appended + 1) + MIN_SHARE) * 16 / g->kept;
 }
 
-// Frees the older half of a closed group's texts, or the group with its last one.
+// Frees the older half of a closed group's texts, or the group with its last text.
 static void forget(pool *p, pool_group *g) {
     uint32_t more = g->kept / 2;
     if (!more) {
@@ -117,7 +117,7 @@ static void forget(pool *p, pool_group *g) {
             group_free_text(p, g, text_of(g, i));
             more--;
         }
-    group_drop_index(p, g); // which it has not, to number the texts anew
+    group_drop_index(p, g); // has none: renumbers the texts
     p->evicted_history++;
 }
 
@@ -135,7 +135,7 @@ static bool evict(pool *p) {
             continue;
         victim = g;
         lowest = its;
-        if (!lowest) // nothing known: the oldest
+        if (!lowest) // nothing is known: take the oldest
             break;
     }
     forget(p, victim);
@@ -144,7 +144,7 @@ static bool evict(pool *p) {
 
 // ---- open groups and slots
 
-// Frees the oldest closed text that its group's automaton has no room for.
+// Frees the oldest closed text that does not fit into its group's automaton.
 static bool free_unused_text(pool *p) {
     for (pool_group *g = p->opened.oldest; g; g = g->by_state.newer) {
         if (g->max_closed_tokens == UINT64_MAX)
@@ -162,7 +162,7 @@ static bool free_unused_text(pool *p) {
     return false;
 }
 
-// Whether the group's automaton stands in for the slot's request index.
+// Whether the group's automaton replaces the slot's request index.
 static bool is_double(const pool *p, const pool_slot *slot) {
     const pool_group *g = slot->group;
     const pool_text *text = slot->text;
@@ -185,7 +185,7 @@ static bool free_double(pool *p) {
     return false;
 }
 
-// Accepted tokens a step and MiB of a group's automaton, in fixed point.
+// Accepted tokens per step and MiB of a group's automaton, in fixed point.
 static uint64_t density(const pool *p, const pool_group *g) {
     bool judged = g->appended >= MIN_APPENDED;
     uint64_t accepted = judged ? g->accepted : p->accepted_in_groups;
@@ -194,16 +194,16 @@ static uint64_t density(const pool *p, const pool_group *g) {
 }
 
 static bool shrink_least(pool *p) {
-    pool_group *least = NULL;
+    pool_group *victim = NULL;
     uint64_t lowest = UINT64_MAX;
     for (pool_group *g = p->opened.oldest; g; g = g->by_state.newer)
         if (g != p->uses && g->index.memory && g->closed_tokens && density(p, g) < lowest) {
-            least = g;
+            victim = g;
             lowest = density(p, g);
         }
-    if (!least || (p->power == POOL_FOR_BUILD && p->builds && lowest > density(p, p->builds) / 2))
+    if (!victim || (p->power == POOL_FOR_BUILD && p->builds && lowest > density(p, p->builds) / 2))
         return false;
-    group_shrink(p, least);
+    group_shrink(p, victim);
     return true;
 }
 

@@ -11,9 +11,9 @@ enum {
     MAX_MATCHES = MODEL_SOURCES * MODEL_RANKS,
     MAX_CANDIDATES = 24, // of one node
     DEEP_CANDIDATES = 5, // of a node below the first
-    MORE = 6,            // candidates that a match names for a tree
+    MORE = 6,            // further candidates of a match in a tree
     ALL_CANDIDATES = MAX_CANDIDATES + RULE_MAX_DRAFT * DEEP_CANDIDATES,
-    SHORT_MATCH = 4, // tokens of matches beside which a follower is asked
+    SHORT_MATCH = 4, // followers are used only if no match has more tokens
     ALPHA = 4,       // tokens of a draft for each token of its match (SuffixDecoding's alpha)
 };
 
@@ -22,14 +22,14 @@ _Static_assert((int)RULE_LAST == (int)MODEL_ORDERS, "followers are looked up by 
 #define PATH_ONE (1u << 30) // probability 1 of a path
 #define NO_NODE UINT16_MAX
 
-// A candidate for the token after a node, with what its probability was made of.
+// A candidate for the token after a node, with the inputs of its probability.
 typedef struct {
     int32_t token;
     uint16_t probability; // of MODEL_ONE
     uint16_t set;         // of weights
     uint8_t source;
     uint8_t inputs; // used of the following three
-    uint32_t share; // how often the token came in all, if it is among the most frequent
+    uint32_t share; // occurrences of the token overall, if it is among the most frequent
     uint16_t cell[MAX_MATCHES + 2];
     int16_t stretch[MAX_MATCHES + 2];
     uint8_t input[MAX_MATCHES + 2];
@@ -37,7 +37,7 @@ typedef struct {
     int16_t hash_stretch[MODEL_TOKENS];
 } candidate;
 
-// What is kept of a node to learn from.
+// The part of a node that is kept to learn from.
 typedef struct {
     int32_t token;
     uint16_t parent;       // NO_NODE: the end of the text
@@ -52,7 +52,7 @@ typedef struct {
 
 typedef struct {
     int32_t token, parent;
-    uint32_t cell; // unless it was mixed
+    uint32_t cell; // if its probability was not mixed
 } kept_token;
 
 typedef struct {
@@ -61,10 +61,10 @@ typedef struct {
     int32_t draft; // number of its token in the draft, -1: the end of the text
     uint32_t depth;
     bool considered;
-    uint32_t best;                 // candidate to be drafted next
+    uint32_t best;                 // the candidate to draft next
     uint32_t best_path;            // its path's probability; 0: none is left
     uint16_t left[MAX_CANDIDATES]; // their probabilities; 0: drafted
-    int32_t last[RULE_LAST];       // tokens before what it is followed by
+    int32_t last[RULE_LAST];       // tokens before its candidates
     sam_state state[RULE_INDEXES];
     uint32_t length[RULE_INDEXES];
     corpus_match corpus[MODEL_RANKS];
@@ -73,17 +73,17 @@ typedef struct {
 
 struct rule_model {
     model model;
-    node nodes[MAX_NODES]; // of the draft at work
+    node nodes[MAX_NODES]; // of the current draft
     candidate candidates[ALL_CANDIDATES];
 };
 
-// A string that the text ends with and that stood in a source.
+// A suffix of the text that occurs in a source.
 typedef struct {
     uint32_t source, rank, length, marks, best_count;
     uint32_t cells; // the first of its cells
     int32_t best, newest;
     sam_state state;
-    uint32_t listed; // tokens that followed it, as far as they are looked up at once
+    uint32_t listed; // tokens that followed it and are looked up
     bool all_listed; // no other token followed
     int32_t tokens[MORE];
     uint32_t counts[MORE];
@@ -101,11 +101,12 @@ static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 // ---- matches
 
-// The matches of one index at a node: the longest that something followed, then those with more occurrences.
+// The matches of one index at a node: the longest with a continuation, then shorter ones with more
+// occurrences.
 static uint32_t index_matches(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
-                              uint32_t most, match *matches) {
+                              uint32_t max_matches, match *matches) {
     uint32_t count = 0, marks = 0;
-    for (; count < most && state != SAM_ROOT && length;
+    for (; count < max_matches && state != SAM_ROOT && length;
          state = sam_link(index, state), length = sam_node_of(index, state)->length) {
         sam_following f;
         sam_follow(index, state, &f);
@@ -128,9 +129,9 @@ static uint32_t index_matches(const sam_index *index, uint32_t source, sam_state
     return count;
 }
 
-static uint32_t corpus_matches(const corpus *c, const node *n, uint32_t most, match *matches) {
+static uint32_t corpus_matches(const corpus *c, const node *n, uint32_t max_matches, match *matches) {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < n->corpus_count && count < most; i++) {
+    for (uint32_t i = 0; i < n->corpus_count && count < max_matches; i++) {
         match *m = &matches[count];
         *m = (match){.source = RULE_CORPUS,
                      .rank = count,
@@ -159,7 +160,7 @@ static void list(const rule_context *context, match *m) {
     m->all_listed = sum == m->marks;
 }
 
-// How often `token` followed a match (corpus: 0 for a token that is not among the most frequent ones).
+// The number of times that `token` followed a match (corpus: 0 if it is not among the most frequent ones).
 static uint32_t followed(const rule_context *context, const match *m, int32_t token) {
     if (token == m->best)
         return m->best_count;
@@ -201,7 +202,7 @@ static void start(draft *d) {
     d->candidate_count = 0;
 }
 
-// Moves the matches of a node's parent on by the node's token.
+// Extends the matches of a node's parent by the node's token.
 static void advance(const draft *d, node *n) {
     const node *parent = &d->model->nodes[n->seen.parent];
     int32_t token = n->seen.token;
@@ -231,15 +232,15 @@ static uint32_t times(uint32_t path, uint32_t probability) {
     return (uint32_t)((uint64_t)path * probability / MODEL_ONE);
 }
 
-// The candidate of a node for `token`, a new one if need be; NULL if there is no room for it. The token is
-// not that of a candidate behind the first `known`.
-static candidate *add_candidate(draft *d, node *n, uint32_t most, uint32_t known, int32_t token,
+// The candidate of a node for `token`, new if need be; NULL if there is no room for it. Only the first
+// `known` candidates may have this token.
+static candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, uint32_t known, int32_t token,
                                 uint32_t source) {
     candidate *first = &d->model->candidates[n->seen.first];
     for (uint32_t i = 0; i < known; i++)
         if (first[i].token == token)
             return &first[i];
-    if (token == SAM_NO_TOKEN || n->seen.count == most)
+    if (token == SAM_NO_TOKEN || n->seen.count == max_candidates)
         return NULL;
     candidate *c = &first[n->seen.count++];
     c->token = token;
@@ -301,8 +302,8 @@ static bool is_named(const draft *d, const node *n, int32_t token) {
     return false;
 }
 
-// The follower of the most tokens that stands in a source: in an index, or named by a match. SAM_NO_TOKEN if
-// there is none. In *cell the cell of what is not that follower. Longer matches know better.
+// The follower of the longest context that occurs in a source: in an index, or as a match's candidate.
+// SAM_NO_TOKEN if there is none. *cell: the cell of the other candidates. Not used beside longer matches.
 static int32_t find_follower(const draft *d, const node *n, const sam_index *index, uint32_t *cell) {
     for (uint32_t s = 0; s < RULE_INDEXES; s++)
         if (n->length[s] > SHORT_MATCH)
@@ -331,29 +332,29 @@ static void consider_blend(draft *d, node *n) {
                 index_matches(context->index[s], s, n->state[s], n->length[s], MODEL_RANKS, &matches[count]);
     if (n->corpus_count)
         count += corpus_matches(context->corpus, n, MODEL_RANKS, &matches[count]);
-    uint32_t most = n->depth ? DEEP_CANDIDATES : MAX_CANDIDATES;
+    uint32_t max_candidates = n->depth ? DEEP_CANDIDATES : MAX_CANDIDATES;
     for (uint32_t rank = 0; rank < MODEL_RANKS; rank++)
         for (uint32_t i = 0; i < count; i++)
             if (matches[i].rank == rank) {
-                add_candidate(d, n, most, n->seen.count, matches[i].best, matches[i].source);
-                add_candidate(d, n, most, n->seen.count, matches[i].newest, matches[i].source);
+                add_candidate(d, n, max_candidates, n->seen.count, matches[i].best, matches[i].source);
+                add_candidate(d, n, max_candidates, n->seen.count, matches[i].newest, matches[i].source);
             }
-    for (uint32_t i = 0; d->tree && n->path > PATH_ONE / 4 && i < count; i++) { // worth the search
+    for (uint32_t i = 0; d->tree && n->path > PATH_ONE / 4 && i < count; i++) { // only where a search pays
         list(context, &matches[i]);
         for (uint32_t j = 0; j < matches[i].listed; j++)
-            add_candidate(d, n, most, n->seen.count, matches[i].tokens[j], matches[i].source);
+            add_candidate(d, n, max_candidates, n->seen.count, matches[i].tokens[j], matches[i].source);
     }
     uint32_t share_source = context->index[RULE_GROUP] ? RULE_GROUP : RULE_REQUEST;
     const sam_index *shared = context->index[share_source];
     uint32_t follower_cell = 0;
     int32_t follower = shared ? find_follower(d, n, shared, &follower_cell) : SAM_NO_TOKEN;
-    add_candidate(d, n, most, n->seen.count, follower, share_source);
-    uint32_t named = n->seen.count; // by a match or follower; what is only frequent asks no match
+    add_candidate(d, n, max_candidates, n->seen.count, follower, share_source);
+    uint32_t named = n->seen.count; // by a match or follower; the others are only frequent
     if (shared && (d->tree || !named)) {
         uint32_t length = n->length[share_source];
         uint32_t wanted = !d->tree ? 1 : n->depth ? (named ? 0 : 3) : length >= 4 ? 8 : SAM_COMMON;
         for (uint32_t i = 0; i < shared->common_count && i < wanted; i++) {
-            candidate *c = add_candidate(d, n, most, named, shared->common[i].token, share_source);
+            candidate *c = add_candidate(d, n, max_candidates, named, shared->common[i].token, share_source);
             if (c)
                 c->share = shared->common[i].count;
         }
@@ -380,7 +381,7 @@ static void consider_blend(draft *d, node *n) {
     }
 }
 
-// `count`: the longest match alone names the candidates; the most frequent one first.
+// `count`: only the longest match names candidates, the most frequent one first.
 static void consider_count(draft *d, node *n) {
     uint32_t source = RULE_MATCHED, length = 0;
     for (uint32_t s = 0; s < RULE_INDEXES; s++)
@@ -396,13 +397,13 @@ static void consider_count(draft *d, node *n) {
                !index_matches(d->context->index[source], source, n->state[source], length, 1, &m)) {
         return;
     }
-    uint32_t most = d->tree ? DEEP_CANDIDATES : 1;
-    add_candidate(d, n, most, n->seen.count, m.best, m.source);
+    uint32_t max_candidates = d->tree ? DEEP_CANDIDATES : 1;
+    add_candidate(d, n, max_candidates, n->seen.count, m.best, m.source);
     if (d->tree) {
-        add_candidate(d, n, most, n->seen.count, m.newest, m.source);
+        add_candidate(d, n, max_candidates, n->seen.count, m.newest, m.source);
         list(d->context, &m);
         for (uint32_t j = 0; j < m.listed; j++)
-            add_candidate(d, n, most, n->seen.count, m.tokens[j], m.source);
+            add_candidate(d, n, max_candidates, n->seen.count, m.tokens[j], m.source);
     }
     candidate *first = &d->model->candidates[n->seen.first];
     for (uint32_t j = 0; j < n->seen.count; j++) {
@@ -431,11 +432,11 @@ static void consider(draft *d, node *n) {
 
 // ---- drafts of `count` and `blend`
 
-// A draft in the making.
+// A draft that is being built.
 typedef struct {
-    uint32_t k, least; // least: probability of a path, of PATH_ONE
+    uint32_t k, min_prob; // least: probability of a path, of PATH_ONE
     uint32_t size;
-    bool cut; // the last token is too improbable: the draft ends before it, it is only learned from
+    bool cut; // the last token is too improbable: it is not drafted, only learned from
     bool with_lengths;
     int32_t tokens[RULE_MAX_DRAFT];
     int32_t parents[RULE_MAX_DRAFT];
@@ -445,13 +446,13 @@ typedef struct {
     uint32_t lengths[RULE_MAX_DRAFT]; // of matches
 } output;
 
-// Whether the text at a place of the group's index is of its history.
+// Whether a place of the group's index is in its history.
 static bool is_past(const rule_context *context, uint32_t place) {
     return context->index[RULE_GROUP]->chunks[place / SAM_CHUNK].text < context->past;
 }
 
-// The state behind the longest string, the match or a shorter one, that `token` followed; SAM_NONE: none.
-// *length, the match's, becomes the string's.
+// The state after the longest suffix of the match that `token` followed; SAM_NONE: none. *length, the
+// match's, becomes the suffix's.
 static sam_state continued(const sam_index *index, sam_state state, int32_t token, uint32_t *length) {
     sam_state child;
     while ((child = sam_child(index, state, token)) == SAM_NONE && state != SAM_ROOT) {
@@ -461,8 +462,8 @@ static sam_state continued(const sam_index *index, sam_state state, int32_t toke
     return child;
 }
 
-// Whether `token` followed a match in the group's index, or the next shorter one that it followed, in the
-// history last.
+// Whether the last occurrence of `token` after a match in the group's index, or after the next shorter match
+// that it followed, is in the history.
 static bool followed_in_past(const rule_context *context, sam_state state, int32_t token) {
     const sam_index *index = context->index[RULE_GROUP];
     uint32_t length = 0;
@@ -473,7 +474,7 @@ static bool followed_in_past(const rule_context *context, sam_state state, int32
     return place != SAM_NONE && is_past(context, place);
 }
 
-// Tokens of the longest match of a node, in one source, that a candidate continues; 0 if it is only frequent.
+// Tokens of a node's longest match in one source that a candidate continues; 0 if it is only frequent.
 static uint32_t match_length(const rule_context *context, const node *n, uint32_t source,
                              const candidate *c) {
     if (c->cell[0] >= MODEL_CELLS)
@@ -499,10 +500,10 @@ static void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32
     o->sources[at] = (uint8_t)source;
     o->cells[at] = (uint16_t)cell;
     o->lengths[at] = length;
-    o->cut = path < o->least;
+    o->cut = path < o->min_prob;
 }
 
-// The node behind the token that was drafted last, the best candidate of node `from`.
+// The node of the token that was drafted last, the best candidate of node `from`.
 static node *follow(draft *d, const node *from, const output *o) {
     node *n = &d->model->nodes[d->node_count++];
     n->seen = (seen_node){.token = o->tokens[o->size - 1], .parent = (uint16_t)(from - d->model->nodes)};
@@ -537,8 +538,7 @@ static void draft_chain(draft *d, output *o) {
 
 static void draft_tree(draft *d, output *o) {
     node *nodes = d->model->nodes;
-    // The best path of each node. One that is not considered yet can offer at most its own path's
-    // probability.
+    // The best path of each node; the path of the node itself is an upper bound if it is not expanded yet.
     uint32_t offers[MAX_NODES];
     offers[0] = nodes[0].path;
     while (o->size < o->k) {
@@ -565,25 +565,25 @@ static void draft_tree(draft *d, output *o) {
 
 // ---- `oldest` and `newest`
 
-// What followed one match.
+// A copy of the text after one match.
 typedef struct {
     uint32_t source, length;
     const int32_t *tokens;
     uint32_t left;  // of the tokens
-    bool past;      // they are of the history
-    int32_t node;   // drafted token that the copy has come to; -1: none yet
-    uint32_t depth; // tokens up to there
-    uint32_t path;  // its probability
+    bool past;      // the text is in the history
+    int32_t node;   // the last drafted token of the copy; -1: none yet
+    uint32_t depth; // tokens up to it
+    uint32_t path;  // probability of the path to it
 } copy;
 
-// The longest match of at most `length` tokens in one source, with what followed it. False if there is none.
+// The longest match of at most `length` tokens in one source, with its continuation. False if there is none.
 static bool find_copy(const draft *d, uint32_t source, uint32_t length, copy *found) {
     const rule_context *context = d->context;
     if (source == RULE_CORPUS) {
         const corpus *c = context->corpus;
         for (uint32_t l = c ? smaller(context->corpus_at->length, length) : 0; l; l--) {
             corpus_match m = corpus_matched(context->corpus_at, l);
-            // `newest` has no order to go by in a corpus: both rules take the first occurrence.
+            // A corpus has no order of time: both rules take the first occurrence.
             uint32_t at = corpus_first(c, &m), end = at;
             while (end < c->size && (uint32_t)c->tokens[end] <= c->largest && end - at < RULE_MAX_DRAFT)
                 end++;
@@ -635,7 +635,7 @@ static uint32_t find_copies(const draft *d, copy *copies) {
     return count;
 }
 
-// Copies go on side by side, always the one whose next token is most probable; equal beginnings are one.
+// Extends the copy whose next token is most probable each time; copies with equal beginnings share them.
 static void draft_copies(const draft *d, output *o) {
     copy copies[COPIES];
     uint32_t count = find_copies(d, copies);
@@ -647,7 +647,7 @@ static void draft_copies(const draft *d, output *o) {
             copy *c = &copies[i];
             if (c->depth == c->left)
                 continue;
-            // `depth` counts once more in the place of a count's class.
+            // `depth` takes the place of a count's class.
             uint32_t cell =
                 model_cells(c->source, 0, c->length) + smaller(c->depth, MODEL_COUNTS - 1) * MODEL_COUNTS * 2;
             uint32_t path = times(c->path, model_probability(cells[cell]));
@@ -677,7 +677,7 @@ static void draft_copies(const draft *d, output *o) {
 
 // ---- `suffix`
 
-// A string of a source that a draft has come to.
+// A string of a source at the end of a partial draft.
 typedef struct {
     uint32_t source, length;
     sam_state state;
@@ -723,7 +723,7 @@ typedef struct {
     uint32_t lengths[RULE_MAX_DRAFT];
 } suffix_draft;
 
-// Offers the tokens after a string, to which drafted token number `drafted` leads.
+// Adds the tokens after a string to the candidates; `drafted` is the number of the draft token before them.
 static uint32_t add_offers(const draft *d, const string *s, int32_t drafted, uint32_t share, offer *offers) {
     int32_t tokens[MORE];
     uint32_t counts[MORE], all, count = children(d, s, tokens, counts, &all);
@@ -737,12 +737,12 @@ static uint32_t add_offers(const draft *d, const string *s, int32_t drafted, uin
     return count;
 }
 
-// ExpandSpeculationTree of the paper's algorithm 1, from one string; a chain never leaves its last token.
-static void expand(const draft *d, const string *from, uint32_t most, suffix_draft *made) {
+// ExpandSpeculationTree of the paper's algorithm 1, from one string; a chain extends only its last token.
+static void expand(const draft *d, const string *from, uint32_t max_size, suffix_draft *made) {
     offer offers[MAX_OFFERS];
     uint32_t count = add_offers(d, from, -1, PATH_ONE, offers);
     made->score = made->size = 0;
-    while (made->size < most) {
+    while (made->size < max_size) {
         offer *best = NULL;
         for (uint32_t i = 0; i < count; i++)
             if (!offers[i].drafted && (d->tree || offers[i].parent == (int32_t)made->size - 1) &&
@@ -766,7 +766,7 @@ static void expand(const draft *d, const string *from, uint32_t most, suffix_dra
     }
 }
 
-// GenerateCandidateTree: every match of every source is tried, the best score wins, the first on a tie.
+// GenerateCandidateTree: tries every match of every source; the best score wins, on a tie the first.
 static void draft_suffix(const draft *d, output *o) {
     const rule_context *context = d->context;
     suffix_draft best = {0}, made;
@@ -861,7 +861,7 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
     return true;
 }
 
-// Ends a draft before the first token that the vocabulary lacks; a tree's later tokens go with it.
+// Ends a draft before the first token outside the vocabulary; in a tree the later tokens are dropped as well.
 static void end_at_foreign_token(output *o, uint32_t vocab_size) {
     for (uint32_t i = 0; vocab_size && i < o->size; i++)
         if ((uint32_t)o->tokens[i] >= vocab_size) {
@@ -872,12 +872,12 @@ static void end_at_foreign_token(output *o, uint32_t vocab_size) {
 }
 
 uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rule_context *context,
-                    uint32_t k, float least, int32_t *tokens, int32_t *parents, float *scores,
+                    uint32_t k, float min_prob, int32_t *tokens, int32_t *parents, float *scores,
                     int32_t *match_lengths, rule_record *record) {
     draft d = {.model = m, .context = context, .rule = rule, .tree = parents != NULL};
     output o;
     o.k = k;
-    o.least = (uint32_t)(least * (float)PATH_ONE);
+    o.min_prob = (uint32_t)(min_prob * (float)PATH_ONE);
     o.size = 0;
     o.cut = false;
     o.with_lengths = match_lengths != NULL;
@@ -889,7 +889,7 @@ uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rul
         else
             draft_chain(&d, &o);
         if (rule == RULE_COUNT)
-            d.node_count = d.candidate_count = 0; // learns from what it drafted alone
+            d.node_count = d.candidate_count = 0; // learns only from what it drafted
     } else if (rule == RULE_SUFFIX) {
         draft_suffix(&d, &o);
     } else {
@@ -948,7 +948,7 @@ void rule_learn(rule_model *rm, rule_name rule, rule_record *record, const int32
     memcpy(last, block->last, sizeof last);
     for (uint32_t i = 0; rule == RULE_BLEND && i < count; i++)
         model_learn_follower(m, last, tokens[i]);
-    int32_t at = -1; // drafted token that came true last
+    int32_t at = -1; // the last confirmed draft token
     for (uint32_t i = 0; i < count; i++) {
         int32_t next = -1;
         for (uint32_t j = 0; j < record->kept; j++) {

@@ -9,38 +9,37 @@
 //            and D(N) as in its section 3; the one with the best score of all lengths and sources
 //   blend    all sources and several lengths of match vote on every candidate; see below
 //
-// Each drafts a chain or a tree, and says of every drafted token how likely the path to it is accepted.
+// Each drafts a chain or a tree, with the probability that the path to each token is accepted.
 //
 // Probabilities. A candidate token c that followed a match of length l in n of its N marked occurrences, and
 // was or was not the latest to do so, falls into the cell (source, rank of the match within the source,
-// length, n, N - n, newest) of a table. The cell holds how often such candidates came true: an adaptive mean,
-// updated by each outcome. An outcome needs no verification: the tokens that are appended next tell it, for
-// the drafted candidates and for those that were only considered. `oldest`, `newest`, `count` and `suffix`
-// read the probability of their drafts off the table. The first token that is too improbable to be drafted is
-// learned from too, so that what was underrated comes up again.
+// length, n, N - n, newest) of a table. The cell holds the share of such candidates that were confirmed: an
+// adaptive mean, updated by each outcome. An outcome needs no verification: the tokens that are appended next
+// confirm or refute the drafted candidates and those that were only considered. `oldest`, `newest`, `count`
+// and `suffix` take the probability of their drafts from the table. They also learn from the first token that
+// is too improbable to be drafted, so that an underrated cell recovers.
 //
-// Blend. At each token to be drafted up to RULE_RANKS matches of each source (the longest, then the next
+// Blend. For each token to be drafted, up to RULE_RANKS matches of each source (the longest, then the next
 // shorter ones with more occurrences) name candidates: their best, their newest, for trees a few more, and
-// the most frequent tokens at all where that leaves room. Where no match is long, one more candidate is the
-// follower: what came after the last 3, 2 or 1 tokens in any text of the pool, as small tables remember it,
-// if this token stands in the sources. So a draft holds tokens of its own sources alone.
+// the most frequent tokens overall if there is room. If no match is long, the follower is one more candidate:
+// the token that came after the last 3, 2 or 1 tokens in any text of the pool, according to small tables, if
+// the sources contain it. So a draft holds only tokens of its own sources.
 // The probability of a candidate is a logistic mix,
 //
 //   stretch(p) = ln(p / (1 - p)),    P(c) = squash(sum over inputs i of weight[set][i] * stretch(p_i(c))),
 //
 // whose inputs are the candidate's cells, one for whether it is the follower, and three more adaptive tables
-// keyed by hashes of the candidate and none, one and two tokens before it (some tokens are easier to foresee
-// than others). The set of weights is
-// chosen by the lengths of the longest matches and the depth in the draft; candidates that are only frequent,
-// named by no match, ask no match and have sets of their own. Weights follow the gradient of
-// the coding cost, as in context-mixing data compressors. So sources are weighed against each other by
-// what they were worth so far: a static source that misleads loses its weight.
+// keyed by hashes of the candidate and none, one and two tokens before it (some tokens are easier to predict
+// than others). The set of weights is chosen by the lengths of the longest matches and the depth in the
+// draft; candidates that are only frequent, which no match names, use no match and have sets of their own.
+// Weights follow the gradient of the coding cost, as in context-mixing data compressors, so sources are
+// weighted by their past success: a static source that misleads loses its weight.
 //
-// Everything is integer arithmetic of fixed width, tables included: the same calls give the same drafts and
+// Everything, tables included, is integer arithmetic of fixed width: the same calls give the same drafts and
 // scores on every platform.
 //
 // A chain takes the most probable candidate each time; a tree grows by the node with the largest product of
-// probabilities along its path. Both end before a path's product falls below `least`.
+// probabilities along its path. Both end before a path's product falls below min_prob.
 
 #ifndef RULES_H
 #define RULES_H
@@ -50,18 +49,18 @@
 
 typedef enum { RULE_OLDEST, RULE_NEWEST, RULE_COUNT, RULE_SUFFIX, RULE_BLEND } rule_name;
 
-// Sources. The history of a group, answers of earlier steps or epochs, stands in the index of the group as
-// its first texts; so it is a source for counters only.
+// Sources. A group's history, the answers of earlier steps or epochs, is in the group's index as its first
+// texts, so it is a separate source in counters only.
 enum { RULE_REQUEST, RULE_GROUP, RULE_CORPUS, RULE_HISTORY, RULE_SOURCES };
 
 enum {
     RULE_INDEXES = 2,   // sources that are a sam_index: request and group
-    RULE_MATCHED = 3,   // sources that are matched: these and the corpus
-    RULE_LAST = 3,      // tokens at the end of the text that followers are looked up by
+    RULE_MATCHED = 3,   // sources with matches: these and the corpus
+    RULE_LAST = 3,      // last tokens of the text, by which followers are looked up
     RULE_MAX_DRAFT = 64 // tokens of a draft or nodes of a tree
 };
 
-// Where a request's text stands in each source.
+// The matches of a request's text in each source.
 typedef struct {
     const sam_index *index[RULE_INDEXES]; // NULL: not a source, or nothing in it
     sam_state state[RULE_INDEXES];        // of the longest match that something followed
@@ -70,23 +69,23 @@ typedef struct {
     const corpus *corpus;                 // NULL: not a source
     const corpus_context *corpus_at;      // of the text
     int32_t last[RULE_LAST];              // the text's last tokens, the latest first; SAM_NO_TOKEN: none
-    uint32_t vocab_size;                  // a draft ends before a token of at least this; 0: of none
+    uint32_t vocab_size;                  // a draft ends before a token of at least this; 0: unlimited
 } rule_context;
 
-// What a pool has learned (model.h) and room to work in.
+// What a pool has learned (model.h), and working memory.
 typedef struct rule_model rule_model;
 
 size_t rule_model_bytes(void);                              // to allocate
 void rule_model_init(rule_model *model, rule_name rule);    // the prior
 void *rule_model_learned(rule_model *model, size_t *bytes); // the part to save: uint32_t only
-bool rule_model_valid(const rule_model *model);             // whether that part, read from a file, can be one
+bool rule_model_valid(const rule_model *model);             // whether that part, read from a file, is valid
 
-// A slot's last draft with all that was considered, to learn from; zeroed at first.
+// A slot's last draft and all considered candidates, to learn from; zeroed at first.
 typedef struct {
     void *block;      // NULL until the first draft
     size_t bytes;     // accounted
     uint32_t drafted; // tokens of the draft
-    uint32_t kept;    // these and at times one that was too improbable; 0: nothing to learn from
+    uint32_t kept;    // these and possibly one that was too improbable; 0: nothing to learn from
     uint8_t source[RULE_MAX_DRAFT]; // where each came from
 } rule_record;
 
@@ -95,16 +94,16 @@ void rule_record_free(rule_record *record, sam_memory *memory);
 // Drafts at most k <= RULE_MAX_DRAFT tokens, as a chain or, if `parents` is given, as a tree of at most k
 // nodes: parents[i] < i is the node that node i follows, -1 the end of the text. scores[i], if given, is the
 // probability that the path to token i is accepted. match_lengths[i], if given, is the number of tokens of
-// the longest match in record->source[i] that token i continues, drafted tokens included; of a copy
-// (`oldest`, `newest`, `suffix`) that of the match that is copied. 0: the token is only frequent. least: see
-// above, 0 .. 1. Returns the number of tokens and keeps in *record what rule_learn needs. If there is no
-// memory for that, nothing is drafted.
+// the longest match in record->source[i] that token i continues, drafted tokens included; in a copy
+// (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is only frequent. min_prob: see
+// above, 0 .. 1. Returns the number of tokens and keeps in *record what rule_learn needs. Without memory for
+// that, nothing is drafted.
 uint32_t rule_draft(rule_model *model, sam_memory *memory, rule_name rule, const rule_context *context,
-                    uint32_t k, float least, int32_t *tokens, int32_t *parents, float *scores,
+                    uint32_t k, float min_prob, int32_t *tokens, int32_t *parents, float *scores,
                     int32_t *match_lengths, rule_record *record);
 
-// Learns from the tokens that came after the text that was drafted for; then the record is empty. Adds to
-// accepted[source] the tokens of the draft that came true. Never fails.
+// Learns from the tokens that came after the drafted text and empties the record. Adds the confirmed tokens
+// of the draft to accepted[source]. Never fails.
 void rule_learn(rule_model *model, rule_name rule, rule_record *record, const int32_t *tokens, uint32_t count,
                 uint64_t accepted[RULE_SOURCES]);
 

@@ -6,7 +6,7 @@
 
 // ---- places
 
-// The place where the text of `place` goes on, or SAM_NONE while it ends there.
+// The place after `place` in its text, or SAM_NONE if the text ends there.
 static uint32_t next_place(const sam_index *index, uint32_t place) {
     uint32_t next = place + 1;
     if (next % SAM_CHUNK == 0) {
@@ -18,7 +18,7 @@ static uint32_t next_place(const sam_index *index, uint32_t place) {
     return index->links[next] == SAM_NONE ? SAM_NONE : next;
 }
 
-// As sam_place_token; appending reads the chunk anyway.
+// As sam_place_token, for appending, which reads the chunk anyway.
 static int32_t place_token(const sam_index *index, uint32_t place) {
     const sam_chunk *chunk = &index->chunks[place / SAM_CHUNK];
     return index->texts[chunk->text]->tokens[chunk->first + place % SAM_CHUNK];
@@ -42,7 +42,8 @@ static sam_edge *table_of(const sam_index *index, uint32_t hash) {
     return index->tables ? index->tables[hash & index->table_mask].edges : index->edges;
 }
 
-// The entry of edge (node, token) in `table`, or the empty entry where it belongs. edge: where to begin.
+// The entry of edge (node, token) in `table`, or the empty entry where it belongs; the search begins at
+// `edge`.
 static sam_edge *edge_entry_from(const sam_index *index, sam_edge *table, sam_edge *edge, uint32_t node,
                                  int32_t token) {
     const sam_edge *end = table + index->table_size;
@@ -52,7 +53,7 @@ static sam_edge *edge_entry_from(const sam_index *index, sam_edge *table, sam_ed
     return edge;
 }
 
-// Where an edge is looked for first: spreads the highest bits of the hash over the table.
+// The first entry to probe for an edge: spreads the highest bits of the hash over the table.
 static sam_edge *home(const sam_index *index, sam_edge *table, uint32_t hash) {
     return table + ((uint64_t)hash * index->table_size >> 32);
 }
@@ -63,7 +64,7 @@ static sam_edge *edge_entry(const sam_index *index, uint32_t node, int32_t token
     return edge_entry_from(index, table, home(index, table, hash), node, token);
 }
 
-// The entry of a table where an edge belongs that is in none.
+// The empty entry of a table for a new edge.
 static sam_edge *free_entry(const sam_index *index, sam_edge *table, uint32_t hash) {
     const sam_edge *end = table + index->table_size;
     sam_edge *edge = home(index, table, hash);
@@ -73,7 +74,7 @@ static sam_edge *free_entry(const sam_index *index, sam_edge *table, uint32_t ha
     return edge;
 }
 
-// How many edges the table of a hash has.
+// The number of edges in the table of a hash.
 static uint16_t *table_count(sam_index *index, uint32_t hash) {
     const sam_table *table = &index->tables[hash & index->table_mask];
     return &index->tables[hash & ((1u << table->bits) - 1)].count;
@@ -93,8 +94,8 @@ sam_state sam_child(const sam_index *index, sam_state state, int32_t token) {
     return target == SAM_NONE ? SAM_NONE : sam_resolve(index, target);
 }
 
-// The child of a node, as sam_child. *entry: where its edge is or belongs in the table; NULL: not in the
-// table, or there is none.
+// The child of a node, as sam_child. *entry: the entry of its edge in the table, or the one where it belongs;
+// NULL: not in the table, or there is no table.
 static sam_state find_child(const sam_index *index, sam_state state, int32_t token, sam_edge **entry) {
     const sam_node *node = sam_node_of(index, state);
     sam_state target = SAM_NONE;
@@ -108,8 +109,8 @@ static sam_state find_child(const sam_index *index, sam_state state, int32_t tok
     return target == SAM_NONE ? SAM_NONE : sam_resolve(index, target);
 }
 
-// Adds an edge that does not exist yet; its table has room for it. entry: what find_child told, while the
-// tables were these, or NULL.
+// Adds a new edge; its table has room for it. entry: what find_child returned, if the tables have not changed
+// since, or NULL.
 static void edge_add(sam_index *index, uint32_t number, int32_t token, sam_state target, sam_edge *entry) {
     sam_node *node = &index->nodes[number];
     if (node->target == SAM_NONE) {
@@ -127,12 +128,12 @@ static void edge_add(sam_index *index, uint32_t number, int32_t token, sam_state
         index->fullest = count;
     if (!entry)
         entry = home(index, table, hash);
-    entry = edge_entry_from(index, table, entry, number, token); // another edge may have taken it meanwhile
+    entry = edge_entry_from(index, table, entry, number, token); // another edge may have taken the entry
     *entry = (sam_edge){.node = number, .token = token, .target = target, .more = node->more};
     node->more = token;
 }
 
-// Where the target of an edge that exists is stored.
+// The address of an existing edge's target.
 static sam_state *edge_target(sam_index *index, uint32_t number, int32_t token) {
     sam_node *node = &index->nodes[number];
     return node->token == token ? &node->target : &edge_entry(index, number, token)->target;
@@ -174,7 +175,7 @@ static bool reserve_nodes(sam_index *index, uint32_t more) {
 
 static uint32_t table_room(const sam_index *index) { return index->table_size - index->table_size / 4; }
 
-// A table without edges, NULL on failure.
+// An empty table, NULL on failure.
 static sam_edge *new_table(sam_index *index, uint32_t size) {
     if (size > SAM_MAX_PLACES - index->edge_capacity)
         return NULL;
@@ -206,7 +207,7 @@ static bool grow_table(sam_index *index, uint32_t size) {
     return true;
 }
 
-// Makes a directory of twice as many tables, or the first.
+// Doubles the directory, or creates it.
 static bool grow_directory(sam_index *index) {
     uint32_t old = index->tables ? index->table_mask + 1 : 0, size = old ? 2 * old : 1;
     sam_table *tables =
@@ -240,7 +241,8 @@ static bool split_table(sam_index *index, uint32_t hash) {
         if (i & bit)
             index->tables[i] = upper;
     }
-    // Behind an empty entry an edge that is taken out and put in again goes to where it was, or before that.
+    // After an empty entry, an edge that is removed and inserted again goes to its old entry or an earlier
+    // one.
     sam_edge *halves[] = {table.edges, upper.edges};
     uint32_t empty = 0, moved = 0;
     while (table.edges[empty].target != SAM_NONE)
@@ -263,7 +265,7 @@ static bool split_table(sam_index *index, uint32_t hash) {
     return true;
 }
 
-// The edges that a token may add to tables: by the token from the nodes of a walk, and those of a clone.
+// The edges that a token may add to tables: from the nodes of a walk, by the token, and those of a clone.
 typedef struct {
     uint32_t from, end; // of the walk
     int32_t token;
@@ -276,12 +278,12 @@ static bool count_edge(sam_index *index, uint32_t hash, int by) {
     return *count <= table_room(index);
 }
 
-// Adds `by` to the counts of the tables of the first *count new edges, until one is too full then. Returns
-// whether none is; in *count how many edges these were, in *hash that of the last.
+// Adds `by` to the counts of the tables of the first *count new edges, until a table is too full. Returns
+// whether none is. *count becomes the number of edges that were counted, *hash the hash of the last one.
 static bool count_edges(sam_index *index, const new_edges *new, int by, uint32_t *count, uint32_t *hash) {
-    uint32_t most = *count;
+    uint32_t max_edges = *count;
     *count = 0;
-    for (uint32_t s = new->from; s != new->end && *count < most; s = index->nodes[s].link)
+    for (uint32_t s = new->from; s != new->end && *count < max_edges; s = index->nodes[s].link)
         if (index->nodes[s].target != SAM_NONE) {
             ++*count;
             *hash = edge_hash(s, new->token);
@@ -291,8 +293,8 @@ static bool count_edges(sam_index *index, const new_edges *new, int by, uint32_t
     if (!(new->cloned & SAM_NODE) || new->cloned == SAM_ROOT)
         return true;
     uint32_t cloned = new->cloned & ~SAM_NODE;
-    int32_t c = new->token, more = index->nodes[cloned].more; // the walk may give it the token's edge before
-    while (c != SAM_NO_TOKEN && *count < most) {
+    int32_t c = new->token, more = index->nodes[cloned].more; // the walk may have added the token's edge
+    while (c != SAM_NO_TOKEN && *count < max_edges) {
         ++*count;
         *hash = edge_hash(index->node_count, c);
         if (!count_edge(index, *hash, by))
@@ -309,7 +311,7 @@ static bool has_room(const sam_index *index, uint32_t more) {
     return (uint64_t)index->fullest + more <= table_room(index);
 }
 
-// Makes room for at most `more` new edges.
+// Reserves entries for at most `more` new edges.
 static bool reserve_edges(sam_index *index, uint32_t more, const new_edges *new) {
     uint64_t needed = (uint64_t)index->edge_count + more;
     if (!index->tables) {
@@ -325,7 +327,7 @@ static bool reserve_edges(sam_index *index, uint32_t more, const new_edges *new)
         if (!split_table(index, 0))
             return false;
     }
-    // Below, a table that is too full takes two looks at all edges: where these are many there should be
+    // Below, a table that is too full costs two passes over the new edges: with many of them there should be
     // none.
     for (uint32_t i = 0; more > index->table_size / 4 && i <= index->table_mask; i++)
         while (needed >> index->tables[i].bits > table_room(index) / 16 * 15)
@@ -342,7 +344,7 @@ static bool reserve_edges(sam_index *index, uint32_t more, const new_edges *new)
     }
 }
 
-// Whether the place after the cursor's is free for its text; else a new chunk is needed.
+// Whether the place after the cursor's is free for its text; otherwise it needs a new chunk.
 static bool has_next_place(const sam_index *index, const sam_cursor *cursor, uint32_t text,
                            uint32_t position) {
     uint32_t place = cursor->place;
@@ -381,7 +383,7 @@ bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_tex
     return true;
 }
 
-// Makes tables for so many edges in a new index, as far as there is memory.
+// Creates tables for this many edges in a new index, as far as memory allows.
 static void make_tables(sam_index *index, uint32_t edges) {
     uint32_t entries = edges + edges / 2 + 8, bits = 0;
     while (entries >> bits >= SAM_TABLE)
@@ -393,11 +395,11 @@ static void make_tables(sam_index *index, uint32_t edges) {
 }
 
 void sam_index_reserve(sam_index *index, uint32_t tokens) {
-    enum { MOST = 1 << 16 }; // clearing tables takes time
+    enum { MAX_TOKENS = 1 << 16 }; // clearing tables takes time
     if (tokens < SAM_CHUNK)
         return;
-    if (tokens > MOST)
-        tokens = MOST;
+    if (tokens > MAX_TOKENS)
+        tokens = MAX_TOKENS;
     bool (*make_room)(void *) = index->memory->make_room;
     index->memory->make_room = NULL;
     if (reserve_chunks(index, tokens / SAM_CHUNK + 1) && grow_nodes(index, tokens / 2))
@@ -409,48 +411,52 @@ static size_t directory_bytes(const sam_index *index) {
     return index->tables ? (index->table_mask + 1) * sizeof(sam_table) : 0;
 }
 
-// Frees *most bytes of an array from its end, and all of it where little would be left. Returns the rest.
-static void *free_end(sam_memory *memory, void *array, uint32_t *capacity, size_t element, size_t *most) {
-    size_t bytes = *capacity * element, kept = *most < bytes ? (bytes - *most) / element * element : 0;
-    if (!*most)
+// Frees *max_bytes of an array from its end, or all of it if little would be left, and subtracts them.
+// Returns the array.
+static void *free_end(sam_memory *memory, void *array, uint32_t *capacity, size_t element,
+                      size_t *max_bytes) {
+    size_t bytes = *capacity * element,
+           kept = *max_bytes < bytes ? (bytes - *max_bytes) / element * element : 0;
+    if (!*max_bytes)
         return array;
     if (kept <= SAM_LARGE)
         kept = 0;
-    *most -= bytes - kept < *most ? bytes - kept : *most;
+    *max_bytes -= bytes - kept < *max_bytes ? bytes - kept : *max_bytes;
     *capacity = (uint32_t)(kept / element);
     return sam_resize(memory, array, bytes, kept);
 }
 
-// Whether the table at a number of the directory is not at a lower one too.
+// Whether a number of the directory is the lowest one of its table.
 static bool is_lowest(const sam_index *index, uint32_t number) {
     return !(number >> index->tables[number].bits);
 }
 
-static void free_tables(sam_index *index, size_t *most) {
+static void free_tables(sam_index *index, size_t *max_bytes) {
     size_t bytes = index->table_size * sizeof(sam_edge);
-    for (uint32_t i = 0; i <= index->table_mask && *most; i++)
+    for (uint32_t i = 0; i <= index->table_mask && *max_bytes; i++)
         if (is_lowest(index, i) && index->tables[i].edges) {
             sam_give_back(index->tables[i].edges, bytes);
             free_table(index, index->tables[i].edges, index->table_size);
             index->tables[i].edges = NULL;
-            *most -= bytes < *most ? bytes : *most;
+            *max_bytes -= bytes < *max_bytes ? bytes : *max_bytes;
         }
 }
 
-bool sam_index_free_some(sam_index *index, size_t most) {
+bool sam_index_free_some(sam_index *index, size_t max_bytes) {
     sam_memory *memory = index->memory;
     if (!memory)
         return true;
-    index->nodes = free_end(memory, index->nodes, &index->node_capacity, sizeof(sam_node), &most);
-    index->counts = free_end(memory, index->counts, &index->count_capacity, sizeof(sam_count), &most);
-    index->links = free_end(memory, index->links, &index->link_capacity, SAM_CHUNK * sizeof(uint32_t), &most);
-    index->chunks = free_end(memory, index->chunks, &index->chunk_capacity, sizeof(sam_chunk), &most);
+    index->nodes = free_end(memory, index->nodes, &index->node_capacity, sizeof(sam_node), &max_bytes);
+    index->counts = free_end(memory, index->counts, &index->count_capacity, sizeof(sam_count), &max_bytes);
+    index->links =
+        free_end(memory, index->links, &index->link_capacity, SAM_CHUNK * sizeof(uint32_t), &max_bytes);
+    index->chunks = free_end(memory, index->chunks, &index->chunk_capacity, sizeof(sam_chunk), &max_bytes);
     if (index->tables)
-        free_tables(index, &most);
-    else if (most)
+        free_tables(index, &max_bytes);
+    else if (max_bytes)
         free_table(index, index->edges, index->table_size);
     if (index->edge_capacity || index->nodes || index->counts || index->links || index->chunks ||
-        (index->tables && !most))
+        (index->tables && !max_bytes))
         return false;
     sam_resize(memory, index->tables, directory_bytes(index), 0);
     *index = (sam_index){0};
@@ -468,7 +474,7 @@ size_t sam_index_bytes(const sam_index *index) {
 // ---- automaton
 
 // A new node for the strings of `state` up to `length` tokens, with the edges, link and statistics of
-// `state`. What follows at place `unmarked` is not in the statistics yet.
+// `state`. The occurrence before place `unmarked` is not in the statistics yet.
 static uint32_t add_node(sam_index *index, sam_state state, uint32_t length, uint32_t unmarked) {
     uint32_t number = index->node_count++;
     sam_node *node = &index->nodes[number];
@@ -499,7 +505,7 @@ static uint32_t add_node(sam_index *index, sam_state state, uint32_t length, uin
     return number;
 }
 
-// The node of a state that has been met again.
+// The node of a state that occurred again.
 static uint32_t promote(sam_index *index, sam_state state, uint32_t unmarked) {
     if (state & SAM_NODE)
         return state & ~SAM_NODE;
@@ -508,7 +514,7 @@ static uint32_t promote(sam_index *index, sam_state state, uint32_t unmarked) {
     return number;
 }
 
-// Splits the strings that end with an edge from `p` by `token` off `q`, where those edges lead, and returns
+// Splits the strings that end with an edge from `p` by `token` off `q`, the target of these edges. Returns
 // their node.
 static uint32_t split(sam_index *index, sam_state p, int32_t token, sam_state q, uint32_t unmarked) {
     uint32_t clone = add_node(index, q, sam_length(index, p) + 1, unmarked);
@@ -526,11 +532,11 @@ static uint32_t split(sam_index *index, sam_state p, int32_t token, sam_state q,
     return clone;
 }
 
-// Makes the cursor's text longer by one token; changes the cursor's `last` and `place` only. Returns whether
-// it could.
+// Extends the cursor's text by one token; changes only `last` and `place` of the cursor. Returns false on
+// failure.
 static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position) {
-    // Look first: which nodes lack an edge, where the walk ends, what must be split. Then reserve, then
-    // change.
+    // First find out which nodes lack an edge, where the walk ends and what must be split. Then reserve
+    // memory, then change the index.
     int32_t token = index->texts[text]->tokens[position];
     sam_state last = sam_resolve(index, cursor->last), p = last, q;
     enum { KEPT = 8 };
@@ -547,7 +553,7 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
             break;
         p = sam_link(index, p);
     }
-    bool known = q != SAM_NONE && p == last; // another text has said all this
+    bool known = q != SAM_NONE && p == last; // another text already contains the extended text
     bool must_split = q != SAM_NONE && sam_length(index, q) != sam_length(index, p) + 1;
     bool new_chunk = !has_next_place(index, cursor, text, position);
     uint32_t from = (last & SAM_NODE ? last : sam_link(index, last)) & ~SAM_NODE;
@@ -574,7 +580,7 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
         cursor->last = SAM_NODE | (must_split ? split(index, p, token, q, place) : promote(index, q, place));
         return true;
     }
-    index->links[place] = 0;              // from here on the place is the next one of `last`
+    index->links[place] = 0;              // from here on the place follows `last`
     if (index->edge_capacity != capacity) // edges have moved
         kept = 0;
     uint32_t i = 0;
@@ -586,11 +592,11 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
     return true;
 }
 
-// The state of the longest suffix of at most `most` tokens of a string that is in `state`.
-static sam_state shortened(const sam_index *index, sam_state state, uint32_t most) {
+// The state of the longest suffix, of at most max_length tokens, of a string in `state`.
+static sam_state shortened(const sam_index *index, sam_state state, uint32_t max_length) {
     while (state != SAM_ROOT) {
         sam_state link = sam_link(index, state);
-        if (sam_node_of(index, link)->length < most)
+        if (sam_node_of(index, link)->length < max_length)
             break;
         state = link;
     }
@@ -599,8 +605,8 @@ static sam_state shortened(const sam_index *index, sam_state state, uint32_t mos
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// Keeps the list of the most frequent tokens in order: `token` has come `count` times now. It goes before
-// those that came as often, behind them in an older text.
+// Updates the list of the most frequent tokens: `token` has occurred `count` times now. It goes before
+// equally frequent tokens, or after them in an older text.
 static void rank_common(sam_index *index, int32_t token, uint32_t count, bool older) {
     sam_common *common = index->common;
     uint32_t size = index->common_count, to = 0;
@@ -624,8 +630,8 @@ static bool same_text(const sam_index *index, uint32_t a, uint32_t b) {
     return index->chunks[a / SAM_CHUNK].text == index->chunks[b / SAM_CHUNK].text;
 }
 
-// Marks the suffixes of the old text, which `place` follows, and lets those of the new one arrive. `from` and
-// `to` are the states of the old text's last SAM_MAX_MATCH tokens and of those with the new one.
+// Marks the suffixes of the old text, which the token at `place` follows, and counts the arrivals of the new
+// text's. `from` and `to` are the states of the last SAM_MAX_MATCH tokens of the old text and of the new one.
 static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, uint32_t place, bool older) {
     sam_count *counts = index->counts;
     sam_node *nodes = index->nodes;
@@ -655,7 +661,7 @@ static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, 
     }
     if (!counts)
         return;
-    // The node that holds the token alone, if it came before.
+    // The node of the token alone, if it occurred before.
     uint32_t shortest = to & SAM_NODE ? to & ~SAM_NODE : 0;
     for (uint32_t t = sam_link(index, to) & ~SAM_NODE; t; t = nodes[t].link) {
         counts[t].arrivals++;
@@ -664,8 +670,8 @@ static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, 
     rank_common(index, token, shortest ? counts[shortest].arrivals : 1, older);
 }
 
-// SAM_OLDEST: sets what is not set, in an older text also what another text set; whatever a text has set has
-// a link that is set, by the same text if that is older.
+// SAM_OLDEST: sets `place` of the nodes that have none, in an older text also of those that another text has
+// set. If a text has set a node's, then its link's is set as well, in an older text by the same text.
 static void mark_oldest(sam_index *index, sam_state state, uint32_t place, bool older) {
     sam_node *nodes = index->nodes;
     for (uint32_t p = (state & SAM_NODE ? state : sam_link(index, state)) & ~SAM_NODE; p; p = nodes[p].link) {
@@ -744,7 +750,7 @@ void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned st
     uint32_t number = node_above(index, cursor->near);
     for (unsigned up = 1; up < step && number; up++) {
         const sam_node *node = &index->nodes[number];
-        if (up == step - 1) { // what followed it
+        if (up == step - 1) { // the tokens that followed it
             if (node->target != SAM_NONE)
                 ask_link(index, node->target);
             if (index->counts)
@@ -808,14 +814,14 @@ sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length) {
 
 sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *length) {
     bool oldest = index->kind == SAM_OLDEST;
-    uint32_t most = oldest ? UINT32_MAX : SAM_MAX_MATCH;
+    uint32_t max_length = oldest ? UINT32_MAX : SAM_MAX_MATCH;
     sam_state s = sam_resolve(index, oldest ? cursor->last : cursor->near);
-    s = shortened(index, s, smaller(cursor->length, most));
+    s = shortened(index, s, smaller(cursor->length, max_length));
     if (!(s & SAM_NODE))
         s = sam_link(index, s);
     while (s != SAM_ROOT && sam_node_of(index, s)->place == SAM_NONE)
         s = sam_link(index, s);
-    *length = smaller(sam_node_of(index, s)->length, most);
+    *length = smaller(sam_node_of(index, s)->length, max_length);
     return s;
 }
 
@@ -832,11 +838,11 @@ void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int
     *state = sam_near(index, s, length);
 }
 
-uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t most, int32_t *tokens,
+uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t max_count, int32_t *tokens,
                         uint32_t *counts) {
     sam_following f;
     sam_follow(index, state, &f);
-    if (!f.marks || !most)
+    if (!f.marks || !max_count)
         return 0;
     uint32_t count = 0;
     tokens[count] = f.best;
@@ -845,7 +851,7 @@ uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t most, 
         return count;
     uint32_t number = state & ~SAM_NODE, left = f.marks - f.best_count;
     int32_t more = index->nodes[number].more, c = f.newest;
-    for (bool first = true; left && count < most; first = false) {
+    for (bool first = true; left && count < max_count; first = false) {
         if (!first) {
             if (more != SAM_NO_TOKEN) {
                 c = more;

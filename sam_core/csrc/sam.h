@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A suffix automaton over one or several texts of token ids, built online, with exact statistics of what
-// follows every string that stood in the texts more than once.
+// A suffix automaton over one or several texts of token ids, built online, with exact statistics of the
+// tokens that follow every string that occurred in the texts more than once.
 //
 // Strings that end at exactly the same places of the texts form one state. A state stands for a range of
 // lengths of suffixes of its longest string; `link` leads to the state of the next shorter ones, so the links
@@ -13,15 +13,15 @@
 //                                                                                      +- BC <-+- ABC
 //                                                                                              +- ABCBC
 //
-// The longest suffix of ABCBC that stood in the text before is link(ABCBC) = BC. It was followed by B once:
+// The longest suffix of ABCBC that occurred before is link(ABCBC) = BC. It was followed by B once:
 // best(BC) = B. Its first occurrence ends at the C of ABC, hence the article's draft "B C". No search is
 // needed: the state of the whole text is known, the answer is one link away.
 //
-// Leaves and nodes. A string that occurred once is known completely by where it stands. Such a state is a
-// *leaf*, and costs one link: leaf x is the text up to the token at place x, its length is that of the text
-// so far, its only edge leads to the leaf of the next place. Here A, AB, ABC, ABCB and ABCBC are leaves. A
-// state whose strings occurred at least twice is a *node* (here B and BC) and has a record. Every link leads
-// to a node. A leaf that is met again becomes a node for good: its place refers to the node.
+// Leaves and nodes. A string that occurred once is determined by its place. Such a state is a *leaf*, and
+// costs one link: leaf x is the text up to the token at place x, its length is that of the text so far, its
+// only edge leads to the leaf of the next place. Here A, AB, ABC, ABCB and ABCBC are leaves. A state whose
+// strings occurred at least twice is a *node* (here B and BC) and has a record. Every link leads to a node. A
+// leaf that occurs again becomes a node for good: its place refers to the node.
 //
 //   places   0    1    2    3     4            nodes  0 root   1 "B"           2 "BC"
 //   token    A    B    C    B     C                   length 0 length 1        length 2
@@ -39,27 +39,27 @@
 // SAM_OLDEST), so the path has at most SAM_MAX_MATCH nodes, also when a text repeats one token 34,000 times;
 // on recorded answers it has 3 to 10. For shorter strings the figures are exact at any time.
 //
-// Older texts. A text whose cursor is `older` counts as older than all that is in the index, though it comes
-// later; so texts may be inserted from the newest back. What such a text marks takes the place of a string if
-// the string has none or one in the same text (SAM_OLDEST: none or one in another text), so that `place` is
-// what it would be had the texts come in their order, if each came as a whole. On a tie of counts `best`
-// stays what it was unless the text took the place, and tokens as frequent as an older one stay before it in
-// `common`. Lists of edges are in the order of appending.
+// Older texts. A text whose cursor is `older` counts as older than the whole index, although it is appended
+// later, so texts may be inserted from the newest to the oldest. An occurrence in such a text sets the
+// `place` of a string only if it has none or one in the same text (SAM_OLDEST: none or one in another text).
+// So `place` is the same as if the texts, each as a whole, had been appended in their order. On a tie of
+// counts `best` changes only if the text set `place`, and in `common` an older token comes after equally
+// frequent ones. Lists of edges are in the order of appending.
 //
-// Costs: at most 1 leaf, 1 node and 3 edges a token (about 0.6 nodes and 0.5 edges in tables on recorded
-// answers); extending is amortised O(1) hash operations a token, marking at most SAM_MAX_MATCH steps.
+// Costs: at most 1 leaf, 1 node and 3 edges per token (about 0.6 nodes and 0.5 edges in tables on recorded
+// answers). Extending takes amortised O(1) hash operations per token, marking at most SAM_MAX_MATCH steps.
 //
 // Edges. The first edge of a node is stored in it. All further edges of all nodes are in hash tables keyed by
 // (node, token): open addressing, linear probing, at most 3/4 full. A small index has one table, which
-// doubles until it has more than SAM_TABLE / 2 entries. After that a table that is full is split in two of
-// that size by the next bit of the hash, and a directory tells by the lowest bits of a hash which table holds
-// it (extendible hashing). The further edges of one node form a list threaded by *token* (not by address), so
-// moving entries leaves it intact.
+// doubles until it has more than SAM_TABLE / 2 entries. After that a full table is split into two of that
+// size by the next bit of the hash, and a directory maps the lowest bits of a hash to its table (extendible
+// hashing). The further edges of one node form a list that is linked by *token* (not by address), so moving
+// entries does not break it.
 //
-// Pauses. However large the index is, a call copies and clears no more than SAM_LARGE bytes of an array and
-// the tables that it adds to: arrays grow in place (memory.h), tables one by one, and sam_index_free_some
-// frees in portions. Long are only calls whose work is: a walk to the strings of a long loop that a token
-// breaks off, and a split of a node with very many edges.
+// Pauses. However large the index is, a call copies and clears at most SAM_LARGE bytes of an array and the
+// tables that it adds to: arrays grow in place (memory.h), tables one by one, and sam_index_free_some frees
+// in portions. Only two calls take long: a walk along the strings of a long repetition that a token ends, and
+// a split of a node with very many edges.
 //
 // Invariants (sam_index_validate checks all of them):
 //   length(link(s)) < length(s); an edge s -c-> t has length(t) > length(s); if s has an edge by c, so has
@@ -67,8 +67,8 @@
 //   arrivals(s) is the number of places of the texts where the strings of s end, marks(s) the number of those
 //   that are followed by a token, best_count(s) the largest count of one following token.
 //
-// Not thread-safe: the owner serialises all calls on one index and on one sam_memory. Everything is integer
-// arithmetic of fixed width: the same calls give the same results on every platform.
+// Not thread-safe: the owner serialises all calls on one index and on one sam_memory. With integer arithmetic
+// of fixed width only, the same calls give the same results on every platform.
 
 #ifndef SAM_H
 #define SAM_H
@@ -81,13 +81,13 @@
 #define SAM_NODE (1u << 31) // flag of a state that is a node; without it a state is a leaf's place
 #define SAM_ROOT SAM_NODE   // the state of the empty string: node 0
 #define SAM_CHUNK 32u       // places in a chunk
-#define SAM_COMMON 24u      // most frequent tokens that an index keeps ready
+#define SAM_COMMON 24u      // size of an index's list of the most frequent tokens
 #ifndef SAM_TABLE
 #define SAM_TABLE 32768u // entries, at most, of a table of edges
 #endif
-#define SAM_TABLE_BITS 20u // of the hash, at most, tell tables apart: an index whose edges need more is full
+#define SAM_TABLE_BITS 20u // maximum bits of the hash that select a table: an index that needs more is full
 
-typedef enum { SAM_OLDEST, SAM_NEWEST, SAM_COUNTED } sam_kind; // what an index knows of the strings in it
+typedef enum { SAM_OLDEST, SAM_NEWEST, SAM_COUNTED } sam_kind; // what an index keeps about its strings
 
 typedef uint32_t sam_state; // SAM_NODE | number of a node, or the place of a leaf
 
@@ -106,13 +106,13 @@ typedef struct {
 typedef struct {
     uint32_t link;    // node of the longest proper suffix that ends at more places; the root: SAM_NONE
     uint32_t length;  // tokens in the longest string of this state
-    int32_t token;    // label of the first edge, meaningful if there is a target
+    int32_t token;    // label of the first edge, if there is a target
     sam_state target; // where the first edge leads; SAM_NONE: the node has no edge at all
     int32_t more;     // label of the first edge in the table, or SAM_NO_TOKEN
     uint32_t place;   // of the token that followed an occurrence last (SAM_OLDEST: first), or SAM_NONE
 } sam_node;
 
-// Beside each node if the index is SAM_COUNTED.
+// One for each node if the index is SAM_COUNTED.
 typedef struct {
     uint32_t marks;      // occurrences that are followed by a token of their text
     uint32_t arrivals;   // occurrences
@@ -127,7 +127,7 @@ typedef struct {
     int32_t more;     // label of the next edge of the same node, or SAM_NO_TOKEN
 } sam_edge;
 
-// A table of edges in the directory, at each number whose lowest `bits` bits are those of its hashes.
+// A table of edges. The directory has it at each number whose lowest `bits` bits are those of its hashes.
 typedef struct {
     sam_edge *edges;
     uint16_t count; // edges in it, at its lowest number; 0 elsewhere
@@ -141,7 +141,7 @@ typedef struct {
 
 typedef struct {
     sam_memory *memory;
-    sam_text *const *texts; // the owner's; read for the texts that are in the index
+    sam_text *const *texts; // the owner's array; read for the texts in the index
     sam_node *nodes;
     sam_count *counts; // NULL unless SAM_COUNTED
     uint32_t *links;   // by place: node of the leaf's link; SAM_NODE | node that the leaf became; SAM_NONE
@@ -160,57 +160,58 @@ typedef struct {
     sam_common common[SAM_COMMON]; // SAM_COUNTED: the most frequent tokens, the newest first on a tie
 } sam_index;
 
-// How far one text has been appended.
+// The end of the appended part of one text.
 typedef struct {
     sam_state last;  // state of the whole text
     sam_state near;  // state of its last SAM_MAX_MATCH tokens, or one below it
     uint32_t length; // tokens of the whole text
     uint32_t place;  // of the last token, SAM_NONE before the first
-    bool older;      // than all other texts in the index; the owner may change it at any time
+    bool older;      // older than all other texts in the index; the owner may change it at any time
 } sam_cursor;
 
 #define SAM_START ((sam_cursor){SAM_ROOT, SAM_ROOT, 0, SAM_NONE, false}) // the empty text
 
-// Makes an index that holds the root. On failure false is returned and there is nothing to free.
+// Initializes an index with the root. Returns false on failure: nothing has to be freed.
 bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_text *const *texts);
 
-// Makes room in a new index for what a text of so many tokens ordinarily takes, as far as there is memory
-// without make_room: appending it is quicker then. Less than a chunk is not worth it.
+// Reserves the usual memory of a text with this many tokens in a new index, without calling make_room, so
+// that appending is faster. Does nothing for less than a chunk.
 void sam_index_reserve(sam_index *index, uint32_t tokens);
 
 // Frees everything the index owns; a zeroed index is allowed.
 void sam_index_free(sam_index *index);
 
-// Frees a part of what the index owns, of about `most` bytes (up to SAM_LARGE more where an array ends).
-// Returns whether that was all: the index is zeroed then. Until then it may be freed only.
-bool sam_index_free_some(sam_index *index, size_t most);
+// Frees about max_bytes of what the index owns (up to SAM_LARGE more at the end of an array). Returns whether
+// that was all: the index is zeroed then. Until then it must only be freed.
+bool sam_index_free_some(sam_index *index, size_t max_bytes);
 
-// Appends the token at `position` of text number `text` (which holds it already) to the text of the cursor,
-// and marks what it follows. On failure (memory, SAM_MAX_PLACES) false is returned and nothing has changed.
+// Appends the token at `position` of text number `text` (which contains it already) to the text of the
+// cursor, and marks the strings that it follows. Returns false on failure (memory, SAM_MAX_PLACES): nothing
+// has changed.
 bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position);
 
-// Ask for the memory that appending `token` to the text of the cursor reads, or sam_match and drafting from
-// there, in so many steps: each reads what the one before it asked for. Where the owner does something else
-// between them, the memory is there in time. They change nothing.
+// Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from
+// there, in this many stages: each reads what the stage before it has prefetched. If the owner does something
+// else in between, the memory arrives in time. They change nothing.
 enum { SAM_APPEND_ASKS = 5, SAM_MATCH_ASKS = 4 };
 void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step);
 void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step);
 
-// Lets another text begin as the text of `cursor`: returns in *branch a copy of it for that text. On failure
-// (memory) false is returned and nothing has changed.
+// Begins another text with the text of `cursor`: *branch becomes its cursor. Returns false without memory:
+// nothing has changed.
 bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch);
 
-// Bytes accounted for the index.
+// Bytes that the index has in the account.
 size_t sam_index_bytes(const sam_index *index);
 
-// Checks every invariant; slow, for tests. Returns false and a sentence in *reason if one is broken.
+// Checks every invariant; slow, for tests. Returns false, with a sentence in *reason, if one does not hold.
 bool sam_index_validate(const sam_index *index, const char **reason);
 
 // ---- reading
 
-// What followed a string so far.
+// Statistics of the tokens that followed a string.
 typedef struct {
-    uint32_t marks;      // occurrences that are followed by a token; 0: none, and the rest is meaningless
+    uint32_t marks;      // occurrences that are followed by a token; 0: the rest is undefined
     int32_t best;        // most frequent following token (SAM_COUNTED)
     uint32_t best_count; // how often it followed
     int32_t newest;      // the token that followed last (SAM_OLDEST: first)
@@ -218,7 +219,7 @@ typedef struct {
 } sam_following;
 
 static inline const int32_t *sam_place_token(const sam_index *index, uint32_t place, uint32_t *left) {
-    if (index->plain) { // one access to memory less
+    if (index->plain) { // saves a memory access
         const sam_text *text = index->texts[0];
         *left = text->size - place;
         return &text->tokens[place];
@@ -230,7 +231,7 @@ static inline const int32_t *sam_place_token(const sam_index *index, uint32_t pl
     return &text->tokens[position];
 }
 
-// The state at a place, which has one: a leaf or what became of it.
+// The state at a place that has one: a leaf, or the node that it became.
 static inline sam_state sam_resolve(const sam_index *index, sam_state state) {
     if (state & SAM_NODE)
         return state;
@@ -250,30 +251,30 @@ static inline sam_state sam_link(const sam_index *index, sam_state state) {
 // Tokens in the longest string of a state.
 uint32_t sam_length(const sam_index *index, sam_state state);
 
-// Where the edge by `token` leads, SAM_NONE if there is none.
+// The target of the edge by `token`, SAM_NONE if there is none.
 sam_state sam_child(const sam_index *index, sam_state state, int32_t token);
 
-// What followed the strings of a state.
+// Statistics of the tokens that followed the strings of a state.
 void sam_follow(const sam_index *index, sam_state state, sam_following *following);
 
 // The state of the longest suffix, of at most SAM_MAX_MATCH tokens, of the string of `length` tokens in
 // `state`, and its length in *length.
 sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length);
 
-// The first state on the link path of a text that something followed, and the length of its match (at most
+// The first state on a text's link path that was followed by a token, and the length of its match (at most
 // SAM_MAX_MATCH unless SAM_OLDEST); SAM_ROOT and 0 if there is none.
 sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *length);
 
-// Moves a match in a finished index on by one token of the text that is matched: *state and *length become
-// those of the longest suffix that stands in the index.
+// Extends a match in a finished index by one token of the matched text: *state and *length become those of
+// the longest suffix in the index.
 void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int32_t token);
 
-// Up to `most` following tokens of a node with how often each followed: the best, the newest, then the
-// tokens that followed for the first time most recently. Returns how many there are.
-uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t most, int32_t *tokens,
+// Up to max_count tokens that followed a node, with their counts: the best, the newest, then those that
+// followed for the first time most recently. Returns their number.
+uint32_t sam_candidates(const sam_index *index, sam_state state, uint32_t max_count, int32_t *tokens,
                         uint32_t *counts);
 
-// How the validating functions, which have `reason`, return.
+// Returns from a validating function with parameter `reason`.
 #define SAM_REQUIRE(condition, sentence)                                                                     \
     do {                                                                                                     \
         if (!(condition)) {                                                                                  \

@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 from sam_core.console import Progress
+from sam_core.engines.vllm.sampling import RequestNoise
 from sam_core.files import write_json
+from sam_core.noise import Noise
+from sam_core.seeds import request_key
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam_core import verify
@@ -117,7 +120,7 @@ class Case:
         likely = torch.rand(batch * K, generator=generator) < 0.7
         drafts = torch.where(likely, target.argmax(1), torch.randint(0, V, (batch * K,), generator=generator))
         self.drafts, self.rows, self.probs = drafts.int().to(device), rows.to(device), target.to(device)
-        self.keys = [verify.request_key(seed) for seed in range(batch)]
+        self.keys = [request_key(seed) for seed in range(batch)]
         self.sampled = torch.zeros(batch, dtype=torch.bool, device=device)
         self.draws = verify.draw(self.counts, {}, V, device)
         self.of_drafts, self.at = self.rows.view(batch, K + 1, V)[:, :K], self.drafts.long().view(batch, K, 1)
@@ -139,7 +142,7 @@ class Case:
         return tokens
 
     def seeded(self) -> torch.Tensor:
-        noise = verify.Noise(self.keys, range(self.batch), self.counts, self.device)
+        noise = Noise(self.keys, range(self.batch), self.counts, self.device)
         return verify.keep_equal(noise.sample(self.rows), self.drafts, self.counts)
 
     def theirs(self, module: SimpleNamespace, draws: verify.Draws | None) -> torch.Tensor:
@@ -233,7 +236,7 @@ class Request:
 
 def noise_row(count: int, device: torch.device) -> Row:
     """What the host spends on seeds: in each step a request ends and another one begins."""
-    make, taken = verify.RequestNoise(0, device), []
+    make, taken = RequestNoise(0, device), []
     requests = {str(number): Request(number, number) for number in range(count + 200)}
     req_ids = list(requests)[:count]
     for step in range(200):

@@ -176,7 +176,7 @@ def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
         held = s["context"] / 1000
         model.observe(s["rows"], held, held * s["drafted"] / s["running"], s["s"])
     model.fit()
-    rows = np.arange(1.0, model.most_rows + 1)
+    rows = np.arange(1.0, model.max_rows + 1)
     cost = Cost(rows, model.rows_cost(rows), model.context, model.draft_context)
     reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
     return replace(cost, prefill=read_seconds(cost, steps) / max(1, sum(s["rows"] for s in reading)))

@@ -219,7 +219,7 @@ def play(world: World) -> dict[str, Any]:
     noise *= np.where(rng.random(world.steps) < world.spikes, rng.uniform(2, 6, world.steps), 1)
     chosen = np.zeros(world.most, np.int32)
     drafted = 0
-    latest: deque[int] = deque([0], maxlen=switch.LATEST)
+    latest: deque[int] = deque([0], maxlen=switch.PROMPT_WINDOW)
     reading = False
     for step in range(world.steps):
         requests.admit()
@@ -254,7 +254,7 @@ def play(world: World) -> dict[str, Any]:
         # the drafter, after the step
         switch.observe(slots.astype(np.int32), gained[slots], len(decoding) + int(n.sum()) + prompts)
         scores = np.zeros((len(slots), k), np.float32)
-        if switch.wanted(len(slots)):
+        if switch.should_draft(len(slots)):
             scores = record.scores[requests.run[slots], requests.at[slots]][:, :k] * (gained[slots, None] > 0)
         chosen[slots] = switch.choose(
             slots.astype(np.int32), requests.context[slots], (scores > 0).sum(1).astype(np.int32), scores

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from sam_core.verify import request_key, seeded_sample
+from sam_core.noise import seeded_sample
+from sam_core.seeds import request_key
 
 from sam_lab.methods import Tree
 

@@ -45,7 +45,9 @@ def start(platform, *arguments, environment=MappingProxyType({})):
 @functools.cache
 def zygote(platform):
     """The process that those of a platform are forks of."""
-    return Zygote(variables(platform), ["forked", "vllm.platforms", "vllm.v1.engine.llm_engine", "sam_core.stats"])
+    return Zygote(
+        variables(platform), ["forked", "vllm.platforms", "vllm.v1.engine.llm_engine", "sam_core.engines.vllm.step_log"]
+    )
 
 
 def variables(platform):

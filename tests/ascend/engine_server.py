@@ -138,7 +138,7 @@ def metered_steps(worker):
 
 class Server:
     def __init__(self, settings):
-        from sam_core.stats import StepLog
+        from sam_core.engines.vllm.step_log import StepLog
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -266,7 +266,7 @@ class AsyncServer:
     def __init__(self, settings):
         import asyncio
 
-        from sam_core.stats import StepLog
+        from sam_core.engines.vllm.step_log import StepLog
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 

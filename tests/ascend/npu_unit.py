@@ -331,7 +331,7 @@ def check_rejection_sampler_gives_the_loops_tokens():
 def check_greedy_rows_beside_sampled_ones_take_the_best_logit():
     """Also where softmax makes the two best equal."""
     sys.path.append(str(Path(__file__).parents[1] / "verify"))
-    from sam_core.verify import Noise
+    from sam_core.noise import Noise
     from test_greedy_rows import V, close_logits
 
     requests, best = 200, V - 1

@@ -19,7 +19,7 @@ import forked  # noqa: F401
 import pytest
 import tiny_qwen3
 from one_text import write_corpus
-from sam_core.stats import StepLog
+from sam_core.engines.vllm.step_log import StepLog
 from tiny_qwen3 import VOCAB
 
 KNOWN_PROMPT = [11, 47, 5, 29, 53, 17]

@@ -5,7 +5,7 @@ import time
 from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
-from sam_core.proposer import REPORT_S
+from sam_core.proposer import REPORT_INTERVAL_S
 
 
 def exposed(engine):
@@ -28,7 +28,7 @@ def exposed(engine):
 def test_prometheus_has_the_drafters_counters(sam, prompts):
     sam.run(prompts[:12], [30 + 6 * i for i in range(12)])
     before = sam.drafter()
-    time.sleep(REPORT_S)
+    time.sleep(REPORT_INTERVAL_S)
     sam.run(prompts[:1], 8)
     after, found = sam.drafter(), exposed(sam)
 

@@ -86,5 +86,5 @@ def test_missing_sam_core_is_one_sentence(model):
 def test_another_interface_of_sam_core_is_refused():
     from sam_core.options import Options
 
-    with pytest.raises(ValueError, match="patches are written for sam_core 0.0 but 0.1 is installed: run ci/setup-env"):
+    with pytest.raises(ValueError, match="patches are written for sam_core 0.0 but 0.2 is installed: run ci/setup-env"):
         Options.from_engine(3, None, interface="0.0")

@@ -180,7 +180,7 @@ def test_seeded_request_that_drafts_nothing_keeps_its_text_beside_drafting_ones(
 
 def test_seeded_greedy_rows_beside_sampled_ones_take_the_best_logit():
     """Also where softmax makes the two best equal."""
-    from sam_core.verify import Noise
+    from sam_core.noise import Noise
 
     requests, rows = 100, 200
     greedy = torch.arange(requests) % 2 == 0

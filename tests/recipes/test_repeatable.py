@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from sam_core.noise import request_seed
+from sam_core.seeds import request_seed
 
 SEEDED = {"vllm": {"speculative_config": {"method": "sam", "sam": {"verify": "seeded"}}}}
 

@@ -10,8 +10,9 @@ import pytest
 import ray
 import torch
 from omegaconf import OmegaConf
-from sam_core.noise import request_seeds
-from sam_core.stats import SUMS, rollout_metrics
+from sam_core.engines.verl.rollout_log import rollout_metrics
+from sam_core.engines.verl.seeds import request_seeds
+from sam_core.engines.vllm.step_log import SUMS
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorkerBase, AsyncLLMServerManager
 

@@ -3,8 +3,8 @@
 
 import pytest
 from ranks import Rollout, sam
-from sam_core.noise import request_seeds
-from sam_core.stats import META, rollout_metrics
+from sam_core.engines.verl.rollout_log import META, rollout_metrics
+from sam_core.engines.verl.seeds import request_seeds
 
 from sam_core import Pool
 

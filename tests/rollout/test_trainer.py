@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from sam_core.stats import SUMS, rollout_meta
+from sam_core.engines.verl.rollout_log import rollout_meta
+from sam_core.engines.vllm.step_log import SUMS
 from torch.utils.data import DataLoader
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer

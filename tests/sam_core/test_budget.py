@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sam_core.budget import Calibration, choose
-from sam_core.cost import KEPT, Expected, PromptCost, StepCost
+from sam_core.cost import STEPS_PER_BIN, Expected, PromptCost, StepCost
 from sam_core.switch import AutoSwitch
 
 
@@ -45,7 +45,7 @@ def test_a_cost_is_learned_in_spite_of_noise_and_spikes():
 def test_a_size_that_was_lucky_once_is_not_taken_for_cheap():
     cost = StepCost()
     for rows in (*range(8, 30), *range(31, 40)):
-        for _ in range(KEPT):
+        for _ in range(STEPS_PER_BIN):
             cost.observe(rows, 0.0, 0.0, float(curve(rows)))
     cost.observe(30, 0.0, 0.0, 0.5 * float(curve(30)))
     cost.fit()
@@ -56,7 +56,7 @@ def test_a_size_that_was_lucky_once_is_not_taken_for_cheap():
 def test_a_small_size_that_is_dear_is_known_to_be():
     cost = StepCost()
     for rows, seconds in ((1, 0.10), (2, 0.12), (3, 0.10), (4, 0.10), (8, 0.13), (16, 0.2)):
-        for _ in range(KEPT):
+        for _ in range(STEPS_PER_BIN):
             cost.observe(rows, 0.0, 0.0, seconds)
     cost.fit()
     assert cost.rows_cost([1, 2, 3]) == pytest.approx([0.10, 0.12, 0.10], rel=0.01)
@@ -64,13 +64,13 @@ def test_a_small_size_that_is_dear_is_known_to_be():
 
 def test_a_cost_is_proportional_beyond_what_was_seen():
     cost = learned(noise=0.5)
-    most = cost.most_rows
+    most = cost.max_rows
     assert cost.rows_cost(3 * most) == pytest.approx(3 * cost.rows_cost(most))
 
 
 def test_a_cost_follows_a_machine_that_changes():
     cost = StepCost()
-    for seconds in [1.0] * 100 + [2.0] * KEPT:
+    for seconds in [1.0] * 100 + [2.0] * STEPS_PER_BIN:
         cost.observe(4, 0.0, 0.0, seconds)
     cost.fit()
     assert cost.rows_cost(4) == pytest.approx(2.0)
@@ -219,7 +219,7 @@ class Machine:
         gained = np.array([1 + next((j for j in range(n) if self.rng.random() > self.accept), n) for n in self.given])
         self.tokens += int(gained.sum())
         self.switch.observe(self.slots, gained, num_tokens)
-        lengths = np.full(self.batch, self.k if self.switch.wanted(self.batch) else 0, np.int32)
+        lengths = np.full(self.batch, self.k if self.switch.should_draft(self.batch) else 0, np.int32)
         scores = np.tile(self.believed ** np.arange(1, self.k + 1), (self.batch, 1)).astype(np.float32)
         self.given = self.switch.choose(self.slots, self.held if held is None else held, lengths, scores, uniform)
 
@@ -292,10 +292,21 @@ def test_turns_are_few_where_drafts_hardly_pay():
     assert machine.switch.transitions < 40
 
 
+@pytest.mark.parametrize("uniform", [False, True])
+def test_counters_are_plain_integers(uniform):
+    """Engines send them to other processes as such."""
+    machine = Machine(batch=6, accept=0.4, noise=0.3, seconds=lambda rows: 0.05 + 0.005 * np.asarray(rows))
+    machine.run(600, uniform=uniform)
+    machine.accept = 0.9
+    machine.run(600, uniform=uniform)
+    counters = machine.switch.steps, machine.switch.steps_on, machine.switch.transitions
+    assert all(counters) and {type(n) for n in counters} == {int}
+
+
 def test_what_cannot_be_seen_to_pay_is_looked_at_less():
     machine = Machine(batch=32, accept=0.05)
     machine.run(500)
-    looks = sum(machine.switch.wanted(32) for _ in range(100) if machine.step() is None)
+    looks = sum(machine.switch.should_draft(32) for _ in range(100) if machine.step() is None)
     assert 10 < looks < 40
 
 
@@ -326,7 +337,7 @@ def test_more_requests_than_were_saved_are_no_other_machine():
 @pytest.mark.parametrize("times", [0.2, 5])
 def test_one_odd_step_is_no_other_machine(times):
     state = saved()
-    for odd in range(1, AutoSwitch.TRIAL + 2):
+    for odd in range(1, AutoSwitch.TRIAL_STEPS + 2):
         there, met = Machine(batch=2, accept=0.8), []
         there.seconds = lambda rows, met=met, odd=odd: met.append(0) or curve(rows) * (times if len(met) == odd else 1)
         there.switch.take_over(state)
@@ -359,7 +370,7 @@ def test_costs_of_another_machine_are_forgotten(times):
     state = saved()
     there = Machine(batch=2, accept=0.8, seconds=lambda rows: times * curve(rows))
     there.switch.take_over(state)
-    there.run(AutoSwitch.TRIAL)  # the first is not timed
+    there.run(AutoSwitch.TRIAL_STEPS)  # the first is not timed
     assert there.given.any(), "it waits to learn what it was told"
     kept = there.switch.cost
     there.run(1)

@@ -130,16 +130,16 @@ static void test_every_allocation_fails_in_turn(void) {
 
 static void test_every_memory_limit(void) {
     for (size_t more = 0; more < 50000; more += 257)
-        history(pool_least_bytes() + more, RULE_NEWEST, ALL);
+        history(pool_min_bytes() + more, RULE_NEWEST, ALL);
     for (size_t more = 0; more < 50000; more += 257) // often a group fits without its history alone
-        history(pool_least_bytes() + more, RULE_NEWEST, 1 << RULE_GROUP | 1 << RULE_HISTORY);
+        history(pool_min_bytes() + more, RULE_NEWEST, 1 << RULE_GROUP | 1 << RULE_HISTORY);
     for (size_t more = 0; more < 50000; more += 1511) {
-        history(pool_least_bytes() + more, RULE_COUNT, ALL);
-        history(pool_least_bytes() + more, RULE_OLDEST, 1 << RULE_GROUP);
+        history(pool_min_bytes() + more, RULE_COUNT, ALL);
+        history(pool_min_bytes() + more, RULE_OLDEST, 1 << RULE_GROUP);
     }
     CHECK(evicted_groups && evicted_history && exhausted && partial_automata && lost_automata);
     pool p;
-    CHECK(!pool_init(&p, pool_least_bytes() - 1, RULE_NEWEST, ALL, NULL, 0));
+    CHECK(!pool_init(&p, pool_min_bytes() - 1, RULE_NEWEST, ALL, NULL, 0));
     CHECK(live_blocks == 0);
 }
 
@@ -196,7 +196,7 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
         }
     }
     uint64_t groups = 0;
-    for (size_t limit = pool_least_bytes(); limit <= complete; limit += 16) {
+    for (size_t limit = pool_min_bytes(); limit <= complete; limit += 16) {
         CHECK(pool_init(&copy, limit, RULE_COUNT, sources, NULL, 0));
         CHECK(persist_load(&file, &copy, &reason) == PERSIST_OK);
         CHECK(copy.groups + copy.evicted_groups == 8);

@@ -4,7 +4,8 @@
 from types import SimpleNamespace
 
 import pytest
-from sam_core.exclusion import REASONS, why_not
+from sam_core.counters import EXCLUSION_REASONS
+from sam_core.engines.vllm.exclusion import exclusion_reason
 
 PLAIN = {
     "frequency_penalty": 0.0,
@@ -23,7 +24,7 @@ PLAIN = {
 
 
 def test_ordinary_sampling_is_drafted():
-    assert why_not(SimpleNamespace(**PLAIN)) is None
+    assert exclusion_reason(SimpleNamespace(**PLAIN)) is None
 
 
 @pytest.mark.parametrize(
@@ -40,5 +41,5 @@ def test_ordinary_sampling_is_drafted():
     ],
 )
 def test_each_reason(name, value, reason):
-    assert why_not(SimpleNamespace(**PLAIN | {name: value})) == reason
-    assert reason in REASONS
+    assert exclusion_reason(SimpleNamespace(**PLAIN | {name: value})) == reason
+    assert reason in EXCLUSION_REASONS

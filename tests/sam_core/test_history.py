@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from sam_core.corpus import build_corpus
-from sam_core.options import replica_history
+from sam_core.engines.vllm.config import replica_history
 from sam_core.proposer import SamProposer
 
 from sam_core import Pool, history
@@ -41,13 +41,13 @@ def answer(proposer, name="a", end=True):
 @pytest.fixture(autouse=True)
 def other_processes(monkeypatch):
     """Each proposer is that of a process which has ended when the next one is made."""
-    monkeypatch.setattr(history, "_held", {})
+    monkeypatch.setattr(history, "_locks", {})
 
 
 def end_process():
-    for lock in history._held.values():
+    for lock in history._locks.values():
         lock.close()
-    history._held.clear()
+    history._locks.clear()
 
 
 def test_history_is_found_again(tmp_path, caplog):
@@ -77,8 +77,8 @@ def busy(tmp_path, **more):
     """An engine whose request "open" never ends, that may save now."""
     proposer = make(tmp_path, **more)
     answer(proposer, "open", end=False)
-    assert not proposer.saved.seldom_busy.due, "the first minute is over"
-    proposer.saved.seldom_busy._due = 0
+    assert not proposer.saved.busy_timer.due, "the first minute is over"
+    proposer.saved.busy_timer._next = 0
     return proposer
 
 
@@ -89,7 +89,7 @@ def test_an_engine_that_is_never_idle_saves_beside_its_requests(tmp_path):
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
     assert json.loads((tmp_path / "engine-0/switch.json").read_text()).keys() == {"cost", "calibration"}
     answer(proposer, "b")
-    assert 59 < proposer.saved.seldom_busy._due - time.monotonic() <= 60 and not proposer.saved._thread.is_alive()
+    assert 59 < proposer.saved.busy_timer._next - time.monotonic() <= 60 and not proposer.saved._thread.is_alive()
     proposer.finish(["open"])
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 3, "the last one ends: all is saved at once"
 
@@ -99,7 +99,7 @@ def test_nothing_is_saved_twice_beside_requests(tmp_path):
     answer(proposer, "a")
     proposer.saved._thread.join()
     (tmp_path / "engine-0/pool").unlink()
-    proposer.saved.seldom_busy._due = 0
+    proposer.saved.busy_timer._next = 0
     proposer.finish([])
     assert not (tmp_path / "engine-0/pool").exists()
 
@@ -142,7 +142,7 @@ def test_a_thread_that_cannot_save_is_logged_and_tries_later(tmp_path, caplog):
     proposer.saved._thread.join()
     assert caplog.text.count(f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory") == 1
     (tmp_path / "engine-0/pool").rmdir()
-    proposer.saved.seldom_busy._due = 0
+    proposer.saved.busy_timer._next = 0
     answer(proposer, "b")
     proposer.saved._thread.join()
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
@@ -152,33 +152,33 @@ def test_it_is_not_written_again_when_nothing_was_added(tmp_path):
     proposer = make(tmp_path)
     answer(proposer)
     (tmp_path / "engine-0/pool").unlink()
-    proposer.saved.seldom._due = 0
+    proposer.saved.timer._next = 0
     proposer.finish([])
     assert not (tmp_path / "engine-0/pool").exists()
 
 
 def test_saving_takes_a_hundredth_of_the_time():
     now = [100.0]
-    seldom = history.Seldom(clock=lambda: now[0])
+    timer = history.SaveTimer(clock=lambda: now[0])
 
     def save():
         now[0] += 2
 
-    assert seldom.due
-    seldom.did(save)
+    assert timer.due
+    timer.run(save)
     now[0] += 199.9
-    assert not seldom.due
+    assert not timer.due
     now[0] += 0.2
-    assert seldom.due
+    assert timer.due
 
 
 def test_what_was_too_soon_is_saved_later(tmp_path):
     proposer = make(tmp_path)
     answer(proposer, "a")
-    proposer.saved.seldom._due = float("inf")
+    proposer.saved.timer._next = float("inf")
     answer(proposer, "b")
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
-    proposer.saved.seldom._due = 0
+    proposer.saved.timer._next = 0
     proposer.finish([])
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
 
@@ -190,9 +190,9 @@ def test_a_failure_is_logged_and_the_engine_goes_on(tmp_path, caplog):
     answer(proposer, "a")
     assert f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory" in caplog.text
     proposer.finish([])
-    assert caplog.text.count("was not saved") == 1 and not proposer.saved.seldom.due, "it does not try all the time"
+    assert caplog.text.count("was not saved") == 1 and not proposer.saved.timer.due, "it does not try all the time"
     obstacle.rmdir()
-    proposer.saved.seldom._due = 0
+    proposer.saved.timer._next = 0
     proposer.finish([])
     assert Pool.describe(obstacle)["texts"] == 1
     assert answer(proposer, "b") > 3
@@ -231,7 +231,7 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     for i, row in enumerate(rows):
         first.max_model_len = 4096
         first.propose([str(i)], row[None], [4096], [8], [True], 1)
-        first.saved.seldom._due = 0
+        first.saved.timer._next = 0
         first.finish([str(i)])
     assert first.stats()["evicted_groups"] == 0
     end_process()
@@ -259,7 +259,7 @@ def test_what_auto_learned_is_saved_with_it(tmp_path):
     for i in range(4):
         answer(first, str(i))
     first.switch.calibration.observe(np.array([0.3, 0.9]), np.array([True, False]))
-    first.saved.seldom._due = 0
+    first.saved.timer._next = 0
     answer(first, "last")
     assert first.switch.cost.fitted
     end_process()
@@ -314,11 +314,11 @@ def test_engines_have_files_of_their_own(tmp_path):
     assert none == {}
 
 
-HOLD = "import sys, pathlib, sam_core.history as h; h._hold(pathlib.Path(sys.argv[1])); print(flush=True); input()"
+HOLD = "import sys, pathlib, sam_core.history as h; h._lock(pathlib.Path(sys.argv[1])); print(flush=True); input()"
 
 FORK = """
 import os, pathlib, sys, time, sam_core.history as h
-h._hold(pathlib.Path(sys.argv[1]))
+h._lock(pathlib.Path(sys.argv[1]))
 child = os.fork() or time.sleep(60)
 print(child, flush=True)
 """
@@ -338,7 +338,7 @@ def holder(tmp_path):
 
 
 def test_a_folder_that_another_engine_uses(tmp_path, holder, monkeypatch):
-    monkeypatch.setattr(history, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(history, "LOCK_TIMEOUT_S", 0.3)
     with pytest.raises(ValueError, match=f"^history '{tmp_path}' is in use by another engine: end that one, or"):
         make(tmp_path)
 
@@ -349,13 +349,13 @@ def test_an_engine_waits_for_the_one_before_it(tmp_path, holder):
 
 
 def test_a_forked_child_does_not_hold_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(history, "PATIENCE_S", 20)
+    monkeypatch.setattr(history, "LOCK_TIMEOUT_S", 20)
     with subprocess.Popen(
         [sys.executable, "-c", FORK, str((tmp_path / "lock").resolve())], stdout=subprocess.PIPE, text=True
     ) as process:
         child = int(process.stdout.readline())
         assert process.wait() == 0
-        history._hold((tmp_path / "lock").resolve())
+        history._lock((tmp_path / "lock").resolve())
         os.kill(child, signal.SIGKILL)
 
 

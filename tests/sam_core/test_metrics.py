@@ -5,12 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from sam_core.exclusion import REASONS
-from sam_core.metrics import EngineMetrics
+from sam_core.counters import EXCLUSION_REASONS
+from sam_core.engines.vllm import metrics
+from sam_core.engines.vllm.metrics import EngineMetrics
 from sam_core.options import SOURCES
 from sam_core.proposer import SamProposer
 
-from sam_core import metrics, proposer
+from sam_core import proposer
 
 
 class Metric:
@@ -54,7 +55,7 @@ def report(**counters):
 
 def test_every_counter_of_the_drafter_has_its_metric():
     known = {key for _, _, counters in metrics.COUNTERS.values() for key in counters.values()} | {
-        *metrics.LEVELS.values()
+        *metrics.GAUGE_COUNTERS.values()
     }
     assert known == report().keys() - {"proposed"}  # the sum over the sources
 
@@ -82,7 +83,7 @@ def test_a_drafter_reports_at_most_once_in_its_interval(monkeypatch):
     monkeypatch.setattr(proposer.time, "monotonic", lambda: now[0])
     drafter = SamProposer(3, None, max_model_len=64)
     assert drafter.report()["switch_on"] == 0 and drafter.report() is None
-    now[0] += proposer.REPORT_S
+    now[0] += proposer.REPORT_INTERVAL_S
     assert drafter.report() and drafter.report() is None
     assert SamProposer(3, None, max_model_len=64, drafting=False).report() is None
 
@@ -96,5 +97,5 @@ def test_every_metric_is_documented(page):
 
 
 def test_names_are_those_of_the_drafter():
-    assert set(metrics.COUNTERS["excluded_requests"][2]) == set(REASONS)
+    assert set(metrics.COUNTERS["excluded_requests"][2]) == set(EXCLUSION_REASONS)
     assert set(SOURCES) <= set(metrics.SOURCES)

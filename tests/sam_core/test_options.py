@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 from sam_core.corpus import build_corpus
-from sam_core.options import RULES, SOURCES, Options, sampling_mode
+from sam_core.engines.vllm.config import sampling_mode
+from sam_core.options import RULES, SOURCES, Options
 
 from sam_core import Pool
 

@@ -6,7 +6,8 @@ import random
 import numpy as np
 import pytest
 from sam_core.corpus import build_corpus
-from sam_core.proposer import FEWEST, TURNS, SamProposer
+from sam_core.counters import Positions
+from sam_core.proposer import FEED_INTERVAL, MIN_FEED_BATCH, SamProposer
 
 MAX_LEN = 64
 
@@ -167,7 +168,7 @@ def test_streamed_prompt_that_grows_over_a_sampled_token_is_indexed_anew():
 
 def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
     reasons = {"a": "penalties", "b": None, "c": "min_p", "d": "min_p"}
-    proposer = SamProposer(3, PLAIN, max_model_len=MAX_LEN, why_not=reasons.get)
+    proposer = SamProposer(3, PLAIN, max_model_len=MAX_LEN, exclusion_reason=reasons.get)
     batch = Batch()
     for req_id in reasons:
         batch.add(req_id, [1, 2, 3, 4, 1, 2], 2)
@@ -245,7 +246,7 @@ def test_a_slot_that_is_used_again_knows_nothing_of_the_request_before():
         batch.remove(f"r{number}")
     stats = proposer.stats()
     assert (stats["padding"], stats["steps_from_0"], stats["requests"]) == (0, 0, 0)
-    assert len(proposer._fed) < 200
+    assert len(proposer._requests) < 200
 
 
 def test_auto_forgets_requests_that_have_ended():
@@ -365,7 +366,7 @@ def test_sources_add_up_in_the_counters():
 
 def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
     """Only steps of requests whose last call gave a draft count, with what they gained and where the answer stood."""
-    monkeypatch.setattr("sam_core.stats.POSITIONS", (0, 16))
+    monkeypatch.setattr("sam_core.counters.POSITIONS", (0, 16))
     proposer, batch = make(sources=["request"], rule="newest", threshold=2), Batch()
     batch.add("a", [1, 2, 3, 1, 2], 3)
     batch.add("b", [4, 5], 2)
@@ -444,7 +445,7 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does():
 
 def test_engines_hear_of_drafts_and_of_their_end_alone():
     proposer, batch = make(threshold=1), Batch()
-    proposer._heard = float("inf")
+    proposer._news_time = float("inf")
 
     def news():
         batch.propose(proposer)
@@ -453,17 +454,17 @@ def test_engines_hear_of_drafts_and_of_their_end_alone():
     batch.add("a", [1, 2, 1], 2)
     assert [news(), news()] == [True, True]  # drafts
     batch.add("b", [1, 2, 1], 2)
-    proposer._heard = float("inf")
+    proposer._news_time = float("inf")
     assert [news(), news(), news()] == [True, False, False]  # the first takes the drafts of a back
     batch.add("c", [1, 2, 1], 2)
     assert [news(), news()] == [True, False]  # a request that may have been here before
-    proposer._heard = -1.0
+    proposer._news_time = -1.0
     assert [news(), news()] == [True, False]  # counters
 
 
 def test_while_nothing_is_drafted_requests_are_fed_in_turn():
-    """Each within TURNS steps, however many run, and whole at its end."""
-    steps = TURNS + 8
+    """Each within FEED_INTERVAL steps, however many run, and whole at its end."""
+    steps = FEED_INTERVAL + 8
     for requests in (3, 70, 2500):
         proposer, batch = make(threshold=1), Batch(requests)
         names = [f"r{i}" for i in range(requests)]
@@ -476,15 +477,18 @@ def test_while_nothing_is_drafted_requests_are_fed_in_turn():
             before = fed(proposer, names) if step else 2 * requests
             batch.propose(proposer)
             calls.add(fed(proposer, names) - before > 0)
-            assert max(batch.lengths) - min(proposer._fed[slot] for slot in proposer._slots.values()) <= TURNS
-        assert calls == ({True} if requests > FEWEST * (TURNS - 1) else {True, False})
+            assert (
+                max(batch.lengths) - min(proposer._requests["fed"][slot] for slot in proposer._slots.values())
+                <= FEED_INTERVAL
+            )
+        assert calls == ({True} if requests > MIN_FEED_BATCH * (FEED_INTERVAL - 1) else {True, False})
         proposer.finish(names)
         assert proposer.pool.stats()["appended"] == steps * requests
 
 
 def fed(proposer, names):
     """Tokens of these requests that the pool has."""
-    return sum(int(proposer._fed[proposer._slots[name]]) for name in names)
+    return sum(int(proposer._requests["fed"][proposer._slots[name]]) for name in names)
 
 
 def followed_somewhere(text, draft):
@@ -680,3 +684,15 @@ def test_a_corpus_of_another_model_is_one_sentence(tmp_path):
     SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, tokenizer="Qwen/Qwen3-8B")
     (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 6, "b": 5}}}')
     assert "is of another tokenizer (fingerprint " in refusal(vocab_size=32000, tokenizer=str(model))
+
+
+def test_positions_are_counted_in_bins_of_the_answer():
+    positions = Positions()
+    positions.add([0, 127, 128, 255], [1, 4, 2, 3])
+    positions.add(np.array([32767, 32768, 10**6]), np.array([1, 2, 4]))
+    positions.add([], [])
+    counts = {name: n for name, n in positions.counts().items() if n}
+    assert counts == {
+        **{"steps_from_0": 2, "tokens_from_0": 5, "steps_from_128": 2, "tokens_from_128": 5},
+        **{"steps_from_16384": 1, "tokens_from_16384": 1, "steps_from_32768": 2, "tokens_from_32768": 6},
+    }

@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from sam_core.routing import PromptRoutes
+from sam_core.engines.verl.routing import PromptRoutes
 
 
 class Fleet:
@@ -133,7 +133,7 @@ def test_a_server_that_is_gone_is_not_chosen():
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(PromptRoutes, "REMEMBERED", 10)
+    monkeypatch.setattr(PromptRoutes, "MAX_REMEMBERED", 10)
     fleet = Fleet()
     for prompt in range(100):
         fleet.ask(prompt)

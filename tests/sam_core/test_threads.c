@@ -65,7 +65,7 @@ static void save(void) {
 int main(void) {
     const char *reason = NULL;
     unsigned sources = 1u << RULE_REQUEST | 1u << RULE_GROUP | 1u << RULE_HISTORY;
-    CHECK(pool_init(&p, pool_least_bytes() + 400000, RULE_NEWEST, sources, NULL, 0));
+    CHECK(pool_init(&p, pool_min_bytes() + 400000, RULE_NEWEST, sources, NULL, 0));
     pthread_t threads[WORKERS];
     for (uintptr_t i = 0; i < WORKERS; i++)
         CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);

@@ -6,9 +6,10 @@ Every test counts over 100,000 texts of three tokens of a small model; the seeds
 
 import pytest
 import torch
+from sam_core.seeds import request_key
 from scipy import stats
 
-from sam_core import verify
+from sam_core import noise, verify
 
 TEXTS, PART = 100_000, 10_000
 LENGTH = 3
@@ -18,11 +19,11 @@ V = 6
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 4 tokens, the last one not full: little noise to make for a small vocabulary."""
-    monkeypatch.setattr(verify, "BLOCK", 4)
+    monkeypatch.setattr(noise, "BLOCK", 4)
 
 
 def keys_of(seeds):
-    return torch.tensor([verify.request_key(seed) for seed in seeds])
+    return torch.tensor([request_key(seed) for seed in seeds])
 
 
 def model():
@@ -63,8 +64,8 @@ def generate(mode, kind, first):
         real = torch.arange(2) < counts[:, None]
         probs = rows[torch.arange(3) <= counts[:, None]]
         if mode == "seeded":
-            noise = verify.Noise(keys[active], lengths[active] - 1, counts.tolist(), "cpu")
-            output = noise.sample(probs)[:, None]  # all of a step without drafts
+            step_noise = noise.Noise(keys[active], lengths[active] - 1, counts.tolist(), "cpu")
+            output = step_noise.sample(probs)[:, None]  # all of a step without drafts
             if counts.any():
                 output = verify.keep_equal(output.squeeze(1), drafts[real], counts.tolist())
         elif counts.any():
@@ -118,7 +119,7 @@ def test_seeded_sample_over_many_blocks():
     counts = torch.zeros(1000, dtype=torch.int64)
     for part in range(20):
         keys = keys_of(range(part * 10_000, (part + 1) * 10_000))
-        sampled = verify.seeded_sample(probs.expand(10_000, -1), keys, torch.full((10_000,), 7, dtype=torch.int32))
+        sampled = noise.seeded_sample(probs.expand(10_000, -1), keys, torch.full((10_000,), 7, dtype=torch.int32))
         counts += torch.bincount(sampled, minlength=1000)
     assert counts[300:420].sum() == 0
     assert p_value(counts, probs.double() * 200_000) > 1e-3
@@ -126,14 +127,14 @@ def test_seeded_sample_over_many_blocks():
 
 def test_seeded_sample_of_near_zero_probabilities():
     """A token of probability 1e-4 beside a likely one of its block, and a block of them: 20 expected of 200,000."""
-    probs = torch.zeros(3 * verify.BLOCK)
-    probs[5], probs[2 * verify.BLOCK :] = 1e-4, 1e-4 / verify.BLOCK
+    probs = torch.zeros(3 * noise.BLOCK)
+    probs[5], probs[2 * noise.BLOCK :] = 1e-4, 1e-4 / noise.BLOCK
     probs[6] = 1 - probs.sum()
     keys = keys_of(range(2000))
     rare = torch.zeros(2)
     for position in range(100):
-        sampled = verify.seeded_sample(probs.expand(2000, -1), keys, torch.full((2000,), position))
-        rare += torch.stack([(sampled == 5).sum(), (sampled >= 2 * verify.BLOCK).sum()])
+        sampled = noise.seeded_sample(probs.expand(2000, -1), keys, torch.full((2000,), position))
+        rare += torch.stack([(sampled == 5).sum(), (sampled >= 2 * noise.BLOCK).sum()])
     assert rare.tolist() == pytest.approx([20, 20], abs=16)
 
 
@@ -142,7 +143,7 @@ def test_siblings_are_independent(small_blocks):
     probs = model()[5]
     positions = torch.arange(500, dtype=torch.int32)
     rows = probs.expand(500, -1)
-    sampled = torch.stack([verify.seeded_sample(rows, key.expand(500), positions) for key in keys_of(range(250))])
+    sampled = torch.stack([noise.seeded_sample(rows, key.expand(500), positions) for key in keys_of(range(250))])
     law = torch.outer(probs, probs).flatten().double()
     for a, b in ((sampled[1:], sampled[:-1]), (sampled[:, 1:], sampled[:, :-1])):
         counts = torch.bincount((a * V + b).flatten(), minlength=V * V)

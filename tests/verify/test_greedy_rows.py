@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sam_core.engines.vllm import sampling
 
-from sam_core import verify
+from sam_core import noise, verify
 
 V, REQUESTS, K = 40, 300, 2
 
@@ -31,7 +32,7 @@ def test_greedy_rows_beside_a_sampled_one(mode):
 
     def step(greedy):
         torch.manual_seed(1)
-        generators = {} if mode == "rejection" else verify.Noise(range(REQUESTS), [0] * REQUESTS, counts, "cpu")
+        generators = {} if mode == "rejection" else noise.Noise(range(REQUESTS), [0] * REQUESTS, counts, "cpu")
         metadata = SimpleNamespace(
             all_greedy=bool(greedy.all()),
             all_random=not greedy.any(),
@@ -41,7 +42,7 @@ def test_greedy_rows_beside_a_sampled_one(mode):
             generators=generators,
             logitsprocs=SimpleNamespace(argmax_invariant=[]),
         )
-        return verify.verify_step(logits.clone(), drafts, counts, metadata, lambda logits, k, p: logits)[0]
+        return sampling.verify_step(logits.clone(), drafts, counts, metadata, lambda logits, k, p: logits)[0]
 
     everyone = torch.ones(REQUESTS, dtype=torch.bool)
     alone = step(everyone)

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sam_core.engines.vllm import sampling
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sam_core import verify
+from sam_core import noise, verify
 
 V = 300
 WAITS = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "repeat_interleave", "_unique2", "equal"}
@@ -51,14 +52,14 @@ def steps(counts, device, greedy="none", generators=None):
     def step(generators):
         def run():
             given = SimpleNamespace(**{**vars(metadata), "generators": generators()})
-            return verify.verify_step(logits.clone(), drafts, counts, given, lambda logits, k, p: logits)[0]
+            return sampling.verify_step(logits.clone(), drafts, counts, given, lambda logits, k, p: logits)[0]
 
         return run
 
     return {
         "rejection": step(lambda: generators or {}),
-        "seeded": step(lambda: verify.Noise(range(batch), range(batch), counts, device)),
-        "seeded_sample": lambda: verify.seeded_sample(logits.softmax(1), drafts.new_ones(rows), drafts.new_ones(rows)),
+        "seeded": step(lambda: noise.Noise(range(batch), range(batch), counts, device)),
+        "seeded_sample": lambda: noise.seeded_sample(logits.softmax(1), drafts.new_ones(rows), drafts.new_ones(rows)),
         "per_row": lambda: verify.per_row(metadata.temperature, counts),
     }
 
@@ -86,7 +87,7 @@ def test_the_number_of_operations_is_constant():
     found = {}
     for batch in (2, 8, 64):
         for name, step in steps([3] * batch, "cpu").items():
-            for kept in (verify._rows, verify._steps, verify._arange):
+            for kept in (verify.rows_of, noise._steps, noise._arange):
                 kept.cache_clear()
             with Watch() as watch:
                 step()

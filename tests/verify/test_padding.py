@@ -10,7 +10,7 @@ import torch
 from sam_core.proposer import SamProposer
 from test_distribution import LENGTH, V, keys_of, model, p_value
 
-from sam_core import verify
+from sam_core import noise, verify
 
 TEXTS, PART, K, PROMPT = 20_000, 2_000, 3, 6
 
@@ -18,7 +18,7 @@ TEXTS, PART, K, PROMPT = 20_000, 2_000, 3, 6
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of 4 tokens: little noise to make for a small vocabulary."""
-    monkeypatch.setattr(verify, "BLOCK", 4)
+    monkeypatch.setattr(noise, "BLOCK", 4)
 
 
 def generate(mode, first, drafts="uniform", padding_counts=True):
@@ -46,13 +46,13 @@ def generate(mode, first, drafts="uniform", padding_counts=True):
         probs = table[torch.cat([last[:, None], drafted], 1)]
         if not padding_counts:
             for i, name in enumerate(names):
-                believed = proposer._believed[proposer._slots[name]]
-                for j in range(believed, K):
+                unpadded = proposer._requests["unpadded"][proposer._slots[name]]
+                for j in range(unpadded, K):
                     probs[i, j] = torch.nn.functional.one_hot(drafted[i, j], V + 1)
         real = torch.arange(K) < counts[:, None]
         probs = probs[torch.arange(K + 1) <= counts[:, None]]
         if mode == "seeded":
-            output = verify.Noise(keys, lengths, counts.tolist(), "cpu").sample(probs)[:, None]
+            output = noise.Noise(keys, lengths, counts.tolist(), "cpu").sample(probs)[:, None]
             if counts.any():
                 output = verify.keep_equal(output.squeeze(1), drafted[real], counts.tolist())
         elif counts.any():

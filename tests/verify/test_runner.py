@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sam_core.verify import RequestNoise, first_rows, request_key, row_tokens, seeded_sample
-
-from sam_core import verify
+from sam_core.engines.vllm import sampling
+from sam_core.engines.vllm.sampling import RequestNoise
+from sam_core.noise import seeded_sample
+from sam_core.seeds import request_key
+from sam_core.verify import first_rows, row_tokens
 
 
 def test_rows_of_logits():
@@ -45,7 +47,7 @@ def test_noise_of_a_step():
 def test_keys_are_made_once_a_request_and_belong_to_its_seed(monkeypatch):
     """Whatever the engine does to the batch: rows move, requests come and go, an id gets another seed."""
     made = []
-    monkeypatch.setattr(verify, "request_key", lambda seed: made.append(seed) or request_key(seed))
+    monkeypatch.setattr(sampling, "request_key", lambda seed: made.append(seed) or request_key(seed))
     requests = {str(i): request(100 + i, i) for i in range(50)}
     make, rng = RequestNoise(0, torch.device("cpu")), random.Random(4)
     req_ids = list(requests)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from batches import batches
 from hypothesis import given, settings
+from sam_core.seeds import GAMMA, request_key
 from scipy import stats
 
-from sam_core import verify
+from sam_core import noise, verify
 
 MASK = (1 << 64) - 1
 
@@ -27,22 +28,22 @@ def split_mix(state):
 
 def mix(z):
     for _ in range(2):
-        z = (z ^ z >> 32) * verify.MIXER & MASK
+        z = (z ^ z >> 32) * noise.MIXER & MASK
     return z
 
 
 def stream(key, position, length):
     """The words of a row, in plain integers."""
-    state = mix(key + position * verify.STRIDE & MASK)
-    return [mix(state + i * verify.GAMMA & MASK) >> 32 & 2**31 - 1 for i in range(1, length + 1)]
+    state = mix(key + position * noise.STRIDE & MASK)
+    return [mix(state + i * GAMMA & MASK) >> 32 & 2**31 - 1 for i in range(1, length + 1)]
 
 
 def keys_of(seeds):
-    return torch.tensor([verify.request_key(seed) for seed in seeds])
+    return torch.tensor([request_key(seed) for seed in seeds])
 
 
 def words_of(keys, positions, length):
-    return verify._words(verify._start(keys, positions), length)
+    return noise._words(noise._start(keys, positions), length)
 
 
 def test_split_mix_is_the_published_one():
@@ -58,16 +59,16 @@ def test_words_are_those_of_plain_integers():
     positions = [0, 1, 2, 4096, 2**31 - 1, 77]
     words = words_of(torch.tensor(keys), torch.tensor(positions, dtype=torch.int32), 300)
     assert words.tolist() == [stream(key, position, 300) for key, position in zip(keys, positions)]
-    on_host = verify._start_array(np.array(keys), np.array(positions))
-    assert torch.equal(torch.from_numpy(on_host), verify._start(torch.tensor(keys), torch.tensor(positions)))
+    on_host = noise._start_array(np.array(keys), np.array(positions))
+    assert torch.equal(torch.from_numpy(on_host), noise._start(torch.tensor(keys), torch.tensor(positions)))
 
 
 def test_every_bit_of_a_seed_counts():
     seeds = [0, *(1 << bit for bit in range(64)), -1, -2, 2**64 - 2, -(2**63)]
-    keys = [verify.request_key(seed) for seed in seeds]
+    keys = [request_key(seed) for seed in seeds]
     assert all(-(2**63) <= key < 2**63 for key in keys)
-    assert verify.request_key(-2) == verify.request_key(2**64 - 2)
-    assert verify.request_key(-(2**63)) == verify.request_key(2**63)
+    assert request_key(-2) == request_key(2**64 - 2)
+    assert request_key(-(2**63)) == request_key(2**63)
     assert len(set(keys)) == len(keys) - 2
     assert keys[0] == split_mix(0)[1] - (1 << 64)
     words = words_of(torch.tensor(keys), torch.zeros(len(keys), dtype=torch.int32), 4)
@@ -77,17 +78,17 @@ def test_every_bit_of_a_seed_counts():
 @pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
 def test_a_seed_that_is_too_long(seed):
     with pytest.raises(ValueError, match=f"seed {seed} has more than 64 bits: give a seed"):
-        verify.request_key(seed)
+        request_key(seed)
 
 
 def test_exponentials():
     """Finite, below 0, fine where they are small; the largest word is the largest draw."""
     words = torch.tensor([0, 1, 1000, 2**24, 2**30, 2**31 - 64, 2**31 - 1], dtype=torch.int32)
-    noise = -verify._negated_exponentials(words)
-    assert noise.dtype == torch.float32
+    drawn = -noise._negated_exponentials(words)
+    assert drawn.dtype == torch.float32
     wanted = [-math.log1p(-(word + 0.5) / 2**31) for word in words.tolist()]
-    assert noise[:-2].tolist() == pytest.approx(wanted[:-2], rel=5e-7)
-    assert noise[-2:].tolist() == [pytest.approx(24 * math.log(2), rel=1e-3)] * 2
+    assert drawn[:-2].tolist() == pytest.approx(wanted[:-2], rel=5e-7)
+    assert drawn[-2:].tolist() == [pytest.approx(24 * math.log(2), rel=1e-3)] * 2
 
 
 # ---- independence ---------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def test_words_are_uniform_and_independent():
         "seeds, 2 apart": (words[2:], words[:-2]),
         "positions": (words[:, 1:], words[:, :-1]),
         "tokens": (words[:, :, 1:], words[:, :, :-1]),
-        "tokens, a block apart": (words[:, :, verify.BLOCK :], words[:, :, : -verify.BLOCK]),
+        "tokens, a block apart": (words[:, :, noise.BLOCK :], words[:, :, : -noise.BLOCK]),
         "seed up, position down": (words[1:, :-1], words[:-1, 1:]),
         "position up, token down": (words[:, 1:, :-1], words[:, :-1, 1:]),
     }
@@ -130,7 +131,7 @@ def test_words_are_uniform_and_independent():
     assert by_row.abs().max() < 6 / math.sqrt(length)
 
 
-@pytest.mark.parametrize("stride", [1, verify.GAMMA, verify.STRIDE, 1 << 32])
+@pytest.mark.parametrize("stride", [1, GAMMA, noise.STRIDE, 1 << 32])
 def test_seeds_in_any_progression(stride):
     """A run may number its requests in any way."""
     seeds = [(i * stride) & MASK for i in range(1024)]
@@ -151,10 +152,10 @@ def test_a_sample_depends_on_its_own_row_alone(vocabulary):
     torch.manual_seed(0)
     probs = (2 * torch.randn(64, vocabulary)).softmax(1)
     keys, positions = keys_of(range(64)), torch.randint(0, 4096, (64,), dtype=torch.int32)
-    whole = verify.seeded_sample(probs, keys, positions)
+    whole = noise.seeded_sample(probs, keys, positions)
     order = torch.randperm(64)
-    assert torch.equal(verify.seeded_sample(probs[order], keys[order], positions[order]), whole[order])
-    alone = [verify.seeded_sample(probs[i : i + 1], keys[i : i + 1], positions[i : i + 1]) for i in range(64)]
+    assert torch.equal(noise.seeded_sample(probs[order], keys[order], positions[order]), whole[order])
+    alone = [noise.seeded_sample(probs[i : i + 1], keys[i : i + 1], positions[i : i + 1]) for i in range(64)]
     assert torch.equal(torch.cat(alone), whole)
     assert whole.dtype == torch.int64
     assert len(set(whole.tolist())) > 3
@@ -165,9 +166,9 @@ def test_only_tokens_with_a_probability_win():
     only = torch.randint(0, 1000, (5000,))
     keys, positions = keys_of(range(5000)), torch.arange(5000)
     certain = torch.zeros(5000, 1000).scatter_(1, only[:, None], 1)
-    assert torch.equal(verify.seeded_sample(certain, keys, positions), only)
+    assert torch.equal(noise.seeded_sample(certain, keys, positions), only)
     one_of_two = torch.zeros(5000, 1000).scatter_(1, torch.stack([only, (only + 500) % 1000], 1), 0.5)
-    sampled = verify.seeded_sample(one_of_two, keys, positions)
+    sampled = noise.seeded_sample(one_of_two, keys, positions)
     assert (one_of_two.gather(1, sampled[:, None]) > 0).all()
     assert 2300 < (sampled == only).sum() < 2700
 
@@ -197,7 +198,7 @@ def test_text_is_the_same_whatever_is_drafted(vocabulary):
         if is_greedy[request]:
             return probs.argmax(1).item()
         position = torch.tensor([len(text) - 2], dtype=torch.int32)
-        return verify.seeded_sample(probs, keys[request : request + 1], position).item()
+        return noise.seeded_sample(probs, keys[request : request + 1], position).item()
 
     plain = []
     for request in range(requests):
@@ -220,7 +221,7 @@ def test_text_is_the_same_whatever_is_drafted(vocabulary):
             [model(texts[i] + draft[:j]) for i, draft in zip(batch, drafts) for j in range(len(draft) + 1)]
         )
         counts = list(map(len, drafts))
-        sampled = verify.Noise(keys[batch], [len(texts[i]) - 2 for i in batch], counts, "cpu").sample(probs)
+        sampled = noise.Noise(keys[batch], [len(texts[i]) - 2 for i in batch], counts, "cpu").sample(probs)
         sampled = torch.where(verify.per_row(is_greedy[batch], counts), probs.argmax(1), sampled)
         output = sampled[:, None].int()
         if k:
@@ -248,35 +249,35 @@ def test_verify_against_a_loop(batch):
         tokens = []
         for column in range(count + 1):
             probs = batch.probs[row + column][None]
-            tokens.append(verify.seeded_sample(probs, keys[request, None], positions[request, None] + column).item())
+            tokens.append(noise.seeded_sample(probs, keys[request, None], positions[request, None] + column).item())
             if column < count and tokens[-1] != batch.drafts[draft + column]:
                 break
         row, draft = row + count + 1, draft + count
         wanted.append(tokens + [-1] * (batch.k + 1 - len(tokens)))
-    sampled = verify.Noise(keys, positions, batch.counts, "cpu").sample(batch.probs)
+    sampled = noise.Noise(keys, positions, batch.counts, "cpu").sample(batch.probs)
     assert verify.keep_equal(sampled, batch.drafts, batch.counts).tolist() == wanted
 
 
 def test_device_check(monkeypatch):
-    verify.check_device("cpu")
-    words, calls = verify._words, []
+    noise.check_device("cpu")
+    words, calls = noise._words, []
 
     def once_wrong(*arguments):
         calls.append(arguments)
         return words(*arguments) ^ (len(calls) == 1)
 
-    monkeypatch.setattr(verify, "_words", once_wrong)
+    monkeypatch.setattr(noise, "_words", once_wrong)
     with pytest.raises(RuntimeError, match="64-bit integers on cpu do not wrap .* use verify: rejection"):
-        verify.check_device("cpu")
+        noise.check_device("cpu")
 
 
 def test_a_device_whose_log1p_rounds(monkeypatch):
-    exponentials, calls = verify._negated_exponentials, []
+    exponentials, calls = noise._negated_exponentials, []
 
     def once_rounding(words):
         calls.append(words)
         return (1 - torch.expm1(-exponentials(words)) - 1).log1p() if len(calls) == 1 else exponentials(words)
 
-    monkeypatch.setattr(verify, "_negated_exponentials", once_rounding)
+    monkeypatch.setattr(noise, "_negated_exponentials", once_rounding)
     with pytest.raises(RuntimeError, match="log1p on cpu is not that of the CPU"):
-        verify.check_device("cpu")
+        noise.check_device("cpu")

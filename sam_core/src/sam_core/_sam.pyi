@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int32: TypeAlias = npt.NDArray[np.int32]  # or any other C-contiguous, aligned int32 buffer
-Float32: TypeAlias = npt.NDArray[np.float32]  # the same of float32
+Float32: TypeAlias = npt.NDArray[np.float32]  # or any other C-contiguous, aligned float32 buffer
 Tokens: TypeAlias = Int32 | Sequence[int]
 Path: TypeAlias = str | bytes | os.PathLike[str]
 Rule: TypeAlias = Literal["oldest", "newest", "count", "suffix", "blend"]
@@ -63,55 +63,54 @@ class Pool:
     Sources of drafts:
         request: the slot's own prompt and answer.
         group: the texts of its group, finished or running. A group's life begins with its first slot and ends when its
-            last one is closed; then it lingers, and the next life finds what was kept.
-        history: drafts that copy a text of an earlier life are counted under this name.
+            last one is closed; its kept texts remain for the next life.
+        history: the group's texts from earlier lives, counted apart.
         corpus: a file that `build_corpus` wrote.
 
-    The rule decides what follows a match: ``oldest`` copies what followed the first occurrence of the longest match
-    (the article on SAM drafts for RL training), ``newest`` its latest, ``count`` takes the most frequent continuation,
-    matched again at every token, ``suffix`` is SuffixDecoding, ``blend`` weighs all sources and several match lengths
-    by what they were worth so far. Each learns how probable its drafts are from the tokens appended after them. Matches
-    have at most 64 tokens but for ``oldest``.
+    The rule chooses the draft after a match: ``oldest`` copies the text after the first occurrence of the longest match
+    (the article on SAM drafts for RL training), ``newest`` after its latest one, ``count`` takes the most frequent
+    continuation and matches again at every token, ``suffix`` is SuffixDecoding, ``blend`` weights all sources and
+    several match lengths by their past success. Each learns the probability of its drafts from the tokens appended
+    after them. Except with ``oldest``, matches have at most 64 tokens.
 
-    Indexes are fed bit by bit, so that no call takes long: a step indexes about 4,000 tokens (a third of that in a large
-    index) beside the new ones of the slots that draft, 512 tokens if none does; what is left is caught up by later
-    steps. A slot drafts from an index once that has all of the slot's own text. The index of a group begins when it
-    has two texts, takes those of running requests first, then closed ones from the newest back, and drafts from what
-    it has.
+    Indexes are fed in portions, so that no call takes long: a step indexes about 4,000 tokens (a third of that in a
+    large index) in addition to the new ones of the slots that draft, or 512 tokens if none does; later steps index the
+    rest. A slot drafts from an index that contains all of the slot's own text. The index of a group begins with its
+    second text, takes the texts of running requests first, then closed ones from the newest to the oldest; slots draft
+    from the part that is indexed.
 
-    Where memory is exceeded, the pool frees what is worth least: indexes of closed groups, which are built again when
-    needed; older texts of closed groups that seldom came back or gave little; texts that no index has room for; request
-    indexes where the group's has the same text; the older closed texts in the index of the group that gives the fewest
-    accepted tokens a byte. What was lost comes back when there is memory again. A request for whose index there is none
-    does not draft meanwhile. Nothing is raised; ``evicted_groups``, ``evicted_history`` and ``exhausted`` of `stats`
-    count it.
+    When the memory limit is reached, the pool frees what is worth least: indexes of closed groups, which are built
+    again when needed; older texts of closed groups that rarely recur or whose drafts are rarely accepted; texts that
+    fit into no index; request indexes whose text is in the group's index as well; the older closed texts in the index
+    of the group with the fewest accepted tokens per byte. Indexes are rebuilt when there is memory again. A request
+    without memory for its index does not draft meanwhile. Nothing is raised; ``evicted_groups``, ``evicted_history``
+    and ``exhausted`` of `stats` count these cases.
 
     Calls from several threads wait for each other; the GIL is released while they work. The same calls give the same
     drafts on every platform. A pool can be neither pickled nor copied, and its methods raise RuntimeError in a forked
     child.
 
     Args:
-        memory_bytes: limit for all that is held, in bytes, but for the table of slots (under 1 KiB each) and the corpus,
-            which is mapped.
+        memory_bytes: memory limit in bytes, without the table of slots (less than 1 KiB each) and the corpus, which is
+            mapped.
         rule: see above.
-        sources: ``"request"``, ``"group"`` or both, and ``"history"`` with ``"group"``; what is not named is not
-            indexed. With ``group`` alone a slot also drafts from its own text, which is part of its group.
-        corpus: path of a corpus, which is a source then; None: none.
+        sources: ``"request"``, ``"group"`` or both, and ``"history"`` with ``"group"``; others are not indexed. With
+            ``group`` alone a slot also drafts from its own text, which is part of its group.
+        corpus: path of a corpus, an additional source; None: none.
         min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 .. 1.
-            Also with 0 a draft is shorter than k where its probability comes to less than 2**-30, or where no token is
-            left that could follow.
+            Even with 0 a draft ends before this probability falls below 2**-30, or when there is no candidate.
         vocab_size: tokens of the model's vocabulary, 1 .. 2**31; a draft ends before a token of at least this. None:
             unknown.
-        tokenizer: fingerprint of the model's tokenizer (see `sam_core.tokenizer`), 16 hexadecimal digits; None: unknown.
-            It is saved with the pool, and so is vocab_size.
+        tokenizer: fingerprint of the model's tokenizer (see `sam_core.tokenizer`), 16 hexadecimal digits; None:
+            unknown. It is saved with the pool, and so is vocab_size.
 
     Attributes:
         rule, sources: as given.
-        min_prob: may be set; holds from the next `step` on.
+        min_prob: can be set, for the following calls of `step`.
 
     Raises:
         ValueError: memory_bytes too small for any pool, unknown rule or source, no source, history without group,
-            min_prob outside its range, a file that is no corpus, or one of another tokenizer or vocabulary.
+            min_prob outside its range, or a corpus that is malformed or of another tokenizer or vocabulary.
         TypeError: an argument of another type.
         OSError: the corpus cannot be read.
     """
@@ -135,12 +134,12 @@ class Pool:
     @min_prob.setter
     def min_prob(self, value: float) -> None: ...
     def open(self, prompt_ids: Tokens, group: bytes | Literal["by_prompt"] | None = "by_prompt") -> int:
-        """Open a slot for a prompt, which later calls index, and return its number.
+        """Open a slot for a prompt and return its number. Later calls index the prompt.
 
         Args:
             prompt_ids: int32 buffer of shape [P] or a sequence of P integers, 0 .. 2**31 - 1; may be empty.
-            group: ``BY_PROMPT``: slots with equal prompts form a group; bytes: slots with this name form a group,
-                whatever their prompts, which are sources of drafts too; None: a private slot without a group.
+            group: ``BY_PROMPT``: slots with equal prompts form a group; bytes: slots with this name form a group, and
+                their prompts, which may differ, are sources of drafts too; None: a private slot without a group.
 
         Returns:
             A number from 0 on. A closed slot's number is used again only after 64 others were closed.
@@ -177,8 +176,8 @@ class Pool:
                 [B or more, W], of which only each row need be contiguous: those of row i are
                 tokens[i, starts[i] : starts[i] + counts[i]], and nothing else of it is read.
             counts: int32 [B], how many tokens each row gets, 0 or more.
-            k: the longest draft wanted, 0 .. min(K, 64), for all rows or as int32 [B]; 0 only appends.
-            out: writable int32 [B, K]; row i receives its draft in out[i, : lengths[i]], the rest stays as it was.
+            k: maximum tokens of a draft, 0 .. min(K, 64), for all rows or as int32 [B]; 0 only appends.
+            out: writable int32 [B, K]; row i receives its draft in out[i, : lengths[i]], the rest is unchanged.
             lengths: writable int32 [B], receives the lengths of the drafts, 0 .. k.
             scores: writable float32 [B, K], receives the estimated probability that the whole path to a token is
                 accepted.
@@ -192,15 +191,15 @@ class Pool:
                 match in one may stand in the other too.
 
         Raises:
-            ValueError: a value or a shape that is none of these. Nothing has changed then.
-            TypeError: something that is no buffer of its type. Nothing has changed then.
+            ValueError: a wrong value or shape. Nothing has changed then.
+            TypeError: an argument that is no buffer of its type. Nothing has changed then.
             BufferError: a buffer that is not contiguous, aligned or, from `out` on, writable. Nothing has changed.
         """
 
     def append(self, slot: int, tokens: int | Tokens, /) -> None:
         """Append one token, or a sequence or int32 buffer [n] of them, to one slot; like `step` with k = 0.
 
-        One token given as an int is appended without giving up the GIL.
+        An int is appended without releasing the GIL.
 
         Raises:
             ValueError: the slot is not open, or a token id lies outside 0 .. 2**31 - 1. Nothing has changed then.
@@ -222,21 +221,21 @@ class Pool:
         """
 
     def truncate(self, slot: int, size: int, /) -> None:
-        """Take the tokens of a slot behind its first `size` back, for engines that take sampled tokens back.
+        """Truncate a slot's text to its first `size` tokens, for engines that take sampled tokens back.
 
-        The slot's indexes are fed again, bit by bit. Its group may draft from what was taken back until its life ends.
+        The slot's indexes are fed again, in portions. Its group may draft from the removed tokens until its life ends.
 
         Args:
             slot: an open slot.
-            size: tokens that stay, prompt included: at least the prompt, at most all.
+            size: tokens that stay, prompt included: from the size of the prompt to that of the text.
 
         Raises:
-            ValueError: the slot is not open, or size is none of these. Nothing has changed then.
+            ValueError: the slot is not open, or size is outside its range. Nothing has changed then.
             TypeError: an argument of another type.
         """
 
     def drop(self, group: bytes | Tokens) -> bool:
-        """Free a group with its history, given by its name or by its prompt, and return whether there was one.
+        """Free a group with its history, given by its name or by its prompt, and return whether it existed.
 
         Raises:
             ValueError: the group has open slots, or a token id lies outside the range.
@@ -244,16 +243,16 @@ class Pool:
         """
 
     def save(self, path: Path) -> None:
-        """Save the texts of closed slots that were kept, and what was learned, to a file of mode 0600.
+        """Save the kept texts of closed slots, and what was learned, to a file of mode 0600.
 
-        The file is written beside `path` and renamed over it, so that `path` is the old file or the new one, whole,
-        whatever happens. Other calls on the pool, from other threads, wait only while the texts are listed, not while
-        they are written; the file has what there was when `save` was called. Texts that are evicted while they are
-        written keep their memory, beyond memory_bytes, until then.
+        The file is written beside `path` and renamed over it, so that `path` is always complete, the old file or the
+        new one. Calls from other threads wait only while the texts are listed, not while they are written; the file has
+        the state at the call of `save`. Texts that are evicted while they are written keep their memory, beyond
+        memory_bytes, until they are written.
 
         Raises:
-            OSError: the file cannot be written; `path` is as it was.
-            MemoryError: for the list, 32 bytes a text, and for a copy of what was learned.
+            OSError: the file cannot be written; `path` is unchanged.
+            MemoryError: no memory for the list, 32 bytes per text, and a copy of what was learned.
         """
 
     @classmethod
@@ -266,7 +265,7 @@ class Pool:
         vocab_size: int | None = None,
         tokenizer: str | None = None,
     ) -> Pool:
-        """Make a pool of the rule and sources of a saved one, with its groups, all closed, and what it had learned.
+        """Make a pool with the rule and sources of a saved one, its groups, all closed, and what it had learned.
 
         Indexes are built when they are needed. Groups that do not fit into memory_bytes are left out, those closed
         longest ago first, and counted in ``evicted_groups``.
@@ -277,17 +276,16 @@ class Pool:
             vocab_size, tokenizer: as for `Pool`; None: those of the file.
 
         Raises:
-            ValueError: a file that is none of this, damaged, from another version, or of another tokenizer or
-                vocabulary; or a bad argument.
+            ValueError: a file that is not a saved pool, not private, damaged, from another version, or of another
+                tokenizer or vocabulary; or a bad argument.
             OSError: the file cannot be read.
         """
 
     @staticmethod
     def describe(path: Path, /) -> Saved:
-        """Check a saved file as `load` does and return what it holds; ``bytes`` is the size of the file.
+        """Check a saved file as `load` does and return its properties; ``bytes`` is the size of the file.
 
-        Loads it, and frees that again: takes the time and the memory of `load`. ``vocab_size`` and ``tokenizer`` are None
-        where they are unknown.
+        Takes the time and the memory of `load`. ``vocab_size`` and ``tokenizer`` are None if they are unknown.
 
         Raises:
             ValueError, OSError: as for `load`.
@@ -296,19 +294,18 @@ class Pool:
     def stats(self) -> Stats:
         """Return a new dict.
 
-        The state now: ``slots_open``, ``groups`` (with open slots or closed), ``tokens`` held in texts, of them
-        ``history_tokens`` in ``history_texts``, which a next life finds or this one found (0 if history is no source),
-        ``bytes_used`` of ``memory_bytes``.
+        Current values: ``slots_open``, ``groups`` (open and closed), ``tokens`` in texts, ``history_texts`` and
+        ``history_tokens``, those of earlier lives (0 if history is no source), ``bytes_used`` of ``memory_bytes``.
 
         Counted since the pool was made: ``appended`` tokens given to `step` and `append`; ``drafts`` (rows with a
-        draft), ``drafted_tokens``, and ``accepted_tokens``, those that the tokens appended next confirmed, all three
-        again ``by_source`` (a draft counts for the source of its first token); ``evicted_groups`` (closed groups, and
-        indexes of open ones), ``evicted_history`` (times that a group lost its older closed texts),
-        ``exhausted`` (requests that for some time did not draft for lack of memory).
+        draft), ``drafted_tokens`` and ``accepted_tokens`` (confirmed by the tokens appended next), all three also
+        ``by_source`` (a draft counts for the source of its first token); ``evicted_groups`` (closed groups, and indexes
+        of open ones), ``evicted_history`` (times that a group lost its older closed texts), ``exhausted`` (requests
+        that had no drafts for some time for lack of memory).
         """
 
     def _validate(self) -> str | None:
-        """Check every invariant; return None or a sentence that says which is broken. For tests."""
+        """Check every invariant; return None, or a sentence about one that does not hold. For tests."""
 
     def _work(self) -> int:
         """Return the number of states visited so far. For tests."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many draft tokens each request gets in a step: the most accepted tokens a second."""
+"""How many draft tokens each request gets in a step, for the most accepted tokens a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Int32 = npt.NDArray[np.int32]
 
 
 class Cost(Protocol):
-    """What steps cost, see StepCost."""
+    """Cost of steps, see StepCost."""
 
     @property
     def context(self) -> float: ...
@@ -27,9 +27,10 @@ class Cost(Protocol):
 class Choice(NamedTuple):
     """Drafts of a step.
 
-    lengths: int32 [B], tokens to draft. gain: predicted tokens a second against those of a step without drafts; beside
-    prompts, if that is less, what drafts are worth less what they cost, against the B tokens of a step without drafts. rate:
-    tokens a second of the best step without prompts.
+    lengths: int32 [B], draft tokens of each request.
+    gain: predicted tokens a second as a multiple of those without drafts; with prompts, if that is less, one plus the
+        net value of the drafts as a share of the B tokens of a step without drafts.
+    rate: tokens a second of the best step without prompts.
     """
 
     lengths: Int32
@@ -48,21 +49,21 @@ def choose(
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
     A step of B requests with n_i draft tokens each emits B + sum of scores[i, :n_i] tokens and takes
-    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds. For a given price of a second the best n_i for
-    each total are the drafts of highest score less cost, and since scores fall along a draft they are prefixes; the price
-    is the best ratio itself, found by Dinkelbach's iteration, which never overshoots. So the choice is exact.
+    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds. At a given price of a second, the best tokens
+    for each total are those with the highest score minus cost; since scores fall along a draft, they form prefixes. The
+    price is the best ratio itself, which Dinkelbach's iteration finds without overshooting. So the choice is exact.
 
-    Prompts have to be read in any case. In a step that reads some, a second is worth what it is in one that reads none, and
-    the drafts are those of (expected tokens) - (that price) * (seconds) at the most.
+    Prompts have to be read in any case. In a step that reads prompts a second has the same price as in one that reads
+    none, and the drafts maximize (expected tokens) - price * (seconds).
 
     Args:
-        scores: [B, K], probability that the draft is accepted up to a token; nonincreasing along a row.
+        scores: [B, K], probability that a draft is accepted up to each token; nonincreasing along a row.
         lengths: int32 [B], tokens of each draft, at most K.
-        contexts: [B], tokens each request holds, in thousands.
+        contexts: [B], tokens of each request, in thousands.
         cost: a fitted cost of steps.
-        uniform: 0, or a number of tokens that all requests get or none does, as an engine with captured graphs wants;
-            shorter drafts are filled up by padding, which is taken to be rejected.
-        beside: what the step costs with the prompts that it reads, by the rows of the others; None: it reads none.
+        uniform: 0, or a number of tokens that all requests get or none does, as captured graphs need; padding of
+            shorter drafts is assumed to be rejected.
+        beside: cost of the step with the prompts that it reads, by its other rows; None: it reads none.
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
@@ -107,52 +108,56 @@ def choose(
 
 
 class Calibration:
-    """What scores are worth: of drafts with about this score, how many were accepted.
+    """Corrects scores by the share of draft tokens with about this score that were accepted.
 
-    The drafts that a budget chooses are those whose scores happen to be high, and such scores are on average too high.
-    Scores fall into bins; each keeps a fading count of tokens and of accepted ones, and starts out at its own value.
+    A budget chooses drafts whose scores happen to be high, and such scores are too high on average. Each bin of scores
+    keeps decaying counts of verified and of accepted tokens, and begins with a correction of 1.
     """
 
-    BINS = 24
-    PRIOR = 20.0
-    FADE = 0.999
+    NUM_BINS = 24
+    PRIOR_SAMPLES = 20.0
+    """Weight of the correction of 1, in tokens."""
+    DECAY = 0.999
+    """Factor of the counts, per step."""
 
     def __init__(self) -> None:
-        self._centre = (np.arange(self.BINS) + 0.5) / self.BINS
-        self.offered = np.zeros(self.BINS)
-        self.accepted = np.zeros(self.BINS)
+        self._centre = (np.arange(self.NUM_BINS) + 0.5) / self.NUM_BINS
+        self.offered = np.zeros(self.NUM_BINS)
+        self.accepted = np.zeros(self.NUM_BINS)
 
     def _bins(self, scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-        return np.clip((np.asarray(scores) * self.BINS).astype(np.int64), 0, self.BINS - 1)
+        return np.clip((np.asarray(scores) * self.NUM_BINS).astype(np.int64), 0, self.NUM_BINS - 1)
 
     def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
-        """A step has ended: scores of draft tokens that were verified, and whether the draft was accepted up to each."""
+        """A step has ended: scores of its verified draft tokens, and whether its draft was accepted up to each."""
         bins = self._bins(scores)
         self.fade()
-        self.offered += np.bincount(bins, minlength=self.BINS)
-        self.accepted += np.bincount(bins, accepted, minlength=self.BINS)
+        self.offered += np.bincount(bins, minlength=self.NUM_BINS)
+        self.accepted += np.bincount(bins, accepted, minlength=self.NUM_BINS)
 
     def fade(self) -> None:
-        """A step has ended; without drafts it fades all the same, so that those that were bad are tried again some day."""
-        self.offered *= self.FADE
-        self.accepted *= self.FADE
+        """A step has ended. Counts decay without drafts as well, so that refused scores are tried again."""
+        self.offered *= self.DECAY
+        self.accepted *= self.DECAY
 
     def correct(self, scores: npt.NDArray[np.floating]) -> Float64:
-        """Corrected scores [B, K], nonincreasing along a row if the given ones are."""
-        factor = (self.accepted + self.PRIOR * self._centre) / (self.offered * self._centre + self.PRIOR * self._centre)
+        """Corrected scores [B, K], nonincreasing along a row."""
+        factor = (self.accepted + self.PRIOR_SAMPLES * self._centre) / (
+            self.offered * self._centre + self.PRIOR_SAMPLES * self._centre
+        )
         corrected = np.clip(np.asarray(scores) * factor[self._bins(scores)], 0.0, 1.0)
         for j in range(1, corrected.shape[1]):  # much faster than np.minimum.accumulate on short rows
             np.minimum(corrected[:, j], corrected[:, j - 1], out=corrected[:, j])
         return corrected
 
     def state(self) -> dict[str, list[float]]:
-        """What was learned, as JSON can hold it."""
+        """The counts, as JSON can hold them."""
         return {"offered": self.offered.tolist(), "accepted": self.accepted.tolist()}
 
     def restore(self, state: dict[str, list[float]]) -> None:
-        """Take over what `state` gave; ValueError if it is none."""
+        """Restore what `state` returned; raises ValueError for anything else."""
         offered, accepted = (np.asarray(state[name], float) for name in ("offered", "accepted"))
-        shaped = offered.shape == accepted.shape == (self.BINS,)
+        shaped = offered.shape == accepted.shape == (self.NUM_BINS,)
         if not (shaped and np.isfinite(offered).all() and (0 <= accepted).all() and (accepted <= offered).all()):
             raise ValueError("this is no record of what scores were worth")
         self.offered, self.accepted = offered, accepted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine's history on disk, so that a run that is started again drafts from what it had answered before."""
+"""An engine's history on disk, so that a restarted run drafts from its earlier answers."""
 
 from __future__ import annotations
 
@@ -15,65 +15,67 @@ from typing import Any
 from sam_core import Pool
 from sam_core.files import write_json
 from sam_core.options import Options
-from sam_core.switch import AutoSwitch
+from sam_core.switch import Switch
 
-SHARE = 0.01
-"""Most of the time that saving may take."""
+MAX_SAVING_SHARE = 0.01
+"""Share of the time that saving may take."""
 
-BUSY_S = 60.0
-"""Least seconds from one save to the next while requests run."""
+MIN_BUSY_INTERVAL_S = 60.0
+"""Seconds between two saves while requests run, at least."""
 
 RETRY_S = 60.0
-"""Least seconds from a failure to save to the next attempt."""
+"""Seconds from a failed save to the next attempt, at least."""
 
-PATIENCE_S = 60.0
-"""How long an engine waits for the one before it, which may still be ending."""
+LOCK_TIMEOUT_S = 60.0
+"""Seconds that an engine waits for the previous one, which may still be shutting down."""
 
-_held: dict[Path, Any] = {}
-"""Locks of this process, held to its end; an engine may build its proposer twice."""
+_locks: dict[Path, Any] = {}
+"""Locks that this process holds until it ends; an engine may build its proposer twice."""
 
 
-class Seldom:
-    """Tells when something may be saved again, so that saving takes at most SHARE of the time.
+class SaveTimer:
+    """Tells when to save again, so that saving takes at most MAX_SAVING_SHARE of the time.
 
-    least: seconds from the start, and from one time to the next, at least.
+    Args:
+        clock: seconds, monotonic.
+        min_interval: seconds from the start and between two saves, at least.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, least: float = 0.0) -> None:
-        self.clock, self.least = clock, least
-        self._due = clock() + least
+    def __init__(self, clock: Callable[[], float] = time.monotonic, min_interval: float = 0.0) -> None:
+        self.clock, self.min_interval = clock, min_interval
+        self._next = clock() + min_interval
 
     @property
     def due(self) -> bool:
-        return self.clock() >= self._due
+        """Whether it is time to save."""
+        return self.clock() >= self._next
 
-    def did(self, save: Callable[[], None]) -> None:
-        """Save, and measure it; raises what `save` raises."""
+    def run(self, save: Callable[[], None]) -> None:
+        """Call `save` and measure it; raises what `save` raises."""
         start = self.clock()
         try:
             save()
         except BaseException:
-            self._due = self.clock() + RETRY_S
+            self._next = self.clock() + RETRY_S
             raise
         end = self.clock()
-        self._due = end + max(self.least, (end - start) / SHARE)
+        self._next = end + max(self.min_interval, (end - start) / MAX_SAVING_SHARE)
 
 
 class SavedHistory:
     """One engine's files in the folder `options.history`: the pool's texts, and what switch `auto` learned.
 
     `engine-<rank>/pool` is what Pool.save writes, `engine-<rank>/switch.json` the state of the switch. Each is replaced
-    whole. They are written when no request runs, and seldom; while requests run, by a thread, and more seldom.
+    as a whole. They are written when no request runs; less often, while requests run, by a thread. See SaveTimer.
 
     Args:
         options: with `history`.
         rank: of the engine among those that use the folder.
-        logger: says what was loaded, and why something was not saved.
+        logger: reports what was loaded, and why something was not saved.
         vocab_size, tokenizer: of the model, as for Pool.
 
     Raises:
-        ValueError: one sentence: the folder cannot be used, another engine uses it, or it holds what is none of this
-            engine's.
+        ValueError: one sentence: the folder cannot be used, or another engine uses it.
     """
 
     def __init__(
@@ -88,17 +90,17 @@ class SavedHistory:
         self.options = options
         self.logger = logger
         self.model = {"vocab_size": vocab_size, "tokenizer": tokenizer}
-        self.seldom, self.seldom_busy = Seldom(), Seldom(least=BUSY_S)
+        self.timer, self.busy_timer = SaveTimer(), SaveTimer(min_interval=MIN_BUSY_INTERVAL_S)
         self._thread: threading.Thread | None = None
         self.folder = Path(options.history) / f"engine-{rank}"
         self.texts = self.folder / "pool"
-        self.learned = self.folder / "switch.json"
+        self.switch_state = self.folder / "switch.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _hold(self.folder.resolve() / "lock")
-            for left_by_a_kill in (*self.folder.glob(".pool-*"), *self.folder.glob(".switch.json.*")):
-                left_by_a_kill.unlink()
-            self._try_out()
+            _lock(self.folder.resolve() / "lock")
+            for partial in (*self.folder.glob(".pool-*"), *self.folder.glob(".switch.json.*")):
+                partial.unlink()
+            self._check_folder()
         except BlockingIOError:
             raise ValueError(
                 f"history {options.history!r} is in use by another engine: end that one, or name another folder"
@@ -108,8 +110,8 @@ class SavedHistory:
                 f"history {options.history!r} cannot be used ({e.strerror}): name a folder that can be written"
             ) from None
 
-    def _try_out(self) -> None:
-        """Some file systems force a mode or an owner that Pool.load refuses: to be known now, not when a run goes on."""
+    def _check_folder(self) -> None:
+        """Some file systems force a mode or an owner that Pool.load refuses: fail now, not when a run resumes."""
         trial = self.folder / ".pool-trial"
         try:
             Pool(1 << 20).save(trial)
@@ -120,7 +122,7 @@ class SavedHistory:
             trial.unlink(missing_ok=True)
 
     def load(self) -> Pool | None:
-        """A pool with the saved texts, None where nothing was saved yet; ValueError, one sentence, where they are foreign."""
+        """A pool with the saved texts, None if there are none; ValueError, one sentence, if they are of another engine."""
         options = self.options
         try:
             pool = Pool.load(self.texts, options.memory_bytes, options.corpus, options.min_prob, **self.model)
@@ -149,45 +151,48 @@ class SavedHistory:
             )
         return pool
 
-    def teach(self, switch: AutoSwitch) -> None:
-        """Give the switch what it had learned, if that was saved; ValueError, one sentence, where it is damaged."""
+    def restore_switch(self, switch: Switch) -> None:
+        """Restore what the switch had learned, if that was saved; ValueError, one sentence, if it is damaged."""
+        if switch.state() is None:
+            return
         try:
-            switch.take_over(json.loads(self.learned.read_text()))
+            switch.take_over(json.loads(self.switch_state.read_text()))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, RecursionError) as e:
-            raise ValueError(f"{self.learned} cannot be used ({e}): remove it") from None
+            raise ValueError(f"{self.switch_state} cannot be used ({e}): remove it") from None
 
-    def save(self, pool: Pool, switch: AutoSwitch | None) -> bool:
-        """Save, unless that was done or failed a short while ago; whether it was. For when no request runs.
+    def save(self, pool: Pool, switch: Switch) -> bool:
+        """Save if it is due, while no request runs; whether it was saved.
 
-        A failure is logged, and the old files stay: the engine goes on.
+        A failure is logged and leaves the old files in place; the engine goes on.
         """
-        if not self.seldom.due:
+        if not self.timer.due:
             return False
         if self._thread:
             self._thread.join()
-        return self._save(self.seldom, pool, switch.state() if switch else None)
+        return self._save(self.timer, pool, switch.state())
 
-    def save_busy(self, pool: Pool, switch: AutoSwitch | None) -> bool:
-        """Let a thread save while requests run, unless one does or did a short while ago; whether one has begun.
+    def save_busy(self, pool: Pool, switch: Switch) -> bool:
+        """Start a thread that saves while requests run, if it is due and none is running; whether one was started.
 
-        The caller does not wait for it, and the pool's other users only while texts are listed. A failure is logged.
+        The caller does not wait for it, and other users of the pool wait only while texts are listed. A failure is
+        logged.
         """
-        if self._thread and self._thread.is_alive() or not self.seldom_busy.due:
+        if self._thread and self._thread.is_alive() or not self.busy_timer.due:
             return False
-        state = switch.state() if switch else None
-        self._thread = threading.Thread(target=self._save, args=(self.seldom_busy, pool, state), name="sam-history")
+        state = switch.state()
+        self._thread = threading.Thread(target=self._save, args=(self.busy_timer, pool, state), name="sam-history")
         try:
             self._thread.start()
         except RuntimeError:  # the system has no thread to spare
             self._thread = None
-            return self._save(self.seldom_busy, pool, state)
+            return self._save(self.busy_timer, pool, state)
         return True
 
-    def _save(self, seldom: Seldom, pool: Pool, state: dict[str, Any] | None) -> bool:
+    def _save(self, timer: SaveTimer, pool: Pool, state: dict[str, Any] | None) -> bool:
         try:
-            seldom.did(lambda: self._write(pool, state))
+            timer.run(lambda: self._write(pool, state))
         except (OSError, MemoryError) as e:
             self.logger.warning("history was not saved to %s (%s); trying again later", self.folder, e)
             return False
@@ -196,14 +201,14 @@ class SavedHistory:
     def _write(self, pool: Pool, state: dict[str, Any] | None) -> None:
         pool.save(self.texts)
         if state is not None:
-            write_json(self.learned, state)
+            write_json(self.switch_state, state)
 
 
-def _hold(path: Path) -> None:
-    """Lock a file until this process ends; a child that it forks does not hold it."""
-    if path in _held:
+def _lock(path: Path) -> None:
+    """Lock a file until this process ends; forked children do not hold the lock."""
+    if path in _locks:
         return
-    lock, end = open(path, "w"), time.monotonic() + PATIENCE_S
+    lock, end = open(path, "w"), time.monotonic() + LOCK_TIMEOUT_S
     try:
         while True:
             try:
@@ -216,4 +221,4 @@ def _hold(path: Path) -> None:
     except OSError:
         lock.close()
         raise
-    _held[path] = lock
+    _locks[path] = lock

@@ -1,68 +1,170 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds of rollout requests: the key of the noise that an answer is sampled with (seeded verification).
+"""Noise of seeded verification, which depends only on a request's key, the position in its text and the token.
 
-An engine's request ids are random, and the answers to one prompt must differ. So a request's seed comes from where it
-stands in the run, which is the same in a second run and on every rank.
+N or R rows of probabilities over a vocabulary of V tokens, B requests: see `verify`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Sequence
 
-from sam_core.options import speculative_config
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+from sam_core.seeds import GAMMA, to_int64
+from sam_core.verify import rows_of, to_device
+
+BLOCK = 128
+"""Tokens in a block of the vocabulary. A row needs noise only for its V / BLOCK blocks and the tokens of one block."""
+MIXER = 0xD6E8FEB86659FD93
+"""degski's multiplier (gist.github.com/degski/6e2069d6035ae04d5d6f64981c995ec2)."""
+STRIDE = 0xD1342543DE82EF95
+"""Distance between the unmixed states of successive positions: odd, so that all differ; no small multiple of GAMMA."""
 
 
-def request_seed(run_seed: int, step: int, prompt: int, sibling: int) -> int:
-    """The seed, 0 <= seed < 2**63, of answer `sibling` to prompt number `prompt` of rollout number `step`.
+def _swap(z: torch.Tensor) -> torch.Tensor:
+    """An int64 tensor with the 32-bit halves of each word swapped."""
+    return z.unsqueeze(-1).view(torch.int32).flip(-1).view(torch.int64).squeeze(-1)
 
-    Each number is taken modulo 2**64 and goes through the finaliser of SplitMix64, in turn: for given other three,
-    2**63 different seeds come from 2**64 values of the last.
+
+def _mix(z: torch.Tensor) -> torch.Tensor:
+    """A bijection of 64-bit words, int64, whose top 32 bits are well mixed: twice z ^= z >> 32; z *= MIXER.
+
+    It is degski's hash without its last step, z ^= z >> 32, which leaves the top bits as they are. Halves are swapped
+    instead of shifted, because integer shifts run on the AICPU of a 910C.
     """
-    key = 0
-    for number in (run_seed, step, prompt, sibling):
-        key = (key + number + _GOLDEN) & _MASK
-        key = ((key ^ key >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-        key = ((key ^ key >> 27) * 0x94D049BB133111EB) & _MASK
-        key ^= key >> 31
-    return key >> 1
+    for _ in range(2):
+        z = (z ^ _swap(z) & (1 << 32) - 1) * to_int64(MIXER)
+    return z
 
 
-def request_seeds(run_seed: int, step: int, first: int, count: int, siblings: int) -> list[int]:
-    """The seeds of rows first..first+count of a rollout's batch, in which `siblings` rows a prompt follow each other."""
-    return [request_seed(run_seed, step, *divmod(row, siblings)) for row in range(first, first + count)]
+def _start(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The state at which the stream of (key, position) starts: int64, the tensors' shape."""
+    return _mix(keys + positions.long() * to_int64(STRIDE))
 
 
-class PromptNumbers:
-    """Numbers the prompts of each rollout: 0, 1, ... in the order in which they are asked, -1, -2, ... in validation."""
-
-    def __init__(self) -> None:
-        self._step: int | None = None
-        self._asked = {False: 0, True: 0}
-
-    def __call__(self, step: int, count: int, validation: bool) -> list[int]:
-        """The numbers of `count` prompts that are asked next, in training step `step`."""
-        if step != self._step:
-            self._step, self._asked = step, {False: 0, True: 0}
-        first = self._asked[validation]
-        self._asked[validation] += count
-        return [-1 - i if validation else i for i in range(first, first + count)]
+def _start_array(keys: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`_start` on the host."""
+    z = keys.view(np.uint64) + positions.view(np.uint64) * np.uint64(STRIDE)
+    for _ in range(2):
+        z = (z ^ z >> np.uint64(32)) * np.uint64(MIXER)
+    return z.view(np.int64)
 
 
-def wants_seeds(engine_kwargs: Mapping[str, Any]) -> bool:
-    """Whether an engine with these arguments samples by seed, with speculation or (to compare with) without it."""
-    sam = speculative_config(engine_kwargs).get("sam") or {}
-    return "seeded" in (sam.get("verify"), (engine_kwargs.get("additional_config") or {}).get("sam_verify"))
+@functools.lru_cache(8)
+def _steps(length: int, device: torch.device) -> torch.Tensor:
+    """Multiples 1..length of GAMMA: int64 [length]."""
+    return torch.arange(1, length + 1, device=device) * to_int64(GAMMA)
 
 
-def row_seeds(rollout: Any, validate: bool, step: int, first: int, count: int) -> list[int | None]:
-    """The seeds of rows first..first+count of the batch of rollout number `step`; all None where none are wanted.
+def _words(start: torch.Tensor, length: int) -> torch.Tensor:
+    """Uniform 31-bit words, int32 [N, length]; word i of a row is a function of (start, i) alone.
 
-    rollout: verl's configuration of its rollouts; the rows of a prompt, n of them or val_kwargs.n, follow each other.
+    Each row hashes a counter that begins at `start`, as SplitMix64 does. Integer arithmetic modulo 2**64 on
+    little-endian words gives the same result on every device and in every batch.
     """
-    if not wants_seeds(rollout.engine_kwargs.get("vllm") or {}):
-        return [None] * count
-    return [*request_seeds(rollout.seed, step, first, count, rollout.val_kwargs.n if validate else rollout.n)]
+    states = start.unsqueeze(1) + _steps(length, start.device)
+    return _mix(states).unsqueeze(-1).view(torch.int32)[..., 1] & (1 << 31) - 1
+
+
+def _negated_exponentials(words: torch.Tensor) -> torch.Tensor:
+    """Minus standard exponential draws, float32, from 31-bit words: log(1 - u), u the middle of one of 2**31 intervals.
+
+    Finite and below zero. Small draws, which decide whether an improbable token wins, have all 31 bits; the factor
+    1 - 2**-24 keeps float32 from rounding the largest u to 1.
+    """
+    return words.float().add_(0.5).mul_(-(2.0**-31) * (1 - 2.0**-24)).log1p_()
+
+
+def _noise(start: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Minus exponential draws, float32 [N, blocks + BLOCK]: for the blocks, then for the tokens of a block."""
+    return _negated_exponentials(_words(start, -(-vocabulary // BLOCK) + BLOCK))
+
+
+@functools.lru_cache(64)
+def _arange(length: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(length, device=device)
+
+
+def _race(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The token of each row of `probs` float32 [N, V] that wins with its row of `noise`: int64 [N]."""
+    num_tokens, vocabulary = probs.shape
+    if vocabulary % BLOCK:
+        probs = F.pad(probs, (0, -vocabulary % BLOCK))
+    blocks = probs.unflatten(1, (-1, BLOCK))
+    block = (blocks.sum(2) / noise[:, :-BLOCK]).argmin(1)
+    members = blocks[_arange(num_tokens, probs.device), block]
+    return (members / noise[:, -BLOCK:]).argmin(1).add(block, alpha=BLOCK)
+
+
+def seeded_sample(probs: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Sample a token from each row of `probs` float32 [N, V] with noise of keys int64 [N], positions [N]: int64 [N].
+
+    An exponential race, argmax p / E, first between blocks of BLOCK tokens by the sum of their probabilities, then
+    between the tokens of the winning block. The token's distribution is `probs` to within 1e-7 in total variation, and
+    the vocabulary is read once. A token of probability 0 never wins. Since the noise is the same, distributions that
+    are close yield the same token with a probability of about one minus twice their distance.
+    """
+    return _race(probs, _noise(_start(keys, positions), probs.shape[1]))
+
+
+class Noise:
+    """Seeded noise of a step's requests, that of `seeded_sample`, in the place of an engine's generators.
+
+    Positions are indexes in the whole text, prompt and answer, so that the turns of a conversation, which are separate
+    requests with the same seed, do not share noise.
+
+    Args:
+        keys: int64 [B] on the host.
+        first: int64 [B] on the host, position of the first token that the step samples for each request.
+        num_draft_tokens: of each request; None: no drafts.
+        device: of the probabilities.
+    """
+
+    def __init__(
+        self,
+        keys: npt.ArrayLike,
+        first: npt.ArrayLike,
+        num_draft_tokens: Sequence[int] | None,
+        device: torch.device | str,
+    ) -> None:
+        self.keys, self.first = np.array(keys, np.int64), np.array(first, np.int64)
+        self.num_draft_tokens = num_draft_tokens
+        self.device = torch.device(device)
+
+    def sample(self, probs: torch.Tensor) -> torch.Tensor:
+        """Sample a token from each row of `probs` float32 [R, V]: int64 [R]."""
+        return _race(probs, _noise(to_device(self.starts(), self.device), probs.shape[1]))
+
+    def starts(self) -> npt.NDArray[np.int64]:
+        """The state at which each row's stream starts, computed on the host: int64 [R]."""
+        keys, positions = self.keys, self.first
+        if self.num_draft_tokens and any(self.num_draft_tokens):
+            rows = rows_of(tuple(self.num_draft_tokens), self.device)
+            keys, positions = keys[rows.owner_array], positions[rows.owner_array] + rows.column_array
+        return _start_array(keys, positions)
+
+
+def check_device(device: torch.device | str) -> None:
+    """Raise RuntimeError unless the device computes the noise as the CPU does. Synchronises.
+
+    Words must be equal and exponentials close, including small ones: log(1 + x) must not be 0 for x below 2**-24.
+    """
+    keys = torch.tensor([to_int64(STRIDE * i) for i in range(1, 65)])
+    positions = torch.arange(64, dtype=torch.int32)
+    starts = _start(keys.to(device), positions.to(device))
+    if not torch.equal(_words(starts, 64).cpu(), _words(_start(keys, positions), 64)):
+        raise RuntimeError(
+            f"64-bit integers on {device} do not wrap as those of the CPU do, so seeded verification would sample from "
+            "a wrong distribution there: use verify: rejection"
+        )
+    words = torch.tensor([0, 1, 2, 77, *(2**bit - 1 for bit in range(8, 32))], dtype=torch.int32)
+    exponentials = _negated_exponentials(words.to(device)).cpu()
+    if not torch.allclose(exponentials, _negated_exponentials(words), rtol=1e-4, atol=0):
+        raise RuntimeError(
+            f"log1p on {device} is not that of the CPU, so seeded verification would sample from a wrong distribution "
+            "there: use verify: rejection"
+        )

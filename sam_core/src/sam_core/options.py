@@ -3,45 +3,44 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from sam_core.corpus import describe
 
-INTERFACE = "0.1"
-"""major.minor of what the engine patches call; a patch set names the one it was written for."""
+INTERFACE = "0.2"
+"""major.minor of the functions that the engine patches call; each pin set's patches name the one they need."""
 
 RULES = ("oldest", "newest", "count", "suffix", "blend")
 SOURCES = ("request", "group", "history")
 SWITCHES = ("batch", "auto")
 VERIFY = ("rejection", "seeded")
 DEFAULT_K = 3
-"""Tokens a draft (article, section 1.3)."""
+"""Tokens per draft (article, section 1.3)."""
 MAX_K = 15
-"""Longest draft: attention kernels take at most 16 query tokens a request (vllm-ascend 0.23, decode_threshold)."""
+"""Maximum tokens per draft: attention kernels take 16 query tokens per request (vllm-ascend 0.23, decode_threshold)."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `speculative_config["sam"]` may hold, with defaults.
+    """Options in `speculative_config["sam"]`, with defaults.
 
-    rule: how a draft is chosen from what followed earlier: `oldest`, `newest`, `count`, `suffix` or `blend`.
+    rule: how a draft is chosen from earlier continuations: `oldest`, `newest`, `count`, `suffix` or `blend`.
     sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt),
-        `history` (answers to it that had ended before the running ones began; needs `group`).
+        `history` (answers to the prompt that ended before the running ones began; needs `group`).
     switch: `batch` drafts while at most `threshold` requests run in a step; `auto` gives each request of each step its
-        own number of tokens, by what steps cost and drafts are worth, both learned while it runs.
-    threshold: running requests, at least 1; `auto` does not ask for it.
-    memory_bytes: budget of all indexes of one engine.
-    verify: `rejection` (the engine's own way) or `seeded`: noise of a token depends only on the request's seed and the
-        token's position, so that the text is the same with and without drafts. Both sample the model's distribution.
-    min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1; with
-        0 before it comes to less than 2**-30.
+        own number of tokens, by what steps cost and drafts are worth, both learned at run time.
+    threshold: running requests, at least 1; `auto` ignores it.
+    memory_bytes: limit for all indexes of one engine.
+    verify: `rejection` (the engine's own method) or `seeded`: the noise of a token depends only on the request's seed
+        and the token's position, so that the text is the same with and without drafts. Both sample the model's
+        distribution.
+    min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1;
+        with 0 before it falls below 2**-30.
     corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
-    history: full path of a folder that outlives the engine: its history, and what switch `auto` learned, are saved there
-        and found again; None: they are gone when it ends. Needs source `history`.
+    history: full path of a folder that outlives the engine, where its history and what switch `auto` learned are saved
+        and restored; None: they are lost when the engine ends. Needs source `history`.
     """
 
     rule: str = "blend"
@@ -63,10 +62,14 @@ class Options:
         verify: Sequence[str] = VERIFY[:1],
         pipeline_ranks: int = 1,
     ) -> Options:
-        """Validate the engine's `num_speculative_tokens` and `sam` dict; raise ValueError with one sentence.
+        """Validate an engine's configuration; raise ValueError, one sentence, for a bad one.
 
-        `interface` and `verify`: what the engine's patches are written for, and the modes that they have;
-        `pipeline_ranks`: its pipeline_parallel_size.
+        Args:
+            k: `num_speculative_tokens`.
+            sam: `speculative_config["sam"]`, or None.
+            interface: INTERFACE that the engine's patches need.
+            verify: modes of verification that they have.
+            pipeline_ranks: the engine's pipeline_parallel_size.
         """
         if interface != INTERFACE:
             raise ValueError(
@@ -87,7 +90,7 @@ class Options:
         if isinstance(values.get("sources"), Sequence) and not isinstance(values["sources"], str):
             values["sources"] = tuple(values["sources"])
         options = cls(**values)
-        _one_of("verify", options.verify, tuple(verify))
+        check_choice("verify", options.verify, tuple(verify))
         if options.switch == "auto" and pipeline_ranks > 1:
             raise ValueError(
                 "switch 'auto' cannot time the steps of a pipeline, which overlap: use switch batch, "
@@ -96,16 +99,16 @@ class Options:
         return options
 
     def __post_init__(self) -> None:
-        _one_of("rule", self.rule, RULES)
-        _one_of("switch", self.switch, SWITCHES)
-        _one_of("verify", self.verify, VERIFY)
+        check_choice("rule", self.rule, RULES)
+        check_choice("switch", self.switch, SWITCHES)
+        check_choice("verify", self.verify, VERIFY)
         named = isinstance(self.sources, tuple) and all(isinstance(source, str) for source in self.sources)
         if not named or not self.sources or len(set(self.sources)) != len(self.sources):
             raise ValueError(
                 f"sources must be a list of different names out of {', '.join(SOURCES)}, got {self.sources!r}"
             )
         for source in self.sources:
-            _one_of("sources", source, SOURCES)
+            check_choice("sources", source, SOURCES)
         if "history" in self.sources and "group" not in self.sources:
             raise ValueError("sources has 'history' without 'group': add group, whose index holds the history")
         if not _is_int(self.threshold) or self.threshold < 1:
@@ -130,41 +133,6 @@ class Options:
                 raise ValueError("history names a folder, but sources lacks 'history': add it, or leave the folder out")
 
 
-def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An engine's `speculative_config`, which is a mapping or its JSON; empty where it is neither."""
-    speculative = engine_args.get("speculative_config")
-    if isinstance(speculative, str):
-        with contextlib.suppress(ValueError):
-            speculative = json.loads(speculative)
-    return speculative if isinstance(speculative, Mapping) else {}
-
-
-def replica_history(engine_args: dict[str, Any], replica: int) -> None:
-    """Give one of several engines with the same options a folder of its own in that of option `history`.
-
-    engine_args: of an engine, by name. Their `speculative_config` is replaced, not changed; what the engine will refuse
-        is left to it.
-    """
-    speculative = speculative_config(engine_args)
-    sam = speculative.get("sam")
-    folder = sam.get("history") if isinstance(sam, Mapping) else None
-    if isinstance(folder, str):
-        engine_args["speculative_config"] = {**speculative, "sam": {**sam, "history": f"{folder}/replica-{replica}"}}
-
-
-def sampling_mode(vllm_config: Any) -> str:
-    """How an engine of this vLLM configuration draws its tokens: `rejection` (its own way) or `seeded`.
-
-    The option `verify` of method sam; in a run without it, to compare with, `sam_verify` of the additional_config.
-    """
-    speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method == "sam":
-        return (speculative.sam or {}).get("verify", Options.verify)
-    mode = (vllm_config.additional_config or {}).get("sam_verify", Options.verify)
-    _one_of("additional_config.sam_verify", mode, VERIFY)
-    return mode
-
-
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -181,6 +149,7 @@ def _check_corpus(path: Any) -> None:
         ) from None
 
 
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError, one sentence, unless the value of option `name` is one of those allowed."""
     if value not in allowed:
         raise ValueError(f"{name} {value!r} is not available; this version has {', '.join(allowed)}")

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "tiktoken.model")
-"""Where a model's folder has its tokens; the first of these that it has."""
+"""Files with the tokens of a model's folder; the first that exists counts."""
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str | None:
-    """16 hexadecimal digits for the tokenizer of a model's folder, or for one of FILES; None where there is none.
+    """16 hexadecimal digits that identify the tokenizer of a model's folder, or of one of FILES; None if there is none.
 
-    Of tokenizer.json only the ids of the tokens count: it may have been written again by another version of its library.
-    A model's name that is no folder, as of one in a hub, has none. Raises ValueError, in one sentence, for a
-    tokenizer.json that is none, and OSError.
+    Of tokenizer.json only the tokens' ids count, since another version of its library may have rewritten it. A model's
+    name in a hub, which is no folder, has none. Raises ValueError, one sentence, for a malformed tokenizer.json, and
+    OSError.
     """
     path = Path(path)
     if path.is_dir():
@@ -35,7 +35,7 @@ def fingerprint(path: str | os.PathLike[str]) -> str | None:
 
 
 def _ids(content: Any) -> dict[str, int]:
-    """Tokens with their ids, of tokenizer.json or of the plain mapping in vocab.json."""
+    """Tokens and their ids, from tokenizer.json or from the plain mapping of vocab.json."""
     if not isinstance(content, dict):
         raise TypeError("it holds no mapping")
     if "model" not in content:

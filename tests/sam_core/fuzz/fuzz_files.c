@@ -188,7 +188,7 @@ static void try_pool(input *in) {
     } else {
         write_file("file", buffer, make_pool_file(in));
     }
-    if (!load(&p, form & 2 ? pool_least_bytes() + form * 64 : PLENTY, "file"))
+    if (!load(&p, form & 2 ? pool_min_bytes() + form * 64 : PLENTY, "file"))
         return;
     loaded++;
     use_groups(&p);

@@ -281,7 +281,7 @@ static void save_and_load(state *s, input *in) {
         s->count = 0;
         fail_at = -1;
     }
-    bool started = start_pool(to, small ? pool_least_bytes() + number : PLENTY, (rule_name)file.header.rule,
+    bool started = start_pool(to, small ? pool_min_bytes() + number : PLENTY, (rule_name)file.header.rule,
                               file.header.sources, byte & 8, 0.01f * (float)(byte / 16));
     CHECK(started || fail_at >= 0);
     if (started) {
@@ -356,7 +356,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     unsigned sources = choices[second % 8];
     CHECK(live_blocks == 0);
     s.count = s.tokens = s.drafted = 0;
-    CHECK(start_pool(&s.p, second & 16 ? pool_least_bytes() + limit : PLENTY, (rule_name)(first % 5), sources,
+    CHECK(start_pool(&s.p, second & 16 ? pool_min_bytes() + limit : PLENTY, (rule_name)(first % 5), sources,
                      second & 8, thresholds[first / 5 % 4]));
     if (first & 128) // automata are fed a few tokens at a time
         s.p.slice = s.p.off_slice = 1 + second / 64 * 20;

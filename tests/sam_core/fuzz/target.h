@@ -133,7 +133,7 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
             int32_t at = (int32_t)(i - row * width);
             CHECK(out[i] >= 0 && (!damaged_corpus || out[i] < 8 || (uint32_t)out[i] <= p->corpus.largest));
             CHECK(!tree || (parents[i] >= -1 && parents[i] < at));
-            CHECK(!scored || (scores[i] >= p->least && scores[i] <= 1));
+            CHECK(!scored || (scores[i] >= p->min_prob && scores[i] <= 1));
             CHECK(!scored || (sources[i] >= 0 && sources[i] < RULE_SOURCES && matches[i] >= 0));
             CHECK(!p->vocab_size || (uint32_t)out[i] < p->vocab_size);
             for (size_t j = row * width; tree && !damaged_corpus && j < i; j++)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routing of rollout requests for verl: the answers to one prompt go to one replica, where they share a group index.
+"""A router for verl: the answers to one prompt go to one replica, where they share a group index.
 
-verl's own balancer is sticky on a request id that is fresh for every sample, which spreads the siblings of a prompt. Used
-through `actor_rollout_ref.rollout.router_config_path`, see router.yaml.
+verl's own balancer is sticky on the request id, which is new for every sample, and so separates the answers to a
+prompt. `actor_rollout_ref.rollout.router_config_path` names router.yaml, which names the class.
 """
 
 import json
@@ -10,30 +10,31 @@ import logging
 import os
 from pathlib import Path
 
-from sam_core.files import write_json
-from sam_core.history import Seldom
-from sam_core.routing import PromptRoutes
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+from sam_core.engines.verl.routing import PromptRoutes
+from sam_core.files import write_json
+from sam_core.history import SaveTimer
 
 logger = logging.getLogger(__name__)
 
 
 class PromptRouter(GlobalRequestLoadBalancer):
-    """verl's balancer, its choice made by PromptRoutes.
+    """verl's balancer, in which PromptRoutes chooses the replica.
 
-    Where the environment names a file as SAM_ROUTES, a run that is started again sends prompts to the replicas that have
-    their history, by the order in which verl lists the replicas.
+    If the environment variable SAM_ROUTES names a file, a restarted run sends prompts to the replicas that have their
+    history. Replicas are identified by the order in which verl lists them.
     """
 
     def __init__(self, servers, config=None):
         super().__init__(servers)
         self._routes = PromptRoutes()
         self._replicas = list(servers)
-        self._seldom = Seldom()
+        self._save_timer = SaveTimer()
         self._file = Path(os.environ["SAM_ROUTES"]) if os.environ.get("SAM_ROUTES") else None
-        self._recall()
+        self._restore()
 
-    def _recall(self):
+    def _restore(self):
         try:
             if self._file and self._replicas:
                 self._routes.return_home(json.loads(self._file.read_text()), self._replicas)
@@ -47,7 +48,7 @@ class PromptRouter(GlobalRequestLoadBalancer):
         first = not self._replicas
         self._replicas += [server for server in servers if server not in self._replicas]
         if first:
-            self._recall()
+            self._restore()
 
     def require_acquire_fields(self):
         return ["prompt_ids"]
@@ -65,9 +66,9 @@ class PromptRouter(GlobalRequestLoadBalancer):
     def release_server(self, server_id, request_id=None):
         super().release_server(server_id, request_id)
         self._routes.ended(request_id)
-        if self._file and self._replicas and not self.get_total_inflight() and self._seldom.due:
+        if self._file and self._replicas and not self.get_total_inflight() and self._save_timer.due:
             try:
-                self._seldom.did(self._save)
+                self._save_timer.run(self._save)
             except OSError as e:
                 logger.warning("routes were not saved: %s", e)
 

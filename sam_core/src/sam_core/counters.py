@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of a proposer, and their names."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+EXCLUSION_REASONS = ("penalties", "min_p", "min_tokens", "logit_bias", "bad_words", "allowed_token_ids")
+"""Why an engine may exclude a request from drafting: what else changes the logits that verification samples from."""
+LEVELS = ("requests", "bytes_used")
+"""Counters of SamProposer.stats() that hold a current value, not a sum since the start."""
+POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+"""Positions in an answer at which the bins of Positions begin; each ends where the next one begins."""
+
+
+class Positions:
+    """Steps of requests that had a draft, and the tokens they gained in them, by their position in the answer.
+
+    Tokens per step are the mean acceptance length at that position, the token that the model adds included. A draft
+    that the engine dropped, for instance because it preempted the request, counts as one with no accepted token.
+    """
+
+    MAX_PENDING = 256
+    """Steps that are counted together, since one count costs as much for many steps as for one."""
+
+    def __init__(self) -> None:
+        self._steps, self._tokens = np.zeros((2, len(POSITIONS)), np.int64)
+        self._pending: list[tuple[npt.ArrayLike, npt.ArrayLike]] = []
+
+    def add(self, positions: npt.ArrayLike, tokens: npt.ArrayLike) -> None:
+        """Requests that had a draft behind `positions` [N] tokens of their answers gained `tokens` [N] in a step."""
+        self._pending.append((positions, tokens))
+        if len(self._pending) >= self.MAX_PENDING:
+            self._count()
+
+    def _count(self) -> None:
+        if self._pending:
+            positions, tokens = map(np.concatenate, zip(*self._pending, strict=True))
+            self._pending = []
+            bins = np.searchsorted(POSITIONS, positions, side="right") - 1
+            self._steps += np.bincount(bins, minlength=len(POSITIONS))
+            self._tokens += np.bincount(bins, tokens, len(POSITIONS)).astype(np.int64)
+
+    def counts(self) -> dict[str, int]:
+        """steps_from_<position> and tokens_from_<position> for each of POSITIONS."""
+        self._count()
+        return {
+            **{f"steps_from_{at}": n for at, n in zip(POSITIONS, self._steps.tolist(), strict=True)},
+            **{f"tokens_from_{at}": n for at, n in zip(POSITIONS, self._tokens.tolist(), strict=True)},
+        }

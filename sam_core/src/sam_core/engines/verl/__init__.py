@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For verl: seeds of requests, routing, metrics of a training step, a CPU platform."""
+
+from pathlib import Path
+
+ROUTER_CONFIG = Path(__file__).parent / "router.yaml"
+"""Value of verl's `actor_rollout_ref.rollout.router_config_path` for PromptRouter."""

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What verl logs of its rollouts: metrics of a training step, and on request every answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sam_core.counters import LEVELS, POSITIONS
+from sam_core.engines.vllm.step_log import CPU, ENV_LOG, SUMS
+
+logger = logging.getLogger(__name__)
+
+ENV_ANSWERS = "SAM_ANSWER_LOG"
+"""1: every answer of a seeded rollout goes to `answers-<process>.jsonl` in ENV_LOG's folder; meant for small runs."""
+META = "sam_rollout/"
+"""Rollouts report in a batch's meta_info under META + replica + "/" + number of the rollout."""
+
+
+def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of one training step for the trainer's log: `rollout/spec/<name>`.
+
+    Counts are sums over replicas; seconds and index sizes are the largest of any replica. Without speculation `drafted`
+    and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and no draft
+    was verified.
+
+    Args:
+        replicas: what StepLog.take returned on each replica.
+    """
+    rows = list(replicas)
+
+    def total(name: str) -> float:
+        return sum(row.get(name, 0) for row in rows)
+
+    def largest(name: str) -> float:
+        return max((row.get(name, 0) for row in rows), default=0)
+
+    out = {name: total(name) for name in SUMS if not name.endswith("_s")}
+    out |= {name: largest(name) for name in SUMS if name.endswith("_s")}
+    if any(CPU in row for row in rows):
+        out[CPU] = total(CPU)
+    out["tokens_per_step"] = out["tokens"] / max(out["request_steps"], 1)
+    if any("sam_steps" in row for row in rows):
+        steps = max(total("sam_steps"), 1)
+        out["padding"], out["padding_accepted"] = total("sam_padding"), total("sam_padding_accepted")
+        drafted, accepted = out["drafted"] - out["padding"], out["accepted"] - out["padding_accepted"]
+        out["acceptance_rate"] = accepted / max(drafted, 1)
+        out["switch_on_share"] = total("sam_steps_on") / steps
+        out["switch_transitions"] = total("sam_transitions")
+        out["draft_ms"] = 1e3 * total("sam_draft_s") / steps
+        out["proposed"] = total("sam_proposed")
+        labelled = ("sam_proposed_", "sam_accepted_", "sam_excluded_")
+        for name in sorted({name for row in rows for name in row if name.startswith(labelled)}):
+            out[name.removeprefix("sam_")] = total(name)
+        for at in POSITIONS:
+            if steps_from := total(f"sam_steps_from_{at}"):
+                out[f"steps_from_{at}"] = steps_from
+                out[f"tokens_from_{at}"] = total(f"sam_tokens_from_{at}")
+        out["index_bytes"] = largest("sam_bytes_used")
+        for name in ("exhausted", "evicted_groups", "evicted_history"):
+            out[name] = total(f"sam_{name}")
+        if not out["drafted"]:
+            logger.warning(
+                "speculation was asked for, but no draft was verified in this training step: %d tokens were proposed, and "
+                "drafting was on in %d of %d engine steps; lower the running requests or raise speculative_config.sam."
+                "threshold if it was never on, else see why the engine excludes these requests",
+                out["proposed"],
+                total("sam_steps_on"),
+                total("sam_steps"),
+            )
+    return {f"rollout/spec/{name}": value for name, value in out.items()}
+
+
+def rollout_meta(replica: int, rollout: int, taken: Mapping[str, float]) -> dict[str, Mapping[str, float]]:
+    """An entry for a batch's meta_info that carries what StepLog.take returned after a replica's rollout.
+
+    Its key is unique to the replica and the rollout, so that batches of several merge without conflict.
+    """
+    return {f"{META}{replica}/{rollout}": taken}
+
+
+def rollout_metrics(meta_info: Mapping[str, Any]) -> dict[str, float]:
+    """step_metrics of the rollouts that a training batch consists of; empty if none reported.
+
+    A replica's counts and seconds are summed over its rollouts; its index sizes are those after the last.
+    """
+    replicas: dict[str, dict[str, float]] = {}
+    for key, taken in meta_info.items():
+        if key.startswith(META):
+            sums = replicas.setdefault(key.split("/")[1], {})
+            for name, value in taken.items():
+                sums[name] = value if name.removeprefix("sam_") in LEVELS else sums.get(name, 0) + value
+    return step_metrics(replicas.values()) if replicas else {}
+
+
+def log_answer(
+    place: tuple[int, int, int], prompt: Sequence[int], tokens: Sequence[int], log_probs: Sequence[float] | None
+) -> None:
+    """Append a row to this process's log of answers, if ENV_ANSWERS asks for one.
+
+    A row holds the three numbers of `place`, a hash of the prompt's token ids, the answer's token ids and their
+    log-probabilities, or null.
+
+    Args:
+        place: training step, number of the prompt in the step, number of the answer to the prompt.
+        prompt: token ids.
+        tokens: token ids of the answer.
+        log_probs: one for each of `tokens`, or None.
+    """
+    folder = os.environ.get(ENV_LOG)
+    if not folder or os.environ.get(ENV_ANSWERS) != "1":
+        return
+    prompt_hash = hashlib.blake2b(json.dumps(list(prompt)).encode(), digest_size=8).hexdigest()
+    row = [*place, prompt_hash, list(tokens), log_probs and [round(value, 7) for value in log_probs]]
+    path = os.path.join(folder, f"answers-{os.getpid()}.jsonl")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(path, "a") as f:
+            f.write(json.dumps(row, separators=(",", ":")) + "\n")
+    except OSError as e:  # a full disk must not end a training run
+        logger.warning("%s lacks an answer: %s", path, e.strerror)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of several engines serves a request, so that the answers to a prompt share indexes and load stays balanced."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+Server = TypeVar("Server")
+
+
+class PromptRoutes:
+    """Sticky on the prompt, with bounded imbalance.
+
+    A request goes to the server that runs other answers to its prompt. A prompt without running answers returns to its
+    last server, whose history has it, unless that server has the answers to SLACK prompts more in flight than the least
+    loaded one: then it moves there, where new prompts go as well. So routing makes servers differ by little more than
+    the answers to SLACK prompts; the rest is due to the lengths of answers. A prompt with more than SLACK * MAX_GROUP
+    answers in flight is spread. A later turn of a conversation stays with the first.
+    """
+
+    SLACK = 2
+    """Prompts' worth of answers by which a server may exceed the least loaded one."""
+    MAX_GROUP = 32
+    """Answers to a prompt that are never separated, and the most that count as one prompt's."""
+    MAX_REMEMBERED = 100_000
+    """Prompts and requests that are remembered, the latest ones."""
+
+    def __init__(self) -> None:
+        self._homes: OrderedDict[int, Any] = OrderedDict()
+        self._requests: OrderedDict[str, tuple[int, Any]] = OrderedDict()
+        self._running: dict[int, int] = {}
+
+    def choose(self, request_id: str, prompt_ids: Sequence[int], in_flight: Mapping[Server, int]) -> Server:
+        """The server for a new request; `in_flight` counts the requests of each server, in order of preference."""
+        prompt, server = self._requests.pop(request_id, (None, None))
+        if prompt is None or server not in in_flight:
+            prompt = hash(tuple(prompt_ids))
+            server = self._homes.pop(prompt, None)
+            least_loaded = min(in_flight, key=in_flight.__getitem__)
+            largest = max(self._running.values(), default=1)
+            if server not in in_flight or (
+                self._running.get(prompt, 0) % self.MAX_GROUP == 0
+                and in_flight[server] - in_flight[least_loaded] >= self.SLACK * min(largest, self.MAX_GROUP)
+            ):
+                server = least_loaded
+            _remember(self._homes, prompt, server, self.MAX_REMEMBERED)
+        _remember(self._requests, request_id, (prompt, server), self.MAX_REMEMBERED)
+        self._running[prompt] = self._running.get(prompt, 0) + 1
+        return server
+
+    def homes(self, servers: Sequence[Server]) -> list[list[int]]:
+        """Pairs [prompt's hash, index in `servers`] of each prompt and its last server; `return_home` reads them."""
+        index = {server: i for i, server in enumerate(servers)}
+        return [[prompt, index[server]] for prompt, server in self._homes.items() if server in index]
+
+    def return_home(self, homes: Sequence[Sequence[int]], servers: Sequence[Server]) -> None:
+        """Restore what `homes` returned in an earlier process, except for servers that no longer exist."""
+        for prompt, i in homes:
+            if 0 <= i < len(servers):
+                _remember(self._homes, prompt, servers[i], self.MAX_REMEMBERED)
+
+    def ended(self, request_id: str) -> None:
+        """A request has finished or failed; unknown ones are ignored."""
+        prompt, _ = self._requests.get(request_id, (None, None))
+        if prompt in self._running:
+            self._running[prompt] -= 1
+            if not self._running[prompt]:
+                del self._running[prompt]
+
+
+def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any, max_entries: int) -> None:
+    memory[key] = value
+    if len(memory) > max_entries:
+        memory.popitem(last=False)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling as vLLM's runners ask for it, by their SamplingMetadata and the states of their requests.
+
+Shapes: B requests, N draft tokens, R = N + B rows of logits, V tokens, K the longest draft: see `sam_core.verify`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sam_core.engines.vllm.config import sampling_mode
+from sam_core.noise import Noise, check_device
+from sam_core.seeds import request_key
+from sam_core.verify import draw, keep_equal, per_row, rejection_sample, rows_of
+
+
+def changes_logits(sampling_metadata: Any) -> bool:
+    """Whether a step's SamplingMetadata changes logits before temperature: by penalties, bad words and the like."""
+    thinking = getattr(sampling_metadata, "thinking_budget_state_holder", None)
+    return bool(
+        not sampling_metadata.no_penalties
+        or sampling_metadata.allowed_token_ids_mask is not None
+        or sampling_metadata.bad_words_token_ids
+        or any(
+            _active(processor, "min_toks", "biases") for processor in sampling_metadata.logitsprocs.non_argmax_invariant
+        )
+        or (thinking is not None and thinking.has_tracked_requests())
+    )
+
+
+def _active(processor: Any, *names: str) -> bool:
+    """Whether a logits processor has work, according to its attributes `names`; True if it has none of them."""
+    work = [getattr(processor, name) for name in names if hasattr(processor, name)]
+    return any(work) or not work
+
+
+GREEDY_TEMPERATURE = 1e-5
+"""Requests with a lower temperature are greedy, as in vLLM."""
+
+
+def verify_step(
+    logits: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: Sequence[int],
+    sampling_metadata: Any,
+    apply_top_k_top_p: Callable[..., torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample and verify all rows of a step as its SamplingMetadata says.
+
+    Args:
+        logits: float32 [R, V], changed in place.
+        draft_token_ids: [N].
+        num_draft_tokens: of each request.
+        sampling_metadata: a vLLM SamplingMetadata; if its `generators` is a Noise, sampling is seeded.
+        apply_top_k_top_p: the engine's function of logits, k and p.
+
+    Returns:
+        Tokens int32 [B, K + 1], PLACEHOLDER after a request's last one, and the logits that they were sampled from.
+    """
+    metadata = sampling_metadata
+    best = None if metadata.all_random else logits.argmax(1)
+    if metadata.all_greedy:
+        return keep_equal(best, draft_token_ids, num_draft_tokens), logits
+    temperature, top_k, top_p = (
+        values if values is None else per_row(values, num_draft_tokens)
+        for values in (metadata.temperature, metadata.top_k, metadata.top_p)
+    )
+    if best is not None:
+        temperature = torch.where(temperature < GREEDY_TEMPERATURE, 1.0, temperature)
+    logits.div_(temperature.unsqueeze(1))
+    for processor in metadata.logitsprocs.argmax_invariant:
+        if _active(processor, "min_p_count"):
+            last = rows_of(tuple(num_draft_tokens), logits.device).last
+            logits.index_copy_(0, last, processor.apply(logits.index_select(0, last)))
+    logits = apply_top_k_top_p(logits, top_k, top_p)
+    probs = logits.softmax(dim=-1, dtype=torch.float32)
+    is_greedy = None if best is None else metadata.temperature < GREEDY_TEMPERATURE
+    if isinstance(metadata.generators, Noise):
+        sampled = metadata.generators.sample(probs)
+        if is_greedy is not None:
+            sampled = torch.where(per_row(is_greedy, num_draft_tokens), best, sampled)
+        return keep_equal(sampled, draft_token_ids, num_draft_tokens), logits
+    draws = draw(num_draft_tokens, metadata.generators, probs.shape[1], probs.device)
+    return rejection_sample(probs, draft_token_ids, num_draft_tokens, draws, is_greedy, best), logits
+
+
+MAX_CACHED_KEYS = 16_384
+"""Keys that RequestNoise caches: more than requests that run at once."""
+
+
+class RequestNoise:
+    """Creates the Noise of each step.
+
+    A request's key comes from the seed in its sampling parameters, or without one from a hash of the engine's seed and
+    the request's id, which is the same on every rank.
+    """
+
+    def __init__(self, engine_seed: int, device: torch.device) -> None:
+        check_device(device)
+        self.engine_seed = engine_seed
+        self.device = device
+        self._cached_key = functools.lru_cache(MAX_CACHED_KEYS)(self.key)
+
+    def __call__(
+        self, req_ids: Sequence[str], requests: Mapping[str, Any], num_draft_tokens: Sequence[int] | None
+    ) -> Noise:
+        """Noise for these requests; `requests` maps each to its sampling_params and num_tokens, prompt and answer."""
+        states = [requests[req_id] for req_id in req_ids]
+        keys = list(map(self._cached_key, req_ids, (state.sampling_params.seed for state in states)))
+        return Noise(keys, [state.num_tokens for state in states], num_draft_tokens, self.device)
+
+    def key(self, req_id: str, seed: int | None) -> int:
+        """The key of one request."""
+        if seed is None:
+            text = f"{self.engine_seed} {req_id}".encode()
+            seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+        return request_key(seed)
+
+
+def request_noise(vllm_config: Any, device: torch.device) -> RequestNoise | None:
+    """The RequestNoise of an engine with this VllmConfig; None if it does not sample by seed."""
+    if sampling_mode(vllm_config) != "seeded":
+        return None
+    return RequestNoise(vllm_config.model_config.seed, device)

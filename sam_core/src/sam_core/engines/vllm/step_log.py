@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engine steps as vLLM's front end sees them, with or without speculation, and their sums."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sam_core.counters import LEVELS
+
+try:
+    import psutil  # every engine's environment has it
+except ImportError:
+    psutil = None
+
+logger = logging.getLogger(__name__)
+
+ENV_THRESHOLD = "SAM_TAIL_THRESHOLD"
+"""Running requests up to which a step counts as the tail of a rollout; default 8."""
+ENV_LOG = "SAM_STEP_LOG"
+"""Folder that receives `engine-<replica>.jsonl`, one row per engine step; unset: not written."""
+
+MAX_ROWS = 65_536
+"""Rows that are kept in memory until `take`; more are written at once."""
+SUMS = ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
+CPU = "cpu_s"
+"""CPU seconds of the front end and of the processes that it started, while requests ran."""
+
+
+def process_tree() -> list[Any]:
+    """This process and all its descendants: an engine's core and workers on this host."""
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+def cpu_seconds(processes: Iterable[Any]) -> float:
+    """CPU seconds, user and system, that psutil's processes have used so far; one that has ended counts nothing."""
+    total = 0.0
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total
+
+
+class StepLog:
+    """A stat logger of vLLM: `record` is called once per engine step, with and without speculation.
+
+    It has the methods of vLLM's StatLoggerBase (v1/metrics/loggers.py) and is its own factory, so that it can be passed
+    as `stat_loggers=[step_log]`.
+
+    A step's seconds are the time since the previous step; a step after idleness has none. Its running requests are
+    those that got a token in it, so tokens / request_steps is 1 without speculation.
+
+    cpu_s is read only at the ends of each span of busy steps, so a step costs nothing more for it. It includes waiting
+    where the engine's processes poll for each other, as vLLM's do.
+    """
+
+    def __init__(self, replica: int = 0) -> None:
+        self.replica = replica
+        self.threshold = int(os.environ.get(ENV_THRESHOLD, "8"))
+        folder = os.environ.get(ENV_LOG)
+        self.path = os.path.join(folder, f"engine-{replica}.jsonl") if folder else None
+        self._last: dict[int, float | None] = {}
+        self._processes: list[Any] | None = None
+        self._cpu_before: float | None = None
+        self._rows: list[list[float]] = []
+        self._sums: dict[str, float] = self._zero()
+        self._drafter: dict[str, float] = {}
+
+    def __call__(self, vllm_config: Any, engine_index: int = 0) -> StepLog:
+        return self
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int | None = None
+    ) -> None:
+        """Count one engine step. vLLM 0.11 has no `mm_cache_stats` and passes the engine's index in its place."""
+        if scheduler_stats is None:
+            return
+        if engine_idx is None:
+            engine_idx = mm_cache_stats if isinstance(mm_cache_stats, int) else 0
+        now = time.monotonic()
+        last = self._last.get(engine_idx)
+        seconds = now - last if last is not None else 0.0
+        idle = not (scheduler_stats.num_running_reqs or scheduler_stats.num_waiting_reqs)
+        self._last[engine_idx] = None if idle else now
+        if (self._cpu_before is None) is not all(time is None for time in self._last.values()):
+            self._count_cpu(busy=self._cpu_before is None)
+        running = tokens = drafted = accepted = 0
+        if iteration_stats is not None:
+            running = len(iteration_stats.time_to_first_tokens_iter) + len(iteration_stats.inter_token_latencies_iter)
+            tokens = iteration_stats.num_generation_tokens
+        if (spec := scheduler_stats.spec_decoding_stats) is not None:
+            drafted, accepted = spec.num_draft_tokens, spec.num_accepted_tokens
+        tail = 0 < running <= self.threshold
+        for name, value in zip(
+            SUMS,
+            (running > 0, running, tokens, drafted, accepted, seconds, seconds * tail, tokens * tail),
+            strict=True,
+        ):
+            self._sums[name] += value
+        if self.path:
+            start = round(time.time() - seconds, 6)
+            self._rows.append([start, round(seconds, 6), running, tokens, drafted, accepted])
+            if len(self._rows) >= MAX_ROWS:
+                self._write()
+
+    def log(self) -> None: ...
+
+    def log_engine_initialized(self) -> None: ...
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None: ...
+
+    def take(self, drafter: Mapping[str, float] | None, write: bool = True) -> dict[str, float]:
+        """Sums since the last call, those of the drafter with the prefix `sam_`.
+
+        Args:
+            drafter: SamProposer.stats() now; None: no speculation.
+            write: False drops the rows: for steps that belong to no rollout, such as validation.
+        """
+        busy = self._cpu_before is not None
+        if busy:
+            self._count_cpu(busy=False)
+        self._processes = None  # workers come and go between rollouts
+        if busy:
+            self._count_cpu(busy=True)
+        sums, self._sums = self._sums, self._zero()
+        if drafter is not None:
+            before, self._drafter = self._drafter, dict(drafter)
+            sums |= {f"sam_{n}": v if n in LEVELS else v - before.get(n, 0) for n, v in drafter.items()}
+        if write:
+            self._write()
+        self._rows = []
+        return sums
+
+    @staticmethod
+    def _zero() -> dict[str, float]:
+        return dict.fromkeys(SUMS if psutil is None else (*SUMS, CPU), 0)
+
+    def _count_cpu(self, busy: bool) -> None:
+        """End the current span of busy steps, if there is one, and begin the next if the engine is `busy`."""
+        if psutil is None:
+            return
+        if self._processes is None:
+            self._processes = process_tree()
+        now = cpu_seconds(self._processes)
+        if self._cpu_before is not None:
+            self._sums[CPU] += max(now - self._cpu_before, 0.0)
+        self._cpu_before = now if busy else None
+
+    def _write(self) -> None:
+        if self.path and self._rows:
+            try:
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+                with open(self.path, "a") as f:
+                    f.writelines(json.dumps(row) + "\n" for row in self._rows)
+            except OSError as e:  # a full disk must not end a training run
+                logger.warning("%s is not written any more: %s", self.path, e.strerror)
+                self.path = None
+            self._rows = []

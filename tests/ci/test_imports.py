@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports point downwards only: recipes and the lab use sam_core's public names, sam_core's core knows no engine."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"sam_core": ROOT / "sam_core" / "src" / "sam_core", "sam_lab": ROOT / "sam_lab", "llm_rl": ROOT / "llm_rl"}
+ENGINES = re.compile(r"(?<![a-z])(vllm|verl|ray)(?![a-z])", re.IGNORECASE)
+MAY_IMPORT = {"sam_core": {"sam_core"}, "sam_lab": {"sam_lab", "sam_core", "llm_rl"}, "llm_rl": {"llm_rl", "sam_core"}}
+"""Packages of this repository that each of them imports."""
+
+
+def name(root, path):
+    """The dotted name of a module's file below the folder that holds its package."""
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(tree, module, is_package):
+    """(line, dotted name, local name or None) of every module or object that a file imports, wherever it does."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, alias.asname or alias.name.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom):
+            parent = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            source = ".".join(filter(None, (parent, node.module)))
+            for alias in node.names:
+                yield node.lineno, f"{source}.{alias.name}", alias.asname or alias.name
+
+
+def strings(tree):
+    """(line, text) of names and string constants that are no docstrings."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.lineno, node.value
+        for text in (getattr(node, field, None) for field in ("id", "attr", "arg", "name")):
+            if isinstance(text, str):
+                yield node.lineno, text
+
+
+def dotted(node):
+    """["a", "b", "c"] of an expression a.b.c, else None."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else None
+
+
+def violations(source, module, is_package=False):
+    """One sentence for each import or name that a file of this module must not hold."""
+    tree = ast.parse(source)
+    top = module.partition(".")[0]
+    engines = module == "sam_core.engines" or module.startswith("sam_core.engines.")
+    own = {}
+    for line, target, local in imports(tree, module, is_package):
+        package = target.partition(".")[0]
+        if package in PACKAGES:
+            if package not in MAY_IMPORT[top]:
+                yield f"{module}:{line} imports {target}, which lies above it"
+            if package != top:
+                own[local] = target
+                if any(part.startswith("_") for part in target.split(".")):
+                    yield f"{module}:{line} imports {target}, a private name of {package}"
+        if top == "sam_core" and not engines and (ENGINES.match(package) or target.startswith("sam_core.engines")):
+            yield f"{module}:{line} imports {target}: only sam_core.engines knows engines"
+        if module.startswith("sam_core.engines.vllm") and target.startswith("sam_core.engines.verl"):
+            yield f"{module}:{line} imports {target}, which lies above it"
+    for node in ast.walk(tree):
+        path = dotted(node)
+        if path and path[0] in own and any(re.match(r"_(?!_)", part) for part in path[1:]):
+            yield f"{module}:{node.lineno} uses {'.'.join(path)}, a private name of {own[path[0]]}"
+    if top == "sam_core" and not engines:
+        for line, text in strings(tree):
+            if match := ENGINES.search(text):
+                yield f"{module}:{line} names {match[0]}: only sam_core.engines knows engines"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_downwards(package):
+    folder = PACKAGES[package]
+    assert any(folder.rglob("*.py")) or package == "sam_lab"
+    broken = [
+        violation
+        for path in sorted(folder.rglob("*.py"))
+        for violation in violations(path.read_text(), name(folder.parent, path), path.name == "__init__.py")
+    ]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sam_core.proposer", "import vllm_ascend.platform"),
+        ("sam_core.proposer", "def f():\n    from verl.utils import x"),
+        ("sam_core.proposer", "import sam_core.engines.vllm.config"),
+        ("sam_core.proposer", "from sam_core import engines"),
+        ("sam_core.proposer", "from .engines.vllm import config"),
+        ("sam_core.proposer", "from sam_lab import replay"),
+        ("sam_core.engines.verl.seeds", "import llm_rl.config"),
+        ("sam_core.engines.vllm.config", "from sam_core.engines.verl import seeds"),
+        ("sam_core.options", 'find_spec("vllm")'),
+        ("sam_core.options", "def read(vllm_config): ..."),
+        ("llm_rl.launch", "from sam_lab.plan import command"),
+        ("llm_rl.launch", "from sam_core.switch import _bin"),
+        ("sam_lab.replay", "import sam_core._sam"),
+        ("sam_lab.replay", "from sam_core import replay\nreplay._positive('1')"),
+        ("sam_lab.replay", "import sam_core.cost as c\nc.StepCost._fit = None"),
+    ],
+)
+def test_a_broken_import_is_found(module, source):
+    assert list(violations(source, module))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("sam_core.proposer", '"""As vllm-ascend does."""\nfrom sam_core import Pool\nLIMIT = 15\n"""verl\'s."""'),
+        ("sam_core._sam_helper", "from sam_core._sam import Pool"),
+        ("sam_core.engines.verl.router", "from verl.workers.rollout.router import GlobalRequestLoadBalancer"),
+        ("sam_lab.replay", "import sam_core\nsam_core.__version__\nimport llm_rl.layout"),
+    ],
+)
+def test_a_sound_import_is_not(module, source):
+    assert not list(violations(source, module))

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from sam_core.engines.vllm import step_log
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(step_log.time, "time", lambda: now[0])
+    monkeypatch.setattr(step_log.time, "monotonic", lambda: now[0] - 40)
+    return now
+
+
+def record(log, running, tokens, drafted=None, accepted=0, left=1):
+    spec = None if drafted is None else SimpleNamespace(num_draft_tokens=drafted, num_accepted_tokens=accepted)
+    scheduler = SimpleNamespace(num_running_reqs=left, num_waiting_reqs=0, spec_decoding_stats=spec)
+    iteration = SimpleNamespace(
+        time_to_first_tokens_iter=[], inter_token_latencies_iter=[0.0] * running, num_generation_tokens=tokens
+    )
+    log.record(scheduler, iteration)
+
+
+def test_sums_tail_and_idleness(clock, monkeypatch):
+    monkeypatch.setenv(step_log.ENV_THRESHOLD, "2")
+    log = step_log.StepLog()
+    for seconds, running, tokens, left in [(1, 3, 3, 3), (2, 3, 3, 2), (4, 2, 5, 1), (8, 1, 2, 0), (50, 1, 1, 1)]:
+        clock[0] += seconds
+        record(log, running, tokens, drafted=4, accepted=tokens - running, left=left)
+    assert {name: n for name, n in log.take(None).items() if name != step_log.CPU} == {
+        "decode_steps": 5,
+        "request_steps": 10,
+        "tokens": 14,
+        "drafted": 20,
+        "accepted": 4,
+        "busy_s": 14,  # the first step and the one after idleness have no start
+        "tail_s": 12,
+        "tail_tokens": 8,
+    }
+    assert set(log.take(None).values()) == {0}
+
+
+def test_drafter_counters_are_differences_and_its_levels_are_not():
+    log = step_log.StepLog()
+    before = {"steps": 5, "steps_on": 1, "draft_s": 0.5, "requests": 3, "bytes_used": 100}
+    after = {"steps": 9, "steps_on": 4, "draft_s": 0.7, "requests": 1, "bytes_used": 70}
+    log.take(before)
+    taken = log.take(after)
+    assert (taken["sam_steps"], taken["sam_steps_on"], taken["sam_requests"], taken["sam_bytes_used"]) == (4, 3, 1, 70)
+    assert taken["sam_draft_s"] == pytest.approx(0.2)
+
+
+def test_rows_are_written_when_taken(clock, monkeypatch, tmp_path):
+    monkeypatch.setenv(step_log.ENV_LOG, str(tmp_path / "run"))
+    log = step_log.StepLog(replica=3)
+    record(log, 2, 2)
+    clock[0] += 0.25
+    record(log, 2, 3, drafted=6, accepted=1)
+    log.take(None)
+    record(log, 1, 1)
+    log.take(None)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "engine-3.jsonl").read_text().splitlines()]
+    assert rows[1] == [100.0, 0.25, 2, 3, 6, 1]
+    assert len(rows) == 3
+
+
+class Process:
+    """One of psutil's, whose CPU time is the clock's, so many times."""
+
+    def __init__(self, clock, times):
+        self.clock, self.times = clock, times
+
+    def cpu_times(self):
+        return SimpleNamespace(user=self.times * self.clock[0], system=0.0)
+
+
+def test_cpu_seconds_are_those_of_busy_spans(clock, monkeypatch):
+    """10 s of idleness count nothing; the tree is looked up anew after each take, in the middle of a span as well."""
+    trees = [[Process(clock, 2)], [Process(clock, 2), Process(clock, 1)]]
+    monkeypatch.setattr(step_log, "psutil", SimpleNamespace(Error=KeyError))
+    monkeypatch.setattr(step_log, "process_tree", lambda: trees.pop(0))
+    log = step_log.StepLog()
+    for seconds, running in [(5, 2), (1, 2), (1, 0), (10, 0), (10, 1), (1, 1)]:
+        clock[0] += seconds
+        record(log, running, running, left=running)
+    assert log.take(None)["cpu_s"] == 2 * (1 + 1 + 1)
+    clock[0] += 1
+    record(log, 0, 0, left=0)
+    clock[0] += 10
+    assert log.take(None)["cpu_s"] == 3 and not trees
+
+
+def test_cpu_seconds_of_real_processes():
+    psutil = pytest.importorskip("psutil")
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        processes = [p for p in step_log.process_tree() if p.pid in (os.getpid(), child.pid)]
+        assert len(processes) == 2
+        before, end = step_log.cpu_seconds(processes), time.monotonic() + 20
+        while step_log.cpu_seconds(processes) < before + 0.2:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    finally:
+        child.kill()
+        child.wait()
+    assert step_log.cpu_seconds([psutil.Process(), *processes]) > 0, "the one that has ended is passed over"
+
+
+def test_dropped_steps_are_in_no_sum_and_no_row(clock, monkeypatch, tmp_path):
+    monkeypatch.setenv(step_log.ENV_LOG, str(tmp_path))
+    log = step_log.StepLog()
+    record(log, 2, 2)
+    log.take(None, write=False)
+    clock[0] += 1
+    record(log, 1, 1)
+    assert log.take(None)["tokens"] == 1
+    assert len((tmp_path / "engine-0.jsonl").read_text().splitlines()) == 1
+
+
+def test_rows_that_nobody_takes_do_not_grow_without_bound(monkeypatch, tmp_path):
+    monkeypatch.setenv(step_log.ENV_LOG, str(tmp_path))
+    monkeypatch.setattr(step_log, "MAX_ROWS", 10)
+    log = step_log.StepLog()
+    for _ in range(25):
+        record(log, 1, 1)
+    assert len(log._rows) == 5
+    assert len((tmp_path / "engine-0.jsonl").read_text().splitlines()) == 20
+
+
+def test_a_log_that_cannot_be_written_is_given_up_with_a_warning(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(step_log.ENV_LOG, str(tmp_path / "file" / "folder"))
+    log = step_log.StepLog()
+    record(log, 2, 2)
+    assert log.take(None)["tokens"] == 2
+    record(log, 1, 1)
+    assert log.take(None)["tokens"] == 1
+    assert len(caplog.messages) == 1 and "is not written any more: Not a directory" in caplog.messages[0]
+
+
+def test_engine_index_as_vllm_0_11_passes_it(clock):
+    log = step_log.StepLog()
+    scheduler = SimpleNamespace(num_running_reqs=1, num_waiting_reqs=0, spec_decoding_stats=None)
+    for engine, seconds in [(0, 1), (1, 1), (0, 1), (1, 1)]:
+        clock[0] += seconds
+        log.record(scheduler, None, engine)
+    assert log.take(None)["busy_s"] == 4  # two engines, each 2 s after its own last step
