@@ -54,12 +54,12 @@ def fill(path: Path, text: str, tables: Tables) -> tuple[str, list[str]]:
         if name not in tables:
             raise DocsError(f"{path}: no module in docs/tables defines {name!r}: add it, or remove the block.")
         try:
-            content = tables[name](language).strip()
+            content = tables[name](language).strip("\n")
         except ValueError as error:
             raise DocsError(f"{path}: {name}: {error}") from None
         if path.parent.name != "docs":
             content = re.sub(r"\]\((?!https?:|#)", "](docs/", content)
-        new = f"{begin}{content}\n{end}"
+        new = f"{begin}\n{content}\n\n{end}"
         if new != block[0]:
             changed.append(name)
         return new

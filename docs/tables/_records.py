@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-CHINESE = {"cores": "核", "1 thread": "单线程", ", ": "，", "commit": "提交"}
+CHINESE = {" cores": " 核", "1 thread": "单线程", " at `": " 提交 `", "; ": "；", ": ": "：", ", ": "，", "`.": "`。"}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -27,20 +27,19 @@ def output(name: str) -> Any:
 
 
 def source(language: str, *names: str, commands: bool = True) -> str:
-    """Commands of these records, then of each a link to it, its date, commit and machine."""
-    lines, facts = [], []
+    """The commands of these records; then, for each date and machine, links to the records with their commits."""
+    lines: list[str] = []
+    facts: dict[str, list[str]] = {}
     for name in names:
         record = read(name)
         lines += [record["command"]] if isinstance(record["command"], str) else record["command"]
-        facts.append(
-            f"[{name}](results/{name}.json) {record['date']}, commit `{record['commit']}`, {record['machine']}"
-        )
+        link = f"[{name}](results/{name}.json) at `{record['commit']}`"
+        facts.setdefault(f"{record['date']}, {record['machine']}", []).append(link)
     block = "".join(f"    {line}\n" for line in lines) + "\n" if commands else ""
-    if language == "en":
-        return block + "; ".join(facts) + "."
-    text = "；".join(facts) + "。"
-    for english, chinese in CHINESE.items():
-        text = text.replace(english, chinese)
+    text = "; ".join(f"{when}: {', '.join(links)}" for when, links in facts.items()) + "."
+    if language == "zh":
+        for english, chinese in CHINESE.items():
+            text = text.replace(english, chinese)
     return block + text
 
 

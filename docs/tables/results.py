@@ -4,21 +4,44 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tables._records import fixed, output, percent, source, table
+from tables._records import figure, output, source, table
 
 CHINESE = {
+    "RL answers, 5": "RL 回答，5",
     "RL answers": "RL 回答",
+    "long reasoning, 2": "长推理，2",
     "long reasoning": "长推理",
+    "code, 7": "代码，7",
     "code": "代码",
-    "noise": "噪声",
-    "asynchronous": "异步",
-    "synchronous": "同步",
-    "one process": "单进程",
-    "worker apart": "worker 独立",
-    "server": "服务",
+    "noise, 10": "噪声，10",
+    "engine steps": "引擎步数",
+    "tokens a step and request": "每条请求每步 token 数",
+    "rollout, ms a token": "rollout，每 token ms",
+    "training step, s": "训练步，s",
+    "tail, ms a token (at most 8 requests running)": "长尾，每 token ms（至多 8 条请求在运行）",
+    "draft tokens accepted / verified": "接受 / 验证的草稿 token",
+    "`auto`, against an oracle with foresight": "`auto`，与有预见的先知相比",
+    "`batch`, `threshold` 8": "`batch`，`threshold` 8",
+    "no drafts": "不起草",
+    "0.11, one process": "0.11，单进程",
+    "0.11, worker apart": "0.11，worker 独立",
+    "0.11, server": "0.11，服务",
+    "0.23, one process": "0.23，单进程",
+    "0.23, worker apart": "0.23，worker 独立",
+    "0.23, server": "0.23，服务",
+    "reached": "达到",
+    "open": "未定",
+    "missed": "未达到",
+    "round of generation": "一轮生成",
+    "rollout of a training step": "训练步的 rollout",
+    "Qwen3-32B, 32": "Qwen3-32B，32",
+    "Qwen3-235B-A22B, 128": "Qwen3-235B-A22B，128",
+    "Qwen3-32B, a customer, 128": "Qwen3-32B，客户场景，128",
     "spread": "分散",
     "sticky": "按 prompt",
     "no bound": "按 prompt，无上界",
@@ -32,109 +55,92 @@ CHINESE = {
     "16 outputs stored": "存 16 条输出",
     "all: n_max = 16, m = 10, c = 64": "全部：n_max = 16，m = 10，c = 64",
     "random choice instead of the trie": "随机选取，不用前缀树",
+    "0.2, 0.3, 2 (the paper, 70B)": "0.2、0.3、2（论文，70B）",
+    "0.05, 0.05, 2": "0.05、0.05、2",
     "plain": "不起草",
-    "all": "全部",
-    "round": "一轮生成",
-    "rollout": "训练步的 rollout",
-    "Qwen3-32B, a customer, 128": "Qwen3-32B，客户场景，128",
+    "pass@1": "pass@1",
+    "95 % interval": "95 % 区间",
+    "mean answer, tokens": "平均回答长度，token",
+    "answers cut off": "被截断的回答",
 }
-ENGLISH = {"round": "round of generation", "rollout": "rollout of a training step"}
-CLUSTERS = {
-    "32b": "Qwen3-32B, 32",
-    "235b": "Qwen3-235B-A22B, 128",
-    "customer": "Qwen3-32B, a customer, 128",
-}
-SHOWN = {
-    "sd": None,
-    "rest": (
-        "16 outputs stored",
-        "256",
-        "all: n_max = 16, m = 10, c = 64",
-        "n_max = 2",
-        "m = 2",
-        "m = 20",
-        "c = 8",
-        "random choice instead of the trie",
-    ),
-}
-"""Rows of the experiments on recordings that the page shows; the record has the others."""
+
+Row = dict[str, Any]
+Column = tuple[str, str, str | Callable[[Row], Any], str]
+"""Head in English and in Chinese, the row's key or a function of the row, and the format of numbers."""
 
 
-def word(text: str, language: str) -> str:
-    """A name out of a record in the language of the page."""
-    if language == "en":
-        return ENGLISH.get(text, text)
-    return CHINESE.get(text, text.replace("constant", "固定"))
+def show(value: Any, form: str, language: str) -> str:
+    """A cell: a dash for None, a text in the page's language, a number in this format."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return CHINESE.get(value, value) if language == "zh" else value
+    return format(value, form).replace("%", " %")
 
 
-def heads(language: str, english: str, chinese: str) -> list[str]:
-    """The heads of a table, written as "a | b | c" in both languages."""
-    return [cell.strip() for cell in (english if language == "en" else chinese).split("|")]
+@dataclass(frozen=True)
+class Table:
+    """A table for either language. A name in the first column stands once, above the rows that share it."""
+
+    records: tuple[str, ...]
+    """Whose commands, dates and commits stand above; none where another table above has the same record."""
+    rows: Callable[[], Iterable[Row]]
+    columns: list[Column]
+    left: int = 1
+    commands: bool = True
+
+    def __call__(self, language: str) -> str:
+        lines, above = [], None
+        for row in self.rows():
+            values = (get(row) if callable(get) else row[get] for *_, get, _ in self.columns)
+            cells = [show(value, form, language) for value, (*_, form) in zip(values, self.columns, strict=True)]
+            name, cells[0] = cells[0], "" if cells[0] == above else cells[0]
+            above = name
+            lines.append(cells)
+        text = table([column[language == "zh"] for column in self.columns], lines, self.left)
+        return f"{source(language, *self.records, commands=self.commands)}\n\n{text}" if self.records else text
 
 
-def headline(language: str) -> str:
+def headline() -> Iterator[Row]:
     """Both arms of `make demo`."""
     demo = output("demo")
     off, on, gain = demo["off"], demo["on"], demo["on"]["gain"]
+    counted = slice(demo["first_step_counted"] - 1, None)
 
-    def per_token(arm: dict[str, Any], seconds: str, tokens: str) -> str:
-        return fixed(1e3 * arm[seconds] / arm[tokens], 3)
+    def row(what: str, of: Callable[[Row], float], form: str, gained: float | None = None) -> Row:
+        gain = "" if gained is None else f"{gained:+.1%}".replace("%", " %")
+        return {"what": what, "off": format(of(off), form), "on": format(of(on), form), "gain": gain}
 
-    lines = (
-        ("engine steps", "引擎步数", [f"{arm['decode_steps']:,}" for arm in (off, on)], "engine_steps"),
-        ("tokens a step and request", "每条请求每步 token 数", [fixed(a["tokens_per_step"], 3) for a in (off, on)], ""),
-        (
-            "rollout, ms a token",
-            "rollout，每 token ms",
-            [fixed(rollout_ms(demo, arm), 3) for arm in (off, on)],
-            "rollout_per_token",
-        ),
-        ("training step, s", "训练步，s", [fixed(arm["step_s"], 2) for arm in (off, on)], "step"),
-        (
-            "tail, ms a token (at most 8 requests running)",
-            "长尾，每 token ms（至多 8 条请求在运行）",
-            [per_token(arm, "tail_s", "tail_tokens") for arm in (off, on)],
-            "tail",
-        ),
-    )
-    rows = [
-        [english if language == "en" else chinese, *cells, percent(gain[key], 1, sign=True) if key else ""]
-        for english, chinese, cells, key in lines
-    ]
-    drafts = ("draft tokens accepted / verified", "接受 / 验证的草稿 token")
-    rows.append(
-        [drafts[language == "zh"], "-", f"{on['accepted']:,} / {on['drafted']:,}", percent(on["acceptance_rate"])]
-    )
-    head = heads(language, "| SAM off | SAM on | gain", "| 不开 SAM | 开 SAM | 收益")
-    return f"{source(language, 'demo')}\n\n{table(head, rows)}"
+    def rollout_ms(arm: Row) -> float:
+        return 1e3 * sum(arm["rollout_s_per_step"][counted]) / sum(arm["tokens_per_training_step"][counted])
+
+    yield row("engine steps", lambda arm: arm["decode_steps"], ",", gain["engine_steps"])
+    yield row("tokens a step and request", lambda arm: arm["tokens_per_step"], ".3f")
+    yield row("rollout, ms a token", rollout_ms, ".3f", gain["rollout_per_token"])
+    yield row("training step, s", lambda arm: arm["step_s"], ".2f", gain["step"])
+    tail = "tail, ms a token (at most 8 requests running)"
+    yield row(tail, lambda arm: 1e3 * arm["tail_s"] / arm["tail_tokens"], ".3f", gain["tail"])
+    drafts = f"{on['accepted']:,} / {on['drafted']:,}"
+    share = f"{on['acceptance_rate']:.1%}".replace("%", " %")
+    yield {"what": "draft tokens accepted / verified", "off": None, "on": drafts, "gain": share}
 
 
-def rollout_ms(demo: dict[str, Any], arm: dict[str, Any]) -> float:
-    """Milliseconds of rollout a token, over the training steps that count."""
-    first = demo["first_step_counted"] - 1
-    return 1e3 * sum(arm["rollout_s_per_step"][first:]) / sum(arm["tokens_per_training_step"][first:])
-
-
-def sampler(language: str) -> str:
-    record = output("bench-sampler")
-    rows = []
-    for case in record["measured"]:
+def sampler() -> Iterator[Row]:
+    for case in output("bench-sampler")["measured"]:
         if case["batch"] in (1, 8, 32, 128):
-            step, given, calls = case["ms"]["step"], case["ms"]["given"], case["operations"]
-            rows.append([case["batch"], *map(milliseconds, [*step.values(), *given.values()])])
-            rows[-1] += ["/".join(f"{count:,}" for count in calls[name]) for name in calls]
-    head = heads(
-        language,
-        "requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | without random numbers: 0.11 | 0.13 | `rejection` | "
-        "operators / waits / AICPU: 0.11 | 0.13 | `rejection` | `seeded`",
-        "请求 | ms：0.11 | 0.13 | `rejection` | `seeded` | 不计随机数：0.11 | 0.13 | `rejection` | "
-        "算子 / 等待 / AICPU：0.11 | 0.13 | `rejection` | `seeded`",
-    )
-    return f"{source(language, 'bench-sampler')}\n\n{table(head, rows, left=0)}"
+            times = {
+                f"{kind} {name}": figure(ms) for kind in ("step", "given") for name, ms in case["ms"][kind].items()
+            }
+            calls = {name: "/".join(f"{count:,}" for count in counts) for name, counts in case["operations"].items()}
+            yield {"batch": case["batch"]} | times | calls
 
 
-def milliseconds(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.{2 if value >= 10 else 3}f}"
+def engine_replay() -> Iterator[Row]:
+    for record, name in REPLAYED.items():
+        replayed = output(record)
+        for arm, values in replayed["arms"].items():
+            if arm != "plain":
+                yield values | {"set": f"{name}, {replayed['batches']}", "arm": f"`{arm}`"}
 
 
 REPLAYED = {
@@ -145,267 +151,36 @@ REPLAYED = {
 }
 
 
-def engine_replay(language: str) -> str:
-    rows = []
-    for record, name in REPLAYED.items():
-        replayed = output(record)
-        name = f"{word(name, language)}, {replayed['batches']}"
-        for arm, values in replayed["arms"].items():
-            if arm != "plain":
-                gains = [
-                    fixed(values[f"{part}_gain_{which}"], 2)
-                    for part in ("rollout", "tail")
-                    for which in ("median", "worst")
-                ]
-                shares = [
-                    percent(values["accepted_share"], 0),
-                    percent(values["sample_share"]),
-                    percent(values["draft_share"], 2),
-                ]
-                rows.append([name, f"`{arm}`", *gains, fixed(values["tokens_per_step"], 2), *shares])
-                name = ""
-    head = heads(
-        language,
-        "set, batches | arm | rollout: median | worst | tail: median | worst | tokens a step | accepted | sampling | drafting",
-        "数据集，批数 | 对照 | rollout：中位数 | 最差 | 长尾：中位数 | 最差 | 每步 token | 接受 | 采样 | 起草",
-    )
-    return f"{source(language, *REPLAYED)}\n\n{table(head, rows, left=2)}"
-
-
-def plan_steps(language: str) -> str:
-    rows = []
+def plan_steps() -> Iterator[Row]:
     for replayed in output("plan-steps"):
-        name = word(replayed["set"], language)
-        for arm, v in replayed["arms"].items():
-            span = f"{100 * v['min_error']:+.1f} .. {percent(v['max_error'], 1, sign=True)}"
-            rows.append([name, f"`{arm}`", v["measured"], v["predicted"], percent(v["error"], 1, sign=True), span])
-            rows[-1] += [fixed(v["gain"], 2), fixed(v["predicted_gain"], 2)]
-            name = ""
-    head = heads(
-        language,
-        "set | arm | measured, s | predicted, s | error | single batches | gain: measured | predicted",
-        "数据集 | 对照 | 实测，s | 预测，s | 误差 | 单独各批 | 增益：实测 | 预测",
-    )
-    return f"{source(language, 'plan-steps')}\n\n{table(head, rows, left=2)}"
+        for arm, values in replayed["arms"].items():
+            span = f"{100 * values['min_error']:+.1f} .. {100 * values['max_error']:+.1f} %"
+            yield values | {"set": replayed["set"], "arm": f"`{arm}`", "span": span}
 
 
-def switch_worlds(language: str) -> str:
-    found = output("switch-worlds")
-    names = heads(
-        language,
-        "`auto` | `auto`, against an oracle with foresight | `batch`, `threshold` 8 | no drafts",
-        "`auto` | `auto`，与有预见的先知相比 | `batch`，`threshold` 8 | 不起草",
-    )
-    keys = ("regret", "regret_foresight", "regret_batch", "regret_plain")
-    rows = [[name, *(percent(share) for share in found[key])] for name, key in zip(names, keys, strict=True)]
-    head = heads(language, "| median | 99 % | largest", "| 中位数 | 99 % | 最大")
-    return f"{source(language, 'switch-worlds')}\n\n{table(head, rows)}"
+def switch_worlds() -> Iterator[Row]:
+    names = {
+        "regret": "`auto`",
+        "regret_foresight": "`auto`, against an oracle with foresight",
+        "regret_batch": "`batch`, `threshold` 8",
+        "regret_plain": "no drafts",
+    }
+    for key, name in names.items():
+        yield dict(zip(("name", "median", "99 %", "largest"), (name, *output("switch-worlds")[key]), strict=True))
 
 
-def runners(language: str) -> str:
-    rows = []
-    arms = (
-        {"sam, off": "`sam`, off", "sam, on": "`sam`, on"}
-        if language == "en"
-        else {"sam, off": "`sam`，关", "sam, on": "`sam`，开"}
-    )
-    found = output("bench-runners")["ms_and_tokens_a_step"]["eager"]
-    for batch, turns_of in found.items():
-        rows.append([batch])
-        for turns in turns_of.values():
+def runners() -> Iterator[Row]:
+    for batch, arms in output("bench-runners")["ms_and_tokens_a_step"]["eager"].items():
+        row = {"batch": batch, "tokens": statistics.median(tokens for _, tokens in arms["sam, on"])}
+        for arm, turns in arms.items():
             low, middle, high = statistics.quantiles([ms for ms, _ in turns], n=4)
-            rows[-1].append(f"{middle:.2f} ({low:.2f}-{high:.2f})")
-        gained = statistics.median(tokens for _, tokens in turns_of["sam, on"])
-        rows[-1].append(fixed(gained, 2))
-    names = [arms.get(arm) or word(arm, language) for arm in next(iter(found.values()))]
-    head = [*heads(language, "requests", "请求"), *names, *heads(language, "tokens a step, on", "开：每步 token")]
-    return f"{source(language, 'bench-runners')}\n\n{table(head, rows, left=0)}"
-
-
-def plan_article(language: str) -> str:
-    found = output("plan-article")["rows"]
-    rows, cluster = [], ""
-    for off in found:
-        if off["sam"] != "off" or off["what"] == "step":
-            continue
-        gain = next(r for r in found if (r["cluster"], r["what"], r["sam"]) == (off["cluster"], off["what"], "gain"))
-        name = word(CLUSTERS[off["cluster"]], language) if off["cluster"] != cluster else ""
-        cluster = off["cluster"]
-        fit = {"en": ", fitted", "zh": "，拟合"}[language] if off["fitted"] else ""
-        rows.append([name, word(off["what"], language), f"{off['article']:.2f}", f"{off['predicted']:,}{fit}"])
-        rows[-1] += [percent(off["error"], 1, sign=True), percent(gain["article"], 2), percent(gain["predicted"])]
-        rows[-1] += [f"{100 * gain['low']:.1f} - {percent(gain['high'])}"]
-    head = heads(
-        language,
-        "model, dies | per | without SAM, s: article | predicted | error | gain: article | predicted | 10 - 90 %",
-        "模型，die 数 | 项目 | 不用 SAM，s：文章 | 预测 | 误差 | 增益：文章 | 预测 | 10 - 90 %",
-    )
-    return f"{source(language, 'plan-article')}\n\n{table(head, rows, left=2)}"
-
-
-def routing(language: str) -> str:
-    rows = [
-        [
-            word(way["way"], language),
-            fixed(way["tokens_per_step"], 3),
-            *(percent(way[key]) for key in ("acceptance", "from_group", "from_history")),
-            *(fixed(way[key], 3) for key in ("imbalance", "worst")),
-            percent(way["returned"]),
-        ]
-        for way in output("routing")["ways"]
-    ]
-    head = heads(
-        language,
-        "way | tokens a step | acceptance | from group | from history | imbalance, mean | worst | returned",
-        "方式 | 每步 token 数 | 接受率 | 来自组 | 来自历史 | 不均衡，平均 | 最大 | 返回",
-    )
-    return f"{source(language, 'routing')}\n\n{table(head, rows)}"
-
-
-def routing_count(language: str) -> str:
-    rows = [
-        [
-            way["replicas"],
-            word(way["way"], language),
-            fixed(way["imbalance"], 3),
-            fixed(way["worst"], 3),
-            percent(way["returned"]),
-        ]
-        for way in output("routing-count")["ways"]
-    ]
-    head = heads(
-        language, "replicas | way | imbalance, mean | worst | returned", "副本数 | 方式 | 不均衡，平均 | 最大 | 返回"
-    )
-    return f"{source(language, 'routing-count')}\n\n{table(head, rows, left=2)}"
-
-
-RECORDINGS = ("code", "math-short", "sql", "rl-rollouts")
-
-
-def of_recordings(experiment: str, language: str) -> str:
-    """A table of an experiment with a column for each recording."""
-    found = output("papers-recordings")[experiment]
-    names = SHOWN[experiment] or found
-    rows = [[word(name, language), *(tokens(found[name][column]) for column in RECORDINGS)] for name in names]
-    return table(["", *RECORDINGS], rows)
-
-
-def tokens(value: float | str) -> str:
-    """Tokens a step, or a count."""
-    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else fixed(value, 3)
-
-
-def papers_sd(language: str) -> str:
-    return f"{source(language, 'papers-recordings')}\n\n{of_recordings('sd', language)}"
-
-
-def papers_rest(language: str) -> str:
-    return of_recordings("rest", language)
-
-
-def papers_gsd(language: str) -> str:
-    rows, setting = [], ""
-    for row in output("papers-model")["gsd"]:
-        if row["setting"].startswith("0.4"):
-            continue
-        name = "" if row["setting"] == setting else row["setting"]
-        setting = row["setting"]
-        if language == "zh":
-            name = name.replace("the paper", "论文").replace(" and ", " 和 ")
-        cells = [
-            f"{row['drafted']:g}",
-            f"{row['expanded']:g}",
-            fixed(row["tokens_per_step"], 3),
-            fixed(row["accepted_share"], 3),
-        ]
-        rows.append([name, row["method"], *cells])
-    head = heads(
-        language,
-        "theta_prob, theta_sib, tau | method | nodes drafted | expanded | tokens a step | accepted share",
-        "theta_prob, theta_sib, tau | 方法 | 起草的节点 | 展开 | 每步 token 数 | 接受率",
-    )
-    return f"{source(language, 'papers-model')}\n\n{table(head, rows, left=2)}"
-
-
-def papers_positions(language: str) -> str:
-    rows, recording = [], ""
-    for row in output("papers-article")["positions"]:
-        name = "" if row["recording"] == recording else row["recording"]
-        recording = row["recording"]
-        rule = word(row["rule"], language).replace("blend", "`blend`")
-        rows.append([name, rule, *(fixed(value, 3) for value in list(row.values())[2:])])
-    columns = [word(name, language) for name in list(row)[2:]]
-    head = [*heads(language, "recording | rule", "记录 | 规则"), *columns]
-    return f"{source(language, 'papers-article')}\n\n{table(head, rows, left=2)}"
-
-
-def papers_tails(language: str) -> str:
-    rows = [
-        [
-            name,
-            f"{v['steps']:,}",
-            f"{v['tail_steps']:,}",
-            *(fixed(v[key], 3) for key in ("article", "article_tail", "blend", "blend_tail")),
-        ]
-        for name, v in output("papers-article")["tails"].items()
-    ]
-    head = heads(
-        language,
-        "recording | steps without drafts | of them in the tail | the article's rule: all | tail | `blend`: all | tail",
-        "记录 | 不起草的步数 | 其中尾部 | 文章的规则：全部 | 尾部 | `blend`：全部 | 尾部",
-    )
-    return table(head, rows)
-
-
-def tree(language: str) -> str:
-    rows = []
-    for row in output("tree")["rows"]:
-        name = word("plain", language) if row["method"] == "plain" else f"`{row['method']}`"
-        rows.append(
-            [
-                name,
-                fixed(row["tokens_per_step"], 3),
-                f"{row['nodes']:g}",
-                tokens(row["precision"] or ""),
-                f"{row['speedup']:g}",
-            ]
-        )
-    head = heads(
-        language,
-        "method | tokens a step | nodes a step | accepted of the nodes | speed-up",
-        "方法 | 每步 token 数 | 每步节点数 | 节点接受率 | 加速比",
-    )
-    return f"{source(language, 'tree')}\n\n{table(head, rows)}"
-
-
-def evaluation(language: str) -> str:
-    found = output("evaluation")
-    off, on = found["off"], found["on"]
-    to = " to " if language == "en" else " 至 "
-
-    def span(interval: list[float]) -> str:
-        return to.join(percent(share) for share in interval)
-
-    names = heads(
-        language,
-        "pass@1 | 95 % interval | mean answer, tokens | answers cut off | draft tokens accepted / verified",
-        "pass@1 | 95 % 区间 | 平均回答长度，token | 被截断的回答 | 接受 / 验证的草稿 token",
-    )
-    cells = (
-        [percent(arm["pass@1"]) for arm in (off, on)],
-        [span(arm["interval"]) for arm in (off, on)],
-        [fixed(arm["mean_tokens"], 1) for arm in (off, on)],
-        [arm["cut_off"] for arm in (off, on)],
-        ["-", f"{on['accepted']:,} / {on['verified']:,}"],
-    )
-    rows = [[name, *both] for name, both in zip(names, cells, strict=True)]
-    return f"{source(language, 'evaluation', commands=False)}\n\n{table(heads(language, '| SAM off | SAM on', '| 不开 SAM | 开 SAM'), rows)}"
+            row[arm] = f"{middle:.2f} ({low:.2f}-{high:.2f})"
+        yield row
 
 
 GOALS = {"off": (1.02, 1.02), "rejection": (1.25, 1.15), "seeded": (1.25, 1.15)}
-"""Of bench-host, at 1 and at 32 requests: time of a step beside the same engine without speculation."""
-BESIDE = {"off": "plain", "rejection": "plain", "seeded": "plain, seeded"}
-VERDICTS = {"en": ("reached", "open", "missed"), "zh": ("达到", "未定", "未达到")}
+"""Of bench-host, at 1 and at 32 requests: time of a step relative to the same engine without speculation."""
+BASELINE = {"off": "plain", "rejection": "plain", "seeded": "plain, seeded"}
 
 
 def ratio(ours: np.ndarray, plain: np.ndarray) -> tuple[float, float, float]:
@@ -418,44 +193,264 @@ def ratio(ours: np.ndarray, plain: np.ndarray) -> tuple[float, float, float]:
     return float(np.median(ratios, axis=1).mean()), float(low), float(high)
 
 
-def host(language: str) -> str:
-    rows = []
-    for name, version in (("bench-host-0.11", "0.11"), ("bench-host-0.23", "0.23")):
-        for placement, batches in output(name)["ms_a_step"]["npu"].items():
+def host() -> Iterator[Row]:
+    for version in ("0.11", "0.23"):
+        for placement, batches in output(f"bench-host-{version}")["ms_a_step"]["npu"].items():
             for batch, starts in batches.items():
                 times = {arm: np.array([start[arm] for start in starts]) for arm in starts[0]}
-                cells = []
+                row = {"engine": f"{version}, {placement}", "batch": batch, "plain": float(np.median(times["plain"]))}
                 for arm, goals in GOALS.items():
-                    mean, low, high = ratio(times[arm], times[BESIDE[arm]])
+                    mean, low, high = ratio(times[arm], times[BASELINE[arm]])
                     goal = goals[batch != "1"]
-                    verdict = VERDICTS[language][0 if mean <= goal else 1 if low <= goal else 2]
-                    cells.append(f"{mean:.3f} ({low:.3f}-{high:.3f}) {verdict}")
-                engine = f"{version}, {word(placement, language)}" if batch == "1" else ""
-                rows.append([engine, batch, fixed(float(np.median(times["plain"])), 2), *cells])
-    head = heads(
-        language,
-        "engine | requests | no speculation, ms | off (goal 1.02) | `rejection` (1.25, 1.15) | `seeded` (1.25, 1.15)",
-        "引擎 | 请求 | 不开投机，ms | 关（目标 1.02） | `rejection`（1.25，1.15） | `seeded`（1.25，1.15）",
-    )
-    return f"{source(language, 'bench-host-0.11', 'bench-host-0.23')}\n\n{table(head, rows)}"
+                    row[arm] = f"{mean:.3f} ({low:.3f}-{high:.3f})"
+                    row[f"{arm} goal"] = "reached" if mean <= goal else "open" if low <= goal else "missed"
+                yield row
 
 
+CLUSTERS = {
+    "32b": "Qwen3-32B, 32",
+    "235b": "Qwen3-235B-A22B, 128",
+    "customer": "Qwen3-32B, a customer, 128",
+}
+SPANS = {"round": "round of generation", "rollout": "rollout of a training step"}
+
+
+def plan_article() -> Iterator[Row]:
+    found = {(row["cluster"], row["what"], row["sam"]): row for row in output("plan-article")["rows"]}
+    for (cluster, what, sam), off in found.items():
+        if sam == "off" and what in SPANS:
+            gain = found[cluster, what, "gain"]
+            names = {"cluster": CLUSTERS[cluster], "what": SPANS[what]}
+            gains = {"gain": gain["article"], "predicted gain": gain["predicted"]}
+            yield off | names | gains | {"span": f"{100 * gain['low']:.1f} - {100 * gain['high']:.1f} %"}
+
+
+def recordings(experiment: str, *names: str) -> Iterator[Row]:
+    """Rows of an experiment on recordings, all unless some are named."""
+    found = output("papers-recordings")[experiment]
+    for name in names or found:
+        yield {"name": name} | {key: f"{n:,}" if isinstance(n, int) else f"{n:.3f}" for key, n in found[name].items()}
+
+
+def positions() -> Iterator[Row]:
+    for row in output("papers-article")["positions"]:
+        yield row | {"rule": row["rule"].replace("blend", "`blend`")}
+
+
+def methods() -> Iterator[Row]:
+    for row in output("tree")["rows"]:
+        name = row["method"] if row["method"] == "plain" else f"`{row['method']}`"
+        yield row | {"method": name, "precision": "" if row["precision"] is None else row["precision"]}
+
+
+def evaluation() -> Iterator[Row]:
+    found = output("evaluation")
+    arms = [found["off"], found["on"]]
+    for what, cells in (
+        ("pass@1", [f"{100 * arm['pass@1']:.1f} %" for arm in arms]),
+        ("95 % interval", ["{:.1f} - {:.1f} %".format(*(100 * end for end in arm["interval"])) for arm in arms]),
+        ("mean answer, tokens", [f"{arm['mean_tokens']:.1f}" for arm in arms]),
+        ("answers cut off", [f"{arm['cut_off']}" for arm in arms]),
+        ("draft tokens accepted / verified", [None, f"{arms[1]['accepted']:,} / {arms[1]['verified']:,}"]),
+    ):
+        yield {"what": what, "off": cells[0], "on": cells[1]}
+
+
+OFF_ON: list[Column] = [("", "", "what", ""), ("SAM off", "不开 SAM", "off", ""), ("SAM on", "开 SAM", "on", "")]
+RECORDINGS: list[Column] = [("", "", "name", "")]
+RECORDINGS += [(name, name, name, "") for name in ("code", "math-short", "sql", "rl-rollouts")]
+BALANCE: list[Column] = [
+    ("imbalance, mean", "不均衡，平均", "imbalance", ".3f"),
+    ("worst", "最大", "worst", ".3f"),
+    ("returned", "返回", "returned", ".1%"),
+]
 TABLES = {
-    "headline": headline,
-    "bench-sampler": sampler,
-    "engine-replay": engine_replay,
-    "plan-steps": plan_steps,
-    "switch-worlds": switch_worlds,
-    "bench-runners": runners,
-    "bench-host": host,
-    "plan-article": plan_article,
-    "routing": routing,
-    "routing-count": routing_count,
-    "papers-sd": papers_sd,
-    "papers-rest": papers_rest,
-    "papers-gsd": papers_gsd,
-    "papers-positions": papers_positions,
-    "papers-tails": papers_tails,
-    "tree": tree,
-    "evaluation": evaluation,
+    "headline": Table(("demo",), headline, [*OFF_ON, ("gain", "收益", "gain", "")]),
+    "bench-sampler": Table(
+        ("bench-sampler",),
+        sampler,
+        [
+            ("requests", "请求", "batch", ""),
+            ("ms: 0.11", "ms：0.11", "step 0.11", ""),
+            ("0.13", "0.13", "step 0.13", ""),
+            ("`rejection`", "`rejection`", "step rejection", ""),
+            ("`seeded`", "`seeded`", "step seeded", ""),
+            ("without random numbers: 0.11", "不计随机数：0.11", "given 0.11", ""),
+            ("0.13", "0.13", "given 0.13", ""),
+            ("`rejection`", "`rejection`", "given rejection", ""),
+            ("operators/waits/AICPU: 0.11", "算子/等待/AICPU：0.11", "0.11", ""),
+            ("0.13", "0.13", "0.13", ""),
+            ("`rejection`", "`rejection`", "rejection", ""),
+            ("`seeded`", "`seeded`", "seeded", ""),
+        ],
+        left=0,
+    ),
+    "engine-replay": Table(
+        tuple(REPLAYED),
+        engine_replay,
+        [
+            ("set, batches", "数据集，批数", "set", ""),
+            ("arm", "对照", "arm", ""),
+            ("rollout: median", "rollout：中位数", "rollout_gain_median", ".2f"),
+            ("worst", "最差", "rollout_gain_worst", ".2f"),
+            ("tail: median", "长尾：中位数", "tail_gain_median", ".2f"),
+            ("worst", "最差", "tail_gain_worst", ".2f"),
+            ("tokens a step", "每步 token", "tokens_per_step", ".2f"),
+            ("accepted", "接受", "accepted_share", ".0%"),
+            ("sampling", "采样", "sample_share", ".1%"),
+            ("drafting", "起草", "draft_share", ".2%"),
+        ],
+        left=2,
+    ),
+    "plan-steps": Table(
+        ("plan-steps",),
+        plan_steps,
+        [
+            ("set", "数据集", "set", ""),
+            ("arm", "对照", "arm", ""),
+            ("measured, s", "实测，s", "measured", ","),
+            ("predicted, s", "预测，s", "predicted", ","),
+            ("error", "误差", "error", "+.1%"),
+            ("single batches", "单独各批", "span", ""),
+            ("gain: measured", "增益：实测", "gain", ".2f"),
+            ("predicted", "预测", "predicted_gain", ".2f"),
+        ],
+        left=2,
+    ),
+    "switch-worlds": Table(
+        ("switch-worlds",),
+        switch_worlds,
+        [
+            ("", "", "name", ""),
+            ("median", "中位数", "median", ".1%"),
+            ("99 %", "99 %", "99 %", ".1%"),
+            ("largest", "最大", "largest", ".1%"),
+        ],
+    ),
+    "bench-runners": Table(
+        ("bench-runners",),
+        runners,
+        [
+            ("requests", "请求", "batch", ""),
+            ("asynchronous", "异步", "asynchronous", ""),
+            ("synchronous", "同步", "synchronous", ""),
+            ("`sam`, off", "`sam`，关", "sam, off", ""),
+            ("`sam`, on", "`sam`，开", "sam, on", ""),
+            ("tokens a step, on", "开：每步 token", "tokens", ".2f"),
+        ],
+        left=0,
+    ),
+    "bench-host": Table(
+        ("bench-host-0.11", "bench-host-0.23"),
+        host,
+        [
+            ("engine", "引擎", "engine", ""),
+            ("requests", "请求", "batch", ""),
+            ("no speculation, ms", "不开投机，ms", "plain", ".2f"),
+            ("off", "关", "off", ""),
+            ("goal 1.02", "目标 1.02", "off goal", ""),
+            ("`rejection`", "`rejection`", "rejection", ""),
+            ("goal 1.25, 1.15", "目标 1.25，1.15", "rejection goal", ""),
+            ("`seeded`", "`seeded`", "seeded", ""),
+            ("goal 1.25, 1.15", "目标 1.25，1.15", "seeded goal", ""),
+        ],
+    ),
+    "plan-article": Table(
+        ("plan-article",),
+        plan_article,
+        [
+            ("model, dies", "模型，die 数", "cluster", ""),
+            ("per", "项目", "what", ""),
+            ("without SAM, s: article", "不用 SAM，s：文章", "article", ",.0f"),
+            ("predicted", "预测", "predicted", ",.0f"),
+            ("error", "误差", "error", "+.1%"),
+            ("gain: article", "增益：文章", "gain", ".2%"),
+            ("predicted", "预测", "predicted gain", ".1%"),
+            ("10 - 90 %", "10 - 90 %", "span", ""),
+        ],
+        left=2,
+    ),
+    "routing": Table(
+        ("routing",),
+        lambda: output("routing")["ways"],
+        [
+            ("way", "方式", "way", ""),
+            ("tokens a step", "每步 token 数", "tokens_per_step", ".3f"),
+            ("acceptance", "接受率", "acceptance", ".1%"),
+            ("from group", "来自组", "from_group", ".1%"),
+            ("from history", "来自历史", "from_history", ".1%"),
+            *BALANCE,
+        ],
+    ),
+    "routing-count": Table(
+        ("routing-count",),
+        lambda: output("routing-count")["ways"],
+        [("replicas", "副本数", "replicas", ""), ("way", "方式", "way", ""), *BALANCE],
+        left=2,
+    ),
+    "papers-sd": Table(("papers-recordings",), lambda: recordings("sd"), RECORDINGS),
+    "papers-rest": Table(
+        (),
+        lambda: recordings(
+            "rest",
+            "16 outputs stored",
+            "256",
+            "all: n_max = 16, m = 10, c = 64",
+            "n_max = 2",
+            "m = 2",
+            "m = 20",
+            "c = 8",
+            "random choice instead of the trie",
+        ),
+        RECORDINGS,
+    ),
+    "papers-gsd": Table(
+        ("papers-model",),
+        lambda: [row for row in output("papers-model")["gsd"] if not row["setting"].startswith("0.4")],
+        [
+            ("theta_prob, theta_sib, tau", "theta_prob、theta_sib、tau", "setting", ""),
+            ("method", "方法", "method", ""),
+            ("nodes drafted", "起草的节点", "drafted", "g"),
+            ("expanded", "展开", "expanded", "g"),
+            ("tokens a step", "每步 token 数", "tokens_per_step", ".3f"),
+            ("accepted share", "接受率", "accepted_share", ".3f"),
+        ],
+        left=2,
+    ),
+    "papers-positions": Table(
+        ("papers-article",),
+        positions,
+        [
+            ("recording", "记录", "recording", ""),
+            ("rule", "规则", "rule", ""),
+            *((at, at, at, ".3f") for at in ("0-1k", "1-2k", "2-4k", "4-8k", "8-16k", "16k+")),
+            ("all", "全部", "all", ".3f"),
+        ],
+        left=2,
+    ),
+    "papers-tails": Table(
+        (),
+        lambda: [{"name": name} | values for name, values in output("papers-article")["tails"].items()],
+        [
+            ("recording", "记录", "name", ""),
+            ("steps without drafts", "不起草的步数", "steps", ","),
+            ("in the tail", "其中尾部", "tail_steps", ","),
+            ("the article's rule: all", "文章的规则：全部", "article", ".3f"),
+            ("tail", "尾部", "article_tail", ".3f"),
+            ("`blend`: all", "`blend`：全部", "blend", ".3f"),
+            ("tail", "尾部", "blend_tail", ".3f"),
+        ],
+    ),
+    "tree": Table(
+        ("tree",),
+        methods,
+        [
+            ("method", "方法", "method", ""),
+            ("tokens a step", "每步 token 数", "tokens_per_step", ".3f"),
+            ("nodes a step", "每步节点数", "nodes", "g"),
+            ("accepted of the nodes", "节点接受率", "precision", ".3f"),
+            ("speed-up", "加速比", "speedup", "g"),
+        ],
+    ),
+    "evaluation": Table(("evaluation",), evaluation, OFF_ON, commands=False),
 }

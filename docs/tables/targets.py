@@ -12,7 +12,7 @@ from tables._records import figure, output, source, table
 
 TARGETS = Path(__file__).resolve().parents[2] / "sam_core" / "bench" / "targets.toml"
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
-LEFT_OUT = re.compile(r"step of 32|period|propose for 1 |k=4|k=16|n=8|n=32")
+LEFT_OUT = re.compile(r"append, p99|step of 32|period|propose for (1|64) |k=3, with|k=4|k=16|n=8|n=32")
 """Rows that the pages leave out; they are in the record."""
 
 CHINESE = {
@@ -24,7 +24,6 @@ CHINESE = {
     "step beside a large history, 64 rows, p99.9": "大历史旁的一步，64 行，99.9 % 分位",
     "step of 64 rows": "64 行的一步",
     "ordinary text": "普通文本",
-    "propose for 64 requests": "`propose`，64 条请求",
     "propose for 1024 requests": "`propose`，1024 条请求",
     "bulk build of 4096 tokens": "一次建立 4096 个 token",
     "memory, request and group with counts": "内存，请求与带计数的组",
@@ -92,15 +91,19 @@ def is_acceptance(row: dict[str, Any]) -> bool:
     return row["unit"] in ("tokens a step", "ratio", "a step", "of its tokens a step")
 
 
+def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
+    """How many times ours a peer's figure is."""
+    ratio = peer["median"] / ours["median"] if peer else None
+    return "" if ratio is None else f"{ratio:.0f}×" if ratio >= 10 else f"{ratio:.2g}×"
+
+
 def cost(language: str) -> str:
     """Time and memory: our figure, how many times it each peer's is, and the limit."""
     lines = []
     for row in rows("bench", "bench-propose"):
         if not is_acceptance(row):
-            peers = [row["peers"].get(peer) for peer in PEERS]
-            ratios = [f"{found['median'] / row['ours']['median']:.2g}×" if found else "" for found in peers]
-            ratios = [re.sub(r"(\d)\.?(\d*)e\+02", lambda m: f"{m[1]}{m[2]:0<2}", ratio) for ratio in ratios]
-            lines.append([name(row, language), figure(row["ours"]["median"]), *ratios, limit(row, language)])
+            peers = [times(row["peers"].get(peer), row["ours"]) for peer in PEERS]
+            lines.append([name(row, language), figure(row["ours"]["median"]), *peers, limit(row, language)])
     head = ["", "sam_core", *PEERS.values(), HEADS[language]["limit"]]
     return f"{source(language, 'bench', 'bench-propose')}\n\n{table(head, lines)}"
 

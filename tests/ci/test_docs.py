@@ -87,7 +87,7 @@ class TestGenerate:
         assert "old" in (pages / "docs" / "page.md").read_text()
         assert generate.generate(pages, self.TABLES) == stale
         lines = {
-            name: (pages / name).read_text().splitlines()[2]
+            name: (pages / name).read_text().splitlines()[3]
             for name in ("README.md", "docs/page.md", "docs/page.zh.md")
         }
         assert lines == {
