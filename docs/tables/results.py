@@ -34,6 +34,7 @@ CHINESE = {
     "0.23, one process": "0.23，单进程",
     "0.23, worker apart": "0.23，worker 独立",
     "0.23, server": "0.23，服务",
+    "fitted": "拟合",
     "reached": "达到",
     "open": "未定",
     "missed": "未达到",
@@ -44,7 +45,7 @@ CHINESE = {
     "Qwen3-32B, a customer, 128": "Qwen3-32B，客户场景，128",
     "spread": "分散",
     "sticky": "按 prompt",
-    "no bound": "按 prompt，无上界",
+    "sticky, no bound": "按 prompt，无上界",
     "the article": "文章",
     "all earlier outputs: how many": "先前输出的总数",
     "SD-L, tokens a step": "SD-L，每步 token 数",
@@ -221,8 +222,15 @@ def plan_article() -> Iterator[Row]:
         if sam == "off" and what in SPANS:
             gain = found[cluster, what, "gain"]
             names = {"cluster": CLUSTERS[cluster], "what": SPANS[what]}
+            names |= {"error": "fitted"} if off["fitted"] else {}
             gains = {"gain": gain["article"], "predicted gain": gain["predicted"]}
             yield off | names | gains | {"span": f"{100 * gain['low']:.1f} - {100 * gain['high']:.1f} %"}
+
+
+def routing_count() -> Iterator[Row]:
+    for record in ("routing-4", "routing-16"):
+        counted = output(record)
+        yield from ({"replicas": f"{counted['settings']['replicas']}"} | way for way in counted["ways"])
 
 
 def recordings(experiment: str, *names: str) -> Iterator[Row]:
@@ -377,14 +385,14 @@ TABLES = {
             ("way", "方式", "way", ""),
             ("tokens a step", "每步 token 数", "tokens_per_step", ".3f"),
             ("acceptance", "接受率", "acceptance", ".1%"),
-            ("from group", "来自组", "from_group", ".1%"),
-            ("from history", "来自历史", "from_history", ".1%"),
+            ("from group", "来自组", "group", ".1%"),
+            ("from history", "来自历史", "history", ".1%"),
             *BALANCE,
         ],
     ),
     "routing-count": Table(
-        ("routing-count",),
-        lambda: output("routing-count")["ways"],
+        ("routing-4", "routing-16"),
+        routing_count,
         [("replicas", "副本数", "replicas", ""), ("way", "方式", "way", ""), *BALANCE],
         left=2,
     ),
