@@ -20,10 +20,10 @@ CHINESE = {
     "code": "代码",
     "noise, 10": "噪声，10",
     "engine steps": "引擎步数",
-    "tokens a step and request": "每条请求每步 token 数",
-    "rollout, ms a token": "rollout，每 token ms",
+    "tokens per step and request": "每条请求每步 token 数",
+    "rollout, ms per token": "rollout，每 token ms",
     "training step, s": "训练步，s",
-    "tail, ms a token (at most 8 requests running)": "长尾，每 token ms（至多 8 条请求在运行）",
+    "tail, ms per token (at most 8 requests running)": "长尾，每 token ms（至多 8 条请求在运行）",
     "draft tokens accepted / verified": "接受 / 验证的草稿 token",
     "`auto`, against an oracle with foresight": "`auto`，与有预见的先知相比",
     "`batch`, `threshold` 8": "`batch`，`threshold` 8",
@@ -48,8 +48,8 @@ CHINESE = {
     "sticky, no bound": "按 prompt，无上界",
     "the article": "文章",
     "all earlier outputs: how many": "先前输出的总数",
-    "SD-L, tokens a step": "SD-L，每步 token 数",
-    "SD-T, tokens a step": "SD-T，每步 token 数",
+    "SD-L, tokens per step": "SD-L，每步 token 数",
+    "SD-T, tokens per step": "SD-T，每步 token 数",
     "256 outputs: both trees": "256 条输出：两棵树合用",
     "the global tree alone": "只用全局树",
     "the request's tree alone": "只用自身的树",
@@ -116,10 +116,10 @@ def headline() -> Iterator[Row]:
         return 1e3 * sum(arm["rollout_s_per_step"][counted]) / sum(arm["tokens_per_training_step"][counted])
 
     yield row("engine steps", lambda arm: arm["decode_steps"], ",", gain["engine_steps"])
-    yield row("tokens a step and request", lambda arm: arm["tokens_per_step"], ".3f")
-    yield row("rollout, ms a token", rollout_ms, ".3f", gain["rollout_per_token"])
+    yield row("tokens per step and request", lambda arm: arm["tokens_per_step"], ".3f")
+    yield row("rollout, ms per token", rollout_ms, ".3f", gain["rollout_per_token"])
     yield row("training step, s", lambda arm: arm["step_s"], ".2f", gain["step"])
-    tail = "tail, ms a token (at most 8 requests running)"
+    tail = "tail, ms per token (at most 8 requests running)"
     yield row(tail, lambda arm: 1e3 * arm["tail_s"] / arm["tail_tokens"], ".3f", gain["tail"])
     drafts = f"{on['accepted']:,} / {on['drafted']:,}"
     share = f"{on['acceptance_rate']:.1%}".replace("%", " %")
@@ -303,7 +303,7 @@ TABLES = {
             ("worst", "最差", "rollout_gain_worst", ".2f"),
             ("tail: median", "长尾：中位数", "tail_gain_median", ".2f"),
             ("worst", "最差", "tail_gain_worst", ".2f"),
-            ("tokens a step", "每步 token", "tokens_per_step", ".2f"),
+            ("tokens per step", "每步 token", "tokens_per_step", ".2f"),
             ("accepted", "接受", "accepted_share", ".0%"),
             ("sampling", "采样", "sample_share", ".1%"),
             ("drafting", "起草", "draft_share", ".2%"),
@@ -344,7 +344,7 @@ TABLES = {
             ("synchronous", "同步", "synchronous", ""),
             ("`sam`, off", "`sam`，关", "sam, off", ""),
             ("`sam`, on", "`sam`，开", "sam, on", ""),
-            ("tokens a step, on", "开：每步 token", "tokens", ".2f"),
+            ("tokens per step, on", "开：每步 token", "tokens", ".2f"),
         ],
         left=0,
     ),
@@ -383,7 +383,7 @@ TABLES = {
         lambda: output("routing")["ways"],
         [
             ("way", "方式", "way", ""),
-            ("tokens a step", "每步 token 数", "tokens_per_step", ".3f"),
+            ("tokens per step", "每步 token 数", "tokens_per_step", ".3f"),
             ("acceptance", "接受率", "acceptance", ".1%"),
             ("from group", "来自组", "group", ".1%"),
             ("from history", "来自历史", "history", ".1%"),
@@ -420,7 +420,7 @@ TABLES = {
             ("method", "方法", "method", ""),
             ("nodes drafted", "起草的节点", "drafted", "g"),
             ("expanded", "展开", "expanded", "g"),
-            ("tokens a step", "每步 token 数", "tokens_per_step", ".3f"),
+            ("tokens per step", "每步 token 数", "tokens_per_step", ".3f"),
             ("accepted share", "接受率", "accepted_share", ".3f"),
         ],
         left=2,
@@ -454,8 +454,8 @@ TABLES = {
         methods,
         [
             ("method", "方法", "method", ""),
-            ("tokens a step", "每步 token 数", "tokens_per_step", ".3f"),
-            ("nodes a step", "每步节点数", "nodes", "g"),
+            ("tokens per step", "每步 token 数", "tokens_per_step", ".3f"),
+            ("nodes per step", "每步节点数", "nodes", "g"),
             ("accepted of the nodes", "节点接受率", "precision", ".3f"),
             ("speed-up", "加速比", "speedup", "g"),
         ],

@@ -42,9 +42,9 @@ CHINESE = {
     "draft k": "草稿 k",
     "chain": "链",
     "tree": "树",
-    "bytes a token": "每 token 字节",
-    "us a token": "每 token us",
-    "tokens a second": "每秒 token",
+    "bytes per token": "每 token 字节",
+    "us per token": "每 token us",
+    "tokens per second": "每秒 token",
     "p99": "99 % 分位",
     "ratio": "比值",
     ", off": "，关",
@@ -59,7 +59,7 @@ HEADS = {
 
 def name(row: dict[str, Any], language: str, unit: bool = True) -> str:
     """A row's name as the page has it."""
-    text = row["what"] + (f", {row['unit']}" if unit and row["unit"] else "")
+    text = row["what"] + (f", {row['unit'].replace(' a ', ' per ')}" if unit and row["unit"] else "")
     if language == "zh":
         for english, chinese in CHINESE.items():
             text = text.replace(english, chinese)
@@ -88,7 +88,7 @@ def rows(*records: str) -> list[dict[str, Any]]:
 
 
 def is_acceptance(row: dict[str, Any]) -> bool:
-    return row["unit"] in ("tokens a step", "ratio", "a step", "of its tokens a step")
+    return row["section"] != "time and memory"
 
 
 def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
@@ -109,7 +109,7 @@ def cost(language: str) -> str:
 
 
 def accepted(language: str) -> str:
-    """Tokens a step of `blend`, of `count` and of each peer, and the limit."""
+    """Tokens per step of `blend`, of `count` and of each peer, and the limit."""
     lines = []
     for row in rows("bench"):
         own = row["peers"].get("count") or row["peers"].get("count k=8")
@@ -121,7 +121,7 @@ def accepted(language: str) -> str:
 
 
 def sources(language: str) -> str:
-    """Tokens a step with and without history and corpus; drafted tokens with and without calibrated lengths."""
+    """Tokens per step with and without history and corpus; drafted tokens with and without calibrated lengths."""
     lines = []
     for row in rows("bench"):
         other = row["peers"].get("without") or row["peers"].get("newest k=3")
