@@ -67,7 +67,7 @@ def name(row: dict[str, Any], language: str, unit: bool = True) -> str:
 
 
 def limit(row: dict[str, Any], language: str) -> str:
-    """The limit of a row, and in brackets the ratio that was reached where the limit is one."""
+    """The limit of a row, in italics if it is a regression bound; in brackets the ratio reached where the limit is one."""
     limits = tomllib.loads(TARGETS.read_text())
     if row["what"] not in limits:
         raise ValueError(f"docs/results has the row {row['what']!r}, {TARGETS.name} has not: record a new run")
@@ -79,6 +79,8 @@ def limit(row: dict[str, Any], language: str) -> str:
     if "of" in held:
         reached /= row["peers"][held["of"]]["median"]
         text += f" × {held['of']} ({reached:{'.3f' if held['better'] == '>=' else '.2g'}})"
+    if held["reason"].startswith("Regression bound"):
+        text = f"*{text}*"
     missed = reached > held["bound"] if held["better"] == "<=" else reached < held["bound"]
     return text + (HEADS[language]["missed"] if missed else "")
 
