@@ -12,7 +12,7 @@ tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml |
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs test-mutants lint lock clean
+.PHONY: help demo docs test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs test-mutants lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -92,6 +92,10 @@ test-mutants: ## take each patch away in turn; every test that it names must fai
 
 lint: ## formats, linters, and the stored patches against their records
 	ci/lint
+
+docs: ## write the generated tables of docs/ and README anew
+	ci/setup-env tools
+	$(TOOLS)/python docs/generate.py
 
 lock: ## resolve the requirements anew; versions that are locked stay unless UPGRADE=--upgrade
 	ci/setup-env tools

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links in the documentation lead somewhere, both languages have the same tables and commands, and every patch is explained."""
+"""Links in the documentation lead somewhere, both languages have the same tables and commands, generated tables are current,
+and every patch is explained."""
 
+import importlib.util
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -44,6 +49,67 @@ def test_languages(page):
     assert numbers[0] == numbers[1]
     commands = [re.findall(r"^ {4,}(\S.*?)(?: +#.*)?$", text, re.MULTILINE) for text in texts]
     assert commands[0] == commands[1]
+
+
+def test_generated_tables_are_current():
+    command = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/results/*.json")), ids=lambda path: path.stem)
+def test_a_result_says_where_it_comes_from(path):
+    record = json.loads(path.read_text())
+    assert list(record) == ["command", "date", "commit", "machine", "output"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", record["date"]) and re.fullmatch(r"[0-9a-f]{7,}", record["commit"])
+
+
+class TestGenerate:
+    @pytest.fixture
+    def generate(self):
+        spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    @pytest.fixture
+    def pages(self, tmp_path):
+        (tmp_path / "docs").mkdir()
+        for name in ("README.md", "docs/page.md", "docs/page.zh.md"):
+            (tmp_path / name).write_text("above\n<!-- begin one -->\nold\n<!-- end one -->\nbelow\n")
+        return tmp_path
+
+    TABLES = {"one": {"en": "[a](page.md)", "zh": "[b](page.md)"}.get}
+
+    def test_fills_the_tables_of_each_language(self, generate, pages):
+        stale = ["README.md: one", "docs/page.md: one", "docs/page.zh.md: one"]
+        assert generate.generate(pages, self.TABLES, check=True) == stale
+        assert "old" in (pages / "docs" / "page.md").read_text()
+        assert generate.generate(pages, self.TABLES) == stale
+        lines = {
+            name: (pages / name).read_text().splitlines()[3]
+            for name in ("README.md", "docs/page.md", "docs/page.zh.md")
+        }
+        assert lines == {
+            "README.md": "[a](docs/page.md)",
+            "docs/page.md": "[a](page.md)",
+            "docs/page.zh.md": "[b](page.md)",
+        }
+        assert generate.generate(pages, self.TABLES, check=True) == []
+
+    @pytest.mark.parametrize(
+        "text, tables, reason",
+        [
+            ("<!-- begin two -->\n<!-- end two -->\n", {}, "no module in docs/tables defines 'two'"),
+            ("<!-- begin two -->\n", {}, "begin two --> has no counterpart"),
+            ("", {"two": str}, "no page has a block for 'two'"),
+        ],
+    )
+    def test_refuses_what_does_not_fit(self, generate, pages, text, tables, reason):
+        (pages / "docs" / "page.md").write_text(text)
+        with pytest.raises(generate.DocsError, match=reason):
+            generate.generate(pages, self.TABLES | tables)
+        assert "old" in (pages / "README.md").read_text()
 
 
 @pytest.mark.parametrize("pin_set", PIN_SETS)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of results, and the Markdown that shows them.
+
+A record, docs/results/NAME.json, holds `command` (one, or a list), `date`, `commit` (whose code ran), `machine`, and
+`output`: what the command wrote with --json or --out, or as much of it as the pages use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+CHINESE = {" cores": " 核", "1 thread": "单线程", " at `": " 提交 `", "; ": "；", ": ": "：", ", ": "，", "`.": "`。"}
+
+
+def read(name: str) -> dict[str, Any]:
+    """The record of that name."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def output(name: str) -> Any:
+    """What the command of a record wrote."""
+    return read(name)["output"]
+
+
+def source(language: str, *names: str, commands: bool = True) -> str:
+    """The commands of these records; then, for each date and machine, links to the records with their commits."""
+    lines: list[str] = []
+    facts: dict[str, list[str]] = {}
+    for name in names:
+        record = read(name)
+        lines += [record["command"]] if isinstance(record["command"], str) else record["command"]
+        link = f"[{name}](results/{name}.json) at `{record['commit']}`"
+        facts.setdefault(f"{record['date']}, {record['machine']}", []).append(link)
+    block = "".join(f"    {line}\n" for line in lines) + "\n" if commands else ""
+    text = "; ".join(f"{when}: {', '.join(links)}" for when, links in facts.items()) + "."
+    if language == "zh":
+        for english, chinese in CHINESE.items():
+            text = text.replace(english, chinese)
+    return block + text
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
+    """A Markdown table; the first `left` columns are aligned to the left, the others to the right."""
+    marks = ["---"] * left + ["---:"] * (len(head) - left)
+    lines = [head, *rows]
+    text = [f"| {' | '.join(map(str, line))} |" for line in lines]
+    return "\n".join([text[0], f"|{'|'.join(marks)}|", *text[1:]])
+
+
+def figure(value: float | None) -> str:
+    """A measured value with three significant digits, or a dash."""
+    if value is None:
+        return "-"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 1 else f"{value:.{2 if value >= 10 else 3}f}"
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """A value with so many digits behind the point, or a dash."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None, digits: int = 1, sign: bool = False) -> str:
+    """A share as a percentage, or a dash."""
+    return "-" if value is None else f"{100 * value:{'+' if sign else ''}.{digits}f} %"

@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/results.md, docs/accuracy.md and the README, from the records in docs/results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tables._records import figure, output, source, table
+
+CHINESE = {
+    "RL answers, 5": "RL 回答，5",
+    "RL answers": "RL 回答",
+    "long reasoning, 2": "长推理，2",
+    "long reasoning": "长推理",
+    "code, 7": "代码，7",
+    "code": "代码",
+    "noise, 10": "噪声，10",
+    "engine steps": "引擎步数",
+    "tokens per step and request": "每条请求每步 token 数",
+    "rollout, ms per token": "rollout，每 token ms",
+    "training step, s": "训练步，s",
+    "tail, ms per token (at most 8 requests running)": "长尾，每 token ms（至多 8 条请求在运行）",
+    "draft tokens accepted / verified": "接受 / 验证的草稿 token",
+    "`auto`, against an oracle with foresight": "`auto`，与有预见的先知相比",
+    "`batch`, `threshold` 8": "`batch`，`threshold` 8",
+    "no drafts": "不起草",
+    "0.11, one process": "0.11，单进程",
+    "0.11, worker apart": "0.11，worker 独立",
+    "0.11, server": "0.11，服务",
+    "0.23, one process": "0.23，单进程",
+    "0.23, worker apart": "0.23，worker 独立",
+    "0.23, server": "0.23，服务",
+    "fitted": "拟合",
+    "reached": "达到",
+    "open": "未定",
+    "missed": "未达到",
+    "round of generation": "一轮生成",
+    "rollout of a training step": "训练步的 rollout",
+    "Qwen3-32B, 32": "Qwen3-32B，32",
+    "Qwen3-235B-A22B, 128": "Qwen3-235B-A22B，128",
+    "Qwen3-32B, a customer, 128": "Qwen3-32B，客户场景，128",
+    "spread": "分散",
+    "sticky": "按 prompt",
+    "sticky, no bound": "按 prompt，无上界",
+    "the article": "文章",
+    "all earlier outputs: how many": "先前输出的总数",
+    "SD-L, tokens per step": "SD-L，每步 token 数",
+    "SD-T, tokens per step": "SD-T，每步 token 数",
+    "256 outputs: both trees": "256 条输出：两棵树合用",
+    "the global tree alone": "只用全局树",
+    "the request's tree alone": "只用自身的树",
+    "16 outputs stored": "存 16 条输出",
+    "all: n_max = 16, m = 10, c = 64": "全部：n_max = 16，m = 10，c = 64",
+    "random choice instead of the trie": "随机选取，不用前缀树",
+    "0.2, 0.3, 2 (the paper, 70B)": "0.2、0.3、2（论文，70B）",
+    "0.05, 0.05, 2": "0.05、0.05、2",
+    "plain": "不起草",
+    "pass@1": "pass@1",
+    "95 % interval": "95 % 区间",
+    "mean answer, tokens": "平均回答长度，token",
+    "answers cut off": "被截断的回答",
+}
+
+Row = dict[str, Any]
+Column = tuple[str, str, str | Callable[[Row], Any], str]
+"""Head in English and in Chinese, the row's key or a function of the row, and the format of numbers."""
+
+
+def show(value: Any, form: str, language: str) -> str:
+    """A cell: a dash for None, a text in the page's language, a number in this format."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return CHINESE.get(value, value) if language == "zh" else value
+    return format(value, form).replace("%", " %")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for either language. A name in the first column stands once, above the rows that share it."""
+
+    records: tuple[str, ...]
+    """Whose commands, dates and commits stand above; none where another table above has the same record."""
+    rows: Callable[[], Iterable[Row]]
+    columns: list[Column]
+    left: int = 1
+    commands: bool = True
+
+    def __call__(self, language: str) -> str:
+        lines, above = [], None
+        for row in self.rows():
+            values = (get(row) if callable(get) else row[get] for *_, get, _ in self.columns)
+            cells = [show(value, form, language) for value, (*_, form) in zip(values, self.columns, strict=True)]
+            name, cells[0] = cells[0], "" if cells[0] == above else cells[0]
+            above = name
+            lines.append(cells)
+        text = table([column[language == "zh"] for column in self.columns], lines, self.left)
+        return f"{source(language, *self.records, commands=self.commands)}\n\n{text}" if self.records else text
+
+
+def headline() -> Iterator[Row]:
+    """Both arms of `make demo`."""
+    demo = output("demo")
+    off, on, gain = demo["off"], demo["on"], demo["on"]["gain"]
+    counted = slice(demo["first_step_counted"] - 1, None)
+
+    def row(what: str, of: Callable[[Row], float], form: str, gained: float | None = None) -> Row:
+        gain = "" if gained is None else f"{gained:+.1%}".replace("%", " %")
+        return {"what": what, "off": format(of(off), form), "on": format(of(on), form), "gain": gain}
+
+    def rollout_ms(arm: Row) -> float:
+        return 1e3 * sum(arm["rollout_s_per_step"][counted]) / sum(arm["tokens_per_training_step"][counted])
+
+    yield row("engine steps", lambda arm: arm["decode_steps"], ",", gain["engine_steps"])
+    yield row("tokens per step and request", lambda arm: arm["tokens_per_step"], ".3f")
+    yield row("rollout, ms per token", rollout_ms, ".3f", gain["rollout_per_token"])
+    yield row("training step, s", lambda arm: arm["step_s"], ".2f", gain["step"])
+    tail = "tail, ms per token (at most 8 requests running)"
+    yield row(tail, lambda arm: 1e3 * arm["tail_s"] / arm["tail_tokens"], ".3f", gain["tail"])
+    drafts = f"{on['accepted']:,} / {on['drafted']:,}"
+    share = f"{on['acceptance_rate']:.1%}".replace("%", " %")
+    yield {"what": "draft tokens accepted / verified", "off": None, "on": drafts, "gain": share}
+
+
+def sampler() -> Iterator[Row]:
+    for case in output("bench-sampler")["measured"]:
+        if case["batch"] in (1, 8, 32, 128):
+            times = {
+                f"{kind} {name}": figure(ms) for kind in ("step", "given") for name, ms in case["ms"][kind].items()
+            }
+            calls = {name: "/".join(f"{count:,}" for count in counts) for name, counts in case["operations"].items()}
+            yield {"batch": case["batch"]} | times | calls
+
+
+def engine_replay() -> Iterator[Row]:
+    for record, name in REPLAYED.items():
+        replayed = output(record)
+        for arm, values in replayed["arms"].items():
+            if arm != "plain":
+                yield values | {"set": f"{name}, {replayed['batches']}", "arm": f"`{arm}`"}
+
+
+REPLAYED = {
+    "engine-replay-rl": "RL answers",
+    "engine-replay-reasoning": "long reasoning",
+    "engine-replay-code": "code",
+    "engine-replay-noise": "noise",
+}
+
+
+def plan_steps() -> Iterator[Row]:
+    for replayed in output("plan-steps"):
+        for arm, values in replayed["arms"].items():
+            span = f"{100 * values['min_error']:+.1f} .. {100 * values['max_error']:+.1f} %"
+            yield values | {"set": replayed["set"], "arm": f"`{arm}`", "span": span}
+
+
+def switch_worlds() -> Iterator[Row]:
+    names = {
+        "regret": "`auto`",
+        "regret_foresight": "`auto`, against an oracle with foresight",
+        "regret_batch": "`batch`, `threshold` 8",
+        "regret_plain": "no drafts",
+    }
+    for key, name in names.items():
+        yield dict(zip(("name", "median", "99 %", "largest"), (name, *output("switch-worlds")[key]), strict=True))
+
+
+def runners() -> Iterator[Row]:
+    for batch, arms in output("bench-runners")["ms_and_tokens_a_step"]["eager"].items():
+        row = {"batch": batch, "tokens": statistics.median(tokens for _, tokens in arms["sam, on"])}
+        for arm, turns in arms.items():
+            low, middle, high = statistics.quantiles([ms for ms, _ in turns], n=4)
+            row[arm] = f"{middle:.2f} ({low:.2f}-{high:.2f})"
+        yield row
+
+
+GOALS = {"off": (1.02, 1.02), "rejection": (1.25, 1.15), "seeded": (1.25, 1.15)}
+"""Of bench-host, at 1 and at 32 requests: time of a step relative to the same engine without speculation."""
+BASELINE = {"off": "plain", "rejection": "plain", "seeded": "plain, seeded"}
+
+
+def ratio(ours: np.ndarray, plain: np.ndarray) -> tuple[float, float, float]:
+    """Mean over starts of the median over turns of ours / plain, [starts, turns] each, and its bootstrap interval of 95 %."""
+    ratios, rng = ours / plain, np.random.default_rng(0)
+    num_starts, num_turns = ratios.shape
+    starts = rng.integers(num_starts, size=(2000, num_starts, 1))
+    turns = rng.integers(num_turns, size=(2000, num_starts, num_turns))
+    low, high = np.percentile(np.median(ratios[starts, turns], axis=2).mean(1), [2.5, 97.5])
+    return float(np.median(ratios, axis=1).mean()), float(low), float(high)
+
+
+def host() -> Iterator[Row]:
+    for version in ("0.11", "0.23"):
+        for placement, batches in output(f"bench-host-{version}")["ms_a_step"]["npu"].items():
+            for batch, starts in batches.items():
+                times = {arm: np.array([start[arm] for start in starts]) for arm in starts[0]}
+                row = {"engine": f"{version}, {placement}", "batch": batch, "plain": float(np.median(times["plain"]))}
+                for arm, goals in GOALS.items():
+                    mean, low, high = ratio(times[arm], times[BASELINE[arm]])
+                    goal = goals[batch != "1"]
+                    row[arm] = f"{mean:.3f} ({low:.3f}-{high:.3f})"
+                    row[f"{arm} goal"] = "reached" if mean <= goal else "open" if low <= goal else "missed"
+                yield row
+
+
+CLUSTERS = {
+    "32b": "Qwen3-32B, 32",
+    "235b": "Qwen3-235B-A22B, 128",
+    "customer": "Qwen3-32B, a customer, 128",
+}
+SPANS = {"round": "round of generation", "rollout": "rollout of a training step"}
+
+
+def plan_article() -> Iterator[Row]:
+    found = {(row["cluster"], row["what"], row["sam"]): row for row in output("plan-article")["rows"]}
+    for (cluster, what, sam), off in found.items():
+        if sam == "off" and what in SPANS:
+            gain = found[cluster, what, "gain"]
+            names = {"cluster": CLUSTERS[cluster], "what": SPANS[what]}
+            names |= {"error": "fitted"} if off["fitted"] else {}
+            gains = {"gain": gain["article"], "predicted gain": gain["predicted"]}
+            yield off | names | gains | {"span": f"{100 * gain['low']:.1f} - {100 * gain['high']:.1f} %"}
+
+
+def routing_count() -> Iterator[Row]:
+    for record in ("routing-4", "routing-16"):
+        counted = output(record)
+        yield from ({"replicas": f"{counted['settings']['replicas']}"} | way for way in counted["ways"])
+
+
+def recordings(experiment: str, *names: str) -> Iterator[Row]:
+    """Rows of an experiment on recordings, all unless some are named."""
+    found = output("papers-recordings")[experiment]
+    for name in names or found:
+        yield {"name": name} | {key: f"{n:,}" if isinstance(n, int) else f"{n:.3f}" for key, n in found[name].items()}
+
+
+def positions() -> Iterator[Row]:
+    for row in output("papers-article")["positions"]:
+        yield row | {"rule": row["rule"].replace("blend", "`blend`")}
+
+
+def methods() -> Iterator[Row]:
+    for row in output("tree")["rows"]:
+        name = row["method"] if row["method"] == "plain" else f"`{row['method']}`"
+        yield row | {"method": name, "precision": "" if row["precision"] is None else row["precision"]}
+
+
+def evaluation() -> Iterator[Row]:
+    found = output("evaluation")
+    arms = [found["off"], found["on"]]
+    for what, cells in (
+        ("pass@1", [f"{100 * arm['pass@1']:.1f} %" for arm in arms]),
+        ("95 % interval", ["{:.1f} - {:.1f} %".format(*(100 * end for end in arm["interval"])) for arm in arms]),
+        ("mean answer, tokens", [f"{arm['mean_tokens']:.1f}" for arm in arms]),
+        ("answers cut off", [f"{arm['cut_off']}" for arm in arms]),
+        ("draft tokens accepted / verified", [None, f"{arms[1]['accepted']:,} / {arms[1]['verified']:,}"]),
+    ):
+        yield {"what": what, "off": cells[0], "on": cells[1]}
+
+
+OFF_ON: list[Column] = [("", "", "what", ""), ("SAM off", "不开 SAM", "off", ""), ("SAM on", "开 SAM", "on", "")]
+RECORDINGS: list[Column] = [("", "", "name", "")]
+RECORDINGS += [(name, name, name, "") for name in ("code", "math-short", "sql", "rl-rollouts")]
+BALANCE: list[Column] = [
+    ("imbalance, mean", "不均衡，平均", "imbalance", ".3f"),
+    ("worst", "最大", "worst", ".3f"),
+    ("returned", "返回", "returned", ".1%"),
+]
+TABLES = {
+    "headline": Table(("demo",), headline, [*OFF_ON, ("gain", "收益", "gain", "")]),
+    "bench-sampler": Table(
+        ("bench-sampler",),
+        sampler,
+        [
+            ("requests", "请求", "batch", ""),
+            ("ms: 0.11", "ms：0.11", "step 0.11", ""),
+            ("0.13", "0.13", "step 0.13", ""),
+            ("`rejection`", "`rejection`", "step rejection", ""),
+            ("`seeded`", "`seeded`", "step seeded", ""),
+            ("without random numbers: 0.11", "不计随机数：0.11", "given 0.11", ""),
+            ("0.13", "0.13", "given 0.13", ""),
+            ("`rejection`", "`rejection`", "given rejection", ""),
+            ("operators/waits/AICPU: 0.11", "算子/等待/AICPU：0.11", "0.11", ""),
+            ("0.13", "0.13", "0.13", ""),
+            ("`rejection`", "`rejection`", "rejection", ""),
+            ("`seeded`", "`seeded`", "seeded", ""),
+        ],
+        left=0,
+    ),
+    "engine-replay": Table(
+        tuple(REPLAYED),
+        engine_replay,
+        [
+            ("set, batches", "数据集，批数", "set", ""),
+            ("arm", "对照", "arm", ""),
+            ("rollout: median", "rollout：中位数", "rollout_gain_median", ".2f"),
+            ("worst", "最差", "rollout_gain_worst", ".2f"),
+            ("tail: median", "长尾：中位数", "tail_gain_median", ".2f"),
+            ("worst", "最差", "tail_gain_worst", ".2f"),
+            ("tokens per step", "每步 token", "tokens_per_step", ".2f"),
+            ("accepted", "接受", "accepted_share", ".0%"),
+            ("sampling", "采样", "sample_share", ".1%"),
+            ("drafting", "起草", "draft_share", ".2%"),
+        ],
+        left=2,
+    ),
+    "plan-steps": Table(
+        ("plan-steps",),
+        plan_steps,
+        [
+            ("set", "数据集", "set", ""),
+            ("arm", "对照", "arm", ""),
+            ("measured, s", "实测，s", "measured", ","),
+            ("predicted, s", "预测，s", "predicted", ","),
+            ("error", "误差", "error", "+.1%"),
+            ("single batches", "单独各批", "span", ""),
+            ("gain: measured", "增益：实测", "gain", ".2f"),
+            ("predicted", "预测", "predicted_gain", ".2f"),
+        ],
+        left=2,
+    ),
+    "switch-worlds": Table(
+        ("switch-worlds",),
+        switch_worlds,
+        [
+            ("", "", "name", ""),
+            ("median", "中位数", "median", ".1%"),
+            ("99 %", "99 %", "99 %", ".1%"),
+            ("largest", "最大", "largest", ".1%"),
+        ],
+    ),
+    "bench-runners": Table(
+        ("bench-runners",),
+        runners,
+        [
+            ("requests", "请求", "batch", ""),
+            ("asynchronous", "异步", "asynchronous", ""),
+            ("synchronous", "同步", "synchronous", ""),
+            ("`sam`, off", "`sam`，关", "sam, off", ""),
+            ("`sam`, on", "`sam`，开", "sam, on", ""),
+            ("tokens per step, on", "开：每步 token", "tokens", ".2f"),
+        ],
+        left=0,
+    ),
+    "bench-host": Table(
+        ("bench-host-0.11", "bench-host-0.23"),
+        host,
+        [
+            ("engine", "引擎", "engine", ""),
+            ("requests", "请求", "batch", ""),
+            ("no speculation, ms", "不开投机，ms", "plain", ".2f"),
+            ("off", "关", "off", ""),
+            ("goal 1.02", "目标 1.02", "off goal", ""),
+            ("`rejection`", "`rejection`", "rejection", ""),
+            ("goal 1.25, 1.15", "目标 1.25，1.15", "rejection goal", ""),
+            ("`seeded`", "`seeded`", "seeded", ""),
+            ("goal 1.25, 1.15", "目标 1.25，1.15", "seeded goal", ""),
+        ],
+    ),
+    "plan-article": Table(
+        ("plan-article",),
+        plan_article,
+        [
+            ("model, dies", "模型，die 数", "cluster", ""),
+            ("per", "项目", "what", ""),
+            ("without SAM, s: article", "不用 SAM，s：文章", "article", ",.0f"),
+            ("predicted", "预测", "predicted", ",.0f"),
+            ("error", "误差", "error", "+.1%"),
+            ("gain: article", "增益：文章", "gain", ".2%"),
+            ("predicted", "预测", "predicted gain", ".1%"),
+            ("10 - 90 %", "10 - 90 %", "span", ""),
+        ],
+        left=2,
+    ),
+    "routing": Table(
+        ("routing",),
+        lambda: output("routing")["ways"],
+        [
+            ("way", "方式", "way", ""),
+            ("tokens per step", "每步 token 数", "tokens_per_step", ".3f"),
+            ("acceptance", "接受率", "acceptance", ".1%"),
+            ("from group", "来自组", "group", ".1%"),
+            ("from history", "来自历史", "history", ".1%"),
+            *BALANCE,
+        ],
+    ),
+    "routing-count": Table(
+        ("routing-4", "routing-16"),
+        routing_count,
+        [("replicas", "副本数", "replicas", ""), ("way", "方式", "way", ""), *BALANCE],
+        left=2,
+    ),
+    "papers-sd": Table(("papers-recordings",), lambda: recordings("sd"), RECORDINGS),
+    "papers-rest": Table(
+        (),
+        lambda: recordings(
+            "rest",
+            "16 outputs stored",
+            "256",
+            "all: n_max = 16, m = 10, c = 64",
+            "n_max = 2",
+            "m = 2",
+            "m = 20",
+            "c = 8",
+            "random choice instead of the trie",
+        ),
+        RECORDINGS,
+    ),
+    "papers-gsd": Table(
+        ("papers-model",),
+        lambda: [row for row in output("papers-model")["gsd"] if not row["setting"].startswith("0.4")],
+        [
+            ("theta_prob, theta_sib, tau", "theta_prob、theta_sib、tau", "setting", ""),
+            ("method", "方法", "method", ""),
+            ("nodes drafted", "起草的节点", "drafted", "g"),
+            ("expanded", "展开", "expanded", "g"),
+            ("tokens per step", "每步 token 数", "tokens_per_step", ".3f"),
+            ("accepted share", "接受率", "accepted_share", ".3f"),
+        ],
+        left=2,
+    ),
+    "papers-positions": Table(
+        ("papers-article",),
+        positions,
+        [
+            ("recording", "记录", "recording", ""),
+            ("rule", "规则", "rule", ""),
+            *((at, at, at, ".3f") for at in ("0-1k", "1-2k", "2-4k", "4-8k", "8-16k", "16k+")),
+            ("all", "全部", "all", ".3f"),
+        ],
+        left=2,
+    ),
+    "papers-tails": Table(
+        (),
+        lambda: [{"name": name} | values for name, values in output("papers-article")["tails"].items()],
+        [
+            ("recording", "记录", "name", ""),
+            ("steps without drafts", "不起草的步数", "steps", ","),
+            ("in the tail", "其中尾部", "tail_steps", ","),
+            ("the article's rule: all", "文章的规则：全部", "article", ".3f"),
+            ("tail", "尾部", "article_tail", ".3f"),
+            ("`blend`: all", "`blend`：全部", "blend", ".3f"),
+            ("tail", "尾部", "blend_tail", ".3f"),
+        ],
+    ),
+    "tree": Table(
+        ("tree",),
+        methods,
+        [
+            ("method", "方法", "method", ""),
+            ("tokens per step", "每步 token 数", "tokens_per_step", ".3f"),
+            ("nodes per step", "每步节点数", "nodes", "g"),
+            ("accepted of the nodes", "节点接受率", "precision", ".3f"),
+            ("speed-up", "加速比", "speedup", "g"),
+        ],
+    ),
+    "evaluation": Table(("evaluation",), evaluation, OFF_ON, commands=False),
+}
