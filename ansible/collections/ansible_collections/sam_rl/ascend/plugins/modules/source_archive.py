@@ -18,7 +18,7 @@ author: [the authors of this repository]
 """
 EXAMPLES = r"""
 - name: Pack the recipes
-  source_archive:
+  sam_rl.ascend.source_archive:
     repository: /home/me/sam-rl
     paths: [llm_rl, NOTICE]
     folder: /home/me/sam-rl/.cache/ansible
@@ -75,8 +75,9 @@ def main():
                 module.exit_json(changed=False, **result)
             if not module.check_mode:
                 os.makedirs(folder, exist_ok=True)
-                git("archive", "--format=tar.gz", "--output", f"{path}.new", tree)
-                os.replace(f"{path}.new", path)
+                fresh = os.path.join(scratch, "src.tar.gz")
+                git("archive", "--format=tar.gz", "--output", fresh, tree)
+                module.atomic_move(fresh, path)
     except OSError as error:
         module.fail_json(msg=f"{folder}: the archive cannot be written ({error.strerror}): make it a writable folder.")
     module.exit_json(changed=True, **result)

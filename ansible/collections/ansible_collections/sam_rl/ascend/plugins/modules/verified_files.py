@@ -10,12 +10,12 @@ short_description: Compare a folder with a manifest, reading again only files th
 options:
   folder: {description: The folder, type: path, required: true}
   manifest: {description: "Lines `sha256  path`, paths below the folder", type: str, required: true}
-  record: {description: Where size and time of verified files are noted, type: path, required: true}
+  record: {description: File that records size and time of verified files, type: path, required: true}
 author: [the authors of this repository]
 """
 EXAMPLES = r"""
 - name: Check the weights
-  verified_files:
+  sam_rl.ascend.verified_files:
     folder: /data/models/Qwen3-32B
     manifest: "{{ lookup('file', 'qwen3-32b.sha256') }}"
     record: /data/models/Qwen3-32B.verified.json
@@ -86,9 +86,10 @@ def main():
     bad = [{"path": path, "reason": reason} for path, (reason, note) in results.items() if reason]
     notes = {path: note for path, (reason, note) in results.items() if note}
     if notes != known and not module.check_mode:
-        with open(f"{record}.new", "w") as file:
+        fresh = os.path.join(module.tmpdir, "record.json")
+        with open(fresh, "w") as file:
             json.dump(notes, file)
-        os.replace(f"{record}.new", record)
+        module.atomic_move(fresh, record)
     module.exit_json(changed=False, bad=bad, count=len(wanted))
 
 
