@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-PIN ?= vllm-0.23
+PINSETS := $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml)))
+DEFAULT := vllm-0.23
+PIN ?= $(firstword $(filter $(DEFAULT),$(PINSETS)) $(PINSETS))
 TOOLS := .venvs/tools/bin
 ENV := .venvs/$(PIN)/bin
 
-PINSETS := $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml)))
 DEMO_PINSETS := $(notdir $(patsubst %/pins.toml,%,$(shell grep -l '^demo = true' patches/*/pins.toml)))
 
-# Tests that need .venvs/tools alone, and those that run in a pin set's environment, as its pins.toml lists them.
+# Tests that need .venvs/tools alone, those that need torch but no engine and run in the environment of PIN, and those
+# that a pin set's pins.toml lists.
 QUICK_TESTS := tests/sam_core tests/ci tests/patches tests/accuracy tests/reports
-tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml | tr -d '",')
+TORCH_TESTS := tests/verify
+$(foreach pinset,$(PINSETS),$(eval TESTS_$(pinset) := $(shell patches/patchset pin $(pinset) tests)))
+tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
@@ -25,7 +29,7 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	$(ENV)/python -m llm_rl.demo
 
 # A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
-# All environments are made before, and not asked for again (-o), as make passes over a job that has to wait for one.
+# All environments are created first and then marked as up to date (-o): make would postpone a job that waits for one.
 JOBS ?= 2
 ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
