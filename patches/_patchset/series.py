@@ -5,6 +5,7 @@ import email.header
 import email.parser
 import re
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,11 +136,7 @@ def transform(files: Files, patches: list[Patch], reverse: bool = False) -> File
             except git.GitFailure as error:
                 verb = "come off" if reverse else "apply"
                 raise Failure(f"{patch.file} does not {verb}: {error.reason}") from error
-        return {
-            path: (git.file_mode(folder / path), (folder / path).read_bytes())
-            for path in blobs(patches)
-            if (folder / path).is_file()
-        }
+        return read_files(folder, blobs(patches))
 
 
 def lay_out(files: Files, folder: Path) -> None:
@@ -228,9 +225,10 @@ def replay(module: Module, archive: Path, patches: list[Patch]) -> tuple[Record,
     return Record(git.tree_id(entries), git.tree_id(patched), changes), texts
 
 
-def read_file(path: Path) -> tuple[str, bytes] | None:
-    """Mode and content of a file, or None if there is none."""
-    try:
-        return git.file_mode(path), path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def read_files(folder: Path, paths: Iterable[str]) -> Files:
+    """Those of the files that exist below folder."""
+    return {
+        path: (git.file_mode(folder / path), (folder / path).read_bytes())
+        for path in paths
+        if (folder / path).is_file()
+    }

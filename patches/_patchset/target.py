@@ -21,6 +21,7 @@ class Site:
     """One module at a target; its files lie in root/prefix."""
 
     module: Module
+    root: Path
     prefix: str = ""
     present: str = ""  # the distribution or "source tree"; empty: not there
     refusal: tuple[str, str] | None = None  # why it must not be changed: the state's name, and a sentence
@@ -28,6 +29,15 @@ class Site:
 
     def __str__(self) -> str:
         return f"{self.module.name} {self.module.version}" + (f" ({self.present})" if self.present else "")
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self.root / self.prefix
+
+    def files(self) -> series.Files:
+        """The files that the patches touch, as they are now."""
+        return series.read_files(self.folder, self.module.recorded().blobs)
 
 
 @dataclass
@@ -44,10 +54,6 @@ class Target:
 
     root: Path
     sites: list[Site]
-
-    def path(self, site: Site, file: str) -> str:
-        """A file of the module relative to root."""
-        return f"{site.prefix}/{file}" if site.prefix else file
 
 
 def find(pinset: PinSet, modules: list[str], env: str | None, to: str | None) -> Target:
@@ -77,7 +83,7 @@ def in_environment(env: Path, modules: list[Module]) -> Target:
 
 def installed(module: Module, folder: Path) -> Site:
     """A module in an environment."""
-    site = Site(module)
+    site = Site(module, folder)
     for name, versions in module.dists.items():
         for dist in Distribution.discover(name=name, path=[str(folder)]):
             site.present = f"{dist.metadata['Name']} {dist.version}"
@@ -120,7 +126,8 @@ def in_folder(root: Path, modules: list[Module]) -> Target:
 
 def source_tree(module: Module, root: Path, prefix: str) -> Site:
     """A module's source tree in a folder."""
-    site, folder = Site(module, prefix, tree=True), root / prefix
+    site = Site(module, root, prefix, tree=True)
+    folder = site.folder
     if folder.exists() and not folder.is_dir():
         raise Failure(f"{folder} is not a folder.")
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -135,43 +142,42 @@ def source_tree(module: Module, root: Path, prefix: str) -> Site:
     return site
 
 
-def inspect(target: Target, site: Site) -> State:
+def inspect(site: Site) -> State:
     """The state of a module, by comparing its touched files with the record."""
     if not site.present:
         return State("not there" if site.tree else "not installed")
     if site.refusal:
         return State(site.refusal[0], [site.refusal[1]])
-    blobs = site.module.recorded().blobs
-    current = {path: content_id(series.read_file(target.root / target.path(site, path))) for path in blobs}
-    if all(current[path] == before for path, (before, _) in blobs.items()):
-        return State("original")
-    if all(current[path] == after for path, (_, after) in blobs.items()):
-        return State("patched")
+    blobs, files = site.module.recorded().blobs, site.files()
+    current = {path: content_id(files, path) for path in blobs}
+    for name, end in (("original", 0), ("patched", 1)):
+        if all(current[path] == ends[end] for path, ends in blobs.items()):
+            return State(name)
     odd = [path for path in sorted(blobs) if current[path] not in blobs[path]]
     if odd:
-        return State("modified", [f"{path} ({difference(target, site, path)})" for path in odd])
+        return State("modified", [f"{path} ({difference(files, path, blobs[path][0])})" for path in odd])
     patched = [path for path, (before, after) in sorted(blobs.items()) if current[path] == after != before]
     return State("modified", [f"{path} (patched, others are not)" for path in patched])
 
 
-def content_id(file: tuple[str, bytes] | None) -> str:
+def content_id(files: series.Files, path: str) -> str:
     """The blob id of a file, "" if there is none."""
-    return git.blob_id(file[1]) if file else ""
+    return git.blob_id(files[path][1]) if path in files else ""
 
 
-def difference(target: Target, site: Site, path: str) -> str:
-    """How a file differs from both the original and the patched one."""
-    file, before = series.read_file(target.root / target.path(site, path)), site.module.recorded().blobs[path][0]
-    if file is None:
+def difference(files: series.Files, path: str, original: str) -> str:
+    """How a file differs from both the original, a blob id, and the patched one."""
+    if path not in files:
         return "missing"
-    if not before:
+    if not original:
         return "in the way of a new file"
-    return "line ends changed to CRLF" if git.blob_id(file[1].replace(b"\r\n", b"\n")) == before else "changed"
+    unix = files[path][1].replace(b"\r\n", b"\n")
+    return "line ends changed to CRLF" if git.blob_id(unix) == original else "changed"
 
 
-def whole_tree(target: Target, site: Site) -> str:
+def whole_tree(site: Site) -> str:
     """How a source tree as a whole compares with the recorded tree ids."""
-    tree, record = git.tree_id(git.scan(target.root / site.prefix)), site.module.recorded()
+    tree, record = git.tree_id(git.scan(site.folder)), site.module.recorded()
     if tree in (record.tree, record.patched_tree):
         return f"tree {tree}, as recorded"
     return f"tree {tree}, not a recorded one: files that no patch touches differ from the source distribution"
@@ -199,26 +205,23 @@ def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
         target.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Failure(f"{target.root} cannot be created: {error.strerror}.") from error
-    lines = []
+    lines, modified = [], []
     try:
         with Transaction(target.root) as transaction:
-            modified = []
             for site in target.sites:
-                if site in here:
-                    state = inspect(target, site)
-                    if state.name == "modified":
-                        modified.append(modified_message(target, site, state, verb))
-                    elif state.name == ("original" if reverse else "patched"):
-                        lines.append(f"{site}: already {state.name}")
-                    else:
-                        count = in_place(transaction, target, site, patches[site.module.name], reverse)
-                        done = "original again" if reverse else "patched"
-                        lines.append(f"{site}: {done}, {plural(count, 'file')}")
-                elif site in fresh:
+                state = inspect(site)
+                if site in fresh:
                     unpack(transaction, site, patches[site.module.name], archives[site.module.name])
                     lines.append(f"{site}: unpacked and patched")
+                elif site not in here:
+                    lines.append(f"{site}: {state.name}, skipped")
+                elif state.name == "modified":
+                    modified.append(modified_message(site, state, verb))
+                elif state.name == ("original" if reverse else "patched"):
+                    lines.append(f"{site}: already {state.name}")
                 else:
-                    lines.append(f"{site}: not {'there' if site.tree else 'installed'}, skipped")
+                    count = in_place(transaction, site, patches[site.module.name], reverse)
+                    lines.append(f"{site}: {'original again' if reverse else 'patched'}, {plural(count, 'file')}")
             if modified:
                 raise Failure("\n".join(modified))
             transaction.commit()
@@ -228,48 +231,42 @@ def change(target: Target, reverse: bool, sdists: str | None) -> list[str]:
     return lines
 
 
-def modified_message(target: Target, site: Site, state: State, verb: str) -> str:
+def modified_message(site: Site, state: State, verb: str) -> str:
     """The sentence about a modified module."""
     shown = ", ".join(state.details[:5]) + (f" and {len(state.details) - 5} more" if len(state.details) > 5 else "")
     restore = "restore the source tree" if site.tree else f"reinstall {site.present.replace(' ', '==')}"
     return (
-        f"{site.module.name} in {target.root / site.prefix} is neither the pinned original nor the patched one, "
+        f"{site.module.name} in {site.folder} is neither the pinned original nor the patched one, "
         f"nothing was changed: {shown}; {restore} (or drop with the patches it was patched with), then {verb} again."
     )
 
 
-def in_place(transaction: Transaction, target: Target, site: Site, patches: list[series.Patch], reverse: bool) -> int:
+def in_place(transaction: Transaction, site: Site, patches: list[series.Patch], reverse: bool) -> int:
     """Stage the changed files of a module that is there; returns their number."""
-    blobs = site.module.recorded().blobs
-    files = {path: file for path in blobs if (file := series.read_file(target.root / target.path(site, path)))}
+    blobs, files = site.module.recorded().blobs, site.files()
     result = series.transform(files, patches, reverse)
-    require(site.module, result, reverse)
+    for path, ends in blobs.items():
+        if content_id(result, path) != ends[0 if reverse else 1]:
+            raise Failure(
+                f"The patches in {site.module.folder} do not give the {path} that {site.module.pinset.file} records: "
+                f"run `patchset check {site.module.pinset.name}`."
+            )
     changed = [path for path in sorted(blobs) if files.get(path) != result.get(path)]
     for path in changed:
-        place = target.path(site, path)
+        file = site.folder / path
+        place = str(file.relative_to(site.root))
         if path in result:
-            mode = (target.root / place).stat().st_mode & 0o7777 if path in files else 0o644
-            transaction.write(place, result[path][1], mode)
+            transaction.write(place, result[path][1], file.stat().st_mode & 0o7777 if path in files else 0o644)
         else:
             transaction.delete(place)
     return len(changed)
-
-
-def require(module: Module, result: series.Files, reverse: bool) -> None:
-    """Raise Failure unless the patches gave the recorded files."""
-    for path, ends in module.recorded().blobs.items():
-        if content_id(result.get(path)) != ends[0 if reverse else 1]:
-            raise Failure(
-                f"The patches in {module.folder} do not give the {path} that {module.pinset.file} records: "
-                f"run `patchset check {module.pinset.name}`."
-            )
 
 
 def unpack(transaction: Transaction, site: Site, patches: list[series.Patch], archive: Path) -> None:
     """Stage the pinned source tree, patched, as a new folder."""
     record, folder = site.module.recorded(), transaction.place(site.prefix)
     sdist.unpack(archive, folder)
-    files = {path: file for path in record.blobs if (file := series.read_file(folder / path)) is not None}
+    files = series.read_files(folder, record.blobs)
     result = series.transform(files, patches)
     for path in files.keys() - result.keys():
         (folder / path).unlink()
@@ -283,16 +280,16 @@ def unpack(transaction: Transaction, site: Site, patches: list[series.Patch], ar
 
 def states(target: Target) -> dict[str, str]:
     """The name of each module's state at the target."""
-    return {site.module.name: inspect(target, site).name for site in target.sites}
+    return {site.module.name: inspect(site).name for site in target.sites}
 
 
 def report(target: Target) -> tuple[list[str], bool]:
     """Lines on each module's state at the target, and whether all is in order."""
     lines, in_order = [f"  {target.root}"], True
     for site in target.sites:
-        state = inspect(target, site)
+        state = inspect(site)
         lines += [f"    {site}: {state.name}", *(f"      {detail}" for detail in state.details)]
         if site.tree and site.present and not site.refusal:
-            lines.append(f"      {whole_tree(target, site)}")
+            lines.append(f"      {whole_tree(site)}")
         in_order = in_order and not state.details
     return lines, in_order
