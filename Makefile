@@ -60,15 +60,15 @@ environment/%:
 $(foreach job,$(QUICK_JOBS),$(eval $(job): environment/tools))
 $(foreach pinset,$(PINSETS),$(eval $(call jobs-of,$(pinset)): environment/$(pinset)))
 
-test-wheels: ## builds the wheels and tries them in clean environments, aarch64 under an emulator if qemu-user is there
+test-wheels: ## builds the wheels and tests them in clean environments, aarch64 under an emulator if qemu-user is installed
 	ci/test-wheels
 
-test-ansible: ## the playbooks' own plugins, syntax and style; touches no host (about a minute)
+test-ansible: ## the playbooks' plugins, syntax and style; contacts no host (about a minute)
 	ci/setup-env ansible
 	ci/lint ansible
 	.venvs/ansible/bin/python -m pytest -p no:cacheprovider ansible/tests/unit
 
-test-bed: ## the playbooks on hosts made of systemd-nspawn; needs root and Debian's debootstrap, else skipped (minutes)
+test-bed: ## the playbooks on systemd-nspawn hosts; skipped without root and Debian's debootstrap (minutes)
 	ci/test-bed
 
 wheels: ## dist/: source archive and manylinux wheels of sam_core, for x86-64 and aarch64
@@ -90,14 +90,14 @@ bench-host: ## host time of a step with the switch off and verifying, beside one
 	ci/setup-env $(PIN)
 	PYTHONPATH=tests/common $(ENV)/python tests/ascend/bench_host.py $(BENCH)
 
-test-mutants: ## take each patch away in turn; every test that it names must fail (about half an hour)
+test-mutants: ## remove each patch in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)
 	ci/test-mutants $(PIN)
 
 lint: ## formats, linters, and the stored patches against their records
 	ci/lint
 
-lock: ## resolve the requirements anew; versions that are locked stay unless UPGRADE=--upgrade
+lock: ## resolve the requirements again; locked versions stay unless UPGRADE=--upgrade
 	ci/setup-env tools
 	$(COMPILE) $(UPGRADE) ci/tools.in -o ci/tools.lock >/dev/null
 	$(COMPILE) $(UPGRADE) ci/wheels.in -o ci/wheels.lock >/dev/null
@@ -106,5 +106,5 @@ lock: ## resolve the requirements anew; versions that are locked stay unless UPG
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
 		-o patches/$(PIN)/requirements.lock >/dev/null
 
-clean: ## remove the environments and what builds and tests leave (uv's cache stays)
+clean: ## remove the environments and the files of builds and tests (uv's cache stays)
 	rm -rf .venvs .pytest_cache .hypothesis .ruff_cache build dist sam_core/build sam_core/dist *.egg-info
