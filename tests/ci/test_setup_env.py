@@ -132,7 +132,8 @@ class Repo:
         self.root, self.index = root, index
         self.env = root / ".venvs" / "tiny"
         (root / "ci").mkdir(parents=True)
-        shutil.copy2(ROOT / "ci" / "setup-env", root / "ci" / "setup-env")
+        for name in ("setup-env", "lock_files.py"):
+            shutil.copy2(ROOT / "ci" / name, root / "ci" / name)
         shutil.copytree(PATCHES / "_patchset", root / "patches" / "_patchset")
         self.write("ci/tools.lock", index.add("gamma"))
         self.borrow_tools()
