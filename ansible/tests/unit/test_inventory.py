@@ -74,6 +74,15 @@ def test_inventories_of_the_repository(sample):
             {"container_engine": "lxc"},
             "h1, h2: value of container_engine must be one of: docker, podman, none, got: lxc",
         ),
+        (
+            {"model_store_items": [{"name": "a", "source": "/a"}]},
+            "h1, h2: missing required arguments: gb found in model_store_items",
+        ),
+        (
+            {"model_store_items": [{"name": "a", "source": "/a", "gb": 1, "size": 2}]},
+            "h1, h2: the variable model_store_items.size is not known: the roles' meta/argument_specs.yml list all",
+        ),
+        ({"ascend_driver_version": 25.3}, "h1, h2: ascend_driver_version is 25.3, expected str"),
         ({"work_dir": "data"}, "h1, h2: work_dir is 'data', expected an absolute path"),
         ({"install_root": "/"}, "h1, h2: install_root is '/', expected an absolute path below /"),
         ({"ray_port": 80}, "h1, h2: ray_port is 80, expected a port from 1024 to 65535"),
