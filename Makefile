@@ -41,6 +41,7 @@ test: ## all tests; with PIN=... only those in that pin set's environment
 		$(QUICK_JOBS) test-ansible test-wheels
 else
 test:
+	@[ -n "$(filter $(PIN),$(PINSETS))" ] || { echo "make test: there is no pin set $(PIN): choose from $(PINSETS)" >&2; exit 2; }
 	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
 endif
 

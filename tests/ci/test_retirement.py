@@ -83,6 +83,11 @@ def test_quick_tests_that_read_pin_sets_pass_without_it(retired):
     assert re.search(r"\d\d passed", report)
 
 
+def test_make_test_refuses_an_unknown_pin_set():
+    done = subprocess.run(["make", "test", "PIN=vllm-9.9"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode and f"there is no pin set vllm-9.9: choose from {PIN_SETS[0]}" in done.stderr
+
+
 def default_without(name):
     """The default pin set of a tree without this one."""
     left = [other for other in PIN_SETS if other != name]

@@ -96,6 +96,8 @@ class Repo:
         os.environ.pop("VIRTUAL_ENV", None), os.environ.pop("UV", None)
         os.environ.update({"PATCHSET_SDISTS": str(self.sdists)} | env)
         sys.path.insert(0, str(self.root / "patches"))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "_patchset"]:
+            del sys.modules[name]  # another test may have imported this repository's
         tempfile.tempdir = str(self.root / "tmp")  # what a killed process leaves there goes with the test's folder
         try:
             from _patchset.cli import main
