@@ -116,8 +116,8 @@ def members(file: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]
         raise Failure(f"{file} cannot be read as a source distribution: {error}.") from error
 
 
-def read(file: Path, wanted: set[str]) -> tuple[Entries, dict[str, tuple[str, bytes]]]:
-    """Entries of the whole source distribution, and (mode, content) of the wanted paths that it has."""
+def read(file: Path, paths: set[str]) -> tuple[Entries, dict[str, tuple[str, bytes]]]:
+    """Entries of the whole source distribution, and (mode, content) of those of the paths that it has."""
     entries: Entries = {}
     contents = {}
     for path, member, archive in members(file):
@@ -127,7 +127,7 @@ def read(file: Path, wanted: set[str]) -> tuple[Entries, dict[str, tuple[str, by
         data = archive.extractfile(member).read()
         mode = EXECUTABLE if member.mode & 0o100 else FILE
         entries[path] = mode, blob_id(data)
-        if path in wanted:
+        if path in paths:
             contents[path] = mode, data
     return entries, contents
 

@@ -102,10 +102,10 @@ def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
     with Transaction(module.pinset.folder) as transaction:
         pinset = PinSet(module.pinset.name)  # another module may have been exported meanwhile
         pinset.module(module.name).record = record
-        wanted = {f"{module.name}/{name}": data for name, data in texts.items()}
-        wanted["pins.toml"] = pinset.text().encode()
+        files = {f"{module.name}/{name}": data for name, data in texts.items()}
+        files["pins.toml"] = pinset.text().encode()
         changed = []
-        for path, data in wanted.items():
+        for path, data in files.items():
             file = module.pinset.folder / path
             if not file.is_file() or file.read_bytes() != data:
                 transaction.write(path, data, 0o644)

@@ -67,7 +67,7 @@ def test_patches_and_formats_are_right_without_it(retired):
     (environment / "tools").symlink_to(sys.prefix)
     setup = (tree / "ci" / "setup-env").read_bytes()
     try:
-        # The environment is there; made for another folder, it would be made anew.
+        # The environment exists but belongs to another folder: the real script would create it again.
         (tree / "ci" / "setup-env").write_text("#!/usr/bin/env python3\n# SPDX-License-Identifier: Apache-2.0\n")
         assert run("ci/lint", cwd=tree).endswith(": ok\n")
     finally:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def sysctl_changes(printed: str, wanted: Mapping[str, str]) -> list[list[str]]:
-    """[name, value] of the settings whose value in `sysctl` output (`name = value` lines) differs from `wanted`."""
+def sysctl_changes(printed: str, expected: Mapping[str, str]) -> list[list[str]]:
+    """[name, value] of the settings whose value in `sysctl` output (`name = value` lines) differs from `expected`."""
     changes = []
     for name, value in re.findall(r"^([\w.]+) *= *(.*?) *$", printed, re.MULTILINE):
-        if name in wanted and _ports(value) != _ports(str(wanted[name])):
-            changes.append([name, str(wanted[name])])
+        if name in expected and _ports(value) != _ports(str(expected[name])):
+            changes.append([name, str(expected[name])])
     return changes
 
 

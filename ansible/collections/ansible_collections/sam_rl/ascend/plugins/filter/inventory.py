@@ -61,7 +61,7 @@ def role_options(repository: str) -> dict[str, dict[str, Any]]:
 
 
 def registered_names(repository: str) -> set[str]:
-    """Names that tasks of the roles register: within one run hostvars has them beside the inventory's."""
+    """Names that tasks of the roles register: in later plays of a run, hostvars has them too."""
     names: set[str] = set()
     for path in Path(str(repository), "ansible", "roles").glob("*/tasks/*.yml"):
         names.update(re.findall(r"^ +register: +(\w+)", path.read_text(), re.MULTILINE))

@@ -71,8 +71,12 @@ def clock(command, timeout):
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, False, f"`{' '.join(command)}` failed ({type(error).__name__})"
     if done.returncode != 0:
-        said = " ".join(done.stdout.decode("utf-8", "replace").split())[:120]
-        return None, False, f"`{' '.join(command)}` ended with status {done.returncode} and said: {said or 'nothing'}"
+        output = " ".join(done.stdout.decode("utf-8", "replace").split())[:120]
+        return (
+            None,
+            False,
+            f"`{' '.join(command)}` ended with status {done.returncode} and printed: {output or 'nothing'}",
+        )
     try:
         return parse_chrony(done.stdout.decode("utf-8", "replace")), False, None
     except Unreadable as reason:

@@ -84,8 +84,8 @@ class Tool:
             raise Unreadable(f"`{shown}` cannot be run ({error.strerror})") from None
         text = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0:
-            said = " ".join(text.split())[:160] or "nothing"
-            raise Unreadable(f"`{shown}` ended with status {done.returncode} and said: {said}")
+            output = " ".join(text.split())[:160] or "nothing"
+            raise Unreadable(f"`{shown}` ended with status {done.returncode} and printed: {output}")
         return text
 
 

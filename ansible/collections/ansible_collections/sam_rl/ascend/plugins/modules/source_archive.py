@@ -9,7 +9,7 @@ module: source_archive
 short_description: Archive of parts of a git checkout as it is on disk, named by its tree id
 description:
   - Tracked files count as they are, changed ones too; untracked files are left out.
-  - The same files give the same tree id and the same name, and an archive that is there is not made again.
+  - The same files give the same tree id and name; an existing archive is not written again.
 options:
   repository: {description: The checkout, type: path, required: true}
   paths: {description: Files and folders to pack, type: list, elements: str, required: true}
