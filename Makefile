@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-PIN ?= vllm-0.23
+PINSETS := $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml)))
+DEFAULT := vllm-0.23
+PIN ?= $(firstword $(filter $(DEFAULT),$(PINSETS)) $(PINSETS))
 TOOLS := .venvs/tools/bin
 ENV := .venvs/$(PIN)/bin
 
-PINSETS := $(notdir $(patsubst %/pins.toml,%,$(wildcard patches/*/pins.toml)))
 DEMO_PINSETS := $(notdir $(patsubst %/pins.toml,%,$(shell grep -l '^demo = true' patches/*/pins.toml)))
 
-# Tests that need .venvs/tools alone, and those that run in a pin set's environment, as its pins.toml lists them.
+# Tests that need .venvs/tools alone, those that need torch but no engine and run in the environment of PIN, and those
+# that a pin set's pins.toml lists.
 QUICK_TESTS := tests/sam_core tests/replay tests/ci tests/patches tests/accuracy tests/reports
-tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml | tr -d '",')
+TORCH_TESTS := tests/verify
+$(foreach pinset,$(PINSETS),$(eval TESTS_$(pinset) := $(shell patches/patchset pin $(pinset) tests)))
+tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
@@ -25,7 +29,7 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	$(ENV)/python -m llm_rl.demo
 
 # A folder of tests in an environment is a job, run/ENVIRONMENT/FOLDER; JOBS of them run at a time, the long ones first.
-# All environments are made before, and not asked for again (-o), as make passes over a job that has to wait for one.
+# All environments are created first and then marked as up to date (-o): make would postpone a job that waits for one.
 JOBS ?= 2
 ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
@@ -37,6 +41,7 @@ test: ## all tests; with PIN=... only those in that pin set's environment
 		$(QUICK_JOBS) test-ansible test-wheels
 else
 test:
+	@[ -n "$(filter $(PIN),$(PINSETS))" ] || { echo "make test: there is no pin set $(PIN): choose from $(PINSETS)" >&2; exit 2; }
 	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
 endif
 
@@ -56,15 +61,15 @@ environment/%:
 $(foreach job,$(QUICK_JOBS),$(eval $(job): environment/tools))
 $(foreach pinset,$(PINSETS),$(eval $(call jobs-of,$(pinset)): environment/$(pinset)))
 
-test-wheels: ## builds the wheels and tries them in clean environments, aarch64 under an emulator if qemu-user is there
+test-wheels: ## builds the wheels and tests them in clean environments, aarch64 under an emulator if qemu-user is installed
 	ci/test-wheels
 
-test-ansible: ## the playbooks' own plugins, syntax and style; touches no host (about a minute)
+test-ansible: ## the playbooks' plugins, syntax and style; contacts no host (about a minute)
 	ci/setup-env ansible
 	ci/lint ansible
 	.venvs/ansible/bin/python -m pytest -p no:cacheprovider ansible/tests/unit
 
-test-bed: ## the playbooks on hosts made of systemd-nspawn; needs root and Debian's debootstrap, else skipped (minutes)
+test-bed: ## the playbooks on systemd-nspawn hosts; skipped without root and Debian's debootstrap (minutes)
 	ci/test-bed
 
 wheels: ## dist/: source archive and manylinux wheels of sam_core, for x86-64 and aarch64
@@ -86,7 +91,7 @@ bench-host: ## host time of a step with the switch off and verifying, beside one
 	ci/setup-env $(PIN)
 	PYTHONPATH=tests/common $(ENV)/python tests/ascend/bench_host.py $(BENCH)
 
-test-mutants: ## take each patch away in turn; every test that it names must fail (about half an hour)
+test-mutants: ## remove each patch in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)
 	ci/test-mutants $(PIN)
 
@@ -97,7 +102,7 @@ docs: ## write the generated tables of docs/ and README anew
 	ci/setup-env tools
 	$(TOOLS)/python docs/generate.py
 
-lock: ## resolve the requirements anew; versions that are locked stay unless UPGRADE=--upgrade
+lock: ## resolve the requirements again; locked versions stay unless UPGRADE=--upgrade
 	ci/setup-env tools
 	$(COMPILE) $(UPGRADE) ci/tools.in -o ci/tools.lock >/dev/null
 	$(COMPILE) $(UPGRADE) ci/wheels.in -o ci/wheels.lock >/dev/null
@@ -106,5 +111,5 @@ lock: ## resolve the requirements anew; versions that are locked stay unless UPG
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
 		-o patches/$(PIN)/requirements.lock >/dev/null
 
-clean: ## remove the environments and what builds and tests leave (uv's cache stays)
+clean: ## remove the environments and the files of builds and tests (uv's cache stays)
 	rm -rf .venvs .pytest_cache .hypothesis .ruff_cache build dist sam_core/build sam_core/dist *.egg-info

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of a pin set's stored files: against each other, the record, and the source distributions."""
+"""Check the stored files of a pin set against each other, the record and the source distributions."""
 
 import ast
 from pathlib import Path
@@ -12,7 +12,7 @@ TRAILERS = ("Upstream", "Remove-when", "Tests")
 
 
 def check(pinset: PinSet, sdists: str | None, offline: bool) -> list[str]:
-    """All that is wrong with a pin set, a sentence each; offline leaves out what needs the source distributions."""
+    """One sentence for each problem of a pin set; `offline` skips what needs the source distributions."""
     problems = [
         f"{folder} has patches, but {pinset.file} has no [module.{folder.name}]."
         for folder in sorted({file.parent for file in pinset.folder.glob("*/*.patch")})
@@ -39,7 +39,7 @@ def check(pinset: PinSet, sdists: str | None, offline: bool) -> list[str]:
 
 
 def numbering(module: Module) -> list[str]:
-    """Files that are no patch, and numbers that are missing or doubled."""
+    """Sentences on files that are not patches, and on missing or duplicate numbers."""
     if not module.folder.is_dir():
         return []
     problems, number = [], 0
@@ -56,7 +56,7 @@ def numbering(module: Module) -> list[str]:
 
 
 def trailers(patch: series.Patch) -> list[str]:
-    """Missing trailers, and tests that do not exist."""
+    """Sentences on missing trailers, and on tests that do not exist."""
     names = [name for name, _ in patch.trailers]
     problems = [f"{patch.file} has no trailer {name}: in its last paragraph." for name in TRAILERS if name not in names]
     for name, value in patch.trailers:
@@ -66,7 +66,7 @@ def trailers(patch: series.Patch) -> list[str]:
 
 
 def has_test(name: str) -> bool:
-    """Whether `path` or `path::[Class::]function` is there, its parameters in [...] left aside."""
+    """Whether the test `path` or `path::[Class::]function` exists; parameters in [...] are ignored."""
     path, *parts = name.partition("[")[0].split("::")
     file = REPO / path
     if Path(path).is_absolute() or ".." in Path(path).parts or not file.exists() or (parts and not file.is_file()):

@@ -25,34 +25,37 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, summary: str, more: str = "") -> argparse.ArgumentParser:
-        return commands.add_parser(
+    sdists = argparse.ArgumentParser(add_help=False)
+    sdists.add_argument(
+        "--sdists",
+        metavar="DIR",
+        help="folder with the source distributions (default: $PATCHSET_SDISTS, then .cache/sdists, then a download)",
+    )
+    targets = argparse.ArgumentParser(add_help=False)
+    place = targets.add_mutually_exclusive_group()
+    place.add_argument("--env", metavar="VENV", help="an environment, by its top folder")
+    place.add_argument("--to", metavar="DIR", help="a folder of source trees, or one source tree")
+    targets.add_argument("--module", action="append", default=[], metavar="M", help="only this module (repeatable)")
+
+    def command(name: str, summary: str, more: str = "", parents: tuple = (), **pinset: str) -> argparse.ArgumentParser:
+        """A command and its argument PINSET; `pinset` are options of that argument."""
+        sub = commands.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.\n{more}",
+            parents=parents,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-
-    def sdists(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument(
-            "--sdists",
-            metavar="DIR",
-            help="folder with the source distributions (default: $PATCHSET_SDISTS, then .cache/sdists, then a download)",
-        )
-
-    def targets(sub: argparse.ArgumentParser) -> None:
-        place = sub.add_mutually_exclusive_group()
-        place.add_argument("--env", metavar="VENV", help="an environment, by its top folder")
-        place.add_argument("--to", metavar="DIR", help="a folder of source trees, or one source tree")
-        sub.add_argument("--module", action="append", default=[], metavar="M", help="only this module (repeatable)")
+        sub.add_argument("pinset", metavar="PINSET", **pinset)
+        return sub
 
     sub = command(
         "import",
         "make a git repository of a module, one commit a patch",
         "Edit there: add commits, `git commit --fixup`, `git rebase -i --autosquash patchset-base`; then export.\n"
         "The pinned release is the tag patchset-base.",
+        (sdists,),
     )
-    sub.add_argument("pinset", metavar="PINSET")
     sub.add_argument("module", metavar="MODULE")
     sub.add_argument(
         "--from",
@@ -61,79 +64,82 @@ def parser() -> argparse.ArgumentParser:
         help="a source distribution, or a git checkout that has the pinned commit (default: see --sdists)",
     )
     sub.add_argument("--to", metavar="DIR", help="the new repository (default: .cache/patchset/<PINSET>/<MODULE>)")
-    sdists(sub)
 
     sub = command(
         "export",
         "write the commits of such a repository as the stored patches",
-        "Stale patches are removed and the record in pins.toml is brought up to date, all or nothing.",
+        "Removes stale patches and updates the record in pins.toml, all or nothing.",
+        (sdists,),
     )
-    sub.add_argument("pinset", metavar="PINSET")
     sub.add_argument("module", metavar="MODULE")
     sub.add_argument("--from", dest="source", metavar="DIR", help="the repository (default: that of import)")
-    sdists(sub)
 
-    sub = command(
+    fitting = {"nargs": "?", "help": "default: the one whose versions are installed"}
+    command(
         "apply",
-        "apply the patches, all or nothing; again is harmless",
-        "Into a folder --to DIR that lacks a module, its pinned source is unpacked first.\n" + TARGET_HELP,
+        "apply the patches, all or nothing; does nothing where they are applied already",
+        "A module that is missing in the folder --to DIR is unpacked there first.\n" + TARGET_HELP,
+        (targets, sdists),
+        **fitting,
     )
-    sub.add_argument("pinset", nargs="?", metavar="PINSET", help="default: the one whose versions are installed")
-    targets(sub)
-    sdists(sub)
+    command("drop", "restore the original files, all or nothing", TARGET_HELP, (targets,), **fitting)
 
-    sub = command("drop", "take the patches off again, all or nothing", TARGET_HELP)
-    sub.add_argument("pinset", nargs="?", metavar="PINSET", help="default: the one whose versions are installed")
-    targets(sub)
-
+    every = {"nargs": "?", "help": "default: all"}
     sub = command(
         "status",
         "list the patches, the tree ids, and the state of a target",
         "The state of a module is original, patched, modified (with the files) or wrong version; exit status 1 for\n"
         "the last two.\n" + TARGET_HELP,
+        (targets,),
+        **every,
     )
-    sub.add_argument("pinset", nargs="?", metavar="PINSET", help="default: all")
     sub.add_argument("--json", action="store_true", help="only {pin set: {module: state}}; exit status 0")
-    targets(sub)
 
     sub = command(
         "check",
         "check the stored patches against each other, the record and the source distributions",
-        "Exit status 1 with a sentence for each thing that is wrong.",
+        "Exit status 1 with a sentence for each problem.",
+        (sdists,),
+        **every,
     )
-    sub.add_argument("pinset", nargs="?", metavar="PINSET", help="default: all")
-    sub.add_argument("--offline", action="store_true", help="leave out what needs the source distributions")
-    sdists(sub)
+    sub.add_argument("--offline", action="store_true", help="skip the checks that need the source distributions")
+
+    sub = command("pin", "print a value of pins.toml, for scripts; of a list, one element a line")
+    sub.add_argument("key", metavar="KEY", help="such as runtime.npu.torch")
     return top
 
 
 def choose(args: argparse.Namespace) -> tuple[PinSet, target.Target]:
     """The pin set and the target of apply and drop; without PINSET the only one, or the only one that fits."""
-    names = [args.pinset] if args.pinset else pins.names()
+    names = chosen(args)
     fitting = []
     for name in names:
         pinset = pins.opened(name)
-        found = target.find(pinset, args.module, args.env, args.to)
+        place = target.find(pinset, args.module, args.env, args.to)
         if len(names) == 1:
-            return pinset, found
-        if any(site.found for site in found.sites) and not any(site.wrong for site in found.sites):
-            fitting.append((pinset, found))
+            return pinset, place
+        if any(site.present for site in place.sites) and not any(site.refusal for site in place.sites):
+            fitting.append((pinset, place))
     if len(fitting) != 1:
         fit = "none fits" if not fitting else "more than one fits"
         raise Failure(f"Name the pin set, one of {', '.join(names)}: {fit} what the target has.")
     return fitting[0]
 
 
-def status(args: argparse.Namespace) -> int:
-    """The status command."""
-    good = True
+def chosen(args: argparse.Namespace) -> list[str]:
+    """The named pin set, or all."""
+    return [args.pinset] if args.pinset else pins.names()
+
+
+def status(args: argparse.Namespace) -> bool:
+    """The command status; returns whether all is in order."""
+    pinsets = [pins.opened(name) for name in chosen(args)]
+    places = {pinset.name: target.find(pinset, args.module, args.env, args.to) for pinset in pinsets}
     if args.json:
-        names = [args.pinset] if args.pinset else pins.names()
-        found = {name: target.find(pins.opened(name), args.module, args.env, args.to) for name in names}
-        print(json.dumps({name: target.states(where) for name, where in found.items()}))
-        return 0
-    for name in [args.pinset] if args.pinset else pins.names():
-        pinset = pins.opened(name)
+        print(json.dumps({name: target.states(place) for name, place in places.items()}))
+        return True
+    reports = []
+    for pinset in pinsets:
         print(pinset.name)
         for module in pinset.modules.values():
             record, patches = module.recorded(), series.load(module)
@@ -141,38 +147,39 @@ def status(args: argparse.Namespace) -> int:
             print(f"  {module.name} {module.version}: {count}, tree {record.tree} -> {record.patched_tree}")
             for patch in patches:
                 print(f"    {patch.file.name[:4]} {patch.subject}")
-        lines, fine = target.report(target.find(pinset, args.module, args.env, args.to))
+        lines, in_order = target.report(places[pinset.name])
         print("\n".join(lines))
-        good = good and fine
-    return 0 if good else 1
+        reports.append(in_order)
+    return all(reports)
 
 
-def run_check(args: argparse.Namespace) -> int:
-    """The check command."""
-    bad = False
-    for name in [args.pinset] if args.pinset else pins.names():
-        problems = check.check(pins.opened(name), args.sdists, args.offline)
-        print("\n".join(problems) or f"{name}: in order{' (offline)' if args.offline else ''}")
-        bad = bad or bool(problems)
-    return 1 if bad else 0
+def run_check(args: argparse.Namespace) -> bool:
+    """The command check; returns whether all is in order."""
+    problems = {name: check.check(pins.opened(name), args.sdists, args.offline) for name in chosen(args)}
+    for name, sentences in problems.items():
+        print("\n".join(sentences) or f"{name}: in order{' (offline)' if args.offline else ''}")
+    return not any(problems.values())
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry a command out; its exit status."""
-    if args.command == "status":
-        return status(args)
-    if args.command == "check":
-        return run_check(args)
-    if args.command in ("import", "export"):
-        module = pins.opened(args.pinset).module(args.module)
-        if args.command == "import":
-            lines = work.import_(module, args.source, args.to, args.sdists)
-        else:
-            lines = work.export(module, args.source, args.sdists)
-    else:
-        pinset, found = choose(args)
-        print(f"{pinset.name} in {found.root}")
-        lines = target.change(found, args.command == "drop", getattr(args, "sdists", None))
+    """Run a command; returns its exit status."""
+    lines = []
+    match args.command:
+        case "status":
+            return 0 if status(args) else 1
+        case "check":
+            return 0 if run_check(args) else 1
+        case "pin":
+            value = pins.value(args.pinset, args.key)
+            lines = value if isinstance(value, list) else [str(value)]
+        case "import":
+            lines = work.import_(pins.opened(args.pinset).module(args.module), args.source, args.to, args.sdists)
+        case "export":
+            lines = work.export(pins.opened(args.pinset).module(args.module), args.source, args.sdists)
+        case "apply" | "drop":
+            pinset, place = choose(args)
+            print(f"{pinset.name} in {place.root}")
+            lines = target.change(place, args.command == "drop", getattr(args, "sdists", None))
     print("\n".join(lines))
     return 0
 

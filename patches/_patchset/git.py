@@ -16,7 +16,15 @@ Entries = dict[str, tuple[str, str]]
 
 
 class Failure(Exception):
-    """What the user is told: one sentence that says what was wrong, where, and what to do."""
+    """One sentence for the user: what is wrong, where, and what to do."""
+
+
+class GitFailure(Failure):
+    """A git command that failed; `reason` is its first error message."""
+
+    def __init__(self, command: str, cwd: Path, reason: str):
+        super().__init__(f"git {command} failed in {cwd}: {reason}")
+        self.reason = reason
 
 
 def object_id(kind: str, body: bytes) -> str:
@@ -30,7 +38,7 @@ def blob_id(data: bytes) -> str:
 
 
 def tree_id(entries: Entries) -> str:
-    """Git's id of the tree with exactly these files; no ignore rule and no attribute plays a part."""
+    """Git's id of the tree with exactly these files, regardless of ignore rules and attributes."""
     root: dict = {}
     for path, entry in entries.items():
         *folders, name = path.split("/")
@@ -53,7 +61,7 @@ def tree_id(entries: Entries) -> str:
 
 
 def scan(root: Path) -> Entries:
-    """Entries of all files below root on disk, its top-level `.git` and `.patchset` left out."""
+    """Entries of all files below root, except its top-level `.git` and `.patchset`."""
     entries: Entries = {}
     for folder, folders, names in os.walk(root):
         if folder == os.fspath(root):
@@ -77,8 +85,8 @@ def file_mode(path: Path | str) -> str:
 def run(*args: str | Path, cwd: Path, data: bytes | None = None, date: str | None = None) -> bytes:
     """Run git in cwd under the neutral identity and return its standard output.
 
-    The user's and the system's configuration and every GIT_* variable are kept out. `date` is the author's and
-    committer's date. Raises Failure with git's own last words when it fails or is not installed.
+    Ignores the user's and the system's configuration and all GIT_* variables. `date` is the author's and
+    committer's date. Raises GitFailure if git fails, Failure if it is not installed.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") and k not in ("HOME", "XDG_CONFIG_HOME")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
@@ -93,9 +101,9 @@ def run(*args: str | Path, cwd: Path, data: bytes | None = None, date: str | Non
     except FileNotFoundError as error:
         raise Failure("git is not installed or not on PATH; install it and run again.") from error
     if done.returncode:
-        words = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        told = [w for w in words if w.startswith(("error:", "fatal:"))] or words or ["no message"]
-        raise Failure(f"git {args[0]} failed in {cwd}: {told[0]}")
+        lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        errors = [line for line in lines if line.startswith(("error:", "fatal:"))]
+        raise GitFailure(str(args[0]), cwd, (errors or lines or ["no message"])[0])
     return done.stdout
 
 
@@ -105,13 +113,13 @@ def text(*args: str | Path, cwd: Path, **options) -> str:
 
 
 def init(folder: Path, bare: bool = False) -> None:
-    """A new repository whose files are taken byte for byte, whatever .gitattributes they bring."""
+    """Create a repository that stores files byte for byte, regardless of their .gitattributes."""
     options = ["--bare"] if bare else []
     run("init", "--quiet", "--initial-branch=patches", *options, folder, cwd=folder.parent)
     raw_bytes(folder if bare else folder / ".git")
 
 
 def raw_bytes(git_dir: Path) -> None:
-    """Switch line-end conversion and content filters off in a repository."""
+    """Disable line-end conversion and content filters in a repository."""
     (git_dir / "info").mkdir(exist_ok=True)
     (git_dir / "info" / "attributes").write_text("* -text -eol -ident -filter -working-tree-encoding\n")

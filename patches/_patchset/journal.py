@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of many files below one root, made all or not at all, whenever the process is killed.
+"""Changes to many files below one root, all or nothing, even if the process is killed.
 
-Everything lies in <root>/.patchset while a change is under way:
+<root>/.patchset holds, during a change:
 
-    lock            held with flock by the one process at work
+    lock            held with flock by the one process that changes the root
     stage/<n>       each new file, or whole new folder, complete and synced
-    journal.json    the list of moves and deletions; its appearance (one rename) is the commit
+    journal.json    the list of moves and deletions; its creation (one rename) is the commit
 
-Before the journal appears nothing of the target has changed. After it, the moves are made one by one; a process killed
-in between leaves old and new files side by side until the next patchset command on this root makes the rest.
+Before the journal exists, nothing of the target has changed. After that, the moves are made one by one; a process killed
+in between leaves old and new files side by side until the next patchset command on this root makes the other moves.
 """
 
 import errno
@@ -26,7 +26,7 @@ BOX = ".patchset"
 
 
 def heal(root: Path) -> None:
-    """Finish, or clear away, what an interrupted command left below root; wait for one that is at work."""
+    """Finish or discard the change of an interrupted command below root; wait for a running command."""
     if (root / BOX).exists():
         with Transaction(root):
             pass
@@ -35,8 +35,8 @@ def heal(root: Path) -> None:
 class Transaction:
     """`with Transaction(root) as change:` stage with write, delete and place, then commit.
 
-    Entering takes the lock and heals the root; leaving without commit changes nothing. Raises Failure where the root
-    cannot be written.
+    Entering takes the lock and finishes an interrupted change; leaving without commit changes nothing. Raises Failure
+    if the root cannot be written.
     """
 
     def __init__(self, root: Path):
@@ -65,7 +65,7 @@ class Transaction:
         self._leave()
 
     def write(self, path: str, data: bytes, mode: int) -> None:
-        """Stage a file with these permission bits; an existing one is replaced and its owner kept."""
+        """Stage a file with these permission bits; it keeps the owner of the file that it replaces."""
         target, staged = self.root / path, self.stage / str(len(self.moves))
         with open(staged, "xb") as out:
             out.write(data)
@@ -75,15 +75,15 @@ class Transaction:
                 os.fchown(out.fileno(), owner.st_uid, owner.st_gid)
             out.flush()
             os.fsync(out.fileno())
-        self.moves.append({"path": path, "before": self._now(path), "after": blob_id(data), "stage": staged.name})
+        self.moves.append({"path": path, "before": self._content(path), "after": blob_id(data), "stage": staged.name})
 
     def delete(self, path: str) -> None:
-        """Stage the removal of a file, and of the folders that it leaves empty."""
-        self.moves.append({"path": path, "before": self._now(path), "after": "", "stage": ""})
+        """Stage the removal of a file and of the folders that become empty."""
+        self.moves.append({"path": path, "before": self._content(path), "after": "", "stage": ""})
 
     def place(self, path: str) -> Path:
-        """Stage a whole new folder: the empty folder returned, as filled until commit, becomes root/path."""
-        if self._now(path):
+        """Stage a new folder: returns an empty folder whose content at commit becomes root/path."""
+        if self._content(path):
             raise Failure(f"{self.root / path} was made by someone else just now: run again; nothing was changed.")
         staged = self.stage / str(len(self.moves))
         staged.mkdir()
@@ -91,7 +91,7 @@ class Transaction:
         return staged
 
     def commit(self) -> None:
-        """Make the staged changes. Raises Failure, with nothing changed, where a folder cannot be written."""
+        """Make the staged changes. Raises Failure, with nothing changed, if a folder cannot be written."""
         if not self.moves:
             return
         for move in self.moves:
@@ -150,21 +150,22 @@ class Transaction:
             return
         except ValueError:
             moves = None
-        if moves is not None and all(self._expected(move) for move in moves):
+        if moves is not None and all(self._applies(move) for move in moves):
             print(f"finishing an interrupted change of {self.root}", file=sys.stderr)
             self._roll_forward(moves)
         else:
             print(f"discarding an interrupted change of {self.root}: it no longer fits", file=sys.stderr)
             self.journal.unlink()
 
-    def _expected(self, move: dict) -> bool:
-        """Whether a journalled move is made already, or can still be made on what it was prepared for."""
-        now = self._now(move["path"])
-        if now == move["after"] and not (self.stage / (move["stage"] or "-")).exists():
+    def _applies(self, move: dict) -> bool:
+        """Whether a move of the journal is made already, or its target is still as it was when the move was prepared."""
+        content = self._content(move["path"])
+        if content == move["after"] and not (self.stage / (move["stage"] or "-")).exists():
             return True
-        return now == move["before"] and (not move["stage"] or (self.stage / move["stage"]).exists())
+        return content == move["before"] and (not move["stage"] or (self.stage / move["stage"]).exists())
 
-    def _now(self, path: str) -> str:
+    def _content(self, path: str) -> str:
+        """The blob id of a file, "folder" for a folder with content, or ""."""
         target = self.root / path
         if target.is_dir():
             return "folder" if any(target.iterdir()) else ""
@@ -207,7 +208,7 @@ def remove_empty(folder: Path, root: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Have the names in a folder written to disk."""
+    """Write the names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -17,9 +17,8 @@ MARKER = "# ==== written by `patchset export`; edit only above this line ====\n"
 
 @dataclass
 class Record:
-    """What the tool knows of a module: tree ids of the source distribution before and after its patches, and of each
-    touched file the state before and after: "" (no such file), a blob id, or "<mode> <blob id>" where the mode
-    changes."""
+    """Tree ids of a module's source distribution before and after its patches, and the blob ids of each touched file
+    before and after, "" where there is no file."""
 
     tree: str
     patched_tree: str
@@ -45,7 +44,7 @@ class Module:
         return self.pinset.folder / self.name
 
     def recorded(self) -> Record:
-        """The record; raises Failure when it was never written."""
+        """The record; raises Failure if there is none."""
         if self.record is None:
             raise Failure(
                 f"{self.pinset.file} has no record of {self.name}: run `patchset import` and `patchset export` on it."
@@ -57,18 +56,10 @@ class PinSet:
     """A pin set read from its folder; raises Failure where pins.toml is missing or wrong."""
 
     def __init__(self, name: str):
+        data = read(name)
         self.name = name
         self.folder = PATCHES / name
         self.file = self.folder / "pins.toml"
-        if not self.file.is_file():
-            raise Failure(f"There is no pin set {name!r}: patches/ has {', '.join(names()) or 'none'}.")
-        self.head, _, self.tail = self.file.read_text().partition(MARKER)
-        try:
-            data = tomllib.loads(self.head + self.tail)
-        except tomllib.TOMLDecodeError as error:
-            raise Failure(f"{self.file} is not valid TOML: {error}.") from error
-        if data.get("name") != name:
-            raise Failure(f"{self.file}: name must be {name!r}, the name of its folder, not {data.get('name')!r}.")
         self.modules = {module: self._module(module, table) for module, table in data.get("module", {}).items()}
 
     def _module(self, name: str, table: dict) -> Module:
@@ -87,11 +78,13 @@ class PinSet:
         record = None
         if "recorded" in table:
             try:
-                made = table["recorded"]
-                blobs = {path: (before, after) for path, (before, after) in made["blobs"].items()}
-                record = Record(made["tree"], made["patched_tree"], blobs)
+                recorded = table["recorded"]
+                blobs = {path: (before, after) for path, (before, after) in recorded["blobs"].items()}
+                record = Record(recorded["tree"], recorded["patched_tree"], blobs)
             except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise Failure(f"{self.file}: the written record of {name} is damaged; export {name} again.") from error
+                raise Failure(
+                    f"{self.file}: the generated record of {name} is damaged; export {name} again."
+                ) from error
         commit, tag = table.get("commit", ""), table.get("tag", "")
         return Module(self, name, table["version"], versions, table["sdist_sha256"], tag, commit, record)
 
@@ -102,7 +95,8 @@ class PinSet:
         return self.modules[name]
 
     def text(self) -> str:
-        """pins.toml with the hand-written part as it is and the written part made anew."""
+        """pins.toml with its hand-written part unchanged and its generated part written again."""
+        head = self.file.read_text().partition(MARKER)[0]
         lines = [MARKER]
         for module in self.modules.values():
             if module.record is None:
@@ -112,7 +106,31 @@ class PinSet:
             lines.append(f"\n[module.{module.name}.recorded.blobs]\n")
             for path, (before, after) in sorted(module.record.blobs.items()):
                 lines.append(f'"{path}" = ["{before}", "{after}"]\n')
-        return self.head.rstrip("\n") + "\n\n" + "".join(lines)
+        return head.rstrip("\n") + "\n\n" + "".join(lines)
+
+
+def read(name: str) -> dict:
+    """The content of patches/NAME/pins.toml; raises Failure where it is missing, no TOML or of another name."""
+    file = PATCHES / name / "pins.toml"
+    if name not in names():
+        raise Failure(f"There is no pin set {name!r}: patches/ has {', '.join(names()) or 'none'}.")
+    try:
+        data = tomllib.loads(file.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise Failure(f"{file} is not valid TOML: {error}.") from error
+    if data.get("name") != name:
+        raise Failure(f"{file}: name must be {name!r}, the name of its folder, not {data.get('name')!r}.")
+    return data
+
+
+def value(name: str, key: str) -> object:
+    """The value of a key, such as runtime.cpu.torch, in patches/NAME/pins.toml; raises Failure where there is none."""
+    found = read(name)
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise Failure(f"patches/{name}/pins.toml has no {key}.")
+        found = found[part]
+    return found
 
 
 def plural(number: int, noun: str) -> str:
@@ -121,7 +139,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def opened(name: str) -> PinSet:
-    """The pin set, after finishing what an interrupted export left in its folder."""
+    """The pin set, after finishing an interrupted export in its folder."""
     heal(PATCHES / name)
     return PinSet(name)
 

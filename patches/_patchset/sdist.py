@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pinned source distribution of a module: where it is found, and what is in it."""
+"""The pinned source distribution of a module: find, download, read and unpack it."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ def locate(module: Module, folder: str | None) -> Path:
 
 
 def find(module: Module, folder: str | None) -> Path | None:
-    """The source distribution, its sha256 checked, where it is at hand: in `folder` or $PATCHSET_SDISTS, or the cache."""
+    """The source distribution, its sha256 checked, in `folder` or $PATCHSET_SDISTS, or the cache; None if in neither."""
     file = file_name(module)
     given = folder or os.environ.get("PATCHSET_SDISTS")
     if given and not Path(given).is_dir():
@@ -45,10 +45,10 @@ def find(module: Module, folder: str | None) -> Path | None:
 def verify(module: Module, file: Path) -> None:
     """Raise Failure unless the file has the pinned sha256."""
     with open(file, "rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != module.sdist_sha256:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != module.sdist_sha256:
         raise Failure(
-            f"{file} is not the pinned {module.name} {module.version}: its sha256 is {found}, "
+            f"{file} is not the pinned {module.name} {module.version}: its sha256 is {digest}, "
             f"{module.pinset.file} has {module.sdist_sha256}; remove the file or correct the pin."
         )
 
@@ -62,14 +62,7 @@ def download(module: Module, target: Path) -> Path:
         print(f"Downloading {target.name}", file=sys.stderr)
         try:
             with urllib.request.urlopen(source, timeout=60) as response, open(part, "wb") as out:
-                size, done = int(response.headers.get("Content-Length") or 0), 0
-                while block := response.read(1 << 20):
-                    out.write(block)
-                    done += len(block)
-                    if size and sys.stderr.isatty():
-                        print(f"\r{done * 100 // size:3d} %", end="", file=sys.stderr)
-                if sys.stderr.isatty():
-                    print(file=sys.stderr)
+                shutil.copyfileobj(response, out)
         except OSError as error:
             raise Failure(f"{target.name} could not be downloaded: {error}; put it into {target.parent}.") from error
         verify(module, part)
@@ -78,7 +71,7 @@ def download(module: Module, target: Path) -> Path:
 
 
 def resolve(module: Module, temp: Path) -> str:
-    """The address of the source distribution, asked of uv, which honours the user's index settings."""
+    """The address of the source distribution, from uv, which respects the user's index settings."""
     requirement = f"{next(iter(module.dists))}=={module.version}"
     local = REPO / ".venvs" / "tools" / "bin" / "uv"
     uv = os.environ.get("UV") or shutil.which("uv") or (str(local) if local.is_file() else None)
@@ -92,8 +85,8 @@ def resolve(module: Module, temp: Path) -> str:
     command = [uv, "pip", "compile", "--quiet", "req.txt", "--no-deps", "--format", "pylock.toml", "-o", str(lock)]
     done = subprocess.run(command, check=False, cwd=temp, capture_output=True, text=True)
     if done.returncode:
-        told = " ".join(done.stderr.split())
-        raise Failure(f"uv did not find {requirement}: {told or 'no message'}")
+        reason = " ".join(done.stderr.split())
+        raise Failure(f"uv did not find {requirement}: {reason or 'no message'}")
     sdist = tomllib.loads(lock.read_text())["packages"][0].get("sdist")
     if sdist is None:
         raise Failure(f"The package index has no source distribution of {requirement}; put the file into {CACHE}.")
@@ -123,8 +116,8 @@ def members(file: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]
         raise Failure(f"{file} cannot be read as a source distribution: {error}.") from error
 
 
-def read(file: Path, wanted: set[str]) -> tuple[Entries, dict[str, tuple[str, bytes]]]:
-    """Entries of the whole source distribution, and (mode, content) of the wanted paths that it has."""
+def read(file: Path, paths: set[str]) -> tuple[Entries, dict[str, tuple[str, bytes]]]:
+    """Entries of the whole source distribution, and (mode, content) of those of the paths that it has."""
     entries: Entries = {}
     contents = {}
     for path, member, archive in members(file):
@@ -134,7 +127,7 @@ def read(file: Path, wanted: set[str]) -> tuple[Entries, dict[str, tuple[str, by
         data = archive.extractfile(member).read()
         mode = EXECUTABLE if member.mode & 0o100 else FILE
         entries[path] = mode, blob_id(data)
-        if path in wanted:
+        if path in paths:
             contents[path] = mode, data
     return entries, contents
 

@@ -5,16 +5,18 @@ import email.header
 import email.parser
 import re
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import git, sdist
-from .git import EXECUTABLE, FILE, Failure, blob_id
+from .git import EXECUTABLE, FILE, Failure
 from .pins import Module, Record
 
 FILE_NAME = re.compile(r"(\d{4})-[A-Za-z0-9._-]+\.patch")
 SECTION = re.compile(r"diff --git a/([A-Za-z0-9_./+-]+) b/\1")
-INDEX = re.compile(r"index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: (\d{6}))?")
+INDEX = re.compile(r"index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: (?:100644|100755))?")
+MODE = re.compile(r"(old|new|new file|deleted file) mode ")
 TRAILER = re.compile(r"([A-Za-z][A-Za-z-]*): +(\S.*)")
 NONE = "0" * 40
 
@@ -24,11 +26,11 @@ Files = dict[str, tuple[str, bytes]]
 
 @dataclass
 class Change:
-    """One file of a patch; a mode is "" where there is no file, a blob None where only the mode changes."""
+    """One file of a patch: blob ids before and after, "" where there is no file."""
 
     path: str
-    modes: tuple[str, str] = (FILE, FILE)
-    blobs: tuple[str, str] | None = None
+    before: str = ""
+    after: str = ""
 
 
 @dataclass
@@ -67,84 +69,53 @@ def parse(module: Module, file: Path) -> Patch:
 
 
 def read_line(module: Module, patch: Patch, line: str) -> None:
-    """Take up one header line of a patch's diff (no line of a hunk starts like one)."""
+    """Add what one header line of a patch's diff says (no line of a hunk starts like one)."""
     if line.startswith("diff --git "):
         section = SECTION.fullmatch(line)
         if not section:
-            raise Failure(f"{patch.file} renames a file or names it oddly ({line!r}): export the patch again.")
+            raise Failure(f"{patch.file} renames a file or has an unusual path ({line!r}): export the patch again.")
         path = section[1]
         if not path.startswith(f"{module.name}/") or ".." in path.split("/") or ".git" in path.split("/"):
             raise Failure(f"{patch.file} changes {path}, which is outside {module.name}/: a patch stays inside it.")
         patch.changes.append(Change(path))
-        return
-    words = line.split(" ")
-    if not patch.changes or words[0] not in ("index", "old", "new", "deleted"):
-        return
-    change = patch.changes[-1]
-    old, new = change.modes
-    if words[0] == "index":
+    elif line.startswith("index "):
         index = INDEX.fullmatch(line)
         if not index:
-            raise Failure(f"{patch.file} has shortened blob ids ({line!r}): export the patch again.")
-        change.blobs = "" if index[1] == NONE else index[1], "" if index[2] == NONE else index[2]
-        change.modes = (index[3], index[3]) if index[3] else change.modes
-    elif line.startswith("old mode "):
-        change.modes = words[-1], new
-    elif line.startswith("new mode "):
-        change.modes = old, words[-1]
-    elif line.startswith("new file mode "):
-        change.modes = "", words[-1]
-    elif line.startswith("deleted file mode "):
-        change.modes = words[-1], ""
-    if not {*change.modes} <= {"", FILE, EXECUTABLE}:
-        raise Failure(f"{patch.file} makes {change.path} a link or submodule: a patch changes ordinary files only.")
+            raise Failure(
+                f"{patch.file} has shortened blob ids or no ordinary file ({line!r}): export the patch again."
+            )
+        change = patch.changes[-1]
+        change.before, change.after = ("" if oid == NONE else oid for oid in index.groups())
+    elif MODE.match(line) and not line.endswith(f" file mode {FILE}"):
+        raise Failure(
+            f"{patch.file} makes {patch.changes[-1].path} a link, a submodule or executable, or not executable any more: "
+            "a patch changes contents only."
+        )
 
 
-def touched(patches: list[Patch]) -> set[str]:
-    """Paths that any of the patches changes."""
-    return {change.path for patch in patches for change in patch.changes}
+def blobs(patches: list[Patch]) -> dict[str, tuple[str, str]]:
+    """Blob ids of each touched file before and after all patches, "" where there is no file.
 
-
-def state(entry: tuple[str, str] | None, other: tuple[str, str] | None) -> str:
-    """An entry as the record writes it: with its mode only where the other side has another one."""
-    if entry is None:
-        return ""
-    return f"{entry[0]} {entry[1]}" if other and other[0] != entry[0] else entry[1]
-
-
-def chain(patches: list[Patch]) -> dict[str, tuple[str, str]]:
-    """State of each touched file before and after, by the blob ids and modes in the patches alone.
-
-    Raises Failure where a patch does not start from what the patches before it left. A file of which only the mode is
-    ever changed has "?" for its blob id.
+    Raises Failure if a patch does not start from what the patches before it leave.
     """
-    first: dict[str, tuple[str, str] | None] = {}
-    last: dict[str, tuple[str, str] | None] = {}
+    ends: dict[str, tuple[str, str]] = {}
     for patch in patches:
         for change in patch.changes:
-            path, (old_mode, new_mode) = change.path, change.modes
-            known = last.get(path, (old_mode, "?") if old_mode else None)
-            old_blob, new_blob = change.blobs or (known[1] if known else "?",) * 2
-            if path in last and known and known[1] == "?" and change.blobs:
-                known = known[0], old_blob
-                first[path] = first[path] and (first[path][0], old_blob)
-            old = (old_mode, old_blob) if old_mode else None
-            if path in last and old != known:
+            first, last = ends.get(change.path, (change.before, change.before))
+            if change.before != last:
                 raise Failure(
-                    f"{patch.file} does not start from the {path} that the patches before it leave: export again."
+                    f"{patch.file} does not start from the {change.path} that the patches before it leave: export again."
                 )
-            first.setdefault(path, old)
-            last[path] = (new_mode, new_blob) if new_mode else None
-    return {path: (state(first[path], last[path]), state(last[path], first[path])) for path in first}
+            ends[change.path] = first, change.after
+    return ends
 
 
 def stored(module: Module) -> list[Patch]:
-    """load(), and raise Failure unless the patches are those that the record was written for."""
+    """load(), but raises Failure unless the record in pins.toml was written for these patches."""
     patches, recorded = load(module), module.recorded().blobs
-    found = chain(patches)
-    for path in sorted({*found, *recorded}):
-        pairs = zip(found.get(path, ("?", "?")), recorded.get(path, ("!", "!")))
-        if not all(seen == kept or (kept.startswith(seen[:-1]) and seen.endswith("?")) for seen, kept in pairs):
+    current = blobs(patches)
+    for path in sorted({*current, *recorded}):
+        if current.get(path) != recorded.get(path):
             raise Failure(
                 f"{module.folder} and {module.pinset.file} disagree about {path}: run `patchset import` and "
                 f"`patchset export` on {module.name}."
@@ -153,25 +124,19 @@ def stored(module: Module) -> list[Patch]:
 
 
 def transform(files: Files, patches: list[Patch], reverse: bool = False) -> Files:
-    """Apply the patches to the files in a temporary folder, or take them off again; other files are not looked at."""
+    """The touched files after applying the patches, or reverting them, to these files in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="patchset-") as temp:
         folder = Path(temp) / "files"
         git.init(folder)
         lay_out(files, folder)
         for patch in reversed(patches) if reverse else patches:
-            if not patch.changes:
-                continue
             command = ["apply", "--whitespace=nowarn", *(["--reverse"] if reverse else []), "-"]
             try:
                 git.run(*command, cwd=folder, data=patch.data)
-            except Failure as error:
-                told = str(error).partition(": ")[2]
-                raise Failure(f"{patch.file} does not {'come off' if reverse else 'apply'}: {told}") from error
-        return {
-            path: (git.file_mode(folder / path), (folder / path).read_bytes())
-            for path in touched(patches)
-            if (folder / path).is_file()
-        }
+            except git.GitFailure as error:
+                verb = "come off" if reverse else "apply"
+                raise Failure(f"{patch.file} does not {verb}: {error.reason}") from error
+        return read_files(folder, blobs(patches))
 
 
 def lay_out(files: Files, folder: Path) -> None:
@@ -200,9 +165,9 @@ def am(folder: Path, patches: list[Patch]) -> None:
 def format_commits(repo: Path) -> dict[str, bytes]:
     """The commits of the repository after its base as patch files, by name.
 
-    They are copied into a repository of their own first, under the neutral identity and without the settings and
-    attributes of this one, so that the same commits give the same bytes everywhere. Raises Failure on a merge, an
-    empty commit, and a fixup that is not squashed.
+    They are copied into a new repository first, with the neutral identity and without this repository's settings and
+    attributes, so that the same commits give the same bytes everywhere. Raises Failure on a merge, an empty commit, and
+    a fixup that is not squashed.
     """
     commits = git.text("rev-list", "--reverse", f"{git.BASE_TAG}..HEAD", cwd=repo).split()
     with tempfile.TemporaryDirectory(prefix="patchset-") as temp:
@@ -235,11 +200,11 @@ def format_commits(repo: Path) -> dict[str, bytes]:
 
 
 def replay(module: Module, archive: Path, patches: list[Patch]) -> tuple[Record, dict[str, bytes]]:
-    """Commit the patches on the source distribution's touched files; the record, and the patches as exported again.
+    """Commit the patches on the source distribution's touched files; returns the record and the patches' exported texts.
 
-    Raises Failure with the name of the first patch that does not apply.
+    Raises Failure naming the first patch that does not apply.
     """
-    paths = touched(patches)
+    paths = set(blobs(patches))
     entries, files = sdist.read(archive, paths)
     with tempfile.TemporaryDirectory(prefix="patchset-") as temp:
         repo = Path(temp) / "repo"
@@ -249,35 +214,21 @@ def replay(module: Module, archive: Path, patches: list[Patch]) -> tuple[Record,
         for patch in patches:
             try:
                 am(repo, [patch])
-            except Failure as error:
-                told = str(error).partition(": ")[2]
-                raise Failure(f"{patch.file.name} does not apply to {module.name} {module.version}: {told}") from error
-        after = {
-            path: (mode, oid)
-            for mode, _, oid, path in (
-                line.replace("\t", " ", 1).split(" ", 3)
-                for line in git.text("ls-tree", "-r", "HEAD", cwd=repo).splitlines()
-            )
-        }
+            except git.GitFailure as error:
+                where = f"{module.name} {module.version}"
+                raise Failure(f"{patch.file.name} does not apply to {where}: {error.reason}") from error
+        after = git.scan(repo)
         texts = format_commits(repo)
     patched = {path: entry for path, entry in entries.items() if path not in paths} | after
-    blobs = {
-        path: (state(entries.get(path), after.get(path)), state(after.get(path), entries.get(path))) for path in paths
+    nothing = FILE, ""
+    changes = {path: (entries.get(path, nothing)[1], after.get(path, nothing)[1]) for path in paths}
+    return Record(git.tree_id(entries), git.tree_id(patched), changes), texts
+
+
+def read_files(folder: Path, paths: Iterable[str]) -> Files:
+    """Those of the files that exist below folder."""
+    return {
+        path: (git.file_mode(folder / path), (folder / path).read_bytes())
+        for path in paths
+        if (folder / path).is_file()
     }
-    return Record(git.tree_id(entries), git.tree_id(patched), blobs), texts
-
-
-def matches(entry: tuple[str, bytes] | None, recorded: str) -> bool:
-    """Whether a file (mode, content), or None, is in the recorded state."""
-    if entry is None or not recorded:
-        return entry is None and not recorded
-    mode, _, oid = recorded.rpartition(" ")
-    return blob_id(entry[1]) == oid and mode in ("", entry[0])
-
-
-def read_file(path: Path) -> tuple[str, bytes] | None:
-    """Mode and content of a file, None where there is none."""
-    try:
-        return git.file_mode(path), path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None

@@ -12,14 +12,14 @@ from .pins import REPO, Module, PinSet, plural
 
 
 def default_folder(module: Module) -> Path:
-    """Where `import` puts and `export` looks for the repository when no folder is given."""
+    """The repository of `import` and `export` if no folder is given."""
     return REPO / ".cache" / "patchset" / module.pinset.name / module.name
 
 
 def import_(module: Module, source: str | None, to: str | None, sdists: str | None) -> list[str]:
-    """Make the repository; lines on what was made. Raises Failure where its folder is in use or a patch fails.
+    """Create the repository; returns lines for the user. Raises Failure if its folder is in use or a patch fails.
 
-    When a patch does not apply the repository stays, in the middle of `git am`, for the developer to finish.
+    If a patch does not apply, the repository is left in the middle of `git am` for the developer to resolve.
     """
     folder = Path(to).absolute() if to else default_folder(module)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -35,8 +35,8 @@ def import_(module: Module, source: str | None, to: str | None, sdists: str | No
             unpack(module, Path(source) if source else sdist.locate(module, sdists), repo)
         try:
             series.am(repo, patches)
-        except Failure as error:
-            failed = str(error).partition(": ")[2]
+        except git.GitFailure as error:
+            failed = error.reason
         if folder.exists():
             folder.rmdir()
         os.replace(repo, folder)
@@ -53,7 +53,7 @@ def import_(module: Module, source: str | None, to: str | None, sdists: str | No
 
 
 def unpack(module: Module, archive: Path, repo: Path) -> None:
-    """Make a repository of the source distribution."""
+    """Create a repository from the source distribution."""
     if not archive.is_file():
         raise Failure(f"--from {archive}: there is no such file or folder.")
     sdist.verify(module, archive)
@@ -65,7 +65,7 @@ def unpack(module: Module, archive: Path, repo: Path) -> None:
 
 
 def clone(module: Module, checkout: Path, repo: Path) -> None:
-    """Make a repository of a git checkout at the pinned commit."""
+    """Create a repository from a git checkout at the pinned commit."""
     revision = module.commit or module.tag
     if not revision:
         raise Failure(
@@ -82,7 +82,7 @@ def clone(module: Module, checkout: Path, repo: Path) -> None:
 
 
 def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
-    """Write the repository's commits as the module's patches and bring the record up to date, all or nothing."""
+    """Write the repository's commits as the module's patches and update the record, all or nothing."""
     repo = Path(source).absolute() if source else default_folder(module)
     check_repository(module, repo)
     texts = series.format_commits(repo)
@@ -102,10 +102,10 @@ def export(module: Module, source: str | None, sdists: str | None) -> list[str]:
     with Transaction(module.pinset.folder) as transaction:
         pinset = PinSet(module.pinset.name)  # another module may have been exported meanwhile
         pinset.module(module.name).record = record
-        wanted = {f"{module.name}/{name}": data for name, data in texts.items()}
-        wanted["pins.toml"] = pinset.text().encode()
+        files = {f"{module.name}/{name}": data for name, data in texts.items()}
+        files["pins.toml"] = pinset.text().encode()
         changed = []
-        for path, data in wanted.items():
+        for path, data in files.items():
             file = module.pinset.folder / path
             if not file.is_file() or file.read_bytes() != data:
                 transaction.write(path, data, 0o644)

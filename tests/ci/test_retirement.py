@@ -12,8 +12,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PIN_SETS = sorted(path.parent.name for path in ROOT.glob("patches/*/pins.toml"))
-QUICK = re.search(r"^QUICK_TESTS := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1).split()
-DEFAULT = re.search(r"^PIN \?= (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
+QUICK, TORCH, (DEFAULT,) = (
+    re.search(rf"^{name} := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1).split()
+    for name in ("QUICK_TESTS", "TORCH_TESTS", "DEFAULT")
+)
 
 
 def run(*command, cwd):
@@ -22,11 +24,11 @@ def run(*command, cwd):
     return done.stdout
 
 
-@pytest.fixture(scope="module", params=[name for name in PIN_SETS if name != DEFAULT] or [None])
+@pytest.fixture(scope="module", params=PIN_SETS)
 def retired(request, tmp_path_factory):
     """The working tree as a git repository of its own without a pin set, and that pin set's name."""
-    if request.param is None:
-        pytest.skip(f"{DEFAULT} is the only pin set")
+    if len(PIN_SETS) == 1:
+        pytest.skip(f"{request.param} is the only pin set")
     tree = tmp_path_factory.mktemp("retired") / "tree"
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=ROOT)
     for name in filter(None, listed.split("\0")):
@@ -47,7 +49,11 @@ def test_targets_do_without_it(retired):
     assert {"demo", "test", "test-quick", "lint", "test-mutants"} < set(targets)
     for target in set(targets) - {"bench-sampler"}:  # it times the loops of the article's release
         assert name not in run("make", "-n", target, cwd=tree), target
-    assert f"ci/setup-env {DEFAULT}" in run("make", "-n", "test", cwd=tree)
+    default = default_without(name)
+    planned = run("make", "-n", "test", cwd=tree)
+    assert f"ci/setup-env {default}" in planned
+    for folder in [*TORCH, *listed(default)]:
+        assert f"{default}/{folder}" in planned
     planned = run("make", "-n", "test-quick", cwd=tree)
     assert all(folder in planned for folder in QUICK)
 
@@ -55,13 +61,13 @@ def test_targets_do_without_it(retired):
 def test_patches_and_formats_are_right_without_it(retired):
     tree, name = retired
     status = run(sys.executable, "patches/patchset", "status", "--env", sys.prefix, cwd=tree)
-    assert DEFAULT in status and name not in status
+    assert default_without(name) in status and name not in status
     environment = tree / ".venvs"
     environment.mkdir()
     (environment / "tools").symlink_to(sys.prefix)
     setup = (tree / "ci" / "setup-env").read_bytes()
     try:
-        # The environment is there; made for another folder, it would be made anew.
+        # The environment exists but belongs to another folder: the real script would create it again.
         (tree / "ci" / "setup-env").write_text("#!/usr/bin/env python3\n# SPDX-License-Identifier: Apache-2.0\n")
         assert run("ci/lint", cwd=tree).endswith(": ok\n")
     finally:
@@ -70,26 +76,39 @@ def test_patches_and_formats_are_right_without_it(retired):
 
 
 def test_quick_tests_that_read_pin_sets_pass_without_it(retired):
-    tree, _ = retired
+    tree, name = retired
     run(sys.executable, "docs/generate.py", cwd=tree)  # tables that list the pin sets
-    names = [f"tests/ci/test_{what}.py" for what in ("docs", "locks", "mutants", "retirement")]
+    documents = ["docs"] if name != DEFAULT else []  # they name the default one; its successor's commit changes them
+    names = [f"tests/ci/test_{what}.py" for what in (*documents, "locks", "mutants", "retirement")]
     report = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *names, cwd=tree)
     assert re.search(r"\d\d passed", report)
 
 
+def test_make_test_refuses_an_unknown_pin_set():
+    done = subprocess.run(["make", "test", "PIN=vllm-9.9"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode and f"there is no pin set vllm-9.9: choose from {PIN_SETS[0]}" in done.stderr
+
+
+def default_without(name):
+    """The default pin set of a tree without this one."""
+    left = [other for other in PIN_SETS if other != name]
+    return DEFAULT if DEFAULT in left else left[0]
+
+
+def listed(name):
+    """Folders of tests that pins.toml lists."""
+    return tomllib.loads((ROOT / "patches" / name / "pins.toml").read_text())["tests"]
+
+
 def test_every_folder_of_tests_is_run():
-    """By the quick tier or in the environment of a pin set, as CONTRIBUTING.md says; by nobody once that is retired."""
-    listed = {
-        folder
-        for name in PIN_SETS
-        for folder in tomllib.loads((ROOT / "patches" / name / "pins.toml").read_text())["tests"]
-    }
-    assert not set(QUICK) & listed
+    """With .venvs/tools or in the environment of a pin set, as CONTRIBUTING.md says; those of a retired one by nobody."""
+    by_pin_sets = {folder for name in PIN_SETS for folder in listed(name)}
+    assert not set(QUICK) & set(TORCH) and not {*QUICK, *TORCH} & by_pin_sets
     table = re.findall(r"^\| `(tests/\w+)` \|.*\| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     environments = dict(table)
     folders = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("tests/*/test_*.py")}
-    assert set(QUICK) | listed <= folders
+    assert {*QUICK, *TORCH} | by_pin_sets <= folders
     for folder in folders:
         named = re.findall(r"\.venvs/([\w.-]+)", environments[folder])
         assert (folder in QUICK) == (named == ["tools"]), folder
-        assert folder in QUICK or folder in listed or not set(named) & set(PIN_SETS), folder
+        assert folder in {*QUICK, *TORCH} | by_pin_sets or not set(named) & set(PIN_SETS), folder

@@ -132,7 +132,9 @@ class Repo:
         self.root, self.index = root, index
         self.env = root / ".venvs" / "tiny"
         (root / "ci").mkdir(parents=True)
-        shutil.copy2(ROOT / "ci" / "setup-env", root / "ci" / "setup-env")
+        for name in ("setup-env", "lock_files.py"):
+            shutil.copy2(ROOT / "ci" / name, root / "ci" / name)
+        shutil.copytree(PATCHES / "_patchset", root / "patches" / "_patchset")
         self.write("ci/tools.lock", index.add("gamma"))
         self.borrow_tools()
         self.pins()
@@ -346,7 +348,7 @@ def test_failed_download_names_the_file_and_the_next_call_goes_on(repo):
     repo.index.broken = {"beta-1.0-py3-none-any.whl"}
     done = repo.call("tiny")
     assert done.returncode == 1 and "beta-1.0-py3-none-any.whl" in done.stderr
-    assert "call again, it goes on from what is downloaded." in done.stderr.splitlines()[-1]
+    assert "call again, it continues with what is missing." in done.stderr.splitlines()[-1]
     repo.index.broken = set()
     repo.index.asked.clear()
     repo.ok("tiny")
@@ -365,7 +367,7 @@ def test_killed_install_is_detected_and_repaired(repo):
     site = next(repo.env.glob("lib/python*/site-packages"))
     (site / "alpha").mkdir()  # as if killed between the files of a package
     (site / "alpha" / "left.py").touch()
-    assert "was left unfinished" in repo.ok("tiny")
+    assert "is incomplete" in repo.ok("tiny")
     assert repo.python("import alpha, beta; print(alpha.version)") == "1.0"
     assert not (site / "alpha" / "left.py").exists()
 
@@ -450,7 +452,6 @@ class Patched:
 
     def __init__(self, repo: Repo, tmp_path: Path):
         self.repo, self.work = repo, tmp_path / "work"
-        shutil.copytree(PATCHES / "_patchset", repo.root / "patches" / "_patchset")
         shutil.copy2(PATCHES / "patchset", repo.root / "patches" / "patchset")
         sdists = tmp_path / "sdists"
         sdists.mkdir()

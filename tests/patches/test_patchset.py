@@ -32,8 +32,8 @@ ALPHA = {
     "alpha/core.py": (0o644, "".join(f"line_{n} = {n}\n" for n in range(40)).encode()),
     "alpha/core/x.py": (0o644, b"sorted = 'after core.py, as core/'\n"),
     "alpha/dos.py": (0o644, b"one = 1\r\ntwo = 2\r\nthree = 3\r\n"),
-    "alpha/tool.py": (0o644, b"#!/usr/bin/env python3\n"),
-    "alpha/old/gone.py": (0o755, b"gone = True\n"),
+    "alpha/tool.py": (0o755, b"#!/usr/bin/env python3\n"),
+    "alpha/old/gone.py": (0o644, b"gone = True\n"),
 }
 BETA = {"beta/__init__.py": (0o644, b"beta = 1\n"), "beta/loop.py": (0o644, b"def loop():\n    pass\n")}
 
@@ -96,6 +96,8 @@ class Repo:
         os.environ.pop("VIRTUAL_ENV", None), os.environ.pop("UV", None)
         os.environ.update({"PATCHSET_SDISTS": str(self.sdists)} | env)
         sys.path.insert(0, str(self.root / "patches"))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "_patchset"]:
+            del sys.modules[name]  # another test may have imported this repository's
         tempfile.tempdir = str(self.root / "tmp")  # what a killed process leaves there goes with the test's folder
         try:
             from _patchset.cli import main
@@ -127,7 +129,7 @@ class Repo:
 
 
 def build(root: Path) -> Repo:
-    """A repository whose alpha has three patches (edits, a new, a deleted and a made-executable file), beta one."""
+    """A repository whose alpha has three patches (edits, one of an executable file, a new and a deleted file), beta one."""
     repo = Repo(root)
     repo.sdists.mkdir(parents=True)
     repo.set.mkdir(parents=True)
@@ -152,9 +154,9 @@ def build(root: Path) -> Repo:
     commit(work, "Hook the core — with a dash")
     (work / "alpha/new").mkdir()
     (work / "alpha/new/__init__.py").write_bytes(b"new = 1\n")
-    (work / "alpha/tool.py").chmod(0o755)
+    edit(work / "alpha/tool.py", b"python3", b"python3.11")
     (work / "alpha/old/gone.py").unlink()
-    commit(work, "[Spec] Add, delete and chmod")
+    commit(work, "[Spec] Add, delete and edit")
     edit(work / "alpha/core.py", b"hook = 1\n", b"hook = 2\n")
     commit(work, "Hook again")
     repo.run("export", "pins-1", "alpha")
@@ -282,11 +284,11 @@ series.replay = lambda *args: (pins.write_text("# meanwhile\\n" + pins.read_text
 
 def test_export_removes_stale_files_and_leaves_renames_plain(repo):
     git("reset", "--quiet", "--hard", "HEAD~1", cwd=repo.working())
-    git("mv", "alpha/tool.py", "alpha/tool_2.py", cwd=repo.working())
+    git("mv", "alpha/__init__.py", "alpha/init.py", cwd=repo.working())
     commit(repo.working(), "Move")
     repo.run("export", "pins-1", "alpha")
     assert [file.name[:4] for file in sorted((repo.set / "alpha").iterdir())] == ["0001", "0002", "0003"]
-    assert b"deleted file mode 100755" in repo.patch(3).read_bytes() and repo.patch(3).name == "0003-Move.patch"
+    assert b"deleted file mode 100644" in repo.patch(3).read_bytes() and repo.patch(3).name == "0003-Move.patch"
     assert repo.record()["patched_tree"] == git("rev-parse", "HEAD^{tree}", cwd=repo.working())
     assert repo.run("check") == "pins-1: in order\n"
 
@@ -343,6 +345,16 @@ def symlink(work):
     commit(work, "Link")
 
 
+def executable(work):
+    (work / "alpha/dos.py").chmod(0o755)
+    commit(work, "Chmod")
+
+
+def new_executable(work):
+    (work / "alpha/run.py").touch(0o755)
+    commit(work, "Run")
+
+
 def patch_in_message(work):
     dirty(work)
     git("commit", "--quiet", "-a", "-m", f"Subject\n\nbefore\n---\nafter\n\n{TRAILERS}", cwd=work)
@@ -362,6 +374,8 @@ def unrelated(work):
         (lambda work: commit(work, "Empty", "--allow-empty"), "changes nothing"),
         (outside, "changes PKG-INFO, which is outside alpha/"),
         (symlink, "makes alpha/link.py a link"),
+        (executable, "makes alpha/dos.py a link, a submodule or executable"),
+        (new_executable, "makes alpha/run.py a link, a submodule or executable"),
         (patch_in_message, "would not come back the same"),
         (unrelated, "does not stand on the tag"),
     ],
@@ -389,12 +403,12 @@ def test_apply_drop_apply(repo, venv):
     assert "alpha 1.2.0 (alpha-cpu 1.2.0+cpu): patched, 5 files\nbeta 0.3 (beta 0.3): patched, 1 file\n" in out
     after = snapshot(venv)
     assert {path: entry for path, entry in after.items() if before.get(path) != entry} == {
-        path: (before.get(path, (0o100644, None))[0] | (0o111 if path == "alpha/tool.py" else 0), data)
+        path: (before.get(path, (0o100644, None))[0], data)
         for path, data in {
             "alpha/core.py": ALPHA["alpha/core.py"][1].replace(b"line_5 = 5\n", b"line_5 = 5\nhook = 2\n"),
             "alpha/dos.py": ALPHA["alpha/dos.py"][1].replace(b"2\r", b"22\r"),
             "alpha/new/__init__.py": b"new = 1\n",
-            "alpha/tool.py": ALPHA["alpha/tool.py"][1],
+            "alpha/tool.py": b"#!/usr/bin/env python3.11\n",
             "beta/loop.py": b"def loop():\n    return 1\n",
         }.items()
     } | {"alpha/new": after["alpha/new"]}
@@ -489,7 +503,6 @@ def test_editable_install_is_refused_with_the_way_out(repo, venv):
         ("alpha/core.py", lambda file: edit(file, b"\n", b"\r\n"), "alpha/core.py (line ends changed to CRLF)"),
         ("alpha/dos.py", lambda file: file.unlink(), "alpha/dos.py (missing)"),
         ("alpha/tool.py", lambda file: edit(file, b"3", b"4"), "alpha/tool.py (changed)"),
-        ("alpha/tool.py", lambda file: file.chmod(0o755), "alpha/tool.py (patched, others are not)"),
         (
             "alpha/core.py",
             lambda file: edit(file, b"line_5 = 5\n", b"line_5 = 5\nhook = 2\n"),
@@ -514,7 +527,7 @@ def test_status_text(repo, venv):
     out = repo.run("status", "pins-1", "--env", venv.parents[2])
     assert out == (
         f"pins-1\n  alpha 1.2.0: 3 patches, tree {tree['tree']} -> {tree['patched_tree']}\n"
-        "    0001 Hook the core — with a dash\n    0002 [Spec] Add, delete and chmod\n    0003 Hook again\n"
+        "    0001 Hook the core — with a dash\n    0002 [Spec] Add, delete and edit\n    0003 Hook again\n"
         f"  beta 0.3: 1 patch, tree {repo.record('beta')['tree']} -> {repo.record('beta')['patched_tree']}\n"
         f"    0001 Return\n  {venv}\n    alpha 1.2.0 (alpha-cpu 1.2.0+cpu): original\n    beta 0.3 (beta 0.3): original\n"
     )
@@ -902,8 +915,14 @@ def test_source_distribution_found_by_uv_is_checked_and_cached(repo, tmp_path):
 
 def test_every_command_explains_itself(repo):
     assert "import" in repo.run("--help")
-    for command in ("import", "export", "apply", "drop", "status", "check"):
+    for command in ("import", "export", "apply", "drop", "status", "check", "pin"):
         assert "usage: patchset " + command in repo.run(command, "--help")
+
+
+def test_values_for_scripts(repo):
+    assert repo.run("pin", "pins-1", "runtime.cpu.ray") == "1\n"
+    assert repo.run("pin", "pins-1", "module.alpha.dists") == "alpha-engine\nalpha-cpu\n"
+    assert "patches/pins-1/pins.toml has no runtime.gpu.ray." in repo.run("pin", "pins-1", "runtime.gpu.ray", code=1)
 
 
 def test_the_pin_sets_of_this_repository_are_in_order():

@@ -25,7 +25,7 @@ RUN = prepare.CACHE / "run"
 SECRET = "a-word-that-no-log-may-hold"
 SETTINGS = {
     "dies_per_host": 16,
-    "pin_set": "vllm-0.23",
+    "pin_set": prepare.PIN_SET,
     "recipe": "bed",
     "cluster_network": f"{NETWORK}.0/24",
     "cluster_interface": "host0",
@@ -110,7 +110,7 @@ def site(bed: Bed, wheel_server: str) -> Site:
 
 @pytest.fixture(autouse=True)
 def healthy(bed: Bed) -> Iterator[None]:
-    """Whatever a test broke in the pretended devices is whole again after it."""
+    """Whatever a test broke in the simulated devices is whole again after it."""
     yield
     bed.reset()
 

@@ -91,7 +91,7 @@ class Host:
         self.process: subprocess.Popen | None = None
 
     def create(self) -> None:
-        """A bare host: the base, the login key, an address, the pretended NPUs and time source."""
+        """A bare host: the base, the login key, an address, the simulated NPUs and time source."""
         disk = self.folder / "disk"
         for folder in (disk, self.root):
             folder.mkdir(parents=True)
@@ -226,7 +226,7 @@ class Host:
             (folder / call).write_text(f"{text}\n")
 
     def reset(self) -> None:
-        """The pretended devices and the clock as on a healthy host."""
+        """The simulated devices and the clock as on a healthy host."""
         self.set_npu(npu.healthy(self.number))
         self.write("etc/sam-bed/clock", "0.000012\n")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What npu-smi and hccn_tool of a pretended host print, from a state that a test edits.
+"""What npu-smi and hccn_tool of a simulated host print, from a state that a test edits.
 
 Both are tools of the Ascend HDK; the forms follow outputs of Atlas A3 hosts in public reports and Huawei's documents.
 The state is {"version": str, "dies": [{"npu", "chip", "phy", "health", "hbm_used", "hbm_total", "sdid", "vnic_link",

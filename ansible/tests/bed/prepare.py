@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads what the test bed needs, once: a bare Debian for its hosts and the wheels that they install.
 
-The hosts have no route out, so all of it comes before they start. It lies in .cache/bed: `base-<key>` is the root folder
-of a bare host (debootstrap), `wheels-<key>` holds the wheels of WANTED, of what it requires and of ALONE at the versions and hashes that the default pin
-set's requirements.lock records, and sam_core as this repository has it. <key> is a hash of what went in; each folder
-appears whole or not at all, and others of its name are removed.
+The hosts have no route out, so everything is downloaded before they start, to .cache/bed: `base-<key>` is the root folder
+of a bare host (debootstrap); `wheels-<key>` holds sam_core's wheel and, at the versions and hashes of the pin set's
+requirements.lock, those of WANTED with their requirements and of ALONE. <key> is a hash of the inputs; each folder is
+created completely or not at all, and replaces an older one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ MIRROR = "http://deb.debian.org/debian"
 PACKAGES = "systemd systemd-sysv dbus openssh-server python3 python3-apt python3-venv git iproute2 iputils-ping procps"
 # Not installed, but in apt's cache as from a mirror inside the site: what the playbooks install.
 CACHED = "nftables python3-packaging rsync"
-LOCK = ROOT / "patches" / "vllm-0.23" / "requirements.lock"
+INVENTORY = ROOT / "ansible" / "inventories" / "bed" / "group_vars" / "npu_hosts" / "main.yml"
+PIN_SET = re.search(r"^pin_set: (.+)$", INVENTORY.read_text(), re.MULTILINE).group(1)
+LOCK = ROOT / "patches" / PIN_SET / "requirements.lock"
 # Ray as `ray start` needs it with its dashboard, numpy for sam_core, setuptools to install llm_rl; then, without what it
 # requires, verl: the one patched module that is plain Python.
 WANTED = "ray[default]\nnumpy\nsetuptools\n"

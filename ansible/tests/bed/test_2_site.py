@@ -8,12 +8,14 @@ import re
 import socket
 import tarfile
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
 from conftest import SECRET, TIMES, note
 from hosts import CONTROLLER, Bed, Host, call
 from plays import Result, Site
+from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
 PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|rc[0-6S]\.d/|systemd/system/.+\.wants/(rsync|nftables|sam-bed-time))"
@@ -101,7 +103,7 @@ def test_a_tree_that_is_not_the_recorded_one_stops_ray(bed: Bed, site: Site, con
     patched.write_text(original)
     note("tree id does not match", "cluster", result)
     assert re.fullmatch(
-        r"bed3: verl is .*modified.*, expected tree [0-9a-f]{12} of pin set vllm-0.23 .+", result.sentence
+        rf"bed3: verl is .*modified.*, expected tree [0-9a-f]{{12}} of pin set {re.escape(PIN_SET)} .+", result.sentence
     )
     assert file.read_text() == text
     assert pids == {host.name: host.run("systemctl", "show", "--property=MainPID", "sam-rl-ray") for host in bed.hosts}
@@ -109,9 +111,8 @@ def test_a_tree_that_is_not_the_recorded_one_stops_ray(bed: Bed, site: Site, con
 
 def patched_file(site: Site, near: Path) -> Path:
     """A file of verl in the same environment as `near` that the patches change."""
-    pins = (site.repository / "patches/vllm-0.23/pins.toml").read_text()
-    blobs = pins.split("[module.verl.recorded.blobs]")[1]
-    name = re.search(r'^"(verl/[^"]+)"', blobs, re.M).group(1)
+    pins = tomllib.loads((site.repository / "patches" / PIN_SET / "pins.toml").read_text())
+    name = min(pins["module"]["verl"]["recorded"]["blobs"])
     return near.parents[3] / name
 
 

@@ -3,18 +3,20 @@
 
 from pathlib import Path
 
-import pin_set
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
+from ansible_collections.sam_rl.ascend.plugins.filter import inventory as checks
+from ansible_collections.sam_rl.ascend.plugins.filter.repository import pin_set
 
 ANSIBLE = Path(__file__).resolve().parents[2]
 REPOSITORY = str(ANSIBLE.parent)
+PIN_SET = max(path.parent.name for path in Path(REPOSITORY).glob("patches/*/pins.toml"))
 GOOD = {
     "ansible_user": "root",
     "hosts_expected": 2,
     "dies_per_host": 16,
-    "pin_set": "vllm-0.23",
+    "pin_set": PIN_SET,
     "recipe": "dapo_qwen3_tiny_cpu",
     "container_engine": "none",
     "cluster_network": "10.0.0.0/24",
@@ -38,7 +40,7 @@ def inventory(hosts=2, first=None, **changes):
 
 def problems(**changes):
     hosts = inventory(**changes)
-    return pin_set.inventory_problems(list(hosts), hosts, REPOSITORY)
+    return checks.inventory_problems(list(hosts), hosts, REPOSITORY)
 
 
 def test_good_inventory():
@@ -52,9 +54,10 @@ def test_inventories_of_the_repository(sample):
     shared = yaml.safe_load((folder / "group_vars/npu_hosts/main.yml").read_text())
     own = yaml.safe_load((folder / "hosts.yml").read_text())["npu_hosts"]["hosts"]
     hosts = {host: {**shared, **variables} for host, variables in own.items()}
-    if not Path(REPOSITORY, "llm_rl/qwen3", f"run_{shared['recipe']}.sh").exists():
-        pytest.skip(f"the recipe {shared['recipe']} is not there")
-    assert pin_set.inventory_problems(list(hosts), hosts, REPOSITORY) == []
+    for needed in (f"llm_rl/qwen3/run_{shared['recipe']}.sh", f"patches/{shared['pin_set']}"):
+        if not Path(REPOSITORY, needed).exists():
+            pytest.skip(f"{needed} does not exist")
+    assert checks.inventory_problems(list(hosts), hosts, REPOSITORY) == []
 
 
 @pytest.mark.parametrize(
@@ -62,21 +65,33 @@ def test_inventories_of_the_repository(sample):
     [
         ({"hosts": 0}, "the inventory has no host in the group npu_hosts"),
         ({"hosts": 1}, "the group npu_hosts has 1 hosts, hosts_expected says 2"),
-        ({"recipe": None}, "h1, h2: the variable recipe is missing"),
+        ({"recipe": None}, "h1, h2: missing required arguments: recipe: correct the inventory"),
         ({"ray_prot": 1}, "h1, h2: the variable ray_prot is not known: did you mean ray_port"),
         ({"NNODES": 2}, "h1, h2: the variable NNODES is not known: the hosts of the group npu_hosts count"),
         ({"dies_per_host": "16"}, "h1, h2: dies_per_host is '16', expected int"),
         ({"dies_per_host": True}, "h1, h2: dies_per_host is True, expected int"),
-        ({"container_engine": "lxc"}, "h1, h2: container_engine is 'lxc', expected one of docker, podman, none"),
+        (
+            {"container_engine": "lxc"},
+            "h1, h2: value of container_engine must be one of: docker, podman, none, got: lxc",
+        ),
+        (
+            {"model_store_items": [{"name": "a", "source": "/a"}]},
+            "h1, h2: missing required arguments: gb found in model_store_items",
+        ),
+        (
+            {"model_store_items": [{"name": "a", "source": "/a", "gb": 1, "size": 2}]},
+            "h1, h2: the variable model_store_items.size is not known: the roles' meta/argument_specs.yml list all",
+        ),
+        ({"ascend_driver_version": 25.3}, "h1, h2: ascend_driver_version is 25.3, expected str"),
         ({"work_dir": "data"}, "h1, h2: work_dir is 'data', expected an absolute path"),
         ({"install_root": "/"}, "h1, h2: install_root is '/', expected an absolute path below /"),
         ({"ray_port": 80}, "h1, h2: ray_port is 80, expected a port from 1024 to 65535"),
         ({"ray_port": 8265}, "ray_port and dashboard_port are both 8265"),
         (
             {"ansible_ssh_common_args": "-o StrictHostKeyChecking=no"},
-            "h1, h2: ansible_ssh_common_args switches the check",
+            "h1, h2: ansible_ssh_common_args disables the check",
         ),
-        ({"first": {"pin_set": "vllm-0.11"}}, "pin_set differs between hosts ('vllm-0.11' on h1; 'vllm-0.23' on h2)"),
+        ({"first": {"pin_set": "x"}}, f"pin_set differs between hosts ('x' on h1; '{PIN_SET}' on h2)"),
         ({"cluster_address": "10.0.0.1"}, "h2: cluster_address is 10.0.0.1, as on h1"),
         ({"ansible_host": "192.0.2.1"}, "h2: ansible_host is 192.0.2.1, as on h1"),
         (
@@ -85,7 +100,7 @@ def test_inventories_of_the_repository(sample):
         ),
         ({"first": {"cluster_address": "npu1"}}, "h1: cluster_address or cluster_network is not an address"),
         ({"pin_set": "vllm-1"}, "pin_set is 'vllm-1', which is no folder of patches/"),
-        ({"recipe": "x"}, "recipe is 'x', which llm_rl/qwen3/ has no run_x.sh for"),
+        ({"recipe": "x"}, "recipe is 'x', but llm_rl/qwen3/ has no run_x.sh"),
         ({"container_engine": "docker"}, "container_engine needs exactly one of container_image_base"),
         (
             {"container_engine": "docker", "container_image_base": "cann:latest"},
@@ -105,17 +120,17 @@ def test_recipe_needs_its_dies(tmp_path):
     (folder / "base.yaml").write_text("cluster: {nodes: 1, dies_per_node: 16, device: npu}\n")
     (folder / "big.yaml").write_text("base: base.yaml\ncluster: {nodes: 8}\n")
     (folder / "run_big.sh").touch()
-    (sentence,) = pin_set._recipe(["h1", "h2"], {**GOOD, "recipe": "big"}, str(tmp_path))
+    (sentence,) = checks._recipe_problems(["h1", "h2"], {**GOOD, "recipe": "big"}, str(tmp_path))
     assert sentence.startswith("recipe big needs 8 hosts of 16 dies (128 dies), the inventory has 2 of 16")
     (folder / "big.yaml").write_text("base: base.yaml\ncluster: {nodes: 2}\n")
-    assert pin_set._recipe(["h1", "h2"], {**GOOD, "recipe": "big"}, str(tmp_path)) == []
+    assert checks._recipe_problems(["h1", "h2"], {**GOOD, "recipe": "big"}, str(tmp_path)) == []
 
 
 def test_versions_come_from_pins():
     for folder in Path(REPOSITORY, "patches").glob("*/pins.toml"):
-        assert pin_set.pin_set(REPOSITORY, folder.parent.name)["name"] == folder.parent.name
+        assert pin_set(REPOSITORY, folder.parent.name)["name"] == folder.parent.name
     with pytest.raises(AnsibleFilterError, match="cannot be read"):
-        pin_set.pin_set(REPOSITORY, "nothing")
+        pin_set(REPOSITORY, "nothing")
 
 
 def test_every_role_documents_every_default():

@@ -2,8 +2,8 @@
 """Checks of dies and hosts: each fault gives its sentence with host, what was found, what was expected, what to do."""
 
 import outputs
-import preflight
-from ansible.module_utils import ascend_npu as npu
+from ansible_collections.sam_rl.ascend.plugins.filter import preflight
+from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
 
 
 def dies(host=0, **changes):

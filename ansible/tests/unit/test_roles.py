@@ -5,10 +5,10 @@ import json
 import subprocess
 from pathlib import Path
 
-import host
 import jinja2
 import pytest
-from ansible.module_utils.secrets import mask
+from ansible_collections.sam_rl.ascend.plugins.filter import host
+from ansible_collections.sam_rl.ascend.plugins.module_utils.secrets import mask
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 PINS = {

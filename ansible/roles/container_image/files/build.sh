@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Inside the image: unpack the pinned sources, patch them, compare their tree ids with the record, install them.
-# Needs PIN_SET; takes PIP_INDEX_URL where it is set. The last line must say `patched` three times.
+# Needs PIN_SET; uses PIP_INDEX_URL if it is set. The last lines must say `patched` three times.
 set -euo pipefail
 
 src=/opt/sam-rl-src
@@ -21,10 +21,7 @@ done
 devlib=/usr/local/Ascend/ascend-toolkit/latest/$(uname -m)-linux/devlib
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}:$devlib
 
-pin() { python3 -c 'import sys, tomllib
-value = tomllib.load(open(sys.argv[1], "rb"))
-for key in sys.argv[2].split("."): value = value[key]
-print(value)' "$src/patches/$PIN_SET/pins.toml" "$1"; }
+pin() { "$src/patches/patchset" pin "$PIN_SET" "$1"; }
 
 python3 -m venv --system-site-packages "$env"
 export PATH=$env/bin:$PATH

@@ -9,7 +9,7 @@ module: source_archive
 short_description: Archive of parts of a git checkout as it is on disk, named by its tree id
 description:
   - Tracked files count as they are, changed ones too; untracked files are left out.
-  - The same files give the same tree id and the same name, and an archive that is there is not made again.
+  - The same files give the same tree id and name; an existing archive is not written again.
 options:
   repository: {description: The checkout, type: path, required: true}
   paths: {description: Files and folders to pack, type: list, elements: str, required: true}
@@ -18,7 +18,7 @@ author: [the authors of this repository]
 """
 EXAMPLES = r"""
 - name: Pack the recipes
-  source_archive:
+  sam_rl.ascend.source_archive:
     repository: /home/me/sam-rl
     paths: [llm_rl, NOTICE]
     folder: /home/me/sam-rl/.cache/ansible
@@ -75,8 +75,9 @@ def main():
                 module.exit_json(changed=False, **result)
             if not module.check_mode:
                 os.makedirs(folder, exist_ok=True)
-                git("archive", "--format=tar.gz", "--output", f"{path}.new", tree)
-                os.replace(f"{path}.new", path)
+                fresh = os.path.join(scratch, "src.tar.gz")
+                git("archive", "--format=tar.gz", "--output", fresh, tree)
+                module.atomic_move(fresh, path)
     except OSError as error:
         module.fail_json(msg=f"{folder}: the archive cannot be written ({error.strerror}): make it a writable folder.")
     module.exit_json(changed=True, **result)

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""Read what preflight needs of a host beside its dies."""
+"""Read the state of a host, other than its dies, that preflight checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ author: [the authors of this repository]
 """
 EXAMPLES = r"""
 - name: Read the host
-  host_info:
+  sam_rl.ascend.host_info:
     interface: eth0
     paths: [/data]
     clock_command: [chronyc, -c, tracking]
@@ -41,7 +41,13 @@ import struct
 import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_state import Unreadable, free_gb, parse_chrony, parse_listening, reachable
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import (
+    Unreadable,
+    free_gb,
+    parse_chrony,
+    parse_listening,
+    reachable,
+)
 
 SIOCGIFADDR = 0x8915
 
@@ -65,8 +71,12 @@ def clock(command, timeout):
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, False, f"`{' '.join(command)}` failed ({type(error).__name__})"
     if done.returncode != 0:
-        said = " ".join(done.stdout.decode("utf-8", "replace").split())[:120]
-        return None, False, f"`{' '.join(command)}` ended with status {done.returncode} and said: {said or 'nothing'}"
+        output = " ".join(done.stdout.decode("utf-8", "replace").split())[:120]
+        return (
+            None,
+            False,
+            f"`{' '.join(command)}` ended with status {done.returncode} and printed: {output or 'nothing'}",
+        )
     try:
         return parse_chrony(done.stdout.decode("utf-8", "replace")), False, None
     except Unreadable as reason:

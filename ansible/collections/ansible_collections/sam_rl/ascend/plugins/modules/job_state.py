@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: Apache-2.0
-"""One look at a job: its unit, what its log has got since the last look, and which peers answer."""
+"""Read the state of a job: its unit, the new lines of its log, and the peers that do not answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ short_description: State of a systemd unit, new lines of its log, and peers that
 options:
   unit: {description: Name of the unit, type: str, required: true}
   log: {description: Its log, type: path, required: true}
-  offset: {description: Bytes of the log that were read already; -1 begins with its last lines, type: int, default: 0}
+  offset: {description: Bytes of the log that were read already; -1 starts with its last lines, type: int, default: 0}
   peers: {description: "What must answer: host, address, port", type: list, elements: dict, default: []}
   timeout: {description: Bound of a connection in seconds, type: int, default: 4}
 author: [the authors of this repository]
 """
 EXAMPLES = r"""
 - name: Look at the job
-  job_state:
+  sam_rl.ascend.job_state:
     unit: sam-rl-train.service
     log: /data/runs/a/launch.log
 """
@@ -26,7 +26,7 @@ active: {description: ActiveState of the unit, type: str, returned: always}
 result: {description: Result of the unit, type: str, returned: always}
 status: {description: Exit status or number of the signal, type: int, returned: always}
 lines: {description: Whole lines that are new, type: list, elements: str, returned: always}
-offset: {description: Where to go on, type: int, returned: always}
+offset: {description: Where the next read starts, type: int, returned: always}
 lost: {description: Hosts that do not answer, type: list, elements: str, returned: always}
 """
 
@@ -35,7 +35,7 @@ import os
 import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_state import reachable
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import reachable
 
 BLOCK = 1 << 20
 TAIL = 4096
@@ -48,7 +48,7 @@ def new_lines(path, offset):
             size = os.fstat(file.fileno()).st_size
             if offset < 0:
                 offset = max(0, size - TAIL)
-            elif offset > size:  # the file was begun anew
+            elif offset > size:  # the file was truncated
                 offset = 0
             file.seek(offset)
             data = file.read(BLOCK)
@@ -78,7 +78,7 @@ def main():
     lines, offset = new_lines(module.params["log"], module.params["offset"])
     peers = module.params["peers"]
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda peer: knock(peer, module.params["timeout"]), peers))
+        answers = list(pool.map(lambda peer: answers_at(peer, module.params["timeout"]), peers))
     module.exit_json(
         changed=False,
         active=found.get("ActiveState", ""),
@@ -86,12 +86,12 @@ def main():
         status=int(found.get("ExecMainStatus") or 0),
         lines=lines,
         offset=offset,
-        lost=[peer["host"] for peer, answers_now in zip(peers, answers) if not answers_now],
+        lost=[peer["host"] for peer, answered in zip(peers, answers) if not answered],
     )
 
 
-def knock(peer, timeout):
-    """Whether something listens there; a refused connection is none."""
+def answers_at(peer, timeout):
+    """Whether something listens at the peer's port; a refused connection counts as no answer."""
     return reachable(str(peer["address"]), int(peer["port"]), timeout, refused_is_answer=False) is None
 
 

@@ -10,12 +10,12 @@ short_description: Compare a folder with a manifest, reading again only files th
 options:
   folder: {description: The folder, type: path, required: true}
   manifest: {description: "Lines `sha256  path`, paths below the folder", type: str, required: true}
-  record: {description: Where size and time of verified files are noted, type: path, required: true}
+  record: {description: File that records size and time of verified files, type: path, required: true}
 author: [the authors of this repository]
 """
 EXAMPLES = r"""
 - name: Check the weights
-  verified_files:
+  sam_rl.ascend.verified_files:
     folder: /data/models/Qwen3-32B
     manifest: "{{ lookup('file', 'qwen3-32b.sha256') }}"
     record: /data/models/Qwen3-32B.verified.json
@@ -42,13 +42,13 @@ def sha256(path):
     return digest.hexdigest()
 
 
-def check(folder, path, wanted, known):
+def check(folder, path, expected, known):
     """(reason or None, note on the file or None); `known` is the note of an earlier call."""
     full = os.path.join(folder, path)
     try:
         state = os.stat(full)
-        note = [state.st_size, state.st_mtime_ns, wanted]
-        if note != known and sha256(full) != wanted:
+        note = [state.st_size, state.st_mtime_ns, expected]
+        if note != known and sha256(full) != expected:
             return "another sha256", None
     except OSError as error:
         return error.strerror or "unreadable", None
@@ -64,14 +64,14 @@ def main():
         },
         supports_check_mode=True,
     )
-    wanted = {}
+    expected = {}
     for number, line in enumerate(module.params["manifest"].splitlines(), 1):
         found = re.fullmatch(r"([0-9a-f]{64}) [ *](\S.*)", line)
         if not found or found.group(2).startswith("/") or ".." in found.group(2).split("/"):
             module.fail_json(
                 msg=f"line {number} of the manifest is not `sha256  path`: make it by sha256sum in the folder."
             )
-        wanted[found.group(2)] = found.group(1)
+        expected[found.group(2)] = found.group(1)
     record = module.params["record"]
     try:
         with open(record) as file:
@@ -80,16 +80,18 @@ def main():
         known = {}
     with concurrent.futures.ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         jobs = {
-            path: pool.submit(check, module.params["folder"], path, wanted[path], known.get(path)) for path in wanted
+            path: pool.submit(check, module.params["folder"], path, expected[path], known.get(path))
+            for path in expected
         }
         results = {path: job.result() for path, job in jobs.items()}
     bad = [{"path": path, "reason": reason} for path, (reason, note) in results.items() if reason]
     notes = {path: note for path, (reason, note) in results.items() if note}
     if notes != known and not module.check_mode:
-        with open(f"{record}.new", "w") as file:
+        fresh = os.path.join(module.tmpdir, "record.json")
+        with open(fresh, "w") as file:
             json.dump(notes, file)
-        os.replace(f"{record}.new", record)
-    module.exit_json(changed=False, bad=bad, count=len(wanted))
+        module.atomic_move(fresh, record)
+    module.exit_json(changed=False, bad=bad, count=len(expected))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that turn what hosts say into sentences: host, what was found, what was expected, what to do."""
+"""Filters that turn the state of hosts into sentences: host, what is there, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def host_problems(state: Mapping, want: Mapping) -> list[str]:
-    """Sentences on one result of host_info.
+    """Sentences on the problems in one result of host_info.
 
     want: host, interface, address, free_gb {path: GB}, ports [..], unit_active, clock_limit, provisioned.
     """
@@ -18,10 +18,10 @@ def host_problems(state: Mapping, want: Mapping) -> list[str]:
             f"{host}: interface {want['interface']} has the address {state['address'] or 'none'}, expected "
             f"{want['address']}: correct cluster_interface or cluster_address in the inventory, or the host's network."
         )
-    for path, least in want["free_gb"].items():
-        if state["free_gb"][path] < least:
+    for path, min_gb in want["free_gb"].items():
+        if state["free_gb"][path] < min_gb:
             problems.append(
-                f"{host}: {state['free_gb'][path]:.1f} GB are free for {path}, expected at least {least} GB: "
+                f"{host}: {state['free_gb'][path]:.1f} GB are free for {path}, expected at least {min_gb} GB: "
                 "free some, or set the folder to a larger disk in the inventory."
             )
     for port in want["ports"]:
@@ -49,21 +49,21 @@ def host_problems(state: Mapping, want: Mapping) -> list[str]:
 
 
 def peers(hosts: list[str], hostvars: Mapping, port: int) -> list[dict[str, Any]]:
-    """Where to knock at these hosts: [{host, address, port}]."""
+    """The addresses at which these hosts are checked: [{host, address, port}]."""
     return [{"host": host, "address": hostvars[host]["cluster_address"], "port": port} for host in hosts]
 
 
 def by_dies(problems: Iterable[Mapping]) -> list[str]:
-    """The sentences of errors or warnings of ascend_npu_info, one for all dies of which the same is said."""
-    found: dict[str, list[int]] = {}
+    """The sentences of errors or warnings of npu_info; dies with the same problem share one sentence."""
+    dies: dict[str, list[int]] = {}
     for problem in problems:
         text = problem["sentence"]
         if "die" in problem:
             text = text.removeprefix(f"die {problem['die']}")
-            found.setdefault(text, []).append(problem["die"])
+            dies.setdefault(text, []).append(problem["die"])
         else:
-            found[text] = []
-    return [_dies(dies) + text for text, dies in found.items()]
+            dies[text] = []
+    return [_dies(numbers) + text for text, numbers in dies.items()]
 
 
 def _dies(numbers: list[int]) -> str:
@@ -74,12 +74,12 @@ def _dies(numbers: list[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    said = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"die{'s' if len(numbers) > 1 else ''} {said}" if numbers else ""
+    listed = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"die{'s' if len(numbers) > 1 else ''} {listed}" if numbers else ""
 
 
 def npu_problems(state: Mapping, want: Mapping) -> list[str]:
-    """Sentences on one result of ascend_npu_info. want: host, version, installs (whether provisioning installs it)."""
+    """Sentences on the problems in one result of npu_info. want: host, version, installs (whether provisioning installs it)."""
     host = want["host"]
     skip = {"npu_smi_missing"} if want["installs"] else set()
     problems = [f"{host}: {sentence}." for sentence in by_dies(e for e in state["errors"] if e["code"] not in skip)]
@@ -92,9 +92,9 @@ def npu_problems(state: Mapping, want: Mapping) -> list[str]:
 
 
 def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
-    """Sentences on what must be unique or equal among hosts. states: {host: result of ascend_npu_info}."""
+    """Sentences on what must be unique or equal among hosts. states: {host: result of npu_info}."""
     problems = []
-    seen: dict[Any, str] = {}
+    owners: dict[Any, str] = {}
     for host, state in states.items():
         for die in state["dies"]:
             where = f"{host} die {die['phy']}"
@@ -102,7 +102,7 @@ def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
                 value = die.get(key)
                 if value is None:
                     continue
-                other = seen.setdefault((key, value), where)
+                other = owners.setdefault((key, value), where)
                 if other != where:
                     label = {"sdid": "SDID", "vnic_ip": "vnic address"}[key]
                     problems.append(
@@ -118,15 +118,15 @@ def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
             for value in {die[key] for die in state["dies"] if key in die}:
                 groups.setdefault(value, []).append(host)
         if len(groups) > 1:
-            said = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in sorted(groups.items()))
-            problems.append(f"{label} differs between hosts ({said}), expected the same on all: {repair}.")
+            listed = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in sorted(groups.items()))
+            problems.append(f"{label} differs between hosts ({listed}), expected the same on all: {repair}.")
     return problems
 
 
 def ping_targets(states: Mapping[str, Mapping], host: str) -> dict[str, str]:
-    """{physical id: address} of the same dies of the next host, the first after the last; empty with one host.
+    """{physical id: address} of the same dies of the next host (of the first host for the last one); empty with one host.
 
-    One ping a die, whatever the number of hosts: together they go once round the cluster on every die.
+    Each die pings one address, whatever the number of hosts: together the pings visit every die of the cluster.
     """
     hosts = list(states)
     following = hosts[(hosts.index(host) + 1) % len(hosts)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow a job on its host until it ends: show its new log lines, watch the hosts it runs on, and give up in time.
+"""Follow a job on its host until it ends: show its new log lines and watch the hosts that it runs on.
 
-The module job_state makes each look. Returned: `outcome` is ended, lost (hosts in `lost` did not answer twice in a
+The module job_state reads the state. Returned: `outcome` is ended, lost (the hosts in `lost` did not answer twice in a
 row) or timeout; `result` and `status` are those of the unit.
 """
 
@@ -14,10 +14,10 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-SHOWN = 40
-"""Lines a look; of more the last ones are shown."""
-GRACE = 3
-"""Looks without an answer from the job's own host before it counts as lost."""
+MAX_LINES = 40
+"""Log lines shown after each read; of more, the last ones."""
+MAX_SILENT_READS = 3
+"""Reads without an answer from the job's own host after which it counts as lost."""
 
 
 class ActionModule(ActionBase):
@@ -32,20 +32,20 @@ class ActionModule(ActionBase):
         deadline = time.monotonic() + timeout
         display, before, silent = Display(), set(), 0
         while True:
-            state = self._look(args, task_vars)
+            state = self._read_state(args, task_vars)
             if state is None:
                 silent += 1
-                if silent >= GRACE:
+                if silent >= MAX_SILENT_READS:
                     return {"changed": False, "outcome": "lost", "lost": [host], "result": "unknown", "status": -1}
                 time.sleep(poll)
                 continue
             if state.get("failed"):
                 return state
             silent, args["offset"] = 0, state["offset"]
-            left_out = len(state["lines"]) - SHOWN
+            left_out = len(state["lines"]) - MAX_LINES
             if left_out > 0:
                 display.display(f"{host}: ... {left_out} more lines in {args['log']}")
-            for line in state["lines"][-SHOWN:]:
+            for line in state["lines"][-MAX_LINES:]:
                 display.display(f"{host}: {line}")
             end = {"changed": False, "result": state["result"], "status": state["status"], "lost": []}
             if state["active"] not in ("active", "activating", "deactivating", "reloading"):
@@ -57,10 +57,10 @@ class ActionModule(ActionBase):
                 return {**end, "outcome": "timeout"}
             time.sleep(poll)
 
-    def _look(self, args: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The result of job_state, None where its host does not answer."""
+    def _read_state(self, args: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The result of job_state, or None if its host does not answer."""
         try:
-            state = self._execute_module(module_name="job_state", module_args=args, task_vars=task_vars)
+            state = self._execute_module(module_name="sam_rl.ascend.job_state", module_args=args, task_vars=task_vars)
         except AnsibleConnectionFailure:
             return None
         return None if state.get("unreachable") else state

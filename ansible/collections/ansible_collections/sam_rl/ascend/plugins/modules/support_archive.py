@@ -11,15 +11,15 @@ options:
   dest: {description: The archive, type: path, required: true}
   top: {description: Name of the folder in it, type: str, required: true}
   files: {description: Files to take (patterns of glob), type: list, elements: str, default: []}
-  archives: {description: Archives of this module to put together as they are, type: list, elements: path, default: []}
+  archives: {description: Archives of this module to combine unchanged, type: list, elements: path, default: []}
   commands: {description: "Commands by the name of their output", type: dict, default: {}}
-  limit_mb: {description: Of a longer file or output only the end is taken, type: int, default: 20}
+  limit_mb: {description: MB at the end of each file or output that are taken, type: int, default: 20}
   timeout: {description: Bound of one command in seconds, type: int, default: 60}
 author: [the authors of this repository]
 """
 EXAMPLES = r"""
 - name: Pack the logs
-  support_archive:
+  sam_rl.ascend.support_archive:
     dest: /tmp/npu1.tar.gz
     top: npu1
     files: [/var/log/sam-rl/*.log]
@@ -36,7 +36,7 @@ import subprocess
 import tarfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.secrets import mask
+from ansible_collections.sam_rl.ascend.plugins.module_utils.secrets import mask
 
 
 def tail(path, limit):

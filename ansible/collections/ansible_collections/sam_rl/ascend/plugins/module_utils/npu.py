@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import re
 
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
+
 SMI_HINT = "run `npu-smi info` on the host, then see the driver's log in /var/log/ascend_seclog"
-
-
-class Unreadable(ValueError):
-    """Why the output of a command cannot be used: one reason, without the host's name."""
 
 
 def _fields(text):

@@ -9,7 +9,7 @@ import socket
 
 
 class Unreadable(ValueError):
-    """Why something cannot be read: one reason."""
+    """Why the output of a command cannot be used: one reason, without the host's name."""
 
 
 def parse_chrony(text):

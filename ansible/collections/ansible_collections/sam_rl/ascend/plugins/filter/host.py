@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that read what commands on a host print."""
+"""Filters that read the output of commands on a host."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def sysctl_changes(printed: str, wanted: Mapping[str, str]) -> list[list[str]]:
-    """[name, value] of the settings in `sysctl` output (`name = value` lines) whose value is another than `wanted`."""
+def sysctl_changes(printed: str, expected: Mapping[str, str]) -> list[list[str]]:
+    """[name, value] of the settings whose value in `sysctl` output (`name = value` lines) differs from `expected`."""
     changes = []
     for name, value in re.findall(r"^([\w.]+) *= *(.*?) *$", printed, re.MULTILINE):
-        if name in wanted and _ports(value) != _ports(str(wanted[name])):
-            changes.append([name, str(wanted[name])])
+        if name in expected and _ports(value) != _ports(str(expected[name])):
+            changes.append([name, str(expected[name])])
     return changes
 
 
@@ -23,7 +23,7 @@ def _ports(value: str) -> list[str]:
 
 
 def tree_problems(printed: str, host: str, pins: Mapping, needed: list[str]) -> list[str]:
-    """Sentences on `patchset status --json` of one host: every module patched, those in `needed` there."""
+    """Sentences on `patchset status --json` of one host: modules that are not patched, missing ones of `needed`."""
     try:
         states = json.loads(printed.strip().splitlines()[-1])[pins["name"]]
     except (ValueError, KeyError, IndexError):
@@ -40,7 +40,7 @@ def tree_problems(printed: str, host: str, pins: Mapping, needed: list[str]) -> 
 
 
 def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[str]:
-    """Sentences on what ray_nodes.py printed. expected: {host: address}; `dies` NPU on each."""
+    """Sentences on the output of ray_nodes.py. expected: {host: address}; `dies`: NPUs of each host."""
     try:
         nodes = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -60,13 +60,13 @@ def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[s
 
 
 def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
-    """How a run ended that did not end well, in one sentence. end: the result of follow_job."""
+    """One sentence on how a run failed. end: the result of follow_job."""
     run = f"{host}: the run {folder.rpartition('/')[2]}"
     if end["outcome"] == "lost":
         return (
             f"{run} was stopped because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of npu_hosts: "
             "see `journalctl -u sam-rl-ray` there, then run playbooks/cluster.yml and playbooks/train.yml, "
-            "which go on from the last checkpoint."
+            "which continue from the last checkpoint."
         )
     if end["outcome"] == "timeout":
         return (
@@ -75,7 +75,7 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
         )
     return (
         f"{run} ended with {end['result']}, status {end['status']}, expected status 0: see its last lines above and "
-        f"{folder}/launch.log; playbooks/train.yml then goes on from the last checkpoint."
+        f"{folder}/launch.log; playbooks/train.yml then continues from the last checkpoint."
     )
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: ascend_npu_info
+module: npu_info
 short_description: State of the Ascend dies of a host, with named errors and warnings
 description:
   - Calls npu-smi and hccn_tool, all dies in parallel and each call bounded in time, and returns what they say.
@@ -24,7 +24,7 @@ author: [the authors of this repository]
 """
 EXAMPLES = r"""
 - name: Read the dies
-  ascend_npu_info:
+  sam_rl.ascend.npu_info:
     dies: 16
 """
 RETURN = r"""
@@ -38,9 +38,10 @@ import concurrent.futures
 import os
 import subprocess
 
-from ansible.module_utils.ascend_npu import (
+from ansible.module_utils.basic import AnsibleModule, get_bin_path
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable
+from ansible_collections.sam_rl.ascend.plugins.module_utils.npu import (
     SMI_HINT,
-    Unreadable,
     check_dies,
     check_host,
     parse_info,
@@ -52,7 +53,6 @@ from ansible.module_utils.ascend_npu import (
     parse_vnic,
     problem,
 )
-from ansible.module_utils.basic import AnsibleModule, get_bin_path
 
 
 class Tool:
@@ -84,8 +84,8 @@ class Tool:
             raise Unreadable(f"`{shown}` cannot be run ({error.strerror})") from None
         text = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0:
-            said = " ".join(text.split())[:160] or "nothing"
-            raise Unreadable(f"`{shown}` ended with status {done.returncode} and said: {said}")
+            output = " ".join(text.split())[:160] or "nothing"
+            raise Unreadable(f"`{shown}` ended with status {done.returncode} and printed: {output}")
         return text
 
 

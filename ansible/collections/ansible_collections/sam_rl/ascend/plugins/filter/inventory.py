@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The filter that checks an inventory before any host is contacted.
+
+Names, types, choices and required settings are checked by Ansible's own validator against the roles'
+meta/argument_specs.yml, all roles at once: Ansible itself would check a role's when the role starts, hours into a run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.constants import INTERNAL_STATIC_VARS
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.errors import UnsupportedError
+from ansible_collections.sam_rl.ascend.plugins.filter.repository import recipe_needs
+
+REPLACED = {
+    "nnodes": "the hosts of the group npu_hosts count",
+    "node_rank": "the order of the group npu_hosts counts; its first host is Ray's head",
+    "master_addr": "cluster_address of the first host of npu_hosts counts",
+    "socket_ifname": "cluster_interface counts",
+    "npus_per_node": "dies_per_host counts",
+}
+"""Variables of hand-edited launch scripts, and what replaces them here."""
+
+NOT_SETTINGS = {"environment", "vars", "playbook_name", "discovered_interpreter_python", "module_setup"}
+NOT_SETTINGS |= {"repository", "pins"} | INTERNAL_STATIC_VARS
+"""Variables that Ansible or playbooks/group_vars set."""
+
+
+def inventory_problems(hosts: list[str], hostvars: Mapping, repository: str) -> list[str]:
+    """One sentence for each thing that is wrong with the inventory of the group npu_hosts."""
+    if not hosts:
+        return ["the inventory has no host in the group npu_hosts: list the cluster's hosts there, Ray's head first."]
+    options, registered = role_options(repository), registered_names(repository)
+    settings = {host: _settings(hostvars[host], options, registered) for host in hosts}
+    problems: dict[str, list[str]] = {}
+    for host in hosts:
+        for problem in _argument_problems(settings[host], options) + _ssh_problems(hostvars[host]):
+            problems.setdefault(problem, []).append(host)
+    if problems:
+        return [f"{', '.join(where)}: {problem}" for problem, where in problems.items()]
+    if differences := _differences(settings, options):
+        return differences
+    return _address_problems(settings, hostvars) + _cluster_problems(hosts, settings[hosts[0]], repository)
+
+
+def role_options(repository: str) -> dict[str, dict[str, Any]]:
+    """The options of all roles by name, from their meta/argument_specs.yml."""
+    options: dict[str, dict[str, Any]] = {}
+    for path in sorted(Path(str(repository), "ansible", "roles").glob("*/meta/argument_specs.yml")):
+        for spec in yaml.safe_load(path.read_text())["argument_specs"].values():
+            options.update(spec.get("options") or {})
+    return options
+
+
+def registered_names(repository: str) -> set[str]:
+    """Names that tasks of the roles register: in later plays of a run, hostvars has them too."""
+    names: set[str] = set()
+    for path in Path(str(repository), "ansible", "roles").glob("*/tasks/*.yml"):
+        names.update(re.findall(r"^ +register: +(\w+)", path.read_text(), re.MULTILINE))
+    return names
+
+
+def _settings(variables: Mapping, options: Mapping, registered: Iterable[str]) -> dict[str, Any]:
+    """A host's settings; the value of an unknown one is not looked at."""
+    names = {str(name) for name in variables} - NOT_SETTINGS - set(registered)
+    names = {name for name in names if not name.startswith(("ansible_", "vault_"))}
+    return {name: variables[name] if name in options else None for name in sorted(names)}
+
+
+def _argument_problems(settings: Mapping, options: Mapping) -> list[str]:
+    """What Ansible's validator says, and values that it would convert, which roles then use unconverted."""
+    result = ArgumentSpecValidator(options).validate(settings)
+    problems = [_unknown_name(name, options) for name in sorted(result.unsupported_parameters, key=str)]
+    for error in result.errors.errors:
+        if not isinstance(error, UnsupportedError):
+            problems.append(f"{error.msg}: correct the inventory.")
+    if problems:
+        return problems
+    for name in settings:
+        value, kind = settings[name], options[name].get("type", "str")
+        if kind == "bool":
+            continue
+        expected = (int, float) if kind == "float" else type(result.validated_parameters[name])
+        if not isinstance(value, expected) or isinstance(value, bool):
+            problems.append(f"{name} is {_short(value)}, expected {kind}: correct it in the inventory.")
+        elif kind == "path" and not re.fullmatch(r"/[^/\s]+(/[^/\s]*)*", value):
+            problems.append(f"{name} is {_short(value)}, expected an absolute path below / without spaces.")
+        elif kind == "int" and name.endswith("_port") and not 1024 <= value <= 65535:
+            problems.append(f"{name} is {value}, expected a port from 1024 to 65535.")
+    return problems
+
+
+def _unknown_name(name: str | tuple[str, ...], options: Mapping) -> str:
+    """The sentence about a variable, or a key inside one (a tuple), that no role knows."""
+    close = difflib.get_close_matches(name, options, 1) if isinstance(name, str) else []
+    name = name if isinstance(name, str) else ".".join(name)
+    hint = f"did you mean {close[0]}" if close else "the roles' meta/argument_specs.yml list all variables"
+    hint = REPLACED.get(name.lower(), hint)
+    return f"the variable {name} is not known: {hint}; remove or rename it."
+
+
+def _ssh_problems(variables: Mapping) -> list[str]:
+    arguments = str(variables.get("ansible_ssh_common_args", ""))
+    if not re.search(r"StrictHostKeyChecking\s*=?\s*(no|off)", arguments, re.IGNORECASE):
+        return []
+    return [
+        "ansible_ssh_common_args disables the check of host keys: remove that and put the keys into known_hosts.",
+    ]
+
+
+def _short(value: Any) -> str:
+    return repr(value if isinstance(value, (bool, int, float)) else str(value))[:60]
+
+
+def _differences(settings: Mapping[str, Mapping], options: Mapping) -> list[str]:
+    """All settings but a host's own address are the cluster's: they must be the same on every host."""
+    problems = []
+    for name in options:
+        values: dict[str, list[str]] = {}
+        for host, known in settings.items():
+            values.setdefault(_short(known[name]) if name in known else "unset", []).append(host)
+        if len(values) > 1 and name != "cluster_address":
+            listed = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in values.items())
+            problems.append(f"{name} differs between hosts ({listed}): set it once, for the whole group npu_hosts.")
+    return problems
+
+
+def _address_problems(settings: Mapping[str, Mapping], hostvars: Mapping) -> list[str]:
+    problems = []
+    for name in ("ansible_host", "cluster_address"):
+        owners: dict[str, str] = {}
+        for host in settings:
+            address = str(hostvars[host].get(name, host))
+            if address in owners:
+                problems.append(f"{host}: {name} is {address}, as on {owners[address]}: give every host its own.")
+            owners[address] = host
+    for host, known in settings.items():
+        address, network = known["cluster_address"], known["cluster_network"]
+        try:
+            inside = ipaddress.ip_address(address) in ipaddress.ip_network(network)
+        except ValueError as error:
+            problems.append(f"{host}: cluster_address or cluster_network is not an address ({error}): correct it.")
+            continue
+        if not inside:
+            problems.append(
+                f"{host}: cluster_address {address} is not in cluster_network {network}: correct one of them."
+            )
+    return problems
+
+
+def _cluster_problems(hosts: list[str], settings: Mapping, repository: str) -> list[str]:
+    """Counts, ports, pin set, recipe and image, which are the same on all hosts by now."""
+    problems = []
+    if settings["hosts_expected"] != len(hosts):
+        problems.append(
+            f"the group npu_hosts has {len(hosts)} hosts, hosts_expected says {settings['hosts_expected']}: "
+            "list the missing hosts, or correct hosts_expected."
+        )
+    if settings["ray_port"] == settings["dashboard_port"]:
+        problems.append(f"ray_port and dashboard_port are both {settings['ray_port']}: give each its own.")
+    if not Path(str(repository), "patches", settings["pin_set"], "pins.toml").is_file():
+        known = sorted(path.parent.name for path in Path(str(repository)).glob("patches/*/pins.toml"))
+        problems.append(
+            f"pin_set is {settings['pin_set']!r}, which is no folder of patches/: choose {' or '.join(known)}."
+        )
+    return problems + _recipe_problems(hosts, settings, repository) + _image_problems(settings)
+
+
+def _recipe_problems(hosts: list[str], settings: Mapping, repository: str) -> list[str]:
+    recipe, scripts = settings["recipe"], Path(str(repository), "llm_rl", "qwen3").glob("run_*.sh")
+    known = sorted(path.stem.removeprefix("run_") for path in scripts)
+    if recipe not in known:
+        return [f"recipe is {recipe!r}, but llm_rl/qwen3/ has no run_{recipe}.sh: choose {' or '.join(known)}."]
+    needs = recipe_needs(repository, recipe)
+    if needs.get("device") == "cpu" or "nodes" not in needs:
+        return []
+    nodes, dies = needs["nodes"], needs.get("dies_per_node", 16)
+    if (nodes, dies) == (len(hosts), settings["dies_per_host"]):
+        return []
+    return [
+        f"recipe {recipe} needs {nodes} hosts of {dies} dies ({nodes * dies} dies), the inventory has "
+        f"{len(hosts)} of {settings['dies_per_host']}: choose another recipe or correct the inventory."
+    ]
+
+
+def _image_problems(settings: Mapping) -> list[str]:
+    if settings["container_engine"] == "none":
+        return []
+    problems = []
+    base, archive = (settings.get(f"container_image_{name}", "") for name in ("base", "archive"))
+    if bool(base) == bool(archive):
+        problems.append(
+            "container_engine needs exactly one of container_image_base (to build the image) and "
+            "container_image_archive (to load it): set one."
+        )
+    if base and not re.fullmatch(r"[\w./:-]+@sha256:[0-9a-f]{64}", base):
+        problems.append(
+            f"container_image_base is {base!r}, expected NAME@sha256:DIGEST: a tag can change, give the digest."
+        )
+    if archive and not re.fullmatch(r"[0-9a-f]{64}", settings.get("container_image_archive_sha256", "")):
+        problems.append("container_image_archive_sha256 is not the 64 digits of a SHA-256: set it to the archive's.")
+    return problems
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self) -> dict[str, Any]:
+        return {"inventory_problems": inventory_problems}

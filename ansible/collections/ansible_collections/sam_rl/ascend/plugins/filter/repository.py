@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters that read what the repository records, so that no version is written a second time."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleFilterError
+
+
+def pin_set(repository: str, name: str) -> dict[str, Any]:
+    """The content of patches/NAME/pins.toml."""
+    path = Path(str(repository), "patches", str(name), "pins.toml")
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise AnsibleFilterError(f"pin_set {name!r}: {path} cannot be read ({error})") from None
+
+
+def recipe_needs(repository: str, name: str) -> dict[str, Any]:
+    """`cluster` of the recipe NAME, merged over that of its bases: nodes, dies_per_node, device; may be empty."""
+    folder = Path(str(repository), "llm_rl", "qwen3")
+    needs: dict[str, Any] = {}
+    file: str | None = f"{name}.yaml"
+    while file:
+        config = yaml.safe_load((folder / file).read_text()) or {}
+        needs = {**(config.get("cluster") or {}), **needs}
+        file = config.get("base")
+    return needs
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self) -> dict[str, Any]:
+        return {"pin_set": pin_set, "recipe_needs": recipe_needs}
