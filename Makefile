@@ -12,7 +12,7 @@ tests-of = $(shell sed -nE 's/^tests = \[(.*)\].*/\1/p' patches/$(1)/pins.toml |
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs test-mutants lint lock clean
+.PHONY: help demo test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -89,6 +89,10 @@ bench-host: ## host time of a step with the switch off and verifying, beside one
 test-mutants: ## take each patch away in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)
 	ci/test-mutants $(PIN)
+
+site: ## the documentation as a site, in build/site; a broken link is an error
+	ci/setup-env tools
+	$(TOOLS)/python ci/build-site
 
 lint: ## formats, linters, and the stored patches against their records
 	ci/lint
