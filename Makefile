@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo docs test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs test-mutants lint lock clean
+.PHONY: help demo docs test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -94,6 +94,10 @@ bench-host: ## host time of a step with the switch off and verifying, beside one
 test-mutants: ## remove each patch in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)
 	ci/test-mutants $(PIN)
+
+site: ## the documentation as a site, in build/site; a broken link is an error
+	ci/setup-env tools
+	$(TOOLS)/python ci/build-site
 
 lint: ## formats, linters, and the stored patches against their records
 	ci/lint

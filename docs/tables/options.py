@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of options in docs/options.md: names, defaults and values from sam_core.options, meanings from here."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from sam_core.options import DEFAULT_K, MAX_K, RULES, SOURCES, SWITCHES, VERIFY, Options
+from tables._records import table
+
+WORDS = {"rule": RULES, "switch": SWITCHES, "verify": VERIFY}
+
+VALUES = {
+    "en": {
+        "sources": f"a list of {', '.join(f'`{name}`' for name in SOURCES)}",
+        "threshold": "integer, 1 or more",
+        "memory_bytes": "integer from 1048576 (1 MiB) to below 2^48",
+        "min_prob": "0 or more, below 1",
+        "corpus": "path of a file",
+        "history": "full path of a folder",
+    },
+    "zh": {
+        "sources": f"{'、'.join(f'`{name}`' for name in SOURCES)} 的列表",
+        "threshold": "不小于 1 的整数",
+        "memory_bytes": "从 1048576（1 MiB）起、小于 2^48 的整数",
+        "min_prob": "不小于 0、小于 1 的数",
+        "corpus": "文件路径",
+        "history": "目录的完整路径",
+    },
+}
+
+MEANINGS = {
+    "en": {
+        "num_speculative_tokens": "longest draft. The article uses 3. With `min_prob` a larger k costs little",
+        "rule": "how a draft is chosen, see [rules](how-it-works.md#drafts-from-a-suffix-automaton)",
+        "sources": "texts that are searched, see [sources](how-it-works.md#drafts-from-a-suffix-automaton); "
+        "`history` needs `group`",
+        "switch": "when to draft. `batch`: while at most `threshold` requests run. `auto`: for each request of each "
+        "step as many tokens as pay, see [below](#switch-auto)",
+        "threshold": "for `switch: batch`; the running requests of a step decide on the next step",
+        "memory_bytes": "host memory for texts and indexes of one engine. When it is full, the least valuable content "
+        "is [freed first](design-sam-core.md#failures-and-memory) and rebuilt later; a request without an index does "
+        "not draft meanwhile. To use history in the next epoch, an epoch's texts must fit: 4 bytes per token, about "
+        "50 to 100 while its requests run",
+        "verify": "`rejection`: rejection sampling. `seeded`: the text is the same with and without drafts, see "
+        "[verification](ascend.md#verification)",
+        "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this. "
+        "0: drafts have k tokens wherever the rule finds them and the estimate is at least 2^-30",
+        "corpus": "a text collection that all requests draft from, built by `python -m sam_core build-corpus`; on every "
+        "node, with the model's vocabulary. One built with `--tokenizer` is refused by models with another tokenizer",
+        "history": "keeps history and what `auto` learned between runs, see [below](#history-between-runs); needs "
+        "source `history`",
+    },
+    "zh": {
+        "num_speculative_tokens": "草稿的最大长度。文章取 3。有了 `min_prob`，k 取大一些代价也不高",
+        "rule": "草稿如何选取，见[规则](how-it-works.zh.md#用后缀自动机生成草稿)",
+        "sources": "检索哪些文本，见[来源](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
+        "switch": "何时起草。`batch`：运行的请求数不超过 `threshold` 时；`auto`：每一步中每条请求的草稿长度以划算为准，"
+        "[见下](#开关-auto)",
+        "threshold": "用于 `switch: batch`；一步的运行请求数决定下一步",
+        "memory_bytes": "一个引擎的文本和索引可用的主机内存。用尽时[先释放](design-sam-core.zh.md#失败与内存)价值最小的内容，"
+        "以后再重建；其间没有索引的请求不起草。要在下一个 epoch 用上历史，须放得下一个 epoch 的文本：每个 token 4 字节，"
+        "请求运行期间约 50 到 100 字节",
+        "verify": "`rejection`：拒绝采样。`seeded`：开不开投机文本相同，见[验证](ascend.zh.md#验证)",
+        "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时，只要规则给得出，且估计概率不低于 2^-30，"
+        "草稿就有 k 个 token",
+        "corpus": "所有请求都可从中取草稿的文本集，由 `python -m sam_core build-corpus` 生成；每个节点都要有，token 须在模型的词表内。"
+        "用 `--tokenizer` 生成的，分词器不同的模型会拒绝使用",
+        "history": "跨运行保存历史和 `auto` 学到的内容，[见下](#跨运行的历史)；须用来源 `history`",
+    },
+}
+
+
+def options(language: str) -> str:
+    none, head = (
+        ("none", ["option", "default", "values", "effect"])
+        if language == "en"
+        else ("无", ["选项", "默认值", "取值", "作用"])
+    )
+    k = "integer from 1 to {}" if language == "en" else "1 到 {} 的整数"
+    rows = [["`num_speculative_tokens`", DEFAULT_K, k.format(MAX_K), MEANINGS[language]["num_speculative_tokens"]]]
+    for field in fields(Options):
+        default = field.default
+        if isinstance(default, tuple):
+            shown = f"`[{', '.join(default)}]`"
+        else:
+            shown = none if default is None else f"`{default}`" if isinstance(default, str) else default
+        values = ", ".join(f"`{word}`" for word in WORDS.get(field.name, ())) or VALUES[language][field.name]
+        rows.append([f"`sam.{field.name}`", shown, values, MEANINGS[language][field.name]])
+    return table(head, rows, left=4)
+
+
+TABLES = {"options": options}

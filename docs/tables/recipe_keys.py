@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of a recipe's keys in docs/recipes.md: values and meanings from llm_rl.recipe, defaults from dapo.yaml, verl's
+names from each pin set's recipe.toml, and the meanings in Chinese from here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from llm_rl.recipe import KEYS, MAPPINGS, Key
+from tables._records import table
+
+from llm_rl import pin_set
+
+BASE = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "dapo.yaml"
+
+CHINESE = {
+    "name": "配方的名称，也是运行目录的名称",
+    "pin_set": "使用的版本和补丁，即 patches/ 中的一个目录；run_*.sh 启动它的环境",
+    "seed": "数据次序、引擎和按种子采样的种子",
+    "steps": "训练步数；调大后，已完成的运行会继续",
+    "sam": "投机：off 关闭；batch 在运行请求数不超过 sam_options.threshold 时进行；auto 每步以划算为准",
+    "model.path": "模型目录（Hugging Face 格式）",
+    "model.use_remove_padding": "训练时把序列紧密拼接",
+    "data.train_files": "训练用的 parquet 文件",
+    "data.val_files": "验证用的 parquet 文件",
+    "data.train_batch_size": "每个训练步的 prompt 数",
+    "data.gen_batch_size": "每轮生成的 prompt 数；训练器不分轮时为同时在途的 prompt 数上限，须为训练 batch 的整数倍",
+    "data.max_prompt_length": "token 数",
+    "data.max_response_length": "token 数",
+    "data.truncation": "更长的 prompt 如何处理",
+    "data.filter_overlong_prompts": "事先去掉更长的 prompt",
+    "data.shuffle": "次序由种子决定",
+    "algorithm.adv_estimator": "优势估计",
+    "algorithm.clip_ratio_low": "比率的裁剪下界",
+    "algorithm.clip_ratio_high": "裁剪上界：clip-higher",
+    "algorithm.clip_ratio_c": "dual clip",
+    "algorithm.loss_agg_mode": "token-mean：每个 token 权重相同",
+    "algorithm.entropy_coeff": "熵奖励的权重",
+    "algorithm.use_kl_loss": "损失中加入与初始模型的 KL 散度",
+    "algorithm.use_kl_in_reward": "奖励中加入该项",
+    "algorithm.filter_groups": "动态采样：各回答得分全同的 prompt 会被替换",
+    "algorithm.filter_metric": "动态采样比较的得分",
+    "algorithm.max_num_gen_batches": "一步要过这么多个生成 batch 仍凑不够 prompt，则结束运行",
+    "algorithm.overlong.enable": "超长惩罚：回答接近最大长度时扣分",
+    "algorithm.overlong.len": "从最大长度之前多少个 token 起惩罚递增",
+    "algorithm.overlong.penalty_factor": "达到最大长度时的惩罚",
+    "rollout.n": "每个 prompt 的回答数",
+    "rollout.temperature": "采样参数",
+    "rollout.top_p": "采样参数",
+    "rollout.top_k": "采样参数；-1：不限",
+    "rollout.tensor_model_parallel_size": "共同存放一个引擎权重的 die 数",
+    "rollout.data_parallel_size": "共同存放一个模型各专家的引擎数",
+    "rollout.expert_parallel_size": "共同存放专家的 die 数：1，或张量并行数乘以数据并行数",
+    "rollout.max_num_seqs": "一个引擎同时运行的请求数",
+    "rollout.max_num_batched_tokens": "每个引擎步的 token 数",
+    "rollout.gpu_memory_utilization": "引擎可占用的 die 内存比例",
+    "rollout.enforce_eager": "eager 模式，不捕获图",
+    "rollout.expected_length": "prompt 与回答的平均 token 数，用于布局检查的警告",
+    "train.backend": "训练状态如何切分",
+    "train.tensor_parallel": "仅 Megatron：共同存放每一层的 die 数",
+    "train.pipeline_parallel": "仅 Megatron：流水并行的段数",
+    "train.context_parallel": "仅 Megatron：共同处理一条序列的 die 数",
+    "train.expert_parallel": "仅 Megatron：共同存放专家的 die 数",
+    "train.expert_tensor_parallel": "仅 Megatron：共同存放一个专家的 die 数",
+    "train.first_stage_layers": "仅 Megatron：第一段的层数；null：与其他段相同",
+    "train.last_stage_layers": "仅 Megatron：最后一段的层数；null：与其他段相同",
+    "train.sequence_parallel": "仅 FSDP：共同处理一条序列的 die 数（Ulysses）",
+    "train.param_offload": "两次更新之间把参数和梯度移出设备",
+    "train.optimizer_offload": "两次更新之间把优化器状态移出设备",
+    "train.recompute": "反向传播时重新计算激活值",
+    "train.torch_compile": "编译训练步",
+    "train.ppo_mini_batch_size": "每次更新的 prompt 数",
+    "train.micro_batch_size": "每个 die 一次处理的回答数；用 train.max_tokens_per_die 时为 null",
+    "train.max_tokens_per_die": "每个 die 一次处理的 token 数，回答按此拼装；用 train.micro_batch_size 时为 null",
+    "train.lr": "学习率",
+    "train.lr_warmup_steps": "达到该学习率所用的步数",
+    "train.weight_decay": "AdamW 的权重衰减",
+    "train.clip_grad": "梯度按此范数缩小",
+    "trainer.logger": "训练日志写到哪里；其中必须有 file",
+    "trainer.val_before_train": "第一步之前先验证",
+    "trainer.test_freq": "每隔多少步验证一次；-1：从不",
+    "trainer.step_timeout": "多少秒没有完成一步（含启动）即结束运行",
+    "checkpoints.every": "训练步数；0：不保存，中断后从头开始",
+    "checkpoints.keep": "保留的最新检查点数；最近一次启动之前的也保留这么多",
+    "cluster.device": "verl 用什么设备训练",
+    "cluster.nodes": "主机数",
+    "cluster.dies_per_node": "每台主机参与训练的设备数",
+    "cluster.die_memory": "每个设备的 GiB 数；null：不检查布局的内存",
+    "cluster.interface": "主机之间的网络接口；null：以各主机的环境为准",
+    "cluster.hccl_ports": "为 HCCL 预留的端口，起-止",
+}
+
+WORDS = {
+    "en": {bool: "true, false", str: "text", list: "list", int: "integer", float: "number"}
+    | {"bound": "{}, {:g} or more", "null": "{} or null", "required": "each recipe", "variable": "`${}`, else {}"},
+    "zh": {bool: "true、false", str: "文本", list: "列表", int: "整数", float: "数"}
+    | {"bound": "{}，不小于 {:g}", "null": "{}，或 null", "required": "各配方", "variable": "`${}`，未设时 {}"},
+}
+
+
+def values(key: Key, words: dict[Any, str]) -> str:
+    """The values that a key may have."""
+    choices = tuple(pin_set.names()) if key.name == "pin_set" else key.kind
+    if isinstance(choices, tuple):
+        text = ", ".join(f"`{word}`" for word in choices)
+    else:
+        text = words[key.kind]
+        text = text if key.min_value is None else words["bound"].format(text, key.min_value)
+    return words["null"].format(text) if key.optional else text
+
+
+def default(name: str, base: Any, words: dict[Any, str]) -> str:
+    """The value of a key in dapo.yaml."""
+    for part in name.split("."):
+        if not isinstance(base, dict) or part not in base:
+            return words["required"]
+        base = base[part]
+    if isinstance(base, str) and (variable := re.fullmatch(r"\$\{oc\.env:(\w+),(.*)\}", base)):
+        return words["variable"].format(variable[1], "null" if variable[2] == "null" else f"`{variable[2]}`")
+    if isinstance(base, bool) or base is None:
+        return str(base).lower().replace("none", "null")
+    if isinstance(base, float):
+        return f"{base:g}"
+    return f"`{', '.join(base)}`" if isinstance(base, list) else f"`{base}`" if isinstance(base, str) else str(base)
+
+
+def verl_names(name: str) -> str:
+    """verl's names of a key: one where all pin sets agree, else by pin set; for FSDP and Megatron where they differ."""
+    by_pin_set = {}
+    for pins in map(pin_set.PinSet, pin_set.names()):
+        names = [pins.key_map(backend).get(name, "").lstrip("+") for backend in ("fsdp", "megatron")]
+        if used := list(dict.fromkeys(filter(None, names))):
+            by_pin_set.setdefault(" / ".join(f"`{verl_name}`" for verl_name in used), []).append(f"`{pins.name}`")
+    if len(by_pin_set) == 1 and len(*by_pin_set.values()) == len(pin_set.names()):
+        return next(iter(by_pin_set))
+    return "; ".join(f"{', '.join(pins)}: {names}" for names, pins in by_pin_set.items()) or "-"
+
+
+def recipe_keys(language: str) -> str:
+    words, base = WORDS[language], yaml.safe_load(BASE.read_text())
+    if unknown := {*CHINESE} ^ {*KEYS} - {*MAPPINGS}:
+        raise ValueError(f"CHINESE in docs/tables/recipe_keys.py does not fit the keys: {', '.join(sorted(unknown))}")
+    head = ["key", "values", "default", "meaning", "in verl"]
+    rows = [
+        [
+            f"`{key.name}`",
+            values(key, words),
+            default(key.name, base, words),
+            key.meaning if language == "en" else CHINESE[key.name],
+            verl_names(key.name),
+        ]
+        for key in KEYS.values()
+        if key.name not in MAPPINGS
+    ]
+    return table(head if language == "en" else ["键", "取值", "默认值", "含义", "verl 中"], rows, left=5)
+
+
+TABLES = {"recipe_keys": recipe_keys}
