@@ -17,8 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llm_rl.data.files import write_json
-from llm_rl.evaluation.engine import Answer, Engine, EvaluationError, default_dtype, device, tokenizer
+from sam_core.files import write_json
+
+from llm_rl.errors import UserError
+from llm_rl.evaluation.engine import Answer, Engine, default_dtype, device, tokenizer
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
 """Largest difference allowed, in nats, by dtype; those of NPU and GPU are ours and were measured on neither.
@@ -87,9 +89,9 @@ def read_prompts(path: Path | None, model: str) -> list[list[int]]:
         try:
             rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         except (OSError, ValueError) as error:
-            raise EvaluationError(f"--prompts {path} cannot be read: {error}") from None
+            raise UserError(f"--prompts {path} cannot be read: {error}") from None
     if not rows or not all(isinstance(row, dict) and {"prompt", "prompt_token_ids"} & set(row) for row in rows):
-        raise EvaluationError(f"--prompts {path} must have `prompt` (a text) or `prompt_token_ids` in every line")
+        raise UserError(f"--prompts {path} must have `prompt` (a text) or `prompt_token_ids` in every line")
     if all("prompt_token_ids" in row for row in rows):
         return [row["prompt_token_ids"] for row in rows]
     words = tokenizer(model)
@@ -174,11 +176,11 @@ def main(argv: list[str] | None = None) -> int:
         print("verifying the same tokens as drafts", flush=True)
         verified, counted = answer(args, prompts, args.k)
         if not counted["accepted"]:
-            raise EvaluationError(f"no draft was accepted ({counted['drafted']} drafted): nothing was compared")
+            raise UserError(f"no draft was accepted ({counted['drafted']} drafted): nothing was compared")
         found = compare(decoded, verified)
         if not found["differences"]:
-            raise EvaluationError("the answers differ from the first token on: nothing was compared")
-    except EvaluationError as error:
+            raise UserError("the answers differ from the first token on: nothing was compared")
+    except UserError as error:
         print(f"check_operators: {error}", file=sys.stderr)
         return 2
     figures = {"device": device(), "dtype": args.dtype, "k": args.k, **counted}

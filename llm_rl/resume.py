@@ -9,13 +9,14 @@ each step once.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import zipfile
 from pathlib import Path
 
-from llm_rl.config import ConfigError
+from sam_core.files import replacing
+
+from llm_rl.errors import UserError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 TOKENS = "rollout/spec/tokens"
@@ -38,7 +39,7 @@ def complete(checkpoints: Path) -> list[int]:
 
 
 def point(run_dir: Path, every: int) -> int:
-    """The step after which a run goes on, 0: from its start; ConfigError where log and checkpoints do not belong together.
+    """The step after which a run goes on, 0: from its start; UserError where log and checkpoints do not belong together.
 
     every: training steps between checkpoints, 0: none are made.
     """
@@ -49,12 +50,12 @@ def point(run_dir: Path, every: int) -> int:
         logged += 1
     steps = complete(run_dir / "checkpoints")
     if steps and not every:
-        raise ConfigError(
+        raise UserError(
             f"{run_dir} has a checkpoint of step {steps[-1]}, which a run without checkpoints would remove: "
             "set checkpoints.every to go on from it, or take another --run-dir"
         )
     if steps and steps[-1] > logged + every:
-        raise ConfigError(
+        raise UserError(
             f"{run_dir} has a checkpoint of step {steps[-1]}, and its steps.jsonl ends at step {logged}: put the log back, "
             "or take another --run-dir"
         )
@@ -119,6 +120,5 @@ def _write(path: Path, lines: list[str], end: str = "\n") -> None:
     if not lines:
         path.unlink(missing_ok=True)
         return
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(end.join(lines) + end)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(end.join(lines) + end)

@@ -14,6 +14,10 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from sam_core.files import write_json
+
+from llm_rl.errors import UserError
+
 TRIES = 5
 """Broken connections in a row, none of which brought a byte, before a download ends with an error."""
 TIMEOUT = 60
@@ -21,16 +25,12 @@ TIMEOUT = 60
 CHUNK = 1 << 20
 
 
-class FetchError(Exception):
-    """One sentence: what could not be downloaded, why, and what is left."""
-
-
 class _Broken(Exception):
     """The connection ended before the file did."""
 
 
 def fetch(url: str, path: Path, pause: float = 2.0) -> None:
-    """Download `url` to `path`, which appears whole or not at all; FetchError.
+    """Download `url` to `path`, which appears whole or not at all; UserError.
 
     The part that has arrived is kept in `<path>.part`, with the address and the server's name for this version of the
     file in `<path>.part.json`. A later call goes on there; if the file has changed since, it begins anew. After a
@@ -47,7 +47,7 @@ def fetch(url: str, path: Path, pause: float = 2.0) -> None:
             return
         except urllib.error.HTTPError as error:
             if error.code < 500:
-                raise FetchError(f"{url} cannot be downloaded: HTTP {error.code} {error.reason}") from None
+                raise UserError(f"{url} cannot be downloaded: HTTP {error.code} {error.reason}") from None
             why = f"HTTP {error.code} {error.reason}"
         except (_Broken, urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             why = str(getattr(error, "reason", error) or type(error).__name__)
@@ -55,7 +55,7 @@ def fetch(url: str, path: Path, pause: float = 2.0) -> None:
         left = TRIES if size > before else left - 1
         if not left:
             kept = f"; the first {size} bytes are kept in {part}, so call again to go on" if size else ""
-            raise FetchError(f"{url} cannot be downloaded: {why}{kept}")
+            raise UserError(f"{url} cannot be downloaded: {why}{kept}")
         print(f"{why}; again in {pause:g} s", file=sys.stderr, flush=True)
         time.sleep(pause)
 
@@ -81,7 +81,7 @@ def _receive(url: str, part: Path, record: Path) -> None:
         # A weak tag names no bytes, so it cannot make sure that two parts belong together.
         tag = answer.headers["ETag"] or ""
         version = tag if tag and not tag.startswith("W/") else answer.headers["Last-Modified"]
-        _write_record(record, {"url": url, "version": version})
+        write_json(record, {"url": url, "version": version})
         show = _progress(total)
         with open(part, "r+b" if start else "wb") as file:
             file.seek(start)
@@ -102,12 +102,6 @@ def _arrived(url: str, part: Path, record: Path) -> tuple[int, str]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return 0, ""
-
-
-def _write_record(path: Path, data: dict) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(data))
-    os.replace(new, path)
 
 
 def _progress(total: int | None) -> Callable[[int], None]:

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from sam_core.files import write_json
+
 from llm_rl.data import fetch, files, schemas
-from llm_rl.data.files import DataError, Row
+from llm_rl.data.files import Row
+from llm_rl.errors import UserError
 
 SHOWN = 20
 """Bad rows that are reported one by one; the others are counted."""
@@ -22,7 +25,7 @@ def convert(
     """Rows in verl's schema, the first of each prompt, and the counts of the record.
 
     read: (place, row or what is wrong with it), as files.rows gives. A row whose prompt was there before with another
-    answer is bad. DataError, after all bad rows were reported on stderr, unless `skip_bad`; and where nothing is left.
+    answer is bad. UserError, after all bad rows were reported on stderr, unless `skip_bad`; and where nothing is left.
     """
     table: dict[str, tuple[str, Row]] = {}
     copies: dict[str, int] = {}
@@ -45,9 +48,9 @@ def convert(
     if len(bad) > SHOWN:
         print(f"... and {len(bad) - SHOWN} more bad rows", file=sys.stderr)
     if bad and not skip_bad:
-        raise DataError(f"{len(bad)} of {number} rows are bad: mend the source, or leave them out by --skip-bad")
+        raise UserError(f"{len(bad)} of {number} rows are bad: mend the source, or leave them out by --skip-bad")
     if not table:
-        raise DataError("no row is left: is this the right file for this data set?")
+        raise UserError("no row is left: is this the right file for this data set?")
     counts = {
         "rows_in": number,
         "bad_rows": len(bad),
@@ -60,7 +63,7 @@ def convert(
 
 
 def prepare(name: str, source: str, out: Path, skip_bad: bool, expected: str | None) -> dict[str, Any]:
-    """Write `out` and its record `<out>.json`; returns the record. DataError, FetchError.
+    """Write `out` and its record `<out>.json`; returns the record. UserError.
 
     A source with an address is downloaded to `<out>.source`, which stays until the data set is written, so that a
     call after a bad row does not download again. `expected`: SHA-256 that the source must have, or None.
@@ -71,14 +74,14 @@ def prepare(name: str, source: str, out: Path, skip_bad: bool, expected: str | N
     origin = path.with_name(path.name + ".json")
     if downloaded and not (path.exists() and _read_url(origin) == source):
         fetch.fetch(source, path)
-        files.write_json(origin, {"url": source})
+        write_json(origin, {"url": source})
     if not path.is_file():
-        raise DataError(f"there is no file {path}: give --source a Parquet or JSON Lines file, or its http(s) address")
+        raise UserError(f"there is no file {path}: give --source a Parquet or JSON Lines file, or its http(s) address")
     found = files.sha256(path)
     if expected and found != expected.lower():
         if downloaded:
             path.unlink()
-        raise DataError(f"{source} has SHA-256 {found}, not {expected.lower()}: it is another version, or damaged")
+        raise UserError(f"{source} has SHA-256 {found}, not {expected.lower()}: it is another version, or damaged")
     table, counts = convert(files.rows(path), schemas.SETS[name], skip_bad)
     record = {"data_set": name, "source": source, "source_sha256": found, "source_bytes": path.stat().st_size}
     written = finish(out, table, record | counts)
@@ -104,7 +107,7 @@ def finish(out: Path, table: list[Row], record: dict[str, Any]) -> dict[str, Any
     beside.unlink(missing_ok=True)
     files.write_parquet(out, table)
     record = record | {"file": out.name, "sha256": files.sha256(out)}
-    files.write_json(beside, record)
+    write_json(beside, record)
     return record
 
 

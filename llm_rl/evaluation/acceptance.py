@@ -14,9 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sam_core.files import write_json
+
 from llm_rl.data import files
+from llm_rl.errors import UserError
 from llm_rl.evaluation import questions
-from llm_rl.evaluation.engine import Engine, EvaluationError, add_arguments, device, json_object, prompt_ids, tokenizer
+from llm_rl.evaluation.engine import Engine, add_arguments, device, json_object, prompt_ids, tokenizer
 from llm_rl.evaluation.engine import settings as engine_settings
 
 FIRST_BIN = 64
@@ -38,7 +41,7 @@ def add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if min(args.k) < 1 or args.max_tokens < 2:
-        raise EvaluationError("--k must be at least 1, --max-tokens at least 2")
+        raise UserError("--k must be at least 1, --max-tokens at least 2")
     asked = questions.read(args.data, args.limit)
     words = tokenizer(args.model)
     prompts = [prompt_ids(words, question.messages, args.template) for question in asked]
@@ -52,9 +55,7 @@ def run(args: argparse.Namespace) -> int:
             steps = [answer.steps for _, answer in engine.answers([(prompt, sampling) for prompt in prompts])]
             counted = engine.counted()
         if not counted["accepted"]:
-            raise EvaluationError(
-                f"no draft was accepted with k = {k} ({counted['drafted']} verified): nothing to show"
-            )
+            raise UserError(f"no draft was accepted with k = {k} ({counted['drafted']} verified): nothing to show")
         sweep.append({"k": k, **counted, **by_length(steps)})
     made = {
         "model": args.model,
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     }
     made |= {"sam": sam, "engine": engine_args, "max_tokens": args.max_tokens, "device": device(), "sweep": sweep}
     args.out.mkdir(parents=True, exist_ok=True)
-    files.write_json(args.out / "acceptance.json", made)
+    write_json(args.out / "acceptance.json", made)
     draw(args.out / "acceptance.png", made)
     print(table(sweep))
     print(f"wrote {args.out}/acceptance.json and acceptance.png")

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from llm_rl.errors import UserError
 from llm_rl.evaluation import generate, statistics
-from llm_rl.evaluation.engine import EvaluationError
 
 SAME = (
     "data_sha256",
@@ -29,24 +29,24 @@ POWER = 2.8
 
 
 def compare(off: Path, on: Path) -> dict[str, Any]:
-    """What two files of results have in common and what not; EvaluationError where they cannot be compared."""
+    """What two files of results have in common and what not; UserError where they cannot be compared."""
     (head_off, rows_off), (head_on, rows_on) = generate.read(off), generate.read(on)
     for path, head, rows, wanted in ((off, head_off, rows_off, "off"), (on, head_on, rows_on, "batch")):
         if head["sam"] != wanted:
-            raise EvaluationError(f"{path} was made with --sam {head['sam']}; name the run that is off first")
+            raise UserError(f"{path} was made with --sam {head['sam']}; name the run that is off first")
         if len(rows) < head["questions"]:
-            raise EvaluationError(
+            raise UserError(
                 f"{path} has {len(rows)} of {head['questions']} questions: call `run` again, which goes on with it"
             )
     if other := [name for name in SAME if head_off.get(name) != head_on.get(name)]:
-        raise EvaluationError(f"the runs differ in {', '.join(other)}: run both arms with the same settings")
+        raise UserError(f"the runs differ in {', '.join(other)}: run both arms with the same settings")
     if rows_off.keys() != rows_on.keys():
-        raise EvaluationError("the runs asked different questions: run both arms with the same --limit")
+        raise UserError("the runs asked different questions: run both arms with the same --limit")
     speculation = {name: sum(row[name] for row in rows_on.values()) for name in ("drafted", "accepted")}
     if not speculation["accepted"]:
-        raise EvaluationError(f"{on}: no draft was accepted in it, so it says nothing about speculation")
+        raise UserError(f"{on}: no draft was accepted in it, so it says nothing about speculation")
     if sum(row["drafted"] for row in rows_off.values()):
-        raise EvaluationError(f"{off}: drafts were verified in it, though it was to be off")
+        raise UserError(f"{off}: drafts were verified in it, though it was to be off")
     n, keys = head_off["n"], list(rows_off)
     right = {name: [generate.right_answers(rows[key]) for key in keys] for name, rows in _arms(rows_off, rows_on)}
     answers = {name: [a for key in keys for a in rows[key]["answers"]] for name, rows in _arms(rows_off, rows_on)}

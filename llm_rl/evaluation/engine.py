@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llm_rl.errors import UserError
+
 COUNTERS = {"vllm:spec_decode_num_draft_tokens": "drafted", "vllm:spec_decode_num_accepted_tokens": "accepted"}
-
-
-class EvaluationError(Exception):
-    """Why a check cannot be made or shows nothing, in one sentence."""
 
 
 @dataclass
@@ -37,7 +35,7 @@ class Engine:
 
     settings: arguments of EngineArgs; k: drafted tokens a step, 0: no speculation; sam: options of
     speculative_config.sam. `sam["verify"]` counts without speculation too: both arms then sample by seed and position.
-    Raises EvaluationError where the engine does not start.
+    Raises UserError where the engine does not start.
     """
 
     def __init__(self, settings: Mapping[str, Any], k: int, sam: Mapping[str, Any]) -> None:
@@ -56,7 +54,7 @@ class Engine:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**settings))
         except (TypeError, ValueError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())
-            raise EvaluationError(f"the engine did not start: {reason}") from error
+            raise UserError(f"the engine did not start: {reason}") from error
         self._requests = 0
         self._before = self._totals()
 
@@ -70,7 +68,7 @@ class Engine:
         """Generate answers to all requests, as many at a time as the engine runs.
 
         requests: (token ids of the prompt, arguments of SamplingParams) of each.
-        Yields (number of the request, Answer) in the order in which they end; EvaluationError if the engine dies.
+        Yields (number of the request, Answer) in the order in which they end; UserError if the engine dies.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -99,7 +97,7 @@ class Engine:
                         yield numbers[output.request_id], going.pop(output.request_id)
         except EngineDeadError:
             going.clear()
-            raise EvaluationError("the engine died: its own messages above say of what") from None
+            raise UserError("the engine died: its own messages above say of what") from None
         finally:
             if going:  # the caller has stopped early
                 self._engine.abort_request(list(going))
@@ -170,7 +168,7 @@ def tokenizer(model: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise EvaluationError(f"{model} has no tokenizer: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{model} has no tokenizer: {str(error).splitlines()[0]}") from None
 
 
 def prompt_ids(tokenizer: Any, messages: list[dict[str, str]], template: Mapping[str, Any]) -> list[int]:

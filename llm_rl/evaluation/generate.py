@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from llm_rl.data import files
+from llm_rl.errors import UserError
 from llm_rl.evaluation import questions, scores
-from llm_rl.evaluation.engine import Engine, EvaluationError, add_arguments, device, json_object, prompt_ids, tokenizer
+from llm_rl.evaluation.engine import Engine, add_arguments, device, json_object, prompt_ids, tokenizer
 from llm_rl.evaluation.engine import settings as engine_settings
 from llm_rl.evaluation.questions import Question
 
@@ -46,11 +47,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer what `args.out` lacks; 0, or 1 where a run with speculation had no draft accepted. EvaluationError."""
+    """Answer what `args.out` lacks; 0, or 1 where a run with speculation had no draft accepted. UserError."""
     least = {"n": 1, "batch": 1, "k": 1, "max_tokens": 1, "threshold": 1, "limit": 1, "temperature": 0}
     for name, lowest in least.items():
         if (value := getattr(args, name)) is not None and value < lowest:
-            raise EvaluationError(f"--{name.replace('_', '-')} must be at least {lowest}, got {value}")
+            raise UserError(f"--{name.replace('_', '-')} must be at least {lowest}, got {value}")
     asked = questions.read(args.data, args.limit)
     header = describe(args, len(asked))
     with _results(args.out, header) as (file, done):
@@ -100,23 +101,23 @@ def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
-    """The file of results, open to append rows, and the rows that are whole; EvaluationError where it is another's."""
+    """The file of results, open to append rows, and the rows that are whole; UserError where it is another's."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab+")  # noqa: SIM115
     except OSError as error:
-        raise EvaluationError(f"{path} cannot be written: {error.strerror}") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise EvaluationError(f"{path} is being written by another call: wait for it") from None
+            raise UserError(f"{path} is being written by another call: wait for it") from None
         file.seek(0)
         content = file.read()
         whole = content.rpartition(b"\n")[0]
         if not whole:
             if not BEGINNING.startswith(content[: len(BEGINNING)]):
-                raise EvaluationError(f"{path} is another file, not one of results: name a new one")
+                raise UserError(f"{path} is another file, not one of results: name a new one")
             file.truncate(0)
             file.write(json.dumps(header, ensure_ascii=False).encode() + b"\n")
             file.flush()
@@ -125,7 +126,7 @@ def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dic
         known, rows = read(path)
         if other := sorted(name for name in {*known, *header} if known.get(name) != header.get(name)):
             changes = "; ".join(f"{name} {known.get(name)!r} there, {header.get(name)!r} now" for name in other)
-            raise EvaluationError(f"{path} was begun with other settings ({changes}): name a new file")
+            raise UserError(f"{path} was begun with other settings ({changes}): name a new file")
         file.truncate(len(whole) + 1)
         yield file, rows
 
@@ -179,16 +180,16 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The header of a file of results and its rows by the question's key; EvaluationError. A torn last line is left out."""
+    """The header of a file of results and its rows by the question's key; UserError. A torn last line is left out."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
         header, *rows = map(json.loads, lines)
         assert header["questions"] and isinstance(header["n"], int)
         return header, {row["key"]: row for row in rows if len(row["answers"]) == header["n"]}
     except OSError as error:
-        raise EvaluationError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AssertionError):
-        raise EvaluationError(f"{path} is no file of results of `python -m llm_rl.evaluation run`") from None
+        raise UserError(f"{path} is no file of results of `python -m llm_rl.evaluation run`") from None
 
 
 def right_answers(row: dict[str, Any]) -> int:
