@@ -7,7 +7,7 @@ import argparse
 import importlib
 import sys
 
-from llm_rl.reports.runs import ReportError
+from llm_rl.errors import UserError
 
 COMMANDS = {
     "models": ("llm_rl.lab.models", "make a target and a draft model on this machine"),
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         if error.filename is None:
             raise
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-    except (ValueError, ReportError, ModuleNotFoundError) as error:
+    except (ValueError, UserError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

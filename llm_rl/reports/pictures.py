@@ -8,7 +8,7 @@ from llm_rl.reports.compare import NAMES, arms_of
 
 COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
 MARKERS = {"off": "o", "on": "s", "auto": "^"}
-LEAST_STEPS = 10
+MIN_STEPS = 10
 """Engine steps below which a median is left out of the picture (the table has it)."""
 SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7"}
 
@@ -75,9 +75,9 @@ def _step_costs(axes, summary):
     lines += [(arm, "drafted", f"{NAMES[arm]}, steps with drafts", "-") for arm in arms_of(summary)[1:]]
     lines += [(arm, "plain", f"{NAMES[arm]}, steps without", ":") for arm in arms_of(summary)[1:]]
     for arm, kind, label, style in lines:
-        rows = [row for row in summary[arm]["step_costs"] if row[kind] >= LEAST_STEPS]
+        rows = [row for row in summary[arm]["step_costs"] if row[kind] >= MIN_STEPS]
         axes.plot(
-            [row["most"] for row in rows],
+            [row["max_running"] for row in rows],
             [row[f"{kind}_ms"] for row in rows],
             MARKERS[arm] + style,
             color=COLOURS[arm],

@@ -5,6 +5,8 @@ import json
 import math
 from dataclasses import dataclass, field
 
+from llm_rl.errors import UserError
+
 SPEC = "rollout/spec/"
 REQUIRED = (
     "timing_s/gen",
@@ -13,10 +15,6 @@ REQUIRED = (
     "response_length/mean",
     *(SPEC + name for name in ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s")),
 )
-
-
-class ReportError(Exception):
-    """One sentence: what is wrong with which file or run."""
 
 
 @dataclass(frozen=True)
@@ -50,32 +48,32 @@ class Run:
 
 
 def read_run(folder):
-    """The Run in `folder`; ReportError if a file is missing, unreadable or short, or the run did not succeed."""
+    """The Run in `folder`; UserError if a file is missing, unreadable or short, or the run did not succeed."""
     record = _read_record(folder / "run.json")
     if record["status"] != "ok":
-        raise ReportError(f"{folder} is no finished run: its run.json has status {record['status']!r}")
+        raise UserError(f"{folder} is no finished run: its run.json has status {record['status']!r}")
     steps = _read_steps(folder / "steps.jsonl")
     expected = record.get("steps", len(steps))
     if len(steps) < max(expected, 1):
-        raise ReportError(f"{folder / 'steps.jsonl'} has {len(steps)} training steps where {max(expected, 1)} belong")
+        raise UserError(f"{folder / 'steps.jsonl'} has {len(steps)} training steps where {max(expected, 1)} belong")
     return Run(record, steps, _split(_read_engine(folder), [step[SPEC + "tokens"] for step in steps]))
 
 
 def read_json(path):
-    """What the file holds; ReportError if it cannot be read or is not JSON."""
+    """What the file holds; UserError if it cannot be read or is not JSON."""
     try:
         return json.loads(path.read_text())
     except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise ReportError(f"{path} is not JSON") from None
+        raise UserError(f"{path} is not JSON") from None
 
 
 def _read_record(path):
     record = read_json(path)
     for name in ("pin_set", "tree_ids", "seed", "sam", "threshold", "k", "status"):
         if not isinstance(record, dict) or name not in record:
-            raise ReportError(f"{path} has no {name!r}")
+            raise UserError(f"{path} has no {name!r}")
     return record
 
 
@@ -83,12 +81,12 @@ def _read_lines(path):
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     for number, line in enumerate(lines, 1):
         try:
             yield number, json.loads(line)
         except ValueError:
-            raise ReportError(f"{path}, line {number}, is not JSON") from None
+            raise UserError(f"{path}, line {number}, is not JSON") from None
 
 
 def _read_steps(path):
@@ -96,11 +94,11 @@ def _read_steps(path):
     for number, entry in _read_lines(path):
         data = entry.get("data") if isinstance(entry, dict) else None
         if not isinstance(data, dict):
-            raise ReportError(f"{path}, line {number}, is not a step of verl's file logger")
+            raise UserError(f"{path}, line {number}, is not a step of verl's file logger")
         for metric in REQUIRED:
             value = data.get(metric)
             if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ReportError(f"{path}, line {number}, has no number for {metric}")
+                raise UserError(f"{path}, line {number}, has no number for {metric}")
         steps.append(data)
     return steps
 
@@ -111,7 +109,7 @@ def _read_engine(folder):
     for replica, path in enumerate(sorted(folder.glob("engine-*.jsonl"))):
         for number, row in _read_lines(path):
             if not isinstance(row, list) or len(row) != 6 or not all(isinstance(v, (int, float)) for v in row):
-                raise ReportError(f"{path}, line {number}, is not an engine step: six numbers belong there")
+                raise UserError(f"{path}, line {number}, is not an engine step: six numbers belong there")
             if row[2]:
                 rows.append((replica, *row))
     return sorted(rows, key=lambda row: row[1])
