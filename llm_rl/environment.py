@@ -102,29 +102,29 @@ def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
     """
     device, nodes, dies = recipe.cluster.device, recipe.cluster.nodes, recipe.cluster.dies_per_node
     resource = "NPU" if device == "npu" else "GPU"
-    given = os.environ.get("RAY_ADDRESS")
-    if not given and device == "cpu":
+    named = os.environ.get("RAY_ADDRESS")
+    if not named and device == "cpu":
         return "local"
     deadline = time.monotonic() + wait
     while True:
-        cluster, problem = _probe(given or "auto", resource)
+        cluster, problem = _probe(named or "auto", resource)
         if cluster is None:
-            if not given and nodes == 1:
+            if not named and nodes == 1:
                 return "local"
-            where = f"no Ray cluster answers at RAY_ADDRESS={given}" if given else "no Ray runs on this host"
+            where = f"no Ray cluster answers at RAY_ADDRESS={named}" if named else "no Ray runs on this host"
             lack = (
                 f"{where} ({problem}), and the recipe needs {nodes} x {dies} {resource}: start Ray on the hosts first"
             )
         else:
             ready = [n for n in cluster["nodes"] if n >= dies]
-            address = given or cluster["address"]
+            address = named or cluster["address"]
             if len(ready) >= nodes and cluster["free"] >= nodes * dies:
                 return address
             lack = (
                 f"the Ray cluster at {address} has {len(ready)} host(s) with {dies} {resource} and {cluster['free']:g} of them "
                 f"free, and the recipe needs {nodes} x {dies}: start Ray on the other hosts, or end what holds them"
             )
-        if time.monotonic() >= deadline or (cluster is None and not given):
+        if time.monotonic() >= deadline or (cluster is None and not named):
             raise UserError(lack)
         time.sleep(5)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch a training process: its steps as they are logged, its end in bounded time, why it failed, what it did."""
+"""Watch a training process: print its steps, end it in bounded time, find the cause of a failure, and summarize it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def follow(
     """
     meter = load.Load(process.pid)
     size = steps_file.stat().st_size if steps_file.is_file() else 0
-    seen = len(read_steps(steps_file))
+    printed = len(read_steps(steps_file))
     start = last = time.monotonic()
     print("  starting Ray, the engine and the trainer", flush=True)
     while True:
@@ -41,7 +41,7 @@ def follow(
         before, size = size, steps_file.stat().st_size if steps_file.is_file() else 0
         steps = read_steps(steps_file) if size != before else []
         meter.sample()
-        for step in steps[seen:]:
+        for step in steps[printed:]:
             last = time.monotonic()
             loads[str(step["step"])] = shares = meter.take()
             data = collections.defaultdict(lambda: float("nan"), step["data"])
@@ -52,11 +52,11 @@ def follow(
                 + (f"  (busy machine: others {shares['others']:.0%}, steal {shares['steal']:.0%})" * load.busy(shares)),
                 flush=True,
             )
-        seen = max(seen, len(steps))
+        printed = max(printed, len(steps))
         if ended:
             return None
         if time.monotonic() - last > timeout:
-            return f"no step was finished in {timeout:.0f} s (trainer.step_timeout) after step {seen} of {total}"
+            return f"no step was finished in {timeout:.0f} s (trainer.step_timeout) after step {printed} of {total}"
         time.sleep(0.5)
 
 

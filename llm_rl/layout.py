@@ -16,7 +16,7 @@ from llm_rl.recipe import Recipe
 
 GIB = 1 << 30
 RESERVE = 8.0
-"""GiB of a die left to what is not modelled, in rollout and in training; an assumption, the upper end of 4 to 8."""
+"""GiB of a die for what is not modelled, in rollout and in training; an assumption, the upper end of 4 to 8."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,16 @@ SHAPES = {
     "Qwen3-32B": Shape(64, 5120, 64, 8, 128, 25600),
     "Qwen3-235B-A22B": Shape(94, 4096, 64, 4, 128, 1536, experts=128, experts_per_token=8),
 }
-"""Of the public config.json, by the name of the model's folder, for where the model is not at hand."""
+"""From the public config.json files, by the name of the model's folder; used if the model is not on this host."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Memory of a die while it generates (GiB), and the load of an engine; pinned: what its weights take in the host's memory
-    while the engine sleeps."""
+    """Memory of a die while it generates, in GiB, and the load of an engine.
+
+    pinned: host memory of a die's weights while the engine sleeps; sequence: KV cache of a sequence of maximum length, worst:
+    of max_num_seqs such sequences; requests: of an engine in a round, served in `waves`.
+    """
 
     engines: int
     weights: float
@@ -86,7 +89,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Training:
-    """Memory of a die while it trains (GiB); host: what the optimizer's state takes in a host's memory when off the dies."""
+    """Memory of a die while it trains, in GiB; host: memory of a host for the optimizer state, if it is not on the dies."""
 
     data_parallel: int
     weights: float
@@ -101,7 +104,7 @@ class Training:
 
 
 def shape(model: Path) -> Shape | None:
-    """From the model's config.json, else of the public model with the folder's name, else None; raise UserError."""
+    """The sizes from the model's config.json, else those of SHAPES by the folder's name, else None; raise UserError."""
     file = model / "config.json"
     if not file.is_file():
         return SHAPES.get(model.name)
@@ -178,7 +181,7 @@ def _check_stages(recipe: Recipe, model: Shape) -> None:
 
 
 def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
-    """What an engine's die holds. A die has its share of the dense weights by tensor, of the experts by expert parallelism."""
+    """Memory of an engine's die. Dense weights are split by tensor parallelism, experts by expert parallelism."""
     tp, ep = recipe.rollout.tensor_model_parallel_size, recipe.rollout.expert_parallel_size
     dense = model.parameters - model.expert_parameters
     weights = 2 * (dense / tp + model.expert_parameters / max(ep, tp)) / GIB

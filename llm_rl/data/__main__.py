@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: call again to go on where a download stopped", file=sys.stderr)
         return 130
-    for name in ("source_sha256", "rows_in", "bad_rows", "duplicates_removed", "most_copies_of_a_prompt", "rows"):
+    for name in ("source_sha256", "rows_in", "bad_rows", "duplicates_removed", "max_copies_of_a_prompt", "rows"):
         if name in record:
             print(f"{name:24} {record[name]}")
     print(f"wrote {args.out} and {args.out}.json")

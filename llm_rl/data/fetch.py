@@ -30,11 +30,14 @@ class _Broken(Exception):
 
 
 def fetch(url: str, path: Path, pause: float = 2.0) -> None:
-    """Download `url` to `path`, which appears whole or not at all; UserError.
+    """Download `url` to `path`, completely or not at all; raise UserError.
 
-    The part that has arrived is kept in `<path>.part`, with the address and the server's name for this version of the
-    file in `<path>.part.json`. A later call goes on there; if the file has changed since, it begins anew. After a
-    broken connection it waits `pause` seconds and resumes by itself, TRIES times in a row without progress.
+    The part that has arrived stays in `<path>.part`, its address and the server's name for this version of the file in
+    `<path>.part.json`. A later call resumes there, or starts over if the file has changed. After a broken connection it
+    waits `pause` seconds and resumes, at most TRIES times in a row without progress.
+
+    Not a library: sources are any address, mirrors included. huggingface_hub downloads from its hub alone, pooch cannot
+    resume, and neither notices a file that changed between two parts.
     """
     part, record = (path.with_name(path.name + end) for end in (".part", ".part.json"))
     left = TRIES
@@ -48,15 +51,15 @@ def fetch(url: str, path: Path, pause: float = 2.0) -> None:
         except urllib.error.HTTPError as error:
             if error.code < 500:
                 raise UserError(f"{url} cannot be downloaded: HTTP {error.code} {error.reason}") from None
-            why = f"HTTP {error.code} {error.reason}"
+            reason = f"HTTP {error.code} {error.reason}"
         except (_Broken, urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            why = str(getattr(error, "reason", error) or type(error).__name__)
+            reason = str(getattr(error, "reason", error) or type(error).__name__)
         size = part.stat().st_size if part.exists() else 0
         left = TRIES if size > before else left - 1
         if not left:
             kept = f"; the first {size} bytes are kept in {part}, so call again to go on" if size else ""
-            raise UserError(f"{url} cannot be downloaded: {why}{kept}")
-        print(f"{why}; again in {pause:g} s", file=sys.stderr, flush=True)
+            raise UserError(f"{url} cannot be downloaded: {reason}{kept}")
+        print(f"{reason}; again in {pause:g} s", file=sys.stderr, flush=True)
         time.sleep(pause)
 
 
@@ -94,7 +97,7 @@ def _receive(url: str, part: Path, record: Path) -> None:
 
 
 def _arrived(url: str, part: Path, record: Path) -> tuple[int, str]:
-    """Bytes of this very file that are there already, and the name of its version; 0 where that cannot be known."""
+    """Bytes of this version of the file in `part`, and the version; 0 if it cannot be known."""
     try:
         known = json.loads(record.read_text())
         if known["url"] == url and known["version"]:
@@ -105,7 +108,7 @@ def _arrived(url: str, part: Path, record: Path) -> tuple[int, str]:
 
 
 def _progress(total: int | None) -> Callable[[int], None]:
-    """A function that is told how many bytes are there and says so, on a terminal often, in a log now and then."""
+    """A function that prints the progress for a number of bytes: on a terminal twice a second, in a log every 10 s."""
     live = sys.stderr.isatty()
     begin, first, last = time.monotonic(), None, 0.0
 

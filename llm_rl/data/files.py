@@ -19,7 +19,7 @@ Row = dict[str, Any]
 def rows(path: Path) -> Iterator[tuple[str, Row | str]]:
     """Rows of a Parquet file, or of a file with one JSON object a line; UserError if it cannot be read.
 
-    Yields (place, row); a line that is no JSON object gives (place, what is wrong with it).
+    Yields (place, row), or (place, what is wrong) for a line that is no JSON object.
     """
     try:
         with open(path, "rb") as file:

@@ -46,14 +46,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def compare_runs(args: argparse.Namespace) -> int:
-    """0: no difference was seen; 1: pass@1 differs."""
-    found = compare(args.off, args.on)
-    print(table(found))
-    print(found["verdict"])
+    """Print the comparison; 0: no significant difference, 1: pass@1 differs."""
+    comparison = compare(args.off, args.on)
+    print(table(comparison))
+    print(comparison["verdict"])
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(args.out, found)
-    return int(found["differs"])
+        write_json(args.out, comparison)
+    return int(comparison["differs"])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from sam_core.files import write_json
 from sam_core.noise import request_seed
 from sam_core.routing import PromptRoutes
 
-from llm_rl.evaluation.engine import Engine, EvaluationError, prompt_ids, tokenizer
+from llm_rl.errors import UserError
+from llm_rl.evaluation.engine import Engine, load_tokenizer, prompt_ids
 
 Choose = Callable[[str, list[int], Mapping[int, int]], int]
 CPU = {
@@ -79,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--model and --data go together: give both, or none to count only")
     try:
         prompts = read(args) if args.model else [[number] for number in range(args.prompts)]
-    except EvaluationError as error:
+    except UserError as error:
         raise ValueError(str(error)) from None
     print("".join(f"{head:{form.partition('.')[0].rstrip('f')}}" for head, form, _ in COLUMNS), flush=True)
     found = []
     for way in args.ways:
         try:
             found.append(measure(args, way, prompts))
-        except EvaluationError as error:
+        except UserError as error:
             raise ValueError(str(error)) from None
         cells = [(found[-1][name], form) for _, form, name in COLUMNS]
         print(
@@ -104,7 +105,7 @@ def read(args: argparse.Namespace) -> list[list[int]]:
         os.environ.setdefault(name, value)
     from llm_rl.evaluation import questions
 
-    words = tokenizer(args.model)
+    words = load_tokenizer(args.model)
     prompts = [prompt_ids(words, asked.messages, {}) for asked in questions.read(args.data, args.prompts)]
     if len(prompts) < args.prompts:
         raise ValueError(f"{args.data} has {len(prompts)} questions, fewer than --prompts {args.prompts}")

@@ -101,9 +101,9 @@ def training_batches(tokenizer, seed, steps):
     import torch
 
     rng = sums.rng_for(seed, "training")
-    made = 0
-    while made < steps:
-        basic = made < BASIC_SHARE * steps
+    done = 0
+    while done < steps:
+        basic = done < BASIC_SHARE * steps
         pairs = []
         for terms in sums.problems(1024, rng, long_share=0 if basic else sums.LONG_SHARE):
             prompt = tiny_measure.encode_prompt(tokenizer, terms)
@@ -118,7 +118,7 @@ def training_batches(tokenizer, seed, steps):
                 groups.append([])
             groups[-1].append(pair)
         rng.shuffle(groups)
-        for group in groups[: steps - made]:
+        for group in groups[: steps - done]:
             width = max(len(prompt) + len(answer) for prompt, answer in group)
             ids = torch.full((len(group), width), tokenizer.pad_token_id)
             labels = torch.full_like(ids, -100)
@@ -127,7 +127,7 @@ def training_batches(tokenizer, seed, steps):
                 ids[i, :end] = torch.tensor(prompt + answer)
                 labels[i, begin:end] = ids[i, begin:end]
             yield {"input_ids": ids, "labels": labels}
-        made += len(groups)
+        done += len(groups)
 
 
 def orthogonalize(matrix):

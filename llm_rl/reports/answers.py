@@ -15,7 +15,7 @@ DIVERGED = 4
 class Answer:
     """One logged answer: a hash of its prompt's token ids, its token ids, and their log-probabilities or None."""
 
-    asked: str
+    prompt_hash: str
     tokens: list[int]
     log_probs: list[float] | None
 
@@ -26,10 +26,10 @@ def read_answers(folder):
     for path in sorted(folder.glob("answers-*.jsonl")):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             try:
-                step, prompt, sibling, asked, tokens, log_probs = json.loads(line)
+                step, prompt, sibling, prompt_hash, tokens, log_probs = json.loads(line)
             except (TypeError, ValueError):
                 raise UserError(f"{path}, line {number}, is not an answer: six values belong there") from None
-            answers[step, prompt, sibling] = Answer(asked, tokens, log_probs)
+            answers[step, prompt, sibling] = Answer(prompt_hash, tokens, log_probs)
     return answers
 
 
@@ -54,19 +54,19 @@ def compare_answers(off, on):
             equal = _common(a, b)
             row["tokens"] += len(b.tokens)
             row["tokens_equal"] += equal
-            row["answers_equal"] += a.asked == b.asked and a.tokens == b.tokens
+            row["answers_equal"] += a.prompt_hash == b.prompt_hash and a.tokens == b.tokens
             if a.log_probs and b.log_probs and equal:
                 pairs = zip(a.log_probs[:equal], b.log_probs[:equal], strict=True)
                 difference = max(abs(x - y) for x, y in pairs)
                 row["log_prob_difference"] = max(difference, row["log_prob_difference"] or 0.0)
-            if first is None and (a.asked != b.asked or a.tokens != b.tokens):
+            if first is None and (a.prompt_hash != b.prompt_hash or a.tokens != b.tokens):
                 first = {"step": step, "prompt": place[1], "answer": place[2], "position": equal}
                 first |= {
                     "token_off": _token(a, equal),
                     "token_on": _token(b, equal),
                     "log_prob_off": _log_prob(a, equal),
                     "log_prob_on": _log_prob(b, equal),
-                    "same_prompt": a.asked == b.asked,
+                    "same_prompt": a.prompt_hash == b.prompt_hash,
                 }
         rows.append(row)
     if first:
@@ -76,7 +76,7 @@ def compare_answers(off, on):
 
 def _common(a, b):
     """How many tokens two answers share before the first that differs; none where their prompts differ."""
-    if a.asked != b.asked:
+    if a.prompt_hash != b.prompt_hash:
         return 0
     shared = zip(a.tokens, b.tokens, strict=False)
     return next((i for i, (x, y) in enumerate(shared) if x != y), min(len(a.tokens), len(b.tokens)))

@@ -9,7 +9,7 @@ from llm_rl.reports.compare import NAMES, arms_of
 COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
 MARKERS = {"off": "o", "on": "s", "auto": "^"}
 MIN_STEPS = 10
-"""Engine steps below which a median is left out of the picture (the table has it)."""
+"""Medians of fewer engine steps are not drawn; the table has them."""
 SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7"}
 
 
@@ -86,7 +86,7 @@ def _step_costs(axes, summary):
         )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel("running requests, at most")
+    axes.set_xlabel("maximum running requests")
     axes.set_ylabel("median, ms")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)

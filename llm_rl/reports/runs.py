@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a finished run folder: run.json, steps.jsonl (verl's step log) and engine-<replica>.jsonl where they were kept."""
+"""Read the folder of a finished run: run.json, steps.jsonl (verl's step log) and engine-<replica>.jsonl if there are any."""
 
 import json
 import math
@@ -19,10 +19,10 @@ REQUIRED = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder: its record, its metrics a training step, and its engine rows, one list a training step.
+    """A run: its record, the metrics of each training step, and the engine rows of each training step.
 
-    An engine row is (replica, start_s, seconds, running requests, tokens, drafted, accepted); `engine` is empty where
-    no engine log was kept.
+    An engine row is (replica, start_s, seconds, running requests, tokens, drafted, accepted); `engine` is empty without
+    engine logs.
     """
 
     record: dict
@@ -34,15 +34,15 @@ class Run:
         return [step[metric] for step in self.steps[first:]]
 
     def load(self, first=0):
-        """Mean shares of the machine's CPU time that others took from the `first` training step on (llm_rl/load.py).
+        """Mean shares of CPU time of other processes (llm_rl/load.py) from the `first` training step on.
 
-        {"others", "steal"}; None where no step's was recorded.
+        {"others", "steal"}; None if no step has them.
         """
         loads = [load for step, load in self.record.get("load", {}).items() if int(step) > first]
         return {name: sum(load[name] for load in loads) / len(loads) for name in ("others", "steal")} if loads else None
 
     def total(self, name, first=0):
-        """The sum of rollout/spec/<name> from the `first` training step on; None where no step has it."""
+        """The sum of rollout/spec/<name> from the `first` training step on; None if no step has it."""
         values = [step[SPEC + name] for step in self.steps[first:] if SPEC + name in step]
         return sum(values) if values else None
 
@@ -60,7 +60,7 @@ def read_run(folder):
 
 
 def read_json(path):
-    """What the file holds; UserError if it cannot be read or is not JSON."""
+    """The parsed content of a JSON file; raise UserError."""
     try:
         return json.loads(path.read_text())
     except OSError as error:
@@ -104,7 +104,7 @@ def _read_steps(path):
 
 
 def _read_engine(folder):
-    """Rows of all replicas in order of time, those without a running request left out."""
+    """Rows of all replicas in order of time, without those that have no running request."""
     rows = []
     for replica, path in enumerate(sorted(folder.glob("engine-*.jsonl"))):
         for number, row in _read_lines(path):

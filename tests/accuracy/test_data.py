@@ -96,7 +96,7 @@ def test_duplicates_are_removed_by_prompt_and_counted():
     ]
     made, counts = convert("dapo-math-17k", [*rows, dapo(problems[0])])
     assert [row["prompt"][0]["content"] for row in made] == problems
-    expected = {"rows_in": 701, "rows": 7, "duplicates_removed": 694, "most_copies_of_a_prompt": 101, "bad_rows": 0}
+    expected = {"rows_in": 701, "rows": 7, "duplicates_removed": 694, "max_copies_of_a_prompt": 101, "bad_rows": 0}
     assert {name: counts[name] for name in expected} == expected
 
 

@@ -65,7 +65,7 @@ def test_equal_texts_need_no_statistics(off, tmp_path):
         ({"temperature": 1.0}, "the runs differ in temperature"),
         ({"data_sha256": "1", "model": "n"}, "the runs differ in data_sha256, model"),
         ({"sam": "off"}, "was made with --sam off; name the run that is off first"),
-        ({"k": 0}, "no draft was accepted in it"),
+        ({"k": 0}, "no draft was accepted, so this run"),
         ({"n": 3}, "the runs differ in n"),
         ({"engine": {"dtype": "float16"}}, "the runs differ in engine"),
     ],

@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_answers(folder: Path) -> Iterator[dict[str, Any]]:
-    """Rows of the answers that a run has logged, without the prompts' tokens; raises ReportError."""
+    """Rows of the answers that a run has logged, without the prompts' tokens; raises UserError."""
     for (step, prompt, _), answer in sorted(read_answers(folder).items()):
         yield {
             "prompt_ids": [],
             "response_ids": answer.tokens,
-            "prompt_id": answer.asked,
+            "prompt_id": answer.prompt_hash,
             "group": f"{step}/{prompt}",
             "epoch": step,
         }
