@@ -37,7 +37,7 @@ def load(path: Path, overrides: list[str]) -> Recipe:
     except OmegaConfBaseException as e:
         raise UserError(f"{path}: {str(e).splitlines()[0]}") from None
     recipe = validate(values, f"{path} or its overrides")
-    PinSet.of(recipe).check(recipe)
+    PinSet(recipe.pin_set).check(recipe)
     return recipe
 
 

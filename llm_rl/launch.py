@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
     """Check a recipe and work out what will run; raise UserError. A dry run looks for no Ray cluster."""
-    pin_set = PinSet.of(recipe)
+    pin_set = PinSet(recipe.pin_set)
     entry = pin_set.entry_point(recipe)
     lines, warnings = layout.report(recipe, layout.shape(Path(recipe.model.path)))
     variables = environment.variables(recipe, pin_set, run_dir)
@@ -243,7 +243,7 @@ def begin_record(planned: Plan, trees: dict[str, str], done: int) -> dict[str, A
 
 def tree_ids(recipe: Recipe) -> dict[str, str]:
     """Tree ids of the patched modules; UserError unless exactly the pin set's patches are applied here."""
-    pin_set = PinSet.of(recipe)
+    pin_set = PinSet(recipe.pin_set)
     places = {"--env": sys.prefix}
     checkout = pin_set.entry_point(recipe).folder
     if checkout != ROOT:

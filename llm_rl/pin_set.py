@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from llm_rl.errors import UserError
-from llm_rl.recipe import KEYS, ROOT, Recipe, leaves, value_of
+from llm_rl.recipe import KEYS, MAPPINGS, ROOT, Recipe, leaves, value_of
 
 PATCHES = ROOT / "patches"
 LAUNCHER_KEYS = {
-    *("name", "pin_set", "sam", "sam_options", "env", "local_ray", "verl"),
-    *("train.micro_batch_size", "train.max_tokens_per_die", "checkpoints.every", "checkpoints.keep"),
-    *("rollout.expected_length", "trainer.step_timeout", "cluster.die_memory", "cluster.interface"),
-    "cluster.hccl_ports",
+    *MAPPINGS,
+    *("name", "pin_set", "sam", "train.micro_batch_size", "train.max_tokens_per_die"),
+    *("checkpoints.every", "checkpoints.keep", "rollout.expected_length", "trainer.step_timeout"),
+    *("cluster.die_memory", "cluster.interface", "cluster.hccl_ports"),
 }
 """Keys that llm_rl itself uses: no key map has them."""
 
@@ -80,11 +80,6 @@ class PinSet:
                 f"{self._folder / 'recipe.toml'} {problem} {', '.join(sorted(missing or wrong))}: it must name each key of "
                 "a recipe that is verl's, under keys, fsdp, megatron or derived"
             )
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> PinSet:
-        """The pin set that a recipe runs on."""
-        return cls(recipe.pin_set)
 
     @functools.cached_property
     def _functions(self) -> Any:

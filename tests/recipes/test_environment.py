@@ -19,7 +19,7 @@ def npu(*overrides):
 
 def variables(run_dir, *overrides):
     recipe = npu(*overrides)
-    return environment.variables(recipe, PinSet.of(recipe), run_dir)
+    return environment.variables(recipe, PinSet(recipe.pin_set), run_dir)
 
 
 def test_environment_on_ascend(monkeypatch, tmp_path):

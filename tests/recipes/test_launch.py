@@ -26,7 +26,7 @@ def load(*overrides):
 
 
 def overrides_of(recipe, run_dir, ray="local"):
-    return verl.overrides(recipe, PinSet.of(recipe), run_dir, {"OMP_NUM_THREADS": "1"}, ray)
+    return verl.overrides(recipe, PinSet(recipe.pin_set), run_dir, {"OMP_NUM_THREADS": "1"}, ray)
 
 
 def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
