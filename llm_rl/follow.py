@@ -131,10 +131,8 @@ def summarize(steps: list[dict]) -> dict[str, Any]:
     def total(name: str) -> float:
         return sum(data.get(SPEC + name, 0) for data in rest)
 
-    has_rounds = any(
-        "train/num_gen_batches" in data for data in rest
-    )  # the trainer that has none counts the checkpoint
-    saved = "timing_s/save_checkpoint"  # in the time of the step
+    has_rounds = any("train/num_gen_batches" in data for data in rest)
+    saved = "timing_s/save_checkpoint"  # part of the step's time in a trainer without rounds
     summary: dict[str, Any] = {
         "rollout_s": mean([data["timing_s/gen"] for data in rest if "timing_s/gen" in data]),
         "step_s": mean([d["timing_s/step"] - (not has_rounds) * d.get(saved, 0) for d in rest if "timing_s/step" in d]),

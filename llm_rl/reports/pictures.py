@@ -69,7 +69,7 @@ def _times(axes, summary, runs):
 def _step_costs(axes, summary):
     axes.set_title("Time of an engine step")
     if not all(summary[arm]["step_costs"] for arm in arms_of(summary)):
-        _say(axes, "no engine log that matches the step log")
+        _note(axes, "no engine log that matches the step log")
         return
     lines = [("off", "plain", "SAM off", "-")]
     lines += [(arm, "drafted", f"{NAMES[arm]}, steps with drafts", "-") for arm in arms_of(summary)[1:]]
@@ -165,7 +165,7 @@ def _acceptance(axes, summary, runs):
     by_requests.set_xlabel("running requests")
     by_requests.axvline(summary["threshold"] + 0.5, color="black", linewidth=0.9, linestyle="--", label="threshold")
     if not all(runs[arm].engine for arm in arms_of(summary)[1:]):
-        _say(by_requests, "no engine log that matches the step log")
+        _note(by_requests, "no engine log that matches the step log")
     for part in axes:
         part.axhline(1, color=COLOURS["off"], linewidth=1.5, label=NAMES["off"])
         part.set_ylim(0.9, highest + 0.1 * (highest - 0.9))
@@ -227,7 +227,7 @@ def _training(axes, summary, runs):
         part.legend(frameon=False)
 
 
-def _say(axes, text):
+def _note(axes, text):
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
     axes.set_xticks([])
     axes.set_yticks([])
