@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from sam_core.files import replacing
 
 from llm_rl.data import fetch, files, prepare, schemas
 from llm_rl.errors import UserError
@@ -116,6 +117,19 @@ def test_only_the_first_bad_rows_are_printed(capsys):
     assert len(said) == 21 and said[-1] == "... and 10 more bad rows"
     with pytest.raises(UserError, match="no row is left"):
         convert("gsm8k", [{}], skip_bad=True)
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+        temporary.write_text("ne")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
 def test_lines_that_are_no_rows(tmp_path):
