@@ -249,7 +249,5 @@ def test_recipes_compose_without_the_other_pin_sets(scratch):
 def test_recipes_name_no_pin_set_but_the_default():
     (default,) = re.findall(r"^pin_set: \$\{oc.env:PIN,(.*)\}", (QWEN3 / "dapo.yaml").read_text(), re.MULTILINE)
     files = [path for path in (launch.ROOT / "llm_rl").rglob("*") if path.suffix in (".py", ".sh", ".yaml")]
-    naming = {
-        path.name: {n for n in pin_set.names() if n in path.read_text()} for path in files if path.parent.name != "lab"
-    }
+    naming = {path.name: {n for n in pin_set.names() if n in path.read_text()} for path in files}
     assert {name: names for name, names in naming.items() if names} == {"dapo.yaml": {default}, "common.sh": {default}}
