@@ -17,8 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llm_rl.data.files import write_json
-from llm_rl.evaluation.engine import Answer, Engine, EvaluationError, default_dtype, device, tokenizer
+from sam_core.files import write_json
+
+from llm_rl.errors import UserError
+from llm_rl.evaluation.engine import Answer, Engine, default_dtype, device, load_tokenizer
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
 """Largest difference allowed, in nats, by dtype; those of NPU and GPU are ours and were measured on neither.
@@ -26,7 +28,7 @@ BOUNDS = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
 Logits between 16 and 32 lie 0.125 apart in bfloat16, so that a sum in another order moves a log-probability by as much.
 """
 MEAN_BOUND = 0.1
-"""Share of the bound that the mean difference may reach. Rounding moves few tokens far; a wrong mask moves most."""
+"""Maximum mean difference as a share of the bound. Rounding moves few tokens far; a wrong mask moves most of them."""
 QUESTIONS = (
     "Let a and b be positive integers with a + b = 30 and ab = 209. Find |a - b|. Reason step by step.",
     "How many positive divisors does 2024 have? Reason step by step.",
@@ -39,7 +41,7 @@ def compare(decoded: list[Answer], verified: list[Answer]) -> dict[str, Any]:
     """Differences of the log-probabilities of equal tokens.
 
     Args:
-        decoded, verified: answers to the same prompts. An answer is compared up to the first token that differs: behind
+        decoded, verified: answers to the same prompts. An answer is compared up to the first token that differs: after
             it the contexts differ.
 
     Returns:
@@ -56,16 +58,16 @@ def compare(decoded: list[Answer], verified: list[Answer]) -> dict[str, Any]:
     return {"differences": differences, "places": places, "diverged": diverged}
 
 
-def summary(found: dict[str, Any], bound: float) -> dict[str, Any]:
+def summary(comparison: dict[str, Any], bound: float) -> dict[str, Any]:
     """Size and distribution of the differences, in nats, and whether they are within the bound."""
-    sizes = sorted(map(abs, found["differences"]))
+    sizes = sorted(map(abs, comparison["differences"]))
     by_place: dict[int, list[float]] = {}
-    for place, difference in zip(found["places"], found["differences"], strict=True):
+    for place, difference in zip(comparison["places"], comparison["differences"], strict=True):
         by_place.setdefault(place, []).append(abs(difference))
     mean = statistics.fmean(sizes)
     return {
         "tokens": len(sizes),
-        "diverged_answers": found["diverged"],
+        "diverged_answers": comparison["diverged"],
         "largest": sizes[-1],
         "mean": mean,
         **{f"p{share}": sizes[min(len(sizes) - 1, len(sizes) * share // 100)] for share in (50, 90, 99)},
@@ -74,8 +76,8 @@ def summary(found: dict[str, Any], bound: float) -> dict[str, Any]:
         "mean_bound": MEAN_BOUND * bound,
         "within": sizes[-1] <= bound and mean <= MEAN_BOUND * bound,
         "by_place": [
-            {"place": place, "tokens": len(own), "largest": max(own), "mean": statistics.fmean(own)}
-            for place, own in sorted(by_place.items())
+            {"place": place, "tokens": len(at_place), "largest": max(at_place), "mean": statistics.fmean(at_place)}
+            for place, at_place in sorted(by_place.items())
         ],
     }
 
@@ -87,17 +89,17 @@ def read_prompts(path: Path | None, model: str) -> list[list[int]]:
         try:
             rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         except (OSError, ValueError) as error:
-            raise EvaluationError(f"--prompts {path} cannot be read: {error}") from None
+            raise UserError(f"--prompts {path} cannot be read: {error}") from None
     if not rows or not all(isinstance(row, dict) and {"prompt", "prompt_token_ids"} & set(row) for row in rows):
-        raise EvaluationError(f"--prompts {path} must have `prompt` (a text) or `prompt_token_ids` in every line")
+        raise UserError(f"--prompts {path} must have `prompt` (a text) or `prompt_token_ids` in every line")
     if all("prompt_token_ids" in row for row in rows):
         return [row["prompt_token_ids"] for row in rows]
-    words = tokenizer(model)
-    return [row.get("prompt_token_ids") or words(row["prompt"])["input_ids"] for row in rows]
+    tokenizer = load_tokenizer(model)
+    return [row.get("prompt_token_ids") or tokenizer(row["prompt"])["input_ids"] for row in rows]
 
 
 def answer(args: argparse.Namespace, prompts: list[list[int]], k: int) -> tuple[list[Answer], dict[str, int]]:
-    """Greedy answers of an engine of its own, and its draft tokens; k > 0: with drafts of k tokens, the second pass."""
+    """Greedy answers of a new engine, and its draft tokens; k > 0: with drafts of k tokens, the second pass."""
     settings = {
         "model": args.model,
         "skip_tokenizer_init": True,
@@ -174,19 +176,19 @@ def main(argv: list[str] | None = None) -> int:
         print("verifying the same tokens as drafts", flush=True)
         verified, counted = answer(args, prompts, args.k)
         if not counted["accepted"]:
-            raise EvaluationError(f"no draft was accepted ({counted['drafted']} drafted): nothing was compared")
-        found = compare(decoded, verified)
-        if not found["differences"]:
-            raise EvaluationError("the answers differ from the first token on: nothing was compared")
-    except EvaluationError as error:
+            raise UserError(f"no draft was accepted ({counted['drafted']} drafted): nothing was compared")
+        comparison = compare(decoded, verified)
+        if not comparison["differences"]:
+            raise UserError("the answers differ from the first token on: nothing was compared")
+    except UserError as error:
         print(f"check_operators: {error}", file=sys.stderr)
         return 2
     figures = {"device": device(), "dtype": args.dtype, "k": args.k, **counted}
     figures["mean_log_prob"] = statistics.fmean(value for one in decoded for value in one.log_probs)
-    figures |= summary(found, BOUNDS[args.dtype] if args.bound is None else args.bound)
+    figures |= summary(comparison, BOUNDS[args.dtype] if args.bound is None else args.bound)
     args.out.mkdir(parents=True, exist_ok=True)
-    write_json(args.out / "check-operators.json", figures | {"differences": found["differences"]})
-    draw(args.out / "check-operators.png", found["differences"], figures)
+    write_json(args.out / "check-operators.json", figures | {"differences": comparison["differences"]})
+    draw(args.out / "check-operators.png", comparison["differences"], figures)
     for name, value in figures.items():
         if name != "by_place":
             print(f"{name:17} {value:.3g}" if isinstance(value, float) else f"{name:17} {value}")

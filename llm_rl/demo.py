@@ -8,10 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from llm_rl import config as recipe
-from llm_rl import launch
-from llm_rl.config import ConfigError
-from llm_rl.launch import LaunchError
+from llm_rl import config, launch
+from llm_rl.errors import UserError
 from llm_rl.qwen3 import tiny_model
 from llm_rl.reports.__main__ import main as report
 
@@ -22,14 +20,14 @@ DISK = 1e9
 
 
 def check(out: Path, overrides: list[str]) -> None:
-    """Raise ConfigError or LaunchError for what would end the demo later: model, settings, disk."""
+    """Raise UserError for what would end the demo later: model, settings, disk."""
     if problem := tiny_model.check():
-        raise LaunchError(problem)
+        raise UserError(problem)
     for arm, sam in ARMS.items():
-        launch.plan(recipe.load(RECIPE, [*overrides, f"sam={sam}"]), out / arm)
+        launch.plan(config.load(RECIPE, [*overrides, f"sam={sam}"]), out / arm)
     free = shutil.disk_usage(out).free
     if free < DISK:
-        raise LaunchError(
+        raise UserError(
             f"{out} has {free / 1e9:.1f} GB of disk left and the demo needs {DISK / 1e9:.0f} GB: free some, "
             "or name another folder by --out"
         )
@@ -49,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
                     return code
             print("== comparison", flush=True)
             return report(["report", f"--off={args.out / 'off'}", f"--on={args.out / 'on'}", f"--out={args.out}"])
-    except (ConfigError, LaunchError) as e:
+    except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
 

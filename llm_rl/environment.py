@@ -20,8 +20,9 @@ from typing import Any
 
 import psutil
 
-from llm_rl.config import EXEC_TIMEOUT, ConfigError
-from llm_rl.schema import OLD
+from llm_rl.errors import UserError
+from llm_rl.pin_set import PinSet
+from llm_rl.recipe import Recipe
 
 JEMALLOC = tuple(
     f"{folder}/libjemalloc.so.2"
@@ -38,97 +39,98 @@ print("\\n" + json.dumps({"nodes": nodes, "free": ray.available_resources().get(
 """
 
 
-def variables(own: Mapping[str, Any], env: Mapping[str, Any], run_dir: Path, threshold: int) -> dict[str, str]:
-    """What every process of a run gets, on every host; raise ConfigError.
+def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
+    """What every process of a run gets, on every host; raise UserError.
 
-    own: llm_rl.config.values; env: the recipe's, which wins over what is set here; threshold: sam_options.threshold.
+    The recipe's `env` overrides what the pin set and the device need.
     """
-    made: dict[str, str] = {"VLLM_USE_V1": "1"} if own["pin_set"] == OLD else {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-    # vLLM's second runner has no host-side drafters: both arms of a comparison stay on the first.
-    if own["cluster.device"] == "npu":
-        made |= _ascend(own)
-    made |= {name: str(value) for name, value in env.items()}
-    if own["cluster.device"] == "npu":
-        _check_ascend({**os.environ, **made})
-    return made | {
+    env = dict(pin_set.environment)
+    on_ascend = recipe.cluster.device == "npu"
+    if on_ascend:
+        env |= _ascend(recipe, pin_set)
+    env |= {name: str(value) for name, value in recipe.env.items()}
+    if on_ascend:
+        _check_ascend({**os.environ, **env})
+    return env | {
         "VERL_FILE_LOGGER_PATH": str(run_dir / "steps.jsonl"),
         "SAM_STEP_LOG": str(run_dir),
-        "SAM_TAIL_THRESHOLD": str(threshold),
+        "SAM_TAIL_THRESHOLD": str(recipe.options.threshold),
     }
 
 
-def _ascend(own: Mapping[str, Any]) -> dict[str, str]:
-    made = {
+def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
+    env = {
         "HCCL_CONNECT_TIMEOUT": "1200",  # start-up skew alone: hours here would only hide failures
-        "HCCL_EXEC_TIMEOUT": str(EXEC_TIMEOUT[own["pin_set"]]),
+        "HCCL_EXEC_TIMEOUT": str(pin_set.collective_timeout),
         "VLLM_ASCEND_ENABLE_NZ": "0",  # weights are updated in place, which the NZ layout does not allow
     }
-    if ports := own["cluster.hccl_ports"]:
-        made |= dict.fromkeys(("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"), ports)
-    if interface := own["cluster.interface"]:
-        made |= dict.fromkeys(("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), interface)
+    if ports := recipe.cluster.hccl_ports:
+        env |= dict.fromkeys(("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"), ports)
+    if interface := recipe.cluster.interface:
+        env |= dict.fromkeys(("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), interface)
     library = next((path for path in JEMALLOC if Path(path).is_file()), None)
     if library and "LD_PRELOAD" not in os.environ:
-        made["LD_PRELOAD"] = library  # bounds the memory of Ray's processes on a host
-    return made
+        env["LD_PRELOAD"] = library  # bounds the memory of Ray's processes on a host
+    return env
 
 
 def _check_ascend(env: Mapping[str, str]) -> None:
     if "expandable_segments:True" in env.get("PYTORCH_NPU_ALLOC_CONF", ""):
-        raise ConfigError(
+        raise UserError(
             "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's sleep mode refuses: take it out"
         )
     if env.get("VLLM_ASCEND_ENABLE_NZ") != "0":
-        raise ConfigError("VLLM_ASCEND_ENABLE_NZ must be 0: with the NZ layout vllm-ascend refuses updated weights")
-    for name, least, most in (("HCCL_CONNECT_TIMEOUT", 120, 7200), ("HCCL_EXEC_TIMEOUT", 1, 2**31 - 1)):
-        if not env[name].isdecimal() or not least <= int(env[name]) <= most:
+        raise UserError("VLLM_ASCEND_ENABLE_NZ must be 0: with the NZ layout vllm-ascend refuses updated weights")
+    for name, low, high in (("HCCL_CONNECT_TIMEOUT", 120, 7200), ("HCCL_EXEC_TIMEOUT", 1, 2**31 - 1)):
+        if not env[name].isdecimal() or not low <= int(env[name]) <= high:
             endless = ": 0 would wait for ever" if env[name] == "0" else ""
-            raise ConfigError(
-                f"{name} must be a whole number of seconds from {least} to {most}, got {env[name]!r}{endless}"
+            raise UserError(
+                f"{name} must be a whole number of seconds from {low} to {high}, got {env[name]!r}{endless}"
             )
     if env.get("HCCL_OP_EXPANSION_MODE") == "AIV":
-        raise ConfigError(
+        raise UserError(
             "HCCL_OP_EXPANSION_MODE=AIV is for inference with one communicator at a time, and a run that trains has "
             "several: unset it"
         )
 
 
-def ray_address(own: Mapping[str, Any], wait: float = RAY_WAIT) -> str:
-    """Address of the Ray cluster to join, or `local` to start one; ConfigError where none has enough devices.
+def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
+    """Address of the Ray cluster to join, or `local` to start one; UserError where none has enough devices.
 
-    $RAY_ADDRESS is joined; else, but for recipes on a CPU, what runs on this host; else a run of one host starts its own.
+    $RAY_ADDRESS is joined if it is set. Else recipes on a CPU start a Ray; others join the one that runs on this host, and
+    a recipe for one host starts one if there is none. wait: seconds.
     """
-    device, nodes, dies = (own[f"cluster.{name}"] for name in ("device", "nodes", "dies_per_node"))
+    device, nodes, dies = recipe.cluster.device, recipe.cluster.nodes, recipe.cluster.dies_per_node
     resource = "NPU" if device == "npu" else "GPU"
-    given = os.environ.get("RAY_ADDRESS")
-    if not given and device == "cpu":
+    named = os.environ.get("RAY_ADDRESS")
+    if not named and device == "cpu":
         return "local"
     deadline = time.monotonic() + wait
     while True:
-        found, problem = _probe(given or "auto", resource)
-        if found is None:
-            if not given and nodes == 1:
+        cluster, problem = _probe(named or "auto", resource)
+        if cluster is None:
+            if not named and nodes == 1:
                 return "local"
-            where = f"no Ray cluster answers at RAY_ADDRESS={given}" if given else "no Ray runs on this host"
+            where = f"no Ray cluster answers at RAY_ADDRESS={named}" if named else "no Ray runs on this host"
             lack = (
                 f"{where} ({problem}), and the recipe needs {nodes} x {dies} {resource}: start Ray on the hosts first"
             )
         else:
-            ready = [n for n in found["nodes"] if n >= dies]
-            address = given or found["address"]
-            if len(ready) >= nodes and found["free"] >= nodes * dies:
+            ready = [n for n in cluster["nodes"] if n >= dies]
+            address = named or cluster["address"]
+            if len(ready) >= nodes and cluster["free"] >= nodes * dies:
                 return address
             lack = (
-                f"the Ray cluster at {address} has {len(ready)} host(s) with {dies} {resource} and {found['free']:g} of them "
+                f"the Ray cluster at {address} has {len(ready)} host(s) with {dies} {resource} and {cluster['free']:g} of them "
                 f"free, and the recipe needs {nodes} x {dies}: start Ray on the other hosts, or end what holds them"
             )
-        if time.monotonic() >= deadline or (found is None and not given):
-            raise ConfigError(lack)
+        if time.monotonic() >= deadline or (cluster is None and not named):
+            raise UserError(lack)
         time.sleep(5)
 
 
 def _probe(address: str, resource: str) -> tuple[dict[str, Any] | None, str]:
-    """Devices of each living host and those free, in a process of its own so that the wait is bounded; or why none."""
+    """Devices of each living host and those free, or None and the reason; in a process, so that the wait is bounded."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE, address, resource], capture_output=True, text=True, timeout=60

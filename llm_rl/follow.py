@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch a training process: its steps as they are logged, its end in bounded time, why it failed, what it did."""
+"""Watch a training process: print its steps, end it in bounded time, find the cause of a failure, and summarize it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from omegaconf import DictConfig
 
 from llm_rl import load
+from llm_rl.recipe import Recipe
 from llm_rl.resume import read_steps
 
 SPEC = "rollout/spec/"
@@ -27,13 +27,13 @@ def follow(
 ) -> str | None:
     """Print a line for each training step as the trainer logs it, until the process ends.
 
-    `loads` gets what load.Load found in each step, by its number.
+    `loads` gets the load of the machine in each step (load.Load.take), by the step's number.
 
-    Returns why it was given up, in one sentence, if it took more than `timeout` seconds for a step; the caller ends it.
+    Returns None, or one sentence if a step took more than `timeout` seconds; the caller then ends the process.
     """
     meter = load.Load(process.pid)
     size = steps_file.stat().st_size if steps_file.is_file() else 0
-    seen = len(read_steps(steps_file))
+    printed = len(read_steps(steps_file))
     start = last = time.monotonic()
     print("  starting Ray, the engine and the trainer", flush=True)
     while True:
@@ -41,22 +41,22 @@ def follow(
         before, size = size, steps_file.stat().st_size if steps_file.is_file() else 0
         steps = read_steps(steps_file) if size != before else []
         meter.sample()
-        for step in steps[seen:]:
+        for step in steps[printed:]:
             last = time.monotonic()
-            loads[str(step["step"])] = found = meter.take()
+            loads[str(step["step"])] = shares = meter.take()
             data = collections.defaultdict(lambda: float("nan"), step["data"])
             print(
                 f"  step {step['step']}/{total}  {last - start:5.0f} s  rollout {data['timing_s/gen']:.1f} s"
                 f"  step {data['timing_s/step']:.1f} s  {data[SPEC + 'tokens_per_step']:.2f} tokens a step"
                 f"  reward {data['critic/rewards/mean']:+.2f}  length {data['response_length/mean']:.0f}"
-                + (f"  (busy machine: others {found['others']:.0%}, steal {found['steal']:.0%})" * load.busy(found)),
+                + (f"  (busy machine: others {shares['others']:.0%}, steal {shares['steal']:.0%})" * load.busy(shares)),
                 flush=True,
             )
-        seen = max(seen, len(steps))
+        printed = max(printed, len(steps))
         if ended:
             return None
         if time.monotonic() - last > timeout:
-            return f"no step was finished in {timeout:.0f} s (trainer.step_timeout) after step {seen} of {total}"
+            return f"no step was finished in {timeout:.0f} s (trainer.step_timeout) after step {printed} of {total}"
         time.sleep(0.5)
 
 
@@ -88,22 +88,22 @@ def _lives(group: int) -> bool:
     return False
 
 
-def failure(config: DictConfig, steps: list[dict], code: int, log: Path, begin: int = 0) -> str | None:
+def failure(recipe: Recipe, steps: list[dict], code: int, log: Path, begin: int = 0) -> str | None:
     """Why a run must not count as a success, in one sentence, or None. `begin`: where its part of the log begins."""
-    if code or len(steps) < config.steps:
-        why = cause(log, begin)
-        return f"verl ended with status {code} after {len(steps)} of {config.steps} steps: {why}; see {log}"
+    if code or len(steps) < recipe.steps:
+        reason = cause(log, begin)
+        return f"verl ended with status {code} after {len(steps)} of {recipe.steps} steps: {reason}; see {log}"
     drafted = sum(step["data"].get(SPEC + "drafted", 0) for step in steps)
-    if config.sam != "off" and drafted == 0:
+    if recipe.sam != "off" and drafted == 0:
         never = {
-            "batch": f"never had at most {config.sam_options.threshold} requests running",
+            "batch": f"never had at most {recipe.options.threshold} requests running",
             "auto": "never had a draft that pays (sam=batch drafts all the same)",
         }
         return (
-            f"speculation was asked for (sam={config.sam}) but no draft was verified in {len(steps)} steps: "
-            f"the engine ran without it, or {never[config.sam]}; see {log}"
+            f"speculation was asked for (sam={recipe.sam}) but no draft was verified in {len(steps)} steps: "
+            f"the engine ran without it, or {never[recipe.sam]}; see {log}"
         )
-    if config.sam == "off" and drafted:
+    if recipe.sam == "off" and drafted:
         return f"sam=off, but {drafted:.0f} draft tokens were verified: the engine's configuration does not match; see {log}"
     return None
 
@@ -119,10 +119,9 @@ def cause(log: Path, begin: int = 0) -> str:
 
 
 def summarize(steps: list[dict]) -> dict[str, Any]:
-    """What the run did, times in seconds; means leave the first step out, which starts the engine, where there are others.
+    """Means and sums of a run's steps, times in seconds. The first step starts the engine: it counts only if it is alone.
 
-    A step's time is without the writing of its checkpoint, and a round's is there where the trainer has rounds (verl
-    0.6.1).
+    The time of a step excludes the writing of its checkpoint. A trainer without rounds of generation has no `round_s`.
     """
     rest = [step["data"] for step in steps[1:] or steps]
 
@@ -132,16 +131,16 @@ def summarize(steps: list[dict]) -> dict[str, Any]:
     def total(name: str) -> float:
         return sum(data.get(SPEC + name, 0) for data in rest)
 
-    newer = not any("train/num_gen_batches" in data for data in rest)  # verl 0.9.1 times the checkpoint within the step
-    saved = "timing_s/save_checkpoint"
+    has_rounds = any("train/num_gen_batches" in data for data in rest)
+    saved = "timing_s/save_checkpoint"  # part of the step's time in a trainer without rounds
     summary: dict[str, Any] = {
         "rollout_s": mean([data["timing_s/gen"] for data in rest if "timing_s/gen" in data]),
-        "step_s": mean([d["timing_s/step"] - newer * d.get(saved, 0) for d in rest if "timing_s/step" in d]),
+        "step_s": mean([d["timing_s/step"] - (not has_rounds) * d.get(saved, 0) for d in rest if "timing_s/step" in d]),
         "reward": mean([data["critic/rewards/mean"] for data in rest if "critic/rewards/mean" in data]),
         "length": mean([data["response_length/mean"] for data in rest if "response_length/mean" in data]),
         **{name: total(name) for name in ("tokens", "request_steps", "drafted", "accepted", "tail_s")},
     }
-    if not newer:
+    if has_rounds:
         rounds = sum(data["train/num_gen_batches"] for data in rest)
         summary["round_s"] = sum(data["timing_s/gen"] for data in rest) / rounds
     return summary

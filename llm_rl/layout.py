@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from llm_rl.config import ConfigError
+from llm_rl.errors import UserError
+from llm_rl.recipe import Recipe
 
 GIB = 1 << 30
 RESERVE = 8.0
-"""GiB of a die left to what is not modelled, in rollout and in training; an assumption, the upper end of 4 to 8."""
+"""GiB of a die for what is not modelled, in rollout and in training; an assumption, the upper end of 4 to 8."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,16 @@ SHAPES = {
     "Qwen3-32B": Shape(64, 5120, 64, 8, 128, 25600),
     "Qwen3-235B-A22B": Shape(94, 4096, 64, 4, 128, 1536, experts=128, experts_per_token=8),
 }
-"""Of the public config.json, by the name of the model's folder, for where the model is not at hand."""
+"""From the public config.json files, by the name of the model's folder; used if the model is not on this host."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Memory of a die while it generates (GiB), and the load of an engine; pinned: what its weights take in the host's memory
-    while the engine sleeps."""
+    """Memory of a die while it generates, in GiB, and the load of an engine.
+
+    pinned: host memory of a die's weights while the engine sleeps; sequence: KV cache of a sequence of maximum length, worst:
+    of max_num_seqs such sequences; requests: of an engine in a round, served in `waves`.
+    """
 
     engines: int
     weights: float
@@ -86,7 +89,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Training:
-    """Memory of a die while it trains (GiB); host: what the optimizer's state takes in a host's memory when off the dies."""
+    """Memory of a die while it trains, in GiB; host: memory of a host for the optimizer state, if it is not on the dies."""
 
     data_parallel: int
     weights: float
@@ -101,7 +104,7 @@ class Training:
 
 
 def shape(model: Path) -> Shape | None:
-    """From the model's config.json, else of the public model with the folder's name, else None; raise ConfigError."""
+    """The sizes from the model's config.json, else those of SHAPES by the folder's name, else None; raise UserError."""
     file = model / "config.json"
     if not file.is_file():
         return SHAPES.get(model.name)
@@ -121,92 +124,91 @@ def shape(model: Path) -> Shape | None:
             read.get("num_experts_per_tok", 0),
         )
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise ConfigError(f"{file} cannot be read as a model's configuration: {e!r}") from None
+        raise UserError(f"{file} cannot be read as a model's configuration: {e!r}") from None
 
 
-def check_sizes(own: dict[str, Any], model: Shape | None) -> None:
-    """ConfigError unless the parallel sizes divide the dies and the model. `own`: llm_rl.config.values."""
-    dies = own["cluster.nodes"] * own["cluster.dies_per_node"]
-    tp, dp, ep = (own[f"rollout.{kind}_parallel_size"] for kind in ("tensor_model", "data", "expert"))
+def check_sizes(recipe: Recipe, model: Shape | None) -> None:
+    """UserError unless the parallel sizes divide the dies and the model."""
+    dies = recipe.cluster.dies
+    rollout, train = recipe.rollout, recipe.train
+    tp, dp, ep = rollout.tensor_model_parallel_size, rollout.data_parallel_size, rollout.expert_parallel_size
 
     def divides(what: str, size: int, of: str, number: int) -> None:
         if number % size:
-            raise ConfigError(f"{what} is {size}, which does not divide the {of} {number}")
+            raise UserError(f"{what} is {size}, which does not divide the {of} {number}")
 
     divides("rollout.tensor_model_parallel_size x rollout.data_parallel_size", tp * dp, "dies", dies)
-    divides("rollout.tensor_model_parallel_size", tp, "dies of a host", own["cluster.dies_per_node"])
+    divides("rollout.tensor_model_parallel_size", tp, "dies of a host", recipe.cluster.dies_per_node)
     if ep not in (1, tp * dp):
-        raise ConfigError(
-            f"rollout.expert_parallel_size must be 1 or tensor x data parallel size = {tp * dp}, got {ep}"
-        )
+        raise UserError(f"rollout.expert_parallel_size must be 1 or tensor x data parallel size = {tp * dp}, got {ep}")
     if model:
         divides("rollout.tensor_model_parallel_size", tp, "attention heads", model.heads)
         if ep > 1:
             divides("rollout.expert_parallel_size", ep, "experts", model.experts or 1)
-    if own["train.backend"] == "megatron":
-        sizes = [own[f"train.{kind}_parallel"] for kind in ("tensor", "pipeline", "context")]
-        divides("train.tensor x pipeline x context_parallel", sizes[0] * sizes[1] * sizes[2], "dies", dies)
-        experts = own["train.expert_parallel"] * own["train.expert_tensor_parallel"] * sizes[1]
+    if train.backend == "megatron":
+        size = train.tensor_parallel * train.pipeline_parallel * train.context_parallel
+        divides("train.tensor x pipeline x context_parallel", size, "dies", dies)
+        experts = train.expert_parallel * train.expert_tensor_parallel * train.pipeline_parallel
         divides("train.expert x expert_tensor x pipeline_parallel", experts, "dies", dies)
         if model:
-            if own["train.expert_parallel"] > 1:
-                divides("train.expert_parallel", own["train.expert_parallel"], "experts", model.experts or 1)
-            _check_stages(own, model)
-        data_parallel = dies // (sizes[0] * sizes[1] * sizes[2])
+            if train.expert_parallel > 1:
+                divides("train.expert_parallel", train.expert_parallel, "experts", model.experts or 1)
+            _check_stages(recipe, model)
+        data_parallel = dies // size
     else:
-        divides("train.sequence_parallel", own["train.sequence_parallel"], "dies", dies)
-        data_parallel = dies // own["train.sequence_parallel"]
+        divides("train.sequence_parallel", train.sequence_parallel, "dies", dies)
+        data_parallel = dies // train.sequence_parallel
         megatron_only = ("tensor", "pipeline", "context", "expert", "expert_tensor")
         for kind in megatron_only:
-            if own[f"train.{kind}_parallel"] != 1:
-                raise ConfigError(
-                    f"train.{kind}_parallel is Megatron's: leave it at 1 with train.backend {own['train.backend']}"
+            if getattr(train, f"{kind}_parallel") != 1:
+                raise UserError(
+                    f"train.{kind}_parallel is Megatron's: leave it at 1 with train.backend {train.backend}"
                 )
-    answers = own["train.ppo_mini_batch_size"] * own["rollout.n"]
+    answers = train.ppo_mini_batch_size * rollout.n
     divides("the training's data parallel size", data_parallel, "answers of a mini batch,", answers)
-    divides("train.ppo_mini_batch_size", own["train.ppo_mini_batch_size"], "train batch", own["data.train_batch_size"])
+    divides("train.ppo_mini_batch_size", train.ppo_mini_batch_size, "train batch", recipe.data.train_batch_size)
 
 
-def _check_stages(own: dict[str, Any], model: Shape) -> None:
-    ends = [own[f"train.{end}_stage_layers"] for end in ("first", "last")]
-    stages = own["train.pipeline_parallel"] - sum(end is not None for end in ends)
+def _check_stages(recipe: Recipe, model: Shape) -> None:
+    ends = [recipe.train.first_stage_layers, recipe.train.last_stage_layers]
+    stages = recipe.train.pipeline_parallel - sum(end is not None for end in ends)
     left = model.layers - sum(end or 0 for end in ends)
     if stages < 0 or left < 0 or (left % stages if stages else left):
-        raise ConfigError(
-            f"{model.layers} layers cannot be dealt to {own['train.pipeline_parallel']} pipeline stages: "
+        raise UserError(
+            f"{model.layers} layers cannot be dealt to {recipe.train.pipeline_parallel} pipeline stages: "
             "set train.first_stage_layers and train.last_stage_layers so that the others share the rest evenly"
         )
 
 
-def rollout(own: dict[str, Any], model: Shape, reserve: float = RESERVE) -> Rollout:
-    """What an engine's die holds. A die has its share of the dense weights by tensor, of the experts by expert parallelism."""
-    tp, ep = own["rollout.tensor_model_parallel_size"], own["rollout.expert_parallel_size"]
+def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
+    """Memory of an engine's die. Dense weights are split by tensor parallelism, experts by expert parallelism."""
+    tp, ep = recipe.rollout.tensor_model_parallel_size, recipe.rollout.expert_parallel_size
     dense = model.parameters - model.expert_parameters
     weights = 2 * (dense / tp + model.expert_parameters / max(ep, tp)) / GIB
-    budget = own["cluster.die_memory"] * own["rollout.gpu_memory_utilization"]
+    budget = recipe.cluster.die_memory * recipe.rollout.gpu_memory_utilization
     kv = budget - weights - reserve
-    longest = own["data.max_prompt_length"] + own["data.max_response_length"]
+    longest = recipe.sequence_length
     token = model.kv_bytes(tp) / GIB
-    engines = own["cluster.nodes"] * own["cluster.dies_per_node"] // tp
-    requests = -(-own["data.gen_batch_size"] * own["rollout.n"] // engines)
+    engines = recipe.cluster.dies // tp
+    requests = -(-recipe.data.gen_batch_size * recipe.rollout.n // engines)
     return Rollout(
         engines=engines,
         weights=weights,
-        pinned=_pinned(own, model),
+        pinned=_pinned(recipe, model),
         budget=budget,
         kv=kv,
         sequence=longest * token,
-        worst=own["rollout.max_num_seqs"] * longest * token,
+        worst=recipe.rollout.max_num_seqs * longest * token,
         full_sequences=kv / (longest * token),
-        mean_tokens=kv / own["rollout.max_num_seqs"] / token,
+        mean_tokens=kv / recipe.rollout.max_num_seqs / token,
         requests=requests,
-        waves=-(-requests // own["rollout.max_num_seqs"]),
+        waves=-(-requests // recipe.rollout.max_num_seqs),
     )
 
 
-def _pinned(own: dict[str, Any], model: Shape) -> float:
+def _pinned(recipe: Recipe, model: Shape) -> float:
     """GiB: a block for each matrix that a die holds, its bytes rounded up to a power of two as torch_npu does."""
-    tp, ep = own["rollout.tensor_model_parallel_size"], own["rollout.expert_parallel_size"]
+    tp, ep = recipe.rollout.tensor_model_parallel_size, recipe.rollout.expert_parallel_size
     heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
     mlp = model.experts * model.mlp // max(ep, tp) if model.experts else model.mlp // tp
     of_layer = [(heads + 2 * kv_heads) * model.head_dim, heads * model.head_dim, 2 * mlp, mlp]
@@ -214,14 +216,13 @@ def _pinned(own: dict[str, Any], model: Shape) -> float:
     return sum(1 << (2 * n * model.hidden - 1).bit_length() for n in rows) / GIB
 
 
-def training(own: dict[str, Any], model: Shape) -> Training:
+def training(recipe: Recipe, model: Shape) -> Training:
     """FSDP: all states in float32 over all dies. Megatron: bf16 weights and fp32 gradients over tensor x pipeline (experts:
     expert x expert tensor x pipeline), the distributed optimizer's 12 bytes a parameter over the data parallel dies as well."""
-    nodes = own["cluster.nodes"]
-    dies = nodes * own["cluster.dies_per_node"]
-    if own["train.backend"] == "megatron":
-        tp, pp, cp = (own[f"train.{kind}_parallel"] for kind in ("tensor", "pipeline", "context"))
-        expert_dies = own["train.expert_parallel"] * own["train.expert_tensor_parallel"] * pp
+    nodes, dies = recipe.cluster.nodes, recipe.cluster.dies
+    if recipe.train.backend == "megatron":
+        tp, pp, cp = (getattr(recipe.train, f"{kind}_parallel") for kind in ("tensor", "pipeline", "context"))
+        expert_dies = recipe.train.expert_parallel * recipe.train.expert_tensor_parallel * pp
         dense = model.parameters - model.expert_parameters
         share = dense / (tp * pp) + model.expert_parameters / expert_dies
         weights, gradients = 2 * share, 4 * share
@@ -230,10 +231,9 @@ def training(own: dict[str, Any], model: Shape) -> Training:
     else:
         share = model.parameters / dies
         weights, gradients, optimizer = 4 * share, 4 * share, 8 * share
-        split = own["train.sequence_parallel"]
+        split = recipe.train.sequence_parallel
         data_parallel, vocabulary = dies // split, model.vocabulary
-    longest = own["data.max_prompt_length"] + own["data.max_response_length"]
-    tokens = own["train.max_tokens_per_die"] or -(-longest * own["train.micro_batch_size"] // split)
+    tokens = recipe.train.max_tokens_per_die or -(-recipe.sequence_length * recipe.train.micro_batch_size // split)
     return Training(
         data_parallel=data_parallel,
         weights=weights / GIB,
@@ -244,29 +244,31 @@ def training(own: dict[str, Any], model: Shape) -> Training:
     )
 
 
-def report(own: dict[str, Any], model: Shape | None, sleeps: bool) -> tuple[list[str], list[str]]:
-    """Lines of the table and warnings; ConfigError where the recipe cannot run. sleeps: see llm_rl.config.sleeps."""
-    check_sizes(own, model)
-    dies = own["cluster.nodes"] * own["cluster.dies_per_node"]
-    tp, dp = own["rollout.tensor_model_parallel_size"], own["rollout.data_parallel_size"]
-    table = [("dies", f"{dies} = {own['cluster.nodes']} x {own['cluster.dies_per_node']}")]
-    table += [("rollout", f"{dies // tp} engines of TP {tp}, EP {own['rollout.expert_parallel_size']}, DP {dp}")]
-    if model is None or own["cluster.die_memory"] is None:
-        why = "cluster.die_memory is not set" if own["cluster.die_memory"] is None else "the model's shape is not known"
-        return _lines([*table, ("memory", f"not checked: {why}")]), []
-    roll, train, memory = rollout(own, model), training(own, model), own["cluster.die_memory"]
-    longest = own["data.max_prompt_length"] + own["data.max_response_length"]
-    a_host = own["cluster.dies_per_node"]
-    asleep = f"{a_host * roll.weights:.0f} GiB a host while training, {a_host * roll.pinned:.0f} with what pinning adds"
+def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
+    """Lines of the table and warnings; UserError where the recipe cannot run."""
+    check_sizes(recipe, model)
+    dies, dies_per_node = recipe.cluster.dies, recipe.cluster.dies_per_node
+    tp, dp = recipe.rollout.tensor_model_parallel_size, recipe.rollout.data_parallel_size
+    table = [("dies", f"{dies} = {recipe.cluster.nodes} x {dies_per_node}")]
+    table += [("rollout", f"{dies // tp} engines of TP {tp}, EP {recipe.rollout.expert_parallel_size}, DP {dp}")]
+    memory = recipe.cluster.die_memory
+    if model is None or memory is None:
+        reason = "cluster.die_memory is not set" if memory is None else "the model's shape is not known"
+        return _lines([*table, ("memory", f"not checked: {reason}")]), []
+    roll, train = rollout(recipe, model), training(recipe, model)
+    asleep = (
+        f"{dies_per_node * roll.weights:.0f} GiB a host while training, {dies_per_node * roll.pinned:.0f} with what "
+        "pinning adds"
+    )
     table += [
         ("  weights a die", f"{roll.weights:.1f} GiB"),
-        *([("  weights asleep", asleep)] if sleeps else []),
+        *([("  weights asleep", asleep)] if recipe.keeps_weights_on_host else []),
         ("  KV left", f"{roll.kv:.1f} of {roll.budget:.1f} GiB, after {RESERVE:g} GiB for what is not modelled"),
-        ("  a full sequence", f"{roll.sequence:.2f} GiB for {longest} tokens"),
-        ("  full sequences that fit", f"{roll.full_sequences:.1f} of {own['rollout.max_num_seqs']}"),
-        ("  mean tokens that fit", f"{roll.mean_tokens:.0f} at {own['rollout.max_num_seqs']} requests"),
+        ("  a full sequence", f"{roll.sequence:.2f} GiB for {recipe.sequence_length} tokens"),
+        ("  full sequences that fit", f"{roll.full_sequences:.1f} of {recipe.rollout.max_num_seqs}"),
+        ("  mean tokens that fit", f"{roll.mean_tokens:.0f} at {recipe.rollout.max_num_seqs} requests"),
         ("  requests an engine", f"{roll.requests} a round, in {roll.waves} wave{'s' * (roll.waves > 1)}"),
-        ("training", f"{own['train.backend']}, data parallel {train.data_parallel}"),
+        ("training", f"{recipe.train.backend}, data parallel {train.data_parallel}"),
         ("  weights, gradients", f"{train.weights:.1f} + {train.gradients:.1f} GiB a die"),
         ("  optimizer", f"{train.optimizer:.1f} GiB a die; off the dies {train.host:.0f} GiB a host"),
         ("  logits", f"{train.logits:.1f} GiB a copy in float32"),
@@ -275,27 +277,27 @@ def report(own: dict[str, Any], model: Shape | None, sleeps: bool) -> tuple[list
     if roll.kv < roll.sequence:
         needed = roll.weights + RESERVE + roll.sequence
         spread = ": spread the experts over data-parallel ranks" if model.experts and roll.weights > roll.budget else ""
-        raise ConfigError(
+        raise UserError(
             f"the rollout does not fit: weights {roll.weights:.1f}, one full sequence {roll.sequence:.1f} and "
             f"{RESERVE:g} GiB for activations are {needed:.1f} GiB a die of {roll.budget:.1f} allowed{spread}"
         )
     if train.total + RESERVE > memory:
-        raise ConfigError(
+        raise UserError(
             f"the training does not fit: {train.total:.1f} GiB a die and {RESERVE:g} GiB for activations of {memory:g} GiB: "
             "take more dies, or larger parallel sizes"
         )
-    resident = 0.0 if own["train.param_offload"] else train.weights + train.gradients
-    resident += 0.0 if own["train.optimizer_offload"] else train.optimizer
+    resident = 0.0 if recipe.train.param_offload else train.weights + train.gradients
+    resident += 0.0 if recipe.train.optimizer_offload else train.optimizer
     if resident + roll.budget > memory:
-        raise ConfigError(
+        raise UserError(
             f"rollout and training do not fit together: {resident:.1f} GiB of training state stay on a die beside the "
             f"engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and train.optimizer_offload"
         )
     warnings = []
-    expected = own["rollout.expected_length"]
+    expected = recipe.rollout.expected_length
     if expected and roll.mean_tokens < expected and roll.requests > roll.full_sequences:
         warnings.append(
-            f"the engine will preempt requests: {own['rollout.max_num_seqs']} at once leave {roll.mean_tokens:.0f} tokens "
+            f"the engine will preempt requests: {recipe.rollout.max_num_seqs} at once leave {roll.mean_tokens:.0f} tokens "
             f"for each, and {expected} are expected (rollout.expected_length)"
         )
     return _lines(table), warnings

@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a broken run goes on: its newest whole checkpoint whose step is in the log, and logs that end at that step.
+"""Resume a broken run: from its newest complete checkpoint whose step is in the log, with logs cut at that step.
 
-A kill may fall anywhere: into the writing of verl's tracker file, of a checkpoint, or of a log's line, or between a
-checkpoint and its step's line. What lies behind the step to go on from is removed and done again, so that every log holds
-each step once.
+A run may be killed at any time: while verl writes its tracker file, a checkpoint or a line of a log, or between a checkpoint
+and the line of its step. Everything after the step to resume from is removed and done again, so each log has each step once.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import zipfile
 from pathlib import Path
 
-from llm_rl.config import ConfigError
+from sam_core.files import replacing
+
+from llm_rl.errors import UserError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 TOKENS = "rollout/spec/tokens"
 
 
 def read_steps(path: Path) -> list[dict]:
-    """The whole lines of verl's step log."""
-    return [json.loads(line) for line in _whole_lines(path)]
+    """The complete lines of verl's step log."""
+    return [json.loads(line) for line in _complete_lines(path)]
 
 
 def complete(checkpoints: Path) -> list[int]:
-    """Steps with a whole checkpoint, in order: verl writes data.pt after the last of the actor's files."""
+    """Steps with a complete checkpoint, in order: verl writes data.pt after the actor's files."""
     steps = []
     for folder in checkpoints.glob("global_step_*"):
         number = folder.name.removeprefix("global_step_")
@@ -38,9 +38,9 @@ def complete(checkpoints: Path) -> list[int]:
 
 
 def point(run_dir: Path, every: int) -> int:
-    """The step after which a run goes on, 0: from its start; ConfigError where log and checkpoints do not belong together.
+    """The step after which a run resumes, 0: from its start; UserError if log and checkpoints do not belong together.
 
-    every: training steps between checkpoints, 0: none are made.
+    every: training steps between checkpoints; 0: no checkpoints.
     """
     logged = 0
     for step in read_steps(run_dir / "steps.jsonl"):
@@ -49,12 +49,12 @@ def point(run_dir: Path, every: int) -> int:
         logged += 1
     steps = complete(run_dir / "checkpoints")
     if steps and not every:
-        raise ConfigError(
+        raise UserError(
             f"{run_dir} has a checkpoint of step {steps[-1]}, which a run without checkpoints would remove: "
             "set checkpoints.every to go on from it, or take another --run-dir"
         )
     if steps and steps[-1] > logged + every:
-        raise ConfigError(
+        raise UserError(
             f"{run_dir} has a checkpoint of step {steps[-1]}, and its steps.jsonl ends at step {logged}: put the log back, "
             "or take another --run-dir"
         )
@@ -62,42 +62,44 @@ def point(run_dir: Path, every: int) -> int:
 
 
 def rewind(run_dir: Path, step: int, keep: int) -> None:
-    """Cut the logs behind `step`, remove checkpoints behind it, unfinished ones and all but the `keep` newest, and write
-    verl's tracker anew. The engines' history stays, but for a run from the start. A second call finds nothing to do."""
+    """Cut the logs after `step`; remove later and incomplete checkpoints and all but the `keep` newest; rewrite verl's tracker.
+
+    The engines' history stays, unless the run starts from step 0. A second call changes nothing.
+    """
     steps = read_steps(run_dir / "steps.jsonl")[:step]
     _cut_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
     for path in run_dir.glob("answers-*.jsonl"):
-        _write(path, [line for line in _whole_lines(path) if json.loads(line)[0] <= step])
-    _write(run_dir / "steps.jsonl", _whole_lines(run_dir / "steps.jsonl")[:step])
+        _write(path, [line for line in _complete_lines(path) if json.loads(line)[0] <= step])
+    _write(run_dir / "steps.jsonl", _complete_lines(run_dir / "steps.jsonl")[:step])
     checkpoints = run_dir / "checkpoints"
     stay = [n for n in complete(checkpoints) if n <= step][-keep:]
     for folder in checkpoints.glob("global_step_*"):
         if folder.name not in {f"global_step_{n}" for n in stay}:
             aside = folder.with_name(re.sub("^global_step", "removed", folder.name))
             shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)  # so that a kill while it is removed leaves nothing that looks whole
+            folder.rename(aside)  # so that a kill during the removal leaves nothing that looks complete
     for folder in checkpoints.glob("removed_*"):
         shutil.rmtree(folder, ignore_errors=True)
     if step:
         _write(checkpoints / TRACKER, [str(step)], end="")
     else:
         (checkpoints / TRACKER).unlink(missing_ok=True)
-        _empty(run_dir / "history")  # so that a run from the start is like the first
+        _empty(run_dir / "history")  # a run from the start must not profit from the one before
 
 
 def _empty(history: Path) -> None:
-    """Remove the files, but for locks that an engine of the run before may still hold."""
+    """Remove all files but locks, which an engine of the previous run may still hold."""
     for path in history.rglob("*"):
         if path.is_file() and path.name != "lock":
             path.unlink(missing_ok=True)
 
 
 def _cut_engine_logs(run_dir: Path, tokens: int) -> None:
-    """Keep the engine steps of all replicas, in order of time, up to `tokens` tokens: what the kept training steps took.
+    """Keep the engine steps of all replicas up to `tokens` tokens, in order of time: those of the training steps that stay.
 
-    A row begins with its time and has its tokens in fourth place; no replica generates between two training steps.
+    In a row, item 0 is the time and item 3 the tokens. No replica generates between two training steps.
     """
-    files = {path: _whole_lines(path) for path in sorted(run_dir.glob("engine-*.jsonl"))}
+    files = {path: _complete_lines(path) for path in sorted(run_dir.glob("engine-*.jsonl"))}
     rows = sorted((json.loads(line)[0], path, i) for path, lines in files.items() for i, line in enumerate(lines))
     kept, count = dict.fromkeys(files, 0), 0
     for _, path, i in rows:
@@ -109,16 +111,15 @@ def _cut_engine_logs(run_dir: Path, tokens: int) -> None:
         _write(path, lines[: kept[path]])
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """Lines up to the last newline: a kill leaves a half one behind it."""
+def _complete_lines(path: Path) -> list[str]:
+    """Lines up to the last newline: a kill can leave an incomplete one after it."""
     return path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.is_file() else []
 
 
 def _write(path: Path, lines: list[str], end: str = "\n") -> None:
-    """Replace a log, or remove it where nothing is left of it."""
+    """Replace a log, or remove it if no line is left."""
     if not lines:
         path.unlink(missing_ok=True)
         return
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(end.join(lines) + end)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(end.join(lines) + end)

@@ -1,90 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verl that a pin set trains with: where it is, how it is started, and whether it takes a recipe's settings."""
+"""verl's part of a run: its settings for a recipe, its own check of them, and its command."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import os
+import re
 import sys
-import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from llm_rl.config import ROOT, ConfigError
-from llm_rl.schema import OLD, VERL
+from omegaconf import DictConfig
+from sam_core.options import Options
+
+from llm_rl.errors import UserError
+from llm_rl.pin_set import EntryPoint, PinSet
+from llm_rl.recipe import Recipe, leaves
+
+MANY_EPOCHS = 100_000
+"""More than any run takes, so that its number of steps alone ends it."""
 
 
-def pins(pin_set: str) -> dict:
-    """patches/<pin_set>/pins.toml; ConfigError where there is no such pin set."""
-    path = ROOT / "patches" / pin_set / "pins.toml"
-    if not path.is_file():
-        raise ConfigError(f"there is no pin set {pin_set}: {path} is missing")
-    with path.open("rb") as f:
-        return tomllib.load(f)
+def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, str], ray: str) -> list[str]:
+    """Command-line overrides of verl's configuration for a recipe and for this run of it.
 
-
-def checkout(pin_set: str) -> Path:
-    """The folder that verl is started in: this repository, or for vllm-0.11 the checkout of verl's tag; ConfigError.
-
-    verl 0.6.1 trains DAPO by recipe/dapo, which is in its git tag and in no package.
+    env: the environment of all of verl's processes, on every host; ray: address of a cluster, or `local` for one that the
+    run starts. Raises UserError for a key under `verl:` that is set here.
     """
-    version = pins(pin_set)["module"]["verl"]["version"]
-    try:
-        installed = importlib.metadata.version("verl")
-    except importlib.metadata.PackageNotFoundError:
-        installed = "none"
-    if installed != version:
-        raise ConfigError(
-            f"{sys.prefix} has verl {installed}, and pin set {pin_set} is verl {version}: set PIN={pin_set} or PYTHON "
-            "for the script, to start the pin set's own environment"
-        )
-    if pin_set != OLD:
-        return ROOT
-    places = [Path(os.environ[name]) for name in ("VERL_CHECKOUT",) if os.environ.get(name)]
-    places += [_package().parent] if not places else []
-    for place in places:
-        if (place / "recipe" / "dapo" / "main_dapo.py").is_file() and (place / "verl" / "trainer" / "config").is_dir():
-            return place.resolve()
-    raise ConfigError(
-        f"pin set {pin_set} trains by recipe/dapo, which is in verl's git tag alone and not in {places[0]}: clone verl at "
-        f"{pins(pin_set)['module']['verl']['tag']}, patch it (patches/patchset apply --module verl {pin_set} --to FOLDER) "
-        "and set VERL_CHECKOUT=FOLDER"
-    )
+    settings = pin_set.settings(recipe) | _common(recipe, pin_set)
+    settings |= {
+        "trainer.project_name": "sam-rl",
+        "trainer.experiment_name": recipe.name,
+        "trainer.default_local_dir": f"{run_dir}/checkpoints",
+        "trainer.total_epochs": MANY_EPOCHS,
+        "+ray_kwargs.ray_init.address": ray,
+    }
+    if ray == "local":
+        for name, value in recipe.local_ray.items():
+            settings[f"{'' if name == 'num_cpus' else '+'}ray_kwargs.ray_init.{name}"] = value
+    settings |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}": value for name, value in env.items()}
+    settings |= _speculation(recipe, run_dir)
+    names = {name.lstrip("+") for name in settings}
+    for name, value in leaves(recipe.verl):
+        if name.lstrip("+") in names:
+            raise UserError(f"verl.{name} follows from other keys of the recipe (llm_rl/verl.py): set those")
+        settings[name] = value
+    return [f"{name}={_hydra(value)}" for name, value in settings.items()]
 
 
-def command(pin_set: str, backend: str, overrides: list[str], run_dir: Path) -> list[str]:
-    """The command that trains, to be run in `checkout`."""
-    module, name = "verl.trainer.main_ppo", []
-    if pin_set == OLD:
-        module, name = "recipe.dapo.main_dapo", ["--config-name", _old_name(backend)]
-    own = [f"hydra.run.dir='{run_dir / 'hydra'}'"]
-    return [sys.executable, "-m", module, *name, *overrides, *own]
+def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
+    """Settings that follow from several keys, or that every recipe has, in every pin set."""
+    rollout, actor, train = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", recipe.train
+    settings: dict[str, Any] = {
+        rollout + "name": "vllm",
+        rollout + "disable_log_stats": False,
+        rollout + "max_model_len": recipe.sequence_length,
+        "trainer.save_freq": recipe.checkpoints.every or -1,
+        "trainer.resume_mode": "auto" if recipe.checkpoints.every else "disable",
+        "trainer.max_actor_ckpt_to_keep": recipe.checkpoints.keep,
+        actor + "use_dynamic_bsz": train.max_tokens_per_die is not None,
+    }
+    if recipe.cluster.device == "npu":  # named after NCCL, but the timeout of process groups of any backend
+        settings["actor_rollout_ref.nccl_timeout"] = pin_set.collective_timeout
+    if train.max_tokens_per_die is not None:
+        settings[actor + "ppo_max_token_len_per_gpu"] = train.max_tokens_per_die
+    else:
+        settings[actor + "ppo_micro_batch_size_per_gpu"] = train.micro_batch_size
+        settings[rollout + "log_prob_micro_batch_size_per_gpu"] = train.micro_batch_size
+    if train.backend == "megatron" and train.recompute:
+        layers = actor + "megatron.override_transformer_config.recompute_"
+        settings |= {layers + "granularity": "full", layers + "method": "uniform", layers + "num_layers": 1}
+    return settings
 
 
-def compose(pin_set: str, backend: str, overrides: list[str], folder: Path) -> None:
-    """Compose verl's own configuration with the overrides, as verl does at its start; ConfigError for what it rejects."""
+def _speculation(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
+    """The engine's settings of SAM. Without speculation it samples as with it: by the same mode of verification."""
+    vllm = "+actor_rollout_ref.rollout.engine_kwargs.vllm."
+    if recipe.sam == "off":
+        verify = recipe.options.verify
+        return {vllm + "additional_config.sam_verify": verify} if verify != Options.verify else {}
+    sam = recipe.sam_options | {"history": recipe.history(run_dir), "switch": recipe.sam}
+    config = vllm + "speculative_config."
+    return {
+        config + "method": "sam",
+        config + "num_speculative_tokens": sam.pop("k"),
+        **{f"{config}sam.{name}": value for name, value in sam.items()},
+    }
+
+
+def compose(entry: EntryPoint, release: str, overrides: list[str]) -> DictConfig:
+    """verl's own configuration with the overrides, composed as verl does at its start; UserError for what it rejects.
+
+    release: name and version of verl.
+    """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    if pin_set == OLD:
-        folder, name = folder / "recipe" / "dapo" / "config", _old_name(backend)
-        overrides = [*overrides, f"hydra.searchpath=['file://{folder.parents[2] / 'verl' / 'trainer' / 'config'}']"]
-    else:
-        folder, name = _package() / "trainer" / "config", "ppo_trainer"
+    if entry.search_path:
+        overrides = [*overrides, f"hydra.searchpath=['file://{entry.search_path}']"]
     try:
-        with initialize_config_dir(str(folder), version_base=None):
-            compose(name, overrides)
+        with initialize_config_dir(str(entry.config_folder), version_base=None):
+            return compose(entry.config_name, overrides)
     except (HydraException, OmegaConfBaseException) as e:
-        why = e.__cause__ or e
-        said = " ".join(line.strip() for line in [*str(e).splitlines()[:2], *str(why).splitlines()[:1]])
-        raise ConfigError(f"{VERL[pin_set]} rejects the recipe: {said}") from None
+        cause = e.__cause__ or e
+        lines = [*str(e).splitlines()[:2], *str(cause).splitlines()[:1]]
+        raise UserError(f"{release} rejects the recipe: {' '.join(line.strip() for line in lines)}") from None
 
 
-def _package() -> Path:
-    """The installed verl, found without importing it."""
-    return Path(importlib.util.find_spec("verl").submodule_search_locations[0])
+def command(entry: EntryPoint, overrides: list[str], run_dir: Path) -> list[str]:
+    """The command that trains, to be run in `entry.folder`."""
+    output = f"hydra.run.dir='{run_dir / 'hydra'}'"
+    return [sys.executable, "-m", entry.module, *entry.arguments, *overrides, output]
 
 
-def _old_name(backend: str) -> str:
-    return "dapo_megatron_trainer" if backend == "megatron" else "dapo_trainer"
+def _hydra(value: Any) -> str:
+    """A value in the grammar of Hydra's overrides."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_hydra(v) for v in value) + "]"
+    text = str(value)
+    retyped = text.lower() in ("null", "true", "false", "yes", "no", "on", "off", "inf", "nan")
+    if isinstance(value, str) and (retyped or not re.fullmatch(r"[A-Za-z_./][\w./:-]*", text)):
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return text

@@ -7,6 +7,7 @@ import argparse
 import importlib
 import sys
 
+from llm_rl.errors import UserError
 from sam_core import console
 
 COMMANDS = {
@@ -40,7 +41,11 @@ def main(argv: list[str] | None = None) -> int:
                 top.error(f"{name} needs the package {error.name}, which is not installed in this environment")
             command.add_arguments(parser)
             parser.set_defaults(run=command.run)
-    return console.run(top.parse_args(argv))
+    try:
+        return console.run(top.parse_args(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

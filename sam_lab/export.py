@@ -17,7 +17,6 @@ from typing import Any
 from sam_core.files import replacing
 
 from llm_rl.reports.answers import read_answers
-from llm_rl.reports.runs import ReportError
 from sam_lab.cli import LabError
 
 
@@ -29,16 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_answers(folder: Path) -> Iterator[dict[str, Any]]:
-    """Rows of the answers that a run has logged, without the prompts' tokens; raises LabError."""
-    try:
-        answers = read_answers(folder)
-    except ReportError as error:
-        raise LabError(str(error)) from None
-    for (step, prompt, _), answer in sorted(answers.items()):
+    """Rows of the answers that a run has logged, without the prompts' tokens; raises UserError."""
+    for (step, prompt, _), answer in sorted(read_answers(folder).items()):
         yield {
             "prompt_ids": [],
             "response_ids": answer.tokens,
-            "prompt_id": answer.asked,
+            "prompt_id": answer.prompt_hash,
             "group": f"{step}/{prompt}",
             "epoch": step,
         }

@@ -18,7 +18,7 @@ from sam_core.engines.verl.routing import PromptRoutes
 from sam_core.files import write_json
 from sam_core.seeds import request_seed
 
-from llm_rl.evaluation.engine import Engine, EvaluationError, prompt_ids, tokenizer
+from llm_rl.evaluation.engine import Engine, load_tokenizer, prompt_ids
 from sam_lab.cli import LabError, check_outputs
 
 Choose = Callable[[str, list[int], Mapping[int, int]], int]
@@ -79,17 +79,11 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"--batch must be from 1 to --prompts, which is {args.prompts}, got {args.batch}")
     if bool(args.model) != bool(args.data):
         raise LabError("--model and --data go together: give both, or none to count only")
-    try:
-        prompts = read(args) if args.model else [[number] for number in range(args.prompts)]
-    except EvaluationError as error:
-        raise LabError(str(error)) from None
+    prompts = read(args) if args.model else [[number] for number in range(args.prompts)]
     print("".join(f"{head:{form.partition('.')[0].rstrip('f')}}" for head, form, _ in COLUMNS), flush=True)
     figures = []
     for way in args.ways:
-        try:
-            figures.append(measure(args, way, prompts))
-        except EvaluationError as error:
-            raise LabError(str(error)) from None
+        figures.append(measure(args, way, prompts))
         cells = [(figures[-1][name], form) for _, form, name in COLUMNS]
         print(
             "".join(f"{'-':{form.partition('.')[0]}}" if x is None else f"{x:{form}}" for x, form in cells), flush=True
@@ -106,8 +100,8 @@ def read(args: argparse.Namespace) -> list[list[int]]:
         os.environ.setdefault(name, value)
     from llm_rl.evaluation import questions
 
-    words = tokenizer(args.model)
-    prompts = [prompt_ids(words, question.messages, {}) for question in questions.read(args.data, args.prompts)]
+    tokenizer = load_tokenizer(args.model)
+    prompts = [prompt_ids(tokenizer, question.messages, {}) for question in questions.read(args.data, args.prompts)]
     if len(prompts) < args.prompts:
         raise LabError(f"{args.data} has {len(prompts)} questions, fewer than --prompts {args.prompts}")
     return prompts

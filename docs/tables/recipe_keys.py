@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from llm_rl.recipe import KEYS, MAPPINGS, Key
 from tables._records import table
 
 from llm_rl import pin_set
+from llm_rl.recipe import KEYS, MAPPINGS, Key
 
 BASE = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "dapo.yaml"
 

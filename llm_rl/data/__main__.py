@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 from llm_rl.data import prepare
-from llm_rl.data.fetch import FetchError
-from llm_rl.data.files import DataError
 from llm_rl.data.schemas import SETS
+from llm_rl.errors import UserError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             record = prepare.prepare_sums(args.rows, args.seed, args.out)
         else:
             record = prepare.prepare(args.name, args.source, args.out, args.skip_bad, args.sha256)
-    except (DataError, FetchError) as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -52,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: call again to go on where a download stopped", file=sys.stderr)
         return 130
-    for name in ("source_sha256", "rows_in", "bad_rows", "duplicates_removed", "most_copies_of_a_prompt", "rows"):
+    for name in ("source_sha256", "rows_in", "bad_rows", "duplicates_removed", "max_copies_of_a_prompt", "rows"):
         if name in record:
             print(f"{name:24} {record[name]}")
     print(f"wrote {args.out} and {args.out}.json")

@@ -14,6 +14,10 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from sam_core.files import write_json
+
+from llm_rl.errors import UserError
+
 TRIES = 5
 """Broken connections in a row, none of which brought a byte, before a download ends with an error."""
 TIMEOUT = 60
@@ -21,20 +25,18 @@ TIMEOUT = 60
 CHUNK = 1 << 20
 
 
-class FetchError(Exception):
-    """One sentence: what could not be downloaded, why, and what is left."""
-
-
 class _Broken(Exception):
     """The connection ended before the file did."""
 
 
 def fetch(url: str, path: Path, pause: float = 2.0) -> None:
-    """Download `url` to `path`, which appears whole or not at all; FetchError.
+    """Download `url` to `path`, completely or not at all; raise UserError.
 
-    The part that has arrived is kept in `<path>.part`, with the address and the server's name for this version of the
-    file in `<path>.part.json`. A later call goes on there; if the file has changed since, it begins anew. After a
-    broken connection it waits `pause` seconds and resumes by itself, TRIES times in a row without progress.
+    The part that has arrived stays in `<path>.part`, its address and the server's name for this version of the file in
+    `<path>.part.json`. A later call resumes there, or starts over if the file has changed. After a broken connection it
+    waits `pause` seconds and resumes, at most TRIES times in a row without progress.
+
+    No library does this: a source may be at any address. huggingface_hub downloads from its hub alone, pooch cannot resume.
     """
     part, record = (path.with_name(path.name + end) for end in (".part", ".part.json"))
     left = TRIES
@@ -47,16 +49,16 @@ def fetch(url: str, path: Path, pause: float = 2.0) -> None:
             return
         except urllib.error.HTTPError as error:
             if error.code < 500:
-                raise FetchError(f"{url} cannot be downloaded: HTTP {error.code} {error.reason}") from None
-            why = f"HTTP {error.code} {error.reason}"
+                raise UserError(f"{url} cannot be downloaded: HTTP {error.code} {error.reason}") from None
+            reason = f"HTTP {error.code} {error.reason}"
         except (_Broken, urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            why = str(getattr(error, "reason", error) or type(error).__name__)
+            reason = str(getattr(error, "reason", error) or type(error).__name__)
         size = part.stat().st_size if part.exists() else 0
         left = TRIES if size > before else left - 1
         if not left:
             kept = f"; the first {size} bytes are kept in {part}, so call again to go on" if size else ""
-            raise FetchError(f"{url} cannot be downloaded: {why}{kept}")
-        print(f"{why}; again in {pause:g} s", file=sys.stderr, flush=True)
+            raise UserError(f"{url} cannot be downloaded: {reason}{kept}")
+        print(f"{reason}; again in {pause:g} s", file=sys.stderr, flush=True)
         time.sleep(pause)
 
 
@@ -81,7 +83,7 @@ def _receive(url: str, part: Path, record: Path) -> None:
         # A weak tag names no bytes, so it cannot make sure that two parts belong together.
         tag = answer.headers["ETag"] or ""
         version = tag if tag and not tag.startswith("W/") else answer.headers["Last-Modified"]
-        _write_record(record, {"url": url, "version": version})
+        write_json(record, {"url": url, "version": version})
         show = _progress(total)
         with open(part, "r+b" if start else "wb") as file:
             file.seek(start)
@@ -94,7 +96,7 @@ def _receive(url: str, part: Path, record: Path) -> None:
 
 
 def _arrived(url: str, part: Path, record: Path) -> tuple[int, str]:
-    """Bytes of this very file that are there already, and the name of its version; 0 where that cannot be known."""
+    """Bytes of this version of the file in `part`, and the version; 0 if it cannot be known."""
     try:
         known = json.loads(record.read_text())
         if known["url"] == url and known["version"]:
@@ -104,14 +106,8 @@ def _arrived(url: str, part: Path, record: Path) -> tuple[int, str]:
     return 0, ""
 
 
-def _write_record(path: Path, data: dict) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(data))
-    os.replace(new, path)
-
-
 def _progress(total: int | None) -> Callable[[int], None]:
-    """A function that is told how many bytes are there and says so, on a terminal often, in a log now and then."""
+    """A function that prints the progress for a number of bytes: on a terminal twice a second, in a log every 10 s."""
     live = sys.stderr.isatty()
     begin, first, last = time.monotonic(), None, 0.0
 

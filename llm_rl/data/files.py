@@ -5,29 +5,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sam_core.files import replacing
+
+from llm_rl.errors import UserError
+
 Row = dict[str, Any]
 
 
-class DataError(Exception):
-    """One sentence: what is wrong, in which file and where, and what to do."""
-
-
 def rows(path: Path) -> Iterator[tuple[str, Row | str]]:
-    """Rows of a Parquet file, or of a file with one JSON object a line; DataError if it cannot be read.
+    """Rows of a Parquet file, or of a file with one JSON object a line; UserError if it cannot be read.
 
-    Yields (place, row); a line that is no JSON object gives (place, what is wrong with it).
+    Yields (place, row), or (place, what is wrong) for a line that is no JSON object.
     """
     try:
         with open(path, "rb") as file:
             parquet = file.read(4) == b"PAR1"
         yield from _parquet(path) if parquet else _lines(path)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
@@ -41,7 +40,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
                 number += 1
                 yield f"row {number}", row
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path} is no whole Parquet file: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path} is no whole Parquet file: {str(error).splitlines()[0]}") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Row | str]]:
@@ -57,7 +56,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Row | str]]:
 
 
 def write_parquet(path: Path, table: Iterable[Row]) -> None:
-    """Write rows in verl's schema to `path`, which appears whole or not at all."""
+    """Write rows in verl's schema to `path`, as a whole or not at all."""
     import pyarrow
     from pyarrow import parquet
 
@@ -71,22 +70,8 @@ def write_parquet(path: Path, table: Iterable[Row]) -> None:
             "extra_info": pyarrow.struct({"index": text}),
         }
     )
-    part = path.with_name(path.name + ".part")
-    try:
-        parquet.write_table(pyarrow.Table.from_pylist(list(table), schema), part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write `data` to `path`, which appears whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        parquet.write_table(pyarrow.Table.from_pylist(list(table), schema), temporary)
 
 
 def sha256(path: Path) -> str:

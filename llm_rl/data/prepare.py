@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from llm_rl.data import fetch, files, schemas
-from llm_rl.data.files import DataError, Row
+from sam_core.files import write_json
 
-SHOWN = 20
-"""Bad rows that are reported one by one; the others are counted."""
+from llm_rl.data import fetch, files, schemas
+from llm_rl.data.files import Row
+from llm_rl.errors import UserError
+
+MAX_REPORTED = 20
+"""Maximum number of bad rows that are reported one by one."""
 
 
 def convert(
@@ -21,8 +24,8 @@ def convert(
 ) -> tuple[list[Row], dict[str, Any]]:
     """Rows in verl's schema, the first of each prompt, and the counts of the record.
 
-    read: (place, row or what is wrong with it), as files.rows gives. A row whose prompt was there before with another
-    answer is bad. DataError, after all bad rows were reported on stderr, unless `skip_bad`; and where nothing is left.
+    read: (place, row or what is wrong with it), as from files.rows. A row that repeats a prompt with another answer is bad.
+    Bad rows are reported on stderr; they raise UserError unless `skip_bad`, and so does an empty result.
     """
     table: dict[str, tuple[str, Row]] = {}
     copies: dict[str, int] = {}
@@ -32,38 +35,38 @@ def convert(
         try:
             if isinstance(row, str):
                 raise schemas.RowError(row)
-            made = make(row, number)
-            prompt, answer = made["prompt"][0]["content"], made["reward_model"]["ground_truth"]
-            first, known = table.setdefault(prompt, (place, made))
+            converted = make(row, number)
+            prompt, answer = converted["prompt"][0]["content"], converted["reward_model"]["ground_truth"]
+            first, known = table.setdefault(prompt, (place, converted))
             if (other := known["reward_model"]["ground_truth"]) != answer:
                 raise schemas.RowError(f"has the prompt of {first} with another answer: {answer!r}, not {other!r}")
             copies[prompt] = copies.get(prompt, 0) + 1
         except schemas.RowError as error:
             bad.append(f"{place} {error}")
-    for sentence in bad[:SHOWN]:
+    for sentence in bad[:MAX_REPORTED]:
         print(f"bad row: {sentence}", file=sys.stderr)
-    if len(bad) > SHOWN:
-        print(f"... and {len(bad) - SHOWN} more bad rows", file=sys.stderr)
+    if len(bad) > MAX_REPORTED:
+        print(f"... and {len(bad) - MAX_REPORTED} more bad rows", file=sys.stderr)
     if bad and not skip_bad:
-        raise DataError(f"{len(bad)} of {number} rows are bad: mend the source, or leave them out by --skip-bad")
+        raise UserError(f"{len(bad)} of {number} rows are bad: mend the source, or leave them out by --skip-bad")
     if not table:
-        raise DataError("no row is left: is this the right file for this data set?")
+        raise UserError("no row is left: is this the right file for this data set?")
     counts = {
         "rows_in": number,
         "bad_rows": len(bad),
-        "first_bad_rows": bad[:SHOWN],
+        "first_bad_rows": bad[:MAX_REPORTED],
         "duplicates_removed": sum(copies.values()) - len(table),
-        "most_copies_of_a_prompt": max(copies.values()),
+        "max_copies_of_a_prompt": max(copies.values()),
         "rows": len(table),
     }
     return [row for _, row in table.values()], counts
 
 
 def prepare(name: str, source: str, out: Path, skip_bad: bool, expected: str | None) -> dict[str, Any]:
-    """Write `out` and its record `<out>.json`; returns the record. DataError, FetchError.
+    """Write `out` and its record `<out>.json`; returns the record. UserError.
 
-    A source with an address is downloaded to `<out>.source`, which stays until the data set is written, so that a
-    call after a bad row does not download again. `expected`: SHA-256 that the source must have, or None.
+    A URL is downloaded to `<out>.source`, which stays until the data set is written, so that a call after a bad row does
+    not download again. expected: SHA-256 that the source must have, or None.
     """
     downloaded = fetch.is_url(source)
     path = out.with_name(out.name + ".source") if downloaded else Path(source)
@@ -71,16 +74,16 @@ def prepare(name: str, source: str, out: Path, skip_bad: bool, expected: str | N
     origin = path.with_name(path.name + ".json")
     if downloaded and not (path.exists() and _read_url(origin) == source):
         fetch.fetch(source, path)
-        files.write_json(origin, {"url": source})
+        write_json(origin, {"url": source})
     if not path.is_file():
-        raise DataError(f"there is no file {path}: give --source a Parquet or JSON Lines file, or its http(s) address")
-    found = files.sha256(path)
-    if expected and found != expected.lower():
+        raise UserError(f"there is no file {path}: give --source a Parquet or JSON Lines file, or its http(s) address")
+    digest = files.sha256(path)
+    if expected and digest != expected.lower():
         if downloaded:
             path.unlink()
-        raise DataError(f"{source} has SHA-256 {found}, not {expected.lower()}: it is another version, or damaged")
+        raise UserError(f"{source} has SHA-256 {digest}, not {expected.lower()}: it is another version, or damaged")
     table, counts = convert(files.rows(path), schemas.SETS[name], skip_bad)
-    record = {"data_set": name, "source": source, "source_sha256": found, "source_bytes": path.stat().st_size}
+    record = {"data_set": name, "source": source, "source_sha256": digest, "source_bytes": path.stat().st_size}
     written = finish(out, table, record | counts)
     if downloaded:
         path.unlink()
@@ -89,7 +92,7 @@ def prepare(name: str, source: str, out: Path, skip_bad: bool, expected: str | N
 
 
 def prepare_sums(rows: int, seed: int, out: Path) -> dict[str, Any]:
-    """Sums of the kind that the tiny model has learnt, all different; returns the record."""
+    """Write different sums of the kind that the tiny model was trained on; returns the record."""
     from llm_rl.qwen3 import sums
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +107,7 @@ def finish(out: Path, table: list[Row], record: dict[str, Any]) -> dict[str, Any
     beside.unlink(missing_ok=True)
     files.write_parquet(out, table)
     record = record | {"file": out.name, "sha256": files.sha256(out)}
-    files.write_json(beside, record)
+    write_json(beside, record)
     return record
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public schemas of the data sets, and verl's, to which their rows are brought.
+"""Conversion of rows from the public schemas of the data sets to verl's.
 
 A row in verl's schema: data_source, prompt (chat messages), ability, reward_model {ground_truth, style}, extra_info
-{index}. Wordings around a problem are ours where the public file has the problem alone; the last line of an answer then
-says the result in the form that both verl's scorer for this data_source and llm_rl.evaluation.scores read.
+{index}. If the public file has the bare problem, the instructions are this module's: they ask for the result in the form that
+both verl's scorer for this data_source and llm_rl.evaluation.scores read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ STYLE = "rule"
 
 
 class RowError(ValueError):
-    """What is wrong with a row, as the end of a sentence that begins with its place."""
+    """A bad row. The message completes a sentence that begins with the row's place."""
 
 
 def text(row: Row, name: str) -> str:
-    """The field `name`, a string that is not empty; RowError."""
+    """The non-empty string in field `name`; raise RowError."""
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise RowError(f"has no text in {name!r}" if name in row else f"has no field {name!r}")
@@ -43,7 +43,7 @@ def verl_row(source: str, question: str, truth: str, index: str, style: str = ST
 
 
 def of_verl(row: Row, source: str) -> Row:
-    """A row that is in verl's schema, as the files of DAPO are: one message, its instructions around the problem."""
+    """A row that is in verl's schema already, as in the files of DAPO: one message with problem and instructions."""
     prompt, reward = row.get("prompt"), row.get("reward_model")
     if not isinstance(prompt, list) or len(prompt) != 1 or not isinstance(prompt[0], dict):
         raise RowError("has no list of one chat message in 'prompt'")
@@ -67,25 +67,25 @@ def dapo(row: Row, number: int) -> Row:
 
 
 def gsm8k(row: Row, number: int) -> Row:
-    found = re.findall(r"####\s*(.+?)\s*$", text(row, "answer"))
-    if not found:
+    results = re.findall(r"####\s*(.+?)\s*$", text(row, "answer"))
+    if not results:
         raise RowError("has an 'answer' without #### and the result at its end")
-    return verl_row("openai/gsm8k", f"{text(row, 'question')} {STEPS}", found[-1].replace(",", ""), str(number))
+    return verl_row("openai/gsm8k", f"{text(row, 'question')} {STEPS}", results[-1].replace(",", ""), str(number))
 
 
 def aime2024(row: Row, number: int) -> Row:
-    """DAPO's file, in verl's schema, each problem 32 times; or one with problem and answer, whatever their case."""
+    """A row of DAPO's file, in verl's schema; or of one with problem and answer, in upper or lower case."""
     if "reward_model" in row:
-        made = of_verl(row, "aime2024")
+        converted = of_verl(row, "aime2024")
     else:
         row = {name.lower(): value for name, value in row.items()}
         answer = row.get("answer")
         row["answer"] = str(answer) if isinstance(answer, int) else answer
         index = str(row.get("id") or number)
-        made = verl_row("aime2024", f"{text(row, 'problem')}\n\n{ANSWER}", text(row, "answer").strip(), index)
-    if not re.fullmatch(r"\d{1,3}", made["reward_model"]["ground_truth"]):
-        raise RowError(f"has the answer {made['reward_model']['ground_truth']!r}; an AIME answer is 0 to 999")
-    return made
+        converted = verl_row("aime2024", f"{text(row, 'problem')}\n\n{ANSWER}", text(row, "answer").strip(), index)
+    if not re.fullmatch(r"\d{1,3}", converted["reward_model"]["ground_truth"]):
+        raise RowError(f"has the answer {converted['reward_model']['ground_truth']!r}; an AIME answer is 0 to 999")
+    return converted
 
 
 def math500(row: Row, number: int) -> Row:
@@ -99,4 +99,4 @@ SETS: dict[str, Callable[[Row, int], Row]] = {
     "aime2024": aime2024,
     "math500": math500,
 }
-"""A function for each data set: a public row and its number, from 1, to a row in verl's schema; RowError."""
+"""By data set: a function from a public row and its number, from 1, to a row in verl's schema; it raises RowError."""

@@ -11,10 +11,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from llm_rl.data import files
+from sam_core.files import write_json
+
+from llm_rl.errors import UserError
 from llm_rl.evaluation import acceptance, generate
 from llm_rl.evaluation.compare import compare, table
-from llm_rl.evaluation.engine import EvaluationError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return args.work(args)
-    except EvaluationError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -45,14 +46,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def compare_runs(args: argparse.Namespace) -> int:
-    """0: no difference was seen; 1: pass@1 differs."""
-    found = compare(args.off, args.on)
-    print(table(found))
-    print(found["verdict"])
+    """Print the comparison; 0: no significant difference, 1: pass@1 differs."""
+    comparison = compare(args.off, args.on)
+    print(table(comparison))
+    print(comparison["verdict"])
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(args.out, found)
-    return int(found["differs"])
+        write_json(args.out, comparison)
+    return int(comparison["differs"])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens a step against the length of the answer so far, for several k: the article's section 1.3.
 
-Greedy answers; by default the article's drafts: the rule `oldest` over the request's own text, k of them wherever there
-are any. A step here is one pass over one request, after the first, which has only the prompt to draft from and belongs
-to its processing.
+Answers are greedy. By default drafts are the article's: rule `oldest` over the request's own text, k tokens wherever there is
+a match. A step is one pass over one request, excluding the first, which belongs to the processing of the prompt.
 """
 
 from __future__ import annotations
@@ -14,15 +13,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sam_core.files import write_json
+
 from llm_rl.data import files
+from llm_rl.errors import UserError
 from llm_rl.evaluation import questions
-from llm_rl.evaluation.engine import Engine, EvaluationError, add_arguments, device, json_object, prompt_ids, tokenizer
+from llm_rl.evaluation.engine import Engine, add_arguments, device, json_object, load_tokenizer, prompt_ids
 from llm_rl.evaluation.engine import settings as engine_settings
 
 FIRST_BIN = 64
 """Tokens; each further bin ends at twice the length."""
-LEAST_ANSWERS = 3
-"""Answers that must reach a bin for it to be drawn."""
+MIN_ANSWERS = 3
+"""Bins that fewer answers reach are not drawn."""
 
 
 def add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,34 +40,32 @@ def add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if min(args.k) < 1 or args.max_tokens < 2:
-        raise EvaluationError("--k must be at least 1, --max-tokens at least 2")
-    asked = questions.read(args.data, args.limit)
-    words = tokenizer(args.model)
-    prompts = [prompt_ids(words, question.messages, args.template) for question in asked]
+        raise UserError("--k must be at least 1, --max-tokens at least 2")
+    selected = questions.read(args.data, args.limit)
+    tokenizer = load_tokenizer(args.model)
+    prompts = [prompt_ids(tokenizer, question.messages, args.template) for question in selected]
     sampling = {"temperature": 0, "max_tokens": args.max_tokens, "detokenize": False}
     sam = {"rule": args.rule, "sources": ["request"], "threshold": args.batch, "min_prob": 0}
     engine_args = {"max_model_len": max(map(len, prompts)) + args.max_tokens, **engine_settings(args)}
     sweep = []
     for k in sorted(set(args.k)):
-        print(f"k = {k}: {len(asked)} answers", flush=True)
+        print(f"k = {k}: {len(selected)} answers", flush=True)
         with Engine(engine_args, k, sam) as engine:
             steps = [answer.steps for _, answer in engine.answers([(prompt, sampling) for prompt in prompts])]
             counted = engine.counted()
         if not counted["accepted"]:
-            raise EvaluationError(
-                f"no draft was accepted with k = {k} ({counted['drafted']} verified): nothing to show"
-            )
+            raise UserError(f"no draft was accepted with k = {k} ({counted['drafted']} verified): nothing to measure")
         sweep.append({"k": k, **counted, **by_length(steps)})
-    made = {
+    result = {
         "model": args.model,
         "data": args.data.name,
         "data_sha256": files.sha256(args.data),
-        "questions": len(asked),
+        "questions": len(selected),
     }
-    made |= {"sam": sam, "engine": engine_args, "max_tokens": args.max_tokens, "device": device(), "sweep": sweep}
+    result |= {"sam": sam, "engine": engine_args, "max_tokens": args.max_tokens, "device": device(), "sweep": sweep}
     args.out.mkdir(parents=True, exist_ok=True)
-    files.write_json(args.out / "acceptance.json", made)
-    draw(args.out / "acceptance.png", made)
+    write_json(args.out / "acceptance.json", result)
+    draw(args.out / "acceptance.png", result)
     print(table(sweep))
     print(f"wrote {args.out}/acceptance.json and acceptance.png")
     return 0
@@ -74,32 +74,32 @@ def run(args: argparse.Namespace) -> int:
 def by_length(answers: Iterable[list[int]]) -> dict[str, Any]:
     """Tokens a step over all answers, and by the tokens that an answer had before the step.
 
-    answers: tokens that each step of an answer yielded, the first step included.
+    answers: of each answer, the tokens of each step, the first step included.
     Returns tokens_per_step, steps, and bins: from, to, answers, steps, tokens, tokens_per_step, and its standard error
     over answers (None for one), as that of a ratio of sums.
     """
     bins: dict[int, list[list[int]]] = {}
     for steps in answers:
-        at, own = steps[0] if steps else 0, {}
+        at, counts = steps[0] if steps else 0, {}
         for tokens in steps[1:]:
             place = max(0, math.ceil(math.log2((at + 1) / FIRST_BIN)))
-            count = own.setdefault(place, [0, 0])
+            count = counts.setdefault(place, [0, 0])
             count[0] += 1
             count[1] += tokens
             at += tokens
-        for place, count in own.items():
+        for place, count in counts.items():
             bins.setdefault(place, []).append(count)
-    made = []
+    rows = []
     for place, counts in sorted(bins.items()):
         steps, tokens = (sum(column) for column in zip(*counts))
         rate, number = tokens / steps, len(counts)
-        spread = sum((own - rate * count) ** 2 for count, own in counts)
+        spread = sum((gained - rate * count) ** 2 for count, gained in counts)
         error = math.sqrt(spread * number / (number - 1)) / steps if number > 1 else None
         begin, end = FIRST_BIN * 2 ** (place - 1) if place else 0, FIRST_BIN * 2**place
-        made.append({"from": int(begin), "to": end, "answers": number, "steps": steps, "tokens": tokens})
-        made[-1] |= {"tokens_per_step": rate, "standard_error": error}
-    steps, tokens = (sum(row[name] for row in made) for name in ("steps", "tokens"))
-    return {"tokens_per_step": tokens / steps if steps else None, "steps": steps, "bins": made}
+        rows.append({"from": int(begin), "to": end, "answers": number, "steps": steps, "tokens": tokens})
+        rows[-1] |= {"tokens_per_step": rate, "standard_error": error}
+    steps, tokens = (sum(row[name] for row in rows) for name in ("steps", "tokens"))
+    return {"tokens_per_step": tokens / steps if steps else None, "steps": steps, "bins": rows}
 
 
 def table(sweep: list[dict[str, Any]]) -> str:
@@ -116,7 +116,7 @@ def table(sweep: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(path: Path, made: dict[str, Any]) -> None:
+def draw(path: Path, result: dict[str, Any]) -> None:
     """Write the picture: tokens a step against length with a line a k, and against k."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -125,9 +125,9 @@ def draw(path: Path, made: dict[str, Any]) -> None:
     figure = Figure(figsize=(12, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     lengths, sweep = figure.subplots(1, 2, width_ratios=(3, 2))
-    colours = colormaps["viridis"].resampled(len(made["sweep"]) + 1)
-    for number, one in enumerate(made["sweep"]):
-        rows = [row for row in one["bins"] if row["answers"] >= LEAST_ANSWERS] or one["bins"]
+    colours = colormaps["viridis"].resampled(len(result["sweep"]) + 1)
+    for number, one in enumerate(result["sweep"]):
+        rows = [row for row in one["bins"] if row["answers"] >= MIN_ANSWERS] or one["bins"]
         lengths.errorbar(
             [row["to"] for row in rows],
             [row["tokens_per_step"] for row in rows],
@@ -145,9 +145,12 @@ def draw(path: Path, made: dict[str, Any]) -> None:
     lengths.set_title("Against length (bars: 95 % over answers)")
     lengths.legend(frameon=False, ncols=2)
     sweep.plot(
-        [one["k"] for one in made["sweep"]], [one["tokens_per_step"] for one in made["sweep"]], "o-", color="#d1495b"
+        [one["k"] for one in result["sweep"]],
+        [one["tokens_per_step"] for one in result["sweep"]],
+        "o-",
+        color="#d1495b",
     )
-    for one in made["sweep"]:
+    for one in result["sweep"]:
         sweep.annotate(
             f"{one['tokens_per_step']:.2f}",
             (one["k"], one["tokens_per_step"]),
@@ -156,14 +159,16 @@ def draw(path: Path, made: dict[str, Any]) -> None:
             ha="center",
             fontsize=9,
         )
-    sweep.set_xticks([one["k"] for one in made["sweep"]])
-    sweep.set_xlabel("k, tokens drafted at most")
+    sweep.set_xticks([one["k"] for one in result["sweep"]])
+    sweep.set_xlabel("k, maximum tokens of a draft")
     sweep.set_title("All lengths together")
     for axes in (lengths, sweep):
         axes.axhline(1, color="#7a7a7a", linewidth=1, linestyle=":")
         axes.set_ylabel("tokens a step and request")
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.15)
-    name = Path(made["model"]).name
-    figure.suptitle(f"{name} on {made['data']}, {made['questions']} questions, greedy, rule {made['sam']['rule']}")
+    name = Path(result["model"]).name
+    figure.suptitle(
+        f"{name} on {result['data']}, {result['questions']} questions, greedy, rule {result['sam']['rule']}"
+    )
     figure.savefig(path, format="png")

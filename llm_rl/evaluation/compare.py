@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the answers of two runs, SAM off and on: pass@1 of each, their difference, and what it can be told from."""
+"""Compare the answers of two runs, SAM off and on: pass@1 of each, their difference with an interval, and a paired test."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from llm_rl.errors import UserError
 from llm_rl.evaluation import generate, statistics
-from llm_rl.evaluation.engine import EvaluationError
 
 SAME = (
     "data_sha256",
@@ -22,36 +22,36 @@ SAME = (
     "max_tokens",
     "template",
 )
-"""What both runs must have in common."""
+"""Settings that must be the same in both runs."""
 LEVEL = 1 - statistics.CONFIDENCE
 POWER = 2.8
-"""Standard errors of a difference that a test at LEVEL sees in four of five cases: 1.96 + 0.84."""
+"""A test at LEVEL detects a difference of this many standard errors in four of five cases: 1.96 + 0.84."""
 
 
 def compare(off: Path, on: Path) -> dict[str, Any]:
-    """What two files of results have in common and what not; EvaluationError where they cannot be compared."""
+    """The comparison of two files of results, as written by --out; UserError if they cannot be compared."""
     (head_off, rows_off), (head_on, rows_on) = generate.read(off), generate.read(on)
-    for path, head, rows, wanted in ((off, head_off, rows_off, "off"), (on, head_on, rows_on, "batch")):
-        if head["sam"] != wanted:
-            raise EvaluationError(f"{path} was made with --sam {head['sam']}; name the run that is off first")
+    for path, head, rows, expected in ((off, head_off, rows_off, "off"), (on, head_on, rows_on, "batch")):
+        if head["sam"] != expected:
+            raise UserError(f"{path} was made with --sam {head['sam']}; name the run that is off first")
         if len(rows) < head["questions"]:
-            raise EvaluationError(
+            raise UserError(
                 f"{path} has {len(rows)} of {head['questions']} questions: call `run` again, which goes on with it"
             )
     if other := [name for name in SAME if head_off.get(name) != head_on.get(name)]:
-        raise EvaluationError(f"the runs differ in {', '.join(other)}: run both arms with the same settings")
+        raise UserError(f"the runs differ in {', '.join(other)}: run both arms with the same settings")
     if rows_off.keys() != rows_on.keys():
-        raise EvaluationError("the runs asked different questions: run both arms with the same --limit")
+        raise UserError("the runs asked different questions: run both arms with the same --limit")
     speculation = {name: sum(row[name] for row in rows_on.values()) for name in ("drafted", "accepted")}
     if not speculation["accepted"]:
-        raise EvaluationError(f"{on}: no draft was accepted in it, so it says nothing about speculation")
+        raise UserError(f"{on}: no draft was accepted, so this run says nothing about speculation")
     if sum(row["drafted"] for row in rows_off.values()):
-        raise EvaluationError(f"{off}: drafts were verified in it, though it was to be off")
+        raise UserError(f"{off}: drafts were verified, although this run has SAM off")
     n, keys = head_off["n"], list(rows_off)
     right = {name: [generate.right_answers(rows[key]) for key in keys] for name, rows in _arms(rows_off, rows_on)}
     answers = {name: [a for key in keys for a in rows[key]["answers"]] for name, rows in _arms(rows_off, rows_on)}
     tokens = {name: sum(a["tokens"] for a in answers[name]) / len(answers[name]) for name in answers}
-    found = {
+    comparison = {
         "questions": len(keys),
         "answers_to_each": n,
         "temperature": head_off["temperature"],
@@ -65,47 +65,45 @@ def compare(off: Path, on: Path) -> dict[str, Any]:
         "sam": {"k": head_on["k"], **head_on["sam_options"]},
         **speculation,
     }
-    return found | {"verdict": verdict(found), "differs": found["p_value"] < LEVEL}
+    return comparison | {"verdict": verdict(comparison), "differs": comparison["p_value"] < LEVEL}
 
 
 def _arms(off: Any, on: Any):
     return ("off", off), ("on", on)
 
 
-def verdict(found: dict[str, Any]) -> str:
-    """The comparison in words, with what it cannot exclude."""
-    gap, answers = found["difference"], found["questions"] * found["answers_to_each"]
-    if found["equal_answers"] == answers:
+def verdict(comparison: dict[str, Any]) -> str:
+    """The comparison as a sentence, with the differences that it cannot exclude."""
+    difference, answers = comparison["difference"], comparison["questions"] * comparison["answers_to_each"]
+    if comparison["equal_answers"] == answers:
         return f"All {answers} answers are equal token for token, so speculation changed nothing here."
-    interval = f"{100 * gap['low']:+.1f} to {100 * gap['high']:+.1f} points"
+    interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f} points"
     sure = f"{statistics.CONFIDENCE:.0%}"
-    if found["p_value"] < LEVEL:
+    if comparison["p_value"] < LEVEL:
         return (
-            f"pass@1 differs: {100 * gap['value']:+.1f} points with SAM on ({sure} interval {interval}, p = "
-            f"{found['p_value']:.2g}). One in {1 / LEVEL:.0f} equal pairs looks so by chance: repeat it with another --seed."
+            f"pass@1 differs: {100 * difference['value']:+.1f} points with SAM on ({sure} interval {interval}, p = "
+            f"{comparison['p_value']:.2g}). One in {1 / LEVEL:.0f} pairs of equal arms looks like this by chance: repeat it with another --seed."
         )
-    text = f"No difference was seen: {100 * gap['value']:+.1f} points with SAM on, p = {found['p_value']:.2g}; "
+    text = f"No difference was seen: {100 * difference['value']:+.1f} points with SAM on, p = {comparison['p_value']:.2g}; "
     text += f"what the {sure} interval leaves possible is {interval}."
-    if gap["standard_error"]:
-        text += (
-            f" A difference of {100 * POWER * gap['standard_error']:.1f} points would have been seen in 4 of 5 cases."
-        )
+    if difference["standard_error"]:
+        text += f" A difference of {100 * POWER * difference['standard_error']:.1f} points would have been seen in 4 of 5 cases."
     return text
 
 
-def table(found: dict[str, Any]) -> str:
+def table(comparison: dict[str, Any]) -> str:
     """The figures as a Markdown table."""
     lines = ["| | SAM off | SAM on |", "|---|---:|---:|"]
 
     def row(name: str, *cells: str) -> None:
         lines.append(f"| {name} | {' | '.join(cells)} |")
 
-    arms = found["off"], found["on"]
+    arms = comparison["off"], comparison["on"]
     row("pass@1", *(f"{arm['value']:.1%}" for arm in arms))
     row(f"{statistics.CONFIDENCE:.0%} interval", *(f"{arm['low']:.1%} to {arm['high']:.1%}" for arm in arms))
-    row("mean answer, tokens", *(f"{found['mean_tokens'][name]:.1f}" for name in ("off", "on")))
-    row("answers cut off", *(str(found["cut_off"][name]) for name in ("off", "on")))
-    row("draft tokens accepted / verified", "-", f"{found['accepted']:,} / {found['drafted']:,}")
-    answers = found["questions"] * found["answers_to_each"]
-    row("answers equal token for token", "", f"{found['equal_answers']} of {answers}")
+    row("mean answer, tokens", *(f"{comparison['mean_tokens'][name]:.1f}" for name in ("off", "on")))
+    row("answers cut off", *(str(comparison["cut_off"][name]) for name in ("off", "on")))
+    row("draft tokens accepted / verified", "-", f"{comparison['accepted']:,} / {comparison['drafted']:,}")
+    answers = comparison["questions"] * comparison["answers_to_each"]
+    row("answers equal token for token", "", f"{comparison['equal_answers']} of {answers}")
     return "\n".join(lines)

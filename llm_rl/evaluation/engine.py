@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine of the patched vLLM as the accuracy checks use it: requests in, finished answers out, drafts counted."""
+"""An engine of the patched vLLM for the accuracy checks: requests in, finished answers out, drafts counted."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llm_rl.errors import UserError
+
 COUNTERS = {"vllm:spec_decode_num_draft_tokens": "drafted", "vllm:spec_decode_num_accepted_tokens": "accepted"}
-
-
-class EvaluationError(Exception):
-    """Why a check cannot be made or shows nothing, in one sentence."""
 
 
 @dataclass
 class Answer:
-    """An answer: token ids, their log-probabilities where asked for, text, and why it ended.
+    """An answer: token ids, their log-probabilities if requested, text, and the reason of its end.
 
-    steps: tokens that each engine step gave it; finish: None while it is generated.
+    steps: tokens from each engine step; finish: None while it is generated.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -33,11 +31,11 @@ class Answer:
 
 
 class Engine:
-    """vLLM's LLMEngine in a process of its own, which leaving the `with` block ends.
+    """vLLM's LLMEngine in a separate process, which ends with the `with` block.
 
     settings: arguments of EngineArgs; k: drafted tokens a step, 0: no speculation; sam: options of
-    speculative_config.sam. `sam["verify"]` counts without speculation too: both arms then sample by seed and position.
-    Raises EvaluationError where the engine does not start.
+    speculative_config.sam. `sam["verify"]` applies without speculation too: both arms then sample by seed and position.
+    Raises UserError if the engine does not start.
     """
 
     def __init__(self, settings: Mapping[str, Any], k: int, sam: Mapping[str, Any]) -> None:
@@ -56,7 +54,7 @@ class Engine:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**settings))
         except (TypeError, ValueError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())
-            raise EvaluationError(f"the engine did not start: {reason}") from error
+            raise UserError(f"the engine did not start: {reason}") from error
         self._requests = 0
         self._before = self._totals()
 
@@ -67,10 +65,10 @@ class Engine:
         self._engine.engine_core.shutdown()
 
     def answers(self, requests: list[tuple[list[int], dict[str, Any]]]) -> Iterator[tuple[int, Answer]]:
-        """Generate answers to all requests, as many at a time as the engine runs.
+        """Generate answers to all requests, batched by the engine.
 
         requests: (token ids of the prompt, arguments of SamplingParams) of each.
-        Yields (number of the request, Answer) in the order in which they end; EvaluationError if the engine dies.
+        Yields (index of the request, Answer) as answers end; raises UserError if the engine dies.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -99,7 +97,7 @@ class Engine:
                         yield numbers[output.request_id], going.pop(output.request_id)
         except EngineDeadError:
             going.clear()
-            raise EvaluationError("the engine died: its own messages above say of what") from None
+            raise UserError("the engine died: see its messages above") from None
         finally:
             if going:  # the caller has stopped early
                 self._engine.abort_request(list(going))
@@ -111,11 +109,11 @@ class Engine:
 
     def drafter(self) -> dict[str, Any]:
         """The proposer's counters (sam_core.proposer.SamProposer.stats) since the engine's start."""
-        return next(found for found in self._engine.collective_rpc("sam_stats") if found)
+        return next(stats for stats in self._engine.collective_rpc("sam_stats") if stats)
 
     def _totals(self) -> dict[str, int]:
-        found = {metric.name: int(metric.value) for metric in self._engine.get_metrics() if metric.name in COUNTERS}
-        return {short: found.get(name, 0) for name, short in COUNTERS.items()}
+        values = {metric.name: int(metric.value) for metric in self._engine.get_metrics() if metric.name in COUNTERS}
+        return {short: values.get(name, 0) for name, short in COUNTERS.items()}
 
 
 def device() -> str:
@@ -126,7 +124,7 @@ def device() -> str:
 
 
 def default_dtype() -> str:
-    """bfloat16; float32, and a line that says so, on a CPU without instructions for bfloat16, where that is 30 times as slow."""
+    """bfloat16; float32 on a CPU without instructions for bfloat16, where that would be 30 times as slow."""
     import torch
 
     if torch.accelerator.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -136,7 +134,7 @@ def default_dtype() -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that all checks share; `settings` reads them."""
+    """Add the arguments that all checks share; `settings` reads them."""
     parser.add_argument("--model", required=True, help="folder of the model")
     parser.add_argument(
         "--tensor-parallel", "--tp", type=int, default=1, help="tensor parallel ranks of the engine (default 1)"
@@ -148,13 +146,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of EngineArgs."""
-    made = {
+    arguments = {
         "model": args.model,
         "tensor_parallel_size": args.tensor_parallel,
         "dtype": args.dtype or default_dtype(),
         "max_num_seqs": args.batch,
     }
-    return made | args.engine
+    return arguments | args.engine
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -164,13 +162,13 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def tokenizer(model: str) -> Any:
+def load_tokenizer(model: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise EvaluationError(f"{model} has no tokenizer: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{model} has no tokenizer: {str(error).splitlines()[0]}") from None
 
 
 def prompt_ids(tokenizer: Any, messages: list[dict[str, str]], template: Mapping[str, Any]) -> list[int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate answers to the questions of a data set with SAM off or on, into a file that an interrupted call goes on with."""
+"""Generate answers to the questions of a data set with SAM off or on; a call that was interrupted can be repeated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from llm_rl.data import files
+from llm_rl.errors import UserError
 from llm_rl.evaluation import questions, scores
-from llm_rl.evaluation.engine import Engine, EvaluationError, add_arguments, device, json_object, prompt_ids, tokenizer
+from llm_rl.evaluation.engine import Engine, add_arguments, device, json_object, load_tokenizer, prompt_ids
 from llm_rl.evaluation.engine import settings as engine_settings
 from llm_rl.evaluation.questions import Question
 
@@ -46,17 +47,17 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer what `args.out` lacks; 0, or 1 where a run with speculation had no draft accepted. EvaluationError."""
-    least = {"n": 1, "batch": 1, "k": 1, "max_tokens": 1, "threshold": 1, "limit": 1, "temperature": 0}
-    for name, lowest in least.items():
-        if (value := getattr(args, name)) is not None and value < lowest:
-            raise EvaluationError(f"--{name.replace('_', '-')} must be at least {lowest}, got {value}")
-    asked = questions.read(args.data, args.limit)
-    header = describe(args, len(asked))
+    """Answer the questions that `args.out` lacks; 1 if a run with speculation had no draft accepted, else 0."""
+    minimums = {"n": 1, "batch": 1, "k": 1, "max_tokens": 1, "threshold": 1, "limit": 1, "temperature": 0}
+    for name, minimum in minimums.items():
+        if (value := getattr(args, name)) is not None and value < minimum:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {minimum}, got {value}")
+    selected = questions.read(args.data, args.limit)
+    header = describe(args, len(selected))
     with _results(args.out, header) as (file, done):
-        left = [(number, question) for number, question in enumerate(asked) if question.key not in done]
+        left = [(number, question) for number, question in enumerate(selected) if question.key not in done]
         if done:
-            print(f"{len(done)} of {len(asked)} questions are answered in {args.out}; going on", flush=True)
+            print(f"{len(done)} of {len(selected)} questions are answered in {args.out}; going on", flush=True)
         if left:
             for row in _answer(left, args, header):
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
-    """The first line of a file of results: what made it. A call with other settings does not go on with the file."""
+    """The first line of a file of results: its settings. A call with other settings refuses the file."""
     import vllm
 
     sam = {"rule": args.rule, "threshold": args.threshold or args.batch, "verify": args.verify}
@@ -100,23 +101,23 @@ def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
-    """The file of results, open to append rows, and the rows that are whole; EvaluationError where it is another's."""
+    """The file of results, open to append rows, and its complete rows; UserError if it has other settings."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab+")  # noqa: SIM115
     except OSError as error:
-        raise EvaluationError(f"{path} cannot be written: {error.strerror}") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise EvaluationError(f"{path} is being written by another call: wait for it") from None
+            raise UserError(f"{path} is being written by another call: wait for it") from None
         file.seek(0)
         content = file.read()
         whole = content.rpartition(b"\n")[0]
         if not whole:
             if not BEGINNING.startswith(content[: len(BEGINNING)]):
-                raise EvaluationError(f"{path} is another file, not one of results: name a new one")
+                raise UserError(f"{path} is another file, not one of results: name a new one")
             file.truncate(0)
             file.write(json.dumps(header, ensure_ascii=False).encode() + b"\n")
             file.flush()
@@ -125,19 +126,19 @@ def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dic
         known, rows = read(path)
         if other := sorted(name for name in {*known, *header} if known.get(name) != header.get(name)):
             changes = "; ".join(f"{name} {known.get(name)!r} there, {header.get(name)!r} now" for name in other)
-            raise EvaluationError(f"{path} was begun with other settings ({changes}): name a new file")
+            raise UserError(f"{path} was begun with other settings ({changes}): name a new file")
         file.truncate(len(whole) + 1)
         yield file, rows
 
 
 def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: dict[str, Any]) -> Iterator[dict]:
-    """A row of results for each question, when all answers to it are there."""
+    """A row of results for each question, as soon as all its answers have ended."""
     from sam_core.seeds import request_seed
 
-    words = tokenizer(args.model)
-    prompts = [prompt_ids(words, question.messages, args.template) for _, question in left]
+    tokenizer = load_tokenizer(args.model)
+    prompts = [prompt_ids(tokenizer, question.messages, args.template) for _, question in left]
     sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
-    # A seed of its own costs a request much time in mode rejection, and on a CPU vLLM 0.23 dies of it in chunked prefill.
+    # In mode rejection a seed for each request is slow, and on a CPU it ends vLLM 0.23 in chunked prefill.
     seeded = args.verify == "seeded"
     requests = [
         (prompt, sampling | ({"seed": request_seed(args.seed, 0, number, sibling)} if seeded else {}))
@@ -146,49 +147,49 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
     ]
     settings = {
         "max_model_len": max(map(len, prompts)) + args.max_tokens,
-        "seed": request_seed(args.seed, 0, len(left), 0) % 2**31,  # no numbers twice in a run that goes on
+        "seed": request_seed(args.seed, 0, len(left), 0) % 2**31,  # a run that goes on must not repeat random numbers
         **header["engine"],
     }
-    found: list[list] = [[None] * args.n for _ in left]
+    collected: list[list] = [[None] * args.n for _ in left]
     before = {"drafted": 0, "accepted": 0}
-    ended, said = 0, time.monotonic()
+    ended, reported = 0, time.monotonic()
     with Engine(settings, header["k"], header["sam_options"]) as engine:
         for request, answer in engine.answers(requests):
             place, sibling = divmod(request, args.n)
-            found[place][sibling] = {
+            collected[place][sibling] = {
                 "text": answer.text,
                 "tokens": len(answer.tokens),
                 "hash": hashlib.blake2b(repr(answer.tokens).encode(), digest_size=8).hexdigest(),
                 "finish": answer.finish,
             }
             ended += 1
-            if time.monotonic() - said > 10 or ended == len(requests):
-                said = time.monotonic()
+            if time.monotonic() - reported > 10 or ended == len(requests):
+                reported = time.monotonic()
                 print(f"{ended} of {len(requests)} answers", flush=True)
-            if all(found[place]):
+            if all(collected[place]):
                 now = engine.counted()
                 question = left[place][1]
                 yield {
                     "key": question.key,
                     "data_source": question.data_source,
                     "truth": question.truth,
-                    "answers": found[place],
+                    "answers": collected[place],
                     **{name: now[name] - before[name] for name in now},
                 }
-                before, found[place] = now, []
+                before, collected[place] = now, []
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The header of a file of results and its rows by the question's key; EvaluationError. A torn last line is left out."""
+    """The header of a file of results and its rows by the question's key; UserError. An incomplete last line is ignored."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
         header, *rows = map(json.loads, lines)
         assert header["questions"] and isinstance(header["n"], int)
         return header, {row["key"]: row for row in rows if len(row["answers"]) == header["n"]}
     except OSError as error:
-        raise EvaluationError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AssertionError):
-        raise EvaluationError(f"{path} is no file of results of `python -m llm_rl.evaluation run`") from None
+        raise UserError(f"{path} is no file of results of `python -m llm_rl.evaluation run`") from None
 
 
 def right_answers(row: dict[str, Any]) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_rl.data import files
+from llm_rl.errors import UserError
 from llm_rl.evaluation import scores
-from llm_rl.evaluation.engine import EvaluationError
 
 
 @dataclass(frozen=True)
@@ -23,29 +23,22 @@ class Question:
 
 
 def read(path: Path, limit: int | None = None) -> list[Question]:
-    """The first `limit` questions of a Parquet or JSON Lines file; all without it. EvaluationError."""
+    """The first `limit` questions of a Parquet or JSON Lines file; all without it. UserError."""
     questions: dict[str, Question] = {}
-    try:
-        for place, row in files.rows(path):
-            if limit is not None and len(questions) >= limit:
-                break
-            try:
-                source, messages, truth = row["data_source"], row["prompt"], row["reward_model"]["ground_truth"]
-                scores.result(source, "")
-                named = repr(([(m["role"], m["content"]) for m in messages], truth))
-            except (KeyError, TypeError, ValueError) as error:
-                why = (
-                    error
-                    if isinstance(error, ValueError)
-                    else "not in verl's schema; `python -m llm_rl.data` writes it"
-                )
-                raise EvaluationError(f"{path}, {place}: {why}") from None
-            key = hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
-            if key in questions:
-                raise EvaluationError(f"{path}, {place}, repeats a question: prepare it by `python -m llm_rl.data`")
-            questions[key] = Question(key, source, messages, truth)
-    except files.DataError as error:
-        raise EvaluationError(str(error)) from None
+    for place, row in files.rows(path):
+        if limit is not None and len(questions) >= limit:
+            break
+        try:
+            source, messages, truth = row["data_source"], row["prompt"], row["reward_model"]["ground_truth"]
+            scores.result(source, "")
+            named = repr(([(m["role"], m["content"]) for m in messages], truth))
+        except (KeyError, TypeError, ValueError) as error:
+            of_schema = "not in verl's schema; `python -m llm_rl.data` writes it"
+            raise UserError(f"{path}, {place}: {error if isinstance(error, ValueError) else of_schema}") from None
+        key = hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
+        if key in questions:
+            raise UserError(f"{path}, {place}, repeats a question: prepare it by `python -m llm_rl.data`")
+        questions[key] = Question(key, source, messages, truth)
     if not questions:
-        raise EvaluationError(f"{path} has no questions")
+        raise UserError(f"{path} has no questions")
     return list(questions.values())

@@ -4,7 +4,7 @@
 Rewards in training are verl's, and verl's differ between its releases: `math_dapo` of 0.9.1 falls back to \\boxed{},
 that of 0.6.1 does not, and both look at the last 300 characters only.
 
-The result of an answer is what stands behind the last mark that its data set asks for ("####" in GSM8K, \\boxed{} in
+The result of an answer is what follows the last mark that its data set asks for ("####" in GSM8K, \\boxed{} in
 MATH-500, "Answer:" in AIME, DAPO and sums); without that mark, in the last \\boxed{}. Only what follows the last
 </think> counts. Two results are equal if they are the same number, exactly, or the same text after LaTeX's ways to write
 one thing differently are brought to one.
@@ -20,16 +20,16 @@ NUMBER = r"-?(?:\d+(?:\.\d*)?|\.\d+)"
 
 def score(data_source: str, answer: str, truth: str) -> bool:
     """Whether `answer` gives the result `truth`. ValueError: it is not known how this data source marks results."""
-    found = result(data_source, answer)
-    return found is not None and equal(found, truth)
+    given = result(data_source, answer)
+    return given is not None and equal(given, truth)
 
 
 def result(data_source: str, answer: str) -> str | None:
     """The result that an answer gives, as written; None if it gives none. ValueError as in `score`."""
     read = _reader(data_source)
     text = answer.rpartition("</think>")[2]
-    found = read(text)
-    return _boxed(text) if found is None else found
+    marked = read(text)
+    return _boxed(text) if marked is None else marked
 
 
 def _reader(data_source: str):
@@ -44,14 +44,14 @@ def _reader(data_source: str):
 
 
 def _hashes(text: str) -> str | None:
-    """The first number behind the last ####: words may follow it, results in GSM8K are numbers."""
-    found = re.findall(r"####[^\n\d-]*(-?[^\n\d-]*\d[\d,]*(?:\.\d+)?)", text)
-    return re.sub(r"[^\d.,-]", "", found[-1]) if found else None
+    """The first number after the last ####: words may follow it, results in GSM8K are numbers."""
+    matches = re.findall(r"####[^\n\d-]*(-?[^\n\d-]*\d[\d,]*(?:\.\d+)?)", text)
+    return re.sub(r"[^\d.,-]", "", matches[-1]) if matches else None
 
 
 def _answer_line(text: str) -> str | None:
-    found = re.findall(r"\banswer[ \t*]*:[ \t*]*([^\n]+)", text, re.IGNORECASE)
-    return _unbox(found[-1]) if found else None
+    matches = re.findall(r"\banswer[ \t*]*:[ \t*]*([^\n]+)", text, re.IGNORECASE)
+    return _unbox(matches[-1]) if matches else None
 
 
 def _boxed(text: str) -> str | None:
@@ -104,7 +104,7 @@ def normal(text: str) -> str:
 
 
 def _words(match: re.Match) -> str:
-    """Words behind a number are its unit and go; those that stand alone are the result."""
+    """Words after a number are its unit and are dropped; words alone are the result."""
     return match[1] if not re.search(r"[\d}]\s*$", match.string[: match.start()]) else " "
 
 
@@ -112,13 +112,13 @@ def number(text: str) -> Fraction | None:
     """The value of a normalised number: whole, decimal, a/b, \\frac{a}{b}, or a whole number and a fraction."""
     if re.fullmatch(NUMBER, text):
         return Fraction(text)
-    if found := re.fullmatch(rf"({NUMBER})/({NUMBER})", text):
-        return _ratio(found[1], found[2])
-    if found := re.fullmatch(rf"(-?)(\d*)\\frac\{{({NUMBER})\}}\{{({NUMBER})\}}", text):
-        value = _ratio(found[3], found[4])
-        if value is None or (found[2] and value < 0):
+    if match := re.fullmatch(rf"({NUMBER})/({NUMBER})", text):
+        return _ratio(match[1], match[2])
+    if match := re.fullmatch(rf"(-?)(\d*)\\frac\{{({NUMBER})\}}\{{({NUMBER})\}}", text):
+        value = _ratio(match[3], match[4])
+        if value is None or (match[2] and value < 0):
             return None
-        return (Fraction(found[2] or 0) + value) * (-1 if found[1] else 1)
+        return (Fraction(match[2] or 0) + value) * (-1 if match[1] else 1)
     return None
 
 

@@ -27,11 +27,11 @@ def rng_for(seed, purpose):
 
 def problems(count, rng, long_share=LONG_SHARE):
     """`count` different tuples of terms, `long_share` of them long."""
-    found = {}
-    while len(found) < count:
+    chosen = {}
+    while len(chosen) < count:
         lengths = LONG_TERMS if rng.random() < long_share else SHORT_TERMS
-        found[tuple(rng.randint(10, 99) for _ in range(rng.choice(lengths)))] = None
-    return list(found)
+        chosen[tuple(rng.randint(10, 99) for _ in range(rng.choice(lengths)))] = None
+    return list(chosen)
 
 
 def question(terms):
@@ -57,8 +57,8 @@ def row(index, terms):
 
 def correct(answer, terms):
     """Whether the last "Answer:" in the last 300 characters gives the sum, as verl's math_dapo scorer decides."""
-    found = re.findall(r"Answer\s*:\s*([^\n]+)", answer[-300:], re.IGNORECASE)
-    return bool(found) and found[-1].strip() == str(sum(terms))
+    results = re.findall(r"Answer\s*:\s*([^\n]+)", answer[-300:], re.IGNORECASE)
+    return bool(results) and results[-1].strip() == str(sum(terms))
 
 
 def solution(terms, rng, checked=True):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny Qwen3 that runs the whole loop on any machine, with its tokenizer and its data; and the command that made it.
+"""The tiny Qwen3 that runs the whole loop on any machine, with its tokenizer and data; and the command that trains it.
 
     python -m llm_rl.qwen3.tiny_model --out DIR [--seed 0]
 
 FOLDER holds the trained model as the repository ships it: a Hugging Face model folder (Qwen3ForCausalLM, float32, half a
 million parameters, byte-level BPE tokenizer), train.parquet and test.parquet in the schema of DAPO-Math-17k, and
-MADE.json: what made the folder, how the model behaves when sampled, and the SHA-256 of each file. The command makes such a
-folder in about two minutes; it appears whole or not at all. Training takes a fixed number of steps in float32 on one CPU
-thread (the batches are small, and threads that wait for each other crawl on a busy machine): a seed gives the same data
-everywhere, and the same model wherever torch and the processor type are the same.
+provenance.json: how the folder was made, how the model behaves when sampled, and the SHA-256 of each file. The command
+takes about two minutes and writes the folder as a whole or not at all. Training takes a fixed number of steps in float32 on
+one CPU thread (the batches are small, and threads that wait for each other are slow on a busy machine): a seed gives the same
+data everywhere, and the same model for the same torch and type of processor.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 from llm_rl.qwen3 import sums, tiny_measure
 
 FOLDER = Path(__file__).resolve().parent / "tiny"
-RECORD = "MADE.json"
+RECORD = "provenance.json"
 TRAIN_ROWS, TEST_ROWS = 512, 64
 STEPS = 1300
 BASIC_SHARE = 0.35
@@ -101,9 +101,9 @@ def training_batches(tokenizer, seed, steps):
     import torch
 
     rng = sums.rng_for(seed, "training")
-    made = 0
-    while made < steps:
-        basic = made < BASIC_SHARE * steps
+    done = 0
+    while done < steps:
+        basic = done < BASIC_SHARE * steps
         pairs = []
         for terms in sums.problems(1024, rng, long_share=0 if basic else sums.LONG_SHARE):
             prompt = tiny_measure.encode_prompt(tokenizer, terms)
@@ -118,7 +118,7 @@ def training_batches(tokenizer, seed, steps):
                 groups.append([])
             groups[-1].append(pair)
         rng.shuffle(groups)
-        for group in groups[: steps - made]:
+        for group in groups[: steps - done]:
             width = max(len(prompt) + len(answer) for prompt, answer in group)
             ids = torch.full((len(group), width), tokenizer.pad_token_id)
             labels = torch.full_like(ids, -100)
@@ -127,7 +127,7 @@ def training_batches(tokenizer, seed, steps):
                 ids[i, :end] = torch.tensor(prompt + answer)
                 labels[i, begin:end] = ids[i, begin:end]
             yield {"input_ids": ids, "labels": labels}
-        made += len(groups)
+        done += len(groups)
 
 
 def orthogonalize(matrix):
@@ -217,7 +217,7 @@ def build(folder, seed, steps):
 
 
 def check(folder=FOLDER):
-    """What is wrong with the files of a folder made here, in one sentence, or None."""
+    """One sentence about the first file of a model folder that is missing or changed, or None."""
     try:
         files = json.loads((folder / RECORD).read_text())["files"]
     except (OSError, ValueError, KeyError, TypeError):

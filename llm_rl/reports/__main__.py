@@ -15,16 +15,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from llm_rl.errors import UserError
 from llm_rl.reports.accuracy import read as read_accuracy
-from llm_rl.reports.answers import compare_answers, read_answers, sentence
-from llm_rl.reports.compare import ARMS, NAMES, arms_of, load_sentence, rollout_sentence, summarize, text_table
-from llm_rl.reports.render import markdown, page
-from llm_rl.reports.runs import ReportError, read_run
-from llm_rl.reports.sections import blocks
+from llm_rl.reports.answers import compare_answers, read_answers
+from llm_rl.reports.compare import ARMS, NAMES, arms_of, busy_loads, rollout_sentence, summarize
+from llm_rl.reports.pages import markdown, page, text_table, words
+from llm_rl.reports.runs import read_run
 
 
 def load(folders):
-    """The summary and the Runs of {"off": folder, "on": ..., "auto": ...}, one of ARMS perhaps missing; ReportError."""
+    """The summary and the Runs of {"off": folder, "on": ..., "auto": ...}, one of ARMS perhaps missing; UserError."""
     runs = {arm: read_run(folder) for arm, folder in folders.items()}
     answers = {arm: read_answers(folder) for arm, folder in folders.items()}
     sampled = {arm: compare_answers(answers["off"], answers[arm]) for arm in folders if arm != "off"}
@@ -32,26 +32,25 @@ def load(folders):
 
 
 def write(out, summary, runs, accuracy=()):
-    """Write the report to the folder `out`, nothing of it before all is made; OSError where it cannot be written."""
+    """Write the report to the folder `out`, all of it or nothing; OSError if it cannot be written."""
     from llm_rl.reports.pictures import draw
 
     pictures = draw(summary, runs)
     files = {"summary.json": json.dumps(summary, indent=2) + "\n"}
     for language, suffix in (("en", ""), ("zh", ".zh")):
-        content = blocks(summary, language, accuracy)
         other = {"中文": "report.zh.html"} if language == "en" else {"English": "report.html"}
-        files[f"report{suffix}.md"] = markdown(content)
-        files[f"report{suffix}.html"] = page(content, language, pictures, other)
+        files[f"report{suffix}.md"] = text = markdown(summary, language, accuracy)
+        files[f"report{suffix}.html"] = page(text, language, pictures, other)
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".report.", dir=out) as made:
-        made = Path(made)
-        (made / "pictures").mkdir()
+    with tempfile.TemporaryDirectory(prefix=".report.", dir=out) as temporary:
+        temporary = Path(temporary)
+        (temporary / "pictures").mkdir()
         for name, text in files.items():
-            (made / name).write_text(text)
+            (temporary / name).write_text(text)
         for name, data in pictures.items():
-            (made / name).write_bytes(data)
+            (temporary / name).write_bytes(data)
         shutil.rmtree(out / "pictures", ignore_errors=True)
-        for path in made.iterdir():
+        for path in temporary.iterdir():
             os.replace(path, out / path.name)
 
 
@@ -68,7 +67,7 @@ def main(argv=None):
         nargs="+",
         default=[],
         metavar="FILE",
-        help="what `llm_rl.evaluation compare --out` wrote",
+        help="files that `llm_rl.evaluation compare --out` wrote",
     )
     report.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
     args = parser.parse_args(argv)
@@ -78,20 +77,20 @@ def main(argv=None):
     try:
         summary, runs = load(folders)
         write(args.out, summary, runs, [read_accuracy(path) for path in args.accuracy])
-    except ReportError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"error: the report cannot be written to {args.out}: {error.strerror}", file=sys.stderr)
         return 1
-    if sentence_of_load := load_sentence(summary):
-        print(sentence_of_load)
+    if loads := busy_loads(summary):
+        print(words().busy_machine(loads))
     print(text_table(summary))
     for arm in arms_of(summary)[1:]:
         if summary[arm]["gain"]["rollout_per_token"] is not None:
             print(rollout_sentence(summary, arm))
         if summary[arm]["sampled"]:
-            print(sentence(summary[arm]["sampled"], NAMES[arm]))
+            print(words().equal_tokens(summary[arm]["sampled"], NAMES[arm]))
     print(
         f"report: {args.out / 'report.html'}, {args.out / 'report.zh.html'}; the same as .md; {args.out / 'summary.json'}"
     )

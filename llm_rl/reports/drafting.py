@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafting gained and cost in a run: by position in the answer, by source, by running requests."""
+"""Gains and costs of drafting in a run: by position in the answer, by source, by running requests."""
 
 import re
 from statistics import median
@@ -35,7 +35,7 @@ def _match(pattern, name):
 
 
 def step_costs(run, first):
-    """Rows {"least", "most", "plain", "plain_ms", "drafted", "drafted_ms", "tokens_per_step"} by running requests.
+    """Rows {"min_running", "max_running", "plain", "plain_ms", "drafted", "drafted_ms", "tokens_per_step"} by running requests.
 
     `plain`, `drafted`: engine steps without and with drafts from the `first` training step on; `..._ms`: the median of
     their milliseconds, None where there are none; `tokens_per_step`: what a request gained in a step with drafts. Rows
@@ -53,8 +53,8 @@ def step_costs(run, first):
         requests = sum(running for _, running, _ in drafting)
         rows.append(
             {
-                "least": 2 ** (power - 1) + 1 if power else 1,
-                "most": 2**power,
+                "min_running": 2 ** (power - 1) + 1 if power else 1,
+                "max_running": 2**power,
                 "plain": len(plain),
                 "plain_ms": 1e3 * median(row[0] for row in plain) if plain else None,
                 "drafted": len(drafting),

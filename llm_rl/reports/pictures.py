@@ -8,8 +8,8 @@ from llm_rl.reports.compare import NAMES, arms_of
 
 COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
 MARKERS = {"off": "o", "on": "s", "auto": "^"}
-LEAST_STEPS = 10
-"""Engine steps below which a median is left out of the picture (the table has it)."""
+MIN_STEPS = 10
+"""Medians of fewer engine steps are not drawn; the table has them."""
 SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7"}
 
 
@@ -69,15 +69,15 @@ def _times(axes, summary, runs):
 def _step_costs(axes, summary):
     axes.set_title("Time of an engine step")
     if not all(summary[arm]["step_costs"] for arm in arms_of(summary)):
-        _say(axes, "no engine log that matches the step log")
+        _note(axes, "no engine log that matches the step log")
         return
     lines = [("off", "plain", "SAM off", "-")]
     lines += [(arm, "drafted", f"{NAMES[arm]}, steps with drafts", "-") for arm in arms_of(summary)[1:]]
     lines += [(arm, "plain", f"{NAMES[arm]}, steps without", ":") for arm in arms_of(summary)[1:]]
     for arm, kind, label, style in lines:
-        rows = [row for row in summary[arm]["step_costs"] if row[kind] >= LEAST_STEPS]
+        rows = [row for row in summary[arm]["step_costs"] if row[kind] >= MIN_STEPS]
         axes.plot(
-            [row["most"] for row in rows],
+            [row["max_running"] for row in rows],
             [row[f"{kind}_ms"] for row in rows],
             MARKERS[arm] + style,
             color=COLOURS[arm],
@@ -86,7 +86,7 @@ def _step_costs(axes, summary):
         )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel("running requests, at most")
+    axes.set_xlabel("maximum running requests")
     axes.set_ylabel("median, ms")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
@@ -165,7 +165,7 @@ def _acceptance(axes, summary, runs):
     by_requests.set_xlabel("running requests")
     by_requests.axvline(summary["threshold"] + 0.5, color="black", linewidth=0.9, linestyle="--", label="threshold")
     if not all(runs[arm].engine for arm in arms_of(summary)[1:]):
-        _say(by_requests, "no engine log that matches the step log")
+        _note(by_requests, "no engine log that matches the step log")
     for part in axes:
         part.axhline(1, color=COLOURS["off"], linewidth=1.5, label=NAMES["off"])
         part.set_ylim(0.9, highest + 0.1 * (highest - 0.9))
@@ -227,7 +227,7 @@ def _training(axes, summary, runs):
         part.legend(frameon=False)
 
 
-def _say(axes, text):
+def _note(axes, text):
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
     axes.set_xticks([])
     axes.set_yticks([])

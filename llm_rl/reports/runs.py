@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a finished run folder: run.json, steps.jsonl (verl's step log) and engine-<replica>.jsonl where they were kept."""
+"""Read the folder of a finished run: run.json, steps.jsonl (verl's step log) and engine-<replica>.jsonl if there are any."""
 
 import json
 import math
 from dataclasses import dataclass, field
+
+from llm_rl.errors import UserError
 
 SPEC = "rollout/spec/"
 REQUIRED = (
@@ -15,16 +17,12 @@ REQUIRED = (
 )
 
 
-class ReportError(Exception):
-    """One sentence: what is wrong with which file or run."""
-
-
 @dataclass(frozen=True)
 class Run:
-    """A run folder: its record, its metrics a training step, and its engine rows, one list a training step.
+    """A run: its record, the metrics of each training step, and the engine rows of each training step.
 
-    An engine row is (replica, start_s, seconds, running requests, tokens, drafted, accepted); `engine` is empty where
-    no engine log was kept.
+    An engine row is (replica, start_s, seconds, running requests, tokens, drafted, accepted); `engine` is empty without
+    engine logs.
     """
 
     record: dict
@@ -36,46 +34,46 @@ class Run:
         return [step[metric] for step in self.steps[first:]]
 
     def load(self, first=0):
-        """Mean shares of the machine's CPU time that others took from the `first` training step on (llm_rl/load.py).
+        """Mean shares of CPU time of other processes (llm_rl/load.py) from the `first` training step on.
 
-        {"others", "steal"}; None where no step's was recorded.
+        {"others", "steal"}; None if no step has them.
         """
         loads = [load for step, load in self.record.get("load", {}).items() if int(step) > first]
         return {name: sum(load[name] for load in loads) / len(loads) for name in ("others", "steal")} if loads else None
 
     def total(self, name, first=0):
-        """The sum of rollout/spec/<name> from the `first` training step on; None where no step has it."""
+        """The sum of rollout/spec/<name> from the `first` training step on; None if no step has it."""
         values = [step[SPEC + name] for step in self.steps[first:] if SPEC + name in step]
         return sum(values) if values else None
 
 
 def read_run(folder):
-    """The Run in `folder`; ReportError if a file is missing, unreadable or short, or the run did not succeed."""
+    """The Run in `folder`; UserError if a file is missing, unreadable or short, or the run did not succeed."""
     record = _read_record(folder / "run.json")
     if record["status"] != "ok":
-        raise ReportError(f"{folder} is no finished run: its run.json has status {record['status']!r}")
+        raise UserError(f"{folder} is no finished run: its run.json has status {record['status']!r}")
     steps = _read_steps(folder / "steps.jsonl")
     expected = record.get("steps", len(steps))
     if len(steps) < max(expected, 1):
-        raise ReportError(f"{folder / 'steps.jsonl'} has {len(steps)} training steps where {max(expected, 1)} belong")
+        raise UserError(f"{folder / 'steps.jsonl'} has {len(steps)} training steps where {max(expected, 1)} belong")
     return Run(record, steps, _split(_read_engine(folder), [step[SPEC + "tokens"] for step in steps]))
 
 
 def read_json(path):
-    """What the file holds; ReportError if it cannot be read or is not JSON."""
+    """The parsed content of a JSON file; raise UserError."""
     try:
         return json.loads(path.read_text())
     except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise ReportError(f"{path} is not JSON") from None
+        raise UserError(f"{path} is not JSON") from None
 
 
 def _read_record(path):
     record = read_json(path)
     for name in ("pin_set", "tree_ids", "seed", "sam", "threshold", "k", "status"):
         if not isinstance(record, dict) or name not in record:
-            raise ReportError(f"{path} has no {name!r}")
+            raise UserError(f"{path} has no {name!r}")
     return record
 
 
@@ -83,12 +81,12 @@ def _read_lines(path):
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     for number, line in enumerate(lines, 1):
         try:
             yield number, json.loads(line)
         except ValueError:
-            raise ReportError(f"{path}, line {number}, is not JSON") from None
+            raise UserError(f"{path}, line {number}, is not JSON") from None
 
 
 def _read_steps(path):
@@ -96,22 +94,22 @@ def _read_steps(path):
     for number, entry in _read_lines(path):
         data = entry.get("data") if isinstance(entry, dict) else None
         if not isinstance(data, dict):
-            raise ReportError(f"{path}, line {number}, is not a step of verl's file logger")
+            raise UserError(f"{path}, line {number}, is not a step of verl's file logger")
         for metric in REQUIRED:
             value = data.get(metric)
             if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ReportError(f"{path}, line {number}, has no number for {metric}")
+                raise UserError(f"{path}, line {number}, has no number for {metric}")
         steps.append(data)
     return steps
 
 
 def _read_engine(folder):
-    """Rows of all replicas in order of time, those without a running request left out."""
+    """Rows of all replicas in order of time, without those that have no running request."""
     rows = []
     for replica, path in enumerate(sorted(folder.glob("engine-*.jsonl"))):
         for number, row in _read_lines(path):
             if not isinstance(row, list) or len(row) != 6 or not all(isinstance(v, (int, float)) for v in row):
-                raise ReportError(f"{path}, line {number}, is not an engine step: six numbers belong there")
+                raise UserError(f"{path}, line {number}, is not an engine step: six numbers belong there")
             if row[2]:
                 rows.append((replica, *row))
     return sorted(rows, key=lambda row: row[1])

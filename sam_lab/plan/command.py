@@ -14,8 +14,8 @@ from typing import Any
 from sam_core.console import Progress
 from sam_core.files import write_json
 
-from llm_rl import config as recipes
-from llm_rl import layout
+from llm_rl import config, layout
+from llm_rl.recipe import Recipe
 from sam_lab.cli import LabError, check_outputs
 from sam_lab.plan import article, check, figure, words
 from sam_lab.plan.acceptance import Acceptance, recorded
@@ -178,19 +178,18 @@ def _steps(args: argparse.Namespace) -> int:
 
 
 def _recipe(args: argparse.Namespace) -> int:
-    loaded = recipes.load(args.recipe, args.overrides)
-    own = recipes.values(loaded)
-    shape = layout.shape(Path(own["model.path"]))
+    recipe = config.load(args.recipe, args.overrides)
+    shape = layout.shape(Path(recipe.model.path))
     if shape is None:
         raise LabError(
-            f"the shape of {own['model.path']} is not known: put the model there, or name its folder as one of {', '.join(layout.SHAPES)}"
+            f"the shape of {recipe.model.path} is not known: put the model there, or name its folder as one of {', '.join(layout.SHAPES)}"
         )
-    layout.check_sizes(own, shape)
-    sam = recipes.options(loaded)
-    plan = setup(own, shape, sam.threshold, loaded.sam_options.k, args.kept)
+    layout.check_sizes(recipe, shape)
+    sam = recipe.options
+    plan = setup(recipe, shape, sam.threshold, recipe.sam_options["k"], args.kept)
     plan = replace(plan, prompt_tokens=PROMPT, rounds=args.rounds or plan.rounds)
     device = None if args.cost else DEVICES[args.device]
-    lengths = _lengths(args, own, plan)
+    lengths = _lengths(args, recipe, plan)
     inputs = Inputs(
         plan,
         lengths,
@@ -215,10 +214,10 @@ def _recipe(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lengths(args: argparse.Namespace, own: dict[str, Any], plan: Setup) -> Lengths | Recorded:
+def _lengths(args: argparse.Namespace, recipe: Recipe, plan: Setup) -> Lengths | Recorded:
     if args.lengths:
         return Recorded.of(read_answers(args.lengths), plan.limit, args.mean)
-    expected = own["rollout.expected_length"]
+    expected = recipe.rollout.expected_length
     if args.mean is None and expected is None:
         raise LabError("how long answers are is not known: give --lengths FILE or --mean N")
     return Lengths(expected - PROMPT if args.mean is None else args.mean, args.spread, plan.limit, args.family)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ from sam_core.engines.verl.routing import PromptRoutes
 
 from llm_rl import layout
 from llm_rl.layout import GIB, Shape
+from llm_rl.recipe import Recipe
 from sam_lab.plan.cost import Cost
 from sam_lab.plan.simulate import Engines, Policy, Trace
 
@@ -50,40 +50,38 @@ class Setup:
         return self.dies // self.tensor
 
 
-def setup(own: dict[str, Any], shape: Shape, threshold: int, k: int, kept: float) -> Setup:
-    """From a recipe's values (llm_rl.config.values). kept: share of the groups that dynamic sampling keeps.
+def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> Setup:
+    """From a recipe. kept: share of the groups that dynamic sampling keeps.
 
     Raises ValueError if the recipe does not fit its dies, or says too little.
     """
-    if own["cluster.die_memory"] is None or own["rollout.max_num_seqs"] is None:
-        raise ValueError(
-            f"{own['name']} does not say cluster.die_memory or rollout.max_num_seqs: set them as key=value"
-        )
-    tensor = own["rollout.tensor_model_parallel_size"]
-    memory = layout.rollout(own, shape)
+    if recipe.cluster.die_memory is None:
+        raise ValueError(f"{recipe.name} does not say cluster.die_memory: set it as key=value")
+    tensor = recipe.rollout.tensor_model_parallel_size
+    memory = layout.rollout(recipe, shape)
     if memory.kv < memory.sequence:
         raise ValueError(
-            f"{own['name']} does not fit: {memory.kv:.1f} GiB are left a die for keys and values, and one full sequence "
+            f"{recipe.name} does not fit: {memory.kv:.1f} GiB are left a die for keys and values, and one full sequence "
             f"takes {memory.sequence:.1f}"
         )
-    expert = own["rollout.expert_parallel_size"]
+    expert = recipe.rollout.expert_parallel_size
     return Setup(
-        name=own["name"],
+        name=recipe.name,
         shape=shape,
-        dies=own["cluster.nodes"] * own["cluster.dies_per_node"],
+        dies=recipe.cluster.dies,
         tensor=tensor,
-        data=own["rollout.data_parallel_size"] if expert > 1 else 1,
+        data=recipe.rollout.data_parallel_size if expert > 1 else 1,
         expert=expert,
-        train_prompts=own["data.train_batch_size"],
-        gen_prompts=own["data.gen_batch_size"],
-        n=own["rollout.n"],
-        slots=own["rollout.max_num_seqs"],
-        limit=own["data.max_response_length"],
+        train_prompts=recipe.data.train_batch_size,
+        gen_prompts=recipe.data.gen_batch_size,
+        n=recipe.rollout.n,
+        slots=recipe.rollout.max_num_seqs,
+        limit=recipe.data.max_response_length,
         capacity=memory.kv * GIB / shape.kv_bytes(tensor),
         threshold=threshold,
         k=k,
-        rounds=-(-own["data.train_batch_size"] // max(1, int(own["data.gen_batch_size"] * kept))),
-        eager=own["rollout.enforce_eager"],
+        rounds=-(-recipe.data.train_batch_size // max(1, int(recipe.data.gen_batch_size * kept))),
+        eager=recipe.rollout.enforce_eager,
     )
 
 

@@ -6,8 +6,10 @@ import json
 import threading
 
 import pytest
+from sam_core.files import replacing
 
 from llm_rl.data import fetch, files, prepare, schemas
+from llm_rl.errors import UserError
 
 DAPO = {
     "data_source": "math_dapo",
@@ -79,7 +81,7 @@ def test_public_schemas(name, row, source, truth, asks):
 )
 def test_bad_rows_are_named_by_line_and_skipped_only_on_request(name, row, why, capsys):
     good = {"dapo-math-17k": DAPO, "gsm8k": GSM8K, "math500": MATH500, "aime2024": AIME}[name]
-    with pytest.raises(files.DataError, match="1 of 2 rows are bad: mend the source, or leave them out by --skip-bad"):
+    with pytest.raises(UserError, match="1 of 2 rows are bad: mend the source, or leave them out by --skip-bad"):
         convert(name, [good, row])
     said = capsys.readouterr().err
     assert "bad row: line 2 " in said and why in said
@@ -95,13 +97,13 @@ def test_duplicates_are_removed_by_prompt_and_counted():
     ]
     made, counts = convert("dapo-math-17k", [*rows, dapo(problems[0])])
     assert [row["prompt"][0]["content"] for row in made] == problems
-    expected = {"rows_in": 701, "rows": 7, "duplicates_removed": 694, "most_copies_of_a_prompt": 101, "bad_rows": 0}
+    expected = {"rows_in": 701, "rows": 7, "duplicates_removed": 694, "max_copies_of_a_prompt": 101, "bad_rows": 0}
     assert {name: counts[name] for name in expected} == expected
 
 
 def test_a_prompt_with_two_answers_is_bad(capsys):
     rows = [dapo(answer="2"), dapo(answer="2"), dapo(answer="3")]
-    with pytest.raises(files.DataError, match="1 of 3 rows are bad"):
+    with pytest.raises(UserError, match="1 of 3 rows are bad"):
         convert("dapo-math-17k", rows)
     assert "line 3 has the prompt of line 1 with another answer: '3', not '2'" in capsys.readouterr().err
     made, counts = convert("dapo-math-17k", rows, skip_bad=True)
@@ -109,12 +111,25 @@ def test_a_prompt_with_two_answers_is_bad(capsys):
 
 
 def test_only_the_first_bad_rows_are_printed(capsys):
-    with pytest.raises(files.DataError, match="30 of 30 rows"):
+    with pytest.raises(UserError, match="30 of 30 rows"):
         convert("gsm8k", [{}] * 30)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 21 and said[-1] == "... and 10 more bad rows"
-    with pytest.raises(files.DataError, match="no row is left"):
+    with pytest.raises(UserError, match="no row is left"):
         convert("gsm8k", [{}], skip_bad=True)
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+        temporary.write_text("ne")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
 def test_lines_that_are_no_rows(tmp_path):
@@ -124,7 +139,7 @@ def test_lines_that_are_no_rows(tmp_path):
     assert read[0] == ("line 1", {"a": 1})
     assert [place for place, _ in read] == ["line 1", "line 3", "line 4", "line 5"]
     assert all(isinstance(row, str) and row.startswith("is not ") for _, row in read[1:])
-    with pytest.raises(files.DataError, match="cannot be read: No such file"):
+    with pytest.raises(UserError, match="cannot be read: No such file"):
         list(files.rows(tmp_path / "none"))
 
 
@@ -188,7 +203,7 @@ def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path, capsys):
 
 def test_a_later_call_goes_on_with_what_is_there(server, tmp_path):
     server.breaks = [1000] + [0] * 10
-    with pytest.raises(fetch.FetchError, match="the first 1000 bytes are kept in .*file.part, so call again to go on"):
+    with pytest.raises(UserError, match="the first 1000 bytes are kept in .*file.part, so call again to go on"):
         get(server, tmp_path / "file")
     assert not (tmp_path / "file").exists()
     server.breaks, server.asked = [], []
@@ -201,7 +216,7 @@ def test_parts_of_different_versions_are_never_joined(server, tmp_path, tag):
     """The file has changed in between, or the server gives it no name that would tell."""
     server.tag = '"one"' if tag == '"two"' else tag
     server.breaks = [1000] + [0] * 10
-    with pytest.raises(fetch.FetchError):
+    with pytest.raises(UserError):
         get(server, tmp_path / "file")
     server.breaks, server.tag, server.content = [], tag, server.content[::-1]
     get(server, tmp_path / "file")
@@ -222,6 +237,6 @@ def test_a_part_that_is_too_long_is_dropped(server, tmp_path):
 
 
 def test_what_is_not_there_is_said_at_once(server, tmp_path):
-    with pytest.raises(fetch.FetchError, match="no-file cannot be downloaded: HTTP 404"):
+    with pytest.raises(UserError, match="no-file cannot be downloaded: HTTP 404"):
         fetch.fetch(server.url.replace("file.jsonl", "no-file"), tmp_path / "file")
     assert len(server.asked) == 1

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from llm_rl import check_operators
+from llm_rl.errors import UserError
 from llm_rl.evaluation import acceptance, generate, questions
 from llm_rl.evaluation.compare import compare, table
-from llm_rl.evaluation.engine import Answer, EvaluationError
+from llm_rl.evaluation.engine import Answer
 
 SAM = {"rule": "oldest", "threshold": 64, "verify": "rejection"}
 
@@ -64,13 +65,13 @@ def test_equal_texts_need_no_statistics(off, tmp_path):
         ({"temperature": 1.0}, "the runs differ in temperature"),
         ({"data_sha256": "1", "model": "n"}, "the runs differ in data_sha256, model"),
         ({"sam": "off"}, "was made with --sam off; name the run that is off first"),
-        ({"k": 0}, "no draft was accepted in it"),
+        ({"k": 0}, "no draft was accepted, so this run"),
         ({"n": 3}, "the runs differ in n"),
         ({"engine": {"dtype": "float16"}}, "the runs differ in engine"),
     ],
 )
 def test_runs_that_cannot_be_compared(off, tmp_path, change, why):
-    with pytest.raises(EvaluationError, match=why):
+    with pytest.raises(UserError, match=why):
         compare(off, write(tmp_path / "on.jsonl", header("batch") | change, 0.6, 2))
 
 
@@ -78,9 +79,9 @@ def test_an_unfinished_run_is_not_compared(off, tmp_path):
     on = write(tmp_path / "on.jsonl", header("batch"), 0.6, 2)
     lines = on.read_bytes().split(b"\n")
     on.write_bytes(b"\n".join([*lines[:11], lines[11][:20]]))
-    with pytest.raises(EvaluationError, match="on.jsonl has 10 of 40 questions: call `run` again"):
+    with pytest.raises(UserError, match="on.jsonl has 10 of 40 questions: call `run` again"):
         compare(off, on)
-    with pytest.raises(EvaluationError, match="has 30 of 40"):
+    with pytest.raises(UserError, match="has 30 of 40"):
         rest = b"\n".join([lines[0], *lines[11:]])
         on.write_bytes(rest)
         compare(off, on)
@@ -89,7 +90,7 @@ def test_an_unfinished_run_is_not_compared(off, tmp_path):
 @pytest.mark.parametrize("content", ["", "{}\n", "[]\n", "text\n", '{"questions": 1, "n": "x"}\n'])
 def test_a_file_that_holds_no_results(tmp_path, content):
     (tmp_path / "file").write_text(content)
-    with pytest.raises(EvaluationError, match="file is no file of results"):
+    with pytest.raises(UserError, match="file is no file of results"):
         generate.read(tmp_path / "file")
 
 
@@ -108,10 +109,10 @@ def test_results_go_on_behind_the_last_whole_row(tmp_path):
         assert list(open_results(path, head)) == [str(i) for i in range(whole)]
     assert generate.read(path)[0] == head
     before = path.read_bytes()
-    with pytest.raises(EvaluationError, match="begun with other settings .seed 0 there, 1 now.: name a new file"):
+    with pytest.raises(UserError, match="begun with other settings .seed 0 there, 1 now.: name a new file"):
         open_results(path, head | {"seed": 1})
     with generate._results(path, head):
-        with pytest.raises(EvaluationError, match="is being written by another call"):
+        with pytest.raises(UserError, match="is being written by another call"):
             open_results(path, head)
     assert path.read_bytes() == before.rpartition(b"\n")[0] + b"\n"
 
@@ -119,7 +120,7 @@ def test_results_go_on_behind_the_last_whole_row(tmp_path):
 @pytest.mark.parametrize("content", ["a thesis", '{"model": 1}', "a\nb\n"])
 def test_a_file_of_another_kind_is_left_alone(tmp_path, content):
     (tmp_path / "thesis.txt").write_text(content)
-    with pytest.raises(EvaluationError, match="thesis.txt is "):
+    with pytest.raises(UserError, match="thesis.txt is "):
         open_results(tmp_path / "thesis.txt", header("off"))
     assert (tmp_path / "thesis.txt").read_text() == content
 
@@ -142,7 +143,7 @@ def test_questions(tmp_path):
         ([row("a", data_source="codeforces")], "line 1: no scorer for data_source 'codeforces'"),
         ([], "has no questions"),
     ):
-        with pytest.raises(EvaluationError, match=why):
+        with pytest.raises(UserError, match=why):
             read(*rows)
 
 

@@ -5,20 +5,28 @@ Runs in every pin set's environment; what the other pin set's verl would say is 
 """
 
 import importlib.metadata
+import re
 import shlex
-from pathlib import Path
+import shutil
+import subprocess
+import sys
 
 import pytest
 from omegaconf import OmegaConf
 
-from llm_rl import config as recipe
-from llm_rl import launch, schema, verl
+from llm_rl import config, launch, pin_set
+from llm_rl.pin_set import PinSet
+from llm_rl.recipe import BACKENDS, KEYS, MAPPINGS
 
-QWEN3 = Path(launch.ROOT) / "llm_rl" / "qwen3"
+QWEN3 = launch.ROOT / "llm_rl" / "qwen3"
 ABSTRACT = {"dapo", "dapo_qwen3_article"}
 NAMES = sorted(path.stem for path in QWEN3.glob("dapo*.yaml") if path.stem not in ABSTRACT)
 UPSTREAM = launch.ROOT.parent / "shared" / "upstream" / "verl-0.6.1-recipe-dapo"
-(PIN_SET,) = (p for p in schema.VERL if importlib.metadata.version("verl") == schema.VERL[p].split()[1])
+INSTALLED = f"verl {importlib.metadata.version('verl')}"
+(PIN_SET,) = (name for name in pin_set.names() if PinSet(name).verl == INSTALLED)
+OTHERS = [PinSet(name) for name in pin_set.names() if name != PIN_SET]
+DAPO_IN_CHECKOUT = INSTALLED == "verl 0.6.1"
+NO_OTHER = pytest.mark.skipif(not OTHERS, reason="there is one pin set")
 MEGATRON = [
     *("train.backend=megatron", "train.tensor_parallel=8", "train.pipeline_parallel=2", "train.context_parallel=2"),
     *("train.sequence_parallel=1", "train.max_tokens_per_die=18432"),
@@ -33,7 +41,7 @@ ARTICLE = {
 
 @pytest.fixture(autouse=True)
 def pinned(monkeypatch, tmp_path):
-    """The environment's own pin set; for vllm-0.11 a checkout of verl's tag, as far as the launcher needs it."""
+    """The pin set of this environment; for verl 0.6.1 a checkout of its tag, as far as the launcher needs it."""
     monkeypatch.setenv("PIN", PIN_SET)
     for name in (
         "RAY_ADDRESS",
@@ -43,12 +51,12 @@ def pinned(monkeypatch, tmp_path):
         "VERL_CHECKOUT",
     ):
         monkeypatch.delenv(name, raising=False)
-    if PIN_SET == schema.OLD:
+    if DAPO_IN_CHECKOUT:
         if not UPSTREAM.is_dir():
             pytest.skip(f"recipe/dapo of verl's git tag is not at {UPSTREAM}: it is in no package")
         (tmp_path / "recipe").mkdir()
         (tmp_path / "recipe" / "dapo").symlink_to(UPSTREAM)
-        (tmp_path / "verl").symlink_to(verl._package())
+        (tmp_path / "verl").symlink_to(PinSet.verl_package())
         monkeypatch.setenv("VERL_CHECKOUT", str(tmp_path))
 
 
@@ -57,7 +65,7 @@ def dry_run(name, *overrides):
 
 
 def allowed(name):
-    return PIN_SET == schema.NEW or name not in ("dapo_qwen3_235b_a22b_128die", "dapo_qwen3_tiny_cpu")
+    return not DAPO_IN_CHECKOUT or name not in ("dapo_qwen3_235b_a22b_128die", "dapo_qwen3_tiny_cpu")
 
 
 @pytest.mark.parametrize("sam", ["off", "batch", "auto"])
@@ -76,7 +84,7 @@ def test_every_recipe_composes(name, sam, capsys):
     assert (f"+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.sam.switch={sam}" in words) == (
         sam != "off"
     )
-    assert words[3] == ("verl.trainer.main_ppo" if PIN_SET == schema.NEW else "recipe.dapo.main_dapo")
+    assert words[3] == ("recipe.dapo.main_dapo" if DAPO_IN_CHECKOUT else "verl.trainer.main_ppo")
     assert lines[0].startswith(f"# {name.replace('_', '-')}: pin set {PIN_SET}, sam {sam}")
     exported = dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))
     for name, value in exported.items():  # every worker on every host gets it too
@@ -90,7 +98,6 @@ def test_megatron_composes(capsys):
     assert "# training                   megatron, data parallel 1" in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.skipif(PIN_SET == schema.OLD, reason="the keys of verl 0.9.1 are composed in its own environment")
 def test_every_file_is_a_recipe_or_its_base():
     assert {path.stem for path in QWEN3.glob("*.yaml")} == ABSTRACT | set(NAMES)
     assert {path.stem for path in QWEN3.glob("run_*.sh")} == {f"run_{name}" for name in NAMES}
@@ -103,53 +110,144 @@ def test_every_file_is_a_recipe_or_its_base():
 def test_recipes_are_the_articles(name):
     if not allowed(name):
         pytest.skip("this pin set refuses the recipe")
-    config = recipe.load(QWEN3 / f"{name}.yaml", [])
-    own = recipe.values(config)
+    recipe = config.load(QWEN3 / f"{name}.yaml", [])
     assert ARTICLE[name] == (
-        own["cluster.nodes"] * own["cluster.dies_per_node"],
-        own["data.max_response_length"],
-        own["data.train_batch_size"],
-        own["data.gen_batch_size"],
-        own["rollout.max_num_seqs"],
-        own["rollout.tensor_model_parallel_size"],
-        config.sam_options.k,
-        config.sam_options.threshold,
+        recipe.cluster.dies,
+        recipe.data.max_response_length,
+        recipe.data.train_batch_size,
+        recipe.data.gen_batch_size,
+        recipe.rollout.max_num_seqs,
+        recipe.rollout.tensor_model_parallel_size,
+        recipe.sam_options["k"],
+        recipe.options.threshold,
     )
-    assert own["rollout.enforce_eager"] and own["sam"] == "batch"
-    assert (config.sam_options.rule, list(config.sam_options.sources)) == ("oldest", ["request"])
+    assert recipe.rollout.enforce_eager and recipe.sam == "batch"
+    assert (recipe.options.rule, recipe.options.sources) == ("oldest", ("request",))
 
 
-def test_a_key_that_verl_has_not_is_refused(capsys):
+def test_a_key_that_verl_rejects_is_refused(capsys):
     name = "dapo_qwen3_32b_32die"
-    foreign = "reward_model.overlong_buffer.log" if PIN_SET == schema.NEW else "reward.num_workers"
-    other = schema.VERL[schema.OLD if PIN_SET == schema.NEW else schema.NEW]
-    assert dry_run(name, f"verl.{foreign}=1") == 1
-    assert f"error: verl.{foreign} is a key of {other}" in capsys.readouterr().err
     assert dry_run(name, "verl.trainer.nonsense=1") == 1
-    assert (
-        f"{schema.VERL[PIN_SET]} rejects the recipe: Could not override 'trainer.nonsense'" in capsys.readouterr().err
-    )
+    assert f"error: {INSTALLED} rejects the recipe: Could not override 'trainer.nonsense'" in capsys.readouterr().err
     assert dry_run(name, "verl.trainer.balance_batch=false") == 0
 
 
+@NO_OTHER
+def test_a_key_of_another_release_is_refused(capsys):
+    """With the recipe's key where there is one."""
+    old = {"reward_model.overlong_buffer.len": "algorithm.overlong.len", "actor_rollout_ref.rollout.skip_rollout": None}
+    new = {"actor_rollout_ref.actor.fsdp_config.use_torch_compile": "train.torch_compile", "reward.num_workers": None}
+    of_verl = {"verl 0.6.1": old, "verl 0.9.1": new}
+    for other in OTHERS:
+        for name, key in of_verl.get(other.verl, {}).items():
+            assert dry_run("dapo_qwen3_32b_32die", f"verl.{name}=1") == 1
+            sentence = f"error: verl.{name} is a key of {other.verl} (pin set {other.name}), not of {INSTALLED}"
+            assert capsys.readouterr().err == sentence + (f": use {key}\n" if key else "\n")
+
+
+@NO_OTHER
 def test_another_pin_sets_environment_is_refused(capsys):
-    other = schema.OLD if PIN_SET == schema.NEW else schema.NEW
-    if not (launch.ROOT / "patches" / other).is_dir():
-        pytest.skip("there is one pin set")
-    assert dry_run("dapo_qwen3_32b_32die", f"pin_set={other}") == 1
-    assert f", and pin set {other} is {schema.VERL[other]}: set PIN={other}" in capsys.readouterr().err
+    for other in OTHERS:
+        assert dry_run("dapo_qwen3_32b_32die", f"pin_set={other.name}") == 1
+        assert f", and pin set {other.name} is {other.verl}: set PIN={other.name}" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(PIN_SET == schema.NEW, reason="verl 0.9.1 has its trainer in its package")
+@pytest.mark.skipif(not DAPO_IN_CHECKOUT, reason="this verl has its trainer in its package")
 def test_without_the_checkout_the_launcher_says_what_it_needs(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("VERL_CHECKOUT", str(tmp_path / "recipe"))
     assert dry_run("dapo_qwen3_32b_32die") == 1
-    assert "pin set vllm-0.11 trains by recipe/dapo, which is in verl's git tag alone" in capsys.readouterr().err
+    said = f"pin set {PIN_SET} trains by recipe/dapo, which is in verl's git tag alone"
+    assert said in capsys.readouterr().err
 
 
-def test_the_table_names_verls_keys_once():
-    for pin_set in schema.VERL:
-        names = [name for key in schema.KEYS for name in key.all_of_verl(pin_set)]
-        assert len(set(names)) == len(names)
+def test_collectives_wait_as_long_as_the_trainer_needs(capsys):
+    """Where ranks meet right after generating, longer than the article's longest round of 7102 s."""
+    assert dry_run("dapo_qwen3_32b_32die") == 0
+    timeout = PinSet(PIN_SET).collective_timeout
+    said = capsys.readouterr().out
+    assert f"export HCCL_EXEC_TIMEOUT={timeout}\n" in said and f"actor_rollout_ref.nccl_timeout={timeout} " in said
+    assert timeout == 1836 if not DAPO_IN_CHECKOUT else timeout > 7102
+
+
+def test_a_key_map_names_each_of_verls_keys_once():
+    for name in pin_set.names():
+        for backend in BACKENDS:
+            mapped = PinSet(name).key_map(backend)
+            assert len(set(mapped.values())) == len(mapped)
     base = OmegaConf.load(QWEN3 / "dapo.yaml")
-    assert set(schema.FREE) <= set(base)
+    assert set(MAPPINGS) <= set(base) & set(KEYS)
+
+
+NEW = "vllm-99.9"
+DRY_RUNS = """
+import sys
+from llm_rl import launch
+for name in sys.argv[2:]:
+    print("==", name, launch.main([f"llm_rl/qwen3/{name}.yaml", f"pin_set={sys.argv[1]}", "--dry-run"]), flush=True)
+"""
+
+
+@pytest.fixture
+def scratch(tmp_path):
+    """A copy of the repository."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    files = subprocess.run(listed, cwd=launch.ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in files:
+        if name and (launch.ROOT / name).is_file():
+            (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(launch.ROOT / name, tmp_path / "copy" / name)
+    return tmp_path / "copy"
+
+
+def dry_runs(folder, pin_set):
+    """Exit status and output of a dry run of each recipe in a copy of the repository."""
+    command = [sys.executable, "-c", DRY_RUNS, pin_set, *NAMES]
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    parts = re.split(r"^== (\w+) (\d)\n", done.stdout, flags=re.MULTILINE)
+    return {name: (int(code), said) for said, name, code in zip(parts[0::3], parts[1::3], parts[2::3])}
+
+
+def test_a_pin_set_is_added_by_adding_a_folder(scratch):
+    """Its key map counts: one key is another of verl's here. No file outside the folder names it."""
+    shutil.copytree(scratch / "patches" / PIN_SET, scratch / "patches" / NEW)
+    pins, keys = (scratch / "patches" / NEW / name for name in ("pins.toml", "recipe.toml"))
+    pins.write_text(pins.read_text().replace(f'name = "{PIN_SET}"', f'name = "{NEW}"'))
+    temperature, warmth = (
+        "actor_rollout_ref.rollout.temperature",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.warmth",
+    )
+    keys.write_text(keys.read_text().replace(f'"{temperature}"', f'"{warmth}"'))
+    runs = dry_runs(scratch, NEW)
+    assert list(runs) == NAMES
+    for name, (code, said) in runs.items():
+        assert code == (0 if allowed(name) else 1), said
+        if allowed(name):
+            assert f"{warmth}=1.0" in said and f" {temperature}=" not in said and f"pin set {NEW}" in said
+    naming = subprocess.run(["grep", "-rlF", NEW, "--exclude=*.pyc", "."], cwd=scratch, capture_output=True, text=True)
+    assert {line.split("/")[2] for line in naming.stdout.splitlines() if line.startswith("./patches/")} == {NEW}
+    assert [line for line in naming.stdout.splitlines() if not line.startswith("./patches/")] == [
+        "./tests/compose/test_compose.py"
+    ]
+
+
+def test_a_key_map_that_forgets_a_key_is_refused(scratch):
+    keys = scratch / "patches" / PIN_SET / "recipe.toml"
+    keys.write_text(keys.read_text().replace("\ntemperature = ", "\nwarmth = "))
+    for code, said in dry_runs(scratch, PIN_SET).values():
+        assert code == 1 and f"error: {keys} lacks rollout.temperature: it must name each key" in said
+
+
+@NO_OTHER
+def test_recipes_compose_without_the_other_pin_sets(scratch):
+    for other in OTHERS:
+        shutil.rmtree(scratch / "patches" / other.name)
+    assert {name: code for name, (code, _) in dry_runs(scratch, PIN_SET).items()} == {
+        name: 0 if allowed(name) else 1 for name in NAMES
+    }
+
+
+def test_recipes_name_no_pin_set_but_the_default():
+    (default,) = re.findall(r"^pin_set: \$\{oc.env:PIN,(.*)\}", (QWEN3 / "dapo.yaml").read_text(), re.MULTILINE)
+    files = [path for path in (launch.ROOT / "llm_rl").rglob("*") if path.suffix in (".py", ".sh", ".yaml")]
+    naming = {path.name: {n for n in pin_set.names() if n in path.read_text()} for path in files}
+    assert {name: names for name, names in naming.items() if names} == {"dapo.yaml": {default}, "common.sh": {default}}

@@ -56,7 +56,7 @@ def test_dapo_without_its_copies(folder, tmp_path, capsys):
     for row, expected in zip(made, rows[:6], strict=True):
         assert row | {"prompt": list(row["prompt"])} == expected
     record = json.loads((tmp_path / "made" / "dapo.parquet.json").read_text())
-    counts = {"rows_in": 600, "rows": 6, "duplicates_removed": 594, "most_copies_of_a_prompt": 100, "bad_rows": 0}
+    counts = {"rows_in": 600, "rows": 6, "duplicates_removed": 594, "max_copies_of_a_prompt": 100, "bad_rows": 0}
     assert {name: record[name] for name in counts} == counts
     assert record["source_sha256"] == hashlib.sha256((folder / "dapo.parquet").read_bytes()).hexdigest()
     assert record["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()

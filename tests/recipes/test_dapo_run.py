@@ -124,7 +124,7 @@ def test_every_answer_is_logged_in_its_place(run):
         assert all(len(answer.log_probs) == len(answer.tokens) for answer in answers.values())
         for prompt in range(prompts):
             siblings = [answers[prompt, sibling] for sibling in range(8)]
-            assert len({answer.asked for answer in siblings}) == 1
+            assert len({answer.prompt_hash for answer in siblings}) == 1
             assert len({tuple(answer.tokens) for answer in siblings}) > 1
 
 

@@ -5,16 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from llm_rl import config as recipe
-from llm_rl import environment
+from llm_rl import config, environment
+from llm_rl.errors import UserError
+from llm_rl.pin_set import PinSet
 
 QWEN3 = Path(environment.__file__).parent / "qwen3"
 
 
-def npu(**changes):
-    """Values of the article's 32B recipe, without the files."""
-    own = recipe.values(recipe.load(QWEN3 / "dapo_qwen3_32b_32die.yaml", []))
-    return own | changes
+def npu(*overrides):
+    """The article's 32B recipe."""
+    return config.load(QWEN3 / "dapo_qwen3_32b_32die.yaml", list(overrides))
+
+
+def variables(run_dir, *overrides):
+    recipe = npu(*overrides)
+    return environment.variables(recipe, PinSet(recipe.pin_set), run_dir)
 
 
 def test_environment_on_ascend(monkeypatch, tmp_path):
@@ -22,16 +27,14 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     jemalloc = tmp_path / "libjemalloc.so.2"
     monkeypatch.setattr(environment, "JEMALLOC", (str(tmp_path / "no"), str(jemalloc)))
-    own = npu(**{"cluster.interface": "eth9"})
-    env = environment.variables(own, {"MINE": 3, "HCCL_CONNECT_TIMEOUT": 600}, tmp_path, 8)
+    env = variables(tmp_path, "cluster.interface=eth9", "env.MINE=3", "env.HCCL_CONNECT_TIMEOUT=600")
     assert env["HCCL_CONNECT_TIMEOUT"] == "600" and env["HCCL_EXEC_TIMEOUT"] == "1836" and env["MINE"] == "3"
     assert env["HCCL_HOST_SOCKET_PORT_RANGE"] == env["HCCL_NPU_SOCKET_PORT_RANGE"] == "64021-64052"
     assert {env[f"{library}_SOCKET_IFNAME"] for library in ("HCCL", "GLOO", "TP")} == {"eth9"}
     assert env["VLLM_ASCEND_ENABLE_NZ"] == "0" and "LD_PRELOAD" not in env and "HCCL_IF_BASE_PORT" not in env
     jemalloc.touch()
-    old = environment.variables(own | {"pin_set": "vllm-0.11"}, {}, tmp_path, 8)
-    assert old["LD_PRELOAD"] == str(jemalloc) and int(old["HCCL_EXEC_TIMEOUT"]) > 7102  # the article's longest round
-    assert "HCCL_EXEC_TIMEOUT" not in environment.variables(own | {"cluster.device": "cuda"}, {}, tmp_path, 8)
+    assert variables(tmp_path)["LD_PRELOAD"] == str(jemalloc)
+    assert "HCCL_EXEC_TIMEOUT" not in variables(tmp_path, "cluster.device=cuda")
 
 
 @pytest.mark.parametrize(
@@ -48,37 +51,34 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
     ],
 )
 def test_environment_that_cannot_work_on_ascend_is_refused(env, sentence, tmp_path):
-    with pytest.raises(recipe.ConfigError, match=sentence):
-        environment.variables(npu(), env, tmp_path, 8)
+    with pytest.raises(UserError, match=sentence):
+        variables(tmp_path, *(f"env.{name}='{value}'" for name, value in env.items()))
 
 
 def test_ray_is_joined_only_where_it_has_enough_devices(monkeypatch):
-    own, hosts = npu(), []
+    hosts = []
     monkeypatch.setattr(
         environment, "_probe", lambda address, resource: (hosts[0] and hosts[0] | {"address": address}, "refused")
     )
     monkeypatch.setattr(environment.time, "sleep", lambda seconds: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
-    def address(cluster, own=own):
+    def address(cluster, *overrides):
         hosts[:] = [cluster]
-        return environment.ray_address(own, wait=0)
+        return environment.ray_address(npu(*overrides), wait=0)
 
     assert address({"nodes": [16, 16, 0], "free": 32}) == "auto"
-    assert address(None, own | {"cluster.device": "cpu"}) == address(None, own | {"cluster.nodes": 1}) == "local"
-    with pytest.raises(
-        recipe.ConfigError, match=r"no Ray runs on this host \(refused\), and the recipe needs 2 x 16 NPU"
-    ):
+    assert address(None, "cluster.device=cpu") == address(None, "cluster.nodes=1") == "local"
+    with pytest.raises(UserError, match=r"no Ray runs on this host \(refused\), and the recipe needs 2 x 16 NPU"):
         address(None)
-    with pytest.raises(recipe.ConfigError, match="has 1 host.s. with 16 NPU and 24 of them free"):
+    with pytest.raises(UserError, match="has 1 host.s. with 16 NPU and 24 of them free"):
         address({"nodes": [16, 8], "free": 24})
-    with pytest.raises(recipe.ConfigError, match="has 1 host.s. with 16 NPU and 32 of them free"):
+    with pytest.raises(UserError, match="has 1 host.s. with 16 NPU and 32 of them free"):
         address({"nodes": [16, 8, 8], "free": 32})
-    with pytest.raises(recipe.ConfigError, match="and 16 of them free, and the recipe needs 2 x 16"):
+    with pytest.raises(UserError, match="and 16 of them free, and the recipe needs 2 x 16"):
         address({"nodes": [16, 16], "free": 16})
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert address(
-        {"nodes": [1], "free": 1}, own | {"cluster.device": "cpu", "cluster.nodes": 1, "cluster.dies_per_node": 1}
-    )
-    with pytest.raises(recipe.ConfigError, match="no Ray cluster answers at RAY_ADDRESS=10.0.0.1:6379"):
+    one_device = ("cluster.device=cpu", "cluster.nodes=1", "cluster.dies_per_node=1")
+    assert address({"nodes": [1], "free": 1}, *one_device) == "10.0.0.1:6379"
+    with pytest.raises(UserError, match="no Ray cluster answers at RAY_ADDRESS=10.0.0.1:6379"):
         address(None)

@@ -11,21 +11,22 @@ from pathlib import Path
 
 import psutil
 import pytest
+from omegaconf import OmegaConf
 from sam_core.options import Options
 
-from llm_rl import config as recipe
-from llm_rl import follow, launch
+from llm_rl import config, follow, launch, pin_set, verl
+from llm_rl.pin_set import PinSet
 
 ROOT = Path(launch.ROOT)
 TINY = ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
 
 
 def load(*overrides):
-    return recipe.load(TINY, list(overrides))
+    return config.load(TINY, list(overrides))
 
 
-def overrides_of(config, run_dir, ray="local"):
-    return recipe.verl_overrides(config, run_dir, {"OMP_NUM_THREADS": "1"}, ray)
+def overrides_of(recipe, run_dir, ray="local"):
+    return verl.overrides(recipe, PinSet(recipe.pin_set), run_dir, {"OMP_NUM_THREADS": "1"}, ray)
 
 
 def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
@@ -56,8 +57,8 @@ def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
 
 
 def test_recipes_name_every_option_with_the_engines_default():
-    assert recipe.options(load("sam_options.verify=rejection")) == Options()
-    assert recipe.options(load()).verify == "seeded"
+    assert load("sam_options.verify=rejection").options == Options()
+    assert load().options.verify == "seeded"
     assert set(load().sam_options) | {"switch"} == {"k", *(f.name for f in dataclasses.fields(Options))}
 
 
@@ -114,15 +115,6 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("verl=3", "verl must be a mapping, got 3"),
         ("verl.actor_rollout_ref.rollout.n=3", "verl.actor_rollout_ref.rollout.n is what rollout.n sets: use that"),
         ("verl.trainer.save_freq=3", "verl.trainer.save_freq follows from other keys of the recipe"),
-        (
-            "verl.reward_model.overlong_buffer.len=3",
-            "verl.reward_model.overlong_buffer.len is a key of verl 0.6.1 (pin set vllm-0.11), not of verl 0.9.1: "
-            "use algorithm.overlong.len",
-        ),
-        (
-            "verl.actor_rollout_ref.rollout.skip_rollout=true",
-            "verl.actor_rollout_ref.rollout.skip_rollout is a key of verl 0.6.1 (pin set vllm-0.11), not of verl 0.9.1",
-        ),
         ("verl.trainer.nonsense=3", "verl 0.9.1 rejects the recipe: Could not override 'trainer.nonsense'."),
         ("data.gen_batch_size=20", "data.gen_batch_size 20 is no multiple of data.train_batch_size 8"),
         ("train.max_tokens_per_die=9", "set one of train.micro_batch_size and train.max_tokens_per_die"),
@@ -147,13 +139,12 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("sam_options.k=16", "sam_options: num_speculative_tokens must be an integer from 1 to 15, got 16"),
         ("sam_options.switch=batch", "the switch is chosen by sam=off, sam=batch or sam=auto, not in sam_options"),
         ("sam", "override 'sam' is not of the form key=value"),
-        ("pin_set=vllm-9", "pin_set must be one of vllm-0.11, vllm-0.23, got 'vllm-9'"),
-        ("pin_set=vllm-0.11", "pin set vllm-0.11 has no recipe on a CPU"),
+        ("pin_set=vllm-9", f"pin_set must be one of {', '.join(pin_set.names())}, got 'vllm-9'"),
         ("model.path=/nowhere", "there is no /nowhere/config.json: make or fetch the model and the data first"),
     ],
 )
 def test_bad_setting_is_one_sentence_and_starts_nothing(override, sentence, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(launch, "tree_ids", lambda pin_set: {})
+    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
     model = fake_model(tmp_path)
     arguments = [str(TINY), f"model.path={model}", override]
     run_dir = tmp_path / "run"
@@ -194,7 +185,7 @@ def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
 def test_this_environment_is_patched():
     modules = {"vllm", "vllm_ascend", "verl"}
     assert launch.patch_states("vllm-0.23", "--env", sys.prefix) == dict.fromkeys(modules, "patched")
-    assert set(launch.tree_ids("vllm-0.23")) == modules
+    assert set(launch.tree_ids(load())) == modules
 
 
 def test_missing_file_is_one_sentence(tmp_path, capsys):
@@ -202,8 +193,8 @@ def test_missing_file_is_one_sentence(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: there is no recipe configuration {tmp_path}")
 
 
-def steps(config, drafted):
-    return [{"step": i + 1, "data": {"rollout/spec/drafted": drafted}} for i in range(config.steps)]
+def steps(recipe, drafted):
+    return [{"step": i + 1, "data": {"rollout/spec/drafted": drafted}} for i in range(recipe.steps)]
 
 
 def test_speculation_that_is_silently_absent_is_an_error(tmp_path):
@@ -213,8 +204,8 @@ def test_speculation_that_is_silently_absent_is_an_error(tmp_path):
     assert follow.failure(on, steps(on, 5), 0, log) is None
     assert follow.failure(off, steps(off, 0), 0, log) is None
     none = "speculation was asked for (sam={}) but no draft was verified in 6 steps: the engine ran without it, or never had {}"
-    for config, what in ((on, "at most 8 requests running; see"), (auto, "a draft that pays (sam=batch drafts")):
-        assert follow.failure(config, steps(config, 0), 0, log).startswith(none.format(config.sam, what))
+    for recipe, what in ((on, "at most 8 requests running; see"), (auto, "a draft that pays (sam=batch drafts")):
+        assert follow.failure(recipe, steps(recipe, 0), 0, log).startswith(none.format(recipe.sam, what))
     assert follow.failure(off, steps(off, 5), 0, log).startswith("sam=off, but 30 draft tokens were verified")
 
 
@@ -232,7 +223,7 @@ def fake_model(folder):
 def fake_verl(draftless_steps):
     """Stands in for verl's command: a process that logs steps without a draft and ends well."""
 
-    def command(pin_set, backend, overrides, run_dir):
+    def command(entry, overrides, run_dir):
         step = {"rollout/spec/drafted": 0, "timing_s/gen": 1.0, "timing_s/step": 2.0}
         lines = "".join(json.dumps({"step": n, "data": step}) + "\n" for n in draftless_steps)
         return [sys.executable, "-c", f"open({str(run_dir / 'steps.jsonl')!r}, 'a').write({lines!r})"]
@@ -241,7 +232,7 @@ def fake_verl(draftless_steps):
 
 
 def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(launch, "tree_ids", lambda pin_set: {})
+    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
     monkeypatch.setattr(launch.verl, "command", fake_verl([1, 2]))
     arguments = [str(TINY), "steps=2", f"model.path={fake_model(tmp_path)}"]
     assert launch.main([*arguments, "--run-dir", str(tmp_path / "on")]) == 1
@@ -252,10 +243,13 @@ def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, 
     record = json.loads((tmp_path / "off" / "run.json").read_text())
     assert record["status"] == "ok" and record["attempts"][0]["after_step"] == 0
     assert record["summary"]["step_s"] == 2.0 and "step, s                 2.0" in output
+    assert config.load(tmp_path / "off" / "recipe.yaml", []) == config.load(TINY, [*arguments[1:], "sam=off"])
+    composed = OmegaConf.load(tmp_path / "off" / "verl.yaml")
+    assert composed.trainer.total_training_steps == 2 and composed.data.train_files.endswith("train.parquet")
 
 
 def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(launch, "tree_ids", lambda pin_set: {})
+    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
     monkeypatch.setattr(launch.verl, "command", lambda *args: [sys.executable, "-c", "import time; time.sleep(600)"])
     arguments = [
         str(TINY),
@@ -283,7 +277,7 @@ import sys, time
 from llm_rl import launch
 clock = time.monotonic
 time.monotonic = lambda: 15 * clock()  # 20 s pass in little more than one
-launch.tree_ids = lambda pin_set: {{}}
+launch.tree_ids = lambda recipe: {{}}
 launch.verl.command = lambda *args: [sys.executable, {trainer!r}]
 sys.exit(launch.main({arguments!r}))
 """
@@ -345,7 +339,7 @@ def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys):
     orphan = psutil.Process(started(launcher, pids))
     launcher.kill()
     launcher.wait()
-    monkeypatch.setattr(launch, "tree_ids", lambda pin_set: {})
+    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
     monkeypatch.setattr(launch.verl, "command", fake_verl([1]))
     assert launch.main(arguments) == 1
     assert "error: a run is still going on in" in capsys.readouterr().err
@@ -361,8 +355,7 @@ def test_a_run_that_ends_early_names_the_cause(tmp_path):
         "ValueError: max_model_len (1152) is too long\n"
         "ray.exceptions.RayTaskError(ValueError): ray::run()\n"
     )
-    config = load("steps=6")
-    assert follow.failure(config, [], 1, log) == (
+    assert follow.failure(load("steps=6"), [], 1, log) == (
         f"verl ended with status 1 after 0 of 6 steps: ValueError: max_model_len (1152) is too long; see {log}"
     )
 

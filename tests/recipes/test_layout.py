@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_rl import config as recipe
-from llm_rl import layout
+from llm_rl import config, layout
+from llm_rl.errors import UserError
 from llm_rl.layout import GIB, SHAPES
 
 QWEN3 = Path(layout.__file__).parent / "qwen3"
@@ -22,8 +22,9 @@ MEGATRON_32B = {
 }
 
 
-def own(name=B32, **changes):
-    return recipe.values(recipe.load(QWEN3 / f"{name}.yaml", [])) | changes
+def load(name=B32, **changes):
+    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    return config.load(QWEN3 / f"{name}.yaml", overrides)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +65,9 @@ def test_experts_of_235b_and_what_tensor_parallelism_leaves_of_keys_and_values()
 )
 def test_rollout_memory(name, changes, weights, sequence, worst, kv, full, mean):
     """GiB a die, full sequences and thousands of mean tokens, with 8 and with 4 GiB for what is not modelled."""
-    values = own(name, **changes)
-    model = SHAPES[Path(values["model.path"]).name]
-    low, high = layout.rollout(values, model, 8.0), layout.rollout(values, model, 4.0)
+    recipe = load(name, **changes)
+    model = SHAPES[Path(recipe.model.path).name]
+    low, high = layout.rollout(recipe, model, 8.0), layout.rollout(recipe, model, 4.0)
     assert low.weights == pytest.approx(weights, abs=0.05)
     assert low.sequence == pytest.approx(sequence, abs=0.01)
     assert low.worst == pytest.approx(worst, abs=0.5)
@@ -82,10 +83,10 @@ def test_rollout_memory(name, changes, weights, sequence, worst, kv, full, mean)
 
 
 def test_experts_on_every_engine_do_not_fit():
-    values = own(B235, **{"rollout.data_parallel_size": 1, "rollout.expert_parallel_size": 1})
-    assert layout.rollout(values, SHAPES["Qwen3-235B-A22B"]).weights == pytest.approx(109.5, abs=0.05)
-    with pytest.raises(recipe.ConfigError, match="the rollout does not fit: weights 109.5.*: spread the experts"):
-        layout.report(values, SHAPES["Qwen3-235B-A22B"], sleeps=True)
+    recipe = load(B235, **{"rollout.data_parallel_size": 1, "rollout.expert_parallel_size": 1})
+    assert layout.rollout(recipe, SHAPES["Qwen3-235B-A22B"]).weights == pytest.approx(109.5, abs=0.05)
+    with pytest.raises(UserError, match="the rollout does not fit: weights 109.5.*: spread the experts"):
+        layout.report(recipe, SHAPES["Qwen3-235B-A22B"])
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,8 @@ def test_experts_on_every_engine_do_not_fit():
     ],
 )
 def test_waves_of_requests(name, changes, requests, waves):
-    values = own(name, **changes)
-    roll = layout.rollout(values, SHAPES[Path(values["model.path"]).name])
+    recipe = load(name, **changes)
+    roll = layout.rollout(recipe, SHAPES[Path(recipe.model.path).name])
     assert (roll.requests, roll.waves) == (requests, waves)
 
 
@@ -116,18 +117,18 @@ def test_waves_of_requests(name, changes, requests, waves):
 )
 def test_training_memory(name, model, changes, parts, total):
     """GiB a die of weights, gradients, optimizer."""
-    train = layout.training(own(name, **changes), SHAPES[model])
+    train = layout.training(load(name, **changes), SHAPES[model])
     if parts:
         assert (train.weights, train.gradients, train.optimizer) == tuple(pytest.approx(p, abs=0.06) for p in parts)
     assert train.weights + train.gradients + train.optimizer == pytest.approx(total, abs=0.06)
 
 
 def test_logits_and_the_optimizer_in_host_memory():
-    assert layout.training(own(), SHAPES["Qwen3-32B"]).logits == pytest.approx(2.6, abs=0.05)
-    assert layout.training(own(**MEGATRON_32B), SHAPES["Qwen3-32B"]).logits == pytest.approx(1.3, abs=0.05)
-    large = layout.training(own(B235), SHAPES["Qwen3-235B-A22B"])
+    assert layout.training(load(), SHAPES["Qwen3-32B"]).logits == pytest.approx(2.6, abs=0.05)
+    assert layout.training(load(**MEGATRON_32B), SHAPES["Qwen3-32B"]).logits == pytest.approx(1.3, abs=0.05)
+    large = layout.training(load(B235), SHAPES["Qwen3-235B-A22B"])
     assert large.logits == pytest.approx(1.3, abs=0.05)
-    assert round(large.host) == 328 and round(layout.training(own(), SHAPES["Qwen3-32B"]).host) == 183
+    assert round(large.host) == 328 and round(layout.training(load(), SHAPES["Qwen3-32B"]).host) == 183
 
 
 @pytest.mark.parametrize(
@@ -140,13 +141,14 @@ def test_logits_and_the_optimizer_in_host_memory():
 )
 def test_weights_of_a_sleeping_engine_are_pinned_in_blocks_of_powers_of_two(name, model, blocks):
     """MiB of a layer's matrices, then of the vocabulary's."""
-    assert layout.rollout(own(name, **{"cluster.die_memory": 64}), SHAPES[model]).pinned == blocks / 1024
+    assert layout.rollout(load(name, **{"cluster.die_memory": 64}), SHAPES[model]).pinned == blocks / 1024
 
 
 def test_the_table_says_what_the_weights_take_asleep():
-    lines = layout.report(own(), SHAPES["Qwen3-32B"], sleeps=True)[0]
+    lines = layout.report(load(), SHAPES["Qwen3-32B"])[0]
     assert "  weights asleep           122 GiB a host while training, 136 with what pinning adds" in lines
-    assert not [line for line in layout.report(own(), SHAPES["Qwen3-32B"], sleeps=False)[0] if "asleep" in line]
+    awake = load(**{"verl.actor_rollout_ref.rollout.free_cache_engine": False})
+    assert not [line for line in layout.report(awake, SHAPES["Qwen3-32B"])[0] if "asleep" in line]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,6 @@ def test_the_table_says_what_the_weights_take_asleep():
     [
         (B32, [], True),
         (B235, [], True),
-        (B32, ["pin_set=vllm-0.23"], True),
         (B32, ["cluster.device=cuda"], False),
         (B32, ["verl.actor_rollout_ref.rollout.free_cache_engine=false"], False),
         (B32, ["verl.actor_rollout_ref.rollout.+enable_sleep_mode=false"], False),
@@ -162,14 +163,14 @@ def test_the_table_says_what_the_weights_take_asleep():
     ],
 )
 def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_at_level_1(name, overrides, sleeps):
-    assert recipe.sleeps(recipe.load(QWEN3 / f"{name}.yaml", overrides)) is sleeps
+    assert config.load(QWEN3 / f"{name}.yaml", overrides).keeps_weights_on_host is sleeps
 
 
 def test_every_recipe_says_what_to_expect():
     warned = {}
     for name in (B32, B235, "dapo_qwen3_32b_128die_customer", "dapo_qwen3_tiny_cpu"):
-        values = own(name)
-        lines, warned[name] = layout.report(values, SHAPES.get(Path(values["model.path"]).name), sleeps=False)
+        recipe = load(name)
+        lines, warned[name] = layout.report(recipe, SHAPES.get(Path(recipe.model.path).name))
         assert lines[0].startswith("dies ")
     assert [len(warnings) for warnings in warned.values()] == [1, 0, 1, 0]
     assert (
@@ -200,9 +201,9 @@ def test_every_recipe_says_what_to_expect():
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_refused(name, changes, sentence):
-    values = own(name, **changes)
-    with pytest.raises(recipe.ConfigError) as error:
-        layout.report(values, SHAPES[Path(values["model.path"]).name], sleeps=True)
+    recipe = load(name, **changes)
+    with pytest.raises(UserError) as error:
+        layout.report(recipe, SHAPES[Path(recipe.model.path).name])
     assert sentence in str(error.value)
 
 
@@ -218,5 +219,5 @@ def test_shape_comes_from_the_models_own_file(tmp_path):
     (model / "config.json").write_text(json.dumps(read | {"num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8}))
     assert layout.shape(model) == layout.Shape(2, 64, 4, 2, 8, 32, 100, True, 8, 2)
     (model / "config.json").write_text("{}")
-    with pytest.raises(recipe.ConfigError, match="config.json cannot be read as a model's configuration"):
+    with pytest.raises(UserError, match="config.json cannot be read as a model's configuration"):
         layout.shape(model)

@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from llm_rl import launch, resume
-from llm_rl.config import ConfigError
+from llm_rl.errors import UserError
 
 EVERY_STEP = {"rollout/spec/tokens": 10, "rollout/spec/drafted": 1, "timing_s/gen": 1.0, "timing_s/step": 1.0}
 
@@ -141,7 +141,7 @@ def test_steps_behind_the_checkpoint_are_done_again(run_dir):
 
 
 def test_without_checkpoints_a_run_starts_again(run_dir):
-    with pytest.raises(ConfigError, match="has a checkpoint of step 4, which a run without checkpoints would remove"):
+    with pytest.raises(UserError, match="has a checkpoint of step 4, which a run without checkpoints would remove"):
         resume.point(run_dir, 0)
     shutil.rmtree(run_dir / "checkpoints")
     assert resume.point(run_dir, 0) == 0
@@ -160,30 +160,23 @@ def test_without_checkpoints_a_run_starts_again(run_dir):
 def test_a_log_that_is_not_the_checkpoints_is_refused(run_dir):
     lines = (run_dir / "steps.jsonl").read_text().splitlines(keepends=True)
     (run_dir / "steps.jsonl").write_text("".join(lines[:2]))
-    with pytest.raises(ConfigError, match="has a checkpoint of step 4, and its steps.jsonl ends at step 2"):
+    with pytest.raises(UserError, match="has a checkpoint of step 4, and its steps.jsonl ends at step 2"):
         resume.point(run_dir, 1)
     (run_dir / "steps.jsonl").write_text("".join([*lines[:2], lines[3]]))  # a step is missing
-    with pytest.raises(ConfigError, match="ends at step 2"):
+    with pytest.raises(UserError, match="ends at step 2"):
         resume.point(run_dir, 1)
 
 
 def record_of(run_dir, steps=8, seed=1, trees=None):
-    config = OmegaConf.create(
-        {
-            "name": "n",
-            "pin_set": "p",
-            "seed": seed,
-            "sam": "off",
-            "steps": steps,
-            "sam_options": {"k": 3, "threshold": 8},
-        }
-    )
-    plan = SimpleNamespace(config=config, run_dir=run_dir, table=[])
+    settings = {"name": "n", "pin_set": "p", "seed": seed, "sam": "off", "steps": steps}
+    settings["sam_options"] = {"k": 3, "threshold": 8}
+    recipe = SimpleNamespace(**settings, options=SimpleNamespace(threshold=8), model_dump=lambda: settings)
+    plan = SimpleNamespace(recipe=recipe, run_dir=run_dir, table=[])
     return launch.begin_record(plan, trees or {"verl": "1"}, 4)
 
 
 def test_a_run_goes_on_only_as_what_it_was(run_dir):
-    with pytest.raises(launch.LaunchError, match="run.json of the run to go on with cannot be read"):
+    with pytest.raises(UserError, match="run.json of the run to go on with cannot be read"):
         record_of(run_dir)
     first = {"attempts": [{"after_step": 0}], "tree_ids": {"verl": "1"}}
     first["config"] = {"name": "n", "pin_set": "p", "seed": 1, "sam": "off", "steps": 4}
@@ -191,7 +184,7 @@ def test_a_run_goes_on_only_as_what_it_was(run_dir):
     (run_dir / "run.json").write_text(json.dumps(first))
     assert [attempt["after_step"] for attempt in record_of(run_dir, steps=8)["attempts"]] == [0, 4]
     for change in ({"seed": 2}, {"trees": {"verl": "2"}}):
-        with pytest.raises(launch.LaunchError, match="holds 4 steps of a run with another (seed|tree_ids): go on"):
+        with pytest.raises(UserError, match="holds 4 steps of a run with another (seed|tree_ids): go on"):
             record_of(run_dir, **change)
 
 

@@ -173,13 +173,15 @@ def test_the_model_that_is_shipped_is_whole():
 
 
 def test_a_damaged_model_is_named(tmp_path):
-    assert "has no readable MADE.json: restore the folder" in tiny_model.check(tmp_path)
+    assert "has no readable provenance.json: restore the folder" in tiny_model.check(tmp_path)
     folder = shutil.copytree(tiny_model.FOLDER, tmp_path / "tiny")
     assert tiny_model.check(folder) is None
     with open(folder / "model.safetensors", "r+b") as file:
         file.seek(5000)
         file.write(b"damage")
-    assert tiny_model.check(folder).startswith(f"{folder / 'model.safetensors'} is not the file that MADE.json records")
+    assert tiny_model.check(folder).startswith(
+        f"{folder / 'model.safetensors'} is not the file that provenance.json records"
+    )
     (folder / "config.json").unlink()
     assert "config.json is not the file" in tiny_model.check(folder)
 

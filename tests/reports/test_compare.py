@@ -7,11 +7,10 @@ import pytest
 from run_folders import edit_step, write_answers, write_run
 
 from llm_rl.reports.__main__ import load, main
-from llm_rl.reports.answers import sentence
-from llm_rl.reports.compare import load_sentence, rollout_sentence, text_table
+from llm_rl.reports.compare import busy_loads, rollout_sentence
 from llm_rl.reports.drafting import step_costs
+from llm_rl.reports.pages import markdown, text_table, words
 from llm_rl.reports.runs import Run, read_run
-from llm_rl.reports.sections import blocks
 
 
 def summary_of(folder):
@@ -69,16 +68,16 @@ def test_a_busy_machine_is_said_first(runs):
         return summary_of(runs)
 
     quiet, noisy = {"others": 0.04, "steal": 0.0}, {"others": 0.46, "steal": 0.02}
-    assert load_sentence(summary_of(runs)) is None, "runs without a record of it"
+    assert busy_loads(summary_of(runs)) is None, "runs without a record of it"
     record("off", noisy, quiet, quiet)
     summary = record("on", noisy, quiet, quiet)
-    assert load_sentence(summary) is None and blocks(summary, "en")[1][0] == "heading"
+    assert busy_loads(summary) is None and markdown(summary, "en").splitlines()[2] == "## All figures"
     summary = record("off", quiet, quiet, noisy)
     assert summary["off"]["load"]["others"] == 0.25
-    said = load_sentence(summary)
+    said = words().busy_machine(busy_loads(summary))
     assert said.startswith("The machine was busy: other processes took a share of its CPU time, 25% with SAM off")
-    assert blocks(summary, "en")[1] == ("text", said)
-    assert blocks(summary, "zh")[1][1].startswith("机器当时繁忙")
+    assert markdown(summary, "en").splitlines()[2] == said
+    assert markdown(summary, "zh").splitlines()[2].startswith("机器当时繁忙")
 
 
 def test_auto_is_compared_with_off_as_well(runs):
@@ -116,10 +115,26 @@ def test_drafts_by_position_source_and_running_requests(runs):
     assert summary["on"]["index_bytes"] == [1 << 20, 2 << 20, 3 << 20]
     one, many = summary["on"]["step_costs"]
     assert one == pytest.approx(
-        {"least": 1, "most": 1, "plain": 0, "plain_ms": None, "drafted": 10, "drafted_ms": 100, "tokens_per_step": 2}
+        {
+            "min_running": 1,
+            "max_running": 1,
+            "plain": 0,
+            "plain_ms": None,
+            "drafted": 10,
+            "drafted_ms": 100,
+            "tokens_per_step": 2,
+        }
     )
     assert many == pytest.approx(
-        {"least": 3, "most": 4, "plain": 20, "plain_ms": 100, "drafted": 0, "drafted_ms": None, "tokens_per_step": None}
+        {
+            "min_running": 3,
+            "max_running": 4,
+            "plain": 20,
+            "plain_ms": 100,
+            "drafted": 0,
+            "drafted_ms": None,
+            "tokens_per_step": None,
+        }
     )
     assert [row["plain"] for row in summary["off"]["step_costs"]] == [20, 20]
     assert summary["off"]["positions"] == [] and summary["off"]["by_source"] == {}
@@ -137,10 +152,10 @@ def test_costs_of_steps_are_medians_and_steps_after_idleness_have_none():
     rows = [(0, 0.0, 0.0, 5, 5, 0, 0), *((0, 0.0, seconds, 5, 5, 0, 0) for seconds in (0.01, 0.02, 0.9))]
     rows += [(0, 0.0, 0.04, 8, 20, 24, 12), (1, 0.0, 0.05, 9, 9, 0, 0)]
     five, nine = step_costs(Run({}, [{}, {}], [[(0, 0.0, 7.0, 5, 5, 0, 0)], rows]), first=1)
-    assert five == {"least": 5, "most": 8, "plain": 3, "plain_ms": 20, "drafted": 1, "drafted_ms": 40} | {
+    assert five == {"min_running": 5, "max_running": 8, "plain": 3, "plain_ms": 20, "drafted": 1, "drafted_ms": 40} | {
         "tokens_per_step": 2.5
     }
-    assert (nine["least"], nine["most"], nine["plain_ms"], nine["drafted_ms"]) == (9, 16, 50, None)
+    assert (nine["min_running"], nine["max_running"], nine["plain_ms"], nine["drafted_ms"]) == (9, 16, 50, None)
 
 
 def test_tail_is_compared_per_token(runs):
@@ -293,7 +308,7 @@ def test_equal_answers_are_counted(runs):
     row = {"answers": 4, "answers_equal": 4, "tokens": 12, "tokens_equal": 12, "log_prob_difference": 0.0}
     assert sampled["steps"] == [{"step": step, **row, "only_off": 0, "only_on": 0} for step in (1, 2)]
     assert sampled["first_difference"] is None
-    assert sentence(sampled, "SAM on") == "24 of 24 tokens sampled with SAM on equal those with SAM off."
+    assert words().equal_tokens(sampled, "SAM on") == "24 of 24 tokens sampled with SAM on equal those with SAM off."
 
 
 @pytest.mark.parametrize(
@@ -328,7 +343,7 @@ def test_first_difference_is_located_and_explained(runs, step, log_probs, cause,
     assert [row["tokens"] for row in sampled["steps"]] == [12 + (step == 1), 11 + (step == 2)]
     assert [row["tokens_equal"] for row in sampled["steps"]] == [12 - (step == 1), 9 - (step == 2)]
     assert (first["log_prob_off"], first["log_prob_on"]) == ((-1.0, -3.0) if log_probs else (-1.0, None))
-    text = sentence(sampled, "SAM on")
+    text = words().equal_tokens(sampled, "SAM on")
     assert f"training step {step}, prompt 1, answer 0, position 2" in text
     assert "token 7 (log-probability -1.0000000) off, token 9" in text and why in text
 
@@ -348,7 +363,7 @@ def test_other_prompts_and_answers_of_one_run_alone(runs):
         1,
         1,
     ]
-    assert "the runs asked different prompts there" in sentence(sampled, "SAM on")
+    assert "the runs asked different prompts there" in words().equal_tokens(sampled, "SAM on")
 
 
 def test_answer_that_ends_early_differs_at_its_end(runs):
@@ -358,7 +373,7 @@ def test_answer_that_ends_early_differs_at_its_end(runs):
     sampled = compare_sampled(runs, change)
     first = sampled["first_difference"]
     assert (first["position"], first["token_off"], first["token_on"]) == (2, 7, None)
-    assert "token 7 (log-probability -1.0000000) off, the end with SAM on" in sentence(sampled, "SAM on")
+    assert "token 7 (log-probability -1.0000000) off, the end with SAM on" in words().equal_tokens(sampled, "SAM on")
 
 
 def test_refuses_broken_answers(runs, capsys):

@@ -8,11 +8,10 @@ from html.parser import HTMLParser
 import pytest
 from run_folders import edit_step, write_answers, write_run
 
+from llm_rl.errors import UserError
 from llm_rl.reports import accuracy
 from llm_rl.reports.__main__ import load
-from llm_rl.reports.render import markdown, page
-from llm_rl.reports.runs import ReportError
-from llm_rl.reports.sections import LANGUAGES, blocks
+from llm_rl.reports.pages import LANGUAGES, markdown, page, table
 
 ARMS = ("off", "on", "auto")
 
@@ -30,7 +29,7 @@ def runs(tmp_path):
 
 def text_of(folder, language="en", arms=ARMS):
     summary, _ = load({arm: folder / arm for arm in arms})
-    return markdown(blocks(summary, language))
+    return markdown(summary, language)
 
 
 def test_tables_have_the_figures_of_the_runs(runs):
@@ -94,7 +93,7 @@ def test_both_languages_say_the_same(runs):
 
 def test_accuracy_is_told_where_it_was_evaluated(runs, tmp_path):
     summary, _ = load({arm: runs / arm for arm in ("off", "on")})
-    assert "No evaluation was given" in markdown(blocks(summary, "en"))
+    assert "No evaluation was given" in markdown(summary, "en")
     path = tmp_path / "gsm8k.json"
     path.write_text(
         json.dumps(
@@ -108,17 +107,17 @@ def test_accuracy_is_told_where_it_was_evaluated(runs, tmp_path):
     )
     row = "| gsm8k | 30 x 16 | 0.6 | 66.5 | 66.8 | +0.3 | -1.0 .. +1.6 | 0.43 | {} |"
     evaluations = [accuracy.read(path)]
-    assert row.format("not seen") in markdown(blocks(summary, "en", evaluations))
-    assert row.format("未见") in markdown(blocks(summary, "zh", evaluations))
+    assert row.format("not seen") in markdown(summary, "en", evaluations)
+    assert row.format("未见") in markdown(summary, "zh", evaluations)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"questions": 3}'])
 def test_refuses_what_is_no_evaluation(tmp_path, text):
     path = tmp_path / "found.json"
     path.write_text(text)
-    with pytest.raises(ReportError, match="found.json is (not JSON|no comparison: make it by)"):
+    with pytest.raises(UserError, match="found.json is (not JSON|no comparison: make it by)"):
         accuracy.read(path)
-    with pytest.raises(ReportError, match="no.json cannot be read: No such file"):
+    with pytest.raises(UserError, match="no.json cannot be read: No such file"):
         accuracy.read(tmp_path / "no.json")
 
 
@@ -143,21 +142,19 @@ class Reader(HTMLParser):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_html_is_whole_and_loads_nothing(runs, language):
     summary, _ = load({arm: runs / arm for arm in ARMS})
-    content = blocks(summary, language)
-    names = [block[1] for block in content if block[0] == "picture"]
+    content = markdown(summary, language)
+    names = re.findall(r"\]\((.*?)\)", content)
     reader = Reader()
     text = page(content, language, {name: b"\x89PNG" for name in names}, {"other": "other.html"})
     reader.feed(text)
     assert reader.open == [] and reader.links == ["other.html"]
     assert len(names) == 5 and reader.loads == ["data:image/png;base64,iVBORw=="] * 5
-    assert f'<html lang="{language}">' in text and text.count("<table>") == sum(
-        block[0] == "table" for block in content
-    )
+    assert f'<html lang="{language}">' in text and text.count("<table>") == content.count("\n| --- |") == 10
     assert not re.search(r"@import|url\(|<script", text)
 
 
 def test_texts_are_escaped():
-    content = [("title", "a < b"), ("text", "<b>`x & y`"), ("table", [["h|h"], ["1 < 2"]])]
+    content = "# a < b\n\n<b>`x & y`\n\n" + table("| head |", [["h|h"], ["1 < 2"]])
     text = page(content, "en", {}, {})
     assert "<title>a &lt; b</title>" in text and "&lt;b&gt;<code>x &amp; y</code>" in text and "1 &lt; 2" in text
-    assert "| h\\|h |" in markdown(content)
+    assert "| h\\|h |" in content and "<td>h|h</td>" in text

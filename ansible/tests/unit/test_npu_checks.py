@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of dies and hosts: each fault gives its sentence with host, what was found, what was expected, what to do."""
 
-import outputs
 from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
+
+import outputs
 
 
 def dies(host=0, **changes):

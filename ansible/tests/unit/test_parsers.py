@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsers of npu-smi, hccn_tool and chronyc: what they read, what they refuse and why, and that no input crashes them."""
 
-import outputs
 import pytest
 from ansible_collections.sam_rl.ascend.plugins.module_utils import host_state, npu
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import outputs
 
 PARSERS = {
     "info": (npu.parse_info, outputs.info()),

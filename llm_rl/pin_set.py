@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between pin sets for a recipe. All of it is in the pin set's folder, patches/NAME:
+
+pins.toml    versions and tree ids
+recipe.toml  verl's key for each key of a recipe, and plain values
+recipe.py    what takes arithmetic or a search, as three functions of a llm_rl.recipe.Recipe:
+             check(recipe)                   raises ValueError with one sentence for a recipe that this pin set cannot run
+             derive(recipe) -> dict          settings of verl that follow from several keys, by verl's name; a leading +
+                                             adds a key that verl's configuration has not
+             entry_point(recipe, pin_set) -> EntryPoint
+                                             raises ValueError with one sentence where verl's trainer is not there
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_rl.errors import UserError
+from llm_rl.recipe import KEYS, MAPPINGS, ROOT, Recipe, leaves, value_of
+
+PATCHES = ROOT / "patches"
+LAUNCHER_KEYS = {
+    *MAPPINGS,
+    *("name", "pin_set", "sam", "train.micro_batch_size", "train.max_tokens_per_die"),
+    *("checkpoints.every", "checkpoints.keep", "rollout.expected_length", "trainer.step_timeout"),
+    *("cluster.die_memory", "cluster.interface", "cluster.hccl_ports"),
+}
+"""Keys that llm_rl itself uses: no key map has them."""
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """How verl is started, and where its configuration is.
+
+    module, arguments: `python -m module arguments overrides`; folder: where it is started, the repository or a checkout
+    of verl that is used instead of the installed package; config_folder, config_name: Hydra's configuration, and
+    search_path: a second folder of it.
+    """
+
+    module: str
+    config_folder: Path
+    config_name: str
+    arguments: tuple[str, ...] = ()
+    folder: Path = ROOT
+    search_path: Path | None = None
+
+
+class PinSet:
+    """A pin set as recipes use it.
+
+    name: of its folder; pins: pins.toml; verl: name and version of its verl; environment: variables of all processes;
+    collective_timeout: seconds that a collective of an NPU may wait.
+    """
+
+    def __init__(self, name: str) -> None:
+        if name not in (known := names()):
+            raise UserError(f"pin_set must be one of {', '.join(known)}, got {name!r}")
+        self.name = name
+        self._folder = PATCHES / name
+        self.pins = tomllib.loads((self._folder / "pins.toml").read_text())
+        self.verl = f"verl {self.pins['module']['verl']['version']}"
+        facts = tomllib.loads((self._folder / "recipe.toml").read_text())
+        self.environment: dict[str, str] = facts.get("environment", {})
+        self.collective_timeout: int = facts["collective_timeout_s"]
+        self._absent = tuple(facts.get("absent", ()))
+        maps = {name: dict(leaves(facts.get(name, {}))) for name in ("keys", "fsdp", "megatron")}
+        self._maps = {backend: maps["keys"] | maps[backend] for backend in ("fsdp", "megatron")}
+        expected = set(KEYS) - LAUNCHER_KEYS
+        mapped = {*self._maps["fsdp"], *self._maps["megatron"], *facts.get("derived", ())}
+        if wrong := mapped ^ expected:
+            problem = "lacks" if (missing := wrong & expected) else "names"
+            raise UserError(
+                f"{self._folder / 'recipe.toml'} {problem} {', '.join(sorted(missing or wrong))}: it must name each key of "
+                "a recipe that is verl's, under keys, fsdp, megatron or derived"
+            )
+
+    @functools.cached_property
+    def _functions(self) -> Any:
+        """The module recipe.py."""
+        spec = importlib.util.spec_from_file_location(f"recipe of {self.name}", self._folder / "recipe.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    def check(self, recipe: Recipe) -> None:
+        """UserError for a recipe that this pin set cannot run."""
+        try:
+            self._functions.check(recipe)
+        except ValueError as e:
+            raise UserError(str(e)) from None
+        others = [PinSet(name) for name in names() if name != self.name]
+        for name, _ in leaves(recipe.verl):
+            self._check_verl_key(name, others)
+
+    def _check_verl_key(self, name: str, others: list[PinSet]) -> None:
+        """UserError for a key under `verl:` that a key of the recipe sets, or that only other releases have."""
+        bare = name.replace("+", "")
+        if key := self.recipe_key(bare):
+            raise UserError(f"verl.{name} is what {key} sets: use that")
+        for other in others:
+            key = other.recipe_key(bare)
+            if key or (bare.startswith(self._absent) and not bare.startswith(other._absent)):
+                raise UserError(
+                    f"verl.{name} is a key of {other.verl} (pin set {other.name}), not of {self.verl}"
+                    + (f": use {key}" if key else "")
+                )
+        if bare.startswith(self._absent):
+            raise UserError(f"verl.{name} is no key of {self.verl}")
+
+    def recipe_key(self, verl_key: str) -> str | None:
+        """The key of a recipe that sets a key of verl with some backend, or None."""
+        for settings in self._maps.values():
+            for name, mapped in settings.items():
+                if mapped.lstrip("+") == verl_key:
+                    return name
+        return None
+
+    def key_map(self, backend: str) -> dict[str, str]:
+        """verl's keys by a recipe's, for a `train.backend`; a leading + adds a key to verl's configuration."""
+        return self._maps["megatron" if backend == "megatron" else "fsdp"]
+
+    def settings(self, recipe: Recipe) -> dict[str, Any]:
+        """verl's settings, by verl's names, that the recipe's keys are or that the pin set derives from them."""
+        mapped = self.key_map(recipe.train.backend)
+        values = {mapped[name]: value_of(recipe, name) for name in KEYS if name in mapped}
+        return {name: value for name, value in values.items() if value is not None} | self._functions.derive(recipe)
+
+    def entry_point(self, recipe: Recipe) -> EntryPoint:
+        """How verl is started; UserError unless this environment has the pin set's verl."""
+        try:
+            installed = f"verl {importlib.metadata.version('verl')}"
+        except importlib.metadata.PackageNotFoundError:
+            installed = "no verl"
+        if installed != self.verl:
+            raise UserError(
+                f"{sys.prefix} has {installed}, and pin set {self.name} is {self.verl}: set PIN={self.name} or PYTHON for "
+                "the script, to start the pin set's own environment"
+            )
+        try:
+            return self._functions.entry_point(recipe, self)
+        except ValueError as e:
+            raise UserError(str(e)) from None
+
+    @staticmethod
+    def verl_package() -> Path:
+        """The folder of the installed verl, without importing it."""
+        return Path(importlib.util.find_spec("verl").submodule_search_locations[0])
+
+
+def names() -> list[str]:
+    """Names of the pin sets that run recipes."""
+    return sorted(path.parent.name for path in PATCHES.glob("*/recipe.toml"))

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe: a typed, frozen object that is validated once. llm_rl/config.py reads it from files.
+
+The descriptions of the fields are the reference of a recipe's keys. What the keys are to verl is in the pin set's folder
+(llm_rl/pin_set.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from sam_core.options import SWITCHES, VERIFY, Options
+
+from llm_rl.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+BACKENDS = ("fsdp", "fsdp2", "megatron")
+
+RepositoryPath = Annotated[str, AfterValidator(lambda path: str((ROOT / path).resolve()))]
+"""A path; one that is not absolute is relative to the repository."""
+Number = int | float
+"""An integer stays one, so that verl gets it as the file has it."""
+
+
+class Section(BaseModel):
+    """A group of keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Model(Section):
+    path: RepositoryPath = Field(description="folder of the model, in Hugging Face format")
+    use_remove_padding: bool = Field(description="train on packed sequences")
+
+
+class Data(Section):
+    train_files: RepositoryPath = Field(description="parquet file to train on")
+    val_files: RepositoryPath = Field(description="parquet file to validate on")
+    train_batch_size: int = Field(ge=1, description="prompts per training step")
+    gen_batch_size: int = Field(
+        ge=1,
+        description="prompts per round of generation; if the trainer has no rounds: maximum number of prompts in flight, "
+        "a multiple of data.train_batch_size",
+    )
+    max_prompt_length: int = Field(ge=1, description="maximum tokens of a prompt")
+    max_response_length: int = Field(ge=1, description="maximum tokens of an answer")
+    truncation: Literal["left", "right", "middle", "error"] = Field(description="how longer prompts are cut, or error")
+    filter_overlong_prompts: bool = Field(description="drop longer prompts before training")
+    shuffle: bool = Field(description="shuffle the prompts, by the seed")
+
+
+class Overlong(Section):
+    enable: bool = Field(description="overlong reward shaping: a penalty for answers near the maximum length")
+    len: int = Field(ge=1, description="tokens before the maximum length over which the penalty grows")
+    penalty_factor: Number = Field(ge=0, description="the penalty at the maximum length")
+
+
+class Algorithm(Section):
+    adv_estimator: str = Field(description="estimator of advantages")
+    clip_ratio_low: Number = Field(ge=0, description="lower clip range of the ratio")
+    clip_ratio_high: Number = Field(ge=0, description="upper clip range of the ratio (clip-higher)")
+    clip_ratio_c: Number = Field(ge=1, description="bound of dual clipping")
+    loss_agg_mode: str = Field(description="aggregation of the loss; token-mean: every token has the same weight")
+    entropy_coeff: Number = Field(ge=0, description="weight of the entropy bonus")
+    use_kl_loss: bool = Field(description="add the KL divergence from the initial model to the loss")
+    use_kl_in_reward: bool = Field(description="add the KL divergence from the initial model to the reward")
+    filter_groups: bool = Field(description="dynamic sampling: replace prompts whose answers all have the same score")
+    filter_metric: str = Field(description="the score that dynamic sampling compares")
+    max_num_gen_batches: int = Field(
+        ge=1, description="the run ends with an error if a step still lacks prompts after this many gen batches"
+    )
+    overlong: Overlong
+
+
+class Rollout(Section):
+    n: int = Field(ge=1, description="answers per prompt")
+    temperature: Number = Field(ge=0, description="sampling temperature")
+    top_p: Number = Field(ge=0, description="nucleus sampling")
+    top_k: int = Field(ge=-1, description="top-k sampling; -1: all tokens")
+    tensor_model_parallel_size: int = Field(ge=1, description="dies that share an engine's weights")
+    data_parallel_size: int = Field(ge=1, description="engines that share the experts of one model")
+    expert_parallel_size: int = Field(
+        ge=1, description="dies that share the experts: 1, or tensor times data parallel size"
+    )
+    max_num_seqs: int = Field(ge=1, description="maximum number of requests that an engine runs at once")
+    max_num_batched_tokens: int = Field(ge=1, description="maximum tokens per engine step")
+    gpu_memory_utilization: Number = Field(ge=0, description="share of a die's memory that the engine may use")
+    enforce_eager: bool = Field(description="eager mode, without captured graphs")
+    expected_length: int | None = Field(
+        None, ge=1, description="expected mean tokens of prompt and answer, for the layout's warning of preemption"
+    )
+
+
+class Train(Section):
+    backend: Literal[BACKENDS] = Field(description="how the training state is sharded")
+    tensor_parallel: int = Field(ge=1, description="Megatron only: dies that share each layer")
+    pipeline_parallel: int = Field(ge=1, description="Megatron only: stages of layers")
+    context_parallel: int = Field(ge=1, description="Megatron only: dies that share a sequence")
+    expert_parallel: int = Field(ge=1, description="Megatron only: dies that share the experts")
+    expert_tensor_parallel: int = Field(ge=1, description="Megatron only: dies that share an expert")
+    first_stage_layers: int | None = Field(
+        None, ge=1, description="Megatron only: layers of the first stage; null: as many as the others"
+    )
+    last_stage_layers: int | None = Field(
+        None, ge=1, description="Megatron only: layers of the last stage; null: as many as the others"
+    )
+    sequence_parallel: int = Field(ge=1, description="FSDP only: dies that share a sequence (Ulysses)")
+    param_offload: bool = Field(description="move parameters and gradients to host memory between updates")
+    optimizer_offload: bool = Field(description="move the optimizer state to host memory between updates")
+    recompute: bool = Field(description="recompute activations in the backward pass")
+    torch_compile: bool = Field(description="compile the training step")
+    ppo_mini_batch_size: int = Field(ge=1, description="prompts per update")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="answers per die and forward pass; null with train.max_tokens_per_die"
+    )
+    max_tokens_per_die: int | None = Field(
+        None, ge=1, description="tokens per die and forward pass, filled with answers; null with train.micro_batch_size"
+    )
+    lr: Number = Field(ge=0, description="learning rate")
+    lr_warmup_steps: int = Field(ge=0, description="warm-up steps of the learning rate")
+    weight_decay: Number = Field(ge=0, description="weight decay of AdamW")
+    clip_grad: Number = Field(ge=0, description="maximum norm of the gradients")
+
+
+class Trainer(Section):
+    logger: list[str] = Field(description="loggers of training steps; must include file")
+    val_before_train: bool = Field(description="validate before the first step")
+    test_freq: int = Field(ge=-1, description="steps between validations; -1: never")
+    step_timeout: int = Field(
+        ge=1, description="seconds after which a run without a finished step is ended, start included"
+    )
+
+
+class Checkpoints(Section):
+    every: int = Field(
+        ge=0, description="training steps between checkpoints; 0: none, so a broken run starts from step 1"
+    )
+    keep: int = Field(ge=2, description="newest checkpoints to keep, and as many from before the last start")
+
+
+class Cluster(Section):
+    device: Literal["npu", "cuda", "cpu"] = Field(description="device that verl trains on")
+    nodes: int = Field(ge=1, description="number of hosts")
+    dies_per_node: int = Field(ge=1, description="devices per host")
+    die_memory: Number | None = Field(
+        None, ge=1, description="memory of a device, GiB; null: the memory of the layout is not checked"
+    )
+    interface: str | None = Field(
+        None, description="network interface between hosts; null: as set in each host's environment"
+    )
+    hccl_ports: str | None = Field(None, description="ports reserved for HCCL, FIRST-LAST")
+
+    @property
+    def dies(self) -> int:
+        """Devices of all hosts."""
+        return self.nodes * self.dies_per_node
+
+
+class Recipe(Section):
+    """All settings of a run. Mappings of plain values hold keys that others define."""
+
+    name: str = Field(description="name of the recipe, and of its run folder")
+    pin_set: str = Field(description="pin set to run on, a folder of patches/; run_*.sh starts its environment")
+    seed: int = Field(ge=0, description="seed of the data order, of the engine and of seeded sampling")
+    steps: int = Field(ge=1, description="training steps; a finished run continues if this is raised")
+    sam: Annotated[
+        Literal[("off", *SWITCHES)],
+        BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads a bare `off` as false
+    ] = Field(
+        description="speculation; batch: while at most sam_options.threshold requests run; auto: as many draft tokens as "
+        "pay off in each step"
+    )
+    model: Model
+    data: Data
+    algorithm: Algorithm
+    rollout: Rollout
+    train: Train
+    trainer: Trainer
+    checkpoints: Checkpoints
+    cluster: Cluster
+    sam_options: dict[str, Any]
+    """k: tokens a draft; the others are sam_core.options.Options."""
+    env: dict[str, Any]
+    """Environment variables of all processes."""
+    local_ray: dict[str, Any]
+    """Arguments of ray.init for a Ray that the run starts."""
+    verl: dict[str, Any]
+    """verl's own keys."""
+
+    @cached_property
+    def options(self) -> Options:
+        """The options of the SAM proposer."""
+        sam = dict(self.sam_options)
+        return Options.from_engine(sam.pop("k"), sam, verify=VERIFY)
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of the longest prompt and answer."""
+        return self.data.max_prompt_length + self.data.max_response_length
+
+    def history(self, run_dir: Path) -> str | None:
+        """Folder in which the engines' history outlives the run; by default only runs with checkpoints have one."""
+        if self.sam == "off" or "history" not in self.options.sources:
+            return None
+        return self.options.history or (f"{run_dir}/history" if self.checkpoints.every else None)
+
+    @property
+    def keeps_weights_on_host(self) -> bool:
+        """Whether the engines' weights are in their host's memory while the actor trains.
+
+        verl then puts an engine to sleep: on NPUs at level 1, which keeps the weights; on GPUs at level 2, which drops them.
+        """
+        verl = {name.lstrip("+"): value for name, value in leaves(self.verl)}
+        keys = ("free_cache_engine", "enable_sleep_mode")
+        return self.cluster.device == "npu" and all(verl.get(f"actor_rollout_ref.rollout.{key}", True) for key in keys)
+
+    @model_validator(mode="after")
+    def _check_sam(self) -> Recipe:
+        if "k" not in self.sam_options:
+            raise ValueError("sam_options does not set k, the tokens a draft")
+        if "switch" in self.sam_options:
+            raise ValueError("the switch is chosen by sam=off, sam=batch or sam=auto, not in sam_options")
+        try:
+            _ = self.options
+        except ValueError as e:
+            raise ValueError(f"sam_options: {e}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Recipe:
+        """Keys that exclude or need each other; llm_rl/layout.py checks what depends on the number of dies."""
+        if (self.train.micro_batch_size is None) == (self.train.max_tokens_per_die is None):
+            raise ValueError("set one of train.micro_batch_size and train.max_tokens_per_die, and the other to null")
+        if "file" not in self.trainer.logger:
+            raise ValueError("trainer.logger lacks file, whose log the launcher follows: add it")
+        ports = self.cluster.hccl_ports
+        if ports is not None and not re.fullmatch(r"\d{4,5}-\d{4,5}", ports):
+            raise ValueError(f"cluster.hccl_ports must be two port numbers, FIRST-LAST, got {ports!r}")
+        if self.data.gen_batch_size < self.data.train_batch_size:
+            raise ValueError(
+                f"data.gen_batch_size {self.data.gen_batch_size} is below data.train_batch_size "
+                f"{self.data.train_batch_size}"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a key of a recipe may be.
+
+    kind: int, float, bool, str, list, dict, or a tuple of the words that are allowed; min_value: the smallest number
+    allowed; optional: null is allowed.
+    """
+
+    name: str
+    kind: Any
+    meaning: str
+    min_value: float | None
+    optional: bool
+
+    @property
+    def expected(self) -> str:
+        """The values that are allowed, for an error message."""
+        if isinstance(self.kind, tuple):
+            return f"one of {', '.join(self.kind)}"
+        bound = "" if self.min_value is None else f" of at least {self.min_value:g}"
+        words = {bool: "true or false", str: "a string", list: "a list", dict: "a mapping"}
+        return words.get(self.kind) or f"a {'whole ' if self.kind is int else ''}number{bound}"
+
+
+def section_of(field: Any) -> type[Section] | None:
+    """The group of keys that a field is, or None."""
+    return field.annotation if isinstance(field.annotation, type) and issubclass(field.annotation, Section) else None
+
+
+def _keys(section: type[Section], prefix: str = "") -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        if inner := section_of(field):
+            yield from _keys(inner, f"{prefix}{name}.")
+            continue
+        union = get_origin(field.annotation) in (Union, types.UnionType)
+        kinds = set(get_args(field.annotation)) if union else {field.annotation}
+        kind = float if float in kinds else next(iter(kinds - {types.NoneType}))
+        if get_origin(kind) is Literal:
+            kind = get_args(kind)
+        minimum = next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None)
+        yield Key(
+            f"{prefix}{name}", get_origin(kind) or kind, field.description or "", minimum, types.NoneType in kinds
+        )
+
+
+KEYS = {key.name: key for key in _keys(Recipe)}
+"""The keys of a recipe by dotted name, in the order in which verl gets them."""
+MAPPINGS = tuple(name for name, key in KEYS.items() if key.kind is dict)
+"""Keys that hold mappings, whose keys others define."""
+
+
+def value_of(recipe: Recipe, name: str) -> Any:
+    """The value of a key by its dotted name."""
+    value: Any = recipe
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of each leaf; a + on any key of a path marks the whole path as an addition to verl's."""
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            path = f"{prefix}{key}"
+            yield ("+" if "+" in path else "") + path.replace("+", ""), value
+
+
+def unknown(name: str) -> str:
+    """The sentence about a key that is none of a recipe's."""
+    last = name.rpartition(".")[2]
+
+    def likeness(known: str) -> float:
+        pairs = ((name, known), (last, known.rpartition(".")[2]))
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    nearest = max(KEYS, key=likeness)
+    return f"unknown key {name!r}" + (
+        f": is {nearest} meant?" if likeness(nearest) > 0.6 else "; docs/recipes.md lists the keys"
+    )
+
+
+def validate(values: dict[str, Any], origin: str) -> Recipe:
+    """The recipe with these values; UserError for the first that is wrong. origin: where the values come from."""
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as e:
+        error = e.errors(include_url=False)[0]
+    if error["type"] == "value_error":
+        raise UserError(str(error["ctx"]["error"]))
+    path = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        raise UserError(f"{unknown(path)} (in {origin})")
+    key = next(key for name, key in KEYS.items() if f"{path}.".startswith(f"{name}.") or name.startswith(f"{path}."))
+    value = error["input"]
+    unset = error["type"] == "missing" or value is None
+    problem = "is not set" if unset else f"must be {key.expected}, got {value!r}"
+    raise UserError(f"{key.name} {problem} (in {origin})")

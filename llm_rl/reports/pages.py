@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of a report: Markdown from one template a language, and an HTML file that needs no other file and no network.
+
+A template gets what `variables` returns. A table in it is a filter block around the table's head.
+"""
+
+import base64
+import functools
+import html
+import re
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+
+from llm_rl.reports.compare import NAMES, arms_of, busy_loads, figures
+
+LANGUAGES = ("en", "zh")
+STYLE = """
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.55 system-ui, sans-serif; color: #1c1c1c;
+  background: #fff; }
+h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.92rem; margin: 0.8rem 0; }
+td, th { border: 1px solid #ddd; padding: 0.25rem 0.6rem; text-align: right; }
+td:first-child, th:first-child { text-align: left; } th { background: #f4f4f4; }
+figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; font-size: 0.92rem; }
+code { background: #f4f4f4; padding: 0 0.2em; overflow-wrap: anywhere; }
+"""
+
+
+def markdown(summary, language, accuracy=()):
+    """The report as Markdown. summary: of compare.summarize; accuracy: of accuracy.read."""
+    text = _template(language).make_module(variables(summary, accuracy)).report()
+    return re.sub(r"\n{3,}", "\n\n", str(text)).strip() + "\n"
+
+
+def words(language="en"):
+    """The macros and labels of a template, as attributes."""
+    return _template(language).module
+
+
+def text_table(summary):
+    """The main figures as lines of a terminal."""
+    names = [NAMES[arm] for arm in arms_of(summary)]
+    head = ["", names[0], *(cell for name in names[1:] for cell in (name, "gain"))]
+    rows = [head, *relabel(figures(summary), words().FIGURES)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
+    )
+
+
+def page(text, language, pictures, links):
+    """An HTML file of a Markdown text; `pictures`: {file name: bytes of a PNG}; `links`: {text: file name} for its first line."""
+
+    def figure(match):
+        data = base64.b64encode(pictures[match[1]]).decode()
+        image = f'<img alt="{match[2]}" src="data:image/png;base64,{data}">'
+        return f"<figure>{image}<figcaption>{match[2]}</figcaption></figure>"
+
+    rules = ["backticks", "escape", "heading", "image", "list", "table"]
+    body = MarkdownIt("zero").enable(rules).render(text)
+    body = re.sub(r'<p><img src="([^"]*)" alt="([^"]*)"\s*/?></p>', figure, body)
+    body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+    title = re.search(r"^# (.*)", text, re.MULTILINE)[1]
+    nav = " · ".join(f'<a href="{html.escape(path)}">{html.escape(name)}</a>' for name, path in links.items())
+    return (
+        f'<!DOCTYPE html>\n<html lang="{language}">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<p>{nav}</p>\n{body}</body>\n</html>\n"
+    )
+
+
+@functools.cache
+def _template(language):
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    environment.filters |= {"table": table, "relabel": relabel, "evaluation_row": evaluation_row}
+    return environment.get_template(f"report.{language}.md.jinja")
+
+
+def table(head, rows):
+    """A Markdown table: its first line, then rows of cells."""
+    columns = head.strip().count("|") - 1
+    return "\n".join([head.strip(), _line(["---", *["---:"] * (columns - 1)]), *map(_line, rows)]) + "\n"
+
+
+def _line(cells):
+    return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def relabel(rows, labels):
+    """The rows with another first cell: that of a mapping, or a format string's."""
+    return [[labels[row[0]] if isinstance(labels, dict) else labels.format(row[0]), *row[1:]] for row in rows]
+
+
+def evaluation_row(evaluation):
+    """All cells but the last one of an evaluation's row."""
+    difference = evaluation["difference"]
+    cells = [
+        evaluation["name"],
+        f"{evaluation['questions']} x {evaluation['answers_to_each']}",
+        f"{evaluation['temperature']:g}",
+        f"{100 * evaluation['off']['value']:.1f}",
+        f"{100 * evaluation['on']['value']:.1f}",
+        f"{100 * difference['value']:+.1f}",
+        f"{100 * difference['low']:+.1f} .. {100 * difference['high']:+.1f}",
+        f"{evaluation['p_value']:.2g}",
+    ]
+    return _line(cells)
+
+
+def variables(summary, accuracy):
+    """What the templates show; rows are lists of cells.
+
+    summary; arms, others: the summary's runs, all and those with speculation, each with its `name`; loads: of the machine, if
+    it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all have engine logs;
+    figures, times, gains, positions, drafts, training, facts: rows; costs, sampled: rows by name of the run; trees: tree ids;
+    evaluations.
+    """
+    arms = [summary[arm] | {"name": NAMES[arm]} for arm in arms_of(summary)]
+    others = arms[1:]
+    return {
+        "summary": summary,
+        "arms": arms,
+        "others": others,
+        "loads": busy_loads(summary),
+        "same_noise": all(arm["sampled"] for arm in others),
+        "engine_logged": all(arm["step_costs"] for arm in arms),
+        "figures": figures(summary),
+        "times": [
+            [arm["name"], *(_number(arm[name], ".2f") for name in ("round_s", "rollout_s", "step_s"))] for arm in arms
+        ],
+        "gains": [
+            [arm["name"], *(_number(arm["gain"][name], "+.2%") for name in ("round", "rollout", "step"))]
+            for arm in others
+        ],
+        "positions": _positions([arm for arm in others if arm["positions"]]),
+        "costs": {arm["name"]: _costs(summary["off"], arm) for arm in others},
+        "drafts": _drafts(others),
+        "training": _training(arms, summary["steps"]),
+        "sampled": {arm["name"]: _sampled(arm["sampled"]) for arm in others if arm["sampled"]},
+        "evaluations": accuracy,
+        "facts": _facts(arms),
+        "trees": ", ".join(f"{module} `{tree}`" for module, tree in summary["tree_ids"].items()),
+    }
+
+
+def _number(value, form):
+    return "-" if value is None else format(value, form)
+
+
+def _positions(arms):
+    """By position in the answer: steps with a draft and tokens a step."""
+    rows = []
+    for start in sorted({row["from"] for arm in arms for row in arm["positions"]}):
+        row = [f"{start:,}"]
+        for arm in arms:
+            counts = next((counts for counts in arm["positions"] if counts["from"] == start), None)
+            row += [f"{counts['steps']:,.0f}", f"{counts['tokens'] / counts['steps']:.3f}"] if counts else ["0", "-"]
+        rows.append(row)
+    return rows
+
+
+def _costs(off, arm):
+    """By running requests: times of engine steps without speculation and with drafts."""
+    plain_steps = {row["min_running"]: row for row in off["step_costs"]}
+    rows = []
+    for row in arm["step_costs"]:
+        low, high = row["min_running"], row["max_running"]
+        plain = plain_steps.get(low)
+        if not row["drafted"] or not plain or not plain["plain"]:
+            continue
+        speedup = row["tokens_per_step"] * plain["plain_ms"] / row["drafted_ms"]
+        cells = [f"{low}" if low == high else f"{low}-{high}", f"{plain['plain']:,}", f"{plain['plain_ms']:.2f}"]
+        cells += [f"{row['drafted']:,}", f"{row['drafted_ms']:.2f}", f"{row['tokens_per_step']:.3f}", f"{speedup:.2f}"]
+        rows.append(cells)
+    return rows
+
+
+def _drafts(arms):
+    """By source: draft tokens proposed, those that came true, and their share."""
+    rows = []
+    for source in sorted({source for arm in arms for source in arm["by_source"]}):
+        row = [f"`{source}`"]
+        for arm in arms:
+            counts = arm["by_source"].get(source, {"proposed": 0, "accepted": 0})
+            proposed, accepted = counts["proposed"], counts["accepted"] or 0
+            row += [f"{proposed:,.0f}", f"{accepted:,.0f}", f"{accepted / proposed:.1%}" if proposed else "-"]
+        rows.append(row)
+    return rows
+
+
+def _training(arms, steps):
+    """By training step: reward, length and seconds of the rollout of each run."""
+    columns = [
+        (arm[name], form)
+        for name, form in (("rewards", "+.3f"), ("lengths", ".1f"), ("rollout_s_per_step", ".1f"))
+        for arm in arms
+    ]
+    return [[step + 1, *(format(values[step], form) for values, form in columns)] for step in range(steps)]
+
+
+def _sampled(sampled):
+    """By training step: how many sampled answers and tokens are equal."""
+    return [
+        [row["step"], row["answers"], row["answers_equal"], f"{row['tokens']:,}", f"{row['tokens_equal']:,}"]
+        + [_number(row["log_prob_difference"], ".1e"), row["only_off"], row["only_on"]]
+        for row in sampled["steps"]
+    ]
+
+
+def _facts(arms):
+    """Settings and machines, those that no run has left out."""
+    rows = [[name, *(arm[name] for arm in arms)] for name in ("sam", "k", "rule", "sources", "min_prob", "verify")]
+    rows += [[name, *((arm["host"] or {}).get(name) for arm in arms)] for name in ("machine", "system", "cpus")]
+    rows.append(["resumed_after", *(list(map(str, arm["resumed_after"])) or None for arm in arms)])
+    cells = [[", ".join(cell) if isinstance(cell, list) else cell for cell in row] for row in rows]
+    return [["-" if cell is None else cell for cell in row] for row in cells if any(c is not None for c in row[1:])]
