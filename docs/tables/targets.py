@@ -10,7 +10,7 @@ from typing import Any
 
 from tables._records import figure, output, source, table
 
-TARGETS = Path(__file__).resolve().parents[2] / "sam_core" / "bench" / "targets.toml"
+TARGETS = Path(__file__).resolve().parents[2] / "sam_lab" / "bench" / "targets.toml"
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
 LEFT_OUT = re.compile(r"append, p99|step of 32|period|propose for (1|64) |k=3, with|k=4|k=16|n=8|n=32")
 """Rows that the pages leave out; they are in the record."""
