@@ -104,15 +104,18 @@ class Cost:
         ]
 
     def batches(self, rows: list[Row], names: Iterable[str], table: np.ndarray, size: int) -> dict[str, Any]:
-        """The peers' batches of a table; rows get the reason for one that is not available."""
-        batches = {}
-        for name in names:
-            try:
-                batches[name] = peers.BATCHES[name](table, size)
-            except LabError as error:
-                for row in rows:
-                    row.peers[name] = str(error)
-        return batches
+        """The peers' batches of a table; the rows get the reason for one that is not available."""
+        batches = {name: self.available(rows, name, partial(peers.BATCHES[name], table, size)) for name in names}
+        return {name: batch for name, batch in batches.items() if batch}
+
+    def available(self, rows: list[Row], name: str, probe: Callable[[], Any]) -> Any:
+        """What `probe` returns for a peer; None and the reason in the rows where it is not available."""
+        try:
+            return probe()
+        except LabError as error:
+            for row in rows:
+                row.peers[name] = str(error)
+            return None
 
     # ---- appending
 
@@ -134,15 +137,6 @@ class Cost:
         if self.available(rows, "arctic", peers.arctic):
             contestants["arctic"] = arctic, slices
         return contestants
-
-    def available(self, rows: list[Row], name: str, probe: Callable[[], object]) -> bool:
-        try:
-            probe()
-        except LabError as error:
-            for row in rows:
-                row.peers[name] = str(error)
-            return False
-        return True
 
     def append_calls(self, rows: list[Row]) -> None:
         (row,) = rows

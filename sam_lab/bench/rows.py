@@ -6,11 +6,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-import statistics
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from sam_lab.cli import LabError
 
@@ -27,10 +28,7 @@ class Figure(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[float]) -> Figure:
         """The figure of these values, one or more."""
-        if len(values) == 1:
-            return cls(values[0], values[0], values[0])
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median, low, high)
+        return cls(*np.quantile(values, (0.5, 0.25, 0.75)).tolist())
 
     @property
     def spread(self) -> str:

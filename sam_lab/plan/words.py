@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from llm_rl.layout import GIB
 from sam_lab.plan.step import Setup
 
 INDEX = (46.3, 99.4)
@@ -13,7 +14,6 @@ INDEX = (46.3, 99.4)
 (docs/design-sam-core.md)."""
 TEXT = 4
 """Bytes a token that stays for the history."""
-GIB = 1 << 30
 
 
 def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: float) -> list[str]:

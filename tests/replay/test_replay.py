@@ -2,22 +2,17 @@
 """The replay of recorded answers: acceptance by hand, contexts, limits, and what it refuses to read."""
 
 import gzip
-import inspect
 import shutil
 import subprocess
 
 import pytest
 from recording import line, recording, write
 
-import sam_core
 from sam_lab.cli import LabError
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import CONTEXTS, make_scopes, read_answers, split_fold
 from sam_lab.replay import OneByOne, accept_chain, accept_tree, replay
 
-TREES = pytest.mark.skipif(
-    "parents" not in inspect.signature(sam_core.Pool.step).parameters, reason="this build of Pool drafts no trees"
-)
 TIMES = ("us_propose", "us_append_per_token")
 
 
@@ -212,7 +207,6 @@ def test_tree_of_one_wrong_node_beside_a_chain_gains_what_the_chain_gains(tmp_pa
     assert tree["proposed"] == chain["proposed"] + tree["steps"]
 
 
-@TREES
 @pytest.mark.parametrize("context", ["request", "group"])
 def test_trees_of_the_pool_gain_more_than_its_chains(tmp_path, context):
     answers = read_answers(recording(tmp_path / "a.jsonl", prompts=10))
