@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of dies and hosts: each fault gives its sentence with host, what was found, what was expected, what to do."""
 
+import npu_outputs
 from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
 
-import outputs
-
 
 def dies(host=0, **changes):
-    found = npu.parse_info(outputs.info(16, **changes))[1]
+    found = npu.parse_info(npu_outputs.info(16, **changes))[1]
     for die in found:
         die.update(sdid=host * 100 + die["phy"], server_index=host, super_pod_id=3, tls=0)
         die["vnic_ip"] = f"192.168.{host + 1}.{die['phy'] + 1}"

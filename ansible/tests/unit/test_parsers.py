@@ -1,28 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsers of npu-smi, hccn_tool and chronyc: what they read, what they refuse and why, and that no input crashes them."""
 
+import npu_outputs
 import pytest
 from ansible_collections.sam_rl.ascend.plugins.module_utils import host_state, npu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import outputs
-
 PARSERS = {
-    "info": (npu.parse_info, outputs.info()),
-    "map": (npu.parse_map, outputs.MAP),
-    "spod": (npu.parse_spod, outputs.SPOD),
-    "spod table": (npu.parse_spod, outputs.SPOD_TABLE),
-    "vnic": (npu.parse_vnic, outputs.VNIC),
+    "info": (npu.parse_info, npu_outputs.info()),
+    "map": (npu.parse_map, npu_outputs.MAP),
+    "spod": (npu.parse_spod, npu_outputs.SPOD),
+    "spod table": (npu.parse_spod, npu_outputs.SPOD_TABLE),
+    "vnic": (npu.parse_vnic, npu_outputs.VNIC),
     "link": (lambda text: npu.parse_status(text, "link status"), "link status: UP\n"),
-    "tls": (npu.parse_tls, outputs.TLS),
-    "ping": (npu.parse_ping, outputs.PING),
-    "chrony": (host_state.parse_chrony, outputs.CHRONY),
+    "tls": (npu.parse_tls, npu_outputs.TLS),
+    "ping": (npu.parse_ping, npu_outputs.PING),
+    "chrony": (host_state.parse_chrony, npu_outputs.CHRONY),
 }
 
 
 def test_info():
-    version, dies = npu.parse_info(outputs.info(phy5={"health": "Alarm", "used": 40000}))
+    version, dies = npu.parse_info(npu_outputs.info(phy5={"health": "Alarm", "used": 40000}))
     assert version == "25.3.rc1"
     assert [die["phy"] for die in dies] == list(range(16))
     assert [(die["npu"], die["chip"]) for die in dies[:3]] == [(0, 0), (0, 1), (1, 0)]
@@ -31,47 +30,47 @@ def test_info():
 
 
 def test_info_with_further_columns_and_without_spaces():
-    text = outputs.info(1).replace("3118 / 65536", "3118/65536").replace("|\n", "| new |\n")
+    text = npu_outputs.info(1).replace("3118 / 65536", "3118/65536").replace("|\n", "| new |\n")
     assert npu.parse_info(text)[1][0]["hbm_used_mb"] == 3118
 
 
 def test_map_skips_the_controller_and_finds_columns_by_name():
-    rows = npu.parse_map(outputs.MAP)
+    rows = npu.parse_map(npu_outputs.MAP)
     assert len(rows) == 16 and rows[3] == {"npu": 1, "chip": 1, "logic": 3, "phy": 3}
     reordered = "Slot ID NPU ID Chip ID Chip Phy-ID Chip Logic ID Chip Name\n 9 0 1 5 1 Ascend910\n"
     assert npu.parse_map(reordered) == [{"npu": 0, "chip": 1, "logic": 1, "phy": 5}]
 
 
-@pytest.mark.parametrize("text", [outputs.SPOD, outputs.SPOD_TABLE])
+@pytest.mark.parametrize("text", [npu_outputs.SPOD, npu_outputs.SPOD_TABLE])
 def test_spod(text):
     assert npu.parse_spod(text) == {"sdid": 0x400001, "super_pod_size": 384, "super_pod_id": 3, "server_index": 1}
 
 
 def test_small_outputs():
-    assert npu.parse_vnic(outputs.VNIC) == {"up": True, "ip": "192.168.2.199"}
+    assert npu.parse_vnic(npu_outputs.VNIC) == {"up": True, "ip": "192.168.2.199"}
     assert npu.parse_vnic("vnic link status: DOWN\nvnic ipaddr: \n") == {"up": False, "ip": None}
     assert npu.parse_status("net health status: Receive timeout\n", "net health status") == "Receive timeout"
-    assert npu.parse_tls(outputs.TLS) == 0 and npu.parse_tls(outputs.TLS.replace("[0](", "[1](")) == 1
-    assert npu.parse_ping(outputs.PING) == (3, 3)
+    assert npu.parse_tls(npu_outputs.TLS) == 0 and npu.parse_tls(npu_outputs.TLS.replace("[0](", "[1](")) == 1
+    assert npu.parse_ping(npu_outputs.PING) == (3, 3)
     assert npu.parse_ping("3 packets transmitted, 1 received, 66.67% packets loss") == (3, 1)
-    assert host_state.parse_chrony(outputs.CHRONY) == -0.000012
+    assert host_state.parse_chrony(npu_outputs.CHRONY) == -0.000012
 
 
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
         ("info", "", "no version"),
-        ("info", outputs.HEAD, "listed no die"),
-        ("info", outputs.HEAD + outputs.die(0) + outputs.die(2).splitlines()[0], "in the middle of NPU 1"),
+        ("info", npu_outputs.HEAD, "listed no die"),
+        ("info", npu_outputs.HEAD + npu_outputs.die(0) + npu_outputs.die(2).splitlines()[0], "in the middle of NPU 1"),
         ("map", "NPU ID Chip ID\n0 0\n", "no table with"),
-        ("map", outputs.MAP.splitlines()[0] + "\n", "listed no chip"),
-        ("spod", outputs.SPOD.replace("SDID", "XDID"), "no `sdid`"),
-        ("spod", outputs.SPOD.replace("384", "many"), "`super pod size` as 'many', not a number"),
+        ("map", npu_outputs.MAP.splitlines()[0] + "\n", "listed no chip"),
+        ("spod", npu_outputs.SPOD.replace("SDID", "XDID"), "no `sdid`"),
+        ("spod", npu_outputs.SPOD.replace("384", "many"), "`super pod size` as 'many', not a number"),
         ("vnic", "command not supported", "no link status"),
         ("tls", "dev_id:0, [pub cert] info:", "no tls switch"),
         ("ping", "send failed", "no count of packets"),
         ("chrony", "506 Cannot talk to daemon", "14 fields"),
-        ("chrony", outputs.CHRONY.replace("Normal", "Not synchronised"), "not synchronised"),
+        ("chrony", npu_outputs.CHRONY.replace("Normal", "Not synchronised"), "not synchronised"),
     ],
 )
 def test_reasons(name, text, reason):
