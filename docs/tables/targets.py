@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from pathlib import Path
 from typing import Any
 
 from tables._records import figure, output, source, table
 
-TARGETS = Path(__file__).resolve().parents[2] / "sam_lab" / "bench" / "targets.toml"
+from sam_lab.bench.rows import TARGETS, Targets
+
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
 LEFT_OUT = re.compile(r"append, p99|step of 32|period|propose for (1|64) |k=3, with|k=4|k=16|n=8|n=32")
 """Rows that the pages leave out; they are in the record."""
@@ -68,7 +67,7 @@ def name(row: dict[str, Any], language: str, unit: bool = True) -> str:
 
 def limit(row: dict[str, Any], language: str) -> str:
     """The limit of a row, in italics if it is a regression bound; in brackets the ratio reached where the limit is one."""
-    limits = tomllib.loads(TARGETS.read_text())
+    limits = Targets(TARGETS).entries
     if row["what"] not in limits:
         raise ValueError(f"docs/results has the row {row['what']!r}, {TARGETS.name} has not: record a new run")
     held = limits[row["what"]]

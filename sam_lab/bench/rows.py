@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
+import re
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 from sam_lab.cli import LabError
 
 TARGETS = Path(__file__).with_name("targets.toml")
+BOUND = re.compile(r"(?:(<=|>=) ([0-9.]+)(?: x (.+))?)?")
 
 
 class Figure(NamedTuple):
@@ -89,25 +92,39 @@ class Row:
 
 
 class Targets:
-    """The file of targets: a table for each row, with `bound`, `better`, `reason` and, where it is relative, `of`; with
-    `reason` alone where there is no target."""
+    """The file of targets: a table for each reason, with the bounds of its rows, as "<= 0.15 x python"; "" is none.
+
+    Attributes:
+        entries: better, bound, of and reason of each row, without those that it does not have.
+    """
 
     def __init__(self, path: Path):
         self.path, self.used = path, set()
+        self.entries: dict[str, dict[str, Any]] = {}
         try:
-            self.entries = tomllib.loads(path.read_text())
+            reasons = tomllib.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise LabError(f"{path} cannot be read as TOML ({error}): correct it.") from None
-        for what, entry in self.entries.items():
-            kinds = {"bound": (int, float), "better": str, "reason": str, "of": str}
-            wrong = not isinstance(entry, dict) or {*entry} - {*kinds}
-            wrong = wrong or ({*entry} != {"reason"} and {*kinds} - {"of"} - {*entry})
-            wrong = wrong or not all(isinstance(value, kinds[name]) for name, value in entry.items())
-            if wrong or entry.get("better", "<=") not in ("<=", ">=") or not entry["reason"]:
+        for reason, bounds in reasons.items():
+            if not reason or not isinstance(bounds, dict):
                 raise LabError(
-                    f"{path}: [{what!r}] needs a number `bound`, `better` as '<=' or '>=', a `reason`, and may have "
-                    "the name of a peer in `of`; or a `reason` alone where there is no target: correct it."
+                    f"{path}: {reason!r} needs a reason as the name of its table, and rows in it: correct it."
                 )
+            for what, text in bounds.items():
+                if what in self.entries:
+                    raise LabError(f"{path} has two targets for {what!r}: take one out.")
+                self.entries[what] = {"reason": reason} | self._bound(what, text)
+
+    def _bound(self, what: str, text: Any) -> dict[str, Any]:
+        """Of "<= 0.15 x python" better, bound and of."""
+        parts = BOUND.fullmatch(text) if isinstance(text, str) else None
+        if not parts:
+            raise LabError(
+                f"{self.path}: {what!r} needs a text of '<=' or '>=' and a number, behind which ' x ' and the name of a "
+                "peer may stand, or '' where there is no target: correct it."
+            )
+        better, bound, of = parts.groups()
+        return ({"better": better, "bound": json.loads(bound)} if bound else {}) | ({"of": of} if of else {})
 
     def row(self, section: str, what: str, unit: str) -> Row:
         """The row of that name with its target; raises LabError where there is none."""

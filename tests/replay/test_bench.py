@@ -53,9 +53,8 @@ def test_quick_run_measures_every_row(tmp_path):
 @pytest.mark.parametrize(("bound", "status"), [(1e6, 0), (0.001, 1)])
 def test_missed_target_exits_with_1_and_is_named(tmp_path, bound, status):
     what = "memory, request"
-    text = TARGETS.read_text()
-    start = text.index("bound = ", text.index(f'["{what}"]'))
-    (tmp_path / "targets.toml").write_text(f"{text[:start]}bound = {bound}{text[text.index(chr(10), start) :]}")
+    text = TARGETS.read_text().replace(f'"{what}" = "<= 60"', f'"{what}" = "<= {bound}"')
+    (tmp_path / "targets.toml").write_text(text)
     words = "--only", "memory, request", "--targets", str(tmp_path / "targets.toml")
     found, printed, rows = run(tmp_path, *words)
     row = rows[0]
@@ -75,7 +74,7 @@ def test_out_that_names_a_file_is_refused(tmp_path):
 
 def test_row_without_a_target_is_refused(tmp_path):
     text = TARGETS.read_text()
-    (tmp_path / "targets.toml").write_text(text.replace('["append"]', '["apend"]'))
+    (tmp_path / "targets.toml").write_text(text.replace('"append" =', '"apend" ='))
     command = [*COMMAND, "--out", str(tmp_path), "--targets"]
     done = subprocess.run(
         [*command, str(tmp_path / "targets.toml")], capture_output=True, text=True, cwd=ROOT, timeout=100
@@ -87,25 +86,27 @@ def test_row_without_a_target_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ('bound = 1\nbetter = "<"\nreason = "so"', "better` as '<=' or '>='"),
-        ('bound = 1\nbetter = "<="\nreason = ""', "a `reason`"),
-        ('bound = "1"\nbetter = "<="\nreason = "so"', "a number `bound`"),
-        ('bound = 1\nbetter = "<="\nreason = "so"\nwhy = "so"', "the name of a peer in `of`"),
-        ('better = "<="\nreason = "so"', "or a `reason` alone"),
+        ('["so"]\n"append" = "< 1"', "a text of '<=' or '>='"),
+        ('[""]\n"append" = "<= 1"', "needs a reason"),
+        ('"append" = "<= 1"', "needs a reason as the name of its table"),
+        ('["so"]\n"append" = "<= one"', "and a number"),
+        ('["so"]\n"append" = 1', "needs a text"),
+        ('["so"]\n"append" = "<= 1 python"', "behind which ' x ' and the name of a peer may stand"),
+        ('["so"]\n"append" = "<="', "or '' where there is no target"),
+        ('["so"]\n"append" = "<= 1"\n["why"]\n"append" = "<= 1"', "two targets for 'append'"),
         ("[", "cannot be read as TOML"),
     ],
 )
 def test_target_has_a_bound_and_a_reason(tmp_path, entry, said):
     file = tmp_path / "targets.toml"
-    file.write_text(f'["append"]\n{entry}\n')
+    file.write_text(entry)
     with pytest.raises(LabError, match=re.escape(said)):
         Targets(file)
 
 
 def test_target_that_no_row_is_called_is_refused(tmp_path):
     file = tmp_path / "targets.toml"
-    entry = 'bound = 1\nbetter = "<="\nreason = "so"\n'
-    file.write_text(f'["append"]\n{entry}["apend"]\n{entry}of = "python"\n')
+    file.write_text('["so"]\n"append" = "<= 1"\n"apend" = "<= 1 x python"\n')
     targets = Targets(file)
     assert targets.row("part", "append", "us") == Row("part", "append", "us", "<=", 1, "", "so")
     with pytest.raises(LabError, match="'apend', which no row is called"):
