@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of drafts and how often drafts of that score are accepted, from recordings.
 
-acceptance.json is derived from the nine sets of recorded answers that docs/results.md names, by
+acceptance.jsonl is derived from the nine sets of recorded answers that docs/results.md names, by
 
     python -m sam_lab switch-worlds --derive SET.jsonl.zst ...
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from sam_lab.methods.pool import Watched
 from sam_lab.recordings import make_scopes, read_answers
 from sam_lab.replay import replay
 
-TABLE = Path(__file__).with_name("acceptance.json")
+TABLE = Path(__file__).with_name("acceptance.jsonl")
 K = 8
 """Longest draft."""
 RUNS, STEPS = 8, 32
@@ -47,27 +47,26 @@ class Record:
 def load(path: Path = TABLE) -> list[Record]:
     """The records of a table that `derive` wrote."""
     records = []
-    for name, of_set in json.loads(path.read_text())["sets"].items():
+    for of_set in map(json.loads, path.read_text().splitlines()):
         bytes_ = [[list(bytes.fromhex(draft)) for draft in run.split(",")] for run in of_set["runs"]]
         scores = np.zeros((len(bytes_), STEPS, K), np.float32)
         for i, run in enumerate(bytes_):
             for j, draft in enumerate(run):
                 scores[i, j, : len(draft)] = np.array(draft) / 255
         truth = np.where(scores > 0, np.array(of_set["accepted"])[_bins(scores)], 0.0)
-        records.append(Record(name, scores, np.minimum.accumulate(truth, axis=2)))
+        records.append(Record(of_set["name"], scores, np.minimum.accumulate(truth, axis=2)))
     return records
 
 
-def derive(paths: Sequence[Path], max_tokens: int = 60_000) -> dict[str, Any]:
-    """The table of these recordings: drafted from the request alone, and from its group too."""
-    sets = {}
+def derive(paths: Sequence[Path], max_tokens: int = 60_000) -> Iterator[dict[str, Any]]:
+    """The lines of the table of these recordings: drafted from the request alone, and from its group too."""
     for path in paths:
         answers = read_answers(path)
         for context, sources in (("request", ["request"]), ("group", ["request", "group"])):
             drafter = Watched(rule="blend", sources=sources, memory_bytes=1 << 30, min_prob=0.1)
             replay(drafter, make_scopes(answers, context, max_tokens=max_tokens), context, K)
-            sets[f"{path.name.partition('.')[0]}, {context}"] = _summary(drafter)
-    return {"sources": [path.name for path in paths], "sets": sets}
+            name = f"{path.name.partition('.')[0]}, {context}"
+            yield {"name": name, "source": path.name} | _summary(drafter)
 
 
 def _summary(drafter: Watched) -> dict[str, Any]:

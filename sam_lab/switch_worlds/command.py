@@ -12,13 +12,14 @@ the oracle knows which prompts the scheduler adds to a step: the oracle expects 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sam_core.console import Progress
-from sam_core.files import write_json
+from sam_core.files import replacing, write_json
 
 from sam_lab.cli import check_outputs, positive
 from sam_lab.switch_worlds import acceptance
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--worlds", type=positive, default=1000, metavar="N", help="default 1000")
     add("--seed", type=int, default=0, metavar="N", help="of the first world; the next one has the next seed (0)")
     add("--json", type=Path, metavar="OUT", help="write all worlds here")
-    add("--derive", nargs="+", type=Path, metavar="FILE", help="only derive acceptance.json anew from these recordings")
+    add("--derive", nargs="+", type=Path, metavar="FILE", help="only derive acceptance.jsonl anew from these recordings")
 
 
 def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -70,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     check_outputs(args.json)
     if args.derive:
-        write_json(acceptance.TABLE, acceptance.derive(args.derive))
+        lines = [json.dumps(of_set) + "\n" for of_set in acceptance.derive(args.derive)]
+        with replacing(acceptance.TABLE) as temporary:
+            temporary.write_text("".join(lines))
         return 0
     records = acceptance.load()
     worlds = []
