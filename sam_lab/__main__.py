@@ -40,6 +40,8 @@ def main(argv: list[str] | None = None) -> int:
             except ModuleNotFoundError as error:
                 top.error(f"{name} needs the package {error.name}, which is not installed in this environment")
             command.add_arguments(parser)
+            if hasattr(command, "EPILOG"):
+                parser.epilog, parser.formatter_class = command.EPILOG, argparse.RawDescriptionHelpFormatter
             parser.set_defaults(run=command.run)
     try:
         return console.run(top.parse_args(argv))

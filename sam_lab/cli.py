@@ -83,7 +83,8 @@ class Results:
         """The first result that has these settings, or None."""
         return next((row for row in self._rows if identity.items() <= row.items()), None)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: dict[str, Any]) -> dict[str, Any]:
         self._rows.append(row)
         if self.path:
             write_json(self.path, self._rows)
+        return row

@@ -30,8 +30,6 @@ missed or a row failed, with 2 when the targets do not fit the rows, with 0 othe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__.partition(": ")[2]
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--out", type=Path, default=Path("outputs/bench"), metavar="OUT", help="default: outputs/bench")
     add("--quick", action="store_true", help="small texts and few rounds: shows that all rows run")

@@ -292,8 +292,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure verification beside vllm-ascend's samplers: time, operations, host synchronisations, AICPU operators."
     )
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--out", type=Path, default=Path("outputs/bench-sampler"), metavar="OUT", help="default: outputs/bench-sampler")
     add("--quick", action="store_true", help="batches 1, 8 and 32 in 3 rounds: shows that all rows run")

@@ -66,8 +66,6 @@ nothing.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Let recorded answers drive the real patched engine, with and without speculation."
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("answers", metavar="FILE", help=f"a recording (see `python -m sam_lab replay --help`), or {RANDOM!r}: noise")
     add("--shape", choices=[*SHAPES, "tiny"], default="Qwen3-0.6B", help="model shape (%(default)s)")

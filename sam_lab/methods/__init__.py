@@ -58,9 +58,7 @@ def make(
     if name == "chain":
         return pool.Chains(s.k, rule="oldest", sources=("request",))
     if name in ("sd-linear", "sd-tree"):
-        drafter = pool.Linear() if name == "sd-linear" else pool.Global()
-        drafter.learn(earlier)
-        return drafter
+        return (pool.Linear if name == "sd-linear" else pool.Global)(outputs=earlier)
     if name == "rest":
         from sam_lab.methods.rest import Rest
 
@@ -73,6 +71,4 @@ def make(
         return model
     from sam_lab.methods.hybrid import Hybrid
 
-    drafter = pool.Scored(rule="blend")
-    drafter.learn(earlier)
-    return Hybrid(drafter, model, s.sure)
+    return Hybrid(pool.Scored(outputs=earlier, rule="blend"), model, s.sure)

@@ -149,12 +149,13 @@ class Chains(SamDrafter):
 class Global(SamDrafter):
     """SuffixDecoding: all requests are one group, whose index is the global tree; `trees` as of TREES.
 
-    The paper's global tree has the outputs of requests that have ended. This one also has the prompts and outputs of the
+    It learns `outputs` of earlier requests. The paper's global tree has the outputs of requests that have ended. This one also has the prompts and outputs of the
     requests that run.
     """
 
-    def __init__(self, trees: str = "both", rule: str = "suffix") -> None:
+    def __init__(self, trees: str = "both", outputs: Iterable[Sequence[int]] = (), rule: str = "suffix") -> None:
         super().__init__(rule=rule, sources=TREES[trees])
+        self.learn(outputs)
 
     def learn(self, outputs: Iterable[Sequence[int]]) -> None:
         """Put outputs of earlier requests into the global tree, without their prompts."""

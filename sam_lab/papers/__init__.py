@@ -27,7 +27,7 @@ class Experiment:
         name: for the command line.
         title: of the table.
         text: what the columns mean, in a sentence or two.
-        run: makes the rows, `run(what, limits)`.
+        run: makes the rows.
         of: its data: each recording, all recordings together, or the models.
     """
 
@@ -36,6 +36,11 @@ class Experiment:
     text: str
     run: Callable[[Any, Limits], list[Row]]
     of: Literal["recording", "recordings", "models"] = "recording"
+
+
+def experiment(name: str, title: str, text: str, of: str = "recording") -> Callable[[Callable], Experiment]:
+    """Makes an Experiment of a function of its data and Limits."""
+    return lambda run: Experiment(name, title, text, run, of)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sam_lab.methods.pool import SamDrafter
-from sam_lab.papers import Experiment, Limits, Row
+from sam_lab.papers import Limits, Row, experiment
 from sam_lab.papers.replayed import Recording
 from sam_lab.recordings import MAX_RESPONSES, make_scopes
 from sam_lab.replay import BINS, replay
@@ -21,6 +21,11 @@ ARTICLE = {"rule": "oldest", "sources": ("request",)}
 OURS = {"rule": "blend", "sources": ("request", "group", "history")}
 
 
+@experiment(
+    "positions",
+    "The article: acceptance by position in the answer",
+    "Tokens a step. Article: rule oldest, source request, k = 3. Bins of 200 steps or more.",
+)
 def positions(recording: Recording, limits: Limits) -> list[Row]:
     """Each configuration has a fresh drafter."""
     columns = {}
@@ -37,6 +42,11 @@ def positions(recording: Recording, limits: Limits) -> list[Row]:
     return [*rows, {"position": "all"} | {name: figures["tokens_per_step"] for name, figures in columns.items()}]
 
 
+@experiment(
+    "lengths",
+    "The article: acceptance by length of the answer",
+    "Tokens a step, k = 3, source request. Classes of 3 answers or more.",
+)
 def lengths(recording: Recording, limits: Limits) -> list[Row]:
     scopes = make_scopes(recording.answers, "request", MAX_RESPONSES, 2 * limits.max_tokens, limits.seed)
     rows, shorter = [], 0
@@ -78,6 +88,12 @@ class Tail:
         return self.drafter.propose_many(requests, k)
 
 
+@experiment(
+    "tails",
+    "The article: the tail of a batch",
+    "64 answers start together; drafts are made while at most 8 run. Steps of the whole batch, and steps without "
+    "drafts by steps with them, of all and in the tail.",
+)
 def tails(recording: Recording, limits: Limits) -> list[Row]:
     order = random.Random(limits.seed)
     groups = make_scopes(recording.answers, "group", 1 << 30, 1 << 30, limits.seed)
@@ -112,24 +128,4 @@ def tails(recording: Recording, limits: Limits) -> list[Row]:
     ]
 
 
-EXPERIMENTS = (
-    Experiment(
-        "positions",
-        "The article: acceptance by position in the answer",
-        "Tokens a step. Article: rule oldest, source request, k = 3. Bins of 200 steps or more.",
-        positions,
-    ),
-    Experiment(
-        "lengths",
-        "The article: acceptance by length of the answer",
-        "Tokens a step, k = 3, source request. Classes of 3 answers or more.",
-        lengths,
-    ),
-    Experiment(
-        "tails",
-        "The article: the tail of a batch",
-        "64 answers start together; drafts are made while at most 8 run. Steps of the whole batch, and steps without "
-        "drafts by steps with them, of all and in the tail.",
-        tails,
-    ),
-)
+EXPERIMENTS = (positions, lengths, tails)

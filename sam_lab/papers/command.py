@@ -25,8 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Measure what the papers and the article claim. Writes papers.json, papers.md and pictures; an experiment that "
         "papers.json has with the same data and options is not run again."
     )
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--data", nargs="+", type=Path, metavar="FILE", help="recordings; default: those of sam_lab/data")
     add(

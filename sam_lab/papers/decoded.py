@@ -16,7 +16,7 @@ from sam_core.console import Progress
 from sam_lab import methods, models
 from sam_lab.methods.draft_model import DraftModel
 from sam_lab.methods.pool import Global
-from sam_lab.papers import Experiment, Limits, Row
+from sam_lab.papers import Limits, Row, experiment
 from sam_lab.papers.merges import Merges, divergence
 from sam_lab.papers.replayed import at_random
 from sam_lab.recordings import temporary_corpus
@@ -93,35 +93,31 @@ def _figures(row: Row) -> Row:
     }
 
 
+@experiment(
+    "methods", "All methods on a model", "Greedy; times a pass of the target, the faster of two runs.", of="models"
+)
 def all_methods(pair: Models, limits: Limits) -> list[Row]:
     sampler = _sampler(None, limits.seed)
     earlier = pair.earlier(sampler, TOKENS)
     with temporary_corpus(earlier) as corpus:
         settings = methods.Settings()
-        makers = {
-            name: functools.partial(methods.make, name, settings, earlier, corpus, pair.draft)
-            for name in methods.METHODS
-        }
+        known = settings, earlier, corpus, pair.draft
+        makers = {name: functools.partial(methods.make, name, *known) for name in methods.METHODS}
         rows = pair.compare(sampler, makers, PROMPTS, TOKENS)
     return [{"method": row["method"]} | _figures(row) for row in rows]
 
 
+@experiment("nucleus", "Greedy and nucleus sampling", "Earlier outputs are sampled in the same way.", of="models")
 def nucleus(pair: Models, limits: Limits) -> list[Row]:
     rows: dict[str, Row] = {}
     for name, options in SAMPLING.items():
         sampler = _sampler(options, limits.seed)
         earlier = pair.earlier(sampler, TOKENS)
-
-        def tree(earlier: list[list[int]] = earlier) -> Global:
-            drafter = Global()
-            drafter.learn(earlier)
-            return drafter
-
         with temporary_corpus(earlier) as corpus:
             makers = {
                 "REST, trie": functools.partial(methods.make, "rest", methods.Settings(), earlier, corpus),
                 "REST, random": functools.partial(at_random, corpus, limits.seed),
-                "SD-T": tree,
+                "SD-T": functools.partial(Global, "both", earlier),
                 "GSD": functools.partial(methods.make, "gsd", methods.Settings(), earlier, corpus, pair.draft),
             }
             for row in pair.compare(sampler, makers, PROMPTS, TOKENS)[1:]:
@@ -131,6 +127,13 @@ def nucleus(pair: Models, limits: Limits) -> list[Row]:
     return list(rows.values())
 
 
+@experiment(
+    "gsd",
+    "GSD: chains, trees and graphs of a draft model",
+    "Drafted by the model and expanded: nodes a draft. Graph success: drafts of which a token behind a merged node "
+    "was accepted.",
+    of="models",
+)
 def graphs(pair: Models, limits: Limits) -> list[Row]:
     rows = []
     for (sampling, options), (pruning, (prob, sib, tau)) in itertools.product(GSD_SAMPLING.items(), PRUNING.items()):
@@ -150,6 +153,13 @@ def graphs(pair: Models, limits: Limits) -> list[Row]:
     return rows
 
 
+@experiment(
+    "gsd-divergence",
+    "GSD: KL divergence of merged nodes",
+    "KL(own || shared), in nats: of the draft model's next token behind the node's own path and behind the path of "
+    "the node it was merged with.",
+    of="models",
+)
 def divergences(pair: Models, limits: Limits) -> list[Row]:
     """KL of merged nodes, of at most MERGES drawn at random from those of greedy decoding."""
     rows = []
@@ -164,48 +174,10 @@ def divergences(pair: Models, limits: Limits) -> list[Row]:
             for text in {tuple(text) for text, _, _ in chosen}:
                 pairs = [(path, first) for other, path, first in chosen if tuple(other) == text]
                 values += divergence(pair.draft, text, pairs)
-        rows.append(
-            {
-                "theta_prob, theta_sib": pruning,
-                "tau": tau,
-                "merged nodes": len(drafter.merged),
-                "KL, mean": float(np.mean(values)) if values else None,
-                "KL, median": float(np.median(values)) if values else None,
-                "KL, 95 %": float(np.percentile(values, 95)) if values else None,
-            }
-        )
+        row: Row = {"theta_prob, theta_sib": pruning, "tau": tau, "merged nodes": len(drafter.merged)}
+        figures = (np.mean(values), np.median(values), np.percentile(values, 95)) if values else (None, None, None)
+        rows.append(row | dict(zip(("KL, mean", "KL, median", "KL, 95 %"), figures, strict=True)))
     return rows
 
 
-EXPERIMENTS = (
-    Experiment(
-        "methods",
-        "All methods on a model",
-        "Greedy; times a pass of the target, the faster of two runs.",
-        all_methods,
-        of="models",
-    ),
-    Experiment(
-        "nucleus",
-        "Greedy and nucleus sampling",
-        "Earlier outputs are sampled in the same way.",
-        nucleus,
-        of="models",
-    ),
-    Experiment(
-        "gsd",
-        "GSD: chains, trees and graphs of a draft model",
-        "Drafted by the model and expanded: nodes a draft. Graph success: drafts of which a token behind a merged node "
-        "was accepted.",
-        graphs,
-        of="models",
-    ),
-    Experiment(
-        "gsd-divergence",
-        "GSD: KL divergence of merged nodes",
-        "KL(own || shared), in nats: of the draft model's next token behind the node's own path and behind the path of "
-        "the node it was merged with.",
-        divergences,
-        of="models",
-    ),
-)
+EXPERIMENTS = (all_methods, nucleus, graphs, divergences)

@@ -16,7 +16,7 @@ from sam_lab.cli import LabError, digest
 from sam_lab.methods import retrieval
 from sam_lab.methods.pool import TREES, Twin
 from sam_lab.methods.rest import Rest
-from sam_lab.papers import Experiment, Limits, Row
+from sam_lab.papers import Limits, Row, experiment
 from sam_lab.recordings import MAX_RESPONSES, Answer, make_scopes, read_answers, split_fold, temporary_corpus
 from sam_lab.replay import replay
 from sam_lab.score import shift
@@ -104,6 +104,11 @@ def _columns(name: str, figures: Row) -> Row:
 # ---- SuffixDecoding
 
 
+@experiment(
+    "sd-forms",
+    "SuffixDecoding: trees (SD-T) and chains (SD-L)",
+    "After all earlier outputs; drafts of at most 64 tokens, alpha = 4. Accepted share: of the drafted tokens.",
+)
 def forms(recording: Recording, limits: Limits) -> list[Row]:
     row: Row = {"earlier outputs": len(recording.outputs)}
     for name, method in (("SD-L", "sd-linear"), ("SD-T", "sd-tree")):
@@ -111,6 +116,7 @@ def forms(recording: Recording, limits: Limits) -> list[Row]:
     return [row]
 
 
+@experiment("sd-trees", "SuffixDecoding: both trees and each alone", "SD-T after at most 256 earlier outputs.")
 def trees(recording: Recording, limits: Limits) -> list[Row]:
     row: Row = {"earlier outputs": min(EXAMPLES, len(recording.outputs))}
     for name in TREES:
@@ -119,6 +125,11 @@ def trees(recording: Recording, limits: Limits) -> list[Row]:
     return [row]
 
 
+@experiment(
+    "sizes",
+    "Size of the global tree and of the datastore",
+    "SD-T and REST after so many earlier outputs to other prompts.",
+)
 def sizes(recording: Recording, limits: Limits) -> list[Row]:
     rows = []
     for size in sorted({min(size, len(recording.outputs)) for size in SIZES}):
@@ -149,6 +160,11 @@ def _up_to(answers: Sequence[Answer], tokens: int) -> Iterator[Answer]:
         tokens -= len(answer.response_ids)
 
 
+@experiment(
+    "sd-limit",
+    "SuffixDecoding: MAX_SPEC = alpha p and constant limits",
+    "SD-T after at most 256 earlier outputs and 20,000 tokens of them; then one answer a prompt comes, and is kept.",
+)
 def spec_limit(recording: Recording, limits: Limits) -> list[Row]:
     rows = []
     for name, alpha, nodes in [
@@ -167,6 +183,11 @@ def spec_limit(recording: Recording, limits: Limits) -> list[Row]:
     return rows
 
 
+@experiment(
+    "matches",
+    "Accepted tokens by the length of the match",
+    "SD-T: of the tree that won, as in sd-limit with alpha = 4. REST: of the longest suffix found, at most 16.",
+)
 def matches(recording: Recording, limits: Limits) -> list[Row]:
     drafter, _ = _twin(recording, limits, ALPHA)
     suffix = by_length(drafter.matches, drafter.accepted)
@@ -197,6 +218,11 @@ def by_length(counts: Sequence[int], accepted: Sequence[int]) -> dict[str, tuple
     return classes
 
 
+@experiment(
+    "sd-shift",
+    "SuffixDecoding: answers of another kind",
+    "Tokens a step. The tree knows answers of the recording named before, none, or answers of the new kind.",
+)
 def adapts(recording: Recording, limits: Limits) -> list[Row]:
     new = recording.one_a_prompt(limits)
     trained, replayed = new[: len(new) // 2], [*_up_to(new[len(new) // 2 :], limits.max_tokens)]
@@ -217,6 +243,7 @@ def adapts(recording: Recording, limits: Limits) -> list[Row]:
 # ---- REST
 
 
+@experiment("rest-settings", "REST: its settings", "One setting differs from n_max = 16, m = 10, c = 64.")
 def settings(recording: Recording, limits: Limits) -> list[Row]:
     varied = [("n_max", value) for value in (2, 4, 6, 8, 16)]
     varied += [("m", value) for value in (2, 5, 10, 20)] + [("c", value) for value in (8, 16, 32, 64)]
@@ -227,6 +254,11 @@ def settings(recording: Recording, limits: Limits) -> list[Row]:
     return rows
 
 
+@experiment(
+    "rest-choice",
+    "REST: the trie and a random choice",
+    "Random: at most 8 of the continuations, of 8 tokens each, the mean of 3 runs.",
+)
 def choice(recording: Recording, limits: Limits) -> list[Row]:
     scopes = make_scopes(recording.scored, "request", MAX_RESPONSES, limits.max_tokens, limits.seed)
     figures: dict[str, list[Row]] = {"trie": [], "random": []}
@@ -249,6 +281,12 @@ def at_random(corpus: str | Path, seed: int) -> Rest:
     return Rest(corpus, m=RANDOM_TOKENS, c=NODES, max_looked_at=RANDOM_SEQUENCES, seed=seed)
 
 
+@experiment(
+    "rest-times",
+    "REST: time and size of the datastore",
+    "A datastore of 10 million tokens: all recordings, and their answers again with a tenth of the tokens replaced.",
+    of="recordings",
+)
 def times(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
     answers = [answer.response_ids for recording in recordings for answer in recording.answers]
     figures = retrieval.measure(answers, STORED, 2000, seed=limits.seed)
@@ -264,55 +302,4 @@ def times(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
     ]
 
 
-EXPERIMENTS = (
-    Experiment(
-        "sd-forms",
-        "SuffixDecoding: trees (SD-T) and chains (SD-L)",
-        "After all earlier outputs; drafts of at most 64 tokens, alpha = 4. Accepted share: of the drafted tokens.",
-        forms,
-    ),
-    Experiment(
-        "sd-trees",
-        "SuffixDecoding: both trees and each alone",
-        "SD-T after at most 256 earlier outputs.",
-        trees,
-    ),
-    Experiment(
-        "sizes",
-        "Size of the global tree and of the datastore",
-        "SD-T and REST after so many earlier outputs to other prompts.",
-        sizes,
-    ),
-    Experiment(
-        "sd-limit",
-        "SuffixDecoding: MAX_SPEC = alpha p and constant limits",
-        "SD-T after at most 256 earlier outputs and 20,000 tokens of them; then one answer a prompt comes, and is kept.",
-        spec_limit,
-    ),
-    Experiment(
-        "matches",
-        "Accepted tokens by the length of the match",
-        "SD-T: of the tree that won, as in sd-limit with alpha = 4. REST: of the longest suffix found, at most 16.",
-        matches,
-    ),
-    Experiment(
-        "sd-shift",
-        "SuffixDecoding: answers of another kind",
-        "Tokens a step. The tree knows answers of the recording named before, none, or answers of the new kind.",
-        adapts,
-    ),
-    Experiment("rest-settings", "REST: its settings", "One setting differs from n_max = 16, m = 10, c = 64.", settings),
-    Experiment(
-        "rest-choice",
-        "REST: the trie and a random choice",
-        "Random: at most 8 of the continuations, of 8 tokens each, the mean of 3 runs.",
-        choice,
-    ),
-    Experiment(
-        "rest-times",
-        "REST: time and size of the datastore",
-        "A datastore of 10 million tokens: all recordings, and their answers again with a tenth of the tokens replaced.",
-        times,
-        of="recordings",
-    ),
-)
+EXPERIMENTS = (forms, trees, sizes, spec_limit, matches, adapts, settings, choice, times)

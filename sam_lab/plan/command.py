@@ -49,8 +49,6 @@ what a draft token costs attention 0 to 2 of its request's context; all costs fi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Predict rollout and step of a recipe without and with SAM, and the best threshold and k."
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("recipe", nargs="?", type=Path, help="a recipe's YAML, see llm_rl/qwen3")
     add("overrides", nargs="*", metavar="key=value", help="as for the recipe's script")

@@ -15,24 +15,19 @@ from sam_core.console import Progress
 from sam_core.reference.rules import ALPHA
 
 import sam_core
+from sam_lab import recordings
 from sam_lab.cli import LabError, Results, check_outputs, digest, fold, positive
 from sam_lab.methods.pool import TREES, Frozen, Global, SamDrafter, Twin
-from sam_lab.recordings import (
-    CONTEXTS,
-    MAX_RESPONSES,
-    MAX_TOKENS,
-    SEED,
-    Answer,
-    make_scopes,
-    read_answers,
-    split_fold,
-    temporary_corpus,
-)
+from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED, Answer
 from sam_lab.replay import replay
 from sam_lab.score import figure
 
 METHODS = ("chain", "blend", "sd-linear", "sd-tree", "rest")
 TABLE = "{:28} {:10} {:22} {:>8} {:>8} {:>9} {:>8}  {}"
+ROW = (
+    "{recording:28} {context:10} {name:22} {tokens_per_step:8.3f} {proposed_per_step:8.2f} {precision:9.3f} "
+    "{us_step:8.1f}  {sources}"
+)
 EPILOG = """\
 methods:
   chain      the article: suffix automaton, oldest occurrence, chains; sees what the context shows it
@@ -52,8 +47,6 @@ which is slow.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Score drafting methods on recorded answers: tokens a step that they would have gained."
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording")
     add("--method", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD", help=", ".join(METHODS))
@@ -66,9 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--n-max", nargs="+", type=positive, default=[16], metavar="N", help="of REST (16)")
     add("--m", nargs="+", type=positive, default=[10], metavar="M", help="of REST (10)")
     add("--c", nargs="+", type=positive, default=[64], metavar="C", help="of REST (64)")
-    add(
-        "--earlier", nargs="+", type=int, metavar="N", help="number of earlier outputs; default: all of the other folds"
-    )
+    add("--earlier", nargs="+", type=int, metavar="N", help="earlier outputs; default: all of the other folds")
     add("--fold", type=fold, default=(0, 2), metavar="I/N", help="default 0/2")
     add("--max-responses", type=positive, default=MAX_RESPONSES, metavar="N")
     add("--max-tokens", type=positive, default=100_000, metavar="N", help="default 100000")
@@ -145,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         TABLE.format("recording", "context", "method", "tok/step", "drafted", "precision", "us/step", "accepted from")
     )
     for path in args.files:
-        answers, others = split_fold(read_answers(path), args.fold)
+        answers, others = recordings.split_fold(recordings.read_answers(path), args.fold)
         if not answers or not others:
             raise LabError(f"{path} has too few prompts for --fold {identity['fold']}: use fewer folds")
         order = np.random.default_rng(args.seed).permutation(len(others))
@@ -155,16 +146,11 @@ def run(args: argparse.Namespace) -> int:
             result = results.find(configuration)
             if result is None:
                 name = f"{path.name} {options['context']} {_name(options)}"
-                result = configuration | measure(
-                    options,
-                    answers,
-                    outputs,
-                    args.max_responses,
-                    args.max_tokens,
-                    args.seed,
-                    lambda tokens: progress.show(f"{name}: {tokens:,} tokens"),
+                limits = args.max_responses, args.max_tokens, args.seed
+                figures = measure(
+                    options, answers, outputs, *limits, lambda tokens: progress.show(f"{name}: {tokens:,} tokens")
                 )
-                results.add(result)
+                result = results.add(configuration | figures)
             progress.clear()
             shown.append(result)
             print(_row(result), flush=True)
@@ -184,10 +170,10 @@ def measure(
 ) -> dict[str, Any]:
     """The figures of one of `configurations` on answers, after `outputs` or the first options["earlier"] of them."""
     context = "request" if options["context"] == "corpus" else options["context"]
-    scopes = make_scopes(answers, context, max_responses, max_tokens, seed)
+    scopes = recordings.make_scopes(answers, context, max_responses, max_tokens, seed)
     earlier = outputs[: options["earlier"]] if options.get("earlier") is not None else outputs
     needs_corpus = (options["method"] == "rest" or options["context"] == "corpus") and len(earlier)
-    with temporary_corpus(earlier) if needs_corpus else contextlib.nullcontext() as corpus:
+    with recordings.temporary_corpus(earlier) if needs_corpus else contextlib.nullcontext() as corpus:
         drafter = drafter_of(options, earlier, corpus)
         figures = replay(drafter, scopes, context, options["k"], options["tree"], progress)
     if hasattr(drafter, "matches"):
@@ -210,16 +196,9 @@ def _name(options: dict[str, Any]) -> str:
 
 
 def _row(result: dict[str, Any]) -> str:
-    return TABLE.format(
-        Path(result["file"]).name[:28],
-        result["context"],
-        _name(result),
-        f"{result['tokens_per_step']:.3f}",
-        f"{result['proposed_per_step']:.2f}",
-        f"{result['precision']:.3f}",
-        f"{result['us_propose'] + result['us_append_per_token'] * result['tokens_per_step']:.1f}",
-        _sources(result),
-    ).rstrip()
+    us_step = result["us_propose"] + result["us_append_per_token"] * result["tokens_per_step"]
+    cells = {"recording": Path(result["file"]).name[:28], "name": _name(result), "us_step": us_step}
+    return ROW.format(**result | cells, sources=_sources(result)).rstrip()
 
 
 def _sources(result: dict[str, Any]) -> str:

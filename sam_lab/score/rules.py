@@ -13,54 +13,36 @@ from typing import Any
 from sam_core.console import Progress
 
 import sam_core
+from sam_lab import recordings
 from sam_lab.cli import LabError, Results, digest, fold, positive, probability
 from sam_lab.methods.pool import SamDrafter
-from sam_lab.recordings import (
-    CONTEXTS,
-    EPILOG,
-    MAX_RESPONSES,
-    MAX_TOKENS,
-    SEED,
-    make_scopes,
-    read_answers,
-    split_fold,
-    temporary_corpus,
-)
+from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED
 from sam_lab.replay import geometric_mean, replay
 
 DEFAULT_K = (3, 4, 8, 16)
+EPILOG = recordings.EPILOG
 TABLE = "{:28} {:10} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
+ROW = (
+    "{name:28} {context:10} {draft:>7} {tokens_per_step:8.3f} {proposed_per_step:8.2f} {precision:9.3f} "
+    "{us_propose:8.2f} {us_append_per_token:8.2f}  {options}"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Score drafting rules on recorded answers: tokens a step that they would have gained."
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
     add(
-        "--k",
-        nargs="+",
-        type=positive,
-        metavar="K",
-        help="maximum tokens of chains; default 3 4 8 16, none beside --tree",
+        "--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains; default 3 4 8 16, or --tree alone"
     )
     add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
     add("--rule", nargs="+", metavar="RULE", help="drafting rules; default: the pool's")
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
-    add(
-        "--min-prob",
-        nargs="+",
-        type=probability,
-        metavar="P",
-        help="end a draft before a token that is accepted with a probability below P",
-    )
-    corpus = parser.add_mutually_exclusive_group()
-    corpus.add_argument("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
-    corpus.add_argument(
-        "--corpus-from-others", action="store_true", help="draft from a corpus of the other folds' answers too"
-    )
+    add("--min-prob", nargs="+", type=probability, metavar="P", help="minimum probability of a token to be drafted")
+    add_corpus = parser.add_mutually_exclusive_group().add_argument
+    add_corpus("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
+    add_corpus("--corpus-from-others", action="store_true", help="draft from a corpus of the other folds' answers too")
     add("--fold", type=fold, metavar="I/N", help="score only the prompts of fold I of the folds 0 .. N-1")
     add("--max-responses", type=positive, default=MAX_RESPONSES, metavar="N", help=f"default {MAX_RESPONSES}")
     add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
@@ -95,8 +77,9 @@ def run(args: argparse.Namespace) -> int:
     shown = []
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
     for path in args.files:
-        answers = read_answers(path)
-        answers, others = split_fold(answers, args.fold) if args.fold else (answers, [])
+        answers, others = recordings.read_answers(path), []
+        if args.fold:
+            answers, others = recordings.split_fold(answers, args.fold)
         if not answers or (args.corpus_from_others and not others):
             raise LabError(f"{path} has too few prompts for --fold {settings['fold']}: use fewer folds")
         identity = settings | {"file": str(path), "data": digest(path)}
@@ -104,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
             extra = {}
             if args.corpus_from_others:
                 texts = (answer.response_ids for answer in others)
-                extra["corpus"] = stack.enter_context(temporary_corpus(texts))
+                extra["corpus"] = stack.enter_context(recordings.temporary_corpus(texts))
             for context in args.context:
                 try:
-                    scopes = make_scopes(answers, context, args.max_responses, args.max_tokens, args.seed)
+                    scopes = recordings.make_scopes(answers, context, args.max_responses, args.max_tokens, args.seed)
                 except LabError as error:
                     raise LabError(f"{path}: {error}") from None
                 total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
@@ -116,16 +99,16 @@ def run(args: argparse.Namespace) -> int:
                     result = results.find(configuration)
                     if result is None:
                         name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
+                        drafter = SamDrafter(**options | extra)
                         figures = replay(
-                            SamDrafter(**options | extra),
+                            drafter,
                             scopes,
                             context,
                             k,
                             tree,
                             lambda done: progress.show(f"{name}: {done:,} of {total:,} tokens"),
                         )
-                        result = configuration | figures
-                        results.add(result)
+                        result = results.add(configuration | figures)
                     progress.clear()
                     shown.append(result)
                     print(_row(result), flush=True)
@@ -135,17 +118,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(result: dict[str, Any]) -> str:
-    return TABLE.format(
-        Path(result["file"]).name[:28],
-        result["context"],
-        f"{'n' if result['tree'] else 'k'}={result['k']}",
-        f"{result['tokens_per_step']:.3f}",
-        f"{result['proposed_per_step']:.2f}",
-        f"{result['precision']:.3f}",
-        f"{result['us_propose']:.2f}",
-        f"{result['us_append_per_token']:.2f}",
-        _options(result),
-    ).rstrip()
+    name, draft = Path(result["file"]).name[:28], f"{'n' if result['tree'] else 'k'}={result['k']}"
+    return ROW.format(**result, name=name, draft=draft, options=_options(result)).rstrip()
 
 
 def _options(result: dict[str, Any]) -> str:
@@ -160,9 +134,5 @@ def _print_means(results: list[dict[str, Any]]) -> None:
         together[result["context"], result["tree"], result["k"], _options(result)].append(result)
     for (context, tree, k, options), rows in together.items():
         mean, drafted = (geometric_mean([row[key] for row in rows]) for key in ("tokens_per_step", "proposed_per_step"))
-        draft = f"{'n' if tree else 'k'}={k}"
-        print(
-            TABLE.format(
-                "geometric mean", context, draft, f"{mean:.3f}", f"{drafted:.2f}", "", "", "", options
-            ).rstrip()
-        )
+        cells = "geometric mean", context, f"{'n' if tree else 'k'}={k}", f"{mean:.3f}", f"{drafted:.2f}", "", "", ""
+        print(TABLE.format(*cells, options).rstrip())

@@ -60,18 +60,13 @@ def measure(
     trees: str,
 ) -> dict[str, list[dict[str, Any]]]:
     """Figures a chunk of the four arms; `known` and `trained` are outputs."""
-    arms = {}
-    for name, outputs, online in (
-        ("frozen", known, False),
-        ("online", known, True),
-        ("from nothing", [], True),
-        ("trained", trained, False),
-    ):
-        drafter = Global(trees) if online else Frozen(outputs, trees)
-        if online:
-            drafter.learn(outputs)
-        arms[name] = chunks(drafter, new, size, nodes)
-    return arms
+    arms = {
+        "frozen": Frozen(known, trees),
+        "online": Global(trees, known),
+        "from nothing": Global(trees),
+        "trained": Frozen(trained, trees),
+    }
+    return {name: chunks(drafter, new, size, nodes) for name, drafter in arms.items()}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,14 +80,8 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"{args.known} has {len(known)} prompts: --examples asks for {args.examples}")
     if len(new) < args.chunk:
         raise LabError(f"{args.new} leaves {len(new)} prompts to replay: fewer than a --chunk of {args.chunk}")
-    arms = measure(
-        [a.response_ids for a in known],
-        [a.response_ids for a in trained],
-        new,
-        args.chunk,
-        args.nodes,
-        args.trees,
-    )
+    outputs = [[answer.response_ids for answer in answers] for answers in (known, trained)]
+    arms = measure(*outputs, new, args.chunk, args.nodes, args.trees)
     columns = [f"{at + 1}-{min(at + args.chunk, len(new))}" for at in range(0, len(new), args.chunk)]
     print(f"tokens a step (precision) of answers to {args.new.name} after {len(known)} of {args.known.name}")
     print(f"{'answers':14}" + "".join(f"{column:>16}" for column in columns))

@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--worlds", type=positive, default=1000, metavar="N", help="default 1000")
     add("--seed", type=int, default=0, metavar="N", help="of the first world; the next one has the next seed (0)")
     add("--json", type=Path, metavar="OUT", help="write all worlds here")
-    add("--derive", nargs="+", type=Path, metavar="FILE", help="only derive acceptance.jsonl anew from these recordings")
+    add(
+        "--derive", nargs="+", type=Path, metavar="FILE", help="only derive acceptance.jsonl anew from these recordings"
+    )
 
 
 def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:

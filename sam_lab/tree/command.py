@@ -34,8 +34,6 @@ sd-linear, sd-tree and hybrid know the target's outputs for --earlier other prom
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Decode prompts by drafting methods with tree verification, against plain decoding."
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="the target: a local Hugging Face folder")
     add("--draft-model", type=Path, metavar="DIR", help="for ssd, tsd, gsd, hybrid: a smaller one, same tokenizer")
