@@ -52,9 +52,8 @@ def from_dumps(files: list[Path], tokenizer: Any) -> Iterator[dict[str, Any]]:
                     row = json.loads(line)
                     prompt, answer, step = row["input"], row["output"], row["step"]
                 except (ValueError, KeyError, TypeError):
-                    raise LabError(
-                        f"{path}, line {number}, is no row of a rollout dump: it needs input, output and step"
-                    ) from None
+                    where = f"{path}, line {number}"
+                    raise LabError(f"{where}, is no row of a rollout dump: it needs input, output and step") from None
                 yield {"prompt_ids": ids(prompt), "response_ids": ids(answer), "prompt_id": prompt, "epoch": step}
 
 

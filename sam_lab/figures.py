@@ -10,8 +10,6 @@ from typing import Any
 
 from sam_core.files import replacing
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#8d5b8c", "#2e4057")
-
 
 def can_draw() -> bool:
     """Whether matplotlib is installed; says so on stderr where it is not."""

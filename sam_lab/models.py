@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -76,12 +77,8 @@ def read_prompts(path: Path, tokenizer: Any) -> list[list[int]]:
     if not texts:
         raise LabError(f"{path} has no prompt: write one a line")
     if tokenizer.chat_template:
-        texts = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-            )
-            for text in texts
-        ]
+        chat = functools.partial(tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False)
+        texts = [chat([{"role": "user", "content": text}]) for text in texts]
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from sam_core.engines.verl.routing import PromptRoutes
 from sam_core.files import write_json
+from sam_core.options import SOURCES
 from sam_core.seeds import request_seed
 
 from llm_rl.evaluation.engine import Engine, load_tokenizer, prompt_ids
@@ -56,20 +57,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "shares of the mean; returned: the share of prompts asked again whose answers all came to the replica that had "
         "them all before. Without --model only these are counted, and no engine starts."
     )
-    parser.add_argument("--model", help="folder of the model, with its tokenizer")
-    parser.add_argument("--data", type=Path, help="questions in verl's schema, Parquet or JSON Lines")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="default all; each starts engines anew")
-    parser.add_argument("--replicas", type=int, default=2, help="default 2")
-    parser.add_argument("--prompts", type=int, default=32, help="different prompts in all (default 32)")
-    parser.add_argument("--batch", type=int, default=12, help="prompts a step (default 12)")
-    parser.add_argument("--n", type=int, default=8, help="answers to each (default 8)")
-    parser.add_argument("--steps", type=int, default=8, help="rollouts (default 8)")
-    parser.add_argument("--k", type=int, default=3, help="drafted tokens a step (default 3)")
-    parser.add_argument("--sam", type=json.loads, default={}, help="further options of speculative_config.sam, as JSON")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="longest answer (default 1024)")
-    parser.add_argument("--dtype", default="float32", help="default float32")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    add = parser.add_argument
+    add("--model", help="folder of the model, with its tokenizer")
+    add("--data", type=Path, help="questions in verl's schema, Parquet or JSON Lines")
+    add("--ways", nargs="+", choices=WAYS, default=WAYS, help="default all; each starts engines anew")
+    add("--replicas", type=int, default=2, help="default 2")
+    add("--prompts", type=int, default=32, help="different prompts in all (default 32)")
+    add("--batch", type=int, default=12, help="prompts a step (default 12)")
+    add("--n", type=int, default=8, help="answers to each (default 8)")
+    add("--steps", type=int, default=8, help="rollouts (default 8)")
+    add("--k", type=int, default=3, help="drafted tokens a step (default 3)")
+    add("--sam", type=json.loads, default={}, help="further options of speculative_config.sam, as JSON")
+    add("--max-tokens", type=int, default=1024, help="longest answer (default 1024)")
+    add("--dtype", default="float32", help="default float32")
+    add("--seed", type=int, default=1)
+    add("--out", type=Path, help="file for the figures, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,9 +87,8 @@ def run(args: argparse.Namespace) -> int:
     for way in args.ways:
         figures.append(measure(args, way, prompts))
         cells = [(figures[-1][name], form) for _, form, name in COLUMNS]
-        print(
-            "".join(f"{'-':{form.partition('.')[0]}}" if x is None else f"{x:{form}}" for x, form in cells), flush=True
-        )
+        texts = (f"{'-':{form.partition('.')[0]}}" if x is None else f"{x:{form}}" for x, form in cells)
+        print("".join(texts), flush=True)
     if args.out:
         settings = {name: value for name, value in vars(args).items() if name not in ("run", "command", "out")}
         write_json(args.out, {"settings": settings | {"data": str(args.data)}, "ways": figures})
@@ -196,16 +197,15 @@ class Replicas:
     def figures(self) -> dict[str, Any]:
         """See COLUMNS. Raises LabError if no draft was accepted."""
         counters = [engine.drafter() for engine in self.engines]
-        accepted = {
-            name: sum(c[f"accepted_{name}"] for c in counters) for name in ("request", "group", "history", "corpus")
-        }
-        if not any(accepted.values()):
+        accepted = {name: sum(c[f"accepted_{name}"] for c in counters) for name in (*SOURCES, "corpus")}
+        total = sum(accepted.values())
+        if not total:
             raise LabError("no draft was accepted: this run shows nothing")
         return {
             "tokens_per_step": sum(map(len, self.answers.values())) / self.steps,
-            "acceptance": sum(accepted.values()) / sum(c["proposed"] for c in counters),
-            "group": accepted["group"] / sum(accepted.values()),
-            "history": accepted["history"] / sum(accepted.values()),
+            "acceptance": total / sum(c["proposed"] for c in counters),
+            "group": accepted["group"] / total,
+            "history": accepted["history"] / total,
             "seconds": self.seconds,
             "answers": hashlib.blake2b(repr(sorted(self.answers.items())).encode(), digest_size=4).hexdigest(),
         }

@@ -88,7 +88,5 @@ def attempt(group: list[Row], measure) -> None:
         measure(group)
     except Exception as error:
         for row in group:
-            row.ours, row.error = (
-                None,
-                str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}",
-            )
+            row.ours = None
+            row.error = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"

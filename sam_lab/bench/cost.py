@@ -8,6 +8,7 @@ is reported beside the table.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 import tracemalloc
@@ -42,6 +43,21 @@ SWITCHES: dict[str, dict[str, Any]] = {
 clock = time.process_time
 
 
+def seconds(call: Callable, *args: Any) -> float:
+    """Of one call."""
+    start = clock()
+    call(*args)
+    return clock() - start
+
+
+def microseconds(call: Callable[[], Any], count: int) -> float:
+    """A call, on average of `count` calls."""
+    start = clock()
+    for _ in range(count):
+        call()
+    return 1e6 * (clock() - start) / count
+
+
 class Cost:
     """The measurements of time and memory; `quick` makes all of them small."""
 
@@ -70,21 +86,13 @@ class Cost:
             return self.targets.row(SECTION, what, unit)
 
         drafts = [row(f"draft k=3, {rule}", "us") for rule in RULES]
-        steps = [
-            (
-                [row(f"step of {rows} rows, {text}, {rule}", "us") for rule in STEP_RULES],
-                partial(self.steps_of, rows, period),
-            )
-            for rows in BATCHES
-            for text, period in PERIODS.items()
-        ]
-        proposers = [
-            (
-                [row(f"propose for {count} request{'s' * (count > 1)}, {name}", "us") for name in SWITCHES],
-                partial(self.proposers, count),
-            )
-            for count in REQUESTS
-        ]
+        steps, proposers = [], []
+        for count, (text, period) in itertools.product(BATCHES, PERIODS.items()):
+            of_rules = [row(f"step of {count} rows, {text}, {rule}", "us") for rule in STEP_RULES]
+            steps.append((of_rules, partial(self.steps_of, count, period)))
+        for count in REQUESTS:
+            what = f"propose for {count} request{'s' * (count > 1)}"
+            proposers.append(([row(f"{what}, {name}", "us") for name in SWITCHES], partial(self.proposers, count)))
         pauses = [row(f"append, {what}", "us") for what in ("p99", "longest pause")]
         corpus = [("size", "bytes a token"), ("build", "tokens a second"), ("look-up (append and draft k=1)", "us")]
         return [
@@ -149,10 +157,7 @@ class Cost:
             return 1e6 * (clock() - start) / len(items)
 
         def beside(batch: Any) -> float:  # the next tokens of a batch that has taken in some
-            start = clock()
-            for _ in range(self.steps):
-                batch.append()
-            return 1e6 * (clock() - start) / self.steps / PEER_ROWS
+            return microseconds(batch.append, self.steps) / PEER_ROWS
 
         samples = {name: partial(together, *how) for name, how in self.appending(rows).items()}
         small = self.table[:PEER_ROWS, : self.warm + self.more]
@@ -163,11 +168,8 @@ class Cost:
 
     def append_pauses(self, rows: list[Row]) -> None:
         def apart(make: Callable, items: list, taken: list[np.ndarray]) -> float:
-            append, times = make(), np.empty(len(items))
-            for at, item in enumerate(items):
-                start = clock()
-                append(item)
-                times[at] = clock() - start
+            append = make()
+            times = np.array([seconds(append, item) for item in items])
             taken.append(1e6 * np.array([np.quantile(times, 0.99), times.max()]))
             return 0.0
 
@@ -189,10 +191,7 @@ class Cost:
         for _ in range(3):
             pool = sam_core.Pool(memory_bytes=MEMORY, rule="blend", sources=("group",))
             slot = pool.open([], b"group")
-            for at, part in enumerate(parts):
-                start = clock()
-                pool.append(slot, part)
-                quickest[at] = min(quickest[at], clock() - start)
+            quickest = np.minimum(quickest, [seconds(pool.append, slot, part) for part in parts])
         row.ours = Figure.of([1e3 * float(quickest.max())])
         row.note = f"{text.size:,} tokens: {remark}"
 
@@ -226,35 +225,32 @@ class Cost:
                     quickest[step] = min(quickest[step], clock() - start)
                     starts += 1
         row.ours = Figure.of([1e3 * float(np.quantile(quickest, 0.999))])
-        row.note = (
-            f"{self.history_size:,} tokens in 8 groups; {len(quickest)} steps, in the middle one answer is removed"
-        )
+        row.note = f"{self.history_size:,} tokens in 8 groups; "
+        row.note += f"{self.num_history_steps} steps, in the middle one answer is removed"
 
     def append_parts(self, rule: str, max_tokens: int, rows: list[Row]) -> None:
         """Appending to a batch in parts of at most `max_tokens` tokens a row."""
         (row,) = rows
         part, groups = min(max_tokens, self.warm), "group" in RULES[rule]["sources"]
 
-        def ours() -> float:
-            pool = sam_core.Pool(memory_bytes=MEMORY, **RULES[rule])
-            slots = [pool.open([], b"%d" % (row // SIBLINGS) if groups else None) for row in range(BATCH)]
+        def appended(append: Callable, requests: Iterable[int]) -> float:
             blocks = [self.table[:, at : at + part] for at in range(0, self.warm, part)]
             start = clock()
             for block in blocks:
-                for slot, tokens in zip(slots, block):
-                    pool.append(slot, tokens)
+                for request, tokens in zip(requests, block):
+                    append(request, tokens)
             return 1e6 * (clock() - start) / sum(block.size for block in blocks)
+
+        def ours() -> float:
+            pool = sam_core.Pool(memory_bytes=MEMORY, **RULES[rule])
+            slots = [pool.open([], b"%d" % (row // SIBLINGS) if groups else None) for row in range(BATCH)]
+            return appended(pool.append, slots)
 
         def arctic() -> float:
             trees = peers.arctic()(peers.DEPTH, -1 if groups else 0)
             for number in range(BATCH):
                 trees.start_request(number, NOTHING)
-            blocks = [self.table[:, at : at + part] for at in range(0, self.warm, part)]
-            start = clock()
-            for block in blocks:
-                for number, tokens in enumerate(block):
-                    trees.add_active_response(number, tokens)
-            return 1e6 * (clock() - start) / sum(block.size for block in blocks)
+            return appended(trees.add_active_response, range(BATCH))
 
         samples = {"ours": ours}
         if self.available(rows, "arctic", peers.arctic):
@@ -287,9 +283,7 @@ class Cost:
                 draft = partial(batch.tree, 16) if name.endswith("tree") else partial(batch.draft, 3)
                 for _ in range(self.steps):
                     batch.append()
-                    start = clock()
-                    draft()
-                    total += clock() - start
+                    total += seconds(draft)
                 return 1e6 * total / self.steps / len(batch.table)
 
             samples = {name: partial(sample, name) for name in batches}
@@ -303,7 +297,7 @@ class Cost:
             row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; " + _by_size(by_name[rule])
         tree.peers = {name: words for name, words in tree.peers.items() if name == "arctic"}
         _fill(
-            tree, {"ours": slowest["tree"]} | ({"arctic": slowest["arctic tree"]} if "arctic tree" in slowest else {})
+            tree, {name: slowest[key] for name, key in (("ours", "tree"), ("arctic", "arctic tree")) if key in slowest}
         )
         tree.note = f"{SIBLINGS} rows; " + _by_size(by_name["tree"])
         self.details["draft_us"] = by_name
@@ -316,15 +310,11 @@ class Cost:
         batches |= self.batches(rows, peers.BATCHES, table, size)
 
         def sample(batch: Any) -> float:
-            start = clock()
-            if isinstance(batch, SamBatch):
-                for _ in range(self.steps):
-                    batch.step(3)
-            else:
-                for _ in range(self.steps):
-                    batch.append()
-                    batch.draft(3)
-            return 1e6 * (clock() - start) / self.steps
+            def step() -> None:
+                batch.append()
+                batch.draft(3)
+
+            return microseconds(partial(batch.step, 3) if isinstance(batch, SamBatch) else step, self.steps)
 
         samples = {name: partial(sample, batch) for name, batch in batches.items()}
         alternate(samples, 1)
@@ -365,9 +355,7 @@ class Cost:
 
         def ours() -> float:
             pool = sam_core.Pool(memory_bytes=MEMORY, rule="newest", sources=("request",))
-            start = clock()
-            feed(pool, np.array([pool.open(text, None)], np.int32), len(text))
-            return 1e3 * (clock() - start)
+            return 1e3 * seconds(lambda: feed(pool, np.array([pool.open(text, None)], np.int32), len(text)))
 
         def python() -> float:
             sam = peers.PythonSam()
@@ -377,16 +365,11 @@ class Cost:
             return 1e3 * (clock() - start)
 
         def arctic() -> float:
-            trees = peers.arctic()(peers.DEPTH, 0)
-            start = clock()
-            trees.start_request(0, text)
-            return 1e3 * (clock() - start)
+            return 1e3 * seconds(peers.arctic()(peers.DEPTH, 0).start_request, 0, text)
 
         def ngram() -> float:  # has no index: the row of token ids is filled
             into = np.zeros((1, peers.MODEL_LEN), np.int32)
-            start = clock()
-            into[0, : len(as_list)] = as_list
-            return 1e3 * (clock() - start)
+            return 1e3 * seconds(into.__setitem__, (0, slice(len(as_list))), as_list)
 
         def sglang_trie() -> float:
             trie = sglang.Trie(len(text) * sglang.DEPTH, 3)
@@ -396,12 +379,10 @@ class Cost:
             return 1e3 * (clock() - start)
 
         samples = {"ours": ours, "python": python, "ngram": ngram}
-        for name, probe, sample in (
-            ("arctic", peers.arctic, arctic),
-            ("sglang", sglang.corpus_class, sglang_trie),
-        ):
-            if self.available(rows, name, probe):
-                samples[name] = sample
+        if self.available(rows, "arctic", peers.arctic):
+            samples["arctic"] = arctic
+        if self.available(rows, "sglang", sglang.corpus_class):
+            samples["sglang"] = sglang_trie
 
         def again(build: Sample) -> float:  # in memory that the process has from the kernel already
             build()
@@ -452,14 +433,9 @@ class Cost:
             table = self.table[:, : self.warm + self.more]
             batch = SamBatch(table, self.warm, sources=("request",), rule="blend", corpus=path)
             batch.step(1)
-
-            def sample() -> float:
-                start = clock()
-                for _ in range(self.steps):
-                    batch.step(1)
-                return 1e6 * (clock() - start) / self.steps / BATCH
-
-            rows[2].ours = alternate({"ours": sample}, self.rounds)["ours"]
+            step = partial(batch.step, 1)
+            look_up = {"ours": lambda: microseconds(step, self.steps) / BATCH}
+            rows[2].ours = alternate(look_up, self.rounds)["ours"]
         rows[0].note = rows[1].note = f"{tokens:,} tokens: {remark}"
         rows[2].note = "a row of a batch; the request's own index is searched too"
         rows[2].peers["REST"] = "published: < 1000"
@@ -479,17 +455,8 @@ class Cost:
             "step of 1 row": lambda: pool.step(rows[:1], empty, one, 0, wide[:1], lengths[:1]),
             f"step of {BATCH} rows": lambda: pool.step(rows, empty, zeros, 0, wide, lengths),
         }
-
-        def sample(call: Callable[[], None]) -> Sample:
-            def run() -> float:
-                start = clock()
-                for _ in range(10_000):
-                    call()
-                return 1e6 * (clock() - start) / 10_000
-
-            return run
-
-        figures = alternate({name: sample(call) for name, call in calls.items()}, self.rounds)
+        samples = {name: partial(microseconds, call, 10_000) for name, call in calls.items()}
+        figures = alternate(samples, self.rounds)
         return {name: value.median for name, value in figures.items()}
 
 

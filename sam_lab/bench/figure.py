@@ -120,9 +120,8 @@ def _lengths(axes, acceptance: Acceptance) -> None:
             axes.plot(CHAINS[context], values, f"o{style}", **look)
         values = [acceptance.means(Task("blend", context, n, True))[0] for n in TREES[context]]
         axes.plot(TREES[context], values, f"s{style}", color=RULES["blend"], markersize=4, label=f"tree, {context}")
-    axes.set(
-        xscale="log", xlabel="tokens of a draft", ylabel="tokens a step", title="Acceptance by length of the draft"
-    )
+    axes.set(xscale="log", xlabel="tokens of a draft", ylabel="tokens a step")
+    axes.set_title("Acceptance by length of the draft")
     axes.set_xticks([3, 4, 8, 16, 32], ["3", "4", "8", "16", "32"])
     axes.minorticks_off()
 

@@ -80,12 +80,7 @@ def skewed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]
     return order + often
 
 
-ORDERS: dict[str, Callable[[Sequence[list[Request]], random.Random], list[Request]]] = {
-    "together": together,
-    "in turns": in_turns,
-    "mixed": mixed,
-    "skewed": skewed,
-}
+ORDERS = {"together": together, "in turns": in_turns, "mixed": mixed, "skewed": skewed}
 
 
 def replay(
@@ -183,10 +178,8 @@ def rows(
                     for of, values in shares.items():
                         values.append(result["ours"] / result[of])
         for row, values in zip(rows, shares.values(), strict=True):
-            row.ours = Figure.of([min(values)])
-            row.note = (
-                f"minimum over {len(values)} sets, orders and budgets; median {sorted(values)[len(values) // 2]:.3f}"
-            )
+            row.ours, median = Figure.of([min(values)]), sorted(values)[len(values) // 2]
+            row.note = f"minimum over {len(values)} sets, orders and budgets; median {median:.3f}"
 
     whats = ("within a budget, of the best plan", "within a budget, of private requests")
     return [([targets.row(SECTION, what, "of its tokens a step") for what in whats], measure)]

@@ -78,13 +78,9 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        return (
-            ("recorded" if self.bound is None else "met")
-            if self.met
-            else "MISSED"
-            if self.held is not None
-            else "FAILED"
-        )
+        if self.met:
+            return "recorded" if self.bound is None else "met"
+        return "FAILED" if self.held is None else "MISSED"
 
     @property
     def target(self) -> str:
@@ -198,13 +194,12 @@ def missed(rows: list[Row]) -> str:
 
 def as_json(row: Row) -> dict[str, Any]:
     """The row with its figures as {median, low, high}, what was held against the bound, ratios and the verdict."""
-    figures = {name: f._asdict() if isinstance(f, Figure) else f for name, f in row.peers.items()}
-    ratios = {
-        name: f.median / row.ours.median
-        for name, f in row.peers.items()
-        if isinstance(f, Figure) and row.ours and row.ours.median
-    }
-    ours = row.ours and row.ours._asdict()
+    figures, ratios, ours = dict(row.peers), {}, row.ours and row.ours._asdict()
+    for name, peer in row.peers.items():
+        if isinstance(peer, Figure):
+            figures[name] = peer._asdict()
+            if ours and ours["median"]:
+                ratios[name] = peer.median / ours["median"]
     more = {"ours": ours, "peers": figures, "peer_to_ours": ratios, "held": row.held, "verdict": row.verdict}
     return dataclasses.asdict(dataclasses.replace(row, ours=None, peers={})) | more
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab bench-sampler`: verification beside vllm-ascend's samplers of 0.11 and 0.13.
-
-Measures time, operations, host synchronisations and AICPU operators.
-"""
+"""`python -m sam_lab bench-sampler`: time, operations, host synchronisations and AICPU operators of verification beside
+vllm-ascend's samplers of 0.11 and 0.13."""
 
 from __future__ import annotations
 import __future__
@@ -13,6 +11,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,11 +125,9 @@ class Case:
         self.of_drafts, self.at = self.rows.view(batch, K + 1, V)[:, :K], self.drafts.long().view(batch, K, 1)
         self.p = self.of_drafts.gather(2, self.at)
         self.behind = self.rows.view(batch, K + 1, V)[:, K].contiguous()
-        self.steps: dict[str, Callable] = {
-            name: lambda module=module: self.theirs(module, None) for name, module in releases.items()
-        }
+        self.steps: dict[str, Callable] = {name: partial(self.theirs, file, None) for name, file in releases.items()}
         self.given: dict[str, Callable] = {
-            name: lambda module=module: self.theirs(module, self.draws) for name, module in releases.items()
+            name: partial(self.theirs, file, self.draws) for name, file in releases.items()
         }
         self.steps["rejection"] = lambda: self.rejection(verify.draw(self.counts, {}, V, device))
         self.given["rejection"] = lambda: self.rejection(self.draws)
@@ -172,12 +169,11 @@ class Case:
             assert torch.equal(first, other), "the contestants' tokens differ"
 
     def milliseconds(self, step: Callable) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
+        wait()
         start = time.perf_counter()
         step()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        wait()
         return (time.perf_counter() - start) * 1e3
 
     def measure(self, rounds: int) -> dict[str, Any]:
@@ -189,7 +185,7 @@ class Case:
             operations[name] = [counted.count, counted.waits, counted.aicpu]
         times = {}
         for kind, steps in (("step", self.steps), ("given", self.given)):
-            samples = {name: lambda step=step: self.milliseconds(step) for name, step in steps.items()}
+            samples = {name: partial(self.milliseconds, step) for name, step in steps.items()}
             alternate(samples, 1)
             times[kind] = {name: value.median for name, value in alternate(samples, rounds).items()}
         return {"batch": self.batch, "ms": times, "operations": operations}
@@ -249,13 +245,9 @@ def noise_row(count: int, device: torch.device) -> Row:
 
 def overview(measured: list[dict]) -> str:
     """The figures of all contestants by batch."""
-    names = [*measured[0]["ms"]["step"]]
-    given = [*measured[0]["ms"]["given"]]
-    heads = [
-        *(f"{name} ms" for name in names),
-        *(f"{name} given" for name in given),
-        *(f"{name} ops" for name in names),  # operations, waits, AICPU operators
-    ]
+    names, given = [*measured[0]["ms"]["step"]], [*measured[0]["ms"]["given"]]
+    heads = [f"{name} ms" for name in names] + [f"{name} given" for name in given]
+    heads += [f"{name} ops" for name in names]  # operations, waits, AICPU operators
     lines = [" ".join([f"{'batch':>5}", *(f"{head:>15}" for head in heads)])]
     for case in measured:
         cells = [figure(case["ms"]["step"][name]) for name in names]
@@ -289,9 +281,7 @@ def draw(path: Path, measured: list[dict], device: torch.device) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Measure verification beside vllm-ascend's samplers: time, operations, host synchronisations, AICPU operators."
-    )
+    parser.description = __doc__.partition(": ")[2]
     add = parser.add_argument
     add("--out", type=Path, default=Path("outputs/bench-sampler"), metavar="OUT", help="default: outputs/bench-sampler")
     add("--quick", action="store_true", help="batches 1, 8 and 32 in 3 rounds: shows that all rows run")

@@ -48,22 +48,26 @@ def make(arm: str, vllm_config: Any, k: int, sam: dict[str, Any], clock: Callabl
         sam: options of the proposer beside the switch.
         clock: auto times steps with it.
     """
-    length = vllm_config.model_config.max_model_len
     if arm == "plain":
         return None
+    if arm in ("ngram", "suffix"):
+        return arm, _peer(arm, vllm_config)
+    switch: dict[str, Any] = {"switch": "auto"}
+    if arm != "auto":
+        k, threshold = fixed_switch(arm)
+        switch = {"switch": "batch", "threshold": threshold}
+    drafter = SamProposer(k, sam | switch, max_model_len=vllm_config.model_config.max_model_len)
     if arm == "off":
-        drafter = SamProposer(ARTICLE[0], sam | {"switch": "batch"}, max_model_len=length)
         drafter.switch = BatchSwitch(0, drafter.switch.logger)
-        return "sam", drafter
-    if arm == "auto":
-        drafter = SamProposer(k, sam | {"switch": "auto"}, max_model_len=length)
+    elif arm == "auto":
         drafter.switch.clock = clock
-        return "sam", drafter
-    if arm.startswith("batch"):
-        fixed = FIXED.fullmatch(arm)
-        k, threshold = map(int, fixed.groups()) if fixed else ARTICLE
-        return "sam", SamProposer(k, sam | {"switch": "batch", "threshold": threshold}, max_model_len=length)
-    return arm, _peer(arm, vllm_config)
+    return "sam", drafter
+
+
+def fixed_switch(arm: str) -> tuple[int, int]:
+    """Tokens of a draft and threshold of `batch:K:THRESHOLD`, the article's of other arms."""
+    fixed = FIXED.fullmatch(arm)
+    return (int(fixed[1]), int(fixed[2])) if fixed else ARTICLE
 
 
 def _peer(arm: str, vllm_config: Any) -> Any:

@@ -90,10 +90,7 @@ def run(args: argparse.Namespace) -> int:
     names = list(dict.fromkeys(["plain", *args.arms]))
     for name in names:
         kinds.check(name)
-    if args.answers == RANDOM:
-        batches = noise(args)
-    else:
-        batches = choose(read_answers(Path(args.answers)), args)
+    batches = noise(args) if args.answers == RANDOM else choose(read_answers(Path(args.answers)), args)
     os.environ.update(ENVIRONMENT)
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -104,9 +101,8 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     args.dtype = default_dtype()
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in ("run", "resume")}
-    records = Records(
-        args.out / "runs.jsonl", {k: v for k, v in settings.items() if k not in ("arms", "batches", "out")}, args.resume
-    )
+    same = {k: v for k, v in settings.items() if k not in ("arms", "batches", "out")}
+    records = Records(args.out / "runs.jsonl", same, args.resume)
     runs = replay(batches, names, args, records)
     if records.learned:
         write_json(args.out / "learned.json", records.learned)
@@ -153,14 +149,11 @@ def choose(answers: list[Answer], args: argparse.Namespace) -> list[list[tuple[l
             f"{args.answers} has {len(full)} groups of at least {args.per_group} answers, {needed} are needed: "
             "lower --batches, --learn, --groups or --per-group"
         )
-    return [
-        [
-            (list(answer.prompt_ids), list(answer.response_ids)[: args.tokens])
-            for group in full[i : i + args.groups]
-            for answer in group
-        ]
-        for i in range(0, needed, args.groups)
-    ]
+    batches = []
+    for i in range(0, needed, args.groups):
+        chosen = (answer for group in full[i : i + args.groups] for answer in group)
+        batches.append([(list(answer.prompt_ids), list(answer.response_ids)[: args.tokens]) for answer in chosen])
+    return batches
 
 
 def noise(args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:

@@ -29,11 +29,12 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
         runs_of_arm = [run for run in runs if run["arm"] == arm]
         steps = [step for run in runs_of_arm for step in run["steps"]]
         decoding = [s for s in steps if not s["prefill"]]
-        gains = {
-            "decode": _gains(runs_of_arm, plain, lambda s: not s["prefill"]),
-            "rollout": _gains(runs_of_arm, plain, lambda s: True),
-            "tail": _gains(runs_of_arm, plain, lambda s: not s["prefill"] and s["running"] <= tail),
+        parts = {
+            "decode": lambda s: not s["prefill"],
+            "rollout": lambda s: True,
+            "tail": lambda s: not s["prefill"] and s["running"] <= tail,
         }
+        gains = {name: _gains(runs_of_arm, plain, counts) for name, counts in parts.items()}
         drafted = sum(s["drafted"] for s in decoding)
         result["arms"][arm] = {
             "s": _time(steps),
@@ -54,9 +55,7 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
         values["gain_by_running"] = {
             name: rate / base[name] if rate and base[name] else None for name, rate in values["tokens_per_s"].items()
         }
-    result["silent"] = [
-        arm for arm, values in result["arms"].items() if arm not in ("plain", "off") and not values["drafted"]
-    ]
+    result["silent"] = [arm for arm in arms if arm not in ("plain", "off") and not result["arms"][arm]["drafted"]]
     _print(result)
     write_json(out / "engine-replay.json", result)
     write_json(out / "steps.json", runs)
@@ -92,11 +91,8 @@ def _name(bin_: tuple[int, int]) -> str:
 
 
 def _print(result: dict[str, Any]) -> None:
-    print(
-        f"{'':12}{'rollout':>17}{'decoding':>17}{'tail':>16}{'tokens':>10}{'accepted':>10}{'sampling':>10}{'drafting':>10}\n"
-        f"{'':12}{'gain':>9}{'worst':>8}{'gain':>9}{'worst':>8}{'gain':>8}{'worst':>8}{'a step':>10}"
-        f"{'':>10}{'of decoding':>20}"
-    )
+    print("                      rollout         decoding            tail    tokens  accepted  sampling  drafting")
+    print("                 gain   worst     gain   worst    gain   worst    a step                   of decoding")
     for arm, v in result["arms"].items():
         share = f"{100 * v['accepted'] / v['drafted']:.1f} %" if v["drafted"] else "-"
         row = f"{arm:12}"

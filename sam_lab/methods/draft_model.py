@@ -23,11 +23,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sam_lab.methods import Tree
+from sam_lab.methods import Settings, Tree
 from sam_lab.methods.tree_model import TreeModel
 
-DEPTH, WIDTH = 10, 4
-THETA_PROB, THETA_SIB, TAU = 0.2, 0.3, 2
 MAX_EXPANDED = 256
 """Nodes of one draft that go through the draft model."""
 
@@ -114,10 +112,10 @@ class DraftModel:
     def __init__(
         self,
         model: torch.nn.Module,
-        width: int = WIDTH,
-        depth: int = DEPTH,
-        theta_prob: float = THETA_PROB,
-        theta_sib: float = THETA_SIB,
+        width: int = Settings.width,
+        depth: int = Settings.depth,
+        theta_prob: float = Settings.theta_prob,
+        theta_sib: float = Settings.theta_sib,
         tau: int = 0,
     ) -> None:
         self.width, self.depth, self.theta_prob, self.theta_sib, self.tau = width, depth, theta_prob, theta_sib, tau
@@ -203,8 +201,7 @@ class DraftModel:
                 state.todo = [*state.todo, *tokens]
                 kept.append([])
                 continue
-            path = list(range(state.fed))
-            path += self._walk(state.root, tokens)
+            path = [*range(state.fed), *self._walk(state.root, tokens)]
             state.todo = list(tokens[len(path) - state.fed :])
             state.root = None
             kept.append(path)

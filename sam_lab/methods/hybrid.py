@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sam_lab.methods import Tree
+from sam_lab.methods import Settings, Tree
 from sam_lab.methods.draft_model import DraftModel
 from sam_lab.methods.pool import Scored
-
-SURE = 1.0
 
 
 class Hybrid:
@@ -24,7 +22,7 @@ class Hybrid:
         counts: those of the draft model, and sam: drafts taken from the pool.
     """
 
-    def __init__(self, sam: Scored, model: DraftModel, sure: float = SURE) -> None:
+    def __init__(self, sam: Scored, model: DraftModel, sure: float = Settings.sure) -> None:
         self.sam, self.model, self.sure = sam, model, sure
         self.counts: Counter[str] = model.counts
         self.counts["sam"] = 0

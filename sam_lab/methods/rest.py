@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.corpus import Corpus
 
-from sam_lab.methods import Tree
+from sam_lab.methods import Settings, Tree
 from sam_lab.replay import accept_tree
 
-N_MAX, M, C = 16, 10, 64
-"""The paper's figures: longest suffix that is matched, tokens of a continuation, nodes of the trie that are drafted."""
 SAMPLE = 1024
 """Continuations that are looked at; of more, so many at even distances. The paper does not bound them."""
 
@@ -118,8 +116,9 @@ def retrieve(tokens, suffixes, context, n_max, m, c, max_looked_at, random, out,
 class Rest:
     """REST as a drafter; `corpus` is a file that sam_core.build_corpus wrote.
 
-    seed: of a random choice among more than `max_looked_at` continuations, instead of one at even distances. It is the
-    state of numba's generator: drafters that choose at random are used one after another.
+    n_max: longest suffix that is matched; m: tokens of a continuation; c: nodes of the trie that are drafted; seed: of a
+    random choice among more than `max_looked_at` continuations, instead of one at even distances. It is the state of
+    numba's generator: drafters that choose at random are used one after another.
 
     Attributes:
         matches: retrievals with a match of n tokens, int[n_max + 1].
@@ -129,9 +128,9 @@ class Rest:
     def __init__(
         self,
         corpus: str | os.PathLike[str],
-        n_max: int = N_MAX,
-        m: int = M,
-        c: int = C,
+        n_max: int = Settings.n_max,
+        m: int = Settings.m,
+        c: int = Settings.c,
         max_looked_at: int = SAMPLE,
         seed: int | None = None,
     ) -> None:
@@ -165,11 +164,10 @@ class Rest:
                 self.accepted[length] += accept_tree(*draft, row, 0)
 
     def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
-        trees = []
         for request in requests:
-            trees.append(self.retrieve(self._contexts[request], min(n, self.c)))
-            self._last[request] = self._length, trees[-1]
-        return trees
+            tree = self.retrieve(self._contexts[request], min(n, self.c))
+            self._last[request] = self._length, tree
+        return [self._last[request][1] for request in requests]
 
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
         """The most frequent path of each tree."""

@@ -12,7 +12,8 @@ import numpy as np
 
 from sam_core import corpus
 from sam_lab.cli import LabError, positive
-from sam_lab.methods.rest import N_MAX, SAMPLE, C, M, Rest
+from sam_lab.methods import Settings
+from sam_lab.methods.rest import SAMPLE, Rest
 from sam_lab.recordings import SEED, read_answers, temporary_corpus
 
 
@@ -38,7 +39,7 @@ def measure(
     """
     if len(answers) < 2:
         raise LabError(
-            "the recordings have one answer or none: one in ten is a query and the others are stored, so give two or more"
+            "the recordings have one answer or none: give two or more, one in ten is a query, others are stored"
         )
     rng = np.random.default_rng(seed)
     known_answers = [np.array(answer, np.int32) for answer in answers]
@@ -55,25 +56,18 @@ def measure(
     with temporary_corpus(texts) as path:
         seconds = time.perf_counter() - begin
         facts = corpus.describe(path)
-        store = Rest(path, N_MAX, M, C, sample)
+        store = Rest(path, max_looked_at=sample)
         times, lengths = [], []
         for _ in range(queries):
             text = held[rng.integers(len(held))]
             context = text[: rng.integers(1, len(text) + 1)]
             begin = time.perf_counter()
-            tree = store.retrieve(context, C)
+            tree = store.retrieve(context, Settings.c)
             times.append(1e6 * (time.perf_counter() - begin))
             lengths.append(len(tree[0]))
-    median, tail, worst = np.percentile(times, [50, 90, 99])
-    return {
-        "tokens": facts["tokens"],
-        "bytes_per_token": facts["bytes_per_token"],
-        "tokens_per_s": facts["tokens"] / seconds,
-        "median_us": float(median),
-        "p90_us": float(tail),
-        "p99_us": float(worst),
-        "nodes": float(np.mean(lengths)),
-    }
+    figures = {"tokens": facts["tokens"], "bytes_per_token": facts["bytes_per_token"]}
+    figures |= {"tokens_per_s": facts["tokens"] / seconds, "nodes": float(np.mean(lengths))}
+    return figures | dict(zip(("median_us", "p90_us", "p99_us"), np.percentile(times, [50, 90, 99]).tolist()))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -51,12 +51,8 @@ def lengths(recording: Recording, limits: Limits) -> list[Row]:
     scopes = make_scopes(recording.answers, "request", MAX_RESPONSES, 2 * limits.max_tokens, limits.seed)
     rows, shorter = [], 0
     for name, longest in ANSWER_LENGTHS.items():
-        of_class = [
-            [(answer, scored)]
-            for scope in scopes
-            for answer, scored in scope
-            if shorter <= len(answer.response_ids) < longest
-        ]
+        every = (one for scope in scopes for one in scope)
+        of_class = [[one] for one in every if shorter <= len(one[0].response_ids) < longest]
         shorter = longest
         if len(of_class) < 3:
             continue
@@ -118,14 +114,10 @@ def tails(recording: Recording, limits: Limits) -> list[Row]:
             replay(drafter, [[(answer, True) for answer in batch]], "group", 3)
             counts[0] += drafter.steps
             counts[1] += drafter.tail
-    return [
-        {"batches": taken, "steps without": plain, "of them in the tail": plain_tail}
-        | {
-            f"{name}: {what}": value
-            for name, (steps, tail) in sums.items()
-            for what, value in (("steps", steps), ("all", plain / steps), ("tail", plain_tail / max(tail, 1)))
-        }
-    ]
+    row: Row = {"batches": taken, "steps without": plain, "of them in the tail": plain_tail}
+    for name, (steps, tail) in sums.items():
+        row |= {f"{name}: steps": steps, f"{name}: all": plain / steps, f"{name}: tail": plain_tail / max(tail, 1)}
+    return [row]
 
 
 EXPERIMENTS = (positions, lengths, tails)

@@ -27,12 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--data", nargs="+", type=Path, metavar="FILE", help="recordings; default: those of sam_lab/data")
-    add(
-        "--models",
-        type=Path,
-        metavar="DIR",
-        help="written by `python -m sam_lab models --out DIR`; without it some are left out",
-    )
+    add("--models", type=Path, metavar="DIR", help="of `python -m sam_lab models`; without it some are left out")
     add("--only", nargs="+", choices=EXPERIMENTS, metavar="NAME", help="these experiments; default: all")
     add("--max-tokens", type=positive, default=20_000, metavar="N", help="of a recording (default 20000)")
     add("--seed", type=int, default=SEED, metavar="N")

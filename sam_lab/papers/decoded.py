@@ -20,7 +20,7 @@ from sam_lab.papers import Limits, Row, experiment
 from sam_lab.papers.merges import Merges, divergence
 from sam_lab.papers.replayed import at_random
 from sam_lab.recordings import temporary_corpus
-from sam_lab.tree.command import compare, decode
+from sam_lab.tree.command import compare, decode, pass_times
 
 SAMPLING = {"greedy": None, "T 0.8, top-p 0.95": (0.8, 0.95), "T 0.7, top-p 0.8": (0.7, 0.8)}
 """REST's: HumanEval's and MT-Bench's."""
@@ -80,14 +80,11 @@ def _sampler(options: tuple[float, float] | None, seed: int) -> Any:
 
 def _figures(row: Row) -> Row:
     """The columns that all tables here share; times in milliseconds a pass of the target."""
-    passes = max(row["passes"], 1)
     return {
         "tokens a step": row["tokens_per_step"],
         "nodes a step": row["drafted_per_step"],
         "accepted share": row["precision"] if row["drafted"] else None,
-        "draft, ms": 1e3 * row["draft_s"] / passes,
-        "verify, ms": 1e3 * row["verify_s"] / passes,
-        "other, ms": 1e3 * row["other_s"] / passes,
+        **{f"{name}, ms": time for name, time in pass_times(row).items()},
         "speed-up": row["speedup"],
         "equal texts": f"{row['equal']}/{row['of']}",
     }

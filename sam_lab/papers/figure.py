@@ -72,19 +72,12 @@ def _limits(pair: Any, rows: Sequence[Row]) -> None:
     for colour, (recording, rows_of) in zip(COLOURS, _by(rows, "recording").items(), strict=False):
         for start, style in (("constant", "o-"), ("", "s--")):
             series = [r for r in rows_of if r["MAX_SPEC"].startswith("constant") == bool(start)]
+            tokens, label = [row["tokens a step"] for row in series], recording if start else None
             for axes, column in zip(pair, ("drafted", "accepted share"), strict=True):
-                axes.plot(
-                    [row[column] for row in series],
-                    [row["tokens a step"] for row in series],
-                    style,
-                    color=colour,
-                    ms=4,
-                    label=recording if start else None,
-                )
-    pair[0].set(xlabel="drafted tokens a step", ylabel="tokens a step", title="solid: constant limits 2 to 16")
-    pair[1].set(
-        xlabel="accepted share of the drafted tokens", ylabel="tokens a step", title="dashed: alpha p, alpha 1 to 4"
-    )
+                axes.plot([row[column] for row in series], tokens, style, color=colour, ms=4, label=label)
+                axes.set_ylabel("tokens a step")
+    pair[0].set(xlabel="drafted tokens a step", title="solid: constant limits 2 to 16")
+    pair[1].set(xlabel="accepted share of the drafted tokens", title="dashed: alpha p, alpha 1 to 4")
 
 
 def _divergences(pair: Any, rows: Sequence[Row]) -> None:
@@ -101,14 +94,8 @@ def _positions(pair: Any, rows: Sequence[Row]) -> None:
     for axes, column in zip(pair, ("article", "blend, group, k = 8"), strict=True):
         for colour, (recording, rows_of) in zip(COLOURS, _by(rows, "recording").items(), strict=False):
             known = [row for row in rows_of if row["position"] != "all" and row[column] is not None]
-            axes.plot(
-                [row["position"] for row in known],
-                [row[column] for row in known],
-                "o-",
-                color=colour,
-                ms=4,
-                label=recording,
-            )
+            places, values = [row["position"] for row in known], [row[column] for row in known]
+            axes.plot(places, values, "o-", color=colour, ms=4, label=recording)
         axes.set(xlabel="position in the answer, tokens", ylabel="tokens a step", title=column)
 
 

@@ -76,12 +76,10 @@ def read_recordings(paths: Sequence[Path], seed: int) -> list[Recording]:
         recordings.append(Recording(path.name.partition(".")[0], answers, scored, outputs, digest(path)))
     linked = []
     for place, recording in enumerate(recordings):
-        before = next(
-            (other for other in [*recordings[place:], *recordings[:place]][::-1] if other.data != recording.data), None
-        )
-        if before:
-            known = [answer.response_ids for answer in shift.one_a_prompt(before.answers, random.Random(seed))]
-            recording = replace(recording, known=known[:EXAMPLES], known_of=before.data)
+        others = [other for other in recordings[place:] + recordings[:place] if other.data != recording.data]
+        if others:
+            known = [answer.response_ids for answer in shift.one_a_prompt(others[-1].answers, random.Random(seed))]
+            recording = replace(recording, known=known[:EXAMPLES], known_of=others[-1].data)
         linked.append(recording)
     return linked
 
@@ -94,11 +92,8 @@ def _replayed(recording: Recording, limits: Limits, method: str, **options: Any)
 
 
 def _columns(name: str, figures: Row) -> Row:
-    return {
-        f"{name}: tokens a step": figures["tokens_per_step"],
-        f"{name}: drafted": figures["proposed_per_step"],
-        f"{name}: accepted share": figures["precision"],
-    }
+    names = {"tokens a step": "tokens_per_step", "drafted": "proposed_per_step", "accepted share": "precision"}
+    return {f"{name}: {column}" if name else column: figures[figure] for column, figure in names.items()}
 
 
 # ---- SuffixDecoding
@@ -172,14 +167,7 @@ def spec_limit(recording: Recording, limits: Limits) -> list[Row]:
         *((f"constant {most}", None, most) for most in LIMITS),
     ]:
         _, figures = _twin(recording, limits, alpha, nodes)
-        rows.append(
-            {
-                "MAX_SPEC": name,
-                "tokens a step": figures["tokens_per_step"],
-                "drafted": figures["proposed_per_step"],
-                "accepted share": figures["precision"],
-            }
-        )
+        rows.append({"MAX_SPEC": name} | _columns("", figures))
     return rows
 
 
@@ -190,19 +178,16 @@ def spec_limit(recording: Recording, limits: Limits) -> list[Row]:
 )
 def matches(recording: Recording, limits: Limits) -> list[Row]:
     drafter, _ = _twin(recording, limits, ALPHA)
-    suffix = by_length(drafter.matches, drafter.accepted)
     figures = _replayed(recording, limits, "rest")
-    rest = by_length(figures["matches"], figures["accepted_by_match"])
-    return [
-        {
-            "match": name,
-            "SD-T: share of the steps": suffix[name][0],
-            "SD-T: accepted": suffix[name][1],
-            "REST: share of the steps": rest[name][0],
-            "REST: accepted": rest[name][1],
-        }
-        for name in LENGTHS
-    ]
+    counted = {
+        "SD-T": by_length(drafter.matches, drafter.accepted),
+        "REST": by_length(figures["matches"], figures["accepted_by_match"]),
+    }
+    rows: list[Row] = [{"match": name} for name in LENGTHS]
+    for method, classes in counted.items():
+        for row in rows:
+            row[f"{method}: share of the steps"], row[f"{method}: accepted"] = classes[row["match"]]
+    return rows
 
 
 def by_length(counts: Sequence[int], accepted: Sequence[int]) -> dict[str, tuple[float, float | None]]:
@@ -229,9 +214,8 @@ def adapts(recording: Recording, limits: Limits) -> list[Row]:
     if len(replayed) < 2:
         return []
     quarter = -(-len(replayed) // 4)
-    arms = shift.measure(
-        recording.known, [answer.response_ids for answer in trained], replayed, quarter, NODES, trees="both"
-    )
+    outputs = [answer.response_ids for answer in trained]
+    arms = shift.measure(recording.known, outputs, replayed, quarter, NODES, trees="both")
     return [
         {"known before": len(recording.known) if name in ("frozen", "online") else len(trained) * (name == "trained")}
         | {"answers": len(replayed), "the tree": name}
@@ -290,16 +274,9 @@ def at_random(corpus: str | Path, seed: int) -> Rest:
 def times(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
     answers = [answer.response_ids for recording in recordings for answer in recording.answers]
     figures = retrieval.measure(answers, STORED, 2000, seed=limits.seed)
-    return [
-        {
-            "tokens stored": figures["tokens"],
-            "bytes a token": figures["bytes_per_token"],
-            "built, million tokens a second": figures["tokens_per_s"] / 1e6,
-            "median, us": figures["median_us"],
-            "90 %, us": figures["p90_us"],
-            "99 %, us": figures["p99_us"],
-        }
-    ]
+    row: Row = {"tokens stored": figures["tokens"], "bytes a token": figures["bytes_per_token"]}
+    row["built, million tokens a second"] = figures["tokens_per_s"] / 1e6
+    return [row | {"median, us": figures["median_us"], "90 %, us": figures["p90_us"], "99 %, us": figures["p99_us"]}]
 
 
 EXPERIMENTS = (forms, trees, sizes, spec_limit, matches, adapts, settings, choice, times)

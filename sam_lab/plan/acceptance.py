@@ -89,15 +89,9 @@ def given(first: float, later: float, ks: Sequence[int] = KS) -> Acceptance:
     k = max(ks)
     worth = first * later ** np.arange(k)
     gain = np.array([[worth[:n].sum()] * BINS for n in ks])
-    rng = np.random.default_rng(0)
-    accepted = (rng.random((400, 1)) < worth).sum(axis=1)
-    return Acceptance(
-        tuple(ks),
-        gain,
-        np.array([[float(n)] * BINS for n in ks]),
-        np.tile(worth, (BINS, 400, 1)),
-        np.tile(accepted, (BINS, 1)),
-    )
+    drafted = np.array([[float(n)] * BINS for n in ks])
+    accepted = (np.random.default_rng(0).random((400, 1)) < worth).sum(axis=1)
+    return Acceptance(tuple(ks), gain, drafted, np.tile(worth, (BINS, 400, 1)), np.tile(accepted, (BINS, 1)))
 
 
 def recorded(

@@ -96,8 +96,7 @@ class Assumed:
 @dataclass(frozen=True)
 class Fit:
     """launch: host seconds an operator; mean: tokens of an answer of the 32B; first: acceptance of a first draft token;
-    training: seconds a
-    trained token and active parameter, of one die."""
+    training: seconds a trained token and active parameter, of one die."""
 
     launch: float
     mean: float
@@ -138,10 +137,8 @@ class Model:
                 tails = Tails(plan, cost, tuple(for_drafts), plan.slots)
             on = tails.run(drafts, plan.threshold)
             result.append([(off.mean, on.mean), (off.longest, on.longest), (off.tail, on.tail)])
-        mean = np.mean(result, axis=0)
-        return {
-            name: (float(row[0]), float(row[1])) for name, row in zip(("round", "longest", "tail"), mean, strict=True)
-        }
+        means = np.mean(result, axis=0).tolist()
+        return {name: (off, on) for name, (off, on) in zip(("round", "longest", "tail"), means, strict=True)}
 
     def fit(self) -> Fit:
         """On the 32B on 32 dies: launch and mean from its mean round without and with SAM, acceptance from the tail's
@@ -166,10 +163,9 @@ class Model:
         """Acceptance of the first draft token with which few requests, at half the longest context, reach the tail's speed."""
         cost, n, k = self.cost(plan, launch), 4, plan.k
         held = n * LIMIT / 2
-        plain = cost.stretch(1, np.array([n]), np.array([held]), np.zeros(1), np.zeros(1), np.zeros(1))
-        with_drafts = cost.stretch(
-            1, np.array([n * (1 + k)]), np.array([held]), np.zeros(1), np.array([k * held]), np.zeros(1)
-        )
+        of, none = np.array([held]), np.zeros(1)
+        plain = cost.stretch(1, np.array([n]), of, none, none, none)
+        with_drafts = cost.stretch(1, np.array([n * (1 + k)]), of, none, k * of, none)
         gain = self.assumed.tail * with_drafts / plain - 1
         return min(1.0, gain / sum(self.assumed.later**j for j in range(k)))
 
@@ -182,18 +178,12 @@ class Model:
         """The article's quantities, and the tail's speed and share of the round without SAM."""
         plan = CLUSTERS[name]
         result = self.generate(plan, fit)
-        rollout = [plan.rounds * (seconds + self.assumed.switching) for seconds in result["longest"]]
+        off, on = (plan.rounds * (seconds + self.assumed.switching) for seconds in result["longest"])
         training = fit.training * self._work(plan, fit.mean)
-        quantities = {
-            "round": result["round"],
-            "rollout": (rollout[0], rollout[1]),
-            "step": (rollout[0] + training, rollout[1] + training),
-        }
-        tail = result["tail"]
-        return {
-            **{what: quantities[what] for what in ARTICLE[name]},
-            "tail": (tail[0] / result["round"][0], tail[0] / tail[1] if tail[1] else 1.0),
-        }
+        quantities = {"round": result["round"], "rollout": (off, on), "step": (off + training, on + training)}
+        tail, tail_on = result["tail"]
+        in_tail = tail / result["round"][0], tail / tail_on if tail_on else 1.0
+        return {what: quantities[what] for what in ARTICLE[name]} | {"tail": in_tail}
 
 
 def _root(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
@@ -234,27 +224,11 @@ def _rows(model: Model, fit: Fit) -> Iterator[dict[str, Any]]:
     for name, quantities in ARTICLE.items():
         predicted = model.predict(name, fit)
         for what, (off, on) in quantities.items():
-            pair = predicted[what]
-            for kind, value, result in (
-                ("off", off, pair[0]),
-                ("on", on, pair[1]),
-                ("gain", off / on - 1, pair[0] / pair[1] - 1),
-            ):
-                yield {
-                    "cluster": name,
-                    "what": what,
-                    "sam": kind,
-                    "article": value,
-                    "predicted": result,
-                    "error": result - value if kind == "gain" else result / value - 1,
-                    "fitted": name == "32b" and what == "round",
-                }
-        yield {
-            "cluster": name,
-            "what": "tail",
-            "sam": "speed",
-            "article": TAIL,
-            "predicted": predicted["tail"][1],
-            "error": predicted["tail"][1] / TAIL - 1,
-            "fitted": name == "32b",
-        }
+            a, b = predicted[what]
+            for kind, value, result in (("off", off, a), ("on", on, b), ("gain", off / on - 1, a / b - 1)):
+                error = result - value if kind == "gain" else result / value - 1
+                row = {"cluster": name, "what": what, "sam": kind, "article": value, "predicted": result}
+                yield row | {"error": error, "fitted": name == "32b" and what == "round"}
+        speed = predicted["tail"][1]
+        row = {"cluster": name, "what": "tail", "sam": "speed", "article": TAIL, "predicted": speed}
+        yield row | {"error": speed / TAIL - 1, "fitted": name == "32b"}

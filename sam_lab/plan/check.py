@@ -49,9 +49,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         settings["batches"] = 1 + max(run["batch"] for run in runs)
         settings["answers"], settings["learn"], runs[0]["steps"][0]["s"]
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise LabError(
-            f"{path} is not the steps.json or runs.jsonl of an engine-replay that ended a run ({error!r})"
-        ) from None
+        what = "the steps.json or runs.jsonl of an engine-replay that ended a run"
+        raise LabError(f"{path} is not {what} ({error!r})") from None
     return settings, runs
 
 
@@ -85,7 +84,7 @@ def check(path: Path) -> dict[str, Any]:
     rows = []
     for run in runs:
         number, cost = run["batch"], costs[run["batch"]]
-        policy = _policy(run["arm"], acceptances[number], settings, cost, batches[number])
+        policy = _policy(run["arm"], acceptances[number], slots, cost, batches[number])
         if policy is None:
             continue
         predicted = _predict(batches[number], slots, cost, policy)
@@ -154,23 +153,17 @@ def _predict(batch: Batch, slots: int, cost: Cost, policy: Policy) -> Trace:
 
 def _acceptance(batch: Batch) -> Acceptance:
     """Of a batch's answers, with the default rule and the siblings in lock-step."""
-    answers = [
-        Answer(array("i", prompt), array("i", answer), str(prompt), str(prompt), None) for prompt, answer in batch
-    ]
+    answers = [Answer(array("i", p), array("i", a), str(p), str(p), None) for p, a in batch]
     return recorded(answers, "group", {"min_prob": Options.min_prob})
 
 
-def _policy(
-    arm: str, acceptance: Acceptance, settings: dict[str, Any], cost: Cost, batch: Sequence[Any]
-) -> Policy | None:
-    slots = settings["max_seqs"]
+def _policy(arm: str, acceptance: Acceptance, slots: int, cost: Cost, batch: Batch) -> Policy | None:
     if arm in ("plain", "off"):
         return Policy.off(slots)
     if arm == "auto":
         return acceptance.auto(slots, cost, tail_contexts([(len(p), len(a)) for p, a in batch], slots))
     if arm.startswith("batch"):
-        fixed = arms.FIXED.fullmatch(arm)
-        k, threshold = map(int, fixed.groups()) if fixed else arms.ARTICLE
+        k, threshold = arms.fixed_switch(arm)
         if k in KS:
             return acceptance.batch(slots, min(threshold, slots), k)
     return None

@@ -30,6 +30,8 @@ FACTOR = 0.55
 """The article's tail, 1.35 times as fast, implies about half as many accepted tokens as the article's rule has on RECORDING."""
 PROMPT = 133
 """Tokens of a prompt."""
+SHOWN = {"off": (1, "{:,.0f} s"), "on": (1, "{:,.0f} s"), "gain": (100, "{:.1f} %"), "speed": (1, "{:.2f}")}
+"""Factors and formats of the article's figures."""
 EPILOG = """\
 the model:
   one round of generation, from event to event, on every engine: requests queue for max_num_seqs and for the memory of keys
@@ -54,17 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("overrides", nargs="*", metavar="key=value", help="as for the recipe's script")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--article", action="store_true", help="fit the article's 32B on 32 dies, predict the others")
-    what.add_argument(
-        "--steps", type=Path, metavar="FILE", help="check against an engine replay's steps.json or runs.jsonl"
-    )
+    what.add_argument("--steps", type=Path, metavar="FILE", help="check against an engine replay's steps or runs.jsonl")
+    mean = "mean tokens of an answer; default: the recording's, or rollout.expected_length"
     planned = [
         add("--lengths", type=Path, metavar="FILE", help="a recording whose answers' lengths are taken"),
-        add(
-            "--mean",
-            type=float,
-            metavar="N",
-            help="mean tokens of an answer; default: the recording's, or rollout.expected_length",
-        ),
+        add("--mean", type=float, metavar="N", help=mean),
         add("--spread", type=float, default=0.9, metavar="S", help="sigma of the lengths' logarithm (%(default)s)"),
         add("--family", choices=("lognormal", "weibull"), default="lognormal", help="of the lengths (%(default)s)"),
         add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
@@ -72,17 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--factor",
             type=float,
             metavar="F",
-            help=f"accepted tokens against the recording's; default 1, {FACTOR} for ours",
+            help=f"of the recording's accepted tokens; default 1, {FACTOR} for ours",
         ),
         add("--device", choices=DEVICES, default="910C", help="default: %(default)s"),
         add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
-        add(
-            "--kept",
-            type=float,
-            default=0.6,
-            metavar="P",
-            help="share of the groups that dynamic sampling keeps (%(default)s)",
-        ),
+        add("--kept", type=float, default=0.6, metavar="P", help="groups that dynamic sampling keeps (%(default)s)"),
         add("--rounds", type=int, metavar="N", help="rounds of generation a step; default: from --kept"),
         add("--routing", choices=("spread", "sticky"), default="sticky", help="of a prompt's answers (%(default)s)"),
     ]
@@ -98,26 +88,20 @@ def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     check_outputs(args.json, args.picture)
     if args.draws < 0 or not 0 < args.kept <= 1 or (args.rounds is not None and args.rounds < 1):
-        raise LabError(
-            f"--draws {args.draws}, --kept {args.kept:g}, --rounds {args.rounds}: take >= 0, (0, 1] and >= 1"
-        )
+        values = f"--draws {args.draws}, --kept {args.kept:g}, --rounds {args.rounds}"
+        raise LabError(f"{values}: take >= 0, (0, 1] and >= 1")
     if args.factor is not None and not 0 < args.factor < inf:
         raise LabError(f"--factor {args.factor:g}: take more than 0")
     if args.mean is not None and not 1 <= args.mean < inf:
         raise LabError(f"--mean {args.mean:g}: an answer has at least 1 token")
-    if (args.article or args.steps) and args.recipe:
-        raise LabError("--article and --steps need no recipe: leave it out")
     if args.article or args.steps:
-        ignored = args.planned + (args.drawn if args.steps else [])
-        for action in ignored:
+        if args.recipe:
+            raise LabError("--article and --steps need no recipe: leave it out")
+        mode = "--article" if args.article else "--steps"
+        for action in args.planned + (args.drawn if args.steps else []):
             if getattr(args, action.dest) != action.default:
-                raise LabError(
-                    f"{action.option_strings[0]} has no effect with {'--article' if args.article else '--steps'}: leave it out"
-                )
-    if args.article:
-        return _article(args)
-    if args.steps:
-        return _steps(args)
+                raise LabError(f"{action.option_strings[0]} has no effect with {mode}: leave it out")
+        return _article(args) if args.article else _steps(args)
     if args.recipe is None:
         raise LabError("name a recipe, as llm_rl/qwen3/dapo_qwen3_32b_32die.yaml, or --article or --steps FILE")
     return _recipe(args)
@@ -134,18 +118,14 @@ def _article(args: argparse.Namespace) -> int:
     )
     print(f"{'cluster':10}{'':10}{'SAM':8}{'article':>10}{'predicted':>11}{'error':>10}   10 to 90 %")
     for row in result["rows"]:
-        times = row["sam"] in ("off", "on")
-        show = (
-            (lambda v: f"{v:,.0f} s")
-            if times
-            else (lambda v: f"{100 * v:.1f} %")
-            if row["sam"] == "gain"
-            else "{:.2f}".format
-        )
+        factor, form = SHOWN[row["sam"]]
+        shown = {
+            name: form.format(factor * row[name]) for name in ("article", "predicted", "low", "high") if name in row
+        }
         error = f"{100 * row['error']:+.1f} {'pt' if row['sam'] == 'gain' else '%'}"
-        span = f"{show(row['low'])} to {show(row['high'])}" if "low" in row else ""
+        span = f"{shown['low']} to {shown['high']}" if "low" in row else ""
         print(
-            f"{row['cluster']:10}{row['what']:10}{row['sam']:8}{show(row['article']):>10}{show(row['predicted']):>11}"
+            f"{row['cluster']:10}{row['what']:10}{row['sam']:8}{shown['article']:>10}{shown['predicted']:>11}"
             f"{error:>10}   {span}{'  fitted' if row['fitted'] else ''}"
         )
     if args.json:
@@ -164,12 +144,9 @@ def _steps(args: argparse.Namespace) -> int:
             f"{row['arm']:12}{row['batch']:>6}{row['measured']:>9.1f} s{row['predicted']:>9.1f} s{100 * row['error']:>+7.1f} %"
             f"{row['measured_tail']:>7.1f} s{row['predicted_tail']:>9.1f} s{'  cost from here' if row['fitted'] else ''}"
         )
-    best = result["fixed"][:3]
-    print(
-        f"\nbest of {len(result['fixed'])} fixed switches, all batches, predicted (plain {result['plain']:.1f} s): ",
-        end="",
-    )
-    print(", ".join(f"batch:{pair['k']}:{pair['threshold']} {pair['seconds']:.1f} s" for pair in best))
+    best = (f"batch:{pair['k']}:{pair['threshold']} {pair['seconds']:.1f} s" for pair in result["fixed"][:3])
+    plain = f"all batches, predicted (plain {result['plain']:.1f} s)"
+    print(f"\nbest of {len(result['fixed'])} fixed switches, {plain}: {', '.join(best)}")
     if args.json:
         write_json(args.json, result)
     return 0
@@ -179,24 +156,22 @@ def _recipe(args: argparse.Namespace) -> int:
     recipe = config.load(args.recipe, args.overrides)
     shape = layout.shape(Path(recipe.model.path))
     if shape is None:
+        names = ", ".join(layout.SHAPES)
         raise LabError(
-            f"the shape of {recipe.model.path} is not known: put the model there, or name its folder as one of {', '.join(layout.SHAPES)}"
+            f"the shape of {recipe.model.path} is not known: put the model there, or name its folder as one of {names}"
         )
     layout.check_sizes(recipe, shape)
     sam = recipe.options
     plan = setup(recipe, shape, sam.threshold, recipe.sam_options["k"], args.kept)
     plan = replace(plan, prompt_tokens=PROMPT, rounds=args.rounds or plan.rounds)
-    device = None if args.cost else DEVICES[args.device]
     lengths = _lengths(args, recipe, plan)
-    inputs = Inputs(
-        plan,
-        lengths,
-        fitted([step for r in check.read(args.cost)[1] for step in r["steps"]])
-        if device is None
-        else roofline(shape, plan.tensor, plan.expert, device, plan.eager),
-        *_acceptances(args, plan, {"rule": sam.rule, "min_prob": sam.min_prob}, sam.sources),
-        args.routing,
-    )
+    if args.cost:
+        device, cost = None, fitted([step for r in check.read(args.cost)[1] for step in r["steps"]])
+    else:
+        device = DEVICES[args.device]
+        cost = roofline(shape, plan.tensor, plan.expert, device, plan.eager)
+    acceptances = _acceptances(args, plan, {"rule": sam.rule, "min_prob": sam.min_prob}, sam.sources)
+    inputs = Inputs(plan, lengths, cost, *acceptances, args.routing)
     progress = Progress()
     likely = (0.7, 1.3) if args.acceptance else (0.7, 1.8)
     result = study(inputs, args.draws, device, likely, progress.show)
@@ -259,26 +234,19 @@ def _print(plan: Setup, result: dict[str, Any], mean: float, advice: Sequence[st
         f"{mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; {plan.slots} requests at once, memory for "
         f"{plan.capacity:,.0f} tokens an engine\n"
     )
-    names = {"off": "off", "batch": "batch {} {}".format(*result["own"]), "best": "batch {} {}".format(*result["best"])}
-    names["auto"] = "auto"
-    print(
-        f"{'threshold, k':14}{'round':>10}{'rollout':>10}{'step':>10}{'speed':>8}{'10-90 %':>15}{'tail':>8}{'its speed':>11}"
-    )
-    for name, label in names.items():
-        f = result["figures"][name]
+    print("threshold, k       round   rollout      step   speed        10-90 %    tail  its speed")
+    labels = {"batch": "batch {} {}".format(*result["own"]), "best": "batch {} {}".format(*result["best"])}
+    for name, f in result["figures"].items():
         low_high = result["ranges"].get(name)
         span = "{:.2f} - {:.2f}".format(*low_high["rollout_gain"]) if low_high and name != "off" else ""
         print(
-            f"{label:14}{f['round_s']:>8,.0f} s{f['rollout_s']:>8,.0f} s{f['step_s']:>8,.0f} s{f['rollout_gain']:>8.3f}{span:>15}"
+            f"{labels.get(name, name):14}{f['round_s']:>8,.0f} s{f['rollout_s']:>8,.0f} s{f['step_s']:>8,.0f} s{f['rollout_gain']:>8.3f}{span:>15}"
             f"{100 * f['tail_share']:>6.0f} %{f['tail_gain']:>11.3f}"
         )
     if result["ranges"]:
-        span = result["ranges"]["off"]
-        print(
-            "off, 10-90 %: rollout {:,.0f} - {:,.0f} s, step {:,.0f} - {:,.0f} s".format(
-                *span["rollout_s"], *span["step_s"]
-            )
-        )
+        off = result["ranges"]["off"]
+        rollout, step = ("{:,.0f} - {:,.0f} s".format(*off[name]) for name in ("rollout_s", "step_s"))
+        print(f"off, 10-90 %: rollout {rollout}, step {step}")
     print(
         f"\ntail: at most {plan.threshold} run. Routing of a prompt's answers, slowest engine without and with batch:"
     )

@@ -105,14 +105,8 @@ class Cost:
         return float(np.maximum(self.floor, each.max(axis=1)).sum())
 
     def scaled(self, factor: float) -> Cost:
-        return replace(
-            self,
-            seconds=self.seconds * factor,
-            context=self.context * factor,
-            draft_context=self.draft_context * factor,
-            prefill=self.prefill * factor,
-            floor=self.floor * factor,
-        )
+        names = ("seconds", "context", "draft_context", "prefill", "floor")
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 
 @dataclass(frozen=True)
@@ -185,6 +179,5 @@ def fitted(steps: Sequence[dict[str, Any]]) -> Cost:
 def read_seconds(cost: Cost, steps: Sequence[dict[str, Any]]) -> float:
     """Seconds of the steps that read prompts beyond those of the same steps without prompts."""
     reading = [s for s in steps if s["prefill"] and s["rows"] > s["running"]]
-    return max(
-        0.0, sum(s["s"] - float(cost.rows_cost(s["running"])) - cost.context * s["context"] / 1000 for s in reading)
-    )
+    beyond = (s["s"] - float(cost.rows_cost(s["running"])) - cost.context * s["context"] / 1000 for s in reading)
+    return max(0.0, sum(beyond))

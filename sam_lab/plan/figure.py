@@ -25,22 +25,14 @@ def draw(path: Path, result: dict[str, Any], title: str) -> None:
         ends = np.array([*trace.start, trace.total]) / 60
         left.step(ends, [*trace.max_running(), 0], where="post", label=label, color=COLOURS[name], linewidth=1.5)
     left.axhline(current[0], color="#999999", linestyle=":", linewidth=1)
-    left.annotate(
-        f"threshold {current[0]}",
-        (0, current[0]),
-        xytext=(4, 3),
-        textcoords="offset points",
-        fontsize=8,
-        color="#555555",
-    )
+    small = {"textcoords": "offset points", "fontsize": 8, "color": "#555555"}
+    left.annotate(f"threshold {current[0]}", (0, current[0]), xytext=(4, 3), **small)
     left.set_yscale("symlog", base=2, linthresh=1)
-    left.set_yticks(
-        [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if t <= 1.1 * max(result["traces"]["off"].max_running())]
-    )
+    top = 1.1 * max(result["traces"]["off"].max_running())
+    left.set_yticks([1 << i for i in range(9) if 1 << i <= top])
     left.yaxis.set_major_formatter("{x:.0f}")
-    left.set(
-        xlabel="minutes of a round", ylabel="requests running", title=f"{title}: the slowest engine", ylim=(0, None)
-    )
+    left.set(xlabel="minutes of a round", ylabel="requests running", ylim=(0, None))
+    left.set_title(f"{title}: the slowest engine")
     left.legend(fontsize=8, loc="lower left")
     ks = sorted({point["k"] for point in result["grid"]})
     for i, k in enumerate(ks):
@@ -51,9 +43,8 @@ def draw(path: Path, result: dict[str, Any], title: str) -> None:
     right.axhline(1, color="#555555", linewidth=1)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter("{x:.0f}")
-    right.set(
-        xlabel="threshold of batch", ylabel="speed of the round against off", title="Where to switch, how much to draft"
-    )
+    right.set(xlabel="threshold of batch", ylabel="speed of the round against off")
+    right.set_title("Where to switch, how much to draft")
     right.legend(fontsize=8, ncols=2)
     right.grid(alpha=0.3)
     figures.save(figure, path)

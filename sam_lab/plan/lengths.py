@@ -90,9 +90,8 @@ class Recorded:
         for answer in answers:
             groups[answer.group].append(len(answer.response_ids))
         every = [length for group in groups.values() for length in group]
-        return Recorded(
-            tuple(map(tuple, groups.values())), limit, 1.0 if mean is None else mean / (sum(every) / len(every))
-        )
+        scale = 1.0 if mean is None else mean / (sum(every) / len(every))
+        return Recorded(tuple(map(tuple, groups.values())), limit, scale)
 
     def longer(self, factor: float) -> Recorded:
         """Answers that are longer by a factor."""

@@ -7,6 +7,7 @@ calculation. A request advances by 1 + gain tokens a step, gain being the expect
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -104,23 +105,11 @@ class Engines:
 
     def copy(self) -> Engines:
         """A copy of the state, to continue with another policy."""
-        twin = object.__new__(Engines)
-        twin.__dict__.update(self.__dict__)
-        for name in ("number", "position", "length", "prompt", "arrival"):
+        twin = copy.copy(self)
+        for name in ("number", "position", "length", "prompt", "arrival", "saved"):
             setattr(twin, name, getattr(self, name).copy())
         twin.queue = [list(queue) for queue in self.queue]
-        twin.saved = dict(self.saved)
-        t = self.trace
-        twin.trace = Trace(
-            list(t.start),
-            list(t.seconds),
-            list(t.steps),
-            list(t.running),
-            list(t.emitted),
-            list(t.drafted),
-            dict(t.ended),
-        )
-        twin.trace.preempted = t.preempted
+        twin.trace = Trace(**{name: copy.copy(value) for name, value in vars(self.trace).items()})
         return twin
 
     def run(self, cost: Cost, policy: Policy, until: int = 0) -> Trace:
@@ -134,15 +123,13 @@ class Engines:
                 return self.trace
             rate = busy.astype(float)
             context = ((self.prompt + self.position) * busy).sum(axis=1)
+            at = drafted = None
             if moving[running].any():
                 at = np.searchsorted(EDGES, self.position, side="right")
                 drafted = policy.drafted[running[:, None], at] * busy
                 rate += policy.gain[running[:, None], at] * busy
-                steps = self._steps(running, rate, context, at, moving)
-                self._advance(steps, cost, running, rate, context, drafted)
-            else:
-                steps = self._steps(running, rate, context, None, moving)
-                self._advance(steps, cost, running, rate, context, None)
+            steps = self._steps(running, rate, context, at, moving)
+            self._advance(steps, cost, running, rate, context, drafted)
 
     def _start(self, cost: Cost) -> float:
         """Give free slots to waiting requests; returns seconds of reading their prompts."""

@@ -126,10 +126,8 @@ class Round:
     @staticmethod
     def of(traces: Sequence[Trace], threshold: int) -> Round:
         """From the engines' traces; ranks that meet in every step end together."""
-        totals = [trace.total for trace in traces]
-        return Round(
-            float(np.mean(totals)), max(totals), float(np.mean([t.tail(threshold) for t in traces])), tuple(traces)
-        )
+        totals, tails = [t.total for t in traces], [t.tail(threshold) for t in traces]
+        return Round(float(np.mean(totals)), max(totals), float(np.mean(tails)), tuple(traces))
 
 
 @dataclass(frozen=True)
@@ -151,10 +149,5 @@ class Tails:
     def run(self, policy: Policy, threshold: int) -> Round:
         """Continue with a policy that drafts at most while `max_running` requests run; `threshold`: of the tail."""
         if policy.gain[self.max_running + 1 :].any():
-            raise ValueError(
-                f"the policy drafts beyond {self.max_running} running requests, where this round was run without"
-            )
-        traces = []
-        for engine in self.waiting:
-            traces.append(engine.copy().run(self.cost, policy))
-        return Round.of(traces, threshold)
+            raise ValueError(f"the policy drafts beyond {self.max_running} running requests, where this round did not")
+        return Round.of([engine.copy().run(self.cost, policy) for engine in self.waiting], threshold)

@@ -52,21 +52,21 @@ def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
     never = took["plain"] < MIN_GAIN * took["best"]
     against = (took["plain"] / took["auto"])[never]
     gain = took["plain"] / took["best"]
-    return {
-        "worlds": len(worlds),
-        **{
-            name: [float(x) for x in np.quantile(1 - took[than] / took[by], (0.5, 0.99, 1))]
-            for name, than, by in (
-                ("regret", "best", "auto"),
-                ("regret_foresight", "foresight", "auto"),
-                ("regret_batch", "best", "batch"),
-                ("regret_plain", "best", "plain"),
-            )
-        },
-        "never": int(never.sum()),
-        "plain": [float(np.median(against)), float(against.min())] if len(against) else [],
-        "gain": [float(x) for x in np.quantile(gain, (0.5, 0.99))],
+    pairs = {"": ("best", "auto"), "_foresight": ("foresight", "auto"), "_batch": ("best", "batch")}
+    pairs["_plain"] = "best", "plain"
+    regrets = {
+        f"regret{name}": np.quantile(1 - took[than] / took[by], (0.5, 0.99, 1)).tolist()
+        for name, (than, by) in pairs.items()
     }
+    return (
+        {"worlds": len(worlds)}
+        | regrets
+        | {
+            "never": int(never.sum()),
+            "plain": [float(np.median(against)), float(against.min())] if len(against) else [],
+            "gain": np.quantile(gain, (0.5, 0.99)).tolist(),
+        }
+    )
 
 
 def run(args: argparse.Namespace) -> int:

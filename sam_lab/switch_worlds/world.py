@@ -136,18 +136,10 @@ class World:
         usual = self.most * (self.prompt + self.answer / 2) / 1000
         rows = self.plain * (1 - self.share)
         knee = float(np.exp(rng.uniform(0, np.log(1024)))) if form == "knee" else 1.0
-        of_rows = {"flat": rng.uniform(0, 0.1), "linear": min(1, rng.uniform(0.1, 1.3)), "knee": rng.uniform(0.3, 1)}[
-            form
-        ]
+        shares = {"flat": rng.uniform(0, 0.1), "linear": min(1, rng.uniform(0.1, 1.3)), "knee": rng.uniform(0.3, 1)}
+        fixed, row = rows * (1 - shares[form]), rows * shares[form] / max(knee, self.most)
         context = self.plain * self.share / usual
-        return Curve(
-            rows * (1 - of_rows),
-            rows * of_rows / max(knee, self.most),
-            knee,
-            np.array(SIZES.get(pads, []), float),
-            context,
-            context * self.draft_share,
-        )
+        return Curve(fixed, row, knee, np.array(SIZES.get(pads, []), float), context, context * self.draft_share)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -256,9 +248,8 @@ def play(world: World) -> dict[str, Any]:
         scores = np.zeros((len(slots), k), np.float32)
         if switch.should_draft(len(slots)):
             scores = record.scores[requests.run[slots], requests.at[slots]][:, :k] * (gained[slots, None] > 0)
-        chosen[slots] = switch.choose(
-            slots.astype(np.int32), requests.context[slots], (scores > 0).sum(1).astype(np.int32), scores
-        )
+        lengths = (scores > 0).sum(1).astype(np.int32)
+        chosen[slots] = switch.choose(slots.astype(np.int32), requests.context[slots], lengths, scores)
         for slot in slots[requests.unwritten[slots] <= 0]:
             requests.running[slot] = requests.begun[slot] = False
             chosen[slot] = 0

@@ -20,6 +20,10 @@ from sam_lab.cli import LabError, check_outputs, positive
 from sam_lab.recordings import temporary_corpus
 
 TABLE = "{:10} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}  {}"
+ROW = (
+    "{method:10} {tokens_per_step:8.3f} {drafted_per_step:8.1f} {precision:9.3f} {draft:9.2f} {verify:9.2f} {other:9.2f} "
+    "{speedup:9.2f} {texts:>8}  {counted}"
+)
 EPILOG = """\
 Plain decoding runs in the same loop, without drafts. `tok/step` is tokens that one request gains in one pass of the
 target; `nodes` are drafted tokens verified a step, `precision` the share of them that became text; draft, verify and
@@ -51,14 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repeat", type=positive, default=1, metavar="N", help="runs of each, for the times (default 1)")
     add("--threads", type=positive, default=1, metavar="N", help="of torch (default 1)")
     for field in dataclasses.fields(methods.Settings):
-        kind = {"int": int, "float": float}[field.type]
-        add(
-            f"--{field.name.replace('_', '-')}",
-            type=kind,
-            default=field.default,
-            metavar="X",
-            help=f"default {field.default}",
-        )
+        option, value = f"--{field.name.replace('_', '-')}", field.default
+        add(option, type=type(value), default=value, metavar="X", help="default %(default)s")
     add("--json", type=Path, metavar="OUT", help="write all figures here")
 
 
@@ -180,26 +178,18 @@ def decode(
 
 
 def _row(row: dict[str, Any]) -> str:
-    passes = max(row["passes"], 1)
-    counts = row["counts"]
-    extra = ""
+    counts, counted = row["counts"], ""
     if counts:
         drafts = max(counts["drafts"], 1)
-        extra = f"expanded {counts['expanded'] / drafts:.1f} a draft"
-        extra += f", merged {counts['merged'] / drafts:.2f}" if counts["merged"] else ""
-        extra += f", SAM {counts['sam'] / max(row['steps'], 1):.0%}" if "sam" in counts else ""
-    return TABLE.format(
-        row["method"],
-        f"{row['tokens_per_step']:.3f}",
-        f"{row['drafted_per_step']:.1f}",
-        f"{row['precision']:.3f}",
-        f"{1e3 * row['draft_s'] / passes:.2f}",
-        f"{1e3 * row['verify_s'] / passes:.2f}",
-        f"{1e3 * row['other_s'] / passes:.2f}",
-        f"{row['speedup']:.2f}",
-        f"{row['equal']}/{row['of']}",
-        extra,
-    ).rstrip()
+        counted = f"expanded {counts['expanded'] / drafts:.1f} a draft"
+        counted += f", merged {counts['merged'] / drafts:.2f}" if counts["merged"] else ""
+        counted += f", SAM {counts['sam'] / max(row['steps'], 1):.0%}" if "sam" in counts else ""
+    return ROW.format(**row, **pass_times(row), texts=f"{row['equal']}/{row['of']}", counted=counted).rstrip()
+
+
+def pass_times(row: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds a pass of the target, of a row of `compare`: draft, verify, other."""
+    return {name: 1e3 * row[f"{name}_s"] / max(row["passes"], 1) for name in ("draft", "verify", "other")}
 
 
 def _record(args: argparse.Namespace, settings: Any, texts: list[list[int]], rows: list[dict]) -> dict[str, Any]:

@@ -24,12 +24,23 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "sam_lab", "bench", "--quick"]
 
 
+def call(folder, *words):
+    command = [*COMMAND, "--out", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=170)
+
+
 def run(folder, *words):
     """Exit status, output and rows of a quick run."""
-    command = [*COMMAND, "--out", str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=170)
+    done = call(folder, *words)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, done.stdout, json.loads((folder / "bench.json").read_text())["rows"]
+
+
+def refused(folder, *words):
+    """What a call that must exit with 2 writes to stderr."""
+    done = call(folder, *words)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr
 
 
 def test_quick_run_measures_every_row(tmp_path):
@@ -67,19 +78,13 @@ def test_missed_target_exits_with_1_and_is_named(tmp_path, bound, status):
 
 def test_out_that_names_a_file_is_refused(tmp_path):
     (tmp_path / "out").touch()
-    command = [*COMMAND, "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100)
-    assert done.returncode == 2 and "error: --out: " in done.stderr and "Traceback" not in done.stderr
+    assert "error: --out: " in refused(tmp_path / "out")
 
 
 def test_row_without_a_target_is_refused(tmp_path):
     text = TARGETS.read_text()
     (tmp_path / "targets.toml").write_text(text.replace('"append" =', '"apend" ='))
-    command = [*COMMAND, "--out", str(tmp_path), "--targets"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "targets.toml")], capture_output=True, text=True, cwd=ROOT, timeout=100
-    )
-    assert done.returncode == 2 and "has no target for 'append': add one" in done.stderr, done.stderr
+    assert "has no target for 'append': add one" in refused(tmp_path, "--targets", str(tmp_path / "targets.toml"))
     assert not (tmp_path / "bench.json").exists()
 
 
@@ -218,12 +223,11 @@ def test_draft_length_is_compared_at_equal_tokens_a_step():
 
 
 def test_failed_configuration_fails_its_rows_alone():
-    rows = filled(
-        {}, {Task("blend", "group", 8): "it broke", Task("arctic", "request", 8): "not available: no compiler"}
-    )
+    no_compiler = "not available: no compiler"
+    rows = filled({}, {Task("blend", "group", 8): "it broke", Task("arctic", "request", 8): no_compiler})
     assert rows["chain k=8, group"].error == "it broke" and not rows["chain k=8, group"].met
     assert rows["chain k=8, request"].held == pytest.approx(1)
-    assert rows["chain k=8, request"].peers["arctic"] == "not available: no compiler"
+    assert rows["chain k=8, request"].peers["arctic"] == no_compiler
 
 
 def die(*task):
@@ -244,9 +248,8 @@ def test_a_task_that_raises_says_why(monkeypatch):
     assert found.startswith("ValueError: ") and "no rule" in found
     no_compiler = LabError("not available: no compiler")
     monkeypatch.setitem(peers.DRAFTERS, "arctic", lambda k, tree: (_ for _ in ()).throw(no_compiler))
-    assert (
-        acceptance.run_task(True, "math-cot-groups8", Task("arctic", "request", 3), 100) == "not available: no compiler"
-    )
+    task = Task("arctic", "request", 3)
+    assert acceptance.run_task(True, "math-cot-groups8", task, 100) == str(no_compiler)
 
 
 def test_task_is_the_replay_of_its_set():

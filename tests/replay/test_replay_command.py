@@ -36,9 +36,8 @@ def refused(capsys, *words):
 
 def rows(out):
     """{(recording, context, draft): tokens a step} of a printed table."""
-    return {
-        tuple(words[:3]): float(words[3]) for words in map(str.split, out.splitlines()[1:]) if words[0] != "geometric"
-    }
+    lines = (line.split() for line in out.splitlines()[1:])
+    return {tuple(words[:3]): float(words[3]) for words in lines if words[0] != "geometric"}
 
 
 @pytest.fixture
@@ -124,9 +123,8 @@ def test_command_without_its_packages_is_refused(capsys, monkeypatch):
 
 
 def test_limits_and_fold_reach_the_draw(answers, tmp_path):
-    done = command(
-        "replay", answers, *RULE, "--k", 3, "--context", "request", "--max-tokens", 1, "--json", tmp_path / "o"
-    )
+    words = [*RULE, "--k", 3, "--context", "request", "--max-tokens", 1, "--json", tmp_path / "o"]
+    done = command("replay", answers, *words)
     assert done.returncode == 0
     assert json.loads((tmp_path / "o").read_text())[0]["requests"] == 2  # one group: a prompt's answers of one epoch
     folds = []

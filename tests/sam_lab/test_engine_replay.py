@@ -62,9 +62,11 @@ def test_every_arm_gives_the_recorded_answers(tmp_path, capsys, monkeypatch, wor
     assert lab.main(words) == 2 and "engine_replay.engine" in capsys.readouterr().err, "an engine could be started here"
 
 
+STEP = {"context": 9, "prefill": False, "s": 1.0, "sample_s": 0.1, "draft_s": 0.0}
+
+
 def test_all_arms_and_more_are_drawn(tmp_path, capsys):
-    step = {"running": 30, "rows": 30, "drafted": 1, "context": 9, "emitted": 31, "prefill": False}
-    step |= {"s": 1.0, "sample_s": 0.1, "draft_s": 0.0}
+    step = STEP | {"running": 30, "rows": 30, "drafted": 1, "emitted": 31}
     names = [*ARMS, *(f"batch:{k}:8" for k in range(4, 8))]
     result = report([{"arm": arm, "batch": 0, "wrong": [], "steps": [step]} for arm in names], 8, tmp_path, {})
     assert "tail_gain_median" not in result["arms"]["auto"], "no step of it was in the tail"
@@ -74,8 +76,7 @@ def test_all_arms_and_more_are_drawn(tmp_path, capsys):
 
 
 def test_a_wrong_answer_and_an_arm_that_is_silent_are_named(tmp_path, capsys):
-    step = {"running": 1, "rows": 1, "drafted": 0, "context": 9, "emitted": 1, "prefill": False}
-    step |= {"s": 1.0, "sample_s": 0.1, "draft_s": 0.0}
+    step = STEP | {"running": 1, "rows": 1, "drafted": 0, "emitted": 1}
     runs = [{"arm": arm, "batch": 0, "wrong": wrong, "steps": [step]} for arm, wrong in (("plain", []), ("auto", [3]))]
     result = report(runs, 8, tmp_path, {})
     assert result["wrong"] == [("auto", 0, 3)] and result["silent"] == ["auto"]

@@ -21,12 +21,13 @@ def plain(request, target, prompts, tmp_path_factory):
     """A decoder, earlier texts with a corpus of them, and what plain decoding makes of the prompts."""
     decoder = Decoder(target, SAMPLERS[request.param], [END], LIMIT)
     earlier, _ = decoder.run(prompts)
-    texts, figures = decoder.run(prompts, first=0 if request.param == "greedy" else 100)
+    first = 0 if request.param == "greedy" else 100
+    texts, figures = decoder.run(prompts, first=first)
     assert figures.tokens == figures.steps == sum(map(len, texts))
     assert figures.drafted == figures.accepted == 0
     corpus = tmp_path_factory.mktemp("corpus") / "corpus"
     build_corpus(earlier, corpus)
-    return decoder, earlier, corpus, texts, 0 if request.param == "greedy" else 100
+    return decoder, earlier, corpus, texts, first
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
@@ -44,10 +45,8 @@ def test_plain_decoding_is_the_model_s_own(target, prompts):
     """transformers' generate, one prompt at a time."""
     texts, _ = Decoder(target, Greedy(), [END], LIMIT).run(prompts)
     for prompt, text in zip(prompts, texts, strict=True):
-        wanted = target.generate(
-            torch.tensor([prompt]), max_new_tokens=LIMIT, do_sample=False, eos_token_id=END, pad_token_id=END
-        )[0, len(prompt) :]
-        assert text == wanted.tolist()
+        options = {"max_new_tokens": LIMIT, "do_sample": False, "eos_token_id": END, "pad_token_id": END}
+        assert text == target.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
 
 
 def test_the_target_as_its_own_draft_model_is_accepted_to_the_end(target, prompts):
@@ -119,12 +118,8 @@ def test_unfolding_repeats_what_follows_the_first_occurrence():
     b.children = [Node(2, b, 0.5, 0.27, 3)]
     tokens, parents = unfold(root, 64, 10)
     paths = []
-    for node in range(len(tokens)):
-        found = []
-        while node >= 0:
-            found.append(tokens[node])
-            node = parents[node]
-        paths.append(found[::-1])
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
     assert sorted(paths) == [[0], [0, 1], [0, 1, 2], [3], [3, 1], [3, 1, 2]]
     assert unfold(root, 3, 10) == ([0, 1, 3], [-1, 0, -1])
     assert max(unfold(root, 64, 2)[0]) == 3 and len(unfold(root, 64, 2)[0]) == 4

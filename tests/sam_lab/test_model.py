@@ -19,13 +19,9 @@ def random_tree(rng, size, vocabulary=63):
     return [rng.randrange(vocabulary) for _ in range(size)], [rng.randrange(-1, node) for node in range(size)]
 
 
-def path(tree, node):
-    tokens, parents = tree
-    found = []
-    while node >= 0:
-        found.append(tokens[node])
-        node = parents[node]
-    return found[::-1]
+def path(parents, node):
+    """The nodes from the top to this one."""
+    return [*path(parents, parents[node]), node] if node >= 0 else []
 
 
 def test_every_node_sees_its_own_path_alone(target, prompts):
@@ -36,18 +32,12 @@ def test_every_node_sees_its_own_path_alone(target, prompts):
     for size in (6, 1, 9):
         trees = [random_tree(rng, rng.randint(1, size)) for _ in texts]
         logits = model.forward(trees)
-        for row, tree in enumerate(trees):
-            for node in range(len(tree[0])):
-                torch.testing.assert_close(
-                    logits[row, node], alone(target, texts[row] + path(tree, node)), rtol=1e-4, atol=1e-4
-                )
         kept = []
-        for row, (tokens, parents) in enumerate(trees):  # the path to the last node becomes text
-            nodes, node = [], len(tokens) - 1
-            while node >= 0:
-                nodes.append(node)
-                node = parents[node]
-            kept.append(nodes[::-1])
+        for row, (tokens, parents) in enumerate(trees):
+            for node in range(len(tokens)):
+                wanted = alone(target, texts[row] + [tokens[above] for above in path(parents, node)])
+                torch.testing.assert_close(logits[row, node], wanted, rtol=1e-4, atol=1e-4)
+            kept.append(path(parents, len(tokens) - 1))  # the path to the last node becomes text
             texts[row] += [tokens[node] for node in kept[-1]]
         model.commit(kept)
         assert model.lengths == [len(text) for text in texts]

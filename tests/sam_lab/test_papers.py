@@ -64,9 +64,8 @@ def test_a_random_choice_is_of_continuations(tmp_path):
         tokens, parents = replayed.at_random(tmp_path / "corpus", seed).retrieve([1000], 64)
         firsts = [token for token, parent in zip(tokens, parents, strict=True) if parent == -1]
         assert len(firsts) == len({*firsts}) == 8 and {*firsts} <= {*range(0, 600, 20)}
-        assert len(tokens) == 64 and all(
-            token == tokens[parent] + (parents[parent] >= 0) for token, parent in zip(tokens, parents) if parent >= 0
-        )
+        below = [(token, parent) for token, parent in zip(tokens, parents, strict=True) if parent >= 0]
+        assert len(tokens) == 64 and all(token == tokens[up] + (parents[up] >= 0) for token, up in below)
         drafts.append(sorted(firsts))
     assert drafts[0] == drafts[1] != drafts[2]
 
@@ -93,9 +92,8 @@ def test_divergence_is_that_of_the_model(draft_model):
     wanted = []
     for own, shared in pairs:
         with torch.inference_mode():
-            p, q = (
-                draft_model(torch.tensor([text + path])).logits[0, -1].double().softmax(-1) for path in (own, shared)
-            )
+            logits = (draft_model(torch.tensor([text + path])).logits[0, -1] for path in (own, shared))
+            p, q = (of_path.double().softmax(-1) for of_path in logits)
         wanted.append((p * (p / q).log()).sum().item())
     found = merges.divergence(draft_model, text, pairs)
     assert found == pytest.approx(wanted, abs=1e-5) and wanted[0] > 1e-3 and found[2] == 0
@@ -106,13 +104,13 @@ def test_the_command_makes_tables_and_goes_on_where_it_ended(path, tmp_path, cap
     call = ["papers", "--data", str(path), str(other), "--max-tokens", "200", "--out", str(out)]
     assert lab.main([*call, "--only", "matches"]) == 0
     first = json.loads((out / "papers.json").read_text())
-    wanted = [name for name in replayed_names() if name != "rest-times"]  # 10 million tokens
+    names = [each.name for each in (*replayed.EXPERIMENTS, *article.EXPERIMENTS)]
+    wanted = [name for name in names if name != "rest-times"]  # 10 million tokens
     assert lab.main([*call, "--only", *wanted]) == 0
     results = json.loads((out / "papers.json").read_text())
     assert results[:2] == first
-    assert {(result["experiment"], result["of"]) for result in results} == {
-        (name, recording) for name in wanted for recording in ("phrases", "other")
-    }
+    done = {(result["experiment"], result["of"]) for result in results}
+    assert done == {(name, of) for name in wanted for of in ("phrases", "other")}
     assert all(result["rows"] for result in results)
     rows = {result["experiment"]: result["rows"] for result in results}
     accepted = [row["REST: accepted"] for row in rows["matches"] if row["match"] in ("1", "2", "10-15")]
@@ -141,10 +139,6 @@ def test_answers_are_not_known_before_they_come(path, tmp_path, capsys):
     assert lab.main([*call, "sd-shift", "sd-forms"]) == 0
     assert "left out: sd-shift needs two" in capsys.readouterr().out
     assert "another kind" not in (tmp_path / "out" / "papers.md").read_text()
-
-
-def replayed_names():
-    return [made.name for made in (*replayed.EXPERIMENTS, *article.EXPERIMENTS)]
 
 
 def test_a_recording_of_one_prompt_is_refused(tmp_path, capsys):

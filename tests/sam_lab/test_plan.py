@@ -123,10 +123,8 @@ def test_memory_holds_what_runs():
 def test_no_drafts_change_nothing():
     prompts, answers = load(5, 1, 30)
     acceptance = given(0.5, 0.5)
-    off, none, drafting = (
-        Engines(prompts, answers, 8).run(COST, policy)
-        for policy in (Policy.off(8), acceptance.batch(8, 8, 0), acceptance.batch(8, 8, 3))
-    )
+    policies = Policy.off(8), acceptance.batch(8, 8, 0), acceptance.batch(8, 8, 3)
+    off, none, drafting = (Engines(prompts, answers, 8).run(COST, policy) for policy in policies)
     assert none.total == off.total and none.steps == off.steps
     assert sum(drafting.drafted) > 0 and sum(drafting.steps) < sum(off.steps)
 
@@ -382,9 +380,8 @@ def test_recipe(tmp_path, capsys):
 
 
 def test_what_is_advised_is_what_is_doubted():
-    figures = {
-        name: {"rollout_gain": 1.0, "tail_share": 0.5, "preempted": 0} for name in ("off", "batch", "best", "auto")
-    }
+    plain = {"rollout_gain": 1.0, "tail_share": 0.5, "preempted": 0}
+    figures = {name: dict(plain) for name in ("off", "batch", "best", "auto")}
     figures["best"]["rollout_gain"] = 1.3
     routing = dict.fromkeys(("spread", "sticky"), {"batch_s": 1.0})
     found = {"figures": figures, "own": (8, 3), "best": (16, 4), "routing": routing}

@@ -13,6 +13,7 @@ import pytest
 import tiny_qwen3
 
 from sam_lab import __main__ as lab
+from sam_lab.methods.pool import Frozen
 from sam_lab.recordings import parse_answer, read_answers
 from sam_lab.replay import replay
 from sam_lab.score import shift
@@ -95,19 +96,14 @@ def test_a_global_tree_of_256_examples_adapts(tmp_path):
     known = [row["response_ids"] for row in kind(1, prompts=256, siblings=1)]
     new = read_answers(write(tmp_path / "new.jsonl", kind(2, prompts=80, siblings=1)))
     trained = [row["response_ids"] for row in kind(2, prompts=40, siblings=1)]
-    arms = {
-        name: [row["tokens_per_step"] for row in rows]
-        for name, rows in shift.measure(known, trained, new, 40, 64, "both").items()
-    }
+    measured = shift.measure(known, trained, new, 40, 64, "both")
+    arms = {name: [row["tokens_per_step"] for row in rows] for name, rows in measured.items()}
     assert arms["online"][1] > 1.5 * arms["frozen"][1]
     assert arms["online"][1] > 0.9 * arms["trained"][1]
     assert arms["trained"][0] > arms["online"][0]
 
 
 def test_256_examples_are_enough_to_gain():
-
-    from sam_lab.methods.pool import Frozen
-
     rows = kind(1, prompts=300, siblings=1)
     held = [parse_answer(row, "") for row in rows[256:]]
     drafter = Frozen([row["response_ids"] for row in rows[:256]], "global")
@@ -137,13 +133,18 @@ def verl_writer():
     return names["_write_generations"]
 
 
-def test_rollout_dumps_become_a_recording(tmp_path):
+def save_tokenizer(words, unknown, folder, **special):
+    """A tokenizer of words; their ids are their places."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "model")
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
+def test_rollout_dumps_become_a_recording(tmp_path):
+    save_tokenizer(["a", "b", "?"], "?", tmp_path / "model")
     for step in (10, 9):
         verl_writer()(["a b", "a b"], ["b b", "a"], [None] * 2, [0.0, 1.0], {}, str(tmp_path / "dump"), step)
     out = tmp_path / "out.jsonl"
@@ -171,12 +172,7 @@ def test_what_cannot_be_exported_is_one_sentence(make, sentence, tmp_path, capsy
 
 def test_tree_command(target_folder, tmp_path, capsys):
     """Prompts from a file, a model by path, all methods that need no draft model; and what it refuses."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(tiny_qwen3.VOCAB)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w63").save_pretrained(target_folder)
+    save_tokenizer([f"w{i}" for i in range(tiny_qwen3.VOCAB)], "w0", target_folder, eos_token="w63")
     prompts = tmp_path / "prompts.txt"
     rng = random.Random(0)
     prompts.write_text("".join(" ".join(f"w{rng.randrange(63)}" for _ in range(6)) + "\n" for _ in range(8)))

@@ -34,10 +34,8 @@ def conditions(tree):
 def triples(logits, sampler):
     """The exact law of the first three tokens, float64 [125]."""
     probs = sampler.probabilities(logits.flatten(0, 1)).double().view(logits.shape)
-    law = [
-        probs[4, 4, a] * probs[4, a, b] * probs[a, b, c] for a, b, c in itertools.product(range(VOCABULARY), repeat=3)
-    ]
-    return torch.stack(law)
+    tokens = itertools.product(range(VOCABULARY), repeat=3)
+    return torch.stack([probs[4, 4, a] * probs[4, a, b] * probs[a, b, c] for a, b, c in tokens])
 
 
 def distance(texts, law):
