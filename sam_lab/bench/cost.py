@@ -296,9 +296,9 @@ class Cost:
             _fill(row, {"ours": slowest[rule], **others})
             row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; " + _by_size(by_name[rule])
         tree.peers = {name: words for name, words in tree.peers.items() if name == "arctic"}
-        _fill(
-            tree, {name: slowest[key] for name, key in (("ours", "tree"), ("arctic", "arctic tree")) if key in slowest}
-        )
+        tree.ours = slowest["tree"]
+        if "arctic tree" in slowest:
+            tree.peers["arctic"] = slowest["arctic tree"]
         tree.note = f"{SIBLINGS} rows; " + _by_size(by_name["tree"])
         self.details["draft_us"] = by_name
 
@@ -310,11 +310,12 @@ class Cost:
         batches |= self.batches(rows, peers.BATCHES, table, size)
 
         def sample(batch: Any) -> float:
-            def step() -> None:
+            def append_and_draft() -> None:
                 batch.append()
                 batch.draft(3)
 
-            return microseconds(partial(batch.step, 3) if isinstance(batch, SamBatch) else step, self.steps)
+            step = partial(batch.step, 3) if isinstance(batch, SamBatch) else append_and_draft
+            return microseconds(step, self.steps)
 
         samples = {name: partial(sample, batch) for name, batch in batches.items()}
         alternate(samples, 1)

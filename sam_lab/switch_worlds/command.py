@@ -52,21 +52,17 @@ def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
     never = took["plain"] < MIN_GAIN * took["best"]
     against = (took["plain"] / took["auto"])[never]
     gain = took["plain"] / took["best"]
-    pairs = {"": ("best", "auto"), "_foresight": ("foresight", "auto"), "_batch": ("best", "batch")}
-    pairs["_plain"] = "best", "plain"
-    regrets = {
-        f"regret{name}": np.quantile(1 - took[than] / took[by], (0.5, 0.99, 1)).tolist()
-        for name, (than, by) in pairs.items()
-    }
-    return (
-        {"worlds": len(worlds)}
-        | regrets
-        | {
-            "never": int(never.sum()),
-            "plain": [float(np.median(against)), float(against.min())] if len(against) else [],
-            "gain": np.quantile(gain, (0.5, 0.99)).tolist(),
-        }
-    )
+    figures: dict[str, Any] = {"worlds": len(worlds)}
+    for name, than, by in (
+        ("regret", "best", "auto"),
+        ("regret_foresight", "foresight", "auto"),
+        ("regret_batch", "best", "batch"),
+        ("regret_plain", "best", "plain"),
+    ):
+        figures[name] = np.quantile(1 - took[than] / took[by], (0.5, 0.99, 1)).tolist()
+    figures["never"] = int(never.sum())
+    figures["plain"] = [float(np.median(against)), float(against.min())] if len(against) else []
+    return figures | {"gain": np.quantile(gain, (0.5, 0.99)).tolist()}
 
 
 def run(args: argparse.Namespace) -> int:
