@@ -116,8 +116,8 @@ class Targets:
         parts = BOUND.fullmatch(text) if isinstance(text, str) else None
         if not parts:
             raise LabError(
-                f"{self.path}: {what!r} needs a text of '<=' or '>=' and a number, behind which ' x ' and the name of a "
-                "peer may stand, or '' where there is no target: correct it."
+                f"{self.path}: {what!r} needs a text of '<=' or '>=' and a number, behind which ' x ' and the name of "
+                "a peer may stand, or '' where there is no target: correct it."
             )
         better, bound, of = parts.groups()
         return ({"better": better, "bound": json.loads(bound)} if bound else {}) | ({"of": of} if of else {})

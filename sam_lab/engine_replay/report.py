@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sam_core.files import write_json
 
 from sam_lab import figures
 
-BINS = ((1, 1), (2, 3), (4, 5), (6, 8), (9, 16), (17, 32), (33, 1 << 30))
+BINS = {"1": (1, 1), "2-3": (2, 3), "4-5": (4, 5), "6-8": (6, 8), "9-16": (9, 16), "17-32": (17, 32), "33+": (33, inf)}
 """Running requests, from and to."""
 
 
@@ -48,7 +49,7 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
             "accepted": sum(s["emitted"] - s["running"] for s in decoding),
             "draft_share": sum(s["draft_s"] for s in decoding) / _time(decoding),
             "sample_share": sum(s["sample_s"] for s in decoding) / _time(decoding),
-            "tokens_per_s": {_name(bin_): _rate(decoding, bin_) for bin_ in BINS},
+            "tokens_per_s": {name: _rate(decoding, *bin_) for name, bin_ in BINS.items()},
         }
     for arm, values in result["arms"].items():
         base = result["arms"]["plain"]["tokens_per_s"]
@@ -80,14 +81,9 @@ def _time(steps: list[dict[str, Any]]) -> float:
     return sum(s["s"] for s in steps)
 
 
-def _rate(steps: list[dict[str, Any]], bin_: tuple[int, int]) -> float | None:
-    inside = [s for s in steps if bin_[0] <= s["running"] <= bin_[1]]
-    return sum(s["emitted"] for s in inside) / sum(s["s"] for s in inside) if inside else None
-
-
-def _name(bin_: tuple[int, int]) -> str:
-    first, last = bin_
-    return f"{first}" if first == last else f"{first}+" if last > 1 << 20 else f"{first}-{last}"
+def _rate(steps: list[dict[str, Any]], first: int, last: float) -> float | None:
+    inside = [s for s in steps if first <= s["running"] <= last]
+    return sum(s["emitted"] for s in inside) / _time(inside) if inside else None
 
 
 def _print(result: dict[str, Any]) -> None:

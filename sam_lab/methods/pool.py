@@ -134,6 +134,13 @@ class Watched(SamDrafter):
                 self.drafts.append(Draft(request, position, scores, accept_chain(draft, row, 0)))
             self._position[request] = position + len(row)
 
+    def scores(self, k: int) -> npt.NDArray[np.float64]:
+        """[drafts, k] scores of all drafts, 0 behind the end of each."""
+        table = np.zeros((len(self.drafts), k))
+        for row, draft in zip(table, self.drafts, strict=True):
+            row[: len(draft.scores)] = draft.scores
+        return table
+
 
 class Chains(SamDrafter):
     """The pool's chains, of at most k tokens, also where a tree is asked for."""
@@ -149,8 +156,8 @@ class Chains(SamDrafter):
 class Global(SamDrafter):
     """SuffixDecoding: all requests are one group, whose index is the global tree; `trees` as of TREES.
 
-    It learns `outputs` of earlier requests. The paper's global tree has the outputs of requests that have ended. This one also has the prompts and outputs of the
-    requests that run.
+    It begins with `outputs` of earlier requests. The paper's global tree has the outputs of requests that have ended.
+    This one also has the prompts and outputs of the requests that run.
     """
 
     def __init__(self, trees: str = "both", outputs: Iterable[Sequence[int]] = (), rule: str = "suffix") -> None:

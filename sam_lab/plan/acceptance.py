@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.budget import Calibration, choose
 
-from sam_lab.methods.pool import Draft, Watched
+from sam_lab.methods.pool import Watched
 from sam_lab.plan.cost import Cost, Held
 from sam_lab.plan.simulate import BINS, EDGES, Policy
 from sam_lab.recordings import Answer, make_scopes
@@ -104,32 +104,33 @@ def recorded(
     for i, k in enumerate(ks):
         drafter = Watched(**options)
         replay(drafter, scopes, context, k)
-        bins = np.searchsorted(EDGES, [at for _, at, _, _ in drafter.drafts], side="right")
-        taken = np.array([accepted for *_, accepted in drafter.drafts])
-        lengths = np.array([len(scores) for _, _, scores, _ in drafter.drafts])
+        bins, taken = _bins(drafter), np.array([draft.accepted for draft in drafter.drafts])
+        lengths = np.array([len(draft.scores) for draft in drafter.drafts])
         for bin_ in range(BINS):
             of_bin = bins == bin_
             if of_bin.sum() < MIN_DRAFTS and bin_:
                 gain[i, bin_], drafted[i, bin_] = gain[i, bin_ - 1], drafted[i, bin_ - 1]
             else:
                 gain[i, bin_], drafted[i, bin_] = taken[of_bin].mean(), lengths[of_bin].mean()
-    worth, accepted = _samples(drafter.drafts, max(ks))
+    worth, accepted = _samples(drafter, max(ks))
     return Acceptance(tuple(ks), gain, drafted, worth, accepted)
 
 
-def _samples(drafts: Sequence[Draft], k: int, count: int = 400) -> tuple[Float64, npt.NDArray[np.int64]]:
+def _bins(drafter: Watched) -> npt.NDArray[np.int64]:
+    """Of the positions of its drafts."""
+    return np.searchsorted(EDGES, [draft.position for draft in drafter.drafts], side="right")
+
+
+def _samples(drafter: Watched, k: int, count: int = 400) -> tuple[Float64, npt.NDArray[np.int64]]:
     """Drafts of each bin, with scores calibrated by the accepted tokens as in the engine's switch."""
-    scores = np.zeros((len(drafts), k))
-    for row, (_, _, of_draft, _) in zip(scores, drafts, strict=True):
-        row[: len(of_draft)] = of_draft
-    accepted = np.array([taken for *_, taken in drafts])
+    scores, bins = drafter.scores(k), _bins(drafter)
+    accepted = np.array([draft.accepted for draft in drafter.drafts])
     live = scores > 0
     calibration = Calibration()
     calibration.observe(scores[live], (np.arange(k) < accepted[:, None])[live])
     worth = np.where(live, np.maximum(calibration.correct(scores), 1e-9), 0.0)
-    bins = np.searchsorted(EDGES, [at for _, at, _, _ in drafts], side="right")
     rng = np.random.default_rng(0)
-    chosen = np.arange(len(drafts))
+    chosen = np.arange(len(bins))
     result = []
     for bin_ in range(BINS):
         of_bin = np.flatnonzero(bins == bin_)

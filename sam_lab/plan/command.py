@@ -240,8 +240,8 @@ def _print(plan: Setup, result: dict[str, Any], mean: float, advice: Sequence[st
         low_high = result["ranges"].get(name)
         span = "{:.2f} - {:.2f}".format(*low_high["rollout_gain"]) if low_high and name != "off" else ""
         print(
-            f"{labels.get(name, name):14}{f['round_s']:>8,.0f} s{f['rollout_s']:>8,.0f} s{f['step_s']:>8,.0f} s{f['rollout_gain']:>8.3f}{span:>15}"
-            f"{100 * f['tail_share']:>6.0f} %{f['tail_gain']:>11.3f}"
+            f"{labels.get(name, name):14}{f['round_s']:>8,.0f} s{f['rollout_s']:>8,.0f} s{f['step_s']:>8,.0f} s"
+            f"{f['rollout_gain']:>8.3f}{span:>15}{100 * f['tail_share']:>6.0f} %{f['tail_gain']:>11.3f}"
         )
     if result["ranges"]:
         off = result["ranges"]["off"]

@@ -15,6 +15,8 @@ COLOURS = {"off": "#555555", "batch": "#E69F00", "best": "#0072B2", "auto": "#00
 
 def draw(path: Path, result: dict[str, Any], title: str) -> None:
     """Requests running on the slowest engine, and speed-up against threshold and k."""
+    from matplotlib import colormaps
+
     figure, ((left, right),) = figures.panels(1, 2, (12, 4.4))
     current, best = result["own"], result["best"]
     names = {"off": "off", "batch": f"batch, threshold {current[0]}, k = {current[1]}", "auto": "auto"}
@@ -37,7 +39,8 @@ def draw(path: Path, result: dict[str, Any], title: str) -> None:
     ks = sorted({point["k"] for point in result["grid"]})
     for i, k in enumerate(ks):
         points = [(p["threshold"], p["gain"]) for p in result["grid"] if p["k"] == k]
-        right.plot(*zip(*points, strict=True), "o-", markersize=4, label=f"k = {k}", color=_shade(i, len(ks)))
+        shade = colormaps["viridis"](0.9 * i / max(1, len(ks) - 1))
+        right.plot(*zip(*points, strict=True), "o-", markersize=4, label=f"k = {k}", color=shade)
     auto = result["traces"]["off"].total / result["traces"]["auto"].total
     right.axhline(auto, color=COLOURS["auto"], linestyle="--", linewidth=1.2, label="auto")
     right.axhline(1, color="#555555", linewidth=1)
@@ -73,9 +76,3 @@ def draw_article(path: Path, rows: list[dict[str, Any]]) -> None:
     left.set(xlabel="hours", xlim=(0, None), title="Time")
     right.set(xlabel="gain, % (without / with SAM - 1)", xlim=(0, None), title="Gain")
     figures.save(figure, path)
-
-
-def _shade(place: int, count: int) -> Any:
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](0.9 * place / max(1, count - 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from sam_lab.plan.article import NOMINAL, SWITCHING
 from sam_lab.plan.check import tail_contexts
 from sam_lab.plan.cost import Cost, Device, roofline
 from sam_lab.plan.lengths import Int64
-from sam_lab.plan.simulate import Policy, Trace
+from sam_lab.plan.simulate import Policy
 from sam_lab.plan.step import Round, Setup, Tails, engines
 
 THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -145,7 +146,7 @@ def study(
         "best": best,
         "grid": [{"threshold": t, "k": k, "gain": rounds["off"].longest / rounds[t, k].longest} for t, k in grid],
         "routing": routing,
-        "traces": {name: _slowest(rounds[key]) for name, key in chosen.items()},
+        "traces": {name: max(rounds[key].traces, key=attrgetter("total")) for name, key in chosen.items()},
     }
 
 
@@ -165,7 +166,3 @@ def _figures(inputs: Inputs, rounds: dict[Any, Round], key: Any, seed: int) -> d
         "tail_gain": off.tail / now.tail if off.tail and now.tail else 1.0,
         "preempted": float(sum(trace.preempted for trace in now.traces)),
     }
-
-
-def _slowest(round_: Round) -> Trace:
-    return max(round_.traces, key=lambda trace: trace.total)

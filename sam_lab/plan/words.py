@@ -23,18 +23,19 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
     advice = []
     gain = max(best["rollout_gain"], auto["rollout_gain"])
     advised = "auto" if auto["rollout_gain"] >= best["rollout_gain"] * 0.998 else "best"
+    by_auto, by_best, setting = (
+        _percent(auto["rollout_gain"]),
+        _percent(best["rollout_gain"]),
+        f"{threshold} and k = {k}",
+    )
     if gain < 1.01:
         advice.append("Leave speculation off: no policy makes the rollout faster by 1 %.")
     elif advised == "auto":
         advice.append(
-            f"Use sam=auto: the rollout takes {_percent(auto['rollout_gain'])} less, "
-            f"with batch at its best, threshold {threshold} and k = {k}, {_percent(best['rollout_gain'])}."
+            f"Use sam=auto: the rollout takes {by_auto} less, with batch at its best, threshold {setting}, {by_best}."
         )
     else:
-        advice.append(
-            f"Use sam=batch with threshold {threshold} and k = {k}: the rollout takes {_percent(best['rollout_gain'])} less, "
-            f"with auto {_percent(auto['rollout_gain'])}."
-        )
+        advice.append(f"Use sam=batch with threshold {setting}: the rollout takes {by_best} less, with auto {by_auto}.")
     if threshold > 8 and gain >= 1.01:
         advice.append(
             "Measure before drafting at more than 8 requests: what verification costs the attention operator there is an "
@@ -42,9 +43,8 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
         )
     own_threshold, own_k = result["own"]
     if (own_threshold, own_k) != (threshold, k):
-        advice.append(
-            f"The recipe's threshold {own_threshold} and k = {own_k} save {_percent(own['rollout_gain'])} of the rollout."
-        )
+        saved = _percent(own["rollout_gain"])
+        advice.append(f"The recipe's threshold {own_threshold} and k = {own_k} save {saved} of the rollout.")
     if advised in result["ranges"]:
         low, high = result["ranges"][advised]["rollout_gain"]
         if low < 1 and gain >= 1.01:

@@ -71,11 +71,9 @@ def derive(paths: Sequence[Path], max_tokens: int = 60_000) -> Iterator[dict[str
 
 def _summary(drafter: Watched) -> dict[str, Any]:
     by_request: dict[int, list[npt.NDArray[np.float32]]] = defaultdict(list)
-    scores = np.zeros((len(drafter.drafts), K))
-    for row, draft in zip(scores, drafter.drafts, strict=True):
-        row[: len(draft.scores)] = draft.scores
+    for draft in drafter.drafts:
         by_request[draft.request].append(draft.scores)
-    taken = [draft.accepted for draft in drafter.drafts]
+    scores, taken = drafter.scores(K), [draft.accepted for draft in drafter.drafts]
     live = scores > 0
     bins = _bins(scores[live])
     # a bin without tokens of its own keeps its centre, with the weight of one token

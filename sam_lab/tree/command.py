@@ -21,8 +21,8 @@ from sam_lab.recordings import temporary_corpus
 
 TABLE = "{:10} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}  {}"
 ROW = (
-    "{method:10} {tokens_per_step:8.3f} {drafted_per_step:8.1f} {precision:9.3f} {draft:9.2f} {verify:9.2f} {other:9.2f} "
-    "{speedup:9.2f} {texts:>8}  {counted}"
+    "{method:10} {tokens_per_step:8.3f} {drafted_per_step:8.1f} {precision:9.3f} {draft:9.2f} {verify:9.2f} "
+    "{other:9.2f} {speedup:9.2f} {texts:>8}  {counted}"
 )
 EPILOG = """\
 Plain decoding runs in the same loop, without drafts. `tok/step` is tokens that one request gains in one pass of the

@@ -9,6 +9,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from sam_lab.methods import Tree
 from sam_lab.methods.tree_model import TreeModel
@@ -142,17 +143,11 @@ class Decoder:
         for root, (tokens, parents) in zip(roots, trees, strict=True):
             flat.append(([root, *tokens], [-1, *(parent + 1 for parent in parents)]))
             depth = [0]
-            depth += [0] * len(tokens)
-            for node, parent in enumerate(parents, 1):
-                depth[node] = depth[parent + 1] + 1
-            depths.append(depth)
-        width = max(map(len, depths))
-        positions = torch.tensor(
-            [
-                [length + 1 + d for d in depth] + [0] * (width - len(depth))
-                for length, depth in zip(target.lengths, depths, strict=True)
-            ]
-        )
+            for parent in parents:
+                depth.append(depth[parent + 1] + 1)
+            depths.append(torch.tensor(depth))
+        ends = zip(depths, target.lengths, strict=True)
+        positions = pad_sequence([depth + length + 1 for depth, length in ends], batch_first=True)
         logits = target.forward(flat)
         with torch.inference_mode():
             return self.sampler(logits, requests, positions).tolist()

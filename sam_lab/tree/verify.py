@@ -62,10 +62,8 @@ class Sampled:
         """Tokens int64 [B, T] from logits [B, T, V]; `positions` [B, T]: index in the text of the token drawn."""
         keys = [request_key((self.seed << 32) + request) for request in requests]
         keys = torch.tensor(keys, device=logits.device).unsqueeze(1).expand(positions.shape)
-        positions = positions.to(logits.device)
-        return seeded_sample(self.probabilities(logits.flatten(0, 1)), keys.flatten(), positions.flatten()).view(
-            positions.shape
-        )
+        probs, places = self.probabilities(logits.flatten(0, 1)), positions.to(logits.device).flatten()
+        return seeded_sample(probs, keys.flatten(), places).view(positions.shape)
 
 
 def walk(tree: Tree, drawn: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -96,7 +96,7 @@ def test_row_without_a_target_is_refused(tmp_path):
         ('"append" = "<= 1"', "needs a reason as the name of its table"),
         ('["so"]\n"append" = "<= one"', "and a number"),
         ('["so"]\n"append" = 1', "needs a text"),
-        ('["so"]\n"append" = "<= 1 python"', "behind which ' x ' and the name of a peer may stand"),
+        ('["so"]\n"append" = "<= 1 python"', "behind which ' x ' and the name of a peer may"),
         ('["so"]\n"append" = "<="', "or '' where there is no target"),
         ('["so"]\n"append" = "<= 1"\n["why"]\n"append" = "<= 1"', "two targets for 'append'"),
         ("[", "cannot be read as TOML"),
