@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import re
@@ -18,7 +17,7 @@ import numpy as np
 from sam_lab.cli import LabError
 
 TARGETS = Path(__file__).with_name("targets.toml")
-BOUND = re.compile(r"(?:(<=|>=) ([0-9.]+)(?: x (.+))?)?")
+BOUND = re.compile(r"(?:(<=|>=) (\d+(?:\.\d+)?)(?: x (.+))?)?")
 
 
 class Figure(NamedTuple):
@@ -120,7 +119,10 @@ class Targets:
                 "a peer may stand, or '' where there is no target: correct it."
             )
         better, bound, of = parts.groups()
-        return ({"better": better, "bound": json.loads(bound)} if bound else {}) | ({"of": of} if of else {})
+        if not bound:
+            return {}
+        number = int(bound) if bound.isdigit() else float(bound)
+        return {"better": better, "bound": number} | ({"of": of} if of else {})
 
     def row(self, section: str, what: str, unit: str) -> Row:
         """The row of that name with its target; raises LabError where there is none."""

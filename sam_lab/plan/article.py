@@ -138,7 +138,7 @@ class Model:
             on = tails.run(drafts, plan.threshold)
             result.append([(off.mean, on.mean), (off.longest, on.longest), (off.tail, on.tail)])
         means = np.mean(result, axis=0).tolist()
-        return {name: (off, on) for name, (off, on) in zip(("round", "longest", "tail"), means, strict=True)}
+        return dict(zip(("round", "longest", "tail"), map(tuple, means), strict=True))
 
     def fit(self) -> Fit:
         """On the 32B on 32 dies: launch and mean from its mean round without and with SAM, acceptance from the tail's
