@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
         add("--device", choices=DEVICES, default="910C", help="default: %(default)s"),
         add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
-        add("--kept", type=float, default=0.6, metavar="P", help="groups that dynamic sampling keeps (%(default)s)"),
+        add("--kept", type=float, default=0.6, metavar="P", help="share that dynamic sampling keeps (%(default)s)"),
         add("--rounds", type=int, metavar="N", help="rounds of generation a step; default: from --kept"),
         add("--routing", choices=("spread", "sticky"), default="sticky", help="of a prompt's answers (%(default)s)"),
     ]

@@ -33,13 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
-    add(
-        "--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains; default 3 4 8 16, or --tree alone"
-    )
+    add("--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains (3 4 8 16; none with --tree)")
     add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
     add("--rule", nargs="+", metavar="RULE", help="drafting rules; default: the pool's")
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
-    add("--min-prob", nargs="+", type=probability, metavar="P", help="minimum probability of a token to be drafted")
+    add("--min-prob", nargs="+", type=probability, metavar="P", help="end a draft before a token less probable than P")
     add_corpus = parser.add_mutually_exclusive_group().add_argument
     add_corpus("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
     add_corpus("--corpus-from-others", action="store_true", help="draft from a corpus of the other folds' answers too")
