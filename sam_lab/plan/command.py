@@ -54,25 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", nargs="?", type=Path, help="a recipe's YAML, see llm_rl/qwen3")
     add("overrides", nargs="*", metavar="key=value", help="as for the recipe's script")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--article", action="store_true", help="fit the article's 32B on 32 dies, predict the others")
-    what.add_argument("--steps", type=Path, metavar="FILE", help="check against an engine replay's steps or runs.jsonl")
+    add_mode = parser.add_mutually_exclusive_group().add_argument
+    add_mode("--article", action="store_true", help="fit the article's 32B on 32 dies, predict the others")
+    add_mode("--steps", type=Path, metavar="FILE", help="check against an engine replay's steps.json or runs.jsonl")
     mean = "mean tokens of an answer; default: the recording's, or rollout.expected_length"
+    kept = "share of the groups that dynamic sampling keeps (%(default)s)"
     planned = [
         add("--lengths", type=Path, metavar="FILE", help="a recording whose answers' lengths are taken"),
         add("--mean", type=float, metavar="N", help=mean),
         add("--spread", type=float, default=0.9, metavar="S", help="sigma of the lengths' logarithm (%(default)s)"),
         add("--family", choices=("lognormal", "weibull"), default="lognormal", help="of the lengths (%(default)s)"),
         add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
-        add(
-            "--factor",
-            type=float,
-            metavar="F",
-            help=f"of the recording's accepted tokens; default 1, {FACTOR} for ours",
-        ),
+        add("--factor", type=float, metavar="F", help=f"factor of accepted tokens; default 1, {FACTOR} for ours"),
         add("--device", choices=DEVICES, default="910C", help="default: %(default)s"),
         add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
-        add("--kept", type=float, default=0.6, metavar="P", help="share that dynamic sampling keeps (%(default)s)"),
+        add("--kept", type=float, default=0.6, metavar="P", help=kept),
         add("--rounds", type=int, metavar="N", help="rounds of generation a step; default: from --kept"),
         add("--routing", choices=("spread", "sticky"), default="sticky", help="of a prompt's answers (%(default)s)"),
     ]
