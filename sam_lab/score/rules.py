@@ -37,13 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
     add("--rule", nargs="+", metavar="RULE", help="drafting rules; default: the pool's")
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
-    add(
-        "--min-prob",
-        nargs="+",
-        type=probability,
-        metavar="P",
-        help="end a draft where acceptance is less likely than P",
-    )
+    add("--min-prob", nargs="+", type=probability, metavar="P", help="end a draft at a probability below P")
     add_corpus = parser.add_mutually_exclusive_group().add_argument
     add_corpus("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
     add_corpus("--corpus-from-others", action="store_true", help="draft from a corpus of the other folds' answers too")
