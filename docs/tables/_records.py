@@ -51,15 +51,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> 
     return "\n".join([text[0], f"|{'|'.join(marks)}|", *text[1:]])
 
 
-def figure(value: float | None) -> str:
-    """A measured value with three significant digits, or a dash."""
-    if value is None:
-        return "-"
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value < 1 else f"{value:.{2 if value >= 10 else 3}f}"
-
-
 def fixed(value: float | None, digits: int) -> str:
     """A value with so many digits behind the point, or a dash."""
     return "-" if value is None else f"{value:,.{digits}f}"

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tables._records import figure, output, source, table
+from tables._records import output, source, table
+
+from sam_lab.bench.rows import figure
 
 CHINESE = {
     "RL answers, 5": "RL 回答，5",

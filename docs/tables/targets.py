@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tables._records import figure, output, source, table
+from tables._records import output, source, table
 
-from sam_lab.bench.rows import TARGETS, Targets
+from sam_lab.bench.rows import TARGETS, Targets, figure
 
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
 LEFT_OUT = re.compile(r"append, p99|step of 32|period|propose for (1|64) |k=3, with|k=4|k=16|n=8|n=32")
