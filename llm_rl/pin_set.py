@@ -2,7 +2,7 @@
 """What differs between pin sets for a recipe. All of it is in the pin set's folder, patches/NAME:
 
 pins.toml    versions and tree ids
-recipe.toml  verl's key for each key of a recipe, and plain values
+recipe.toml  verl's key for each key of a recipe, beside those of llm_rl/verl.toml, and plain values
 recipe.py    what takes arithmetic or a search, as three functions of a llm_rl.recipe.Recipe:
              check(recipe)                   raises ValueError with one sentence for a recipe that this pin set cannot run
              derive(recipe) -> dict          settings of verl that follow from several keys, by verl's name; a leading +
@@ -70,10 +70,11 @@ class PinSet:
         self.environment: dict[str, str] = facts.get("environment", {})
         self.collective_timeout: int = facts["collective_timeout_s"]
         self._absent = tuple(facts.get("absent", ()))
-        maps = {name: dict(leaves(facts.get(name, {}))) for name in ("keys", "fsdp", "megatron")}
-        self._maps = {backend: maps["keys"] | maps[backend] for backend in ("fsdp", "megatron")}
+        derived = set(facts.get("derived", ()))
+        shared = tomllib.loads((ROOT / "llm_rl" / "verl.toml").read_text())
+        self._maps = {backend: _key_map(backend, shared, facts, derived) for backend in ("fsdp", "megatron")}
+        mapped = {*self._maps["fsdp"], *self._maps["megatron"], *derived}
         expected = set(KEYS) - LAUNCHER_KEYS
-        mapped = {*self._maps["fsdp"], *self._maps["megatron"], *facts.get("derived", ())}
         if wrong := mapped ^ expected:
             problem = "lacks" if (missing := wrong & expected) else "names"
             raise UserError(
@@ -152,6 +153,18 @@ class PinSet:
     def verl_package() -> Path:
         """The folder of the installed verl, without importing it."""
         return Path(importlib.util.find_spec("verl").submodule_search_locations[0])
+
+
+def _key_map(backend: str, shared: dict[str, Any], own: dict[str, Any], derived: set[str]) -> dict[str, str]:
+    """verl's key for each key of a recipe, without those in `derived`; the pin set's own tables go before the shared ones."""
+    tables = [dict(leaves(facts.get(name, {}))) for facts in (shared, own) for name in ("keys", backend)]
+    written = {name: verl_key for table in tables for name, verl_key in table.items()}
+    groups = {name.removesuffix("*"): written.pop(name) for name in list(written) if name.endswith(".*")}
+    for name in KEYS.keys() - LAUNCHER_KEYS - written.keys():
+        group, dot, last = name.rpartition(".")
+        if verl_group := groups.get(group + dot):
+            written[name] = verl_group.removesuffix("*") + last
+    return {name: verl_key for name, verl_key in written.items() if name not in derived}
 
 
 def names() -> list[str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of a recipe's keys in docs/recipes.md: values and meanings from llm_rl.recipe, defaults from dapo.yaml, verl's
-names from each pin set's recipe.toml, and the meanings in Chinese from here."""
+names from llm_rl.pin_set, and the meanings in Chinese from here."""
 
 from __future__ import annotations
 

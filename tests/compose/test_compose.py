@@ -208,15 +208,13 @@ def dry_runs(folder, pin_set):
 
 
 def test_a_pin_set_is_added_by_adding_a_folder(scratch):
-    """Its key map counts: one key is another of verl's here. No file outside the folder names it."""
+    """Its key map goes before the shared one: one key is another of verl's here. No file outside the folder names it."""
     shutil.copytree(scratch / "patches" / PIN_SET, scratch / "patches" / NEW)
     pins, keys = (scratch / "patches" / NEW / name for name in ("pins.toml", "recipe.toml"))
     pins.write_text(pins.read_text().replace(f'name = "{PIN_SET}"', f'name = "{NEW}"'))
-    temperature, warmth = (
-        "actor_rollout_ref.rollout.temperature",
-        "+actor_rollout_ref.rollout.engine_kwargs.vllm.warmth",
-    )
-    keys.write_text(keys.read_text().replace(f'"{temperature}"', f'"{warmth}"'))
+    temperature = "actor_rollout_ref.rollout.temperature"
+    warmth = "+actor_rollout_ref.rollout.engine_kwargs.vllm.warmth"
+    keys.write_text(f'{keys.read_text()}\n[keys.rollout]\ntemperature = "{warmth}"\n')
     runs = dry_runs(scratch, NEW)
     assert list(runs) == NAMES
     for name, (code, said) in runs.items():
@@ -232,9 +230,9 @@ def test_a_pin_set_is_added_by_adding_a_folder(scratch):
 
 def test_a_key_map_that_forgets_a_key_is_refused(scratch):
     keys = scratch / "patches" / PIN_SET / "recipe.toml"
-    keys.write_text(keys.read_text().replace("\ntemperature = ", "\nwarmth = "))
+    keys.write_text(keys.read_text().replace("torch_compile = ", "warmth = "))
     for code, said in dry_runs(scratch, PIN_SET).values():
-        assert code == 1 and f"error: {keys} lacks rollout.temperature: it must name each key" in said
+        assert code == 1 and f"error: {keys} lacks train.torch_compile: it must name each key" in said
 
 
 @NO_OTHER
