@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from llm_rl.errors import UserError
@@ -134,7 +135,7 @@ def default_dtype() -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that all checks share; `settings` reads them."""
+    """Add the arguments that all checks share; `settings` reads those of the engine."""
     parser.add_argument("--model", required=True, help="folder of the model")
     parser.add_argument(
         "--tensor-parallel", "--tp", type=int, default=1, help="tensor parallel ranks of the engine (default 1)"
@@ -142,6 +143,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="default bfloat16, float32 on a CPU without instructions for it")
     parser.add_argument("--batch", type=int, default=64, help="requests at a time (default 64)")
     parser.add_argument("--engine", type=json_object, default={}, help="further engine arguments, as JSON")
+    parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
+    parser.add_argument("--limit", type=int, help="only the first so many questions")
+    parser.add_argument("--rule", default="oldest", help="drafting rule (default oldest, the article's)")
+    parser.add_argument("--max-tokens", type=int, default=34816, help="longest answer (default 34816)")
+    parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
