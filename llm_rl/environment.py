@@ -132,9 +132,8 @@ def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
 def _probe(address: str, resource: str) -> tuple[dict[str, Any] | None, str]:
     """Devices of each living host and those free, or None and the reason; in a process, so that the wait is bounded."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE, address, resource], capture_output=True, text=True, timeout=60
-        )
+        command = [sys.executable, "-c", _PROBE, address, resource]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
         return None, "no answer within 60 s"
     if done.returncode:

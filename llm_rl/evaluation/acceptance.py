@@ -100,10 +100,8 @@ def table(sweep: list[dict[str, Any]]) -> str:
     lines.append("|---:|---:|" + "---:|" * len(ends) + "---:|")
     for one in sweep:
         rates = {row["to"]: f"{row['tokens_per_step']:.2f}" for row in one["bins"]}
-        cells = " | ".join(rates.get(end, "") for end in ends)
-        lines.append(
-            f"| {one['k']} | {one['tokens_per_step']:.2f} | {cells} | {one['accepted'] / one['drafted']:.1%} |"
-        )
+        cells = [f"{one['tokens_per_step']:.2f}", *(rates.get(end, "") for end in ends)]
+        lines.append(f"| {one['k']} | {' | '.join(cells)} | {one['accepted'] / one['drafted']:.1%} |")
     return "\n".join(lines)
 
 
@@ -140,8 +138,6 @@ def draw(path: Path, result: dict[str, Any]) -> None:
         axes.set_ylabel("tokens a step and request")
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.15)
-    name = Path(result["model"]).name
-    figure.suptitle(
-        f"{name} on {result['data']}, {result['questions']} questions, greedy, rule {result['sam']['rule']}"
-    )
+    what = f"{Path(result['model']).name} on {result['data']}, {result['questions']} questions"
+    figure.suptitle(f"{what}, greedy, rule {result['sam']['rule']}")
     figure.savefig(path, format="png")

@@ -16,6 +16,8 @@ from llm_rl.errors import UserError
 
 COUNTERS = {"vllm:spec_decode_num_draft_tokens": "drafted", "vllm:spec_decode_num_accepted_tokens": "accepted"}
 
+DTYPE_HELP = "default bfloat16, float32 on a CPU without instructions for it"
+
 
 @dataclass
 class Answer:
@@ -137,10 +139,8 @@ def default_dtype() -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that all checks share; `settings` reads those of the engine."""
     parser.add_argument("--model", required=True, help="folder of the model")
-    parser.add_argument(
-        "--tensor-parallel", "--tp", type=int, default=1, help="tensor parallel ranks of the engine (default 1)"
-    )
-    parser.add_argument("--dtype", help="default bfloat16, float32 on a CPU without instructions for it")
+    parser.add_argument("--tensor-parallel", "--tp", type=int, default=1, help="ranks of the engine (default 1)")
+    parser.add_argument("--dtype", help=DTYPE_HELP)
     parser.add_argument("--batch", type=int, default=64, help="requests at a time (default 64)")
     parser.add_argument("--engine", type=json_object, default={}, help="further engine arguments, as JSON")
     parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
@@ -152,13 +152,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of EngineArgs."""
-    arguments = {
-        "model": args.model,
-        "tensor_parallel_size": args.tensor_parallel,
-        "dtype": args.dtype or default_dtype(),
-        "max_num_seqs": args.batch,
-    }
-    return arguments | args.engine
+    arguments = {"model": args.model, "tensor_parallel_size": args.tensor_parallel}
+    return arguments | {"dtype": args.dtype or default_dtype(), "max_num_seqs": args.batch} | args.engine
 
 
 def json_object(text: str) -> dict[str, Any]:

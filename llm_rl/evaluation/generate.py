@@ -23,6 +23,7 @@ from llm_rl.evaluation.engine import settings as engine_settings
 from llm_rl.evaluation.questions import Question
 
 BEGINNING = b'{"questions": '
+SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,10 +82,7 @@ def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
         "data": args.data.name,
         "data_sha256": files.sha256(args.data),
         "model": args.model,
-        **{
-            name: getattr(args, name)
-            for name in ("n", "temperature", "top_p", "top_k", "max_tokens", "seed", "template")
-        },
+        **{name: getattr(args, name) for name in ("n", *SAMPLING, "seed", "template")},
         "sam": args.sam,
         "k": args.k if args.sam != "off" else 0,
         "sam_options": sam,
@@ -132,7 +130,7 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
 
     tokenizer = load_tokenizer(args.model)
     prompts = [prompt_ids(tokenizer, question.messages, args.template) for _, question in left]
-    sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    sampling = {name: getattr(args, name) for name in SAMPLING}
     # In mode rejection a seed for each request is slow, and on a CPU it ends vLLM 0.23 in chunked prefill.
     seeded = args.verify == "seeded"
     requests = [

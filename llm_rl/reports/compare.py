@@ -18,10 +18,8 @@ def check_comparable(off, on, arm):
     for name in ("pin_set", "tree_ids", "seed", "threshold"):
         if off.record[name] != on.record[name]:
             raise UserError(f"the runs differ in {name}: {off.record[name]} off, {on.record[name]} {arm}")
-    configs = [
-        {name: value for name, value in run.record.get("config", {}).items() if name not in ("sam", "sam_options")}
-        for run in (off, on)
-    ]
+    left_out = {"sam": None, "sam_options": None}
+    configs = [run.record.get("config", {}) | left_out for run in (off, on)]
     if configs[0] != configs[1]:
         raise UserError(f"the runs differ in {_difference(*configs)}; only sam and sam_options may differ")
     if len(off.steps) != len(on.steps):

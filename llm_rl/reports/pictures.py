@@ -76,14 +76,9 @@ def _step_costs(axes, summary):
     lines += [(arm, "plain", f"{NAMES[arm]}, steps without", ":") for arm in arms_of(summary)[1:]]
     for arm, kind, label, style in lines:
         rows = [row for row in summary[arm]["step_costs"] if row[kind] >= MIN_STEPS]
-        axes.plot(
-            [row["max_running"] for row in rows],
-            [row[f"{kind}_ms"] for row in rows],
-            MARKERS[arm] + style,
-            color=COLOURS[arm],
-            label=label,
-            markerfacecolor="white" if style == ":" else COLOURS[arm],
-        )
+        requests, times = ([row[name] for row in rows] for name in ("max_running", f"{kind}_ms"))
+        face = "white" if style == ":" else COLOURS[arm]
+        axes.plot(requests, times, MARKERS[arm] + style, color=COLOURS[arm], label=label, markerfacecolor=face)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("maximum running requests")
@@ -113,11 +108,8 @@ def _rollout(axes, summary, runs):
             height = [-0.045 * place * peak] * len(drafting)
             axes.plot(drafting, height, "|", color=COLOURS[arm], label=f"{NAMES[arm]}: engine step with drafts")
     axes.axhline(threshold, color="black", linewidth=0.9, linestyle="--", label=f"threshold {threshold}; tail shaded")
-    speedups = [
-        f"{NAMES[arm]} {summary[arm]['tail_speedup']:.2f} times as fast"
-        for arm in arms_of(summary)[1:]
-        if summary[arm]["tail_speedup"]
-    ]
+    speedups = {NAMES[arm]: summary[arm]["tail_speedup"] for arm in arms_of(summary)[1:]}
+    speedups = [f"{name} {speedup:.2f} times as fast" for name, speedup in speedups.items() if speedup]
     tail = f"; tail, all steps: {', '.join(speedups)}" if speedups else ""
     axes.set_title("Requests running in the last training step" + tail)
     axes.set_xlabel("seconds since the rollout began")
@@ -208,18 +200,10 @@ def _training(axes, summary, runs):
     for part, name, title in zip(axes, ("rewards", "lengths"), ("Mean reward", "Mean answer, tokens"), strict=True):
         for arm in reversed(arms_of(summary)):  # off last, thin and on top, so that equal curves both show
             values = summary[arm][name]
-            numbers = range(1, len(values) + 1)
-            width, size = (1.2, 4) if arm == "off" else (4, 9)
-            part.plot(
-                numbers,
-                values,
-                MARKERS[arm] + "-",
-                color=COLOURS[arm],
-                label=NAMES[arm],
-                linewidth=width,
-                markersize=size,
-                alpha=1 if arm == "off" else 0.55,
-            )
+            style = {"color": COLOURS[arm], "label": NAMES[arm], "linewidth": 4, "markersize": 9, "alpha": 0.55}
+            if arm == "off":
+                style |= {"linewidth": 1.2, "markersize": 4, "alpha": 1}
+            part.plot(range(1, len(values) + 1), values, MARKERS[arm] + "-", **style)
         part.set_title(title)
         part.set_xlabel("training step")
         part.margins(y=0.15)

@@ -86,15 +86,8 @@ class TestGenerate:
         assert generate.generate(pages, self.TABLES, check=True) == stale
         assert "old" in (pages / "docs" / "page.md").read_text()
         assert generate.generate(pages, self.TABLES) == stale
-        lines = {
-            name: (pages / name).read_text().splitlines()[3]
-            for name in ("README.md", "docs/page.md", "docs/page.zh.md")
-        }
-        assert lines == {
-            "README.md": "[a](docs/page.md)",
-            "docs/page.md": "[a](page.md)",
-            "docs/page.zh.md": "[b](page.md)",
-        }
+        lines = {"README.md": "[a](docs/page.md)", "docs/page.md": "[a](page.md)", "docs/page.zh.md": "[b](page.md)"}
+        assert {name: (pages / name).read_text().splitlines()[3] for name in lines} == lines
         assert generate.generate(pages, self.TABLES, check=True) == []
 
     @pytest.mark.parametrize(
