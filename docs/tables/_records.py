@@ -37,14 +37,10 @@ def source(language: str, *names: str, commands: bool = True) -> str:
         facts.setdefault(f"{record['date']}, {record['machine']}", []).append(link)
     block = "".join(f"    {line}\n" for line in lines) + "\n" if commands else ""
     text = "; ".join(f"{when}: {', '.join(links)}" for when, links in facts.items()) + "."
-    return block + (translate(text, CHINESE) if language == "zh" else text)
-
-
-def translate(text: str, phrases: dict[str, str]) -> str:
-    """The text with each English phrase, in the dictionary's order, replaced by the Chinese one."""
-    for english, chinese in phrases.items():
-        text = text.replace(english, chinese)
-    return text
+    if language == "zh":
+        for english, chinese in CHINESE.items():
+            text = text.replace(english, chinese)
+    return block + text
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:

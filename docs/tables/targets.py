@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from tables._records import figure, output, source, table, translate
+from tables._records import figure, output, source, table
 
 TARGETS = Path(__file__).resolve().parents[2] / "sam_lab" / "bench" / "targets.toml"
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
@@ -60,7 +60,9 @@ HEADS = {
 def name(row: dict[str, Any], language: str, unit: bool = True) -> str:
     """A row's name as the page has it."""
     text = row["what"] + (f", {row['unit'].replace(' a ', ' per ')}" if unit and row["unit"] else "")
-    text = translate(text, CHINESE) if language == "zh" else text
+    if language == "zh":
+        for english, chinese in CHINESE.items():
+            text = text.replace(english, chinese)
     return re.sub(r"(?<!`)\b(newest|count|blend|auto)\b(?! k=)", r"`\1`", text)
 
 

@@ -123,16 +123,13 @@ def draw(path: Path, result: dict[str, Any]) -> None:
         lengths.errorbar(ends, rates, errors, label=f"k = {one['k']}", **style)
     lengths.set_xscale("log", base=2)
     lengths.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    lengths.set_xlabel("tokens of the answer so far, end of the bin")
-    lengths.set_title("Against length (bars: 95 % over answers)")
+    lengths.set(xlabel="tokens of the answer so far, end of the bin", title="Against length (bars: 95 % over answers)")
     lengths.legend(frameon=False, ncols=2)
     points = [(one["k"], one["tokens_per_step"]) for one in result["sweep"]]
     sweep.plot(*zip(*points), "o-", color="#d1495b")
     for point in points:
         sweep.annotate(f"{point[1]:.2f}", point, (0, 7), textcoords="offset points", ha="center", fontsize=9)
-    sweep.set_xticks([k for k, _ in points])
-    sweep.set_xlabel("k, maximum tokens of a draft")
-    sweep.set_title("All lengths together")
+    sweep.set(xticks=[k for k, _ in points], xlabel="k, maximum tokens of a draft", title="All lengths together")
     for axes in (lengths, sweep):
         axes.axhline(1, color="#7a7a7a", linewidth=1, linestyle=":")
         axes.set_ylabel("tokens a step and request")
