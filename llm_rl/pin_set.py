@@ -19,11 +19,12 @@ import importlib.util
 import sys
 import tomllib
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from llm_rl.errors import UserError
-from llm_rl.recipe import KEYS, MAPPINGS, ROOT, Recipe, leaves, value_of
+from llm_rl.recipe import KEYS, MAPPINGS, ROOT, Recipe, leaves
 
 PATCHES = ROOT / "patches"
 LAUNCHER_KEYS = {
@@ -117,11 +118,8 @@ class PinSet:
 
     def recipe_key(self, verl_key: str) -> str | None:
         """The key of a recipe that sets a key of verl with some backend, or None."""
-        for settings in self._maps.values():
-            for name, mapped in settings.items():
-                if mapped.lstrip("+") == verl_key:
-                    return name
-        return None
+        pairs = (pair for key_map in self._maps.values() for pair in key_map.items())
+        return next((name for name, mapped in pairs if mapped.lstrip("+") == verl_key), None)
 
     def key_map(self, backend: str) -> dict[str, str]:
         """verl's keys by a recipe's, for a `train.backend`; a leading + adds a key to verl's configuration."""
@@ -130,7 +128,7 @@ class PinSet:
     def settings(self, recipe: Recipe) -> dict[str, Any]:
         """verl's settings, by verl's names, that the recipe's keys are or that the pin set derives from them."""
         mapped = self.key_map(recipe.train.backend)
-        values = {mapped[name]: value_of(recipe, name) for name in KEYS if name in mapped}
+        values = {mapped[name]: attrgetter(name)(recipe) for name in KEYS if name in mapped}
         return {name: value for name, value in values.items() if value is not None} | self._functions.derive(recipe)
 
     def entry_point(self, recipe: Recipe) -> EntryPoint:

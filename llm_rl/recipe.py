@@ -303,14 +303,6 @@ MAPPINGS = tuple(name for name, key in KEYS.items() if key.kind is dict)
 """Keys that hold mappings, whose keys others define."""
 
 
-def value_of(recipe: Recipe, name: str) -> Any:
-    """The value of a key by its dotted name."""
-    value: Any = recipe
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted path and value of each leaf; a + on any key of a path marks the whole path as an addition to verl's."""
     for key, value in node.items():
