@@ -63,7 +63,8 @@ def compare_answers(off, on):
                 first = {"step": step, "prompt": place[1], "answer": place[2], "position": equal}
                 first["same_prompt"] = a.prompt_hash == b.prompt_hash
                 for arm, answer in (("off", a), ("on", b)):
-                    first |= {f"token_{arm}": _at(answer.tokens, equal), f"log_prob_{arm}": _at(answer.log_probs, equal)}
+                    first[f"token_{arm}"] = _at(answer.tokens, equal)
+                    first[f"log_prob_{arm}"] = _at(answer.log_probs, equal)
         rows.append(row)
     if first:
         first["cause"] = _cause(first, rows)
