@@ -54,10 +54,11 @@ def write_answers(folder, answers, name="answers-1.jsonl"):
     (folder / name).write_text("".join(json.dumps([*place, *answer]) + "\n" for place, answer in answers.items()))
 
 
-def edit_step(folder, number, **changes):
-    """Change metrics of one line of steps.jsonl; None takes a metric away."""
+def edit_steps(folder, numbers, **changes):
+    """Change metrics of these lines of steps.jsonl, counted from 1; None takes a metric away."""
     path = folder / "steps.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()]
-    data = entries[number - 1]["data"] | changes
-    entries[number - 1]["data"] = {name: value for name, value in data.items() if value is not None}
+    for number in numbers:
+        data = entries[number - 1]["data"] | changes
+        entries[number - 1]["data"] = {name: value for name, value in data.items() if value is not None}
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from run_folders import edit_step, write_run
+from run_folders import edit_steps, write_run
 
 from llm_rl.reports.__main__ import main
 
@@ -52,9 +52,8 @@ def test_pictures_are_drawn_and_stand_in_every_page(tmp_path):
 def test_poor_run_folders_make_a_report_too(tmp_path):
     args = report(tmp_path, "off")
     folder = write_run(tmp_path / "on", "batch", steps=3, engine=False)
-    for number in (1, 2, 3):
-        names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "tail_tokens")
-        edit_step(folder, number, **{f"rollout/spec/{name}": None for name in names})
+    names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "tail_tokens")
+    edit_steps(folder, (1, 2, 3), **{f"rollout/spec/{name}": None for name in names})
     assert main(["report", f"--on={folder}", *args]) == 0
     assert {path.stem for path in (tmp_path / "report" / "pictures").iterdir()} == {"times", "training"}
 

@@ -4,7 +4,7 @@
 import json
 
 import pytest
-from run_folders import edit_step, write_answers, write_run
+from run_folders import edit_steps, write_answers, write_run
 
 from llm_rl.reports.__main__ import load, main
 from llm_rl.reports.compare import busy_loads, rollout_sentence
@@ -75,8 +75,7 @@ def test_a_busy_machine_is_said_first(runs):
 
 def test_auto_is_compared_with_off_as_well(runs):
     write_run(runs / "auto", "auto")
-    for number in (2, 3):
-        edit_step(runs / "auto", number, **{"timing_s/gen": 1.25})
+    edit_steps(runs / "auto", (2, 3), **{"timing_s/gen": 1.25})
     summary, _ = load({arm: runs / arm for arm in ("off", "on", "auto")})
     assert summary["auto"]["gain"]["rollout"] == pytest.approx(1.0) and summary["auto"]["sam"] == "auto"
     assert summary["on"]["gain"]["rollout"] == pytest.approx(0.25)
@@ -89,7 +88,7 @@ def test_rounds_of_generation(runs):
     """verl 0.6.1 counts them; their mean is that of the steps."""
     for arm, seconds in (("off", 6.0), ("on", 4.0)):
         for number, rounds in ((2, 2), (3, 1)):
-            edit_step(runs / arm, number, **{"timing_s/gen": seconds, "train/num_gen_batches": rounds})
+            edit_steps(runs / arm, [number], **{"timing_s/gen": seconds, "train/num_gen_batches": rounds})
     summary = summary_of(runs)
     assert (summary["off"]["round_s"], summary["on"]["round_s"]) == (4.5, 3.0)
     assert summary["on"]["gain"]["round"] == pytest.approx(0.5)
@@ -111,8 +110,7 @@ def test_drafts_by_position_source_and_running_requests(runs):
 
 
 def test_padding_counts_as_verified_but_not_for_acceptance(runs):
-    for number in (2, 3):
-        edit_step(runs / "on", number, **{"rollout/spec/padding": 5, "rollout/spec/padding_accepted": 1})
+    edit_steps(runs / "on", (2, 3), **{"rollout/spec/padding": 5, "rollout/spec/padding_accepted": 1})
     summary = summary_of(runs)
     assert summary["on"]["drafted"] == 30 and summary["on"]["acceptance_rate"] == pytest.approx(8 / 20)
     assert ["of", "them", "padding", "0", "10"] in [line.split() for line in text_table(summary).splitlines()]
@@ -128,16 +126,14 @@ def test_costs_of_steps_are_medians_and_steps_after_idleness_have_none():
 
 def test_tail_is_compared_per_token(runs):
     """The off run's tail here has twice the tokens in the time they take: nothing changes but the length."""
-    for number in (2, 3):
-        edit_step(runs / "off", number, **{"rollout/spec/tail_s": 2.0, "rollout/spec/tail_tokens": 20})
+    edit_steps(runs / "off", (2, 3), **{"rollout/spec/tail_s": 2.0, "rollout/spec/tail_tokens": 20})
     assert summary_of(runs)["on"]["tail_speedup"] == pytest.approx(2)
 
 
 def test_runs_without_tail_tokens_or_engine_log(tmp_path):
     for name, sam in (("off", "off"), ("on", "batch")):
         folder = write_run(tmp_path / name, sam, engine=False)
-        for number in (1, 2, 3):
-            edit_step(folder, number, **{"rollout/spec/tail_tokens": None})
+        edit_steps(folder, (1, 2, 3), **{"rollout/spec/tail_tokens": None})
     on = summary_of(tmp_path)["on"]
     assert on["tail_speedup"] == pytest.approx(2) and not on["tail_speedup_is_per_token"]
     assert on["tail_tokens"] is None and on["step_costs"] == []
@@ -194,7 +190,7 @@ def test_names_the_setting_that_differs(tmp_path, capsys):
 
 
 def test_says_what_a_token_of_the_rollout_took(runs):
-    edit_step(runs / "on", 3, **{"timing_s/gen": 2.5})
+    edit_steps(runs / "on", [3], **{"timing_s/gen": 2.5})
     assert rollout_sentence(summary_of(runs), "on") == (
         "A token of the rollout took 56.250 ms with SAM on, 62.500 ms with SAM off: +11.1% over training steps 2 to 3, "
         "from +0.0% to +25.0% in single ones."
@@ -214,8 +210,7 @@ def test_refuses_an_off_run_that_speculated(tmp_path, capsys):
 
 
 def test_refuses_a_run_without_tokens(runs, capsys):
-    for number in (2, 3):
-        edit_step(runs / "off", number, **{"rollout/spec/tokens": 0})
+    edit_steps(runs / "off", (2, 3), **{"rollout/spec/tokens": 0})
     assert_refused(runs, capsys, "the off run counted no tokens from training step 2 on")
 
 
@@ -230,7 +225,7 @@ def test_refuses_missing_and_broken_files(runs, capsys, name):
 
 @pytest.mark.parametrize("value", [None, "fast", float("nan")])
 def test_refuses_a_step_without_a_needed_number(runs, capsys, value):
-    edit_step(runs / "on", 2, **{"timing_s/gen": value})
+    edit_steps(runs / "on", [2], **{"timing_s/gen": value})
     assert_refused(runs, capsys, "steps.jsonl, line 2, has no number for timing_s/gen")
 
 

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from run_folders import edit_step, write_answers, write_run
+from run_folders import edit_steps, write_answers, write_run
 
 from llm_rl.errors import UserError
 from llm_rl.reports import accuracy
@@ -20,8 +20,7 @@ ARMS = ("off", "on", "auto")
 def runs(tmp_path):
     for arm, sam in (("off", "off"), ("on", "batch"), ("auto", "auto")):
         write_run(tmp_path / arm, sam)
-        for number in (1, 2, 3):
-            edit_step(tmp_path / arm, number, **{"train/num_gen_batches": 2})
+        edit_steps(tmp_path / arm, (1, 2, 3), **{"train/num_gen_batches": 2})
         answers = {(1, 0, sibling): ("h", [5, 6, 7 + (arm == "auto")], [-0.5, -0.25, -1.0]) for sibling in (0, 1)}
         write_answers(tmp_path / arm, answers)
     return tmp_path
@@ -55,9 +54,8 @@ def test_tables_have_the_figures_of_the_runs(runs):
 def test_a_section_without_data_says_what_is_missing(tmp_path):
     for arm, sam in (("off", "off"), ("on", "batch")):
         folder = write_run(tmp_path / arm, sam, engine=False)
-        for number in (1, 2, 3):
-            names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "draft_ms")
-            edit_step(folder, number, **{f"rollout/spec/{name}": None for name in names})
+        names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "draft_ms")
+        edit_steps(folder, (1, 2, 3), **{f"rollout/spec/{name}": None for name in names})
     text = text_of(tmp_path, arms=("off", "on"))
     for missing in (
         "no `engine-*.jsonl` that matches its step log",
