@@ -28,12 +28,6 @@ CHINESE = {
     "`auto`, against an oracle with foresight": "`auto`，与有预见的先知相比",
     "`batch`, `threshold` 8": "`batch`，`threshold` 8",
     "no drafts": "不起草",
-    "0.11, one process": "0.11，单进程",
-    "0.11, worker apart": "0.11，worker 独立",
-    "0.11, server": "0.11，服务",
-    "0.23, one process": "0.23，单进程",
-    "0.23, worker apart": "0.23，worker 独立",
-    "0.23, server": "0.23，服务",
     "fitted": "拟合",
     "reached": "达到",
     "open": "未定",
@@ -63,6 +57,8 @@ CHINESE = {
     "mean answer, tokens": "平均回答长度，token",
     "answers cut off": "被截断的回答",
 }
+PLACEMENTS = {"one process": "单进程", "worker apart": "worker 独立", "server": "服务"}
+CHINESE |= {f"{pin}, {name}": f"{pin}，{PLACEMENTS[name]}" for pin in ("0.11", "0.23") for name in PLACEMENTS}
 
 Row = dict[str, Any]
 
