@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ci/setup-env on a copy of the repository's frame, with tiny pin sets served by a package index on this machine."""
 
-import base64
 import fcntl
 import hashlib
 import http.server
@@ -49,11 +48,7 @@ def wheel(name: str, version: str, files: dict[str, str]) -> tuple[str, bytes]:
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = []
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        record.append(f"{path},sha256={digest},{len(text.encode())}")
-    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
+    files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for path, text in files.items():
@@ -151,14 +146,9 @@ class Repo:
         self.pins()
         self.lock(index.add("alpha"), index.add("beta"))
         kept = {"PATH", "HOME", "LANG", "SSL_CERT_FILE"}
-        self.environ = {name: value for name, value in os.environ.items() if name in kept} | {
-            "UV_CACHE_DIR": str(root / "cache"),
-            "UV_DEFAULT_INDEX": index.url,
-            "PIP_INDEX_URL": index.url,
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_NO_CACHE_DIR": "1",
-            "NO_PROXY": "127.0.0.1",
-        }
+        self.environ = {name: value for name, value in os.environ.items() if name in kept}
+        self.environ |= {"UV_CACHE_DIR": str(root / "cache"), "UV_DEFAULT_INDEX": index.url, "PIP_INDEX_URL": index.url}
+        self.environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "NO_PROXY": "127.0.0.1"}
 
     def borrow_tools(self) -> None:
         """Puts uv and pip of the repository's .venvs/tools in, as if this ci/tools.lock had asked for them."""
@@ -171,10 +161,8 @@ class Repo:
         self.write(".venvs/tools/setup-env.json", json.dumps(stamp))
 
     def pins(self, python: str = "3.11", disk_gb: float = 0.001, more: str = "") -> None:
-        self.write(
-            "patches/tiny/pins.toml",
-            f'name = "tiny"\npython = "{python}"\n[runtime.cpu]\ndownload_gb = 0.001\ndisk_gb = {disk_gb}\n{more}',
-        )
+        sizes = f"[runtime.cpu]\ndownload_gb = 0.001\ndisk_gb = {disk_gb}\n"
+        self.write("patches/tiny/pins.toml", f'name = "tiny"\npython = "{python}"\n{sizes}{more}')
 
     def lock(self, *entries: str) -> None:
         self.write("patches/tiny/requirements.lock", "".join(entries))

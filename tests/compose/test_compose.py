@@ -178,13 +178,11 @@ for name in sys.argv[2:]:
 @pytest.fixture
 def scratch(tmp_path):
     """A copy of the repository."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    files = subprocess.run(listed, cwd=launch.ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in files:
-        if name and (launch.ROOT / name).is_file():
-            (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(launch.ROOT / name, tmp_path / "copy" / name)
-    return tmp_path / "copy"
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    files = "git ls-files -z --cached --others --exclude-standard"
+    subprocess.run(f"{files} | xargs -0 cp -dp --parents -t {copy}", shell=True, cwd=launch.ROOT)
+    return copy
 
 
 def dry_runs(folder, pin_set):
