@@ -112,9 +112,8 @@ def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
             if not named and nodes == 1:
                 return "local"
             where = f"no Ray cluster answers at RAY_ADDRESS={named}" if named else "no Ray runs on this host"
-            lack = (
-                f"{where} ({problem}), and the recipe needs {nodes} x {dies} {resource}: start Ray on the hosts first"
-            )
+            needs = f"the recipe needs {nodes} x {dies} {resource}"
+            lack = f"{where} ({problem}), and {needs}: start Ray on the hosts first"
         else:
             ready = [n for n in cluster["nodes"] if n >= dies]
             address = named or cluster["address"]
