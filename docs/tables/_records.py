@@ -58,13 +58,3 @@ def figure(value: float | None) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value < 1 else f"{value:.{2 if value >= 10 else 3}f}"
-
-
-def fixed(value: float | None, digits: int) -> str:
-    """A value with so many digits behind the point, or a dash."""
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def percent(value: float | None, digits: int = 1, sign: bool = False) -> str:
-    """A share as a percentage, or a dash."""
-    return "-" if value is None else f"{100 * value:{'+' if sign else ''}.{digits}f} %"
