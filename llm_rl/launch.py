@@ -260,11 +260,8 @@ def tree_ids(recipe: Recipe) -> dict[str, str]:
 def patch_states(pin_set: str, option: str, place: str) -> dict[str, str]:
     """The state of each module by `patchset status --json`: patched, original, modified, ..."""
     only = ["--module", "verl"] if option == "--to" else []
-    status = subprocess.run(
-        [sys.executable, ROOT / "patches" / "patchset", "status", pin_set, *only, option, place, "--json"],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, ROOT / "patches" / "patchset", "status", pin_set, *only, option, place, "--json"]
+    status = subprocess.run(command, capture_output=True, text=True)
     if not status.stdout:
         raise UserError(f"patchset status failed: {status.stderr.strip()}")
     return json.loads(status.stdout)[pin_set]

@@ -52,20 +52,11 @@ def make_tokenizer(seed):
         [pre_tokenizers.Split(Regex(" ?[0-9]"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=[PAD, START, END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
+    vocabulary = {"vocab_size": 512, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
+    trainer = trainers.BpeTrainer(special_tokens=[PAD, START, END], show_progress=False, **vocabulary)
     bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token=END,
-        pad_token=PAD,
-        additional_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
-    )
+    special = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, chat_template=CHAT_TEMPLATE, **special)
 
 
 def make_model(tokenizer):

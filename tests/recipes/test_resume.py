@@ -204,12 +204,12 @@ def trainer(make_trainer, tmp_path):
         "trainer": trainer | {"del_local_ckpt_after_load": False},
     }
 
+    def nothing(*args, **kwargs): ...
+
     def make():
-        made = make_trainer(config, 30, lambda batch: None)
-        made.checkpoint_callback = SimpleNamespace(on_save=lambda **kwargs: None)
-        made.actor_rollout_wg = SimpleNamespace(
-            save_checkpoint=lambda *args, **kwargs: None, load_checkpoint=lambda **kwargs: None
-        )
+        made = make_trainer(config, 30, nothing)
+        made.checkpoint_callback = SimpleNamespace(on_save=nothing)
+        made.actor_rollout_wg = SimpleNamespace(save_checkpoint=nothing, load_checkpoint=nothing)
         return made
 
     return make
