@@ -124,8 +124,7 @@ def headline() -> Iterator[Row]:
     yield row("training step, s", lambda arm: arm["step_s"], ".2f", gain["step"])
     tail = "tail, ms per token (at most 8 requests running)"
     yield row(tail, lambda arm: 1e3 * arm["tail_s"] / arm["tail_tokens"], ".3f", gain["tail"])
-    drafts = f"{on['accepted']:,} / {on['drafted']:,}"
-    share = f"{on['acceptance_rate']:.1%}".replace("%", " %")
+    drafts, share = f"{on['accepted']:,} / {on['drafted']:,}", f"{100 * on['acceptance_rate']:.1f} %"
     yield {"what": "draft tokens accepted / verified", "off": None, "on": drafts, "gain": share}
 
 

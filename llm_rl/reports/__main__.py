@@ -85,9 +85,8 @@ def main(argv=None):
             print(rollout_sentence(summary, arm))
         if summary[arm]["sampled"]:
             print(words().equal_tokens(summary[arm]["sampled"], NAMES[arm]))
-    print(
-        f"report: {args.out / 'report.html'}, {args.out / 'report.zh.html'}; the same as .md; {args.out / 'summary.json'}"
-    )
+    pages = f"{args.out / 'report.html'}, {args.out / 'report.zh.html'}; the same as .md"
+    print(f"report: {pages}; {args.out / 'summary.json'}")
     return 0
 
 

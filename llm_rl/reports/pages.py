@@ -45,9 +45,8 @@ def text_table(summary):
     head = ["", names[0], *(cell for name in names[1:] for cell in (name, "gain"))]
     rows = [head, *figures(summary)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-    )
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def page(text, language, pictures, links):

@@ -42,7 +42,10 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
     [
         ({"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True"),
         ({"VLLM_ASCEND_ENABLE_NZ": "1"}, "VLLM_ASCEND_ENABLE_NZ must be 0"),
-        ({"HCCL_EXEC_TIMEOUT": "0"}, "_EXEC_TIMEOUT must be a whole number of seconds from 1 to 2147483647, got '0'"),
+        (
+            {"HCCL_EXEC_TIMEOUT": "0"},
+            "HCCL_EXEC_TIMEOUT must be a whole number of seconds from 1 to 2147483647, got '0'",
+        ),
         ({"HCCL_CONNECT_TIMEOUT": "9000"}, "HCCL_CONNECT_TIMEOUT must be a whole number of seconds from 120 to 7200"),
         ({"HCCL_OP_EXPANSION_MODE": "AIV", "HCCL_EXEC_TIMEOUT": "1000"}, "HCCL_OP_EXPANSION_MODE=AIV is for inference"),
     ],
