@@ -20,7 +20,8 @@ from typing import Any
 from sam_core.files import write_json
 
 from llm_rl.errors import UserError
-from llm_rl.evaluation.engine import Answer, Engine, default_dtype, device, load_tokenizer
+from llm_rl.evaluation.engine import Answer, Engine, add_engine_arguments, default_dtype, device, load_tokenizer
+from llm_rl.evaluation.engine import settings as engine_settings
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
 """Largest difference allowed, in nats, by dtype; those of NPU and GPU are ours and were measured on neither.
@@ -101,15 +102,11 @@ def read_prompts(path: Path | None, model: str) -> list[list[int]]:
 def answer(args: argparse.Namespace, prompts: list[list[int]], k: int) -> tuple[list[Answer], dict[str, int]]:
     """Greedy answers of a new engine, and its draft tokens; k > 0: with drafts of k tokens, the second pass."""
     settings = {
-        "model": args.model,
         "skip_tokenizer_init": True,
-        "dtype": args.dtype,
-        "tensor_parallel_size": args.tensor_parallel,
         "max_model_len": max(map(len, prompts)) + args.tokens + 1,
-        "max_num_seqs": args.batch,
         "enable_prefix_caching": False,
         "seed": 0,
-    } | args.engine
+    } | engine_settings(args)
     sam = {"rule": "newest", "sources": ["request", "group", "history"], "threshold": args.batch, "min_prob": 0}
     sampling = {"temperature": 0, "max_tokens": args.tokens, "logprobs": 0, "ignore_eos": True, "detokenize": False}
     with Engine(settings, k, sam) as engine:
@@ -126,20 +123,17 @@ def draw(path: Path, differences: list[float], figures: dict[str, Any]) -> None:
 
     figure = Figure(figsize=(11, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(
-        f"{figures['device']}, {figures['dtype']}: {figures['tokens']:,} tokens, {figures['equal_share']:.1%} of them equal"
-    )
+    equal = f"{figures['tokens']:,} tokens, {figures['equal_share']:.1%} of them equal"
+    figure.suptitle(f"{figures['device']}, {figures['dtype']}: {equal}")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     reach = max(figures["largest"], figures["bound"] / 100)
     left.hist(differences, bins=61, range=(-1.02 * reach, 1.02 * reach), color="#4477aa", log=True)
     left.set_ylim(bottom=0.5)
     left.set(xlabel="log-probability, verified - decoded, nats", ylabel="tokens", title="Distribution")
     places = [row["place"] for row in figures["by_place"]]
-    for name, mark in (("largest", "o"), ("mean", "s")):
+    for name, style, color in (("largest", "o-", "#4477aa"), ("mean", "s-", "#cc6677")):
         sizes = [row[name] for row in figures["by_place"]]
-        right.plot(
-            places, sizes, f"{mark}-", label=name, color="#4477aa" if name == "largest" else "#cc6677", clip_on=False
-        )
+        right.plot(places, sizes, style, label=name, color=color, clip_on=False)
     right.axhline(figures["bound"], color="black", linestyle=":", linewidth=1, label=f"bound {figures['bound']:g}")
     right.set_yscale("symlog", linthresh=figures["bound"] / 1e4)
     right.set_ylim(0, figures["bound"] * 4)
@@ -155,16 +149,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m llm_rl.check_operators", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="folder of the model")
+    add_engine_arguments(parser, batch=8, dtypes=BOUNDS)
     parser.add_argument("--prompts", type=Path, help="JSONL with prompt or prompt_token_ids; default: four questions")
     parser.add_argument("--k", type=int, default=3, help="drafted tokens a step (default 3)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each answer (default 256)")
-    parser.add_argument("--batch", type=int, default=8, help="requests at a time (default 8)")
-    parser.add_argument("--tensor-parallel", "--tp", type=int, default=1, help="ranks of the engine (default 1)")
-    parser.add_argument(
-        "--dtype", choices=BOUNDS, help="default bfloat16, float32 on a CPU without instructions for it"
-    )
-    parser.add_argument("--engine", type=json.loads, default={}, help="further engine arguments, as JSON")
     parser.add_argument("--bound", type=float, help=f"largest difference allowed, nats; default by dtype: {BOUNDS}")
     parser.add_argument("--out", type=Path, default=Path("outputs/check-operators"), help="folder of JSON and picture")
     args = parser.parse_args(argv)

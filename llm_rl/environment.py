@@ -112,9 +112,8 @@ def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
             if not named and nodes == 1:
                 return "local"
             where = f"no Ray cluster answers at RAY_ADDRESS={named}" if named else "no Ray runs on this host"
-            lack = (
-                f"{where} ({problem}), and the recipe needs {nodes} x {dies} {resource}: start Ray on the hosts first"
-            )
+            needs = f"the recipe needs {nodes} x {dies} {resource}"
+            lack = f"{where} ({problem}), and {needs}: start Ray on the hosts first"
         else:
             ready = [n for n in cluster["nodes"] if n >= dies]
             address = named or cluster["address"]
@@ -132,9 +131,8 @@ def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
 def _probe(address: str, resource: str) -> tuple[dict[str, Any] | None, str]:
     """Devices of each living host and those free, or None and the reason; in a process, so that the wait is bounded."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE, address, resource], capture_output=True, text=True, timeout=60
-        )
+        command = [sys.executable, "-c", _PROBE, address, resource]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
         return None, "no answer within 60 s"
     if done.returncode:

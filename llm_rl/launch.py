@@ -173,9 +173,8 @@ def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | 
             pass_fds=[lock],  # held as long as the trainer lives, whatever becomes of this process
         )
         try:
-            timed_out = follow(
-                process, planned.run_dir / "steps.jsonl", recipe.steps, recipe.trainer.step_timeout, record["load"]
-            )
+            timeout = recipe.trainer.step_timeout
+            timed_out = follow(process, planned.run_dir / "steps.jsonl", recipe.steps, timeout, record["load"])
         finally:
             stop(process)
     if timed_out:
@@ -225,9 +224,8 @@ def begin_record(planned: Plan, trees: dict[str, str], done: int) -> dict[str, A
     if done:
         try:
             before = json.loads(path.read_text())
-            pairs = {
-                key: (before["config"][key], new) for key, new in record["config"].items() if key not in MAY_CHANGE
-            }
+            current = record["config"].items()
+            pairs = {key: (before["config"][key], new) for key, new in current if key not in MAY_CHANGE}
             for name, (old, new) in {"tree_ids": (before["tree_ids"], trees), **pairs}.items():
                 if old != new:
                     raise UserError(
@@ -262,11 +260,8 @@ def tree_ids(recipe: Recipe) -> dict[str, str]:
 def patch_states(pin_set: str, option: str, place: str) -> dict[str, str]:
     """The state of each module by `patchset status --json`: patched, original, modified, ..."""
     only = ["--module", "verl"] if option == "--to" else []
-    status = subprocess.run(
-        [sys.executable, ROOT / "patches" / "patchset", "status", pin_set, *only, option, place, "--json"],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, ROOT / "patches" / "patchset", "status", pin_set, *only, option, place, "--json"]
+    status = subprocess.run(command, capture_output=True, text=True)
     if not status.stdout:
         raise UserError(f"patchset status failed: {status.stderr.strip()}")
     return json.loads(status.stdout)[pin_set]

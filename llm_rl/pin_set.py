@@ -2,7 +2,7 @@
 """What differs between pin sets for a recipe. All of it is in the pin set's folder, patches/NAME:
 
 pins.toml    versions and tree ids
-recipe.toml  verl's key for each key of a recipe, and plain values
+recipe.toml  verl's key for each key of a recipe, beside those of llm_rl/verl.toml, and plain values
 recipe.py    what takes arithmetic or a search, as three functions of a llm_rl.recipe.Recipe:
              check(recipe)                   raises ValueError with one sentence for a recipe that this pin set cannot run
              derive(recipe) -> dict          settings of verl that follow from several keys, by verl's name; a leading +
@@ -19,11 +19,12 @@ import importlib.util
 import sys
 import tomllib
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from llm_rl.errors import UserError
-from llm_rl.recipe import KEYS, MAPPINGS, ROOT, Recipe, leaves, value_of
+from llm_rl.recipe import KEYS, MAPPINGS, ROOT, Recipe, leaves
 
 PATCHES = ROOT / "patches"
 LAUNCHER_KEYS = {
@@ -70,10 +71,11 @@ class PinSet:
         self.environment: dict[str, str] = facts.get("environment", {})
         self.collective_timeout: int = facts["collective_timeout_s"]
         self._absent = tuple(facts.get("absent", ()))
-        maps = {name: dict(leaves(facts.get(name, {}))) for name in ("keys", "fsdp", "megatron")}
-        self._maps = {backend: maps["keys"] | maps[backend] for backend in ("fsdp", "megatron")}
+        derived = set(facts.get("derived", ()))
+        shared = tomllib.loads((ROOT / "llm_rl" / "verl.toml").read_text())
+        self._maps = {backend: _key_map(backend, shared, facts, derived) for backend in ("fsdp", "megatron")}
+        mapped = {*self._maps["fsdp"], *self._maps["megatron"], *derived}
         expected = set(KEYS) - LAUNCHER_KEYS
-        mapped = {*self._maps["fsdp"], *self._maps["megatron"], *facts.get("derived", ())}
         if wrong := mapped ^ expected:
             problem = "lacks" if (missing := wrong & expected) else "names"
             raise UserError(
@@ -116,11 +118,8 @@ class PinSet:
 
     def recipe_key(self, verl_key: str) -> str | None:
         """The key of a recipe that sets a key of verl with some backend, or None."""
-        for settings in self._maps.values():
-            for name, mapped in settings.items():
-                if mapped.lstrip("+") == verl_key:
-                    return name
-        return None
+        pairs = (pair for key_map in self._maps.values() for pair in key_map.items())
+        return next((name for name, mapped in pairs if mapped.lstrip("+") == verl_key), None)
 
     def key_map(self, backend: str) -> dict[str, str]:
         """verl's keys by a recipe's, for a `train.backend`; a leading + adds a key to verl's configuration."""
@@ -129,7 +128,7 @@ class PinSet:
     def settings(self, recipe: Recipe) -> dict[str, Any]:
         """verl's settings, by verl's names, that the recipe's keys are or that the pin set derives from them."""
         mapped = self.key_map(recipe.train.backend)
-        values = {mapped[name]: value_of(recipe, name) for name in KEYS if name in mapped}
+        values = {mapped[name]: attrgetter(name)(recipe) for name in KEYS if name in mapped}
         return {name: value for name, value in values.items() if value is not None} | self._functions.derive(recipe)
 
     def entry_point(self, recipe: Recipe) -> EntryPoint:
@@ -152,6 +151,18 @@ class PinSet:
     def verl_package() -> Path:
         """The folder of the installed verl, without importing it."""
         return Path(importlib.util.find_spec("verl").submodule_search_locations[0])
+
+
+def _key_map(backend: str, shared: dict[str, Any], own: dict[str, Any], derived: set[str]) -> dict[str, str]:
+    """verl's key for each key of a recipe, without those in `derived`; the pin set's own tables go before the shared ones."""
+    tables = [dict(leaves(facts.get(name, {}))) for facts in (shared, own) for name in ("keys", backend)]
+    written = {name: verl_key for table in tables for name, verl_key in table.items()}
+    groups = {name.removesuffix("*"): written.pop(name) for name in list(written) if name.endswith(".*")}
+    for name in KEYS.keys() - LAUNCHER_KEYS - written.keys():
+        group, dot, last = name.rpartition(".")
+        if verl_group := groups.get(group + dot):
+            written[name] = verl_group.removesuffix("*") + last
+    return {name: verl_key for name, verl_key in written.items() if name not in derived}
 
 
 def names() -> list[str]:

@@ -289,26 +289,15 @@ def _keys(section: type[Section], prefix: str = "") -> Iterator[Key]:
         union = get_origin(field.annotation) in (Union, types.UnionType)
         kinds = set(get_args(field.annotation)) if union else {field.annotation}
         kind = float if float in kinds else next(iter(kinds - {types.NoneType}))
-        if get_origin(kind) is Literal:
-            kind = get_args(kind)
+        kind = get_args(kind) if get_origin(kind) is Literal else get_origin(kind) or kind
         minimum = next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None)
-        yield Key(
-            f"{prefix}{name}", get_origin(kind) or kind, field.description or "", minimum, types.NoneType in kinds
-        )
+        yield Key(f"{prefix}{name}", kind, field.description or "", minimum, types.NoneType in kinds)
 
 
 KEYS = {key.name: key for key in _keys(Recipe)}
 """The keys of a recipe by dotted name, in the order in which verl gets them."""
 MAPPINGS = tuple(name for name, key in KEYS.items() if key.kind is dict)
 """Keys that hold mappings, whose keys others define."""
-
-
-def value_of(recipe: Recipe, name: str) -> Any:
-    """The value of a key by its dotted name."""
-    value: Any = recipe
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -330,9 +319,8 @@ def unknown(name: str) -> str:
         return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
     nearest = max(KEYS, key=likeness)
-    return f"unknown key {name!r}" + (
-        f": is {nearest} meant?" if likeness(nearest) > 0.6 else "; docs/recipes.md lists the keys"
-    )
+    hint = f": is {nearest} meant?" if likeness(nearest) > 0.6 else "; docs/recipes.md lists the keys"
+    return f"unknown key {name!r}{hint}"
 
 
 def validate(values: dict[str, Any], origin: str) -> Recipe:

@@ -49,13 +49,3 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> 
     lines = [head, *rows]
     text = [f"| {' | '.join(map(str, line))} |" for line in lines]
     return "\n".join([text[0], f"|{'|'.join(marks)}|", *text[1:]])
-
-
-def fixed(value: float | None, digits: int) -> str:
-    """A value with so many digits behind the point, or a dash."""
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def percent(value: float | None, digits: int = 1, sign: bool = False) -> str:
-    """A share as a percentage, or a dash."""
-    return "-" if value is None else f"{100 * value:{'+' if sign else ''}.{digits}f} %"

@@ -19,28 +19,21 @@ def read_pins() -> list[dict[str, Any]]:
 
 
 def pin_sets(language: str) -> str:
-    use = {
-        "en": ["GPU, Atlas A3, the demo on a CPU", "Atlas A3", "pin set", "for"],
-        "zh": ["GPU、Atlas A3、CPU 上的演示", "Atlas A3", "版本组合", "用于"],
+    name, use, demo = {
+        "en": ["pin set", "for", "GPU, Atlas A3, the demo on a CPU"],
+        "zh": ["版本组合", "用于", "GPU、Atlas A3、CPU 上的演示"],
     }[language]
-    rows = [
-        [f"`{pins['name']}`", *(pins["module"][name]["version"] for name in ("vllm", "vllm_ascend", "verl"))]
-        + [use[0] if pins.get("demo") else use[1]]
-        for pins in read_pins()
-    ]
-    return table([use[2], "vLLM", "vllm-ascend", "verl", use[3]], rows, left=5)
+    rows = []
+    for pins in read_pins():
+        versions = [pins["module"][module]["version"] for module in ("vllm", "vllm_ascend", "verl")]
+        rows.append([f"`{pins['name']}`", *versions, demo if pins.get("demo") else "Atlas A3"])
+    return table([name, "vLLM", "vllm-ascend", "verl", use], rows, left=5)
 
 
 def set_up(language: str) -> str:
-    head = {
-        "en": ["pin set", "download, GB", "disk, GB"],
-        "zh": ["版本组合", "下载，GB", "磁盘，GB"],
-    }[language]
-    rows = [
-        [f"`{pins['name']}`", pins["runtime"]["cpu"]["download_gb"], pins["runtime"]["cpu"]["disk_gb"]]
-        for pins in read_pins()
-    ]
-    return table(head, rows)
+    heads = {"en": ["pin set", "download, GB", "disk, GB"], "zh": ["版本组合", "下载，GB", "磁盘，GB"]}
+    sizes = {pins["name"]: pins["runtime"]["cpu"] for pins in read_pins()}
+    return table(heads[language], [[f"`{name}`", cpu["download_gb"], cpu["disk_gb"]] for name, cpu in sizes.items()])
 
 
 TABLES = {"pin_sets": pin_sets, "set_up": set_up}

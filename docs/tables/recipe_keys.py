@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of a recipe's keys in docs/recipes.md: values and meanings from llm_rl.recipe, defaults from dapo.yaml, verl's
-names from each pin set's recipe.toml, and the meanings in Chinese from here."""
+names from llm_rl.pin_set, and the meanings in Chinese from here."""
 
 from __future__ import annotations
 
@@ -143,19 +143,16 @@ def recipe_keys(language: str) -> str:
     words, base = WORDS[language], yaml.safe_load(BASE.read_text())
     if unknown := {*CHINESE} ^ {*KEYS} - {*MAPPINGS}:
         raise ValueError(f"CHINESE in docs/tables/recipe_keys.py does not fit the keys: {', '.join(sorted(unknown))}")
-    head = ["key", "values", "default", "meaning", "in verl"]
+    head, meanings = ["键", "取值", "默认值", "含义", "verl 中"], CHINESE
+    if language == "en":
+        head = ["key", "values", "default", "meaning", "in verl"]
+        meanings = {name: key.meaning for name, key in KEYS.items()}
     rows = [
-        [
-            f"`{key.name}`",
-            values(key, words),
-            default(key.name, base, words),
-            key.meaning if language == "en" else CHINESE[key.name],
-            verl_names(key.name),
-        ]
-        for key in KEYS.values()
-        if key.name not in MAPPINGS
+        [f"`{name}`", values(KEYS[name], words), default(name, base, words), meanings[name], verl_names(name)]
+        for name in KEYS
+        if name not in MAPPINGS
     ]
-    return table(head if language == "en" else ["键", "取值", "默认值", "含义", "verl 中"], rows, left=5)
+    return table(head, rows, left=5)
 
 
 TABLES = {"recipe_keys": recipe_keys}

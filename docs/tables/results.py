@@ -30,12 +30,6 @@ CHINESE = {
     "`auto`, against an oracle with foresight": "`auto`，与有预见的先知相比",
     "`batch`, `threshold` 8": "`batch`，`threshold` 8",
     "no drafts": "不起草",
-    "0.11, one process": "0.11，单进程",
-    "0.11, worker apart": "0.11，worker 独立",
-    "0.11, server": "0.11，服务",
-    "0.23, one process": "0.23，单进程",
-    "0.23, worker apart": "0.23，worker 独立",
-    "0.23, server": "0.23，服务",
     "fitted": "拟合",
     "reached": "达到",
     "open": "未定",
@@ -61,15 +55,14 @@ CHINESE = {
     "0.2, 0.3, 2 (the paper, 70B)": "0.2、0.3、2（论文，70B）",
     "0.05, 0.05, 2": "0.05、0.05、2",
     "plain": "不起草",
-    "pass@1": "pass@1",
     "95 % interval": "95 % 区间",
     "mean answer, tokens": "平均回答长度，token",
     "answers cut off": "被截断的回答",
 }
+PLACEMENTS = {"one process": "单进程", "worker apart": "worker 独立", "server": "服务"}
+CHINESE |= {f"{pin}, {name}": f"{pin}，{PLACEMENTS[name]}" for pin in ("0.11", "0.23") for name in PLACEMENTS}
 
 Row = dict[str, Any]
-Column = tuple[str, str, str | Callable[[Row], Any], str]
-"""Head in English and in Chinese, the row's key or a function of the row, and the format of numbers."""
 
 
 def show(value: Any, form: str, language: str) -> str:
@@ -88,20 +81,30 @@ class Table:
     records: tuple[str, ...]
     """Whose commands, dates and commits stand above; none where another table above has the same record."""
     rows: Callable[[], Iterable[Row]]
-    columns: list[Column]
+    english: str
+    chinese: str
+    """Heads of the columns, with | between them; an empty one: as in English."""
+    cells: str
+    """Of each column the row's key, or `key:format` for numbers, with | between them."""
     left: int = 1
     commands: bool = True
 
     def __call__(self, language: str) -> str:
+        heads, chinese, cells = (split(line) for line in (self.english, self.chinese, self.cells))
+        if language == "zh":
+            heads = [own or head for own, head in zip(chinese, heads, strict=True)]
         lines, above = [], None
         for row in self.rows():
-            values = (get(row) if callable(get) else row[get] for *_, get, _ in self.columns)
-            cells = [show(value, form, language) for value, (*_, form) in zip(values, self.columns, strict=True)]
-            name, cells[0] = cells[0], "" if cells[0] == above else cells[0]
+            line = [show(row[key], form, language) for key, _, form in (cell.partition(":") for cell in cells)]
+            name, line[0] = line[0], "" if line[0] == above else line[0]
             above = name
-            lines.append(cells)
-        text = table([column[language == "zh"] for column in self.columns], lines, self.left)
+            lines.append(line)
+        text = table(heads, lines, self.left)
         return f"{source(language, *self.records, commands=self.commands)}\n\n{text}" if self.records else text
+
+
+def split(line: str) -> list[str]:
+    return [part.strip() for part in line.split("|")]
 
 
 def headline() -> Iterator[Row]:
@@ -123,8 +126,7 @@ def headline() -> Iterator[Row]:
     yield row("training step, s", lambda arm: arm["step_s"], ".2f", gain["step"])
     tail = "tail, ms per token (at most 8 requests running)"
     yield row(tail, lambda arm: 1e3 * arm["tail_s"] / arm["tail_tokens"], ".3f", gain["tail"])
-    drafts = f"{on['accepted']:,} / {on['drafted']:,}"
-    share = f"{on['acceptance_rate']:.1%}".replace("%", " %")
+    drafts, share = f"{on['accepted']:,} / {on['drafted']:,}", f"{100 * on['acceptance_rate']:.1f} %"
     yield {"what": "draft tokens accepted / verified", "off": None, "on": drafts, "gain": share}
 
 
@@ -138,20 +140,20 @@ def sampler() -> Iterator[Row]:
             yield {"batch": case["batch"]} | times | calls
 
 
-def engine_replay() -> Iterator[Row]:
-    for record, name in REPLAYED.items():
-        replayed = output(record)
-        for arm, values in replayed["arms"].items():
-            if arm != "plain":
-                yield values | {"set": f"{name}, {replayed['batches']}", "arm": f"`{arm}`"}
-
-
 REPLAYED = {
     "engine-replay-rl": "RL answers",
     "engine-replay-reasoning": "long reasoning",
     "engine-replay-code": "code",
     "engine-replay-noise": "noise",
 }
+
+
+def engine_replay() -> Iterator[Row]:
+    for record, name in REPLAYED.items():
+        replayed = output(record)
+        for arm, values in replayed["arms"].items():
+            if arm != "plain":
+                yield values | {"set": f"{name}, {replayed['batches']}", "arm": f"`{arm}`"}
 
 
 def plan_steps() -> Iterator[Row]:
@@ -242,6 +244,10 @@ def recordings(experiment: str, *names: str) -> Iterator[Row]:
         yield {"name": name} | {key: f"{n:,}" if isinstance(n, int) else f"{n:.3f}" for key, n in found[name].items()}
 
 
+REST = ("16 outputs stored", "256", "all: n_max = 16, m = 10, c = 64", "n_max = 2", "m = 2", "m = 20", "c = 8")
+REST += ("random choice instead of the trie",)
+
+
 def positions() -> Iterator[Row]:
     for row in output("papers-article")["positions"]:
         yield row | {"rule": row["rule"].replace("blend", "`blend`")}
@@ -266,201 +272,121 @@ def evaluation() -> Iterator[Row]:
         yield {"what": what, "off": cells[0], "on": cells[1]}
 
 
-OFF_ON: list[Column] = [("", "", "what", ""), ("SAM off", "不开 SAM", "off", ""), ("SAM on", "开 SAM", "on", "")]
-RECORDINGS: list[Column] = [("", "", "name", "")]
-RECORDINGS += [(name, name, name, "") for name in ("code", "math-short", "sql", "rl-rollouts")]
-BALANCE: list[Column] = [
-    ("imbalance, mean", "不均衡，平均", "imbalance", ".3f"),
-    ("worst", "最大", "worst", ".3f"),
-    ("returned", "返回", "returned", ".1%"),
-]
+OFF_ON = ("| SAM off | SAM on", "| 不开 SAM | 开 SAM", "what | off | on")
+PAPERS = ("| code | math-short | sql | rl-rollouts", "| | | |", "name | code | math-short | sql | rl-rollouts")
 TABLES = {
-    "headline": Table(("demo",), headline, [*OFF_ON, ("gain", "收益", "gain", "")]),
+    "headline": Table(
+        ("demo",),
+        headline,
+        "| SAM off | SAM on | gain",
+        "| 不开 SAM | 开 SAM | 收益",
+        "what | off | on | gain",
+    ),
     "bench-sampler": Table(
         ("bench-sampler",),
         sampler,
-        [
-            ("requests", "请求", "batch", ""),
-            ("ms: 0.11", "ms：0.11", "step 0.11", ""),
-            ("0.13", "0.13", "step 0.13", ""),
-            ("`rejection`", "`rejection`", "step rejection", ""),
-            ("`seeded`", "`seeded`", "step seeded", ""),
-            ("without random numbers: 0.11", "不计随机数：0.11", "given 0.11", ""),
-            ("0.13", "0.13", "given 0.13", ""),
-            ("`rejection`", "`rejection`", "given rejection", ""),
-            ("operators/waits/AICPU: 0.11", "算子/等待/AICPU：0.11", "0.11", ""),
-            ("0.13", "0.13", "0.13", ""),
-            ("`rejection`", "`rejection`", "rejection", ""),
-            ("`seeded`", "`seeded`", "seeded", ""),
-        ],
+        "requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | without random numbers: 0.11 | 0.13 | `rejection` |"
+        "operators/waits/AICPU: 0.11 | 0.13 | `rejection` | `seeded`",
+        "请求 | ms：0.11 | | | | 不计随机数：0.11 | | | 算子/等待/AICPU：0.11 | | |",
+        "batch | step 0.11 | step 0.13 | step rejection | step seeded | given 0.11 | given 0.13 | given rejection |"
+        "0.11 | 0.13 | rejection | seeded",
         left=0,
     ),
     "engine-replay": Table(
         tuple(REPLAYED),
         engine_replay,
-        [
-            ("set, batches", "数据集，批数", "set", ""),
-            ("arm", "对照", "arm", ""),
-            ("rollout: median", "rollout：中位数", "rollout_gain_median", ".2f"),
-            ("worst", "最差", "rollout_gain_worst", ".2f"),
-            ("tail: median", "长尾：中位数", "tail_gain_median", ".2f"),
-            ("worst", "最差", "tail_gain_worst", ".2f"),
-            ("tokens per step", "每步 token", "tokens_per_step", ".2f"),
-            ("accepted", "接受", "accepted_share", ".0%"),
-            ("sampling", "采样", "sample_share", ".1%"),
-            ("drafting", "起草", "draft_share", ".2%"),
-        ],
+        "set, batches | arm | rollout: median | worst | tail: median | worst | tokens per step | accepted | sampling |"
+        "drafting",
+        "数据集，批数 | 对照 | rollout：中位数 | 最差 | 长尾：中位数 | 最差 | 每步 token | 接受 | 采样 | 起草",
+        "set | arm | rollout_gain_median:.2f | rollout_gain_worst:.2f | tail_gain_median:.2f | tail_gain_worst:.2f |"
+        "tokens_per_step:.2f | accepted_share:.0% | sample_share:.1% | draft_share:.2%",
         left=2,
     ),
     "plan-steps": Table(
         ("plan-steps",),
         plan_steps,
-        [
-            ("set", "数据集", "set", ""),
-            ("arm", "对照", "arm", ""),
-            ("measured, s", "实测，s", "measured", ","),
-            ("predicted, s", "预测，s", "predicted", ","),
-            ("error", "误差", "error", "+.1%"),
-            ("single batches", "单独各批", "span", ""),
-            ("gain: measured", "增益：实测", "gain", ".2f"),
-            ("predicted", "预测", "predicted_gain", ".2f"),
-        ],
+        "set | arm | measured, s | predicted, s | error | single batches | gain: measured | predicted",
+        "数据集 | 对照 | 实测，s | 预测，s | 误差 | 单独各批 | 增益：实测 | 预测",
+        "set | arm | measured:, | predicted:, | error:+.1% | span | gain:.2f | predicted_gain:.2f",
         left=2,
     ),
     "switch-worlds": Table(
         ("switch-worlds",),
         switch_worlds,
-        [
-            ("", "", "name", ""),
-            ("median", "中位数", "median", ".1%"),
-            ("99 %", "99 %", "99 %", ".1%"),
-            ("largest", "最大", "largest", ".1%"),
-        ],
+        "| median | 99 % | largest",
+        "| 中位数 | | 最大",
+        "name | median:.1% | 99 %:.1% | largest:.1%",
     ),
     "bench-runners": Table(
         ("bench-runners",),
         runners,
-        [
-            ("requests", "请求", "batch", ""),
-            ("asynchronous", "异步", "asynchronous", ""),
-            ("synchronous", "同步", "synchronous", ""),
-            ("`sam`, off", "`sam`，关", "sam, off", ""),
-            ("`sam`, on", "`sam`，开", "sam, on", ""),
-            ("tokens per step, on", "开：每步 token", "tokens", ".2f"),
-        ],
+        "requests | asynchronous | synchronous | `sam`, off | `sam`, on | tokens per step, on",
+        "请求 | 异步 | 同步 | `sam`，关 | `sam`，开 | 开：每步 token",
+        "batch | asynchronous | synchronous | sam, off | sam, on | tokens:.2f",
         left=0,
     ),
     "bench-host": Table(
         ("bench-host-0.11", "bench-host-0.23"),
         host,
-        [
-            ("engine", "引擎", "engine", ""),
-            ("requests", "请求", "batch", ""),
-            ("no speculation, ms", "不开投机，ms", "plain", ".2f"),
-            ("off", "关", "off", ""),
-            ("goal 1.02", "目标 1.02", "off goal", ""),
-            ("`rejection`", "`rejection`", "rejection", ""),
-            ("goal 1.25, 1.15", "目标 1.25，1.15", "rejection goal", ""),
-            ("`seeded`", "`seeded`", "seeded", ""),
-            ("goal 1.25, 1.15", "目标 1.25，1.15", "seeded goal", ""),
-        ],
+        "engine | requests | no speculation, ms | off | goal 1.02 | `rejection` | goal 1.25, 1.15 | `seeded` |"
+        "goal 1.25, 1.15",
+        "引擎 | 请求 | 不开投机，ms | 关 | 目标 1.02 | | 目标 1.25，1.15 | | 目标 1.25，1.15",
+        "engine | batch | plain:.2f | off | off goal | rejection | rejection goal | seeded | seeded goal",
     ),
     "plan-article": Table(
         ("plan-article",),
         plan_article,
-        [
-            ("model, dies", "模型，die 数", "cluster", ""),
-            ("per", "项目", "what", ""),
-            ("without SAM, s: article", "不用 SAM，s：文章", "article", ",.0f"),
-            ("predicted", "预测", "predicted", ",.0f"),
-            ("error", "误差", "error", "+.1%"),
-            ("gain: article", "增益：文章", "gain", ".2%"),
-            ("predicted", "预测", "predicted gain", ".1%"),
-            ("10 - 90 %", "10 - 90 %", "span", ""),
-        ],
+        "model, dies | per | without SAM, s: article | predicted | error | gain: article | predicted | 10 - 90 %",
+        "模型，die 数 | 项目 | 不用 SAM，s：文章 | 预测 | 误差 | 增益：文章 | 预测 |",
+        "cluster | what | article:,.0f | predicted:,.0f | error:+.1% | gain:.2% | predicted gain:.1% | span",
         left=2,
     ),
     "routing": Table(
         ("routing",),
         lambda: output("routing")["ways"],
-        [
-            ("way", "方式", "way", ""),
-            ("tokens per step", "每步 token 数", "tokens_per_step", ".3f"),
-            ("acceptance", "接受率", "acceptance", ".1%"),
-            ("from group", "来自组", "group", ".1%"),
-            ("from history", "来自历史", "history", ".1%"),
-            *BALANCE,
-        ],
+        "way | tokens per step | acceptance | from group | from history | imbalance, mean | worst | returned",
+        "方式 | 每步 token 数 | 接受率 | 来自组 | 来自历史 | 不均衡，平均 | 最大 | 返回",
+        "way | tokens_per_step:.3f | acceptance:.1% | group:.1% | history:.1% | imbalance:.3f | worst:.3f | returned:.1%",
     ),
     "routing-count": Table(
         ("routing-4", "routing-16"),
         routing_count,
-        [("replicas", "副本数", "replicas", ""), ("way", "方式", "way", ""), *BALANCE],
+        "replicas | way | imbalance, mean | worst | returned",
+        "副本数 | 方式 | 不均衡，平均 | 最大 | 返回",
+        "replicas | way | imbalance:.3f | worst:.3f | returned:.1%",
         left=2,
     ),
-    "papers-sd": Table(("papers-recordings",), lambda: recordings("sd"), RECORDINGS),
-    "papers-rest": Table(
-        (),
-        lambda: recordings(
-            "rest",
-            "16 outputs stored",
-            "256",
-            "all: n_max = 16, m = 10, c = 64",
-            "n_max = 2",
-            "m = 2",
-            "m = 20",
-            "c = 8",
-            "random choice instead of the trie",
-        ),
-        RECORDINGS,
-    ),
+    "papers-sd": Table(("papers-recordings",), lambda: recordings("sd"), *PAPERS),
+    "papers-rest": Table((), lambda: recordings("rest", *REST), *PAPERS),
     "papers-gsd": Table(
         ("papers-model",),
         lambda: [row for row in output("papers-model")["gsd"] if not row["setting"].startswith("0.4")],
-        [
-            ("theta_prob, theta_sib, tau", "theta_prob、theta_sib、tau", "setting", ""),
-            ("method", "方法", "method", ""),
-            ("nodes drafted", "起草的节点", "drafted", "g"),
-            ("expanded", "展开", "expanded", "g"),
-            ("tokens per step", "每步 token 数", "tokens_per_step", ".3f"),
-            ("accepted share", "接受率", "accepted_share", ".3f"),
-        ],
+        "theta_prob, theta_sib, tau | method | nodes drafted | expanded | tokens per step | accepted share",
+        "theta_prob、theta_sib、tau | 方法 | 起草的节点 | 展开 | 每步 token 数 | 接受率",
+        "setting | method | drafted:g | expanded:g | tokens_per_step:.3f | accepted_share:.3f",
         left=2,
     ),
     "papers-positions": Table(
         ("papers-article",),
         positions,
-        [
-            ("recording", "记录", "recording", ""),
-            ("rule", "规则", "rule", ""),
-            *((at, at, at, ".3f") for at in ("0-1k", "1-2k", "2-4k", "4-8k", "8-16k", "16k+")),
-            ("all", "全部", "all", ".3f"),
-        ],
+        "recording | rule | 0-1k | 1-2k | 2-4k | 4-8k | 8-16k | 16k+ | all",
+        "记录 | 规则 | | | | | | | 全部",
+        "recording | rule | 0-1k:.3f | 1-2k:.3f | 2-4k:.3f | 4-8k:.3f | 8-16k:.3f | 16k+:.3f | all:.3f",
         left=2,
     ),
     "papers-tails": Table(
         (),
         lambda: [{"name": name} | values for name, values in output("papers-article")["tails"].items()],
-        [
-            ("recording", "记录", "name", ""),
-            ("steps without drafts", "不起草的步数", "steps", ","),
-            ("in the tail", "其中尾部", "tail_steps", ","),
-            ("the article's rule: all", "文章的规则：全部", "article", ".3f"),
-            ("tail", "尾部", "article_tail", ".3f"),
-            ("`blend`: all", "`blend`：全部", "blend", ".3f"),
-            ("tail", "尾部", "blend_tail", ".3f"),
-        ],
+        "recording | steps without drafts | in the tail | the article's rule: all | tail | `blend`: all | tail",
+        "记录 | 不起草的步数 | 其中尾部 | 文章的规则：全部 | 尾部 | `blend`：全部 | 尾部",
+        "name | steps:, | tail_steps:, | article:.3f | article_tail:.3f | blend:.3f | blend_tail:.3f",
     ),
     "tree": Table(
         ("tree",),
         methods,
-        [
-            ("method", "方法", "method", ""),
-            ("tokens per step", "每步 token 数", "tokens_per_step", ".3f"),
-            ("nodes per step", "每步节点数", "nodes", "g"),
-            ("accepted of the nodes", "节点接受率", "precision", ".3f"),
-            ("speed-up", "加速比", "speedup", "g"),
-        ],
+        "method | tokens per step | nodes per step | accepted of the nodes | speed-up",
+        "方法 | 每步 token 数 | 每步节点数 | 节点接受率 | 加速比",
+        "method | tokens_per_step:.3f | nodes:g | precision:.3f | speedup:g",
     ),
-    "evaluation": Table(("evaluation",), evaluation, OFF_ON, commands=False),
+    "evaluation": Table(("evaluation",), evaluation, *OFF_ON, commands=False),
 }

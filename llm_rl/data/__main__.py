@@ -19,10 +19,8 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m llm_rl.data", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser(
-        "prepare",
-        help="write a data set in verl's schema, checked and without duplicates, and FILE.parquet.json, its record",
-    )
+    what = "write a data set in verl's schema, checked and without duplicates, and FILE.parquet.json, its record"
+    command = commands.add_parser("prepare", help=what)
     command.add_argument("name", choices=[*SETS, "sums"], metavar="NAME", help=f"{', '.join(SETS)} or sums")
     command.add_argument("--source", help="the public file, Parquet or JSON Lines: a path, or its http(s) address")
     command.add_argument("--out", type=Path, required=True, help="file to write, *.parquet")

@@ -52,13 +52,8 @@ def of_verl(row: Row, source: str) -> Row:
     if not isinstance(reward, dict):
         raise RowError("has no 'reward_model'")
     index = (row.get("extra_info") or {}).get("index")
-    return verl_row(
-        source,
-        text(prompt[0], "content"),
-        text(reward, "ground_truth").strip(),
-        "" if index is None else str(index),
-        text(reward, "style"),
-    )
+    question, truth = text(prompt[0], "content"), text(reward, "ground_truth").strip()
+    return verl_row(source, question, truth, "" if index is None else str(index), text(reward, "style"))
 
 
 def dapo(row: Row, number: int) -> Row:

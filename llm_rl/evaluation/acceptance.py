@@ -18,7 +18,7 @@ from sam_core.files import write_json
 from llm_rl.data import files
 from llm_rl.errors import UserError
 from llm_rl.evaluation import questions
-from llm_rl.evaluation.engine import Engine, add_arguments, device, json_object, load_tokenizer, prompt_ids
+from llm_rl.evaluation.engine import Engine, add_arguments, device, load_tokenizer, prompt_ids
 from llm_rl.evaluation.engine import settings as engine_settings
 
 FIRST_BIN = 64
@@ -29,12 +29,7 @@ MIN_ANSWERS = 3
 
 def add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
-    parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
-    parser.add_argument("--limit", type=int, help="only the first so many questions")
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8], help="default 1 2 3 4 6 8")
-    parser.add_argument("--rule", default="oldest", help="drafting rule (default oldest, the article's)")
-    parser.add_argument("--max-tokens", type=int, default=34816, help="longest answer (default 34816)")
-    parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
     parser.add_argument("--out", type=Path, required=True, help="folder of acceptance.json and acceptance.png")
 
 
@@ -56,13 +51,9 @@ def run(args: argparse.Namespace) -> int:
         if not counted["accepted"]:
             raise UserError(f"no draft was accepted with k = {k} ({counted['drafted']} verified): nothing to measure")
         sweep.append({"k": k, **counted, **by_length(steps)})
-    result = {
-        "model": args.model,
-        "data": args.data.name,
-        "data_sha256": files.sha256(args.data),
-        "questions": len(selected),
-    }
-    result |= {"sam": sam, "engine": engine_args, "max_tokens": args.max_tokens, "device": device(), "sweep": sweep}
+    result = {"model": args.model, "data": args.data.name, "data_sha256": files.sha256(args.data)}
+    result |= {"questions": len(selected), "sam": sam, "engine": engine_args, "max_tokens": args.max_tokens}
+    result |= {"device": device(), "sweep": sweep}
     args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / "acceptance.json", result)
     draw(args.out / "acceptance.png", result)
@@ -109,10 +100,8 @@ def table(sweep: list[dict[str, Any]]) -> str:
     lines.append("|---:|---:|" + "---:|" * len(ends) + "---:|")
     for one in sweep:
         rates = {row["to"]: f"{row['tokens_per_step']:.2f}" for row in one["bins"]}
-        cells = " | ".join(rates.get(end, "") for end in ends)
-        lines.append(
-            f"| {one['k']} | {one['tokens_per_step']:.2f} | {cells} | {one['accepted'] / one['drafted']:.1%} |"
-        )
+        cells = [f"{one['tokens_per_step']:.2f}", *(rates.get(end, "") for end in ends)]
+        lines.append(f"| {one['k']} | {' | '.join(cells)} | {one['accepted'] / one['drafted']:.1%} |")
     return "\n".join(lines)
 
 
@@ -128,47 +117,24 @@ def draw(path: Path, result: dict[str, Any]) -> None:
     colours = colormaps["viridis"].resampled(len(result["sweep"]) + 1)
     for number, one in enumerate(result["sweep"]):
         rows = [row for row in one["bins"] if row["answers"] >= MIN_ANSWERS] or one["bins"]
-        lengths.errorbar(
-            [row["to"] for row in rows],
-            [row["tokens_per_step"] for row in rows],
-            [1.96 * (row["standard_error"] or 0) for row in rows],
-            fmt="o-",
-            markersize=4,
-            capsize=3,
-            linewidth=1.4,
-            color=colours(number),
-            label=f"k = {one['k']}",
-        )
+        ends, rates = ([row[name] for row in rows] for name in ("to", "tokens_per_step"))
+        errors = [1.96 * (row["standard_error"] or 0) for row in rows]
+        style = {"fmt": "o-", "markersize": 4, "capsize": 3, "linewidth": 1.4, "color": colours(number)}
+        lengths.errorbar(ends, rates, errors, label=f"k = {one['k']}", **style)
     lengths.set_xscale("log", base=2)
     lengths.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    lengths.set_xlabel("tokens of the answer so far, end of the bin")
-    lengths.set_title("Against length (bars: 95 % over answers)")
+    lengths.set(xlabel="tokens of the answer so far, end of the bin", title="Against length (bars: 95 % over answers)")
     lengths.legend(frameon=False, ncols=2)
-    sweep.plot(
-        [one["k"] for one in result["sweep"]],
-        [one["tokens_per_step"] for one in result["sweep"]],
-        "o-",
-        color="#d1495b",
-    )
-    for one in result["sweep"]:
-        sweep.annotate(
-            f"{one['tokens_per_step']:.2f}",
-            (one["k"], one["tokens_per_step"]),
-            (0, 7),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-        )
-    sweep.set_xticks([one["k"] for one in result["sweep"]])
-    sweep.set_xlabel("k, maximum tokens of a draft")
-    sweep.set_title("All lengths together")
+    points = [(one["k"], one["tokens_per_step"]) for one in result["sweep"]]
+    sweep.plot(*zip(*points), "o-", color="#d1495b")
+    for point in points:
+        sweep.annotate(f"{point[1]:.2f}", point, (0, 7), textcoords="offset points", ha="center", fontsize=9)
+    sweep.set(xticks=[k for k, _ in points], xlabel="k, maximum tokens of a draft", title="All lengths together")
     for axes in (lengths, sweep):
         axes.axhline(1, color="#7a7a7a", linewidth=1, linestyle=":")
         axes.set_ylabel("tokens a step and request")
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.15)
-    name = Path(result["model"]).name
-    figure.suptitle(
-        f"{name} on {result['data']}, {result['questions']} questions, greedy, rule {result['sam']['rule']}"
-    )
+    what = f"{Path(result['model']).name} on {result['data']}, {result['questions']} questions"
+    figure.suptitle(f"{what}, greedy, rule {result['sam']['rule']}")
     figure.savefig(path, format="png")

@@ -9,19 +9,8 @@ from typing import Any
 from llm_rl.errors import UserError
 from llm_rl.evaluation import generate, statistics
 
-SAME = (
-    "data_sha256",
-    "model",
-    "engine",
-    "device",
-    "vllm",
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "max_tokens",
-    "template",
-)
+SAME = ("data_sha256", "model", "engine", "device", "vllm")
+SAME += ("n", "temperature", "top_p", "top_k", "max_tokens", "template")
 """Settings that must be the same in both runs."""
 LEVEL = 1 - statistics.CONFIDENCE
 POWER = 2.8
@@ -47,12 +36,13 @@ def compare(off: Path, on: Path) -> dict[str, Any]:
         raise UserError(f"{on}: no draft was accepted, so this run says nothing about speculation")
     if sum(row["drafted"] for row in rows_off.values()):
         raise UserError(f"{off}: drafts were verified, although this run has SAM off")
-    n, keys = head_off["n"], list(rows_off)
-    right = {name: [generate.right_answers(rows[key]) for key in keys] for name, rows in _arms(rows_off, rows_on)}
-    answers = {name: [a for key in keys for a in rows[key]["answers"]] for name, rows in _arms(rows_off, rows_on)}
+    n = head_off["n"]
+    arms = {"off": list(rows_off.values()), "on": [rows_on[key] for key in rows_off]}
+    right = {name: list(map(generate.right_answers, rows)) for name, rows in arms.items()}
+    answers = {name: [answer for row in rows for answer in row["answers"]] for name, rows in arms.items()}
     tokens = {name: sum(a["tokens"] for a in answers[name]) / len(answers[name]) for name in answers}
     comparison = {
-        "questions": len(keys),
+        "questions": len(rows_off),
         "answers_to_each": n,
         "temperature": head_off["temperature"],
         "off": vars(statistics.pass_at_1(right["off"], n)),
@@ -66,10 +56,6 @@ def compare(off: Path, on: Path) -> dict[str, Any]:
         **speculation,
     }
     return comparison | {"verdict": verdict(comparison), "differs": comparison["p_value"] < LEVEL}
-
-
-def _arms(off: Any, on: Any):
-    return ("off", off), ("on", on)
 
 
 def verdict(comparison: dict[str, Any]) -> str:

@@ -7,8 +7,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from llm_rl.errors import UserError
@@ -133,26 +134,30 @@ def default_dtype() -> str:
     return "float32"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that all checks share; `settings` reads them."""
+def add_engine_arguments(parser: argparse.ArgumentParser, batch: int, dtypes: Iterable[str] | None = None) -> None:
+    """Add the engine's arguments, which `settings` reads. batch: the default; dtypes: those that are allowed."""
     parser.add_argument("--model", required=True, help="folder of the model")
-    parser.add_argument(
-        "--tensor-parallel", "--tp", type=int, default=1, help="tensor parallel ranks of the engine (default 1)"
-    )
-    parser.add_argument("--dtype", help="default bfloat16, float32 on a CPU without instructions for it")
-    parser.add_argument("--batch", type=int, default=64, help="requests at a time (default 64)")
+    parser.add_argument("--tensor-parallel", "--tp", type=int, default=1, help="ranks of the engine (default 1)")
+    dtype = "default bfloat16, float32 on a CPU without instructions for it"
+    parser.add_argument("--dtype", choices=dtypes, help=dtype)
+    parser.add_argument("--batch", type=int, default=batch, help=f"requests at a time (default {batch})")
     parser.add_argument("--engine", type=json_object, default={}, help="further engine arguments, as JSON")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of checks that ask questions: the engine's, and which questions and answers."""
+    add_engine_arguments(parser, batch=64)
+    parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
+    parser.add_argument("--limit", type=int, help="only the first so many questions")
+    parser.add_argument("--rule", default="oldest", help="drafting rule (default oldest, the article's)")
+    parser.add_argument("--max-tokens", type=int, default=34816, help="longest answer (default 34816)")
+    parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of EngineArgs."""
-    arguments = {
-        "model": args.model,
-        "tensor_parallel_size": args.tensor_parallel,
-        "dtype": args.dtype or default_dtype(),
-        "max_num_seqs": args.batch,
-    }
-    return arguments | args.engine
+    arguments = {"model": args.model, "tensor_parallel_size": args.tensor_parallel}
+    return arguments | {"dtype": args.dtype or default_dtype(), "max_num_seqs": args.batch} | args.engine
 
 
 def json_object(text: str) -> dict[str, Any]:

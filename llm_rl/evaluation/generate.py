@@ -18,31 +18,27 @@ from typing import Any, BinaryIO
 from llm_rl.data import files
 from llm_rl.errors import UserError
 from llm_rl.evaluation import questions, scores
-from llm_rl.evaluation.engine import Engine, add_arguments, device, json_object, load_tokenizer, prompt_ids
+from llm_rl.evaluation.engine import Engine, add_arguments, device, load_tokenizer, prompt_ids
 from llm_rl.evaluation.engine import settings as engine_settings
 from llm_rl.evaluation.questions import Question
 
 BEGINNING = b'{"questions": '
+SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
-    parser.add_argument("--data", type=Path, required=True, help="questions, as `python -m llm_rl.data` writes them")
-    parser.add_argument("--limit", type=int, help="only the first so many questions")
     parser.add_argument("--sam", choices=("off", "batch"), required=True, help="speculation off, or on")
     parser.add_argument("--k", type=int, default=3, help="drafted tokens a step (default 3)")
     parser.add_argument(
         "--threshold", type=int, help="draft while at most so many requests run; default --batch, so always"
     )
-    parser.add_argument("--rule", default="oldest", help="drafting rule (default oldest, the article's)")
     parser.add_argument("--verify", default="rejection", help="rejection (default) or seeded")
     parser.add_argument("--n", type=int, default=1, help="answers to each question (default 1)")
     parser.add_argument("--temperature", type=float, default=0.6, help="default 0.6, the article's")
     parser.add_argument("--top-p", type=float, default=1.0, help="default 1")
     parser.add_argument("--top-k", type=int, default=0, help="default 0: all tokens")
-    parser.add_argument("--max-tokens", type=int, default=34816, help="longest answer (default 34816)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the answers (default 0)")
-    parser.add_argument("--template", type=json_object, default={}, help="arguments of the chat template, as JSON")
     parser.add_argument("--out", type=Path, required=True, help="file of results, JSON Lines")
 
 
@@ -86,10 +82,7 @@ def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
         "data": args.data.name,
         "data_sha256": files.sha256(args.data),
         "model": args.model,
-        **{
-            name: getattr(args, name)
-            for name in ("n", "temperature", "top_p", "top_k", "max_tokens", "seed", "template")
-        },
+        **{name: getattr(args, name) for name in ("n", *SAMPLING, "seed", "template")},
         "sam": args.sam,
         "k": args.k if args.sam != "off" else 0,
         "sam_options": sam,
@@ -137,7 +130,7 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
 
     tokenizer = load_tokenizer(args.model)
     prompts = [prompt_ids(tokenizer, question.messages, args.template) for _, question in left]
-    sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    sampling = {name: getattr(args, name) for name in SAMPLING}
     # In mode rejection a seed for each request is slow, and on a CPU it ends vLLM 0.23 in chunked prefill.
     seeded = args.verify == "seeded"
     requests = [

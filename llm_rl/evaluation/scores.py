@@ -51,7 +51,8 @@ def _hashes(text: str) -> str | None:
 
 def _answer_line(text: str) -> str | None:
     matches = re.findall(r"\banswer[ \t*]*:[ \t*]*([^\n]+)", text, re.IGNORECASE)
-    return _unbox(matches[-1]) if matches else None
+    inner = _boxed(matches[-1]) if matches else None
+    return matches[-1] if matches and inner is None else inner
 
 
 def _boxed(text: str) -> str | None:
@@ -66,11 +67,6 @@ def _boxed(text: str) -> str | None:
         if not depth:
             return text[start + 1 : at]
     return None
-
-
-def _unbox(text: str) -> str:
-    inner = _boxed(text)
-    return text if inner is None else inner
 
 
 def equal(one: str, other: str) -> bool:

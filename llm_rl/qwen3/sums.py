@@ -8,6 +8,8 @@ times longer, later parts repeat earlier ones in other words, and now and then a
 import random
 import re
 
+from llm_rl.data.schemas import verl_row
+
 BEFORE = "Solve this step by step and end with a line Answer: $Answer.\n\n"
 AFTER = '\n\nPut the result on its own line after "Answer:".'
 
@@ -46,13 +48,7 @@ def messages(terms):
 
 def row(index, terms):
     """One row in the schema of DAPO-Math-17k."""
-    return {
-        "data_source": "math_dapo",
-        "prompt": messages(terms),
-        "ability": "MATH",
-        "reward_model": {"ground_truth": str(sum(terms)), "style": "rule-lighteval/MATH_v2"},
-        "extra_info": {"index": str(index)},
-    }
+    return verl_row("math_dapo", question(terms), str(sum(terms)), str(index), "rule-lighteval/MATH_v2")
 
 
 def correct(answer, terms):

@@ -52,20 +52,11 @@ def make_tokenizer(seed):
         [pre_tokenizers.Split(Regex(" ?[0-9]"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=[PAD, START, END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
+    vocabulary = {"vocab_size": 512, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
+    trainer = trainers.BpeTrainer(special_tokens=[PAD, START, END], show_progress=False, **vocabulary)
     bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token=END,
-        pad_token=PAD,
-        additional_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
-    )
+    special = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, chat_template=CHAT_TEMPLATE, **special)
 
 
 def make_model(tokenizer):
@@ -191,9 +182,8 @@ def write_data(folder, seed):
     """Write train.parquet and test.parquet: TRAIN_ROWS and TEST_ROWS different problems."""
     import pandas
 
-    rows = [
-        sums.row(i, terms) for i, terms in enumerate(sums.problems(TRAIN_ROWS + TEST_ROWS, sums.rng_for(seed, "data")))
-    ]
+    problems = sums.problems(TRAIN_ROWS + TEST_ROWS, sums.rng_for(seed, "data"))
+    rows = [sums.row(i, terms) for i, terms in enumerate(problems)]
     pandas.DataFrame(rows[:TRAIN_ROWS]).to_parquet(folder / "train.parquet")
     pandas.DataFrame(rows[TRAIN_ROWS:]).to_parquet(folder / "test.parquet")
 
@@ -235,15 +225,12 @@ def report(measured):
     print("response length in tokens:", ", ".join(f"{name} {value}" for name, value in length.items()), end="; ")
     print(f"{measured['cut_off']:.1%} cut off, {measured['tail_share']:.1%} longer than three times the median")
     tail = measured["tail_tokens_per_pass"]
-    print(
-        f"tokens a pass with {tiny_measure.DRAFT} drafted from the answer itself: {measured['tokens_per_pass']:.2f}",
-        end="",
-    )
-    print(f", {tail:.2f} in the longest answers" if tail else "")
-    print(
-        f"accuracy {measured['accuracy']:.1%} at temperature 1"
-        f" ({tiny_measure.PROMPTS} prompts x {tiny_measure.SAMPLES}), {measured['mixed_prompts']:.1%} of the prompts mixed"
-    )
+    longest = f", {tail:.2f} in the longest answers" if tail else ""
+    passes = f"{measured['tokens_per_pass']:.2f}{longest}"
+    print(f"tokens a pass with {tiny_measure.DRAFT} drafted from the answer itself: {passes}")
+    answers = f"({tiny_measure.PROMPTS} prompts x {tiny_measure.SAMPLES})"
+    mixed = f"{measured['mixed_prompts']:.1%} of the prompts mixed"
+    print(f"accuracy {measured['accuracy']:.1%} at temperature 1 {answers}, {mixed}")
 
 
 def main(argv=None):

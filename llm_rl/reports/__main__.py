@@ -61,14 +61,8 @@ def main(argv=None):
     report.add_argument("--off", type=Path, required=True, metavar="RUN_DIR", help="the run without speculation")
     for arm in ARMS:
         report.add_argument(f"--{arm}", type=Path, metavar="RUN_DIR", help=f"the run with {NAMES[arm]}")
-    report.add_argument(
-        "--accuracy",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="files that `llm_rl.evaluation compare --out` wrote",
-    )
+    evaluated = "files that `llm_rl.evaluation compare --out` wrote"
+    report.add_argument("--accuracy", type=Path, nargs="+", default=[], metavar="FILE", help=evaluated)
     report.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
     args = parser.parse_args(argv)
     folders = {arm: folder for arm in ("off", *ARMS) if (folder := getattr(args, arm))}
@@ -91,9 +85,8 @@ def main(argv=None):
             print(rollout_sentence(summary, arm))
         if summary[arm]["sampled"]:
             print(words().equal_tokens(summary[arm]["sampled"], NAMES[arm]))
-    print(
-        f"report: {args.out / 'report.html'}, {args.out / 'report.zh.html'}; the same as .md; {args.out / 'summary.json'}"
-    )
+    pages = f"{args.out / 'report.html'}, {args.out / 'report.zh.html'}; the same as .md"
+    print(f"report: {pages}; {args.out / 'summary.json'}")
     return 0
 
 

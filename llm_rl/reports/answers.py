@@ -61,13 +61,10 @@ def compare_answers(off, on):
                 row["log_prob_difference"] = max(difference, row["log_prob_difference"] or 0.0)
             if first is None and (a.prompt_hash != b.prompt_hash or a.tokens != b.tokens):
                 first = {"step": step, "prompt": place[1], "answer": place[2], "position": equal}
-                first |= {
-                    "token_off": _token(a, equal),
-                    "token_on": _token(b, equal),
-                    "log_prob_off": _log_prob(a, equal),
-                    "log_prob_on": _log_prob(b, equal),
-                    "same_prompt": a.prompt_hash == b.prompt_hash,
-                }
+                first["same_prompt"] = a.prompt_hash == b.prompt_hash
+                for arm, answer in (("off", a), ("on", b)):
+                    first[f"token_{arm}"] = _at(answer.tokens, equal)
+                    first[f"log_prob_{arm}"] = _at(answer.log_probs, equal)
         rows.append(row)
     if first:
         first["cause"] = _cause(first, rows)
@@ -82,12 +79,8 @@ def _common(a, b):
     return next((i for i, (x, y) in enumerate(shared) if x != y), min(len(a.tokens), len(b.tokens)))
 
 
-def _token(answer, position):
-    return answer.tokens[position] if position < len(answer.tokens) else None
-
-
-def _log_prob(answer, position):
-    return answer.log_probs[position] if answer.log_probs and position < len(answer.log_probs) else None
+def _at(values, position):
+    return values[position] if values and position < len(values) else None
 
 
 def _cause(first, rows):

@@ -18,10 +18,8 @@ def check_comparable(off, on, arm):
     for name in ("pin_set", "tree_ids", "seed", "threshold"):
         if off.record[name] != on.record[name]:
             raise UserError(f"the runs differ in {name}: {off.record[name]} off, {on.record[name]} {arm}")
-    configs = [
-        {name: value for name, value in run.record.get("config", {}).items() if name not in ("sam", "sam_options")}
-        for run in (off, on)
-    ]
+    left_out = {"sam": None, "sam_options": None}
+    configs = [run.record.get("config", {}) | left_out for run in (off, on)]
     if configs[0] != configs[1]:
         raise UserError(f"the runs differ in {_difference(*configs)}; only sam and sam_options may differ")
     if len(off.steps) != len(on.steps):
@@ -136,61 +134,67 @@ def arms_of(summary):
     return [arm for arm in ("off", *ARMS) if arm in summary]
 
 
+FIGURES = (
+    ("engine steps", "decode_steps", ",.0f", "engine_steps"),
+    ("tokens a step and request", "tokens_per_step", ".3f", None),
+    ("round of generation, s", "round_s", ".2f", "round"),
+    ("rollout, s a training step", "rollout_s", ".2f", "rollout"),
+    ("training step, s", "step_s", ".2f", "step"),
+    ("rollout, ms a token", "rollout_ms_per_token", ".3f", "rollout_per_token"),
+    ("tail, s", "tail_s", ".2f", "tail"),
+    ("tail, ms a token", "tail_ms_per_token", ".3f", "tail"),
+    ("engine's CPU time, ms a token", "cpu_ms_per_token", ".3f", "cpu"),
+    ("tail, times as fast", "tail_speedup", ".2f", None),
+    ("tokens", "tokens", ",.0f", None),
+    ("draft tokens verified", "drafted", ",.0f", None),
+    ("draft tokens accepted", "accepted", ",.0f", None),
+    ("of them padding", "padding", ",.0f", None),
+    ("acceptance", "acceptance_rate", ".1%", None),
+    ("steps with the switch on", "switch_on_share", ".1%", None),
+    ("drafting, ms an engine step", "draft_ms", ".3f", None),
+    ("mean reward", "reward", "+.3f", None),
+    ("mean answer, tokens", "length", ".1f", None),
+)
+"""The main figures: what it is, its name, its format, and the name of its gain."""
+
+
 def figures(summary):
-    """Rows of the main figures: its name, the cell of `off`, and for each other arm its cell and its gain."""
+    """Rows of FIGURES: what it is, the cell of `off`, and for each other arm its cell and its gain."""
     first = summary["first_step_counted"] - 1
-    others = arms_of(summary)[1:]
+    off, *others = (summary[arm] for arm in arms_of(summary))
+    per_token = all(arm["tail_speedup_is_per_token"] for arm in others)
+    left_out = {
+        "round_s": off["round_s"] is None,
+        "tail_ms_per_token": not per_token,
+        "cpu_ms_per_token": not any(arm["cpu_s"] for arm in (off, *others)),
+        "padding": not any(arm["padding"] for arm in others),
+    }
 
-    def row(name, value_of, form, gain=None):
-        def cell(arm):
-            value = value_of(summary[arm])
-            return "-" if value is None else format(value, form)
+    def cells(arm, name, form, gain):
+        value = arm[name]
+        yield "-" if value is None else format(value, form)
+        if arm["gain"]:
+            gained = arm["gain"][gain] if gain and not (name == "tail_s" and per_token) else None
+            yield "" if gained is None else f"{gained:+.1%}"
 
-        cells = [cell("off")]
-        for arm in others:
-            value = gain and summary[arm]["gain"][gain]
-            cells += [cell(arm), "" if value is None else f"{value:+.1%}"]
-        return [name, *cells]
-
-    def mean(values):
-        return sum(values[first:]) / len(values[first:])
-
-    def cpu_ms_per_token(arm):
-        return 1e3 * arm["cpu_s"] / arm["tokens"] if arm["cpu_s"] else None
-
-    per_token = all(summary[arm]["tail_speedup_is_per_token"] for arm in others)
-    rows = [
-        row("decode_steps", lambda arm: arm["decode_steps"], ",.0f", "engine_steps"),
-        row("tokens_per_step", lambda arm: arm["tokens_per_step"], ".3f"),
-    ]
-    if summary["off"]["round_s"] is not None:
-        rows.append(row("round_s", lambda arm: arm["round_s"], ".2f", "round"))
-    rows += [
-        row("rollout_s", lambda arm: arm["rollout_s"], ".2f", "rollout"),
-        row("step_s", lambda arm: arm["step_s"], ".2f", "step"),
-        row("rollout_ms_per_token", lambda arm: _rollout_ms_per_token(arm, first), ".3f", "rollout_per_token"),
-        row("tail_s", lambda arm: arm["tail_s"], ".2f", None if per_token else "tail"),
-    ]
-    if per_token:
-        rows.append(row("tail_ms_per_token", lambda arm: 1e3 * arm["tail_s"] / arm["tail_tokens"], ".3f", "tail"))
-    if any(summary[arm]["cpu_s"] for arm in arms_of(summary)):
-        rows.append(row("cpu_ms_per_token", cpu_ms_per_token, ".3f", "cpu"))
-    rows += [
-        row("tail_speedup", lambda arm: arm.get("tail_speedup", 1.0), ".2f"),
-        row("tokens", lambda arm: arm["tokens"], ",.0f"),
-        row("drafted", lambda arm: arm["drafted"], ",.0f"),
-        row("accepted", lambda arm: arm["accepted"], ",.0f"),
-    ]
-    if any(summary[arm]["padding"] for arm in others):
-        rows.append(row("padding", lambda arm: arm["padding"], ",.0f"))
+    arms = [{"gain": None, "tail_speedup": 1.0} | arm | _means(arm, first, per_token) for arm in (off, *others)]
     return [
-        *rows,
-        row("acceptance_rate", lambda arm: arm["acceptance_rate"], ".1%"),
-        row("switch_on_share", lambda arm: arm["switch_on_share"], ".1%"),
-        row("draft_ms", lambda arm: arm["draft_ms"], ".3f"),
-        row("reward", lambda arm: mean(arm["rewards"]), "+.3f"),
-        row("length", lambda arm: mean(arm["lengths"]), ".1f"),
+        [what, *(cell for arm in arms for cell in cells(arm, name, form, gain))]
+        for what, name, form, gain in FIGURES
+        if not left_out.get(name)
     ]
+
+
+def _means(arm, first, per_token):
+    """Figures of an arm that summary.json has not: milliseconds a token, mean reward and length."""
+    rewards, lengths = arm["rewards"][first:], arm["lengths"][first:]
+    return {
+        "rollout_ms_per_token": _rollout_ms_per_token(arm, first),
+        "tail_ms_per_token": 1e3 * arm["tail_s"] / arm["tail_tokens"] if per_token else None,
+        "cpu_ms_per_token": 1e3 * arm["cpu_s"] / arm["tokens"] if arm["cpu_s"] else None,
+        "reward": sum(rewards) / len(rewards),
+        "length": sum(lengths) / len(lengths),
+    }
 
 
 def busy_loads(summary):

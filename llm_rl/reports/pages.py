@@ -43,11 +43,10 @@ def text_table(summary):
     """The main figures as lines of a terminal."""
     names = [NAMES[arm] for arm in arms_of(summary)]
     head = ["", names[0], *(cell for name in names[1:] for cell in (name, "gain"))]
-    rows = [head, *relabel(figures(summary), words().FIGURES)]
+    rows = [head, *figures(summary)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-    )
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def page(text, language, pictures, links):
@@ -214,8 +213,12 @@ def _sampled(sampled):
 
 def _facts(arms):
     """Settings and machines, those that no run has left out."""
-    rows = [[name, *(arm[name] for arm in arms)] for name in ("sam", "k", "rule", "sources", "min_prob", "verify")]
-    rows += [[name, *((arm["host"] or {}).get(name) for arm in arms)] for name in ("machine", "system", "cpus")]
-    rows.append(["resumed_after", *(list(map(str, arm["resumed_after"])) or None for arm in arms)])
+    settings = {"switch": "sam", "longest draft, k": "k", "rule": "rule", "sources": "sources"}
+    settings |= {"minimum probability": "min_prob", "verification": "verify"}
+    host = {"machine": "machine", "system": "system", "CPUs": "cpus"}
+    rows = [[what, *(arm[name] for arm in arms)] for what, name in settings.items()]
+    rows += [[what, *((arm["host"] or {}).get(name) for arm in arms)] for what, name in host.items()]
+    resumed = (list(map(str, arm["resumed_after"])) or None for arm in arms)
+    rows.append(["resumed after steps (the next one is slower)", *resumed])
     cells = [[", ".join(cell) if isinstance(cell, list) else cell for cell in row] for row in rows]
     return [["-" if cell is None else cell for cell in row] for row in cells if any(c is not None for c in row[1:])]

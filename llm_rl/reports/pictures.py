@@ -58,10 +58,9 @@ def _times(axes, summary, runs):
             labels = [f"{text}\n{gain:+.1%}" for text, gain in zip(labels, gains, strict=True)]
         seconds.bar_label(bars, labels, padding=2, fontsize=9)
     seconds.set_xticks(range(len(names)), names.values())
-    seconds.set_ylabel("seconds")
     seconds.margins(y=0.22)
     first, last = summary["first_step_counted"], summary["steps"]
-    seconds.set_title(f"Mean of training steps {first} to {last}; gain = off / on - 1")
+    seconds.set(title=f"Mean of training steps {first} to {last}; gain = off / on - 1", ylabel="seconds")
     seconds.legend(loc="upper left", frameon=False, ncols=len(arms))
     _step_costs(costs, summary)
 
@@ -76,18 +75,12 @@ def _step_costs(axes, summary):
     lines += [(arm, "plain", f"{NAMES[arm]}, steps without", ":") for arm in arms_of(summary)[1:]]
     for arm, kind, label, style in lines:
         rows = [row for row in summary[arm]["step_costs"] if row[kind] >= MIN_STEPS]
-        axes.plot(
-            [row["max_running"] for row in rows],
-            [row[f"{kind}_ms"] for row in rows],
-            MARKERS[arm] + style,
-            color=COLOURS[arm],
-            label=label,
-            markerfacecolor="white" if style == ":" else COLOURS[arm],
-        )
+        requests, times = ([row[name] for row in rows] for name in ("max_running", f"{kind}_ms"))
+        face = "white" if style == ":" else COLOURS[arm]
+        axes.plot(requests, times, MARKERS[arm] + style, color=COLOURS[arm], label=label, markerfacecolor=face)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel("maximum running requests")
-    axes.set_ylabel("median, ms")
+    axes.set(xlabel="maximum running requests", ylabel="median, ms")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
 
@@ -113,16 +106,12 @@ def _rollout(axes, summary, runs):
             height = [-0.045 * place * peak] * len(drafting)
             axes.plot(drafting, height, "|", color=COLOURS[arm], label=f"{NAMES[arm]}: engine step with drafts")
     axes.axhline(threshold, color="black", linewidth=0.9, linestyle="--", label=f"threshold {threshold}; tail shaded")
-    speedups = [
-        f"{NAMES[arm]} {summary[arm]['tail_speedup']:.2f} times as fast"
-        for arm in arms_of(summary)[1:]
-        if summary[arm]["tail_speedup"]
-    ]
+    speedups = {NAMES[arm]: summary[arm]["tail_speedup"] for arm in arms_of(summary)[1:]}
+    speedups = [f"{name} {speedup:.2f} times as fast" for name, speedup in speedups.items() if speedup]
     tail = f"; tail, all steps: {', '.join(speedups)}" if speedups else ""
     axes.set_title("Requests running in the last training step" + tail)
-    axes.set_xlabel("seconds since the rollout began")
-    axes.set_ylabel("running requests")
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.1 * peak])
+    axes.set(xlabel="seconds since the rollout began", ylabel="running requests")
     axes.set_ylim(-0.04 * peak * len(runs), 1.05 * peak)
     axes.legend(frameon=False)
 
@@ -159,17 +148,15 @@ def _acceptance(axes, summary, runs):
         highest = max([highest, *values])
         by_requests.plot(sorted(sums), values, MARKERS[arm] + "-", markersize=4, **style)
     by_position.set_xticks(range(len(starts)), [f"{at:,}" for at in starts], rotation=30)
-    by_position.set_title("Tokens a step and request, steps with a draft")
-    by_position.set_xlabel("tokens of the answer before the step, from")
-    by_requests.set_title("Tokens a step and request, all steps")
-    by_requests.set_xlabel("running requests")
+    title = "Tokens a step and request, "
+    by_position.set(title=title + "steps with a draft", xlabel="tokens of the answer before the step, from")
+    by_requests.set(title=title + "all steps", xlabel="running requests")
     by_requests.axvline(summary["threshold"] + 0.5, color="black", linewidth=0.9, linestyle="--", label="threshold")
     if not all(runs[arm].engine for arm in arms_of(summary)[1:]):
         _note(by_requests, "no engine log that matches the step log")
     for part in axes:
         part.axhline(1, color=COLOURS["off"], linewidth=1.5, label=NAMES["off"])
-        part.set_ylim(0.9, highest + 0.1 * (highest - 0.9))
-        part.set_ylabel("tokens")
+        part.set(ylim=(0.9, highest + 0.1 * (highest - 0.9)), ylabel="tokens")
         part.legend(frameon=False)
 
 
@@ -189,18 +176,15 @@ def _drafts(axes, summary, runs):
             label = share if len(arms) == 1 else f"{arm}\n{share}"
             by_source.bar_label(bar, [label], padding=2, fontsize=9)
     by_source.set_xticks(range(len(names)), names)
-    by_source.set_ylabel("draft tokens")
     by_source.margins(y=0.18)
-    by_source.set_title("Draft tokens by source: proposed (light), came true (dark)")
+    by_source.set(title="Draft tokens by source: proposed (light), came true (dark)", ylabel="draft tokens")
     for arm in arms:
         sizes = summary[arm]["index_bytes"]
         numbers = range(1, len(sizes) + 1)
         memory.plot(numbers, [n / 2**20 for n in sizes], MARKERS[arm] + "-", color=COLOURS[arm], label=NAMES[arm])
-    memory.set_title("Memory of texts and indexes")
-    memory.set_xlabel("training step")
-    memory.set_ylabel("MiB")
+    memory.set(title="Memory of texts and indexes", ylabel="MiB")
     memory.set_ylim(bottom=0)
-    _whole_numbers(memory)
+    _training_steps(memory)
     memory.legend(frameon=False)
 
 
@@ -208,32 +192,21 @@ def _training(axes, summary, runs):
     for part, name, title in zip(axes, ("rewards", "lengths"), ("Mean reward", "Mean answer, tokens"), strict=True):
         for arm in reversed(arms_of(summary)):  # off last, thin and on top, so that equal curves both show
             values = summary[arm][name]
-            numbers = range(1, len(values) + 1)
-            width, size = (1.2, 4) if arm == "off" else (4, 9)
-            part.plot(
-                numbers,
-                values,
-                MARKERS[arm] + "-",
-                color=COLOURS[arm],
-                label=NAMES[arm],
-                linewidth=width,
-                markersize=size,
-                alpha=1 if arm == "off" else 0.55,
-            )
+            style = {"color": COLOURS[arm], "label": NAMES[arm], "linewidth": 4, "markersize": 9, "alpha": 0.55}
+            if arm == "off":
+                style |= {"linewidth": 1.2, "markersize": 4, "alpha": 1}
+            part.plot(range(1, len(values) + 1), values, MARKERS[arm] + "-", **style)
         part.set_title(title)
-        part.set_xlabel("training step")
         part.margins(y=0.15)
-        _whole_numbers(part)
+        _training_steps(part)
         part.legend(frameon=False)
 
 
 def _note(axes, text):
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
 
 
-def _whole_numbers(axes):
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+def _training_steps(axes):
+    axes.set_xlabel("training step")
+    axes.locator_params(axis="x", integer=True)

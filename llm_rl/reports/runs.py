@@ -8,13 +8,8 @@ from dataclasses import dataclass, field
 from llm_rl.errors import UserError
 
 SPEC = "rollout/spec/"
-REQUIRED = (
-    "timing_s/gen",
-    "timing_s/step",
-    "critic/rewards/mean",
-    "response_length/mean",
-    *(SPEC + name for name in ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s")),
-)
+REQUIRED = ["timing_s/gen", "timing_s/step", "critic/rewards/mean", "response_length/mean"]
+REQUIRED += [SPEC + name for name in ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "tail_s")]
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,8 @@ AIME = {"id": 60, "problem": "Find $m + n$.", "solution": "...", "answer": "204"
 
 
 def dapo(problem="What is 1 + 1?", answer="2"):
-    return DAPO | {
-        "prompt": [{"content": problem, "role": "user"}],
-        "reward_model": {"ground_truth": answer, "style": "rule"},
-    }
+    prompt = [{"content": problem, "role": "user"}]
+    return DAPO | {"prompt": prompt, "reward_model": {"ground_truth": answer, "style": "rule"}}
 
 
 def convert(name, rows, skip_bad=False):
@@ -92,9 +90,8 @@ def test_bad_rows_are_named_by_line_and_skipped_only_on_request(name, row, why, 
 def test_duplicates_are_removed_by_prompt_and_counted():
     """As in the public file: each prompt about 100 times, under indexes of its own."""
     problems = [f"What is {i} + 1?" for i in range(7)]
-    rows = [
-        dapo(problem) | {"extra_info": {"index": str((copy, problem))}} for copy in range(100) for problem in problems
-    ]
+    places = [(copy, problem) for copy in range(100) for problem in problems]
+    rows = [dapo(place[1]) | {"extra_info": {"index": str(place)}} for place in places]
     made, counts = convert("dapo-math-17k", [*rows, dapo(problems[0])])
     assert [row["prompt"][0]["content"] for row in made] == problems
     expected = {"rows_in": 701, "rows": 7, "duplicates_removed": 694, "max_copies_of_a_prompt": 101, "bad_rows": 0}

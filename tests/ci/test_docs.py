@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links in the documentation lead somewhere, both languages have the same tables and commands, generated tables are current,
-and every patch is explained."""
+every recipe is listed and every patch is explained."""
 
 import importlib.util
 import json
@@ -86,15 +86,8 @@ class TestGenerate:
         assert generate.generate(pages, self.TABLES, check=True) == stale
         assert "old" in (pages / "docs" / "page.md").read_text()
         assert generate.generate(pages, self.TABLES) == stale
-        lines = {
-            name: (pages / name).read_text().splitlines()[3]
-            for name in ("README.md", "docs/page.md", "docs/page.zh.md")
-        }
-        assert lines == {
-            "README.md": "[a](docs/page.md)",
-            "docs/page.md": "[a](page.md)",
-            "docs/page.zh.md": "[b](page.md)",
-        }
+        lines = {"README.md": "[a](docs/page.md)", "docs/page.md": "[a](page.md)", "docs/page.zh.md": "[b](page.md)"}
+        assert {name: (pages / name).read_text().splitlines()[3] for name in lines} == lines
         assert generate.generate(pages, self.TABLES, check=True) == []
 
     @pytest.mark.parametrize(
@@ -110,6 +103,13 @@ class TestGenerate:
         with pytest.raises(generate.DocsError, match=reason):
             generate.generate(pages, self.TABLES | tables)
         assert "old" in (pages / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["recipes.md", "recipes.zh.md"])
+def test_every_recipe_is_listed(page):
+    text = (ROOT / "docs" / page).read_text()
+    for script in (ROOT / "llm_rl" / "qwen3").glob("run_*.sh"):
+        assert f"`{script.name}`" in text
 
 
 @pytest.mark.parametrize("pin_set", PIN_SETS)

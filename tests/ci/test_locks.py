@@ -11,12 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PINSETS = sorted(path.parent for path in ROOT.glob("patches/*/requirements.lock"))
 OTHERS = [ROOT / "ansible" / "requirements.lock", ROOT / "sam_lab" / "bench" / "requirements.lock"]
-LOCKS = [
-    ROOT / "ci" / "tools.lock",
-    ROOT / "ci" / "wheels.lock",
-    *OTHERS,
-    *(folder / "requirements.lock" for folder in PINSETS),
-]
+LOCKS = [*sorted(ROOT.glob("ci/*.lock")), *OTHERS, *(folder / "requirements.lock" for folder in PINSETS)]
 sys.path.insert(0, str(ROOT / "ci"))
 from lock_files import locked  # noqa: E402
 

@@ -2,7 +2,6 @@
 """A pin set is retired by `git rm -r` of its folder: in a copy of the working tree without it, all else holds."""
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -29,12 +28,9 @@ def retired(request, tmp_path_factory):
     """The working tree as a git repository of its own without a pin set, and that pin set's name."""
     if len(PIN_SETS) == 1:
         pytest.skip(f"{request.param} is the only pin set")
-    tree = tmp_path_factory.mktemp("retired") / "tree"
-    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=ROOT)
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+    tree = tmp_path_factory.mktemp("retired")
+    files = "git ls-files -z --cached --others --exclude-standard"
+    subprocess.run(f"{files} | xargs -0 cp -dp --parents -t {tree}", shell=True, cwd=ROOT)
     run("git", "init", "--quiet", cwd=tree)
     run("git", "add", "--all", cwd=tree)
     run("git", "rm", "-r", "-f", "--quiet", f"patches/{request.param}", cwd=tree)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ci/setup-env on a copy of the repository's frame, with tiny pin sets served by a package index on this machine."""
 
-import base64
 import fcntl
 import hashlib
 import http.server
@@ -49,16 +48,23 @@ def wheel(name: str, version: str, files: dict[str, str]) -> tuple[str, bytes]:
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = []
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        record.append(f"{path},sha256={digest},{len(text.encode())}")
-    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
+    files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for path, text in files.items():
             archive.writestr(path, text)
     return f"{name}-{version}-py3-none-any.whl", out.getvalue()
+
+
+def sdist(path: Path, files: dict[str, str]) -> str:
+    """Writes alpha's source distribution; returns its entry in pins.toml."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"alpha-1.0/{name}")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    digest = sha256(path.read_bytes())
+    return f'[module.alpha]\nversion = "1.0"\ndists = ["alpha"]\nsdist_sha256 = "{digest}"\n'
 
 
 class Index:
@@ -140,14 +146,9 @@ class Repo:
         self.pins()
         self.lock(index.add("alpha"), index.add("beta"))
         kept = {"PATH", "HOME", "LANG", "SSL_CERT_FILE"}
-        self.environ = {name: value for name, value in os.environ.items() if name in kept} | {
-            "UV_CACHE_DIR": str(root / "cache"),
-            "UV_DEFAULT_INDEX": index.url,
-            "PIP_INDEX_URL": index.url,
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_NO_CACHE_DIR": "1",
-            "NO_PROXY": "127.0.0.1",
-        }
+        self.environ = {name: value for name, value in os.environ.items() if name in kept}
+        self.environ |= {"UV_CACHE_DIR": str(root / "cache"), "UV_DEFAULT_INDEX": index.url, "PIP_INDEX_URL": index.url}
+        self.environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "NO_PROXY": "127.0.0.1"}
 
     def borrow_tools(self) -> None:
         """Puts uv and pip of the repository's .venvs/tools in, as if this ci/tools.lock had asked for them."""
@@ -156,15 +157,12 @@ class Repo:
         for part in ("bin", "lib", "pyvenv.cfg"):
             (tools / part).symlink_to(ROOT / ".venvs" / "tools" / part)
         digest = runpy.run_path(str(self.root / "ci" / "setup-env"))["digest"]
-        self.write(
-            ".venvs/tools/setup-env.json", json.dumps({"packages": digest(str(tools), self.root / "ci" / "tools.lock")})
-        )
+        stamp = {"packages": digest(str(tools), self.root / "ci" / "tools.lock")}
+        self.write(".venvs/tools/setup-env.json", json.dumps(stamp))
 
     def pins(self, python: str = "3.11", disk_gb: float = 0.001, more: str = "") -> None:
-        self.write(
-            "patches/tiny/pins.toml",
-            f'name = "tiny"\npython = "{python}"\n[runtime.cpu]\ndownload_gb = 0.001\ndisk_gb = {disk_gb}\n{more}',
-        )
+        sizes = f"[runtime.cpu]\ndownload_gb = 0.001\ndisk_gb = {disk_gb}\n"
+        self.write("patches/tiny/pins.toml", f'name = "tiny"\npython = "{python}"\n{sizes}{more}')
 
     def lock(self, *entries: str) -> None:
         self.write("patches/tiny/requirements.lock", "".join(entries))
@@ -201,6 +199,10 @@ class Repo:
         python = self.env / "bin" / "python"
         done = subprocess.run([python, "-c", code], env=self.environ, capture_output=True, text=True, check=True)
         return done.stdout.strip()
+
+    def lacks(self, *modules: str) -> bool:
+        """Whether the environment has none of these modules."""
+        return self.python(f"import importlib.util as u; print(any(map(u.find_spec, {modules})))") == "False"
 
     def add_sam_core(self, source: str = "one") -> None:
         self.write("sam_core/src.c", source)
@@ -265,12 +267,10 @@ def test_missing_python(repo):
     "fact, package", [("header", "Python.h is missing from /there"), ("ensurepip", "apt-get install python3.99-venv")]
 )
 def test_python_without_headers_or_venv(repo, tmp_path, fact, package):
-    facts = {"version": "3.99", "include": "/there", "path": "python3.99", "header": True, "ensurepip": True} | {
-        fact: False
-    }
+    facts = {"version": "3.99", "include": "/there", "path": "python3.99", "header": True, "ensurepip": True}
     fake = tmp_path / "bin" / "python3.99"
     fake.parent.mkdir()
-    fake.write_text(f"#!/bin/sh\necho '{json.dumps(facts)}'\n")
+    fake.write_text(f"#!/bin/sh\necho '{json.dumps(facts | {fact: False})}'\n")
     fake.chmod(0o755)
     repo.pins(python="3.99")
     assert package in repo.refused("tiny", PATH=f"{fake.parent}:{os.environ['PATH']}")
@@ -314,7 +314,7 @@ def test_changed_lock_installs_and_removes_and_keeps_the_rest(repo):
     repo.ok("tiny")
     assert [name for name in repo.index.asked if name.startswith("gamma-")] == []
     assert repo.python("import alpha, gamma, sam_core; print(alpha.version, sam_core.source)") == "2.0 one"
-    assert repo.python("import importlib.util as u; print(u.find_spec('beta'))") == "None"
+    assert repo.lacks("beta")
 
 
 def test_changed_source_rebuilds_sam_core_alone(repo):
@@ -357,9 +357,8 @@ def test_failed_download_names_the_file_and_the_next_call_goes_on(repo):
 
 def test_killed_install_is_detected_and_repaired(repo):
     repo.index.stuck = {"beta-1.0-py3-none-any.whl"}
-    process = subprocess.Popen(
-        repo.command("tiny"), env=repo.environ, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    command = repo.command("tiny")
+    process = subprocess.Popen(command, env=repo.environ, stderr=subprocess.DEVNULL, start_new_session=True)
     assert repo.index.reached.wait(30)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -425,10 +424,7 @@ def test_torch_from_another_index(repo):
         repo.lock(repo.index.add("alpha"), cuda, toolkit, torch)
         assert "torch==2.11.0+cpu comes from TORCH_INDEX_URL" in repo.ok("tiny", TORCH_INDEX_URL=other.url)
         assert repo.python("import alpha, torch; print(torch.version)") == "2.11.0+cpu"
-        assert (
-            repo.python("import importlib.util as u; print(u.find_spec('nvidia_x'), u.find_spec('cuda_y'))")
-            == "None None"
-        )
+        assert repo.lacks("nvidia_x", "cuda_y")
         repo.ok("tiny")
         assert repo.python("import nvidia_x, torch; print(torch.version)") == "2.11.0"
         assert "does not go with" in repo.refused("tiny", "--offline", TORCH_INDEX_URL=other.url)
@@ -455,14 +451,11 @@ class Patched:
         shutil.copy2(PATCHES / "patchset", repo.root / "patches" / "patchset")
         sdists = tmp_path / "sdists"
         sdists.mkdir()
-        content = b"version = '1.0'\n"
-        with tarfile.open(sdists / "alpha-1.0.tar.gz", "w:gz") as tar:
-            member = tarfile.TarInfo("alpha-1.0/alpha/__init__.py")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-        digest = sha256((sdists / "alpha-1.0.tar.gz").read_bytes())
-        repo.pins(more=f'[module.alpha]\nversion = "1.0"\ndists = ["alpha"]\nsdist_sha256 = "{digest}"\n')
+        repo.pins(more=sdist(sdists / "alpha-1.0.tar.gz", {"alpha/__init__.py": "version = '1.0'\n"}))
         repo.environ["PATCHSET_SDISTS"] = str(sdists)
+        self.first_patch()
+
+    def first_patch(self) -> None:
         self.patchset("import", "tiny", "alpha", "--to", self.work)
         (self.work / "alpha" / "new.py").write_text("new = 1\n")
         self.edit("first", "--message", "Patch alpha\n\nUpstream: not submitted: test\nRemove-when: never\nTests: none")
@@ -485,7 +478,6 @@ def without_wheel(repo, tmp_path):
     """The pin set tiny with alpha's source distribution alone, whose setup would write alpha/_build.py."""
     patched = Patched(repo, tmp_path)
     repo.lock(repo.index.add("beta"))
-    sdist = tmp_path / "sdists" / "alpha-1.0.tar.gz"
     files = {
         "PKG-INFO": "Metadata-Version: 2.2\nName: alpha\nVersion: 1.0\n",
         "setup.py": "raise SystemExit('needs a compiler of its own')\n",
@@ -493,21 +485,11 @@ def without_wheel(repo, tmp_path):
         "alpha.egg-info/entry_points.txt": "[group]\npart = alpha:version\n",
         "alpha.egg-info/PKG-INFO": "Metadata-Version: 2.2\nName: alpha\nVersion: 0\n",
     }
-    with tarfile.open(sdist, "w:gz") as tar:
-        for path, text in files.items():
-            member = tarfile.TarInfo(f"alpha-1.0/{path}")
-            member.size = len(text)
-            tar.addfile(member, io.BytesIO(text.encode()))
+    module = sdist(tmp_path / "sdists" / "alpha-1.0.tar.gz", files)
     shutil.rmtree(repo.root / "patches" / "tiny" / "alpha")
-    digest = sha256(sdist.read_bytes())
-    repo.pins(
-        more=f'[module.alpha]\nversion = "1.0"\ndists = ["alpha"]\nsdist_sha256 = "{digest}"\n'
-        'from_sdist = { "_build.py" = "kind = 2\\n" }\n'
-    )
+    repo.pins(more=module + 'from_sdist = { "_build.py" = "kind = 2\\n" }\n')
     shutil.rmtree(patched.work)
-    patched.patchset("import", "tiny", "alpha", "--to", patched.work)
-    (patched.work / "alpha" / "new.py").touch()
-    patched.edit("first", "--message", "Patch alpha\n\nUpstream: not submitted: test\nRemove-when: never\nTests: none")
+    patched.first_patch()
     return patched
 
 
@@ -550,7 +532,7 @@ def test_patches_are_applied_and_replaced_when_they_change(repo, tmp_path):
     repo.index.asked.clear()
     assert "patches (1 of 2)" in repo.ok("tiny")
     assert repo.python("import alpha; print(alpha.text)") == "second"
-    assert repo.python("import importlib.util as u; print(u.find_spec('alpha.new'))") == "None"
+    assert repo.lacks("alpha.new")
     assert not any(name.endswith(".whl") for name in repo.index.asked)
-    cached = [path for path in (repo.root / "cache").rglob("alpha/__init__.py")]
+    cached = list((repo.root / "cache").rglob("alpha/__init__.py"))
     assert cached and all("text" not in path.read_text() for path in cached)

@@ -20,16 +20,8 @@ def write_run(folder, sam, steps=3, engine=True, **record):
     """A run folder whose first training step is ten times as slow as the others."""
     on = sam != "off"
     folder.mkdir()
-    run = {
-        "pin_set": "p",
-        "tree_ids": {"m": "t"},
-        "seed": 7,
-        "sam": sam,
-        "threshold": THRESHOLD,
-        "k": 3,
-        "steps": steps,
-    }
-    (folder / "run.json").write_text(json.dumps(run | {"status": "ok"} | record))
+    run = {"pin_set": "p", "tree_ids": {"m": "t"}, "seed": 7, "sam": sam, "threshold": THRESHOLD, "k": 3}
+    (folder / "run.json").write_text(json.dumps(run | {"steps": steps, "status": "ok"} | record))
     lines, rows, start = [], [], 1000.0
     for number in range(1, steps + 1):
         slow = 10 if number == 1 else 1
@@ -38,31 +30,18 @@ def write_run(folder, sam, steps=3, engine=True, **record):
         start += busy + 5
         rows += of_step
         tail = [row for row in of_step if 0 < row[2] <= THRESHOLD]
-        data = {
-            "timing_s/gen": busy + 0.5,
-            "timing_s/step": busy + 3.5,
-            "critic/rewards/mean": -0.5 + 0.1 * number,
-            "response_length/mean": 13.0,
-            "rollout/spec/decode_steps": len(of_step) - 1,
-            "rollout/spec/request_steps": sum(row[2] for row in of_step),
-            "rollout/spec/tokens": sum(row[3] for row in of_step),
-            "rollout/spec/drafted": sum(row[4] for row in of_step),
-            "rollout/spec/accepted": sum(row[5] for row in of_step),
-            "rollout/spec/tail_s": sum(row[1] for row in tail),
-            "rollout/spec/tail_tokens": sum(row[3] for row in tail),
-            "rollout/spec/cpu_s": 1.0 if on else 1.5,
-        }
+        sums = (sum(row[item] for row in of_step) for item in (2, 3, 4, 5))
+        spec = dict(zip(("request_steps", "tokens", "drafted", "accepted"), sums, strict=True))
+        spec |= {"decode_steps": len(of_step) - 1, "cpu_s": 1.0 if on else 1.5}
+        spec |= {"tail_s": sum(row[1] for row in tail), "tail_tokens": sum(row[3] for row in tail)}
         if on:
-            data |= {"rollout/spec/switch_on_share": 1 / 3, "rollout/spec/draft_ms": 0.2}
-            data |= {"rollout/spec/proposed_request": 12, "rollout/spec/accepted_request": 5}
-            data |= {
-                "rollout/spec/proposed_group": 4,
-                "rollout/spec/accepted_group": 1,
-                "rollout/spec/proposed_corpus": 0,
-            }
-            data |= {"rollout/spec/steps_from_0": 4, "rollout/spec/tokens_from_0": 6}
-            data |= {"rollout/spec/steps_from_1024": 1, "rollout/spec/tokens_from_1024": 3}
-            data |= {"rollout/spec/index_bytes": number << 20}
+            spec |= {"switch_on_share": 1 / 3, "draft_ms": 0.2, "index_bytes": number << 20}
+            spec |= {"proposed_request": 12, "accepted_request": 5, "proposed_group": 4, "accepted_group": 1}
+            spec |= {"steps_from_0": 4, "tokens_from_0": 6, "steps_from_1024": 1, "tokens_from_1024": 3}
+            spec |= {"proposed_corpus": 0}
+        data = {"timing_s/gen": busy + 0.5, "timing_s/step": busy + 3.5}
+        data |= {"critic/rewards/mean": -0.5 + 0.1 * number, "response_length/mean": 13.0}
+        data |= {f"rollout/spec/{name}": value for name, value in spec.items()}
         lines.append(json.dumps({"step": number, "data": data}))
     (folder / "steps.jsonl").write_text("".join(line + "\n" for line in lines))
     if engine:
@@ -75,10 +54,11 @@ def write_answers(folder, answers, name="answers-1.jsonl"):
     (folder / name).write_text("".join(json.dumps([*place, *answer]) + "\n" for place, answer in answers.items()))
 
 
-def edit_step(folder, number, **changes):
-    """Change metrics of one line of steps.jsonl; None takes a metric away."""
+def edit_steps(folder, numbers, **changes):
+    """Change metrics of these lines of steps.jsonl, counted from 1; None takes a metric away."""
     path = folder / "steps.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()]
-    data = entries[number - 1]["data"] | changes
-    entries[number - 1]["data"] = {name: value for name, value in data.items() if value is not None}
+    for number in numbers:
+        data = entries[number - 1]["data"] | changes
+        entries[number - 1]["data"] = {name: value for name, value in data.items() if value is not None}
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))

@@ -43,13 +43,8 @@ ARTICLE = {
 def pinned(monkeypatch, tmp_path):
     """The pin set of this environment; for verl 0.6.1 a checkout of its tag, as far as the launcher needs it."""
     monkeypatch.setenv("PIN", PIN_SET)
-    for name in (
-        "RAY_ADDRESS",
-        "HCCL_OP_EXPANSION_MODE",
-        "PYTORCH_NPU_ALLOC_CONF",
-        "SAM_RL_INTERFACE",
-        "VERL_CHECKOUT",
-    ):
+    unset = "RAY_ADDRESS HCCL_OP_EXPANSION_MODE PYTORCH_NPU_ALLOC_CONF SAM_RL_INTERFACE VERL_CHECKOUT"
+    for name in unset.split():
         monkeypatch.delenv(name, raising=False)
     if DAPO_IN_CHECKOUT:
         if not UPSTREAM.is_dir():
@@ -80,10 +75,9 @@ def test_every_recipe_composes(name, sam, capsys):
     assert code == 0, said.err
     *lines, last = said.out.splitlines()
     words = shlex.split(last)
-    assert ("+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.method=sam" in words) == (sam != "off")
-    assert (f"+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.sam.switch={sam}" in words) == (
-        sam != "off"
-    )
+    for setting in ("method=sam", f"sam.switch={sam}"):
+        speculative = f"+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.{setting}"
+        assert (speculative in words) == (sam != "off")
     assert words[3] == ("recipe.dapo.main_dapo" if DAPO_IN_CHECKOUT else "verl.trainer.main_ppo")
     assert lines[0].startswith(f"# {name.replace('_', '-')}: pin set {PIN_SET}, sam {sam}")
     exported = dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))
@@ -111,16 +105,10 @@ def test_recipes_are_the_articles(name):
     if not allowed(name):
         pytest.skip("this pin set refuses the recipe")
     recipe = config.load(QWEN3 / f"{name}.yaml", [])
-    assert ARTICLE[name] == (
-        recipe.cluster.dies,
-        recipe.data.max_response_length,
-        recipe.data.train_batch_size,
-        recipe.data.gen_batch_size,
-        recipe.rollout.max_num_seqs,
-        recipe.rollout.tensor_model_parallel_size,
-        recipe.sam_options["k"],
-        recipe.options.threshold,
-    )
+    data, rollout = recipe.data, recipe.rollout
+    sizes = (recipe.cluster.dies, data.max_response_length, data.train_batch_size, data.gen_batch_size)
+    sizes += (rollout.max_num_seqs, rollout.tensor_model_parallel_size)
+    assert ARTICLE[name] == (*sizes, recipe.sam_options["k"], recipe.options.threshold)
     assert recipe.rollout.enforce_eager and recipe.sam == "batch"
     assert (recipe.options.rule, recipe.options.sources) == ("oldest", ("request",))
 
@@ -190,13 +178,11 @@ for name in sys.argv[2:]:
 @pytest.fixture
 def scratch(tmp_path):
     """A copy of the repository."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    files = subprocess.run(listed, cwd=launch.ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in files:
-        if name and (launch.ROOT / name).is_file():
-            (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(launch.ROOT / name, tmp_path / "copy" / name)
-    return tmp_path / "copy"
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    files = "git ls-files -z --cached --others --exclude-standard"
+    subprocess.run(f"{files} | xargs -0 cp -dp --parents -t {copy}", shell=True, cwd=launch.ROOT)
+    return copy
 
 
 def dry_runs(folder, pin_set):
@@ -208,15 +194,13 @@ def dry_runs(folder, pin_set):
 
 
 def test_a_pin_set_is_added_by_adding_a_folder(scratch):
-    """Its key map counts: one key is another of verl's here. No file outside the folder names it."""
+    """Its key map goes before the shared one: one key is another of verl's here. No file outside the folder names it."""
     shutil.copytree(scratch / "patches" / PIN_SET, scratch / "patches" / NEW)
     pins, keys = (scratch / "patches" / NEW / name for name in ("pins.toml", "recipe.toml"))
     pins.write_text(pins.read_text().replace(f'name = "{PIN_SET}"', f'name = "{NEW}"'))
-    temperature, warmth = (
-        "actor_rollout_ref.rollout.temperature",
-        "+actor_rollout_ref.rollout.engine_kwargs.vllm.warmth",
-    )
-    keys.write_text(keys.read_text().replace(f'"{temperature}"', f'"{warmth}"'))
+    temperature = "actor_rollout_ref.rollout.temperature"
+    warmth = "+actor_rollout_ref.rollout.engine_kwargs.vllm.warmth"
+    keys.write_text(f'{keys.read_text()}\n[keys.rollout]\ntemperature = "{warmth}"\n')
     runs = dry_runs(scratch, NEW)
     assert list(runs) == NAMES
     for name, (code, said) in runs.items():
@@ -224,26 +208,23 @@ def test_a_pin_set_is_added_by_adding_a_folder(scratch):
         if allowed(name):
             assert f"{warmth}=1.0" in said and f" {temperature}=" not in said and f"pin set {NEW}" in said
     naming = subprocess.run(["grep", "-rlF", NEW, "--exclude=*.pyc", "."], cwd=scratch, capture_output=True, text=True)
-    assert {line.split("/")[2] for line in naming.stdout.splitlines() if line.startswith("./patches/")} == {NEW}
-    assert [line for line in naming.stdout.splitlines() if not line.startswith("./patches/")] == [
-        "./tests/compose/test_compose.py"
-    ]
+    folders = {"/".join(line.split("/")[1:3]) for line in naming.stdout.splitlines()}
+    assert folders == {f"patches/{NEW}", "tests/compose"}
 
 
 def test_a_key_map_that_forgets_a_key_is_refused(scratch):
     keys = scratch / "patches" / PIN_SET / "recipe.toml"
-    keys.write_text(keys.read_text().replace("\ntemperature = ", "\nwarmth = "))
+    keys.write_text(keys.read_text().replace("torch_compile = ", "warmth = "))
     for code, said in dry_runs(scratch, PIN_SET).values():
-        assert code == 1 and f"error: {keys} lacks rollout.temperature: it must name each key" in said
+        assert code == 1 and f"error: {keys} lacks train.torch_compile: it must name each key" in said
 
 
 @NO_OTHER
 def test_recipes_compose_without_the_other_pin_sets(scratch):
     for other in OTHERS:
         shutil.rmtree(scratch / "patches" / other.name)
-    assert {name: code for name, (code, _) in dry_runs(scratch, PIN_SET).items()} == {
-        name: 0 if allowed(name) else 1 for name in NAMES
-    }
+    codes = {name: code for name, (code, _) in dry_runs(scratch, PIN_SET).items()}
+    assert codes == {name: 0 if allowed(name) else 1 for name in NAMES}
 
 
 def test_recipes_name_no_pin_set_but_the_default():

@@ -97,10 +97,8 @@ def test_an_address_is_downloaded_once(folder, url, tmp_path, capsys):
     assert json.loads((tmp_path / "gsm8k.parquet.json").read_text())["source"] == f"{url}/gsm8k.jsonl"
     assert sorted(path.name for path in tmp_path.glob("gsm8k*")) == ["gsm8k.parquet", "gsm8k.parquet.json"]
     assert prepare(*words) == 1
-    assert (
-        capsys.readouterr().err.splitlines()[-1]
-        == f"error: {url}/gsm8k.jsonl cannot be downloaded: HTTP 404 File not found"
-    )
+    sentence = f"error: {url}/gsm8k.jsonl cannot be downloaded: HTTP 404 File not found"
+    assert capsys.readouterr().err.splitlines()[-1] == sentence
 
 
 def test_another_version_of_the_source_is_refused(folder, tmp_path, capsys):

@@ -5,13 +5,8 @@ import contextlib
 import json
 import os
 
-os.environ.update(
-    OMP_NUM_THREADS="1",
-    VLLM_CPU_KVCACHE_SPACE="1",
-    VLLM_CPU_OMP_THREADS_BIND="nobind",
-    VLLM_NO_USAGE_STATS="1",
-    HF_HUB_OFFLINE="1",
-)
+os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 import pytest
 

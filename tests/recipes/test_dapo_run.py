@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -19,10 +18,7 @@ from llm_rl.reports.__main__ import main as report
 from llm_rl.reports.answers import compare_answers, read_answers
 from sam_core import Pool
 
-ROOT = Path(launch.ROOT)
-
-
-SCRIPT = ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
+SCRIPT = launch.ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
 
 
 def train(folder, *overrides):
@@ -106,9 +102,8 @@ def test_step_log_has_the_speculation_metrics(run):
         assert data["drafted"] <= data["proposed"] <= sum(data[f"proposed_{source}"] for source in sources)
         assert data["accepted_group"] > 0 and data["accepted_request"] > 0
         assert all(data[f"accepted_{source}"] <= data[f"proposed_{source}"] for source in sources)
-        steps, tokens = (
-            sum(v for k, v in data.items() if k.startswith(f"{what}_from_")) for what in ("steps", "tokens")
-        )
+        sums = (sum(v for k, v in data.items() if k.startswith(what)) for what in ("steps_from_", "tokens_from_"))
+        steps, tokens = sums
         assert 0 < steps < data["request_steps"] and steps < tokens <= steps + data["accepted"]
     learning, _ = (step["data"]["rollout/spec/switch_on_share"] for step in run.steps)
     assert learning < 1, "off while it learns what steps cost; the resumed run has what the first one learned"
@@ -157,15 +152,8 @@ def test_poll_interval_reaches_the_replay_buffer():
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     sampler = {"max_off_policy_threshold": None, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
-    config = {
-        "trainer": {"v1": {"sampler": sampler | {"poll_interval": 0.1}}},
-        "data": {"train_batch_size": 4},
-        "algorithm": {},
-    }
-    trainer = SimpleNamespace(
-        config=OmegaConf.create(config),
-        trainer_mode="sync",
-        _add_prompts_to_generate=None,
-        _resolve_filter_groups_metric=lambda: None,
-    )
+    trainer = {"v1": {"sampler": sampler | {"poll_interval": 0.1}}}
+    config = OmegaConf.create({"trainer": trainer, "data": {"train_batch_size": 4}, "algorithm": {}})
+    trainer = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=None)
+    trainer._resolve_filter_groups_metric = lambda: None
     assert PPOTrainer._build_replay_buffer(trainer).poll_interval == 0.1

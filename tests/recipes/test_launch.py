@@ -21,6 +21,15 @@ ROOT = Path(launch.ROOT)
 TINY = ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
 
 
+SPECULATIVE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config."
+
+
+@pytest.fixture
+def patched(monkeypatch):
+    """Takes this environment's modules for patched ones."""
+    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
+
+
 def load(*overrides):
     return config.load(TINY, list(overrides))
 
@@ -30,30 +39,16 @@ def overrides_of(recipe, run_dir, ray="local"):
 
 
 def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
-    prefix = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config."
     on = overrides_of(load("sam_options.k=4", "sam_options.rule=oldest"), tmp_path)
-    assert {line for line in on if line.startswith(prefix)} == {
-        prefix + line
-        for line in (
-            "method=sam",
-            "num_speculative_tokens=4",
-            "sam.rule=oldest",
-            "sam.sources=[request,group,history]",
-            "sam.switch=auto",
-            "sam.threshold=8",
-            "sam.memory_bytes=1073741824",
-            "sam.min_prob=0.1",
-            "sam.verify=seeded",
-            "sam.corpus=null",
-            "sam.history=null",
-        )
-    }
+    options = "rule=oldest sources=[request,group,history] switch=auto threshold=8 memory_bytes=1073741824 min_prob=0.1"
+    options += " verify=seeded corpus=null history=null"
+    lines = ["method=sam", "num_speculative_tokens=4", *(f"sam.{option}" for option in options.split())]
+    assert {line for line in on if line.startswith(SPECULATIVE)} == {SPECULATIVE + line for line in lines}
     seeded = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
     off = overrides_of(load("sam=off"), tmp_path)
-    assert {*[line for line in on if not line.startswith(prefix)], seeded} == set(off)
-    assert [line for line in off if line != seeded] == overrides_of(
-        load("sam=off", "sam_options.verify=rejection"), tmp_path
-    )
+    assert {*[line for line in on if not line.startswith(SPECULATIVE)], seeded} == set(off)
+    rejection = overrides_of(load("sam=off", "sam_options.verify=rejection"), tmp_path)
+    assert [line for line in off if line != seeded] == rejection
 
 
 def test_recipes_name_every_option_with_the_engines_default():
@@ -78,7 +73,7 @@ def test_a_run_with_checkpoints_keeps_its_history(overrides, folder, tmp_path):
     folder = folder and folder.format(run=tmp_path)
     variables = launch.plan(load(*overrides), tmp_path, dry_run=True).variables
     assert variables.get("SAM_ROUTES") == (folder and f"{folder}/routes.json")
-    prefix = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.sam.history="
+    prefix = f"{SPECULATIVE}sam.history="
     lines = [line for line in overrides_of(load(*overrides), tmp_path) if line.startswith(prefix)]
     assert lines == ([] if "sam=off" in overrides else [prefix + (folder or "null")])
 
@@ -93,10 +88,8 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
     local, joined = (overrides_of(load(), tmp_path, ray) for ray in ("local", "10.0.0.1:6379"))
     prefix = "ray_kwargs.ray_init."
     assert {f"{prefix}num_cpus=16", f"+{prefix}num_gpus=1", f"+{prefix}address=local"} <= set(local)
-    assert [line for line in joined if prefix in line] == [
-        f"+{prefix}address='10.0.0.1:6379'",
-        f"+{prefix}runtime_env.env_vars.OMP_NUM_THREADS='1'",
-    ]
+    lines = [f"+{prefix}address='10.0.0.1:6379'", f"+{prefix}runtime_env.env_vars.OMP_NUM_THREADS='1'"]
+    assert [line for line in joined if prefix in line] == lines
 
 
 @pytest.mark.parametrize(
@@ -143,16 +136,12 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("model.path=/nowhere", "there is no /nowhere/config.json: make or fetch the model and the data first"),
     ],
 )
-def test_bad_setting_is_one_sentence_and_starts_nothing(override, sentence, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
-    model = fake_model(tmp_path)
-    arguments = [str(TINY), f"model.path={model}", override]
-    run_dir = tmp_path / "run"
-    assert launch.main([*arguments, "--run-dir", str(run_dir)]) == 1
+def test_bad_setting_is_one_sentence_and_starts_nothing(override, sentence, tmp_path, capsys, patched):
+    assert launch.main(arguments(tmp_path, override)) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {sentence}"), error
     assert error.count("\n") == 1
-    assert not run_dir.exists()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -176,10 +165,8 @@ def test_a_child_states_only_what_differs(base, child, sentence, tmp_path, capsy
 def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(launch, "patch_states", lambda *args: {"vllm": "patched", "verl": "original"})
     assert launch.main([str(TINY), "--run-dir", str(tmp_path)]) == 1
-    assert (
-        "verl in " in (error := capsys.readouterr().err)
-        and " is original, not patched: run patches/apply.sh vllm-0.23 --env " in error
-    )
+    error = capsys.readouterr().err
+    assert "verl in " in error and " is original, not patched: run patches/apply.sh vllm-0.23 --env " in error
 
 
 def test_this_environment_is_patched():
@@ -220,6 +207,13 @@ def fake_model(folder):
     return model
 
 
+def arguments(folder, *overrides, run="run"):
+    """Arguments of the launcher: the tiny recipe with a model and a run in `folder`."""
+    if not (folder / "model").exists():
+        fake_model(folder)
+    return [str(TINY), f"model.path={folder / 'model'}", *overrides, "--run-dir", str(folder / run)]
+
+
 def fake_verl(draftless_steps):
     """Stands in for verl's command: a process that logs steps without a draft and ends well."""
 
@@ -231,37 +225,28 @@ def fake_verl(draftless_steps):
     return command
 
 
-def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
+def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, tmp_path, capsys, patched):
     monkeypatch.setattr(launch.verl, "command", fake_verl([1, 2]))
-    arguments = [str(TINY), "steps=2", f"model.path={fake_model(tmp_path)}"]
-    assert launch.main([*arguments, "--run-dir", str(tmp_path / "on")]) == 1
+    assert launch.main(arguments(tmp_path, "steps=2", run="on")) == 1
     assert "speculation was asked for (sam=auto) but no draft was verified in 2 steps" in capsys.readouterr().err
     assert "no draft was verified" in json.loads((tmp_path / "on" / "run.json").read_text())["status"]
-    assert launch.main([*arguments, "sam=off", "--run-dir", str(tmp_path / "off")]) == 0
+    assert launch.main(arguments(tmp_path, "steps=2", "sam=off", run="off")) == 0
     output = capsys.readouterr().out
     record = json.loads((tmp_path / "off" / "run.json").read_text())
     assert record["status"] == "ok" and record["attempts"][0]["after_step"] == 0
     assert record["summary"]["step_s"] == 2.0 and "step, s                 2.0" in output
-    assert config.load(tmp_path / "off" / "recipe.yaml", []) == config.load(TINY, [*arguments[1:], "sam=off"])
+    same = load("steps=2", f"model.path={tmp_path / 'model'}", "sam=off")
+    assert config.load(tmp_path / "off" / "recipe.yaml", []) == same
     composed = OmegaConf.load(tmp_path / "off" / "verl.yaml")
     assert composed.trainer.total_training_steps == 2 and composed.data.train_files.endswith("train.parquet")
 
 
-def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
+def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys, patched):
     monkeypatch.setattr(launch.verl, "command", lambda *args: [sys.executable, "-c", "import time; time.sleep(600)"])
-    arguments = [
-        str(TINY),
-        "trainer.step_timeout=1",
-        f"model.path={fake_model(tmp_path)}",
-        "--run-dir",
-        str(tmp_path / "r"),
-    ]
-    assert launch.main(arguments) == 1
+    assert launch.main(arguments(tmp_path, "trainer.step_timeout=1")) == 1
     error = capsys.readouterr().err
     assert "no step was finished in 1 s (trainer.step_timeout) after step 0 of 4: the run was ended" in error
-    assert "trainer.step_timeout" in json.loads((tmp_path / "r" / "run.json").read_text())["status"]
+    assert "trainer.step_timeout" in json.loads((tmp_path / "run" / "run.json").read_text())["status"]
 
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -297,8 +282,7 @@ def test_a_stopped_launcher_leaves_no_process(sign, tmp_path):
     """The trainer ignores SIGTERM and has a child that does so too: both are gone when the launcher is."""
     pids, trainer = tmp_path / "pids", tmp_path / "trainer.py"
     trainer.write_text(STUBBORN + TRAINER.format(stubborn=STUBBORN, pids=str(pids)))
-    arguments = [str(TINY), f"model.path={fake_model(tmp_path)}", "--run-dir", str(tmp_path / "run")]
-    script = LAUNCHER.format(trainer=str(trainer), arguments=arguments)
+    script = LAUNCHER.format(trainer=str(trainer), arguments=arguments(tmp_path))
     launcher = subprocess.Popen(
         [sys.executable, "-c", script],
         cwd=ROOT,
@@ -322,30 +306,22 @@ time.sleep(600)
 """
 
 
-def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys):
+def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys, patched):
     """Nor does a run start beside a trainer whose launcher was killed."""
     pids, trainer = tmp_path / "pids", tmp_path / "trainer.py"
     trainer.write_text(ORPHAN.format(pids=str(pids)))
-    arguments = [
-        str(TINY),
-        "sam=off",
-        "steps=1",
-        f"model.path={fake_model(tmp_path)}",
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
-    script = LAUNCHER.format(trainer=str(trainer), arguments=arguments)
+    words = arguments(tmp_path, "sam=off", "steps=1")
+    script = LAUNCHER.format(trainer=str(trainer), arguments=words)
     launcher = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     orphan = psutil.Process(started(launcher, pids))
     launcher.kill()
     launcher.wait()
-    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {})
     monkeypatch.setattr(launch.verl, "command", fake_verl([1]))
-    assert launch.main(arguments) == 1
+    assert launch.main(words) == 1
     assert "error: a run is still going on in" in capsys.readouterr().err
     orphan.kill()
     psutil.wait_procs([orphan], timeout=10)
-    assert launch.main(arguments) == 0
+    assert launch.main(words) == 0
 
 
 def test_a_run_that_ends_early_names_the_cause(tmp_path):

@@ -71,15 +71,9 @@ def test_rollout_memory(name, changes, weights, sequence, worst, kv, full, mean)
     assert low.weights == pytest.approx(weights, abs=0.05)
     assert low.sequence == pytest.approx(sequence, abs=0.01)
     assert low.worst == pytest.approx(worst, abs=0.5)
-    assert (low.kv, high.kv) == (pytest.approx(kv[0], abs=0.6), pytest.approx(kv[1], abs=0.6))
-    assert (low.full_sequences, high.full_sequences) == (
-        pytest.approx(full[0], abs=0.6),
-        pytest.approx(full[1], abs=0.6),
-    )
-    assert (low.mean_tokens, high.mean_tokens) == (
-        pytest.approx(mean[0] * 1e3, abs=60),
-        pytest.approx(mean[1] * 1e3, abs=60),
-    )
+    assert (low.kv, high.kv) == pytest.approx(kv, abs=0.6)
+    assert (low.full_sequences, high.full_sequences) == pytest.approx(full, abs=0.6)
+    assert (low.mean_tokens / 1e3, high.mean_tokens / 1e3) == pytest.approx(mean, abs=0.06)
 
 
 def test_experts_on_every_engine_do_not_fit():
@@ -173,10 +167,8 @@ def test_every_recipe_says_what_to_expect():
         lines, warned[name] = layout.report(recipe, SHAPES.get(Path(recipe.model.path).name))
         assert lines[0].startswith("dies ")
     assert [len(warnings) for warnings in warned.values()] == [1, 0, 1, 0]
-    assert (
-        "will preempt requests: 256 at once leave 4553 tokens for each, and 10252 are expected"
-        in (warned["dapo_qwen3_32b_128die_customer"][0])
-    )
+    (warning,) = warned["dapo_qwen3_32b_128die_customer"]
+    assert "will preempt requests: 256 at once leave 4553 tokens for each, and 10252 are expected" in warning
 
 
 @pytest.mark.parametrize(

@@ -103,49 +103,35 @@ def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):
     assert [tag["tag"] for tag in batch.tags] == [uid for uid in selected for _ in range(2)]
 
 
-def test_next_step_begins_behind_the_last_prompt_taken(monkeypatch):
+def test_next_step_begins_behind_the_last_prompt_taken(make_trainer):
     """The trainer asks four prompts and two more; the batch is full with the fifth: the sixth is the next step's first."""
-    from verl.trainer.ppo.v1 import trainer_base
+    asked, uids = [], []
 
-    class Trainer(trainer_base.PPOTrainer):
-        def __init__(self):
-            self.config = OmegaConf.create({"data": {"train_batch_size": 4, "gen_batch_size": 1}, "algorithm": {}})
-            self.config.actor_rollout_ref = {"rollout": {"temperature": 1.0}}
-            self.trainer_mode, self.global_steps = "sync", 1
-            self.train_dataloader = [{"raw_prompt": [f"p{i}"], "index": [i]} for i in range(20)]
-            self.train_dataloader_it = None
-            self.asked_chunks, self.returned_chunks = [], []
-            self.asked, self.uids = [], []
-            self.agent_loop_manager = SimpleNamespace(generate_sequences=self.generate)
-            self.replay_buffer = SimpleNamespace(sample=self.sample)
+    def generate(batch):
+        asked.extend(batch["raw_prompt"])
+        uids.extend(batch["uid"])
 
-        def generate(self, batch):
-            self.asked += list(batch["raw_prompt"])
-            self.uids += list(batch["uid"])
-
-        def sample(self, global_steps, partition_id, batch_size):
-            self._add_prompts_to_generate(1)
-            self._add_prompts_to_generate(1)
-            return SimpleNamespace(keys=[f"{self.uids[i]}_0_0" for i in (0, 1, 3, 4)], extra_info={}), {}
-
-        def on_sample_end(self):
-            raise Sampled
-
-        def fit(self):
-            pass
+    def sample(global_steps, partition_id, batch_size):
+        trainer._add_prompts_to_generate(1)
+        trainer._add_prompts_to_generate(1)
+        return SimpleNamespace(keys=[f"{uids[i]}_0_0" for i in (0, 1, 3, 4)], extra_info={}), {}
 
     class Sampled(Exception):
         pass
 
-    Trainer.__abstractmethods__ = frozenset()
-    monkeypatch.setattr(trainer_base.tq, "kv_batch_put", lambda **kwargs: None)
-    trainer = Trainer()
+    def on_sample_end():
+        raise Sampled
+
+    config = {"data": {"train_batch_size": 4, "gen_batch_size": 1}, "algorithm": {}}
+    trainer = make_trainer(config | {"actor_rollout_ref": {"rollout": {"temperature": 1.0}}}, 20, generate)
+    trainer.replay_buffer, trainer.on_sample_end = SimpleNamespace(sample=sample), on_sample_end
     for _ in range(2):
-        first, trainer.uids = trainer.uids, []
+        first = uids.copy()
+        uids.clear()
         trainer._add_batch_to_generate()
         with contextlib.suppress(Sampled):
             trainer._step_once({}, {}, 4)
         trainer.global_steps += 1
-    assert trainer.asked == [f"p{i}" for i in (*range(6), *range(5, 11))]
-    assert trainer.uids[0] not in first, "asked again under its old id"
+    assert asked == [f"p{i}" for i in (*range(6), *range(5, 11))]
+    assert uids[0] not in first, "asked again under its old id"
     assert not trainer.asked_chunks and [list(c["raw_prompt"]) for c in trainer.returned_chunks] == [["p10"]]

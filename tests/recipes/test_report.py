@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from run_folders import edit_step, write_run
+from run_folders import edit_steps, write_run
 
 from llm_rl.reports.__main__ import main
 
@@ -31,35 +31,29 @@ def test_writes_the_report_and_nothing_else(tmp_path, capsys):
     assert files == {*pages, "summary.json", "kept.txt", *(f"pictures/{name}.png" for name in PICTURES)}
     assert set(json.loads((tmp_path / "report" / "summary.json").read_text())) >= {"off", "on", "auto"}
     lines = capsys.readouterr().out.splitlines()
-    took = (
-        "A token of the rollout took 50.000 ms with SAM {}, 62.500 ms with SAM off: +25.0% over training steps 2 to 3, "
-    )
+    took = "A token of the rollout took 50.000 ms with SAM {}, 62.500 ms with SAM off: +25.0% over training steps 2 to "
     for arm in ("on", "auto"):
-        assert [line for line in lines if line.startswith(took.format(arm))]
+        assert [line for line in lines if line.startswith(took.format(arm) + "3, ")]
     assert lines[3].split()[-3:] == ["+25.0%", "2.00", "+25.0%"] and lines[-1].startswith("report: ")
 
 
 def test_pictures_are_drawn_and_stand_in_every_page(tmp_path):
     assert main(["report", *report(tmp_path, "off", "on")]) == 0
-    pictures = {
-        f"pictures/{name}.png": (tmp_path / "report" / f"pictures/{name}.png").read_bytes() for name in PICTURES
-    }
+    folder = tmp_path / "report"
+    pictures = {name: (folder / name).read_bytes() for name in (f"pictures/{name}.png" for name in PICTURES)}
     for data in pictures.values():
         assert data.startswith(b"\x89PNG") and len(data) > 10_000
     for suffix in ("", ".zh"):
-        assert set(re.findall(r"\]\((.*?)\)", (tmp_path / "report" / f"report{suffix}.md").read_text())) == set(
-            pictures
-        )
-        inline = re.findall(r'base64,([^"]*)"', (tmp_path / "report" / f"report{suffix}.html").read_text())
+        assert set(re.findall(r"\]\((.*?)\)", (folder / f"report{suffix}.md").read_text())) == set(pictures)
+        inline = re.findall(r'base64,([^"]*)"', (folder / f"report{suffix}.html").read_text())
         assert {base64.b64decode(data) for data in inline} == set(pictures.values())
 
 
 def test_poor_run_folders_make_a_report_too(tmp_path):
     args = report(tmp_path, "off")
     folder = write_run(tmp_path / "on", "batch", steps=3, engine=False)
-    for number in (1, 2, 3):
-        names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "tail_tokens")
-        edit_step(folder, number, **{f"rollout/spec/{name}": None for name in names})
+    names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "tail_tokens")
+    edit_steps(folder, (1, 2, 3), **{f"rollout/spec/{name}": None for name in names})
     assert main(["report", f"--on={folder}", *args]) == 0
     assert {path.stem for path in (tmp_path / "report" / "pictures").iterdir()} == {"times", "training"}
 

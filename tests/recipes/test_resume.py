@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from llm_rl import launch, resume
 from llm_rl.errors import UserError
@@ -75,13 +74,10 @@ def garbled_tracker(run_dir):
 
 def in_the_next_rollout(run_dir):
     """Rows that the engine wrote early, and half a line."""
-    for file in ("engine-0.jsonl", "answers-7.jsonl", "steps.jsonl"):
-        with (run_dir / file).open("a") as f:
-            f.write(
-                "[500.0, 0.1, 2, 2, 0, 0]\n" * (file[0] == "e")
-                + '[5, 0, 0, "x", [1], null]\n' * (file[0] == "a")
-                + "[5,"
-            )
+    early = {"engine-0": "[500.0, 0.1, 2, 2, 0, 0]\n", "answers-7": '[5, 0, 0, "x", [1], null]\n', "steps": ""}
+    for name, rows in early.items():
+        with (run_dir / f"{name}.jsonl").open("a") as f:
+            f.write(rows + "[5,")
 
 
 def in_a_checkpoint(run_dir):
@@ -198,50 +194,30 @@ def test_file_logger_adds_to_the_log(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def trainer(monkeypatch):
-    """verl's trainer as far as it asks for prompts: a train batch of 4, at most 2 of them in flight."""
-    from verl.trainer.ppo.v1 import trainer_base
+def trainer(make_trainer, tmp_path):
+    """Makes trainers with a train batch of 4, at most 2 of them in flight, and checkpoints in tmp_path."""
+    trainer = {"default_local_dir": str(tmp_path), "default_hdfs_dir": None, "resume_mode": "auto"}
+    config = {
+        "data": {"train_batch_size": 4, "gen_batch_size": 1},
+        "algorithm": {"filter_groups": {"enable": True, "max_num_gen_batches": 3, "max_inflight_gen_batches": 2}},
+        "actor_rollout_ref": {"actor": {}},
+        "trainer": trainer | {"del_local_ckpt_after_load": False},
+    }
 
-    class Trainer(trainer_base.PPOTrainer):
-        def __init__(self, folder):
-            filters = {"enable": True, "max_num_gen_batches": 3, "max_inflight_gen_batches": 2}
-            self.config = OmegaConf.create(
-                {
-                    "data": {"train_batch_size": 4, "gen_batch_size": 1},
-                    "algorithm": {"filter_groups": filters},
-                    "actor_rollout_ref": {"actor": {}},
-                    "trainer": {"default_local_dir": str(folder), "default_hdfs_dir": None, "resume_mode": "auto"},
-                }
-            )
-            self.config.trainer.del_local_ckpt_after_load = False
-            self.trainer_mode, self.global_steps, self.use_critic = "sync", 1, False
-            self.train_dataloader = Loader({"raw_prompt": [f"p{i}"], "index": [i]} for i in range(30))
-            self.train_dataloader_it = None
-            self.asked_chunks, self.returned_chunks = [], []
-            self.agent_loop_manager = SimpleNamespace(generate_sequences=lambda batch: None)
-            self.checkpoint_callback = SimpleNamespace(on_save=lambda **kwargs: None)
-            self.actor_rollout_wg = SimpleNamespace(
-                save_checkpoint=lambda *args, **kwargs: None, load_checkpoint=lambda **kwargs: None
-            )
+    def nothing(*args, **kwargs): ...
 
-        def on_sample_end(self): ...
+    def make():
+        made = make_trainer(config, 30, nothing)
+        made.checkpoint_callback = SimpleNamespace(on_save=nothing)
+        made.actor_rollout_wg = SimpleNamespace(save_checkpoint=nothing, load_checkpoint=nothing)
+        return made
 
-        def fit(self): ...
-
-    class Loader(list):
-        def state_dict(self):
-            return {}
-
-        def load_state_dict(self, state): ...
-
-    Trainer.__abstractmethods__ = frozenset()
-    monkeypatch.setattr(trainer_base.tq, "kv_batch_put", lambda **kwargs: None)
-    return Trainer
+    return make
 
 
-def test_a_step_without_prompts_to_train_on_ends(trainer, tmp_path):
+def test_a_step_without_prompts_to_train_on_ends(trainer):
     """3 times 2 x 4 prompts may be asked in a step, and again in the next."""
-    asking = trainer(tmp_path)
+    asking = trainer()
     for _ in range(2):
         asking._add_batch_to_generate()
         for _ in range(20):
@@ -251,9 +227,9 @@ def test_a_step_without_prompts_to_train_on_ends(trainer, tmp_path):
         asking.asked_chunks = []
 
 
-def test_prompts_without_answers_are_replaced_however_many_without_a_filter(trainer, tmp_path):
+def test_prompts_without_answers_are_replaced_however_many_without_a_filter(trainer):
     """sync_refill_failed_groups asks for them alike; max_num_gen_batches counts prompts that the filter refused."""
-    asking = trainer(tmp_path)
+    asking = trainer()
     asking.config.algorithm.filter_groups.enable = False
     asking._add_batch_to_generate()
     for _ in range(24):
@@ -261,12 +237,12 @@ def test_prompts_without_answers_are_replaced_however_many_without_a_filter(trai
 
 
 def test_checkpoint_keeps_the_prompts_given_back(trainer, tmp_path):
-    saving = trainer(tmp_path)
+    saving = trainer()
     saving._add_batch_to_generate()
     saving.returned_chunks = saving.asked_chunks[2:]
     saving._save_checkpoint()
     assert isinstance(torch.load(tmp_path / "global_step_1" / "returned_prompts.pt", weights_only=False), list)
-    loading = trainer(tmp_path)
+    loading = trainer()
     loading._load_checkpoint()
     assert loading.global_steps == 1
     assert [list(loading._fetch_one_gen_batch()["raw_prompt"]) for _ in range(3)] == [["p2"], ["p3"], ["p0"]]

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from run_folders import edit_step, write_answers, write_run
+from run_folders import edit_steps, write_answers, write_run
 
 from llm_rl.errors import UserError
 from llm_rl.reports import accuracy
@@ -20,8 +20,7 @@ ARMS = ("off", "on", "auto")
 def runs(tmp_path):
     for arm, sam in (("off", "off"), ("on", "batch"), ("auto", "auto")):
         write_run(tmp_path / arm, sam)
-        for number in (1, 2, 3):
-            edit_step(tmp_path / arm, number, **{"train/num_gen_batches": 2})
+        edit_steps(tmp_path / arm, (1, 2, 3), **{"train/num_gen_batches": 2})
         answers = {(1, 0, sibling): ("h", [5, 6, 7 + (arm == "auto")], [-0.5, -0.25, -1.0]) for sibling in (0, 1)}
         write_answers(tmp_path / arm, answers)
     return tmp_path
@@ -45,10 +44,9 @@ def test_tables_have_the_figures_of_the_runs(runs):
     assert "| `request` | 24 | 10 | 41.7% | 24 | 10 | 41.7% |" in text
     assert "SAM on: texts and indexes took 3.0 MiB at most" in text
     assert "| 2 | -0.300 | -0.300 | -0.300 | 13.0 | 13.0 | 13.0 | 2.5 | 2.0 | 2.0 |" in text
-    assert "6 of 6 tokens sampled with SAM on equal those with SAM off." in text
-    assert (
-        "4 of 6 tokens sampled with SAM auto equal those with SAM off. The first that differs: training step 1" in text
-    )
+    equal = "{} of 6 tokens sampled with {} equal those with SAM off."
+    assert equal.format(6, "SAM on") in text
+    assert equal.format(4, "SAM auto") + " The first that differs: training step 1" in text
     assert "| switch | off | batch | auto |" in text and "resumed" not in text
     assert "Missing" not in text and "No mean round" not in text
 
@@ -56,9 +54,8 @@ def test_tables_have_the_figures_of_the_runs(runs):
 def test_a_section_without_data_says_what_is_missing(tmp_path):
     for arm, sam in (("off", "off"), ("on", "batch")):
         folder = write_run(tmp_path / arm, sam, engine=False)
-        for number in (1, 2, 3):
-            names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "draft_ms")
-            edit_step(folder, number, **{f"rollout/spec/{name}": None for name in names})
+        names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "draft_ms")
+        edit_steps(folder, (1, 2, 3), **{f"rollout/spec/{name}": None for name in names})
     text = text_of(tmp_path, arms=("off", "on"))
     for missing in (
         "no `engine-*.jsonl` that matches its step log",
@@ -95,16 +92,9 @@ def test_accuracy_is_told_where_it_was_evaluated(runs, tmp_path):
     summary, _ = load({arm: runs / arm for arm in ("off", "on")})
     assert "No evaluation was given" in markdown(summary, "en")
     path = tmp_path / "gsm8k.json"
-    path.write_text(
-        json.dumps(
-            {"questions": 30, "answers_to_each": 16, "temperature": 0.6, "p_value": 0.4321, "differs": False}
-            | {
-                "off": {"value": 0.665},
-                "on": {"value": 0.668},
-                "difference": {"value": 0.003, "low": -0.01, "high": 0.016},
-            }
-        )
-    )
+    figures = {"questions": 30, "answers_to_each": 16, "temperature": 0.6, "p_value": 0.4321, "differs": False}
+    figures |= {"off": {"value": 0.665}, "on": {"value": 0.668}}
+    path.write_text(json.dumps(figures | {"difference": {"value": 0.003, "low": -0.01, "high": 0.016}}))
     row = "| gsm8k | 30 x 16 | 0.6 | 66.5 | 66.8 | +0.3 | -1.0 .. +1.6 | 0.43 | {} |"
     evaluations = [accuracy.read(path)]
     assert row.format("not seen") in markdown(summary, "en", evaluations)
