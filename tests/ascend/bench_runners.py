@@ -4,10 +4,9 @@
     PYTHONPATH=tests/common .venvs/vllm-0.23/bin/python tests/ascend/bench_runners.py
     ... tests/ascend/bench_runners.py --platform gpu --model MODEL --graphs FULL_AND_PIECEWISE FULL
 
-Any drafter on the host switches asynchronous scheduling off, also while it drafts nothing, and keeps the engine on
-runner 1. So engines take turns at the same requests: without speculation on runner 2 and on runner 1, scheduled
-asynchronously and not, and with `sam`, its switch off and on. Answers are greedy and of one length. The worker is a
-process of its own, which computes while the engine schedules.
+A drafter on the host keeps the engine on runner 1. So engines take turns at the same requests: without speculation on
+runner 2 and on runner 1, and with `sam`, its switch off and on, those on runner 1 scheduled asynchronously and not.
+Answers are greedy and of one length. The worker is a process of its own, which computes while the engine schedules.
 
 On the platform npu vllm-ascend runs over the stand-in for torch_npu, eagerly, with a tiny model in float32; it has no
 runner 2 there. On the platform gpu vLLM runs a model from a folder, once for each mode of graphs.
@@ -34,8 +33,10 @@ ARMS = {  # whether on runner 2; scheduled asynchronously; options of sam
     "runner 2, asynchronous": (True, True, None),
     "asynchronous": (False, True, None),
     "synchronous": (False, False, None),
-    "sam, off": (False, False, SAM),  # until keep_off
-    "sam, on": (False, False, SAM),
+    "sam, off": (False, True, SAM),  # until keep_off
+    "sam, on": (False, True, SAM),
+    "sam, off, synchronous": (False, False, SAM),
+    "sam, on, synchronous": (False, False, SAM),
 }
 
 
@@ -54,7 +55,7 @@ def start(arm: str, platform: str, model: str, graphs: str) -> Engine:
     engine = Engine(model, platform, sam=sam, k=K, environment=environment, **settings)
     if engine.ask("scheduling") != [[runner_2, asynchronous]]:
         sys.exit(f"bench_runners: the engine {arm!r} does not run as it was asked to")
-    if arm == "sam, off":
+    if "off" in arm:
         engine.ask("keep_off")
     return engine
 
@@ -74,7 +75,7 @@ def measure(
             seconds, steps = time.perf_counter() - began, len(engines[arm].rows)
             gained = batch * tokens / engines[arm].count("running")
             drafted = engines[arm].count("drafted")
-            if bool(drafted) != (arm == "sam, on"):
+            if bool(drafted) != ("on" in arm.split(", ")):
                 sys.exit(f"bench_runners: {drafted} draft tokens were verified in the arm {arm!r}")
             found[arm].append((1e3 * seconds / steps, gained))
     return {arm: figures[1:] for arm, figures in found.items()}

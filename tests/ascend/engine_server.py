@@ -326,6 +326,10 @@ def main():
     try:
         from vllm.platforms import current_platform
 
+        if os.environ.get("ASYNCHRONOUS_CPU"):
+            import asynchronous_cpu
+
+            asynchronous_cpu.allow()
         server = {"LLMEngine": Server, "AsyncLLM": AsyncServer}[sys.argv[1]](json.loads(sys.argv[2]))
         answer({"result": type(current_platform).__name__})
         for line in sys.stdin:

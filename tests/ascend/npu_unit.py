@@ -354,7 +354,7 @@ def check_drafts_reach_the_scheduler_where_steps_overlap():
     core.batch_queue, core.batch_queue_size = collections.deque([(output, None) if OLD else (output, None, None)]), 2
     core.log_error_detail = core.log_iteration_details = contextlib.nullcontext
     core.execute_model_with_error_logging = lambda execute, scheduled: execute(scheduled)
-    core._process_aborts_queue = lambda: None
+    core._process_aborts_queue, core.async_scheduling = lambda: None, False
     core.scheduler = types.SimpleNamespace(
         has_requests=lambda: False, update_from_output=lambda *_: {}, update_draft_token_ids=drafts.append
     )

@@ -95,7 +95,8 @@ def test_off_costs_nothing(cpu, sam, prompts):
     decode = calls_after[DECODE] - calls.get(DECODE, 0)
     assert decode >= 2 * (len(off) - 2)  # 2 layers; at most two of these steps hold prompts
     within = sum(0 < row[2] <= 8 for row in sam.rows)
-    assert after["steps_on"] - before["steps_on"] == within
+    # an engine that schedules asynchronously begins up to two steps more than it needs
+    assert within <= after["steps_on"] - before["steps_on"] <= within + (0 if OLD else 2)
     assert after["proposed"] - before["proposed"] <= K * sum(row[2] for row in sam.rows if row[2] <= 8)
 
 
@@ -104,6 +105,7 @@ def test_every_sampled_token_is_fed_once(cpu, sam, prompts, requests):
     """With the switch on and off. The runner accepts up to k tokens more than the scheduler keeps of an answer's end."""
     before = sam.pool()["appended"]
     answers = sam.run(prompts[:requests], 40)
+    settled(sam)
     fed = sam.pool()["appended"] - before
     assert 40 * requests <= fed <= (40 + K) * requests
     assert answers == cpu.run(prompts[:requests], 40)

@@ -358,6 +358,13 @@ class SamProposer:
             save = self.saved.save_busy if self._slots else self.saved.save
             self._unsaved = not save(self.pool, self.switch)
 
+    def complete(self, req_id: str, tokens: Sequence[int]) -> None:
+        """Feed what the indexes lack of a request's text, given whole: for a request that has left the engine's rows."""
+        slot = self._slots.get(req_id)
+        if slot is not None and (fed := int(self._requests["fed"][slot])) < len(tokens):
+            self.pool.append(slot, np.array(tokens[fed:], np.int32))
+            self._requests["fed"][slot] = len(tokens)
+
     def stats(self) -> dict[str, Any]:
         """Counters since the start: flat, numbers only, so that two snapshots can be subtracted.
 

@@ -32,6 +32,9 @@ class Event:
     def synchronize(self):
         METER.wait_for("event", self.clock)
 
+    def query(self):
+        return self.clock <= METER.reached
+
     def elapsed_time(self, end):
         """Milliseconds."""
         return (end.time - self.time) * 1e3

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts under asynchronous scheduling: the same texts, and indexes that hold the answers and nothing else."""
+
+import random
+
+import pytest
+from ascend_engine import OLD, Engine
+from engine_checks import settled, speculated
+from tiny_qwen3 import VOCAB
+
+pytestmark = pytest.mark.skipif(OLD, reason="vLLM 0.11 schedules with drafts synchronously")
+K = 3
+
+
+@pytest.fixture(scope="module")
+def tight(model):
+    """Drafts of 3 tokens while at most 6 requests run, in a cache of 6 blocks, prompts in chunks of 48."""
+    engine = Engine(
+        model,
+        sam={"threshold": 6, "min_prob": 0},
+        k=K,
+        max_model_len=256,
+        max_num_seqs=16,
+        max_num_batched_tokens=48,
+        num_gpu_blocks_override=6,
+        enable_prefix_caching=False,
+    )
+    yield engine
+    engine.stop()
+
+
+def test_the_engine_schedules_asynchronously(tight, plain):
+    assert tight.ask("scheduling") == plain.ask("scheduling") == [[False, True]]
+
+
+def test_drafts_are_verified_and_counted(cpu, sam, prompts):
+    """Steps count the drafts that they verified, not the placeholders they were planned with."""
+    before = sam.drafter()
+    assert sam.run(prompts[:4], 60) == cpu.run(prompts[:4], 60)
+    speculated(sam)
+    after = sam.drafter()
+    assert 0 < sam.count("drafted") <= after["proposed"] - before["proposed"] < K * sam.count("running")
+
+
+def test_texts_and_indexes_of_random_schedules(cpu, tight):
+    """Arrivals, aborts, preemption, chunked prompts, and ends by length and by stop tokens, also in the middle of a draft."""
+    rng, preemptions = random.Random(0), 0
+    for _ in range(4):
+        prompts = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 30))] * rng.randrange(1, 4) for _ in range(14)]
+        lengths = [rng.randrange(1, 150) for _ in prompts]
+        plain = cpu.run(prompts, lengths)
+        stops = [{"stop_token_ids": [rng.choice(answer)]} if rng.random() < 0.4 else {} for answer in plain]
+        expected = cpu.run(prompts, lengths, each=stops)
+        assert sum(map(len, expected)) < sum(map(len, plain))
+        before = tight.pool()["appended"]
+        assert tight.run(prompts, lengths, stagger=rng.randrange(4), each=stops) == expected
+        speculated(tight)
+        preemptions += tight.preemptions
+        settled(tight)
+        assert tight.pool()["appended"] - before == sum(map(len, expected))
+    assert preemptions > 0
+    tight.run(prompts[:5], 40, abort={1, 3})
+    settled(tight)
+
+
+def test_vllms_own_runner(model, cpu, prompts):
+    """On vLLM's CPU backend, which is made to schedule asynchronously."""
+    settings = {"environment": {"ASYNCHRONOUS_CPU": "1"}, "max_num_batched_tokens": 64, "max_num_seqs": 8}
+    engine = Engine(model, "cpu", sam={"threshold": 5, "min_prob": 0}, k=K, **settings)
+    assert engine.ask("scheduling") == [[False, True]]
+    for stagger in (0, 3):
+        assert engine.run(prompts[:12], 50, stagger=stagger) == cpu.run(prompts[:12], 50)
+        speculated(engine)
+    settled(engine)
+    assert engine.pool()["appended"] == 2 * 12 * 50
+    engine.stop()
+
+
+def events_of_a_step(model, sam, placeholders):
+    """How often each kind of event occurs in a step in which four requests decode; see device_costs."""
+    engine = Engine(model, "metered", sam=sam, k=K, dtype="bfloat16", async_scheduling=True)
+    engine.ask("meter_steps")
+    engine.run([[i + 1, i + 2, 3, 4] * 5 for i in range(4)], 24, temperature=0.8, top_k=20)
+    steps = engine.ask("metered_steps")
+    engine.stop()
+    events = [events for *shape, events in steps if shape == [4, 4 + 4 * placeholders, 4 * placeholders]][-2]
+    return {kind: sum(n for *event, n in events if event[0] == kind) for kind in ("wait", "AICPU", "launch", "unknown")}
+
+
+def test_a_step_waits_no_more_than_one_of_a_plain_engine_that_schedules_asynchronously(model):
+    """With the switch off it launches no more either."""
+    plain = events_of_a_step(model, None, 0)
+    off = events_of_a_step(model, {"min_prob": 0, "threshold": 1}, K)
+    drafting = events_of_a_step(model, {"min_prob": 0, "threshold": 64}, K)
+    assert all(off[kind] <= plain[kind] for kind in plain), (off, plain)
+    assert drafting["launch"] > plain["launch"] and drafting["unknown"] == 0
+    assert drafting["wait"] <= plain["wait"] and drafting["AICPU"] <= plain["AICPU"], (drafting, plain)
