@@ -320,9 +320,9 @@ TABLES = {
     "bench-runners": Table(
         ("bench-runners",),
         runners,
-        "requests | asynchronous | synchronous | `sam`, off | `sam`, on | tokens per step, on",
-        "请求 | 异步 | 同步 | `sam`，关 | `sam`，开 | 开：每步 token",
-        "batch | asynchronous | synchronous | sam, off | sam, on | tokens:.2f",
+        "requests | asynchronous: plain | `sam`, off | `sam`, on | synchronous: plain | `sam`, off | `sam`, on | tokens per step, on",
+        "请求 | 异步：不开投机 | `sam`，关 | `sam`，开 | 同步：不开投机 | `sam`，关 | `sam`，开 | 开：每步 token",
+        "batch | asynchronous | sam, off | sam, on | synchronous | sam, off, synchronous | sam, on, synchronous | tokens:.2f",
         left=0,
     ),
     "bench-host": Table(

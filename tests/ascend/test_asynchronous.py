@@ -46,7 +46,9 @@ def test_texts_and_indexes_of_random_schedules(cpu, tight):
     """Arrivals, aborts, preemption, chunked prompts, and ends by length and by stop tokens, also in the middle of a draft."""
     rng, preemptions = random.Random(0), 0
     for _ in range(4):
-        prompts = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 30))] * rng.randrange(1, 4) for _ in range(14)]
+        prompts = [
+            [rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 30))] * rng.randrange(1, 4) for _ in range(14)
+        ]
         lengths = [rng.randrange(1, 150) for _ in prompts]
         plain = cpu.run(prompts, lengths)
         stops = [{"stop_token_ids": [rng.choice(answer)]} if rng.random() < 0.4 else {} for answer in plain]

@@ -100,6 +100,22 @@ def test_tokens_of_steps_with_the_switch_off_are_fed():
     assert batch.propose(proposer) == {"a": [4, 5, 1]}
 
 
+def test_the_rest_of_a_text_that_has_left_the_rows_is_fed_once():
+    proposer, batch = make(), Batch()
+    batch.add("a", [1, 2], 2)
+    batch.sample("a", [5])
+    batch.propose(proposer)
+    batch.remove("a")
+    for _ in range(2):
+        proposer.complete("a", [1, 2, 5, 6, 7])
+    assert proposer.pool.stats()["appended"] == 3
+    proposer.finish({"a"})
+    proposer.complete("a", [1, 2, 5, 6, 7, 8])
+    assert proposer.pool.stats()["appended"] == 3
+    batch.add("b", [1, 2], 2)
+    assert batch.propose(proposer) == {"b": [5, 6, 7]}
+
+
 def test_partial_prefill_is_not_drafted_but_indexed_once():
     proposer, batch = make(), Batch()
     batch.add("a", [1, 2, 3, 1, 2], 5)
