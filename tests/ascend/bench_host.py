@@ -65,7 +65,7 @@ def start(folder: str, platform: str, placement: str, arm: str) -> Engine:
     elif seeded:
         settings["additional_config"] = {"sam_verify": "seeded"}
     if not OLD:
-        settings["async_scheduling"] = False  # as with any drafter on the host
+        settings["async_scheduling"] = False  # so that no arm hides host time behind another step
     engine = Engine(folder, platform, sam=sam, k=K, **settings)
     if drafts == "never":
         engine.ask("keep_off")

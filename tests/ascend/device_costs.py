@@ -51,7 +51,7 @@ def arms(graphs: bool) -> dict[str, Arm]:
     seeded = {"additional_config": {"sam_verify": "seeded"}}
     some = {"compilation_config": GRAPHS} if graphs else {}
     if not OLD:
-        some["async_scheduling"] = False  # as with any drafter on the host
+        some["async_scheduling"] = False  # so that a step waits for itself alone
     seeds = SAMPLED | {"seed": 1}
     return {
         "plain, greedy": Arm(None, some, {}, False, None),

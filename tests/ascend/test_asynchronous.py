@@ -3,6 +3,7 @@
 
 import random
 
+import device_costs
 import pytest
 from ascend_engine import OLD, Engine
 from engine_checks import settled, speculated
@@ -78,22 +79,22 @@ def test_vllms_own_runner(model, cpu, prompts):
     engine.stop()
 
 
-def events_of_a_step(model, sam, placeholders):
-    """How often each kind of event occurs in a step in which four requests decode; see device_costs."""
-    engine = Engine(model, "metered", sam=sam, k=K, dtype="bfloat16", async_scheduling=True)
-    engine.ask("meter_steps")
-    engine.run([[i + 1, i + 2, 3, 4] * 5 for i in range(4)], 24, temperature=0.8, top_k=20)
-    steps = engine.ask("metered_steps")
-    engine.stop()
-    events = [events for *shape, events in steps if shape == [4, 4 + 4 * placeholders, 4 * placeholders]][-2]
-    return {kind: sum(n for *event, n in events if event[0] == kind) for kind in ("wait", "AICPU", "launch", "unknown")}
-
-
-def test_a_step_waits_no_more_than_one_of_a_plain_engine_that_schedules_asynchronously(model):
-    """With the switch off it launches no more either."""
-    plain = events_of_a_step(model, None, 0)
-    off = events_of_a_step(model, {"min_prob": 0, "threshold": 1}, K)
-    drafting = events_of_a_step(model, {"min_prob": 0, "threshold": 64}, K)
+def test_a_step_waits_no_more_than_one_of_a_plain_engine_that_schedules_asynchronously():
+    """With the switch off it launches no more either. Steps with `sam` are planned with placeholders, drafts or none."""
+    settings, batch, layers = {"async_scheduling": True}, 4, 2
+    arms = {
+        "plain": device_costs.Arm(None, settings, device_costs.SAMPLED, False, None),
+        "off": device_costs.Arm({"min_prob": 0, "threshold": 1}, settings, device_costs.SAMPLED, True, "plain"),
+        "drafting": device_costs.Arm({"min_prob": 0, "threshold": 64}, settings, device_costs.SAMPLED, True, "plain"),
+    }
+    measured = device_costs.measure(arms, (batch,), (layers,))
+    plain, off, drafting = (
+        {
+            kind: device_costs.total(measured[arm][batch][layers], kind)
+            for kind in ("wait", "AICPU", "launch", "unknown")
+        }
+        for arm in arms
+    )
     assert all(off[kind] <= plain[kind] for kind in plain), (off, plain)
     assert drafting["launch"] > plain["launch"] and drafting["unknown"] == 0
     assert drafting["wait"] <= plain["wait"] and drafting["AICPU"] <= plain["AICPU"], (drafting, plain)

@@ -9,6 +9,7 @@ import sys
 import time
 from functools import partial
 
+import commands
 import pytest
 from recording import line, recording, write
 from sam_core.corpus import build_corpus
@@ -16,22 +17,12 @@ from sam_core.corpus import build_corpus
 from sam_lab.__main__ import main
 
 RULE = ["--rule", "newest"]
+refused = partial(commands.refused, main)
 
 
 def command(*words, **options):
     words = [sys.executable, "-m", "sam_lab", *map(str, words)]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, **options)
-
-
-def refused(capsys, *words):
-    """The sentence of a call that must exit with 2."""
-    try:
-        code = main([*map(str, words)])
-    except SystemExit as exit:
-        code = exit.code
-    out, err = capsys.readouterr()
-    assert code == 2 and "Traceback" not in err
-    return err.splitlines()[-1]
 
 
 def rows(out):

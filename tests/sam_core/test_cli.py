@@ -4,28 +4,21 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
+import commands
 import pytest
 from sam_core.__main__ import main
 from sam_core.tokenizer import fingerprint
 
 import sam_core
 
+refused = partial(commands.refused, main)
+
 
 def command(*words):
     words = [sys.executable, "-m", "sam_core", *map(str, words)]
     return subprocess.run(words, capture_output=True, text=True, timeout=60)
-
-
-def refused(capsys, *words):
-    """The sentence of a call that must exit with 2."""
-    try:
-        code = main([*map(str, words)])
-    except SystemExit as exit:
-        code = exit.code
-    out, err = capsys.readouterr()
-    assert code == 2 and "Traceback" not in err
-    return err.splitlines()[-1]
 
 
 def write(path, rows):

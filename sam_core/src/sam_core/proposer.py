@@ -358,12 +358,17 @@ class SamProposer:
             save = self.saved.save_busy if self._slots else self.saved.save
             self._unsaved = not save(self.pool, self.switch)
 
-    def complete(self, req_id: str, tokens: Sequence[int]) -> None:
-        """Feed what the indexes lack of a request's text, given whole: for a request that has left the engine's rows."""
-        slot = self._slots.get(req_id)
-        if slot is not None and (fed := int(self._requests["fed"][slot])) < len(tokens):
-            self.pool.append(slot, np.array(tokens[fed:], np.int32))
-            self._requests["fed"][slot] = len(tokens)
+    def complete(self, req_id: str, answer: Sequence[int]) -> None:
+        """Feed what the indexes lack of a request's answer, given whole: for a request that has left the engine's rows.
+
+        The answer ends before its first negative number, a token that the engine does not know yet.
+        """
+        if (slot := self._slots.get(req_id)) is not None:
+            request = self._requests[slot]
+            rest = [*itertools.takewhile(lambda token: token >= 0, answer[request["fed"] - request["prompt"] :])]
+            if rest:
+                self.pool.append(slot, np.array(rest, np.int32))
+                request["fed"] += len(rest)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: flat, numbers only, so that two snapshots can be subtracted.

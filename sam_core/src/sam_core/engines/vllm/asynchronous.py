@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any
 
 from sam_core.proposer import SamProposer
@@ -62,7 +61,7 @@ class AsyncDrafts:
             discarded: rows without a token, of partial prefills.
         """
         batch = self.runner.input_batch
-        ends = batch.num_tokens_no_spec.tolist()
+        ends = batch.num_tokens_no_spec[: batch.num_reqs].tolist()
         rows = {req_id: (i, ends[i] - 1) for i, req_id in enumerate(batch.req_ids) if i not in discarded}
         self._unread.append(_Sampled(rows, output.sampled_token_ids_cpu, output.async_copy_ready_event))
 
@@ -77,16 +76,15 @@ class AsyncDrafts:
             latest.ready.synchronize()
         elif latest and scheduler_output.finished_req_ids:
             read = latest.ready.query()  # its last tokens may be those of a request that has ended
-        sampled: dict[str, int] = {}
+        sampled: set[str] = set()
         # Of earlier steps the scheduler has had the output, so their tokens are on the host.
         while self._unread and (read or self._unread[0] is not latest):
             sampled = self._read(self._unread.popleft())
         if read:
             batch.prev_sampled_token_ids = batch.prev_req_id_to_index = batch.sampled_token_ids_cpu = None
         for req_id in scheduler_output.finished_req_ids:
-            if (state := self.runner.requests.get(req_id)) and state.prompt_token_ids is not None:
-                known = takewhile(lambda token: token >= 0, state.output_token_ids)
-                drafter.complete(req_id, [*state.prompt_token_ids, *known])
+            if state := self.runner.requests.get(req_id):
+                drafter.complete(req_id, state.output_token_ids)
         lengths = batch.num_tokens_no_spec[: batch.num_reqs].copy()
         for step in self._unread:
             for req_id, (_, start) in step.rows.items():
@@ -114,9 +112,9 @@ class AsyncDrafts:
         drafts = [list(draft) for draft in self._verified.values()]
         return DraftTokenIds(list(self._verified), drafts, self.runner.drafter.report())
 
-    def _read(self, step: _Sampled) -> dict[str, int]:
-        """Write a step's tokens into the texts. Returns the number of tokens of each request."""
-        batch, counts = self.runner.input_batch, {}
+    def _read(self, step: _Sampled) -> set[str]:
+        """Write a step's tokens into the texts. Returns the requests in the batch that it sampled for."""
+        batch, sampled = self.runner.input_batch, set()
         rows = step.tokens.tolist()
         for req_id, (row, start) in step.rows.items():
             state = self.runner.requests.get(req_id)
@@ -131,8 +129,8 @@ class AsyncDrafts:
             batch.token_ids_cpu[index, start:end] = tokens
             batch.is_token_ids[index, start:end] = True
             batch.num_tokens_no_spec[index] += len(tokens) - 1
-            counts[req_id] = len(tokens)
-        return counts
+            sampled.add(req_id)
+        return sampled
 
     def _kept(self, state: Any, start: int, tokens: list[int]) -> list[int]:
         """Those of a step's tokens that belong to the text. Steps run beyond its end until the scheduler knows of it."""
