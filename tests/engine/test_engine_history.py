@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from conftest import Engine
+from cpu_engine import Engine
 from engine_checks import history_is_found_again
 
 

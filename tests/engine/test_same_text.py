@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from conftest import VOCAB, Engine
+from conftest import VOCAB
+from cpu_engine import Engine
 from engine_checks import speculated
 
 

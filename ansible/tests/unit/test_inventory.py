@@ -11,7 +11,7 @@ from ansible_collections.sam_rl.ascend.plugins.filter.repository import pin_set
 
 ANSIBLE = Path(__file__).resolve().parents[2]
 REPOSITORY = str(ANSIBLE.parent)
-PIN_SET = max(path.parent.name for path in Path(REPOSITORY).glob("patches/*/pins.toml"))
+PIN_SET = max(path.parent.name for path in Path(REPOSITORY).glob("patches/*/recipe.toml"))
 GOOD = {
     "ansible_user": "root",
     "hosts_expected": 2,

@@ -76,20 +76,21 @@ class Texts:
         row = self.by_id[req_id].row
         return self.tokens[row, self.prompts[row] : self.ends[row]].tolist()
 
-    def remove(self, req_id: str) -> Text | None:
-        """A request has left the batch; the last row takes its place. Returns its Text, None for an unknown id."""
+    def remove(self, req_id: str) -> int | None:
+        """A request has left the batch: the last row takes the place of its own, which is returned; None: unknown."""
         text = self.by_id.pop(req_id, None)
         if text is None:
             return None
         row, text.row = text.row, -1
         moved = self.req_ids.pop()
         if moved != req_id:
-            last, end = len(self.req_ids), self.ends[len(self.req_ids)]
+            last = len(self.req_ids)
+            end = self.ends[last]
             self.tokens[row, :end] = self.tokens[last, :end]
             self.ends[row], self.prompts[row] = end, self.prompts[last]
             self.req_ids[row] = moved
             self.by_id[moved].row = row
-        return text
+        return row
 
 
 class Output:
@@ -160,8 +161,8 @@ class Speculator:
         preempted = scheduler_output.preempted_req_ids or ()
         new = scheduler_output.scheduled_new_reqs
         for req_id in (*finished, *preempted, *(request.req_id for request in new)):
-            if text := self.texts.remove(req_id):
-                self.leave(text)
+            if (row := self.texts.remove(req_id)) is not None:
+                self.leave(row)
         for request in new:
             text = self.texts.add(
                 request.req_id, request.prompt_len, request.prefill_token_ids, request.sampling_params
@@ -204,7 +205,7 @@ class Speculator:
         return self.proposer.stats()
 
     def read_outputs(self) -> None:
-        """Read the outputs that are on the host, before requests change."""
+        """Read the outputs of finished steps, before requests change."""
 
     def draft(self, input_batch: Any, drafts: torch.Tensor, k: int) -> None:
         """Write drafts of at most k tokens for the next step."""
@@ -216,8 +217,8 @@ class Speculator:
     def finish(self, req_id: str) -> None:
         """A request in the batch has ended."""
 
-    def leave(self, text: Text) -> None:
-        """A request has left the batch."""
+    def leave(self, row: int) -> None:
+        """A request has left the batch; that of the last row has moved to this one."""
 
 
 class HostSpeculator(Speculator):
@@ -278,9 +279,15 @@ def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
         "rank": vllm_config.parallel_config.data_parallel_index,
         "logger": logging.getLogger("vllm.sam_core"),
     }
-    proposer = SamProposer(speculative.num_speculative_tokens, speculative.sam, **settings)
-    limits = vllm_config.scheduler_config.max_num_seqs, model.max_model_len
-    return HostSpeculator(proposer, *limits, device, tp_group)
+    k, scheduler = speculative.num_speculative_tokens, vllm_config.scheduler_config
+    common = scheduler.max_num_seqs, model.max_model_len, device, tp_group
+    if not scheduler.async_scheduling:
+        return HostSpeculator(SamProposer(k, speculative.sam, **settings), *common)
+    from sam_core.engines.vllm.runner2_device import ChainProposer, DeviceSpeculator
+
+    max_concurrent = vllm_config.max_concurrent_batches
+    proposer = ChainProposer(k, speculative.sam, max_concurrent, **settings)
+    return DeviceSpeculator(proposer, *common, req_states, model.get_vocab_size(), max_concurrent)
 
 
 def verification(sam: Any, rejection_sample: Callable[..., Any]) -> Callable[..., Any]:

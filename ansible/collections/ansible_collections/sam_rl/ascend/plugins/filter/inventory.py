@@ -166,10 +166,10 @@ def _cluster_problems(hosts: list[str], settings: Mapping, repository: str) -> l
         )
     if settings["ray_port"] == settings["dashboard_port"]:
         problems.append(f"ray_port and dashboard_port are both {settings['ray_port']}: give each its own.")
-    if not Path(str(repository), "patches", settings["pin_set"], "pins.toml").is_file():
-        known = sorted(path.parent.name for path in Path(str(repository)).glob("patches/*/pins.toml"))
+    if not Path(str(repository), "patches", settings["pin_set"], "recipe.toml").is_file():
+        known = sorted(path.parent.name for path in Path(str(repository)).glob("patches/*/recipe.toml"))
         problems.append(
-            f"pin_set is {settings['pin_set']!r}, which is no folder of patches/: choose {' or '.join(known)}."
+            f"pin_set is {settings['pin_set']!r}, which is no folder of patches/ with recipes: choose {' or '.join(known)}."
         )
     return problems + _recipe_problems(hosts, settings, repository) + _image_problems(settings)
 

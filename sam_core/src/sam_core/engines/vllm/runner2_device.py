@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter of vLLM's second runner while the engine schedules asynchronously: no step waits for the host.
+
+A step is launched while the one before it still runs, so the host knows the tokens of one or two steps fewer. It drafts
+chains behind what it knows, and the device completes them (see `sam_core.device_drafts`): it takes what follows in the
+chain where the tokens sampled since are its beginning, else what it finds in a table of the texts. Every request gets
+k draft tokens, or none does where the engine's schedule by batch size says 0.
+
+Shapes: B requests of a step, W = 2k + 2 tokens that two steps can sample.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, NgramTable, draft
+from sam_core.engines.vllm.runner2 import Speculator, Text
+from sam_core.proposer import SamProposer, _Step
+from sam_core.verify import to_device
+
+Int32 = npt.NDArray[np.int32]
+MAX_SLOTS = 1 << 22
+"""N-grams in the table, at most: 32 MiB."""
+NUM_FIELDS = 4
+"""Numbers of a row that are uploaded before its last tokens and its chain."""
+
+
+class ChainProposer(SamProposer):
+    """Drafts chains that the device completes. What was verified is counted when the host hears of it.
+
+    Args:
+        k, sam: as for SamProposer. A chain is not cut by `min_prob`: each request has its k tokens anyway.
+        max_concurrent: steps whose tokens a chain reaches over.
+        settings: SamProposer's other arguments.
+    """
+
+    def __init__(self, k: int, sam: Mapping[str, Any] | None, max_concurrent: int, **settings: Any) -> None:
+        super().__init__(k, {**(sam or {}), "min_prob": 0}, **settings)
+        self.chain_length = max_concurrent * (k + 1) + k
+        self._num_verified = 0
+
+    def chains(
+        self, req_ids: list[str], token_rows: Int32, ends: Int32, prompts: Int32, running: int, should_draft: bool
+    ) -> tuple[Int32, Int32] | None:
+        """Feed the requests' tokens, and draft chains behind them.
+
+        Args:
+            req_ids: of the B rows.
+            token_rows: int32 [>= B, max_model_len].
+            ends, prompts: int32 [>= B].
+            running: requests in the step.
+            should_draft: without drafts a part of the requests is fed.
+
+        Returns:
+            Chains int32 [B, chain_length] and their lengths int32 [B]; None if there are no drafts.
+        """
+        start = time.perf_counter()
+        self.switch.should_draft(running)  # counts steps; the engine's schedule is that of the switch
+        step, batch = self._step, len(req_ids)
+        if step is None or step.req_ids != req_ids:
+            slots = np.array([self._slots.get(req_id, -1) for req_id in req_ids], np.int32)
+            step = self._step = _Step(list(req_ids), slots)
+        step.token_rows, step.ends, step.prompts = token_rows, ends[:batch].copy(), prompts[:batch].copy()
+        chains = None
+        if should_draft:
+            starts = self._open_changed(step)
+            chains = np.zeros((batch, self.chain_length), np.int32), np.empty(batch, np.int32)
+            self.pool.step(step.slots, token_rows, step.ends - starts, self.chain_length, *chains, starts=starts)
+            self._requests["fed"][step.slots] = step.ends
+        else:
+            self._feed_turn(step, None)
+        self._seconds += time.perf_counter() - start
+        return chains
+
+    def count(self, num_drafts: int, position: int, gained: int) -> None:
+        """A request verified draft tokens behind `position` tokens of its answer and gained tokens."""
+        self._num_verified += num_drafts
+        self._positions.add([position], [gained])
+
+    def stats(self) -> dict[str, Any]:
+        """As SamProposer.stats; `proposed` counts what the engine verified, of chains and table together."""
+        return super().stats() | {"proposed": self._num_verified}
+
+
+class DeviceSpeculator(Speculator):
+    """Drafts that stay on the device.
+
+    Args:
+        req_states: the runner's RequestState, which holds the whole texts on the device.
+        max_concurrent: steps that the engine has launched at most, the one that it launches included.
+    """
+
+    proposer: ChainProposer
+
+    def __init__(
+        self,
+        proposer: ChainProposer,
+        max_num_reqs: int,
+        max_model_len: int,
+        device: torch.device,
+        tp_group: Any,
+        req_states: Any,
+        vocab_size: int,
+        max_concurrent: int,
+    ) -> None:
+        super().__init__(proposer, max_num_reqs, max_model_len, device, tp_group)
+        self.req_states = req_states
+        self.max_concurrent = max_concurrent
+        self.width = max_concurrent * (self.k + 1)
+        if not proposer.drafting:
+            return
+        num_texts = 2 * max_num_reqs
+        num_slots = min(MAX_SLOTS, 1 << (2 * num_texts * max_model_len).bit_length())
+        self.table = NgramTable(num_texts, max_model_len, num_slots, vocab_size)
+        self.memory = torch.from_numpy(self.table.memory).to(device, copy=True)
+        self._free_rows = deque(range(num_texts))
+        # By row of self.texts: the row in the table, its tokens there, the number of its group.
+        self._table_rows, self._tabled, self._groups = np.zeros((3, max_num_reqs), np.int32)
+
+    def join(self, text: Text) -> None:
+        row = text.row
+        prompt = self.texts.tokens[row, : self.texts.prompts[row]]
+        # Prompts with the same number share a group: drafts cost speed at worst.
+        self._groups[row] = COMMON + 1 + zlib.crc32(prompt.tobytes()) % (MAX_TOKEN - COMMON - 1)
+        self._table_rows[row] = self._free_rows.popleft()
+        self._tabled[row] = 0
+
+    def finish(self, req_id: str) -> None:
+        row = self.texts.by_id[req_id].row
+        self.proposer.complete(req_id, self.texts.answer(req_id))
+        self._tabulate(slice(row, row + 1))
+
+    def leave(self, row: int) -> None:
+        last = len(self.texts.req_ids)
+        self._free_rows.append(int(self._table_rows[row]))
+        for values in (self._table_rows, self._tabled, self._groups):
+            values[row] = values[last]
+
+    def read_outputs(self) -> None:
+        self._read(self.max_concurrent - 1)
+
+    def _read(self, max_unread: int) -> None:
+        """Read the outputs that are on the host, and others beyond `max_unread`, which the engine has had."""
+        while self.unread and (len(self.unread) > max_unread or self.unread[0].source.copy_event.query()):
+            output = self.unread.popleft()
+            for text, tokens, num_drafts in zip(output.texts, output.read(), output.num_drafts, strict=True):
+                if text is None or text.row < 0 or text.ended or not tokens:
+                    continue
+                before = int(self.texts.ends[text.row])
+                self.texts.append(text, tokens)
+                if num_drafts:
+                    position = before - int(self.texts.prompts[text.row])
+                    self.proposer.count(num_drafts, position, int(self.texts.ends[text.row]) - before)
+
+    def _tabulate(self, rows: slice) -> None:
+        """Bring the table on the host up to date."""
+        ends = self.texts.ends[rows]
+        self.table.append(
+            self._table_rows[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends
+        )
+        self._tabled[rows] = ends
+
+    def draft(self, input_batch: Any, drafts: torch.Tensor, k: int) -> None:
+        self._read(self.max_concurrent)
+        texts = self.texts
+        chains = self.proposer.chains(
+            texts.req_ids, texts.tokens, texts.ends, texts.prompts, input_batch.num_reqs, k > 0
+        )
+        if chains is None:
+            return
+        self._tabulate(slice(len(texts.req_ids)))
+        rows = np.array([texts.by_id[req_id].row for req_id in input_batch.req_ids])
+        uploaded = self._upload(rows, *chains)
+        known, groups, lengths, frequent = uploaded[:, :NUM_FIELDS].unbind(1)
+        tails, chain_rows = uploaded[:, NUM_FIELDS : NUM_FIELDS + MAX_NGRAM], uploaded[:, NUM_FIELDS + MAX_NGRAM :]
+        index, text = input_batch.idx_mapping, self.req_states.all_token_ids.gpu
+        count = (self.req_states.total_len.gpu[index] - known).clamp(0, self.width)
+        columns = known.unsqueeze(1) + torch.arange(self.width, device=self.device)
+        sampled = text[index.unsqueeze(1), columns.clamp(max=text.shape[1] - 1)].long()
+        completed, _ = draft(
+            self.memory, self.table.num_slots, frequent[0], chain_rows, lengths, tails, groups, sampled, count
+        )
+        drafts.copy_(completed[:, : self.k])
+
+    def _upload(self, rows: npt.NDArray[Any], chains: Int32, lengths: Int32) -> torch.Tensor:
+        """Bring the table on the device up to date, and upload what the host knows of the rows of a step.
+
+        Returns:
+            int64 [B, NUM_FIELDS + MAX_NGRAM + 2W - 1]: tokens of the text, number of its group, length of its chain,
+            the table's most frequent token; last tokens; chain.
+        """
+        ends, end = self.texts.ends[rows], NUM_FIELDS + MAX_NGRAM
+        packed = np.zeros((len(rows), end + 2 * self.width - 1), np.int64)
+        packed[:, :NUM_FIELDS] = np.stack(
+            [ends, self._groups[rows], lengths[rows], np.full(len(rows), self.table.most_frequent)], 1
+        )
+        packed[:, NUM_FIELDS:end] = self.texts.tokens[
+            rows[:, None], np.maximum(ends[:, None] + np.arange(-MAX_NGRAM, 0), 0)
+        ]
+        packed[:, end : end + chains.shape[1]] = chains[rows]
+        cells, values = self.table.changes()
+        if len(cells):
+            self.memory.index_copy_(0, to_device(cells, self.device), to_device(values, self.device))
+        return to_device(packed, self.device)

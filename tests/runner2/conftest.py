@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's second runner on the CPU: Triton's interpreter runs its kernels.
+
+Streams and events are placeholders there, so work is done when it is launched. To the drafter it seems unfinished for
+as long as a device could need, and a wait for it, or a read from the device, ends the engine.
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+INTERPRETER = str(Path(__file__).resolve().parent / "interpreter")
+sys.path.insert(0, INTERPRETER)
+os.environ.update(
+    VLLM_PLUGINS="",
+    TRITON_INTERPRET="1",
+    OMP_NUM_THREADS="1",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_CPU_CI_ENV="1",  # no warm-up
+    VLLM_ENABLE_V1_MULTIPROCESSING="1",
+    VLLM_ALLOW_INSECURE_SERIALIZATION="1",  # collective_rpc of a function
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+)
+
+import pytest
+import tiny_qwen3
+from cpu_engine import Engine
+from tiny_qwen3 import VOCAB
+
+SEEDED = {"verify": "seeded", "threshold": 6, "min_prob": 0}
+
+
+def pool_stats(worker):
+    """Runs in a worker: counters of the drafter's Pool."""
+    return worker.model_runner.speculator.proposer.pool.stats()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device():
+    """Asynchronous scheduling, which the CPU backend switches off, and a device that is not always done."""
+    import torch
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
+
+    check, rng = CpuPlatform.check_and_update_config, random.Random(0)
+
+    def keep_asynchronous(vllm_config):
+        asynchronous = vllm_config.scheduler_config.async_scheduling
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = asynchronous
+
+    class Event(shm._EventPlaceholder):
+        """Done when the engine has waited for it, or when it was asked for often enough."""
+
+        def __init__(self, *args, **kwargs):
+            super().__init__()
+            self.done, self.synchronize = False, self._synchronize
+
+        def query(self):
+            self.done = self.done or rng.random() < 0.4
+            return self.done
+
+        def _synchronize(self):
+            reader = sys._getframe(2).f_globals["__name__"]
+            assert self.done or reader != "sam_core.engines.vllm.runner2_device", "the drafter waits for the device"
+            self.done = True
+
+    CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
+    torch.Event = torch.cuda.Event = Event
+    watch_reads()
+
+
+def watch_reads():
+    """A read from the device while the asynchronous drafter drafts raises."""
+    from sam_core.engines.vllm.runner2_device import DeviceSpeculator
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function.overloadpacket.__name__
+            assert name not in ("_local_scalar_dense", "nonzero", "equal", "masked_select"), f"{name} reads the device"
+            return function(*args, **(kwargs or {}))
+
+    draft = DeviceSpeculator.draft
+
+    def watched(*args):
+        with Watch():
+            draft(*args)
+
+    DeviceSpeculator.draft = watched
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen3")
+    tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    return folder
+
+
+def start(model, sam=None, **settings):
+    return Engine(model, sam, **({"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 256} | settings))
+
+
+@pytest.fixture(scope="session")
+def plain(model, device):
+    """The second runner without speculation: the reference."""
+    engine = start(model)
+    assert engine.engine.vllm_config.use_v2_model_runner
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def synchronous(model, device):
+    engine = start(model, SEEDED | {"min_prob": 0.1}, async_scheduling=False)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def asynchronous(model, device):
+    """In a cache of so few blocks that requests are preempted; prompts in chunks of 48 tokens; drafts up to 6 requests."""
+    engine = start(
+        model,
+        SEEDED,
+        max_num_batched_tokens=48,
+        block_size=16,
+        num_gpu_blocks_override=24,
+        enable_prefix_caching=False,
+    )
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """8 prompts of 5 to 40 tokens; the second half repeats the first."""
+    rng = random.Random(0)
+    first = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(5, 41))] for _ in range(4)]
+    return first + first

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts that the device completes, in steps that wait for nothing: the same texts, and indexes that hold the answers."""
+
+import random
+import time
+
+from conftest import SEEDED, pool_stats, start
+from engine_checks import settled, speculated
+from sam_core.proposer import REPORT_INTERVAL_S
+from test_same_text import SAMPLED
+from tiny_qwen3 import VOCAB
+
+
+def pool(engine):
+    return engine.engine.collective_rpc(pool_stats)[0]
+
+
+def test_text_is_that_of_plain_runner_2(plain, asynchronous, prompts):
+    config = asynchronous.engine.vllm_config
+    assert config.use_v2_model_runner and config.scheduler_config.async_scheduling
+    assert asynchronous.run(prompts[:6], 40, stagger=3) == plain.run(prompts[:6], 40)
+    speculated(asynchronous)
+    assert asynchronous.run(prompts[:4], 40, each=SAMPLED) == plain.run(prompts[:4], 40, each=SAMPLED)
+    speculated(asynchronous)
+
+
+def test_texts_and_indexes_of_random_schedules(plain, asynchronous):
+    """Arrivals, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also inside a draft."""
+    rng, preemptions = random.Random(0), 0
+    for _ in range(3):
+        prompts = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 70))] for _ in range(6)] * 2
+        lengths = [rng.randrange(1, 90) for _ in prompts]
+        answers = plain.run(prompts, lengths)
+        stops = [{"stop_token_ids": [rng.choice(answer)]} if rng.random() < 0.4 else {} for answer in answers]
+        expected = plain.run(prompts, lengths, each=stops)
+        before = pool(asynchronous)["appended"]
+        assert asynchronous.run(prompts, lengths, stagger=rng.randrange(4), each=stops) == expected
+        speculated(asynchronous)
+        preemptions += asynchronous.log.preemptions
+        settled(asynchronous)
+        assert pool(asynchronous)["appended"] - before == sum(map(len, expected))
+    assert preemptions > 0
+
+
+def test_abort_and_the_end_of_the_context(plain, asynchronous, prompts):
+    kept, answers = plain.run(prompts[:5], 40), asynchronous.run(prompts[:5], 40, abort={1, 3})
+    assert all(answer == kept[i][: len(answer)] for i, answer in enumerate(answers))
+    assert all((len(answer) < 40) == (i in (1, 3)) for i, answer in enumerate(answers))
+    rng = random.Random(2)
+    long = [[rng.randrange(VOCAB - 1) for _ in range(n)] for n in (230, 250, 254)]
+    assert asynchronous.run(long, 60) == plain.run(long, 60)
+    speculated(asynchronous)
+    settled(asynchronous)
+
+
+def test_no_drafts_above_the_threshold(asynchronous, prompts):
+    asynchronous.run(prompts, [10, 16, 22, 28, 34, 40, 46, 52])
+    rows = asynchronous.rows
+    # the step that follows is planned when the requests of this one are known
+    assert all(after[4] == 0 for *_, before, after in zip(rows, rows[1:], rows[2:], strict=False) if before[2] > 6)
+    assert any(row[4] > 0 for row in rows)
+
+
+def test_counters_are_those_of_the_engine(asynchronous, prompts):
+    """Proposed is what was verified: every request's k tokens, except where the context or the answer ends."""
+    before = asynchronous.drafter()
+    asynchronous.run(prompts[:4], 40)
+    after = settled(asynchronous)
+    assert after["proposed"] - before["proposed"] == asynchronous.count("drafted") > 0
+    positions = [key for key in after if key.startswith("tokens_from_")]
+    gained = sum(after[key] - before[key] for key in positions)
+    steps = sum(after[key] - before[key] for key in after if key.startswith("steps_from_"))
+    assert 0 < gained - steps <= asynchronous.count("accepted")
+
+
+def test_prometheus_has_the_drafters_counters(asynchronous, prompts):
+    asynchronous.run(prompts[:1], 20)
+    time.sleep(REPORT_INTERVAL_S)
+    asynchronous.run(prompts[:1], 20)
+    (metrics,) = [
+        m for log in asynchronous.engine.logger_manager.stat_loggers if (m := getattr(log, "drafter_prom", None))
+    ]
+    steps = metrics._last[0]["steps"]
+    assert 0 < steps <= asynchronous.drafter()["steps"]
+
+
+def test_two_ranks_have_the_same_drafts(model, device, plain, prompts):
+    engine = start(model, SEEDED, tensor_parallel_size=2)
+    assert engine.run(prompts[:3], 24) == plain.run(prompts[:3], 24)
+    speculated(engine)
+    engine.stop()

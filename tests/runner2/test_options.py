@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the configuration of an engine with the second runner makes of sam's options."""
+
+import os
+
+import pytest
+from pydantic import ValidationError
+
+
+def configure(model, sam, method="sam", **settings):
+    from vllm.engine.arg_utils import EngineArgs
+
+    speculative = {"method": method, "num_speculative_tokens": 3, "sam": sam} | settings.pop("speculative", {})
+    settings |= {"skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True}
+    return EngineArgs(model=str(model), speculative_config=speculative, **settings).create_engine_config()
+
+
+def test_good_options_reach_the_config(model, device):
+    config = configure(model, {"threshold": 4})
+    assert config.use_v2_model_runner and config.scheduler_config.async_scheduling
+    assert config.speculative_config.sam == {"threshold": 4} and "sam" in repr(config.speculative_config)
+    assert config.speculative_config.num_speculative_tokens_per_batch_size == [(1, 4, 3), (5, 5, 0)]
+    own = {"num_speculative_tokens_per_batch_size": [(1, 2, 3), (3, 8, 1)]}
+    config = configure(model, {}, speculative=own)
+    assert [*map(tuple, config.speculative_config.num_speculative_tokens_per_batch_size)] == [(1, 2, 3), (3, 8, 1)]
+    config = configure(model, {"switch": "auto"})
+    assert not config.scheduler_config.async_scheduling
+    assert config.speculative_config.num_speculative_tokens_per_batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("sam", "settings", "sentence"),
+    [
+        ({"treshold": 8}, {}, "unknown option 'treshold' in speculative_config.sam"),
+        ({"switch": "auto"}, {"async_scheduling": True}, "sam's switch 'auto' needs the tokens of a step before the next"),
+        ({}, {"speculative": {"rejection_sample_method": "block"}}, "speculative method 'sam' verifies exactly, which"),
+    ],
+)
+def test_bad_options_are_one_sentence(model, device, sam, settings, sentence):
+    with pytest.raises(ValidationError) as raised:
+        configure(model, sam, **settings)
+    (error,) = raised.value.errors()
+    assert error["msg"].startswith(f"Value error, {sentence}") and "\n" not in error["msg"]
+
+
+def test_the_first_runner_is_refused(model, device, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    import vllm.envs
+
+    if hasattr(vllm.envs.__getattr__, "cache_clear"):
+        vllm.envs.__getattr__.cache_clear()
+    with pytest.raises(ValidationError, match="Model Runner V1 does not support: speculative method 'sam'"):
+        configure(model, {})
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts of a drafter that waits for each step: the text is that of the second runner without speculation."""
+
+from engine_checks import settled, speculated
+
+SAMPLED = [
+    {"temperature": 1.0, "seed": i, **more}
+    for i, more in enumerate(
+        [
+            {},
+            {"top_k": 5, "logit_bias": {3: 2.0}},
+            {"top_p": 0.8, "min_tokens": 20, "stop_token_ids": list(range(0, 63, 3))},
+            {"temperature": 0.7, "repetition_penalty": 1.2, "min_p": 0.02},
+        ]
+    )
+]
+"""Sampling parameters of four requests."""
+
+
+def test_greedy_text_is_that_of_plain_runner_2(plain, synchronous, prompts):
+    assert synchronous.run(prompts[:6], 40, stagger=3) == plain.run(prompts[:6], 40)
+    speculated(synchronous)
+    assert synchronous.count("drafted") < 3 * synchronous.count("running"), "all drafts had 3 tokens"
+
+
+def test_seeded_text_is_that_of_plain_runner_2(plain, synchronous, prompts):
+    assert synchronous.run(prompts[:4], 40, each=SAMPLED) == plain.run(prompts[:4], 40, each=SAMPLED)
+    speculated(synchronous)
+
+
+def test_no_drafts_above_the_threshold(plain, synchronous, prompts):
+    lengths = [10, 16, 22, 28, 34, 40, 46, 52]
+    assert synchronous.run(prompts, lengths) == plain.run(prompts, lengths)
+    rows = synchronous.rows
+    assert all(after[4] == 0 for before, after in zip(rows, rows[1:], strict=False) if before[2] > 6)
+    assert any(row[4] > 0 for row in rows) and rows[1][2] == 8
+
+
+def test_texts_end_where_the_answers_do(plain, synchronous, prompts):
+    """At a stop token in the middle of a draft; what the step sampled behind it is in no index."""
+    answers = plain.run(prompts[:3], 40)
+    stops = [{"stop_token_ids": [answer[25]]} for answer in answers]
+    expected = plain.run(prompts[:3], 40, each=stops)
+    before = pool(synchronous)["appended"]
+    assert synchronous.run(prompts[:3], 40, each=stops) == expected
+    speculated(synchronous)
+    settled(synchronous)
+    assert pool(synchronous)["appended"] - before == sum(map(len, expected))
+
+
+def pool(engine):
+    from conftest import pool_stats
+
+    return engine.engine.collective_rpc(pool_stats)[0]
