@@ -10,8 +10,7 @@ import random
 import sys
 from pathlib import Path
 
-INTERPRETER = str(Path(__file__).resolve().parent / "interpreter")
-sys.path.insert(0, INTERPRETER)
+sys.path.insert(0, str(Path(__file__).resolve().parent / "interpreter"))
 os.environ.update(
     VLLM_PLUGINS="",
     TRITON_INTERPRET="1",

@@ -32,7 +32,11 @@ def test_good_options_reach_the_config(model, device):
     ("sam", "settings", "sentence"),
     [
         ({"treshold": 8}, {}, "unknown option 'treshold' in speculative_config.sam"),
-        ({"switch": "auto"}, {"async_scheduling": True}, "sam's switch 'auto' needs the tokens of a step before the next"),
+        (
+            {"switch": "auto"},
+            {"async_scheduling": True},
+            "sam's switch 'auto' needs the tokens of a step before the next",
+        ),
         ({}, {"speculative": {"rejection_sample_method": "block"}}, "speculative method 'sam' verifies exactly, which"),
     ],
 )

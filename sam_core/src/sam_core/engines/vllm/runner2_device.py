@@ -163,9 +163,7 @@ class DeviceSpeculator(Speculator):
     def _tabulate(self, rows: slice) -> None:
         """Bring the table on the host up to date."""
         ends = self.texts.ends[rows]
-        self.table.append(
-            self._table_rows[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends
-        )
+        self.table.append(self._table_rows[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends)
         self._tabled[rows] = ends
 
     def draft(self, input_batch: Any, drafts: torch.Tensor, k: int) -> None:
