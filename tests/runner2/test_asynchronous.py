@@ -56,15 +56,14 @@ def test_abort_and_the_end_of_the_context(plain, asynchronous, prompts):
 def test_no_drafts_above_the_threshold(asynchronous, prompts):
     asynchronous.run(prompts, [10, 16, 22, 28, 34, 40, 46, 52])
     rows = asynchronous.rows
-    # the step that follows is planned when the requests of this one are known
-    assert all(after[4] == 0 for *_, before, after in zip(rows, rows[1:], rows[2:], strict=False) if before[2] > 6)
+    assert all(after[4] == 0 for before, after in zip(rows, rows[1:], strict=False) if before[2] > 6)
     assert any(row[4] > 0 for row in rows)
 
 
 def test_counters_are_those_of_the_engine(asynchronous, prompts):
     """Proposed is what was verified: every request's k tokens, except where the context or the answer ends."""
     before = asynchronous.drafter()
-    asynchronous.run(prompts[:4], 40)
+    asynchronous.run(prompts[:3], 40)
     after = settled(asynchronous)
     assert after["proposed"] - before["proposed"] == asynchronous.count("drafted") > 0
     positions = [key for key in after if key.startswith("tokens_from_")]
