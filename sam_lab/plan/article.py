@@ -3,7 +3,8 @@
 
 What is fitted, all on Qwen3-32B on 32 dies:
   the mean answer: the mean of image 40's training steps, without SAM;
-  the host's time a launch and the spread of lengths: normal and tail stage of image 42 without SAM, on the slowest rank;
+  the host's time a launch: both stages of image 42 without SAM, on the slowest rank;
+  the spread of lengths: of SPREADS the one whose tail comes nearest to image 42's without SAM (none reaches it);
   tokens a step: image 38, by position in the answer;
   what a verifying step takes beyond a decoding one: the tail of image 42 with SAM;
   training: what the article's training step without SAM takes beside its rollout.
@@ -35,7 +36,7 @@ from sam_lab.plan.acceptance import Acceptance, of_article
 from sam_lab.plan.cost import DEVICES, Cost, Device, roofline
 from sam_lab.plan.lengths import Lengths
 from sam_lab.plan.quoted import ARTICLE, CLUSTERS, LATER, LIMIT, MEAN_235B, MEAN_LENGTHS, STAGES, SUFFIX, WAITS, Served
-from sam_lab.plan.simulate import Policy
+from sam_lab.plan.simulate import Policy, Trace
 from sam_lab.plan.step import Round, Setup, Tails, engines
 
 SWITCHING = 40.0
@@ -43,6 +44,7 @@ SWITCHING = 40.0
 THRESHOLDS = (4, 8, 16, 32, 64, 128)
 FEW = 8
 """Requests of image 42's tail."""
+SPREADS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
 @dataclass(frozen=True)
@@ -116,19 +118,21 @@ class World:
 
 @dataclass(frozen=True)
 class Fit:
-    """launch: host seconds an operator; spread: of the lengths; verify: seconds a layer of a verifying step beyond a decoding
+    """launch: host seconds an operator; spread: of the lengths, and tail: the share of the slowest rank's time in which few
+    requests run, that comes nearest to image 42's; verify: seconds a layer of a verifying step beyond a decoding
     one; ratio: of their times in the tail; tokens: a request gains in a verifying step there; training: seconds a trained
     token and active parameter, of one die."""
 
     launch: float
     spread: float
+    tail: float
     verify: float
     ratio: float
     tokens: float
     training: float
 
 
-NOMINAL = Fit(launch=1.1e-4, spread=0.9, verify=0.0, ratio=1.0, tokens=1.0, training=2.1e-13)
+NOMINAL = Fit(launch=1.1e-4, spread=0.9, tail=0.0, verify=0.0, ratio=1.0, tokens=1.0, training=2.1e-13)
 """The fit of `compare` in the nominal world, rounded."""
 
 
@@ -174,40 +178,38 @@ class Model:
         return results
 
     def fit(self) -> Fit:
-        plan, switching = CLUSTERS["32b"], self.world.switching
-        normal, tail = STAGES["off"]["normal"] - switching, STAGES["off"]["tail"]
-        launch = DEVICES["910C"].launch
-
-        def beyond(spread: float) -> float:
-            """Of the tail's share of the slowest rank, after setting `launch` so that this rank takes as long."""
-            nonlocal launch
-            for _ in range(2):
-                fit = replace(NOMINAL, launch=launch, spread=spread)
-                rounds = self.rounds("32b", fit, {"off": (self.cost(plan, launch), None)})
-                launch *= (normal + tail) / np.mean([found["off"].longest for found in rounds])
-            share = np.mean([_slowest(found["off"]) / found["off"].longest for found in rounds])
-            return float(share - tail / (normal + tail))
-
-        spread = _root(beyond, 0.4, 1.6, 2e-3)
-        beyond(spread)
-        training = ARTICLE["32b"]["step"][0] - ARTICLE["32b"]["rollout"][0]
-        fit = Fit(launch, spread, 0.0, 1.0, 1.0, training / self._work("32b"))
+        normal, tail = STAGES["off"]["normal"] - self.world.switching, STAGES["off"]["tail"]
+        fits = [self._launched(spread, normal + tail) for spread in SPREADS]
+        fit = min(fits, key=lambda fit: abs(fit.tail - tail / (normal + tail)))
         return self._verify(fit)
 
+    def _launched(self, spread: float, seconds: float) -> Fit:
+        """With the launch time at which the slowest rank takes so long."""
+        plan, launch = CLUSTERS["32b"], DEVICES["910C"].launch
+        for _ in range(3):
+            fit = replace(NOMINAL, launch=launch, spread=spread)
+            rounds = [found["off"] for found in self.rounds("32b", fit, {"off": (self.cost(plan, launch), None)})]
+            launch *= seconds / float(np.mean([round_.longest for round_ in rounds]))
+        tail = float(np.mean([_slowest(round_).tail(FEW) / round_.longest for round_ in rounds]))
+        training = ARTICLE["32b"]["step"][0] - ARTICLE["32b"]["rollout"][0]
+        return replace(fit, launch=launch, tail=tail, training=training / self._work("32b"))
+
     def _verify(self, fit: Fit) -> Fit:
-        """With the time of a verifying step in which the slowest rank's tail takes as long as image 42 says."""
+        """With the time of a verifying step at which drafts shorten the tail of the slowest rank as in image 42."""
         plan = CLUSTERS["32b"]
-        drafts = self.acceptance(plan)
-        each = 1e-4
+        drafts, each = self.acceptance(plan), 1e-4
         stages = {"off": (self.cost(plan, fit.launch), None), "free": (self.cost(plan, fit.launch), drafts)}
         stages["dear"] = self.cost(plan, fit.launch, each), drafts
-        rounds = self.rounds("32b", fit, stages)
-        off, free, dear = (float(np.mean([_slowest(found[stage]) for found in rounds])) for stage in stages)
+        seconds, steps = [], []
+        for found in self.rounds("32b", fit, stages):
+            rank = found["off"].traces.index(_slowest(found["off"]))
+            traces = [found[stage].traces[rank] for stage in stages]
+            seconds.append([trace.tail(FEW) for trace in traces])
+            steps.append([np.array(trace.steps)[trace.max_running() <= FEW].sum() for trace in traces])
+        (off, free, dear), (plain, verifying, _) = np.mean(seconds, axis=0).tolist(), np.mean(steps, axis=0).tolist()
         verify = max(0.0, each * (STAGES["on"]["tail"] / STAGES["off"]["tail"] * off - free) / (dear - free))
         on = free + (dear - free) * verify / each
-        steps = np.mean([[_steps(found[stage]) for stage in ("off", "free")] for found in rounds], axis=0)
-        ratio = (on / steps[1]) / (off / steps[0])
-        return replace(fit, verify=verify, ratio=float(ratio), tokens=float(steps[0] / steps[1]))
+        return replace(fit, verify=verify, ratio=on / verifying / (off / plain), tokens=plain / verifying)
 
     def _work(self, name: str) -> float:
         """Trained tokens times active parameters, a die."""
@@ -267,38 +269,14 @@ def _mean(found: list[dict[str, Round]], stage: str, what: str) -> float:
     return float(np.mean([getattr(rounds[stage], what) for rounds in found]))
 
 
-def _slowest(round_: Round) -> float:
-    """Seconds of the slowest rank's tail."""
-    return max(round_.traces, key=lambda trace: trace.total).tail(FEW)
-
-
-def _steps(round_: Round) -> int:
-    """Engine steps of the slowest rank's tail."""
-    trace = max(round_.traces, key=lambda trace: trace.total)
-    return int(np.array(trace.steps)[trace.max_running() <= FEW].sum())
-
-
-def _root(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Zero of a monotone function, by the Illinois method; the nearer end if it has none in between."""
-    at_low, at_high = function(low), function(high)
-    if at_low * at_high > 0:
-        return low if abs(at_low) < abs(at_high) else high
-    for _ in range(12):
-        middle = (low * at_high - high * at_low) / (at_high - at_low)
-        value = function(middle)
-        if abs(value) < tolerance:
-            return middle
-        if value * at_low > 0:
-            low, at_low, at_high = middle, value, at_high / 2
-        else:
-            high, at_high, at_low = middle, value, at_low / 2
-    return middle
+def _slowest(round_: Round) -> Trace:
+    return max(round_.traces, key=lambda trace: trace.total)
 
 
 def compare(draws: int, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """The fit, the predictions beside what was measured, and their 10 to 90 % over `draws` random worlds."""
-    worlds = [(World.nominal(), (1, 2, 3))]
-    worlds += [(World.drawn(np.random.default_rng([7, draw])), (draw,)) for draw in range(draws)]
+    worlds = [(World.nominal(), (1, 2, 3, 4, 5, 6))]
+    worlds += [(World.drawn(np.random.default_rng([7, draw])), (draw, draw + 1000)) for draw in range(draws)]
     found = []
     for number, (world, seeds) in enumerate(worlds):
         progress(f"world {number} of {draws}" if number else "nominal world")
