@@ -33,6 +33,7 @@ import numpy as np
 
 from llm_rl.layout import SHAPES
 from sam_lab.plan.acceptance import Acceptance, of_article
+from sam_lab.plan.check import tail_contexts
 from sam_lab.plan.cost import DEVICES, Cost, Device, roofline
 from sam_lab.plan.lengths import Lengths
 from sam_lab.plan.quoted import ARTICLE, CLUSTERS, LATER, LIMIT, MEAN_235B, MEAN_LENGTHS, STAGES, SUFFIX, WAITS, Served
@@ -132,7 +133,7 @@ class Fit:
     training: float
 
 
-NOMINAL = Fit(launch=1.1e-4, spread=0.9, tail=0.0, verify=0.0, ratio=1.0, tokens=1.0, training=2.1e-13)
+NOMINAL = Fit(launch=8.2e-5, spread=0.6, tail=0.25, verify=9.0e-4, ratio=1.8, tokens=2.4, training=1.04e-13)
 """The fit of `compare` in the nominal world, rounded."""
 
 
@@ -248,20 +249,23 @@ class Model:
         seconds = cost.stretch(1, rows, held, none, drafted * held, none)
         return (1 + row.accepted * drafted) * cost.floor / seconds - 1
 
-    def thresholds(self, fit: Fit) -> dict[tuple[str, int], float]:
-        """Gain of the 32B's round, by threshold: with the article's verifying step, with one that does not wait, and without
-        waits and with graphs in both arms."""
-        plan = CLUSTERS["32b"]
+    def thresholds(self, fit: Fit) -> dict[tuple[str, int | str], float]:
+        """Gain of the 32B's slowest rank, by threshold and with switch `auto`: with the article's verifying step, with one that
+        does not wait, and without waits and with graphs in both arms."""
+        plan, loaded = self.loaded("32b", fit.spread, self.seeds[0])
         drafts = self.acceptance(plan)
         costs = {"article": self.cost(plan, fit.launch, fit.verify), "no waits": self.cost(plan, fit.launch)}
         costs["graphs"] = replace(costs["no waits"], floor=costs["no waits"].floor * self.world.graph_floor)
-        gains = {}
-        _, loaded = self.loaded("32b", fit.spread, self.seeds[0])
+        lengths = np.sort(np.concatenate([engine.answers[0] for engine in loaded]))[:: plan.ranks]
+        contexts = tail_contexts([(plan.prompt_tokens, int(length)) for length in lengths], plan.slots)
+        gains: dict[tuple[str, int | str], float] = {}
         for stack, cost in costs.items():
             tails = Tails(plan, cost, tuple(loaded), plan.slots)
             off = tails.run(Policy.off(plan.slots), FEW).longest
-            for threshold in THRESHOLDS:
-                gains[stack, threshold] = off / tails.run(drafts.batch(plan.slots, threshold, plan.k), FEW).longest - 1
+            policies: dict[int | str, Policy] = {n: drafts.batch(plan.slots, n, plan.k) for n in THRESHOLDS}
+            policies["auto"] = drafts.auto(plan.slots, cost, contexts)
+            for threshold, policy in policies.items():
+                gains[stack, threshold] = off / tails.run(policy, FEW).longest - 1
         return gains
 
 

@@ -26,8 +26,6 @@ from sam_lab.plan.study import Inputs, study
 from sam_lab.recordings import DATA, Answer, read_answers
 
 RECORDING = DATA / "reason-long-groups.jsonl.gz"
-FACTOR = 0.55
-"""The article's tail, 1.35 times as fast, implies about half as many accepted tokens as the article's rule has on RECORDING."""
 PROMPT = 133
 """Tokens of a prompt."""
 SHOWN = {"s": (1, "{:,.0f} s"), "gain": (100, "{:.1f} %")}
@@ -59,7 +57,8 @@ replay from what the others cost.
 Ranges: --draws times all assumptions are drawn anew, evenly between bounds; the 10 to 90 % of the results are shown. For a
 recipe: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, or to 1.3 of a recording of your own; of the device the shares of
 bandwidth x 0.75 to 1.2 and 0.6 to 1.4, launches x 0.8 to 1.2, start of an all-reduce x 0.4 to 2, of an exchange x 0.5 to 3,
-what a draft token costs attention 0 to 2 of its request's context; all costs fitted to a replay x 0.95 to 1.05.
+what a draft token costs attention 0 to 2 of its request's context, what a verifying step takes beyond a decoding one 0 to
+what the article's stack paid (910C); all costs fitted to a replay x 0.95 to 1.05.
 """
 
 
@@ -76,10 +75,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     planned = [
         add("--lengths", type=Path, metavar="FILE", help="a recording whose answers' lengths are taken"),
         add("--mean", type=float, metavar="N", help=mean),
-        add("--spread", type=float, default=0.9, metavar="S", help="sigma of the lengths' logarithm (%(default)s)"),
+        add(
+            "--spread",
+            type=float,
+            default=article.NOMINAL.spread,
+            metavar="S",
+            help="sigma of the lengths' logarithm (%(default)s)",
+        ),
         add("--family", choices=("lognormal", "weibull"), default="lognormal", help="of the lengths (%(default)s)"),
         add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
-        add("--factor", type=float, metavar="F", help=f"factor of accepted tokens; default 1, {FACTOR} for ours"),
+        add("--factor", type=float, default=1.0, metavar="F", help="factor of accepted tokens (%(default)s)"),
         add("--device", choices=DEVICES, default="910C", help="default: %(default)s"),
         add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
         add("--kept", type=float, default=0.6, metavar="P", help=kept),
@@ -100,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     if args.draws < 0 or not 0 < args.kept <= 1 or (args.rounds is not None and args.rounds < 1):
         values = f"--draws {args.draws}, --kept {args.kept:g}, --rounds {args.rounds}"
         raise LabError(f"{values}: take >= 0, (0, 1] and >= 1")
-    if args.factor is not None and not 0 < args.factor < inf:
+    if not 0 < args.factor < inf:
         raise LabError(f"--factor {args.factor:g}: take more than 0")
     if args.mean is not None and not 1 <= args.mean < inf:
         raise LabError(f"--mean {args.mean:g}: an answer has at least 1 token")
@@ -145,7 +150,7 @@ def _article(args: argparse.Namespace) -> int:
     print("\ngain of the 32B's rollout by threshold, k = 3, predicted:")
     for row in result["thresholds"]:
         span = "{:.1f} to {:.1f} %".format(100 * row["low"], 100 * row["high"]) if "low" in row else ""
-        print(f"  {STACKS[row['stack']]:44}{row['threshold']:>5}{100 * row['predicted']:>8.1f} %   {span}")
+        print(f"  {STACKS[row['stack']]:44}{row['threshold']!s:>5}{100 * row['predicted']:>8.1f} %   {span}")
     if args.json:
         write_json(args.json, result)
     if args.picture:
@@ -219,8 +224,7 @@ def _acceptances(
 ) -> tuple[Acceptance, Acceptance]:
     """With all siblings, and with those that meet by chance when they are spread over the engines."""
     answers = read_answers(args.acceptance or RECORDING)
-    ours = 1.0 if args.acceptance else FACTOR
-    factor = ours if args.factor is None else args.factor
+    factor = args.factor
     ks = tuple(sorted({1, 2, 3, 4, 6, 8, 15, plan.k}))
 
     def alone() -> Acceptance:

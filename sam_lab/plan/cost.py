@@ -27,7 +27,8 @@ class Device:
     activation, all-reduce; with experts instead of the MLP router, top-k, cast, dispatch, two grouped products, activation,
     combine, and the padding, slicing and gathering around them. draft_context: attention's cost of a draft token, as a share of
     that of its request's context without drafts; 0.43 was measured on a CPU, the 910C's operator is not known.
-    verify: seconds a layer by which a step with drafts is longer, whatever it reads and computes: waits of the host for the device.
+    verify, max_verify: seconds a layer by which a step with drafts is longer, whatever it reads and computes: waits of the
+    host for the device; and at most.
     """
 
     name: str
@@ -44,14 +45,15 @@ class Device:
     expert_operators: float = 22
     draft_context: float = 0.43
     verify: float = 0.0
+    max_verify: float = 0.0
 
 
 DEVICES = {
-    "910C": Device("910C die", 1.6e12, 376e12, 196e9, launch=110e-6),
+    "910C": Device("910C die", 1.6e12, 376e12, 196e9, launch=82e-6, max_verify=0.9e-3),
     "H100": Device("H100 SXM", 3.35e12, 989e12, 450e9, launch=6e-6, context_share=0.7),
 }
 """910C: Serving Large Language Models on Huawei CloudMatrix384 (arXiv 2506.12708), section 3: a package of two dies has
-752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch is what `plan --article` fits.
+752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify are what `plan --article` fits.
 H100: NVIDIA's data sheet; launch is an assumption."""
 
 
