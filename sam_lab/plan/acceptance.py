@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.budget import Calibration, choose
 
-from llm_rl.article import CURVES
+from llm_rl.article import tokens_per_step
 from sam_lab.methods.pool import Watched
 from sam_lab.plan.cost import Cost, Held
 from sam_lab.plan.simulate import BINS, EDGES, Policy
@@ -104,14 +104,7 @@ def of_article(later: float, factor: float = 1.0, ks: Sequence[int] = KS) -> Acc
     later: probability that a draft token is accepted if the one before it was, an assumption: the figure has their sum
     alone. factor: of the accepted tokens.
     """
-    curve = CURVES["tokens_per_step"]
-    widths = np.full(len(curve["values"]), 2000.0)
-    starts, values = 1000.0 * np.array(curve["thousands"]), np.array(curve["values"])
-    ends = np.array([*EDGES, starts[-1] + 2000])
-    mean = []
-    for begin, end in zip([0, *EDGES], ends, strict=True):
-        overlap = np.clip(np.minimum(end, starts + widths) - np.maximum(begin, starts), 0, None)
-        mean.append(float((overlap * values).sum() / overlap.sum()))
+    mean = [tokens_per_step(begin, end) for begin, end in zip([0, *EDGES], [*EDGES, np.inf], strict=True)]
     return given((np.array(mean) - 1) * factor / sum(later**j for j in range(3)), later, ks)
 
 
