@@ -71,8 +71,13 @@ CHINESE = {
     "256 outputs: both trees": "256 条输出：两棵树合用",
     "the global tree alone": "只用全局树",
     "the request's tree alone": "只用自身的树",
-    "16 outputs stored": "存 16 条输出",
-    "all: n_max = 16, m = 10, c = 64": "全部：n_max = 16，m = 10，c = 64",
+    "rule `suffix`, tokens per step": "规则 `suffix`，每步 token 数",
+    "the task's outputs: tokens": "本任务的输出：token",
+    "other tasks' answers: tokens": "其他任务的回答：token",
+    "the task's outputs": "存本任务的输出",
+    "other tasks' answers, as many tokens": "存其他任务的回答，token 数相同",
+    "other tasks' answers, all": "存其他任务的回答，全部",
+    "both": "两者都存",
     "random choice instead of the trie": "随机选取，不用前缀树",
     "0.2, 0.3, 2 (the paper, 70B)": "0.2、0.3、2（论文，70B）",
     "0.05, 0.05, 2": "0.05、0.05、2",
@@ -306,15 +311,33 @@ def routing_count() -> Iterator[Row]:
         yield from ({"replicas": f"{counted['settings']['replicas']}"} | way for way in counted["ways"])
 
 
+def cell(value: Any) -> str:
+    """A count, a figure, or a figure with the ends of its interval."""
+    if isinstance(value, list):
+        return f"{value[0]:.3f} ({value[1]:.2f}-{value[2]:.2f})"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
 def recordings(experiment: str, *names: str) -> Iterator[Row]:
     """Rows of an experiment on recordings, all unless some are named."""
     found = output("papers-recordings")[experiment]
     for name in names or found:
-        yield {"name": name} | {key: f"{n:,}" if isinstance(n, int) else f"{n:.3f}" for key, n in found[name].items()}
+        yield {"name": name} | {key: cell(value) for key, value in found[name].items()}
 
 
-REST = ("16 outputs stored", "256", "all: n_max = 16, m = 10, c = 64", "n_max = 2", "m = 2", "m = 20", "c = 8")
-REST += ("random choice instead of the trie",)
+REST = (
+    "the task's outputs: tokens",
+    "other tasks' answers: tokens",
+    "the task's outputs",
+    "other tasks' answers, as many tokens",
+    "other tasks' answers, all",
+    "both",
+    "n_max = 2",
+    "m = 2",
+    "m = 20",
+    "c = 8",
+    "random choice instead of the trie",
+)
 
 
 def positions() -> Iterator[Row]:

@@ -94,7 +94,8 @@ def _replayed(recording: Recording, limits: Limits, method: str, **options: Any)
     if method in ("SD-T", "SD-L"):
         scopes = make_scopes(recording.scored, "request", MAX_RESPONSES, limits.max_tokens, limits.seed)
         drafter = Exact(known, options.get("trees", "both"))
-        return replay(drafter, scopes, "request", NODES, method == "SD-T", by_prompt=counts), counts
+        figures = replay(drafter, scopes, "request", NODES, method == "SD-T", by_prompt=counts)
+        return figures | {"largest": drafter.largest}, counts
     chosen = {"context": "request", "method": "rest" if method == "rest" else "sd-tree", "tree": True, "k": NODES}
     chosen |= {"trees": "both", "alpha": ALPHA, "n_max": 16, "m": 10} | options
     size = MAX_RESPONSES, limits.max_tokens
@@ -127,13 +128,26 @@ def forms(recording: Recording, limits: Limits) -> list[Row]:
     return [row]
 
 
-@experiment("sd-trees", "SuffixDecoding: both trees and each alone", "SD-T after at most 256 earlier outputs.")
+@experiment(
+    "sd-trees", "SuffixDecoding: both trees and each alone", "SD-T after at most 256 earlier outputs; its largest tree."
+)
 def trees(recording: Recording, limits: Limits) -> list[Row]:
     row: Row = {"earlier outputs": min(EXAMPLES, len(recording.outputs))}
     for name in TREES:
         figures, counts = _replayed(recording, limits, "SD-T", trees=name, earlier=EXAMPLES)
         row |= _columns(name, figures, counts)
+        if name == "both":
+            parents = figures["largest"][1]
+            row["largest tree: nodes"], row["leaves"] = len(parents), len(parents) - len({*parents} - {-1})
+            row["depth"] = max(_depths(parents), default=0)
     return [row]
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return depths
 
 
 @experiment(
