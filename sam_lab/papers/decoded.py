@@ -157,7 +157,7 @@ def graphs(pair: Models, limits: Limits) -> list[Row]:
             name: functools.partial(DraftModel, pair.draft, width, theta_prob=prob, theta_sib=sib, tau=merged)
             for name, width, merged in (("ssd", 1, 0), ("tsd", methods.Settings.width, 0), ("gsd", 4, tau))
         }
-        compared = pair.compare(_sampler(options, limits.seed), makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES)
+        compared = pair.compare(_sampler(options, limits.seed), makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES, 1)
         for row in compared[1:]:
             drafts = max(row["counts"]["drafts"], 1)
             rows.append(

@@ -173,7 +173,8 @@ def test_repeated_tokens_and_accepted_children(target, draft_model, prompts):
     assert shapes.repeats(nodes) == {0: 6, 1: 4, 2: 4, 3: 0, 4: 0}
     drafter = shapes.Shapes(draft_model, width=3, theta_prob=0.05, theta_sib=0.1)
     _, figures = Decoder(target, Greedy(), [], 24, nodes=1024).run(prompts[:3], drafter)
-    assert drafter.ranks.total() == figures.accepted > 0 and drafter.ranks[1] > drafter.ranks[3]
+    assert 0 <= figures.accepted - drafter.ranks.total() <= 3  # the last token of an answer may be a drafted one
+    assert drafter.ranks[1] > drafter.ranks[3] > 0
     assert 0 < drafter.repeated[2] < drafter.repeated[1] < drafter.repeated[0] <= drafter.counts["nodes"]
 
 
