@@ -71,6 +71,8 @@ CHINESE = {
     "256 outputs: both trees": "256 条输出：两棵树合用",
     "the global tree alone": "只用全局树",
     "the request's tree alone": "只用自身的树",
+    "16 outputs stored": "存 16 条输出",
+    "all: n_max = 16, m = 10, c = 64": "全部：n_max = 16，m = 10，c = 64",
     "rule `suffix`, tokens per step": "规则 `suffix`，每步 token 数",
     "the task's outputs: tokens": "本任务的输出：token",
     "other tasks' answers: tokens": "其他任务的回答：token",
@@ -325,19 +327,8 @@ def recordings(experiment: str, *names: str) -> Iterator[Row]:
         yield {"name": name} | {key: cell(value) for key, value in found[name].items()}
 
 
-REST = (
-    "the task's outputs: tokens",
-    "other tasks' answers: tokens",
-    "the task's outputs",
-    "other tasks' answers, as many tokens",
-    "other tasks' answers, all",
-    "both",
-    "n_max = 2",
-    "m = 2",
-    "m = 20",
-    "c = 8",
-    "random choice instead of the trie",
-)
+REST = ("16 outputs stored", "256", "all: n_max = 16, m = 10, c = 64", "n_max = 2", "m = 2", "m = 20", "c = 8")
+REST += ("random choice instead of the trie",)
 
 
 def positions() -> Iterator[Row]:
