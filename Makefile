@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo docs test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs test-mutants site lint lock clean
+.PHONY: help demo docs test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs plan-article test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -86,6 +86,10 @@ bench-sampler: ## time, operations and synchronisations of verification beside v
 device-costs: ## waits, slow operators and launches of a step on a 910C, with drafts beside without (minutes)
 	ci/setup-env $(PIN)
 	PYTHONPATH=tests/common $(ENV)/python tests/ascend/device_costs.py $(COSTS)
+
+plan-article: ## fit the planner to the article's figures, predict other published runs (a quarter of an hour)
+	ci/setup-env $(PIN)
+	$(ENV)/python -m sam_lab plan --article --draws 20 $(PLAN)
 
 bench-host: ## host time of a step with the switch off and verifying, beside one without speculation (a quarter of an hour)
 	ci/setup-env $(PIN)

@@ -14,10 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from sam_lab.recordings import Scope
 
 BINS = {"0-1k": 1024, "1-2k": 2048, "2-4k": 4096, "4-8k": 8192, "8-16k": 16384, "16k+": 1 << 60}
 MIN_BIN_STEPS = 200
+
+Counts = dict[str, list[int]]
+"""Tokens and steps by prompt."""
+RESAMPLES = 2000
 
 
 class Drafter(Protocol):
@@ -77,10 +84,10 @@ def accept_tree(tokens: Sequence[int], parents: Sequence[int], target: Sequence[
 
 
 class _Request:
-    __slots__ = ("at", "number", "response")
+    __slots__ = ("at", "number", "prompt_id", "response")
 
-    def __init__(self, number: int, response: list[int]) -> None:
-        self.number, self.response, self.at = number, response, 0
+    def __init__(self, number: int, response: list[int], prompt_id: str) -> None:
+        self.number, self.response, self.prompt_id, self.at = number, response, prompt_id, 0
 
 
 class _Tally:
@@ -128,6 +135,7 @@ def replay(
     k: int,
     tree: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
+    by_prompt: Counts | None = None,
 ) -> dict[str, Any]:
     """Run one configuration and return its figures.
 
@@ -138,6 +146,7 @@ def replay(
         k: maximum tokens of a chain, or nodes of a tree.
         tree: draft trees.
         progress: called after each scope with the tokens replayed so far.
+        by_prompt: where each prompt's tokens and steps are added.
 
     Returns:
         tokens_per_step, proposed_per_step (drafted tokens a step), precision (accepted of the drafted tokens), accepted,
@@ -172,6 +181,10 @@ def replay(
             tally.add(at, len(tokens), accepted, len(row))
             request.at += len(row)
             rows.append(row)
+            if by_prompt is not None:
+                tokens_steps = by_prompt.setdefault(request.prompt_id, [0, 0])
+                tokens_steps[0] += len(row)
+                tokens_steps[1] += 1
         append(batch, rows)
         for request in batch:
             if request.at >= len(request.response):
@@ -183,7 +196,7 @@ def replay(
         group = None if context == "request" else f"g{scope_number}"
         scored = []
         for answer, is_scored in scope:
-            request = _Request(next(numbers), answer.response_ids.tolist())
+            request = _Request(next(numbers), answer.response_ids.tolist(), answer.prompt_id)
             if is_scored:
                 scored.append((request, answer.prompt_ids))
                 continue
@@ -205,6 +218,26 @@ def replay(
     if hasattr(drafter, "by_source"):
         figures["by_source"] = drafter.by_source()
     return figures
+
+
+def interval(counts: Counts, others: Counts | None = None) -> list[float] | None:
+    """95 % of the tokens a step, or of their ratio to those of `others`, by bootstrap over prompts; None with fewer than two.
+
+    The prompts of both are drawn together.
+    """
+    prompts = sorted(counts)
+    if len(prompts) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(len(prompts), size=(RESAMPLES, len(prompts)))
+
+    def tokens_per_step(of: Counts) -> npt.NDArray[np.float64]:
+        tokens, steps = np.array([of[prompt] for prompt in prompts]).T
+        return tokens[drawn].sum(axis=1) / steps[drawn].sum(axis=1)
+
+    values = tokens_per_step(counts)
+    if others is not None:
+        values = values / tokens_per_step(others)
+    return np.percentile(values, [2.5, 97.5]).tolist()
 
 
 def geometric_mean(values: Sequence[float]) -> float:

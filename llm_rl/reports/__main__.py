@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn finished runs into a report.
 
-    python -m llm_rl.reports report --off RUN_DIR --on RUN_DIR [--auto RUN_DIR] --out DIR
+    python -m llm_rl.reports report --off RUN_DIR --on RUN_DIR [--auto RUN_DIR] [--article] --out DIR
 
 Prints a table and writes report.html, report.md, both in Chinese too (.zh), summary.json and pictures/ into DIR. Exits
 with 1 and one sentence, and writes nothing, if the runs cannot be compared or a run with speculation never speculated.
@@ -31,15 +31,15 @@ def load(folders):
     return summarize(runs, sampled), runs
 
 
-def write(out, summary, runs, accuracy=()):
-    """Write the report to the folder `out`, all of it or nothing; OSError if it cannot be written."""
+def write(out, summary, runs, accuracy=(), article=False):
+    """Write the report to the folder `out`, all of it or nothing; OSError if it cannot be written. article: with its curves."""
     from llm_rl.reports.pictures import draw
 
-    pictures = draw(summary, runs)
+    pictures = draw(summary, runs, article)
     files = {"summary.json": json.dumps(summary, indent=2) + "\n"}
     for language, suffix in (("en", ""), ("zh", ".zh")):
         other = {"中文": "report.zh.html"} if language == "en" else {"English": "report.html"}
-        files[f"report{suffix}.md"] = text = markdown(summary, language, accuracy)
+        files[f"report{suffix}.md"] = text = markdown(summary, language, accuracy, article)
         files[f"report{suffix}.html"] = page(text, language, pictures, other)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".report.", dir=out) as temporary:
@@ -63,6 +63,7 @@ def main(argv=None):
         report.add_argument(f"--{arm}", type=Path, metavar="RUN_DIR", help=f"the run with {NAMES[arm]}")
     evaluated = "files that `llm_rl.evaluation compare --out` wrote"
     report.add_argument("--accuracy", type=Path, nargs="+", default=[], metavar="FILE", help=evaluated)
+    report.add_argument("--article", action="store_true", help="draw the article's curves beside those of the runs")
     report.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
     args = parser.parse_args(argv)
     folders = {arm: folder for arm in ("off", *ARMS) if (folder := getattr(args, arm))}
@@ -70,7 +71,7 @@ def main(argv=None):
         parser.error("a run with speculation is needed beside --off: give --on RUN_DIR, --auto RUN_DIR, or both")
     try:
         summary, runs = load(folders)
-        write(args.out, summary, runs, [read_accuracy(path) for path in args.accuracy])
+        write(args.out, summary, runs, [read_accuracy(path) for path in args.accuracy], args.article)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
+from llm_rl.article import CURVES
 from llm_rl.reports.compare import NAMES, arms_of, busy_loads, figures
 
 LANGUAGES = ("en", "zh")
@@ -28,9 +29,9 @@ code { background: #f4f4f4; padding: 0 0.2em; overflow-wrap: anywhere; }
 """
 
 
-def markdown(summary, language, accuracy=()):
-    """The report as Markdown. summary: of compare.summarize; accuracy: of accuracy.read."""
-    text = _template(language).make_module(variables(summary, accuracy)).report()
+def markdown(summary, language, accuracy=(), article=False):
+    """The report as Markdown. summary: of compare.summarize; accuracy: of accuracy.read; article: beside its curves."""
+    text = _template(language).make_module(variables(summary, accuracy, article)).report()
     return re.sub(r"\n{3,}", "\n\n", str(text)).strip() + "\n"
 
 
@@ -111,12 +112,13 @@ def evaluation_row(evaluation):
     return _line(cells)
 
 
-def variables(summary, accuracy):
+def variables(summary, accuracy, article=False):
     """What the templates show; rows are lists of cells.
 
     summary; arms, others: the summary's runs, all and those with speculation, each with its `name`; loads: of the machine, if
     it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all have engine logs;
-    figures, times, gains, positions, drafts, training, facts: rows; costs, sampled: rows by name of the run; trees: tree ids;
+    article: the article's curves that the pictures show, or None; figures, times, gains, positions, drafts, training, facts:
+    rows; costs, sampled: rows by name of the run; trees: tree ids;
     evaluations.
     """
     arms = [summary[arm] | {"name": NAMES[arm]} for arm in arms_of(summary)]
@@ -142,6 +144,7 @@ def variables(summary, accuracy):
         "training": _training(arms, summary["steps"]),
         "sampled": {arm["name"]: _sampled(arm["sampled"]) for arm in others if arm["sampled"]},
         "evaluations": accuracy,
+        "article": CURVES if article else None,
         "facts": _facts(arms),
         "trees": ", ".join(f"{module} `{tree}`" for module, tree in summary["tree_ids"].items()),
     }

@@ -4,29 +4,35 @@
 import io
 from collections import Counter
 
+from llm_rl.article import CURVES, tokens_per_step
 from llm_rl.reports.compare import NAMES, arms_of
 
 COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
 MARKERS = {"off": "o", "on": "s", "auto": "^"}
 MIN_STEPS = 10
 """Medians of fewer engine steps are not drawn; the table has them."""
+ARTICLE = {"off": ("#000000", ":"), "on": ("#009e73", "--")}
+"""Colours and lines of the article's curves."""
 SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7"}
 
 
-def draw(summary, runs):
-    """{file name: bytes of a PNG} of a summary and the Runs behind it; a picture without data is left out."""
-    pictures = {"times": _draw(_times, summary, runs), "training": _draw(_training, summary, runs)}
+def draw(summary, runs, article=False):
+    """{file name: bytes of a PNG} of a summary and the Runs behind it; a picture without data is left out.
+
+    article: draw the article's curves of acceptance, reward and length beside those of the runs.
+    """
+    pictures = {"times": _draw(_times, summary, runs), "training": _draw(_training, summary, runs, article)}
     if all(summary[arm]["step_costs"] for arm in arms_of(summary)):
-        pictures["rollout"] = _draw(_rollout, summary, runs, panels=1)
+        pictures["rollout"] = _draw(_rollout, summary, runs, article, panels=1)
     others = [summary[arm] for arm in arms_of(summary)[1:]]
     if any(arm["positions"] for arm in others):
-        pictures["acceptance"] = _draw(_acceptance, summary, runs)
+        pictures["acceptance"] = _draw(_acceptance, summary, runs, article)
     if any(arm["by_source"] for arm in others):
         pictures["drafts"] = _draw(_drafts, summary, runs)
     return {f"pictures/{name}.png": data for name, data in pictures.items()}
 
 
-def _draw(fill, summary, runs, panels=2):
+def _draw(fill, summary, runs, article=False, panels=2):
     """A picture of 1320 x 550 pixels: `fill` draws into its panels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -36,13 +42,13 @@ def _draw(fill, summary, runs, panels=2):
     axes = figure.subplots(1, panels, squeeze=False)[0]
     for part in axes:
         part.spines[["top", "right"]].set_visible(False)
-    fill(axes, summary, runs)
+    fill(axes, summary, runs, article)
     data = io.BytesIO()
     figure.savefig(data, format="png")
     return data.getvalue()
 
 
-def _times(axes, summary, runs):
+def _times(axes, summary, runs, article):
     seconds, costs = axes
     names = {"round_s": "mean round", "rollout_s": "rollout of a\ntraining step", "step_s": "training step"}
     names = {name: label for name, label in names.items() if summary["off"][name] is not None}
@@ -85,7 +91,7 @@ def _step_costs(axes, summary):
     axes.legend(frameon=False)
 
 
-def _rollout(axes, summary, runs):
+def _rollout(axes, summary, runs, article):
     """Running requests of the busiest replica over time, in the last training step."""
     (axes,) = axes
     threshold = summary["threshold"]
@@ -108,6 +114,9 @@ def _rollout(axes, summary, runs):
     axes.axhline(threshold, color="black", linewidth=0.9, linestyle="--", label=f"threshold {threshold}; tail shaded")
     speedups = {NAMES[arm]: summary[arm]["tail_speedup"] for arm in arms_of(summary)[1:]}
     speedups = [f"{name} {speedup:.2f} times as fast" for name, speedup in speedups.items() if speedup]
+    if speedups and article:
+        off, on = (CURVES["stages"][arm]["tail"] for arm in ("off", "on"))
+        speedups.append(f"the article {off / on:.2f}")
     tail = f"; tail, all steps: {', '.join(speedups)}" if speedups else ""
     axes.set_title("Requests running in the last training step" + tail)
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.1 * peak])
@@ -129,7 +138,7 @@ def _curve(rows):
     return times, running
 
 
-def _acceptance(axes, summary, runs):
+def _acceptance(axes, summary, runs, article):
     by_position, by_requests = axes
     first = summary["first_step_counted"] - 1
     highest = 1.0
@@ -147,6 +156,12 @@ def _acceptance(axes, summary, runs):
         values = [sums[n][1] / sums[n][0] for n in sorted(sums)]
         highest = max([highest, *values])
         by_requests.plot(sorted(sums), values, MARKERS[arm] + "-", markersize=4, **style)
+    if article:
+        values = [tokens_per_step(*span) for span in zip(starts, [*starts[1:], float("inf")], strict=True)]
+        highest = max([highest, *filter(None, values)])
+        values = [float("nan") if value is None else value for value in values]
+        colour, line = ARTICLE["on"]
+        by_position.plot(range(len(starts)), values, line, color=colour, label="the article (8B, k = 3, greedy)")
     by_position.set_xticks(range(len(starts)), [f"{at:,}" for at in starts], rotation=30)
     title = "Tokens a step and request, "
     by_position.set(title=title + "steps with a draft", xlabel="tokens of the answer before the step, from")
@@ -160,7 +175,7 @@ def _acceptance(axes, summary, runs):
         part.legend(frameon=False)
 
 
-def _drafts(axes, summary, runs):
+def _drafts(axes, summary, runs, article):
     by_source, memory = axes
     arms = arms_of(summary)[1:]
     names = [name for name in SOURCES if any(name in summary[arm]["by_source"] for arm in arms)]
@@ -188,7 +203,7 @@ def _drafts(axes, summary, runs):
     memory.legend(frameon=False)
 
 
-def _training(axes, summary, runs):
+def _training(axes, summary, runs, article):
     for part, name, title in zip(axes, ("rewards", "lengths"), ("Mean reward", "Mean answer, tokens"), strict=True):
         for arm in reversed(arms_of(summary)):  # off last, thin and on top, so that equal curves both show
             values = summary[arm][name]
@@ -196,6 +211,10 @@ def _training(axes, summary, runs):
             if arm == "off":
                 style |= {"linewidth": 1.2, "markersize": 4, "alpha": 1}
             part.plot(range(1, len(values) + 1), values, MARKERS[arm] + "-", **style)
+        for arm, (colour, line) in ARTICLE.items() if article else ():
+            values = CURVES[name.removesuffix("s")][arm]
+            label = f"the article, {NAMES[arm]} (32B)"
+            part.plot(range(1, len(values) + 1), values, line, color=colour, label=label, linewidth=1.2)
         part.set_title(title)
         part.margins(y=0.15)
         _training_steps(part)

@@ -26,7 +26,8 @@ WITH_MODEL = ("ssd", "tsd", "gsd", "hybrid")
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of the methods; the defaults are the papers'.
+    """Options of the methods; the defaults are the papers', but `sure`, which was chosen on other
+    prompts than those of the results.
 
     k: tokens of a chain; n_max, m, c: REST's; width, depth, theta_prob, theta_sib,
     tau: the draft model's; sure: the hybrid's threshold.
@@ -41,7 +42,7 @@ class Settings:
     theta_prob: float = 0.2
     theta_sib: float = 0.3
     tau: int = 2
-    sure: float = 1.0
+    sure: float = 0.3
 
 
 def make(

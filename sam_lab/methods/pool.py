@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 import sam_core
-from sam_core import reference
 from sam_lab.methods import Tree
 from sam_lab.recordings import temporary_corpus
 from sam_lab.replay import accept_chain, accept_tree
@@ -221,51 +220,3 @@ class Scored(Global):
             ((tokens[:length].tolist(), parents[:length].tolist()), float(scores[:length].sum()))
             for tokens, length, scores, parents in rows
         ]
-
-
-class Twin(Global):
-    """SuffixDecoding by the plain-Python twin of the pool: slower, with any alpha, and with counts by match length.
-
-    alpha: tokens of a draft for each token of its match; None: no limit but that of a draft. frozen: outputs of the global
-    tree, which then learns nothing, as Frozen's.
-
-    Attributes:
-        matches: drafts on a match of n tokens, int64 [LONGEST + 1]; longer ones count as LONGEST.
-        drafted, accepted: tokens of these drafts, and those that became text, int64 [LONGEST + 1].
-    """
-
-    LONGEST = 64
-
-    def __init__(self, alpha: int | None, trees: str = "both", frozen: Sequence[Sequence[int]] | None = None) -> None:
-        super().__init__(trees)
-        self._frozen = frozen is not None
-        with _corpus_of(frozen, trees) as corpus:
-            self.pool = reference.Pool(rule="suffix", sources=TREES[trees], corpus=corpus, alpha=alpha or 1 << 30)
-        self.matches, self.drafted, self.accepted = np.zeros((3, self.LONGEST + 1), np.int64)
-        self._last: dict[int, tuple[int, Tree]] = {}  # match length and draft of each request
-
-    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
-        SamDrafter.start(self, request, prompt_ids, None if self._frozen else GLOBAL)
-
-    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
-        return [tokens for tokens, _ in self._propose(requests, k, False)]
-
-    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
-        return self._propose(requests, n, True)
-
-    def _propose(self, requests: Sequence[int], k: int, tree: bool) -> list[Any]:
-        arrays = self.draft(requests, k, "match_lengths", *["parents"] * tree)
-        drafts = []
-        for request, tokens, length, matches, *parents in zip(requests, *map(np.ndarray.tolist, arrays), strict=True):
-            drafts.append((tokens[:length], parents[0][:length]) if tree else chain_tree(tokens[:length]))
-            self._last[request] = min(matches[0], self.LONGEST) if length else 0, drafts[-1]
-        return drafts
-
-    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
-        for request, row in zip(requests, rows, strict=True):
-            if request in self._last:
-                length, draft = self._last.pop(request)
-                self.matches[length] += 1
-                self.drafted[length] += len(draft[0])
-                self.accepted[length] += accept_tree(*draft, row, 0)
-        super().append_many(requests, rows)

@@ -109,6 +109,8 @@ def render(experiment: Experiment, rows: Sequence[Row]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return " - ".join(map(_cell, value))
     if isinstance(value, float):
         return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:.3f}" if abs(value) < 20 else f"{value:.1f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

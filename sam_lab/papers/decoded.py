@@ -19,7 +19,9 @@ from sam_lab.methods.pool import Global
 from sam_lab.papers import Limits, Row, experiment
 from sam_lab.papers.merges import Merges, divergence
 from sam_lab.papers.replayed import at_random
+from sam_lab.papers.shapes import GRAMS, Shapes
 from sam_lab.recordings import temporary_corpus
+from sam_lab.replay import Counts, interval
 from sam_lab.tree.command import compare, decode, pass_times
 
 SAMPLING = {"greedy": None, "T 0.8, top-p 0.95": (0.8, 0.95), "T 0.7, top-p 0.8": (0.7, 0.8)}
@@ -27,8 +29,10 @@ SAMPLING = {"greedy": None, "T 0.8, top-p 0.95": (0.8, 0.95), "T 0.7, top-p 0.8"
 GSD_SAMPLING = {"greedy": None, "T 0.7, top-p 0.7": (0.7, 0.7)}
 PRUNING = {"0.2, 0.3": (0.2, 0.3, 2), "0.4, 0.1": (0.4, 0.1, 1), "0.05, 0.05": (0.05, 0.05, 2)}
 """theta_prob and theta_sib, and tau: the paper's for 70B, for 7B and 13B, and one that leaves large trees."""
-EARLIER, PROMPTS, TOKENS = 32, 6, 160
-GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES = 4, 128, 256
+EARLIER, PROMPTS, TOKENS = 32, 24, 160
+GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES = 12, 128, 256
+WIDTHS = (1, 2, 3, 4, 6)
+SIBLINGS = (0.1, 0.3, 0.5, 0.7)
 TAUS = (1, 2, 3, 4)
 MERGES = 1000
 REPEAT = 2
@@ -49,12 +53,18 @@ class Models:
         return texts
 
     def compare(
-        self, sampler: Any, makers: dict[str, Callable[[], Any]], count: int, limit: int, nodes: int = 64
+        self,
+        sampler: Any,
+        makers: dict[str, Callable[[], Any]],
+        count: int,
+        limit: int,
+        nodes: int = 64,
+        repeat: int = REPEAT,
     ) -> list[Row]:
         """Rows of sam_lab.tree.command.compare, plain decoding's first, of `count` prompts."""
         decoder = self.decoder(sampler, limit, nodes)
         prompts = self.prompts[EARLIER : EARLIER + count]
-        return compare(decoder, makers, prompts, EARLIER, 1, REPEAT, Progress())[0]
+        return compare(decoder, makers, prompts, EARLIER, 1, repeat, Progress())[0]
 
     def decoder(self, sampler: Any, limit: int, nodes: int = 64) -> Any:
         from sam_lab.tree.decoder import Decoder
@@ -82,9 +92,12 @@ def _figures(row: Row) -> Row:
     """The columns that all tables here share; times in milliseconds a pass of the target."""
     return {
         "tokens a step": row["tokens_per_step"],
+        "95 %": interval(row["by_prompt"]),
         "nodes a step": row["drafted_per_step"],
         "accepted share": row["precision"] if row["drafted"] else None,
         **{f"{name}, ms": time for name, time in pass_times(row).items()},
+        "ms a token": 1e3 * row["decode_s"] / row["tokens"],
+        "tokens a second": row["tokens"] / row["decode_s"],
         "speed-up": row["speedup"],
         "equal texts": f"{row['equal']}/{row['of']}",
     }
@@ -107,6 +120,7 @@ def all_methods(pair: Models, limits: Limits) -> list[Row]:
 @experiment("nucleus", "Greedy and nucleus sampling", "Earlier outputs are sampled in the same way.", of="models")
 def nucleus(pair: Models, limits: Limits) -> list[Row]:
     rows: dict[str, Row] = {}
+    greedy: dict[str, Counts] = {}
     for name, options in SAMPLING.items():
         sampler = _sampler(options, limits.seed)
         earlier = pair.earlier(sampler, TOKENS)
@@ -117,9 +131,14 @@ def nucleus(pair: Models, limits: Limits) -> list[Row]:
                 "SD-T": functools.partial(Global, "both", earlier),
                 "GSD": functools.partial(methods.make, "gsd", methods.Settings(), earlier, corpus, pair.draft),
             }
-            for row in pair.compare(sampler, makers, PROMPTS, TOKENS)[1:]:
+            for row in pair.compare(sampler, makers, PROMPTS, TOKENS, repeat=1)[1:]:
                 into = rows.setdefault(row["method"], {"method": row["method"]})
                 into[f"{name}: tokens a step"] = row["tokens_per_step"]
+                into[f"{name}: 95 %"] = interval(row["by_prompt"])
+                if options is None:
+                    greedy[row["method"]] = row["by_prompt"]
+                else:
+                    into[f"{name} / greedy: 95 %"] = interval(row["by_prompt"], greedy[row["method"]])
                 into[f"{name}: equal texts"] = f"{row['equal']}/{row['of']}"
     return list(rows.values())
 
@@ -138,7 +157,7 @@ def graphs(pair: Models, limits: Limits) -> list[Row]:
             name: functools.partial(DraftModel, pair.draft, width, theta_prob=prob, theta_sib=sib, tau=merged)
             for name, width, merged in (("ssd", 1, 0), ("tsd", methods.Settings.width, 0), ("gsd", 4, tau))
         }
-        compared = pair.compare(_sampler(options, limits.seed), makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES)
+        compared = pair.compare(_sampler(options, limits.seed), makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES, 1)
         for row in compared[1:]:
             drafts = max(row["counts"]["drafts"], 1)
             rows.append(
@@ -163,7 +182,7 @@ def divergences(pair: Models, limits: Limits) -> list[Row]:
     for (pruning, (prob, sib, _)), tau in itertools.product(PRUNING.items(), TAUS):
         drafter = Merges(pair.draft, theta_prob=prob, theta_sib=sib, tau=tau)
         decoder = pair.decoder(_sampler(None, limits.seed), GRAPH_TOKENS, GRAPH_NODES)
-        decode(decoder, pair.prompts[EARLIER:], drafter, EARLIER, 1, Progress(), "merges")
+        decode(decoder, pair.prompts[EARLIER : EARLIER + GRAPH_PROMPTS], drafter, EARLIER, 1, Progress(), "merges")
         drawn = np.random.default_rng(limits.seed).permutation(len(drafter.merged))[:MERGES]
         values = []
         for _, group in itertools.groupby(sorted(drawn), key=lambda place: len(drafter.merged[place][0])):
@@ -177,4 +196,49 @@ def divergences(pair: Models, limits: Limits) -> list[Row]:
     return rows
 
 
-EXPERIMENTS = (all_methods, nucleus, graphs, divergences)
+@experiment("gsd-width", "GSD: maximum out-degree k", "Figure 5 (a): greedy. k = 1 is a chain.", of="models")
+def widths(pair: Models, limits: Limits) -> list[Row]:
+    rows = []
+    for pruning, (prob, sib, tau) in PRUNING.items():
+        makers = {
+            f"{name} {width}": functools.partial(
+                DraftModel, pair.draft, width, theta_prob=prob, theta_sib=sib, tau=tau if name == "gsd" else 0
+            )
+            for name, width in itertools.product(("tsd", "gsd"), WIDTHS)
+        }
+        sampler = _sampler(None, limits.seed)
+        for row in pair.compare(sampler, makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES, 1)[1:]:
+            name, width = row["method"].split()
+            drafts = max(row["counts"]["drafts"], 1)
+            rows.append(
+                {"theta_prob, theta_sib": pruning, "tau": tau, "method": name, "k": int(width)}
+                | {"drafted by the model": row["counts"]["nodes"] / drafts}
+                | {"expanded": row["counts"]["expanded"] / drafts, "tokens a step": row["tokens_per_step"]}
+                | {"95 %": interval(row["by_prompt"])}
+            )
+    return rows
+
+
+@experiment(
+    "gsd-shapes",
+    "GSD: tokens that occur again, and which child is accepted",
+    "Figure 3: share of the nodes of a tree (k = 4) in an n-gram that stands on another branch too. Figures 7 and 8: accepted "
+    "tokens by the rank of the child.",
+    of="models",
+)
+def shapes(pair: Models, limits: Limits) -> list[Row]:
+    rows = []
+    settings = {(0.2, 0.3, 0), (0.2, 0.3, 2), (0.05, 0.05, 0)} | {(0.4, sib, 1) for sib in SIBLINGS}
+    for prob, sib, tau in sorted(settings):
+        drafter = Shapes(pair.draft, theta_prob=prob, theta_sib=sib, tau=tau)
+        decoder = pair.decoder(_sampler(None, limits.seed), GRAPH_TOKENS, GRAPH_NODES)
+        prompts = pair.prompts[EARLIER : EARLIER + GRAPH_PROMPTS]
+        decode(decoder, prompts, drafter, EARLIER, 1, Progress(), "shapes")
+        row: Row = {"theta_prob": prob, "theta_sib": sib, "tau": tau, "nodes": drafter.repeated[0]}
+        row |= {f"{n}-grams again": drafter.repeated[n] / drafter.repeated[0] for n in GRAMS}
+        accepted = sum(drafter.ranks.values())
+        rows.append(row | {f"child {rank}": drafter.ranks[rank] / accepted for rank in (1, 2, 3, 4)})
+    return rows
+
+
+EXPERIMENTS = (all_methods, nucleus, graphs, widths, shapes, divergences)

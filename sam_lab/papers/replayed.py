@@ -14,11 +14,11 @@ from sam_core.reference.rules import ALPHA
 
 from sam_lab.cli import LabError, digest
 from sam_lab.methods import retrieval
-from sam_lab.methods.pool import TREES, Twin
+from sam_lab.methods.exact import TREES, Exact
 from sam_lab.methods.rest import Rest
 from sam_lab.papers import Limits, Row, experiment
 from sam_lab.recordings import MAX_RESPONSES, Answer, make_scopes, read_answers, split_fold, temporary_corpus
-from sam_lab.replay import replay
+from sam_lab.replay import Counts, interval, replay
 from sam_lab.score import shift
 from sam_lab.score.methods import measure
 
@@ -29,8 +29,8 @@ LIMITS = (2, 4, 6, 8, 12, 16)
 ALPHAS = (1, 2, 3, 4)
 LENGTHS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5-6": 6, "7-9": 9, "10-15": 15, "16 or more": 1 << 30}
 """Classes of match lengths: the longest of each."""
-TWIN_SHARE = 4  # of the tokens, one in so many is replayed by the plain-Python twin
-TWIN_KNOWN = 20_000  # maximum tokens of earlier outputs that it knows
+ONLINE_SHARE = 4  # of the tokens, one in so many is replayed where outputs are kept
+KNOWN = 20_000  # maximum tokens of earlier outputs that are known before
 RANDOM_SEQUENCES, RANDOM_TOKENS, RANDOM_RUNS = 8, 8, 3
 STORED = 10_000_000
 
@@ -84,16 +84,28 @@ def read_recordings(paths: Sequence[Path], seed: int) -> list[Recording]:
     return linked
 
 
-def _replayed(recording: Recording, limits: Limits, method: str, **options: Any) -> Row:
-    """Figures of a method with the papers' settings, where `options` name no others."""
-    chosen = {"context": "request", "method": method, "tree": method != "sd-linear", "k": NODES}
+def _replayed(recording: Recording, limits: Limits, method: str, **options: Any) -> tuple[Row, Counts]:
+    """Figures of a method with the papers' settings, where `options` name no others, and its counts by prompt.
+
+    SuffixDecoding is the paper's; the methods "rule suffix" and "rest" are the engine's rule and REST.
+    """
+    counts: Counts = {}
+    known = recording.outputs if options.get("earlier") is None else recording.outputs[: options["earlier"]]
+    if method in ("SD-T", "SD-L"):
+        scopes = make_scopes(recording.scored, "request", MAX_RESPONSES, limits.max_tokens, limits.seed)
+        drafter = Exact(known, options.get("trees", "both"))
+        figures = replay(drafter, scopes, "request", NODES, method == "SD-T", by_prompt=counts)
+        return figures | {"largest": drafter.largest}, counts
+    chosen = {"context": "request", "method": "rest" if method == "rest" else "sd-tree", "tree": True, "k": NODES}
     chosen |= {"trees": "both", "alpha": ALPHA, "n_max": 16, "m": 10} | options
-    return measure(chosen, recording.scored, recording.outputs, MAX_RESPONSES, limits.max_tokens, seed=limits.seed)
+    size = MAX_RESPONSES, limits.max_tokens
+    return measure(chosen, recording.scored, known, *size, seed=limits.seed, by_prompt=counts), counts
 
 
-def _columns(name: str, figures: Row) -> Row:
+def _columns(name: str, figures: Row, counts: Counts | None = None) -> Row:
     names = {"tokens a step": "tokens_per_step", "drafted": "proposed_per_step", "accepted share": "precision"}
-    return {f"{name}: {column}" if name else column: figures[figure] for column, figure in names.items()}
+    row = {f"{name}: {column}" if name else column: figures[figure] for column, figure in names.items()}
+    return row if counts is None else row | {f"{name}: 95 %": interval(counts)}
 
 
 # ---- SuffixDecoding
@@ -102,22 +114,40 @@ def _columns(name: str, figures: Row) -> Row:
 @experiment(
     "sd-forms",
     "SuffixDecoding: trees (SD-T) and chains (SD-L)",
-    "After all earlier outputs; drafts of at most 64 tokens, alpha = 4. Accepted share: of the drafted tokens.",
+    "After all earlier outputs; drafts of at most 64 tokens, alpha = 4. Accepted share: of the drafted tokens. Rule suffix: "
+    "the engine's approximation of SD-T. 95 %: bootstrap over prompts.",
 )
 def forms(recording: Recording, limits: Limits) -> list[Row]:
     row: Row = {"earlier outputs": len(recording.outputs)}
-    for name, method in (("SD-L", "sd-linear"), ("SD-T", "sd-tree")):
-        row |= _columns(name, _replayed(recording, limits, method))
+    counts = {}
+    for name in ("SD-L", "SD-T", "rule suffix"):
+        figures, counts[name] = _replayed(recording, limits, name)
+        row |= _columns(name, figures, counts[name])
+    for name in ("SD-L", "rule suffix"):
+        row[f"SD-T / {name}: 95 %"] = interval(counts["SD-T"], counts[name])
     return [row]
 
 
-@experiment("sd-trees", "SuffixDecoding: both trees and each alone", "SD-T after at most 256 earlier outputs.")
+@experiment(
+    "sd-trees", "SuffixDecoding: both trees and each alone", "SD-T after at most 256 earlier outputs; its largest tree."
+)
 def trees(recording: Recording, limits: Limits) -> list[Row]:
     row: Row = {"earlier outputs": min(EXAMPLES, len(recording.outputs))}
     for name in TREES:
-        figures = _replayed(recording, limits, "sd-tree", trees=name, earlier=EXAMPLES)
-        row |= {f"{name}: tokens a step": figures["tokens_per_step"], f"{name}: accepted share": figures["precision"]}
+        figures, counts = _replayed(recording, limits, "SD-T", trees=name, earlier=EXAMPLES)
+        row |= _columns(name, figures, counts)
+        if name == "both":
+            parents = figures["largest"][1]
+            row["largest tree: nodes"], row["leaves"] = len(parents), len(parents) - len({*parents} - {-1})
+            row["depth"] = max(_depths(parents), default=0)
     return [row]
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return depths
 
 
 @experiment(
@@ -129,20 +159,23 @@ def sizes(recording: Recording, limits: Limits) -> list[Row]:
     rows = []
     for size in sorted({min(size, len(recording.outputs)) for size in SIZES}):
         row: Row = {"earlier outputs": size}
-        row |= _columns("SD-T", _replayed(recording, limits, "sd-tree", earlier=size))
-        rows.append(row | _columns("REST", _replayed(recording, limits, "rest", earlier=size)))
+        for name, method in (("SD-T", "SD-T"), ("REST", "rest")):
+            row |= _columns(name, *_replayed(recording, limits, method, earlier=size))
+        rows.append(row)
     return rows
 
 
-def _twin(recording: Recording, limits: Limits, alpha: int | None, nodes: int = NODES) -> tuple[Twin, Row]:
-    """Replay one answer a prompt after at most EXAMPLES outputs and TWIN_KNOWN tokens of them, by the twin."""
-    drafter, known = Twin(alpha), 0
+def _online(recording: Recording, limits: Limits, alpha: int | None, nodes: int = NODES) -> tuple[Exact, Row]:
+    """Replay one answer a prompt, each kept, after at most EXAMPLES outputs and KNOWN tokens of them."""
+    known: list[Sequence[int]] = []
+    left = KNOWN
     for output in recording.outputs[:EXAMPLES]:
-        drafter.learn([output[: TWIN_KNOWN - known]])
-        known += min(len(output), TWIN_KNOWN - known)
-        if known == TWIN_KNOWN:
+        known.append(output[:left])
+        left -= len(known[-1])
+        if not left:
             break
-    scopes = [[(answer, True)] for answer in _up_to(recording.one_a_prompt(limits), limits.max_tokens // TWIN_SHARE)]
+    drafter = Exact(known, alpha=alpha, keep=True)
+    scopes = [[(answer, True)] for answer in _up_to(recording.one_a_prompt(limits), limits.max_tokens // ONLINE_SHARE)]
     return drafter, replay(drafter, scopes, "request", nodes, tree=True)
 
 
@@ -166,7 +199,7 @@ def spec_limit(recording: Recording, limits: Limits) -> list[Row]:
         *((f"{alpha} p", alpha, NODES) for alpha in ALPHAS),
         *((f"constant {most}", None, most) for most in LIMITS),
     ]:
-        _, figures = _twin(recording, limits, alpha, nodes)
+        _, figures = _online(recording, limits, alpha, nodes)
         rows.append({"MAX_SPEC": name} | _columns("", figures))
     return rows
 
@@ -177,8 +210,8 @@ def spec_limit(recording: Recording, limits: Limits) -> list[Row]:
     "SD-T: of the tree that won, as in sd-limit with alpha = 4. REST: of the longest suffix found, at most 16.",
 )
 def matches(recording: Recording, limits: Limits) -> list[Row]:
-    drafter, _ = _twin(recording, limits, ALPHA)
-    figures = _replayed(recording, limits, "rest")
+    drafter, _ = _online(recording, limits, ALPHA)
+    figures, _ = _replayed(recording, limits, "rest")
     counted = {
         "SD-T": by_length(drafter.matches, drafter.accepted),
         "REST": by_length(figures["matches"], figures["accepted_by_match"]),
@@ -233,8 +266,37 @@ def settings(recording: Recording, limits: Limits) -> list[Row]:
     varied += [("m", value) for value in (2, 5, 10, 20)] + [("c", value) for value in (8, 16, 32, 64)]
     rows = []
     for name, value in varied:
-        figures = _replayed(recording, limits, "rest", **{"k" if name == "c" else name: value})
-        rows.append({"setting": f"{name} = {value}"} | _columns("REST", figures))
+        figures, counts = _replayed(recording, limits, "rest", **{"k" if name == "c" else name: value})
+        rows.append({"setting": f"{name} = {value}"} | _columns("REST", figures, counts))
+    return rows
+
+
+@experiment(
+    "rest-datastore",
+    "REST: a datastore of the task, a generic one",
+    "Own: all earlier outputs of the task. Generic: the answers of the other recordings, as many tokens as own has or all. "
+    "Both together. 95 %: bootstrap over prompts.",
+    of="recordings",
+)
+def datastores(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
+    rows = []
+    for recording in recordings:
+        others = [
+            answer.response_ids for other in recordings if other.data != recording.data for answer in other.answers
+        ]
+        order = np.random.default_rng(limits.seed).permutation(len(others))
+        generic = [others[place] for place in order]
+        own_tokens = sum(map(len, recording.outputs))
+        ends = np.cumsum([len(text) for text in generic])
+        same = generic[: int(np.searchsorted(ends, own_tokens)) + 1]
+        row: Row = {"recording": recording.name, "own, tokens": own_tokens, "generic, tokens": int(ends[-1])}
+        counts = {}
+        stores = {"own": recording.outputs, "generic, same size": same, "generic, all": generic}
+        for name, texts in (stores | {"both": [*recording.outputs, *generic]}).items():
+            figures, counts[name] = _replayed(replace(recording, outputs=texts), limits, "rest")
+            row |= _columns(name, figures, counts[name])
+        row["generic, all / own: 95 %"] = interval(counts["generic, all"], counts["own"])
+        rows.append(row)
     return rows
 
 
@@ -246,15 +308,17 @@ def settings(recording: Recording, limits: Limits) -> list[Row]:
 def choice(recording: Recording, limits: Limits) -> list[Row]:
     scopes = make_scopes(recording.scored, "request", MAX_RESPONSES, limits.max_tokens, limits.seed)
     figures: dict[str, list[Row]] = {"trie": [], "random": []}
+    trie: Counts = {}
+    random_: Counts = {}
     with temporary_corpus(recording.outputs) as corpus:
-        figures["trie"].append(replay(Rest(corpus), scopes, "request", NODES, tree=True))
+        figures["trie"].append(replay(Rest(corpus), scopes, "request", NODES, tree=True, by_prompt=trie))
         for run in range(RANDOM_RUNS):
             drafter = at_random(corpus, limits.seed + run)
-            figures["random"].append(replay(drafter, scopes, "request", NODES, tree=True))
+            figures["random"].append(replay(drafter, scopes, "request", NODES, tree=True, by_prompt=random_))
     row: Row = {}
     for name, runs in figures.items():
         row |= _columns(name, {key: sum(run[key] for run in runs) / len(runs) for key in AVERAGED})
-    return [row]
+    return [row | {"trie / random: 95 %": interval(trie, random_)}]
 
 
 AVERAGED = ("tokens_per_step", "proposed_per_step", "precision")
@@ -279,4 +343,4 @@ def times(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
     return [row | {"median, us": figures["median_us"], "90 %, us": figures["p90_us"], "99 %, us": figures["p99_us"]}]
 
 
-EXPERIMENTS = (forms, trees, sizes, spec_limit, matches, adapts, settings, choice, times)
+EXPERIMENTS = (forms, trees, sizes, spec_limit, matches, adapts, settings, datastores, choice, times)

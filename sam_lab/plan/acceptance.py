@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.budget import Calibration, choose
 
+from llm_rl.article import tokens_per_step
 from sam_lab.methods.pool import Watched
 from sam_lab.plan.cost import Cost, Held
 from sam_lab.plan.simulate import BINS, EDGES, Policy
@@ -83,15 +84,28 @@ class Acceptance:
         return replace(self, gain=gain, worth=worth, factor=self.factor * factor)
 
 
-def given(first: float, later: float, ks: Sequence[int] = KS) -> Acceptance:
-    """Drafts of maximum length at all positions, whose first token is accepted with probability `first`, each later one
-    with `later`."""
+def given(first: npt.ArrayLike, later: float, ks: Sequence[int] = KS) -> Acceptance:
+    """Drafts of maximum length, whose first token is accepted with probability `first`, each later one with `later`.
+
+    first: of all positions, or [BINS].
+    """
     k = max(ks)
-    worth = first * later ** np.arange(k)
-    gain = np.array([[worth[:n].sum()] * BINS for n in ks])
+    worth = np.minimum(1.0, np.broadcast_to(np.asarray(first, float)[..., None], (BINS, 1)) * later ** np.arange(k))
+    gain = np.array([worth[:, :n].sum(axis=1) for n in ks])
     drafted = np.array([[float(n)] * BINS for n in ks])
-    accepted = (np.random.default_rng(0).random((400, 1)) < worth).sum(axis=1)
-    return Acceptance(tuple(ks), gain, drafted, np.tile(worth, (BINS, 400, 1)), np.tile(accepted, (BINS, 1)))
+    drawn = np.random.default_rng(0).random((400, 1))
+    accepted = np.array([(drawn < of_bin).sum(axis=1) for of_bin in worth])
+    return Acceptance(tuple(ks), gain, drafted, np.tile(worth[:, None], (1, 400, 1)), accepted)
+
+
+def of_article(later: float, factor: float = 1.0, ks: Sequence[int] = KS) -> Acceptance:
+    """The article's acceptance by position (its image 38, k = 3).
+
+    later: probability that a draft token is accepted if the one before it was, an assumption: the figure has their sum
+    alone. factor: of the accepted tokens.
+    """
+    mean = [tokens_per_step(begin, end) for begin, end in zip([0, *EDGES], [*EDGES, np.inf], strict=True)]
+    return given((np.array(mean) - 1) * factor / sum(later**j for j in range(3)), later, ks)
 
 
 def recorded(

@@ -27,6 +27,8 @@ class Device:
     activation, all-reduce; with experts instead of the MLP router, top-k, cast, dispatch, two grouped products, activation,
     combine, and the padding, slicing and gathering around them. draft_context: attention's cost of a draft token, as a share of
     that of its request's context without drafts; 0.43 was measured on a CPU, the 910C's operator is not known.
+    verify, max_verify: seconds a layer by which a step with drafts is longer, whatever it reads and computes: waits of the
+    host for the device; and at most.
     """
 
     name: str
@@ -42,20 +44,23 @@ class Device:
     operators: float = 14
     expert_operators: float = 22
     draft_context: float = 0.43
+    verify: float = 0.0
+    max_verify: float = 0.0
 
 
 DEVICES = {
-    "910C": Device("910C die", 1.6e12, 376e12, 196e9, launch=110e-6),
+    "910C": Device("910C die", 1.6e12, 376e12, 196e9, launch=82e-6, max_verify=0.9e-3),
     "H100": Device("H100 SXM", 3.35e12, 989e12, 450e9, launch=6e-6, context_share=0.7),
 }
 """910C: Serving Large Language Models on Huawei CloudMatrix384 (arXiv 2506.12708), section 3: a package of two dies has
-752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch is what `plan --article` fits.
+752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify are what `plan --article` fits.
 H100: NVIDIA's data sheet; launch is an assumption."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a step: max(floor, f(rows) + context * thousands + draft_context * thousands of the drafts' contexts).
+    """Seconds of a step: max(floor, f(rows) + context * thousands + draft_context * thousands of the drafts' contexts),
+    and `verify` more where there are drafts.
 
     The floor is the host's time to launch a step in eager mode, while the device computes. `Held` has the form that
     sam_core.budget.choose takes. prefill: seconds a prompt token.
@@ -67,6 +72,7 @@ class Cost:
     draft_context: float
     prefill: float = 0.0
     floor: float = 0.0
+    verify: float = 0.0
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """f(rows) and not under the floor."""
@@ -94,18 +100,19 @@ class Cost:
         """
         first = self.device(rows) + (self.context * context + self.draft_context * draft_context) / 1000
         slope = (self.context * growth + self.draft_context * draft_growth) / 1000
+        beyond = steps * self.verify if draft_context.any() else 0.0
         if len(first) == 1:
             above = min(steps, max(0, int(np.ceil((self.floor - first[0]) / slope[0])))) if slope[0] else 0
             if not slope[0] and first[0] < self.floor:
                 above = steps
             n = steps - above  # steps that take longer than the floor
-            return float(above * self.floor + n * (first[0] + slope[0] * (above + (n - 1) / 2)))
+            return float(above * self.floor + n * (first[0] + slope[0] * (above + (n - 1) / 2))) + beyond
         first, slope = first[rows > 0], slope[rows > 0]
         each = first + slope * np.arange(steps)[:, None]
-        return float(np.maximum(self.floor, each.max(axis=1)).sum())
+        return float(np.maximum(self.floor, each.max(axis=1)).sum()) + beyond
 
     def scaled(self, factor: float) -> Cost:
-        names = ("seconds", "context", "draft_context", "prefill", "floor")
+        names = ("seconds", "context", "draft_context", "prefill", "floor", "verify")
         return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 
@@ -125,7 +132,8 @@ class Held:
         """Seconds of steps of so many rows; those beyond `running` are draft tokens."""
         rows = np.asarray(rows, float)
         contexts = self.cost.context * self.running + self.cost.draft_context * (rows - self.running)
-        return np.maximum(self.cost.floor, self.cost.device(rows) + contexts * self.thousands)
+        seconds = np.maximum(self.cost.floor, self.cost.device(rows) + contexts * self.thousands)
+        return seconds + self.cost.verify * (rows > self.running)
 
 
 def roofline(shape: Shape, tensor: int, expert: int, device: Device, eager: bool = True, most: int = 4096) -> Cost:
@@ -154,6 +162,7 @@ def roofline(shape: Shape, tensor: int, expert: int, device: Device, eager: bool
         device.draft_context * context,
         prefill=flops_row + link_row,
         floor=shape.layers * operators * device.launch if eager else 0.0,
+        verify=shape.layers * device.verify,
     )
 
 

@@ -64,6 +64,7 @@ class Inputs:
                 exchange=device.exchange * float(rng.uniform(0.5, 3)),
                 launch=device.launch * float(rng.uniform(0.8, 1.2)),
                 draft_context=float(rng.uniform(0, 2)),
+                verify=float(rng.uniform(device.verify, max(device.verify, device.max_verify))),
             )
             cost = roofline(self.plan.shape, self.plan.tensor, self.plan.expert, device, self.plan.eager)
         lengths = self.lengths.longer(float(rng.uniform(0.8, 1.2)))

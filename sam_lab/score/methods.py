@@ -17,9 +17,10 @@ from sam_core.reference.rules import ALPHA
 import sam_core
 from sam_lab import recordings
 from sam_lab.cli import LabError, Results, check_outputs, digest, fold, positive
-from sam_lab.methods.pool import TREES, Frozen, Global, SamDrafter, Twin
+from sam_lab.methods.exact import Exact
+from sam_lab.methods.pool import TREES, Frozen, Global, SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED, Answer
-from sam_lab.replay import replay
+from sam_lab.replay import Counts, replay
 from sam_lab.score import figure
 
 METHODS = ("chain", "blend", "sd-linear", "sd-tree", "rest")
@@ -40,8 +41,8 @@ methods:
 an order that --seed fixes): REST's datastore, the global tree, and with --context corpus a corpus for chain and blend.
 The other contexts and the recordings are those of `python -m sam_lab replay`, see its --help. With --context request the
 global tree does not change; in the other contexts it learns from every answer replayed. us/step is the time of a draft
-and of appending; `accepted from` are the sources of the accepted tokens. --alpha other than 4 uses a plain-Python pool,
-which is slow.
+and of appending; `accepted from` are the sources of the accepted tokens. --alpha other than 4 uses a plain-Python
+SuffixDecoding without the core's bounds, which is slow.
 """
 
 
@@ -105,14 +106,10 @@ def drafter_of(options: dict[str, Any], earlier: Sequence[Sequence[int]], corpus
         return Rest(corpus, options["n_max"], options["m"], options["k"])
     frozen = options["context"] == "request"
     if options["alpha"] != ALPHA:
-        drafter = Twin(options["alpha"], options["trees"], earlier if frozen else None)
-    elif frozen:
-        drafter = Frozen(earlier, options["trees"])
-    else:
-        drafter = Global(options["trees"])
-    if not frozen:
-        drafter.learn(earlier)
-    return drafter
+        return Exact(earlier, options["trees"], options["alpha"], keep=not frozen)
+    if frozen:
+        return Frozen(earlier, options["trees"])
+    return Global(options["trees"], earlier)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -167,6 +164,7 @@ def measure(
     max_tokens: int = MAX_TOKENS,
     seed: int = SEED,
     progress: Callable[[int], None] = lambda tokens: None,
+    by_prompt: Counts | None = None,
 ) -> dict[str, Any]:
     """The figures of one of `configurations` on answers, after `outputs` or the first options["earlier"] of them."""
     context = "request" if options["context"] == "corpus" else options["context"]
@@ -175,7 +173,7 @@ def measure(
     needs_corpus = (options["method"] == "rest" or options["context"] == "corpus") and len(earlier)
     with recordings.temporary_corpus(earlier) if needs_corpus else contextlib.nullcontext() as corpus:
         drafter = drafter_of(options, earlier, corpus)
-        figures = replay(drafter, scopes, context, options["k"], options["tree"], progress)
+        figures = replay(drafter, scopes, context, options["k"], options["tree"], progress, by_prompt)
     if hasattr(drafter, "matches"):
         figures["matches"], figures["accepted_by_match"] = drafter.matches.tolist(), drafter.accepted.tolist()
     return figures | {"earlier_outputs": len(earlier)}

@@ -17,7 +17,7 @@ from typing import Any
 from sam_core.files import write_json
 
 from sam_lab.cli import LabError, check_outputs, positive
-from sam_lab.methods.pool import TREES, Frozen, Global
+from sam_lab.methods.exact import TREES, Exact
 from sam_lab.recordings import SEED, Answer, read_answers
 from sam_lab.replay import replay
 
@@ -61,10 +61,10 @@ def measure(
 ) -> dict[str, list[dict[str, Any]]]:
     """Figures a chunk of the four arms; `known` and `trained` are outputs."""
     arms = {
-        "frozen": Frozen(known, trees),
-        "online": Global(trees, known),
-        "from nothing": Global(trees),
-        "trained": Frozen(trained, trees),
+        "frozen": Exact(known, trees),
+        "online": Exact(known, trees, keep=True),
+        "from nothing": Exact((), trees, keep=True),
+        "trained": Exact(trained, trees),
     }
     return {name: chunks(drafter, new, size, nodes) for name, drafter in arms.items()}
 

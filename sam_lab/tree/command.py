@@ -18,6 +18,7 @@ from sam_core.files import write_json
 from sam_lab import methods, models
 from sam_lab.cli import LabError, check_outputs, positive
 from sam_lab.recordings import temporary_corpus
+from sam_lab.replay import Counts
 
 TABLE = "{:10} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}  {}"
 ROW = (
@@ -129,8 +130,8 @@ def compare(
 ) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Decode prompts plainly and with the drafters of `makers`, by name.
 
-    Returns a row of figures each, plain decoding's first: Figures.summary(), method, counts, equal and of (texts that
-    equal plain decoding's, of how many) and speedup, by the fastest of `repeat` runs in turn; and plain decoding's texts.
+    Returns a row of figures each, plain decoding's first: Figures.summary(), method, counts, by_prompt (tokens and steps of
+    each batch of prompts), equal and of (texts that equal plain decoding's, of how many) and speedup, by the fastest of `repeat` runs in turn; and plain decoding's texts.
     Raises LabError where nothing drafted was accepted.
     """
     best: dict[str, dict[str, Any]] = {}
@@ -138,8 +139,10 @@ def compare(
     for _ in range(repeat):
         for name, make in {"plain": lambda: None, **makers}.items():
             drafter = make()
-            texts[name], figures = decode(decoder, prompts, drafter, first, batch, progress, name)
+            by_prompt: Counts = {}
+            texts[name], figures = decode(decoder, prompts, drafter, first, batch, progress, name, by_prompt)
             row = figures.summary() | {"method": name, "counts": dict(getattr(drafter, "counts", {}))}
+            row["by_prompt"] = by_prompt
             if name not in best or row["decode_s"] < best[name]["decode_s"]:
                 best[name] = row
     for name, row in best.items():
@@ -159,8 +162,9 @@ def decode(
     batch: int,
     progress: Progress,
     name: str,
+    by_prompt: Counts | None = None,
 ) -> tuple[list[list[int]], Any]:
-    """Decode in batches; the texts of all and the sums of their figures."""
+    """Decode in batches; the texts of all and the sums of their figures. Tokens and steps of each batch go to by_prompt."""
     from sam_lab.tree.decoder import Figures
 
     texts: list[list[int]] = []
@@ -174,6 +178,8 @@ def decode(
         )
         texts += answers
         total += figures
+        if by_prompt is not None:
+            by_prompt[str(at)] = [figures.tokens, figures.steps]
     return texts, total
 
 

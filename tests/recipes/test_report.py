@@ -49,6 +49,20 @@ def test_pictures_are_drawn_and_stand_in_every_page(tmp_path):
         assert {base64.b64decode(data) for data in inline} == set(pictures.values())
 
 
+def test_the_article_s_curves_stand_beside_the_run_s(tmp_path):
+    args = report(tmp_path, "off", "on")
+    drawn = {}
+    for option in ([], ["--article"]):
+        assert main(["report", *args, *option]) == 0
+        folder = tmp_path / "report"
+        drawn[bool(option)] = {path.stem: path.read_bytes() for path in (folder / "pictures").iterdir()}
+        for name in ("report.md", "report.zh.md"):
+            text = (folder / name).read_text()
+            assert ("1434 s" in text and "1.35" in text and "cann-recipes-train" in text) == bool(option)
+    changed = {name for name in PICTURES if drawn[True][name] != drawn[False][name]}
+    assert changed == {"acceptance", "rollout", "training"}
+
+
 def test_poor_run_folders_make_a_report_too(tmp_path):
     args = report(tmp_path, "off")
     folder = write_run(tmp_path / "on", "batch", steps=3, engine=False)

@@ -3,16 +3,19 @@
 
 import json
 import random
+from collections import Counter
 
 import pytest
 import torch
 from sam_core.corpus import build_corpus
 
 from sam_lab import __main__ as lab
-from sam_lab.methods.pool import SamDrafter, Twin
-from sam_lab.papers import article, merges, replayed
+from sam_lab.methods.draft_model import Node
+from sam_lab.methods.exact import Exact
+from sam_lab.methods.pool import SamDrafter
+from sam_lab.papers import article, merges, replayed, shapes
 from sam_lab.recordings import read_answers
-from sam_lab.replay import replay
+from sam_lab.replay import interval, replay
 from sam_lab.tree.decoder import Decoder
 from sam_lab.tree.verify import Greedy
 
@@ -36,17 +39,92 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.parametrize("alpha", [1, 3, None])
-def test_the_twin_knows_its_matches_and_keeps_alpha(path, alpha):
+def test_exact_knows_its_matches_and_keeps_alpha(path, alpha):
     answers = read_answers(path)
-    drafter = Twin(alpha)
-    drafter.learn(answer.response_ids for answer in answers[:20])
-    figures = replay(drafter, [[(answer, True)] for answer in answers[20:]], "request", 24, tree=True)
-    assert sum(drafter.matches) == figures["steps"]
+    drafter = Exact([answer.response_ids for answer in answers[:20]], alpha=alpha, keep=True)
+    counts = {}
+    scopes = [[(answer, True)] for answer in answers[20:]]
+    figures = replay(drafter, scopes, "request", 24, tree=True, by_prompt=counts)
+    assert sum(drafter.matches) == figures["steps"] == sum(steps for _, steps in counts.values())
+    assert sum(tokens for tokens, _ in counts.values()) == figures["tokens"]
     assert sum(drafter.accepted) == figures["accepted"] > 0
     assert sum(drafter.drafted) == figures["proposed"]
     most = drafter.matches * [24 if alpha is None else min(24, alpha * length) for length in range(65)]
     assert drafter.matches[1] and (drafter.drafted[1:] <= most[1:]).all()
     assert alpha is not None or drafter.drafted[1] > 4 * drafter.matches[1]
+
+
+def after(texts, pattern):
+    """What follows a pattern in texts, with counts."""
+    n = len(pattern)
+    return Counter(text[i + n] for text in texts for i in range(len(text) - n) if text[i : i + n] == pattern)
+
+
+def best_score(texts, text, p, most, tree):
+    """Algorithm 1 of the paper from the last p tokens, by counting strings: the sum of the largest D."""
+    score, added, offers = 0.0, 0, [(1.0, text[-p:])]
+    leaves = []
+    while added < most:
+        if not tree:
+            leaves = []
+        for share, string in offers:
+            counts = after(texts, string)
+            leaves += [(share * n / counts.total(), [*string, token]) for token, n in counts.items()]
+        if not leaves:
+            break
+        offers = [max(leaves, key=lambda leaf: leaf[0])]
+        leaves.remove(offers[0])
+        score += offers[0][0]
+        added += 1
+    return score
+
+
+@pytest.mark.parametrize("tree", [True, False])
+@pytest.mark.parametrize("trees", ["both", "global", "request"])
+def test_exact_is_the_paper_s_algorithm(trees, tree):
+    rng = random.Random(3)
+    outputs = [[rng.randrange(4) for _ in range(rng.randint(1, 30))] for _ in range(8)]
+    text, drafted = [rng.randrange(4) for _ in range(5)], 0
+    drafter = Exact(outputs, trees, alpha=2)
+    drafter.start(0, text, None)
+    for _ in range(25):
+        found = {
+            (source, p): best_score(texts, text, p, min(9, 2 * p), tree)
+            for source, texts in (("request", [text]), ("global", outputs))
+            if trees in ("both", source)
+            for p in range(1, len(text))
+        }
+        tokens, parents = drafter._propose(0, 9, tree)
+        chosen = 0.0
+        for source in ("request", "global"):  # the draft's own score, by whichever tree and pattern gives the most
+            texts = [text] if source == "request" else outputs
+            for p in range(1, len(text)) if trees in ("both", source) else ():
+                shares = []
+                for token, parent in zip(tokens, parents, strict=True):
+                    string = path_to(tokens, parents, parent)
+                    counts = after(texts, [*text[-p:], *string])
+                    above = 1.0 if parent < 0 else shares[parent]
+                    shares.append(above * counts[token] / counts.total() if counts[token] else 0.0)
+                if len(tokens) <= 2 * p and all(shares):
+                    chosen = max(chosen, sum(shares))
+        assert chosen == pytest.approx(max(found.values(), default=0.0))
+        drafted += len(tokens)
+        drafter.append(0, row := [rng.randrange(4)])
+        text += row
+    assert drafted > 50
+
+
+def path_to(tokens, parents, node):
+    return [] if node < 0 else [*path_to(tokens, parents, parents[node]), tokens[node]]
+
+
+def test_an_interval_is_of_prompts():
+    same = {str(i): [20, 10] for i in range(30)}
+    half = {str(i): [10 if i % 2 else 30, 10] for i in range(30)}
+    assert interval(same) == [2.0, 2.0] and interval({"0": [2, 1]}) is None
+    low, high = interval(half)
+    assert 1.5 < low < 1.9 < 2.1 < high < 2.5
+    assert interval(half, half) == [1.0, 1.0]
 
 
 def test_classes_of_match_lengths():
@@ -87,6 +165,19 @@ def test_merged_nodes_share_their_last_tokens(target, draft_model, prompts):
     assert any(own[:-2] != first[:-2] for _, own, first in drafter.merged)
 
 
+def test_repeated_tokens_and_accepted_children(target, draft_model, prompts):
+    root = Node(9, None, 1.0, 1.0, 0)
+    first, second = Node(1, root, 0.5, 0.5, 1), Node(2, root, 0.5, 0.5, 1)
+    nodes = [first, second, Node(3, first, 0.5, 0.2, 2), Node(3, second, 0.5, 0.2, 2)]
+    nodes += [Node(4, nodes[2], 0.5, 0.1, 3), Node(4, nodes[3], 0.5, 0.1, 3)]
+    assert shapes.repeats(nodes) == {0: 6, 1: 4, 2: 4, 3: 0, 4: 0}
+    drafter = shapes.Shapes(draft_model, width=3, theta_prob=0.05, theta_sib=0.1)
+    _, figures = Decoder(target, Greedy(), [], 24, nodes=1024).run(prompts[:3], drafter)
+    assert 0 <= figures.accepted - drafter.ranks.total() <= 3  # the last token of an answer may be a drafted one
+    assert drafter.ranks[1] > drafter.ranks[3] > 0
+    assert 0 < drafter.repeated[2] < drafter.repeated[1] < drafter.repeated[0] <= drafter.counts["nodes"]
+
+
 def test_divergence_is_that_of_the_model(draft_model):
     text, pairs = [3, 1, 4], [([1, 5], [9, 5]), ([2, 6, 5], [5]), ([7], [7])]
     wanted = []
@@ -110,7 +201,8 @@ def test_the_command_makes_tables_and_goes_on_where_it_ended(path, tmp_path, cap
     results = json.loads((out / "papers.json").read_text())
     assert results[:2] == first
     done = {(result["experiment"], result["of"]) for result in results}
-    assert done == {(name, of) for name in wanted for of in ("phrases", "other")}
+    alone = {name for name in wanted if name != "rest-datastore"}
+    assert done == {(name, of) for name in alone for of in ("phrases", "other")} | {("rest-datastore", "all")}
     assert all(result["rows"] for result in results)
     rows = {result["experiment"]: result["rows"] for result in results}
     accepted = [row["REST: accepted"] for row in rows["matches"] if row["match"] in ("1", "2", "10-15")]

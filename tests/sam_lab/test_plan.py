@@ -12,8 +12,8 @@ import pytest
 from llm_rl.layout import SHAPES
 from sam_lab.__main__ import main
 from sam_lab.methods.pool import SamDrafter
-from sam_lab.plan import article, check, words
-from sam_lab.plan.acceptance import given, recorded
+from sam_lab.plan import article, check, quoted, words
+from sam_lab.plan.acceptance import given, of_article, recorded
 from sam_lab.plan.cost import DEVICES, Cost, Held, fitted, roofline
 from sam_lab.plan.lengths import Lengths
 from sam_lab.plan.simulate import BINS, EDGES, Engines, Policy
@@ -130,7 +130,7 @@ def test_no_drafts_change_nothing():
 
 
 def test_going_on_from_the_tail_equals_the_whole():
-    plan = replace(article.CLUSTERS["32b"], gen_prompts=20, slots=32)
+    plan = replace(quoted.CLUSTERS["32b"], gen_prompts=20, slots=32)
     cost = roofline(plan.shape, 8, 1, DEVICES["910C"])
     lengths = Lengths(900, 0.8, 6000).sample(20, 16, np.random.default_rng(0))
     policy = given(0.4, 0.6).batch(32, 8, 3)
@@ -143,7 +143,7 @@ def test_going_on_from_the_tail_equals_the_whole():
 
 def test_goes_on_from_where_few_run_while_others_wait():
     """Memory may hold fewer requests than a threshold: they draft, whatever waits."""
-    plan = replace(article.CLUSTERS["32b"], gen_prompts=4, slots=32, capacity=6500)
+    plan = replace(quoted.CLUSTERS["32b"], gen_prompts=4, slots=32, capacity=6500)
     cost = roofline(plan.shape, 8, 1, DEVICES["910C"])
     lengths = Lengths(900, 0.8, 6000).sample(4, 16, np.random.default_rng(0))
     policy = given(0.4, 0.6).batch(32, 8, 3)
@@ -225,7 +225,7 @@ def test_routing():
 
 
 def test_roofline():
-    plan = article.CLUSTERS["32b"]
+    plan = quoted.CLUSTERS["32b"]
     device = DEVICES["910C"]
     cost = roofline(plan.shape, 8, 1, device, eager=False)
     read = 2 * SHAPES["Qwen3-32B"].parameters / 8 / (device.bandwidth * device.weights_share)
@@ -350,21 +350,62 @@ def test_long_prompts_cost_more_a_token():
 
 
 def test_article(tmp_path, capsys, monkeypatch):
-    quarter = replace(article.CLUSTERS["customer"], dies=32, gen_prompts=384, train_prompts=128)
-    monkeypatch.setitem(article.CLUSTERS, "customer", quarter)  # as many requests an engine
+    quarter = replace(quoted.CLUSTERS["customer"], dies=32, gen_prompts=384, train_prompts=128)
+    monkeypatch.setitem(quoted.CLUSTERS, "customer", quarter)  # as many requests an engine
     out = tmp_path / "article.json"
     assert main(["plan", "--article", "--draws", "1", "--json", str(out), "--picture", str(tmp_path / "a.png")]) == 0
-    found = json.loads(out.read_text())
-    rows = {(row["cluster"], row["what"], row["sam"]): row for row in found["rows"]}
-    assert len(rows) == len(found["rows"]) == 3 * (3 + 3 + 2) + 3
-    for what in ("off", "on"):
-        assert abs(rows["32b", "round", what]["error"]) < 0.005 and rows["32b", "round", what]["fitted"]
-        assert not rows["customer", "rollout", what]["fitted"]
-    assert rows["235b", "rollout", "on"]["article"] == 12811.98
-    assert article.NOMINAL.mean == pytest.approx(found["fit"]["mean"], rel=0.05)
-    assert article.NOMINAL.launch == pytest.approx(found["fit"]["launch"], rel=0.05)
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    rows = {(row["of"], row["what"], row["sam"]): row for row in found["rows"]}
+    assert len(rows) == len(found["rows"]) == 3 * (3 + 3 + 2) + 2 * 5 + 18
+    assert {
+        of for of, what, _ in rows if rows[of, what, "off" if what in quoted.ARTICLE["32b"] else "gain"]["fitted"]
+    } == {"32b"}
+    assert abs(rows["32b", "rollout", "off"]["predicted"] / 4156 - 1) < 0.01  # image 42's two stages
+    assert rows["235b", "rollout", "on"]["measured"] == 12811.98 and rows["dapo", "round", "graph"]["measured"] == 3261
+    for name, rounded in vars(article.NOMINAL).items():
+        assert found["fit"][name]["value"] == pytest.approx(rounded, rel=0.05)
+    one_wait = found["fit"]["verify"]["value"] / quoted.WAITS
+    assert found["fit"]["us_a_wait"]["value"] == pytest.approx(1e6 * one_wait)
+    for row in found["rows"]:
+        assert row["fitted"] == ("inside" not in row)
+        assert row["fitted"] or row["inside"] == (row["low"] <= row["measured"] <= row["high"])
+    assert said.count("OUTSIDE") == sum(not row.get("inside", True) for row in found["rows"]) > 0
+    gains = {(row["stack"], row["threshold"]): row["predicted"] for row in found["thresholds"]}
+    assert gains["no waits", 8] > 1.5 * gains["article", 8] > 0 and gains["no waits", "auto"] > gains["no waits", 32]
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert "customer  rollout" in capsys.readouterr().out
+
+
+def test_the_fit_gives_the_tail_its_speed_back():
+    """The cost of a verifying step is that with which the simulated tail takes as much less as image 42's."""
+    model = article.Model(article.World.nominal(), (1,))
+    fit = model.fit()
+    plan = quoted.CLUSTERS["32b"]
+    drafts = model.acceptance(plan)
+    stages = {"off": (model.cost(plan, fit.launch), None), "on": (model.cost(plan, fit.launch, fit.verify), drafts)}
+    (found,) = model.rounds("32b", fit, stages)
+    rank = max(range(4), key=lambda rank: found["off"].traces[rank].total)
+    off, on = (found[stage].traces[rank].tail(8) for stage in stages)
+    assert on / off == pytest.approx(1061 / 1434, rel=1e-3)
+    accepted = article.Model(replace(article.World.nominal(), accepted=0.7), (1,)).fit()
+    assert accepted.verify < 0.8 * fit.verify and accepted.tokens < fit.tokens
+
+
+def test_acceptance_of_the_article():
+    found = of_article(0.7, ks=(3, 4))
+    assert found.gain[0, 0] == pytest.approx(0.631) and found.gain[0, -1] == pytest.approx(1.675, abs=0.02)
+    assert (np.diff(found.gain[0]) >= 0)[:7].all() and (found.gain[1] > found.gain[0]).all()
+    half = of_article(0.7, 0.5, (3,))
+    assert half.gain[0] == pytest.approx(0.5 * found.gain[0])
+
+
+def test_a_verifying_step_costs_more_with_drafts_alone():
+    dear, one = replace(COST, verify=0.01), np.ones(1)
+    for context, draft in ((one, 0 * one), (one, one)):
+        more = dear.stretch(5, 4 * one, context, 0 * one, draft, 0 * one)
+        assert more - COST.stretch(5, 4 * one, context, 0 * one, draft, 0 * one) == pytest.approx(0.05 * draft[0])
+    assert Held(dear, 4, 0.0).rows_cost([4, 5]) == pytest.approx(COST.rows_cost([4, 5]) + [0, 0.01])
+    device = replace(DEVICES["910C"], verify=1e-3)
+    assert roofline(SHAPES["Qwen3-32B"], 8, 1, device).verify == pytest.approx(0.064)
 
 
 def test_recipe(tmp_path, capsys):
@@ -386,7 +427,7 @@ def test_what_is_advised_is_what_is_doubted():
     routing = dict.fromkeys(("spread", "sticky"), {"batch_s": 1.0})
     found = {"figures": figures, "own": (8, 3), "best": (16, 4), "routing": routing}
     found["ranges"] = {"auto": {"rollout_gain": [0.8, 0.9]}, "best": {"rollout_gain": [0.95, 1.4]}}
-    plan = replace(article.CLUSTERS["32b"], slots=40, gen_prompts=1000)
+    plan = replace(quoted.CLUSTERS["32b"], slots=40, gen_prompts=1000)
     said = " ".join(words.recommend(plan, found, 0, 900))
     assert "not sure that batch 16 4 gains: 10 to 90 % of the worlds have 0.95 to 1.40" in said
     assert "not sure that auto" not in said
