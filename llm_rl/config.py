@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a recipe: a YAML file over the chain of its bases, then overrides from the command line.
 
-A file states only what differs from its base.
+A file states only what differs from its base. Its keys under `recommended` go over its own with profile=recommended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from llm_rl.recipe import Recipe, Section, leaves, section_of, unknown, validate
 
 def load(path: Path, overrides: list[str]) -> Recipe:
     """The recipe in `path` with `overrides` (key=value), checked for its pin set; raise UserError."""
-    config = _merge(path)
+    profiles = [value for key, _, value in (override.partition("=") for override in overrides) if key == "profile"]
+    config = _merge(path, recommended=bool(profiles) and profiles[-1].strip("\"' ") == "recommended")
+    has_profiles = config.profile is not None
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
@@ -37,11 +39,31 @@ def load(path: Path, overrides: list[str]) -> Recipe:
     except OmegaConfBaseException as e:
         raise UserError(f"{path}: {str(e).splitlines()[0]}") from None
     recipe = validate(values, f"{path} or its overrides")
+    if recipe.profile and not has_profiles:
+        raise UserError(f"{path} has no profiles: leave profile={recipe.profile} out")
     PinSet(recipe.pin_set).check(recipe)
     return recipe
 
 
-def _merge(path: Path) -> DictConfig:
+def _merge(path: Path, recommended: bool = False) -> DictConfig:
+    """The keys of a file over those of its bases, each file's `recommended` ones right over its own."""
+    config = _read(path)
+    base, ours = config.pop("base", None), config.pop("recommended", OmegaConf.create({}))
+    if not isinstance(ours, DictConfig):
+        raise UserError(f"{path}: recommended must be a mapping of keys")
+    _check_keys(config, str(path))
+    _check_keys(ours, f"{path}, recommended")
+    merged = config
+    if base:
+        _refuse_equal(_merge(path.parent / base), config, f"{path} sets {{}}, as its base {base} does: leave it out")
+        merged = OmegaConf.merge(_merge(path.parent / base, recommended), config)
+    if not recommended:
+        return merged
+    _refuse_equal(merged, ours, f"{path} recommends {{}}, as it is without: leave it out")
+    return OmegaConf.merge(merged, ours)
+
+
+def _read(path: Path) -> DictConfig:
     if not path.is_file():
         raise UserError(f"there is no recipe configuration {path}")
     try:
@@ -50,16 +72,15 @@ def _merge(path: Path) -> DictConfig:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None
     if not isinstance(config, DictConfig):
         raise UserError(f"{path} must be a mapping of keys")
-    base = config.pop("base", None)
-    _check_keys(config, str(path))
-    if not base:
-        return config
-    below = _merge(path.parent / base)
+    return config
+
+
+def _refuse_equal(below: DictConfig, config: DictConfig, sentence: str) -> None:
+    """UserError for the first key of `config` that is as in `below`; sentence: with a place for key and value."""
     inherited = dict(leaves(OmegaConf.to_container(below)))
     for name, value in leaves(OmegaConf.to_container(config)):
         if name in inherited and inherited[name] == value and type(inherited[name]) is type(value):
-            raise UserError(f"{path} sets {name} to {value!r}, as its base {base} does: leave it out")
-    return OmegaConf.merge(below, config)
+            raise UserError(sentence.format(f"{name} to {value!r}"))
 
 
 def _check_keys(config: DictConfig, origin: str, section: type[Section] = Recipe, prefix: str = "") -> None:

@@ -18,6 +18,7 @@ import psutil
 from llm_rl import load
 from llm_rl.recipe import Recipe
 from llm_rl.resume import read_steps
+from llm_rl.steps import round_seconds, step_seconds
 
 SPEC = "rollout/spec/"
 
@@ -131,18 +132,15 @@ def summarize(steps: list[dict]) -> dict[str, Any]:
     def total(name: str) -> float:
         return sum(data.get(SPEC + name, 0) for data in rest)
 
-    has_rounds = any("train/num_gen_batches" in data for data in rest)
-    saved = "timing_s/save_checkpoint"  # part of the step's time in a trainer without rounds
     summary: dict[str, Any] = {
         "rollout_s": mean([data["timing_s/gen"] for data in rest if "timing_s/gen" in data]),
-        "step_s": mean([d["timing_s/step"] - (not has_rounds) * d.get(saved, 0) for d in rest if "timing_s/step" in d]),
+        "step_s": mean([seconds for data in rest if (seconds := step_seconds(data)) is not None]),
         "reward": mean([data["critic/rewards/mean"] for data in rest if "critic/rewards/mean" in data]),
         "length": mean([data["response_length/mean"] for data in rest if "response_length/mean" in data]),
         **{name: total(name) for name in ("tokens", "request_steps", "drafted", "accepted", "tail_s")},
     }
-    if has_rounds:
-        rounds = sum(data["train/num_gen_batches"] for data in rest)
-        summary["round_s"] = sum(data["timing_s/gen"] for data in rest) / rounds
+    if rounds := [seconds for data in rest if (seconds := round_seconds(data)) is not None]:
+        summary["round_s"] = mean(rounds)
     return summary
 
 

@@ -74,10 +74,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     try:
         recipe = config.load(args.config, args.overrides)
-        run_dir = (args.run_dir or ROOT / "runs" / f"{recipe.name}-sam-{recipe.sam}").resolve()
+        run_dir = (args.run_dir or ROOT / "runs" / f"{recipe.title}-sam-{recipe.sam}").resolve()
         if args.dry_run:
             planned = plan(recipe, run_dir, dry_run=True)
-            comments = [f"{recipe.name}: pin set {recipe.pin_set}, sam {recipe.sam}", *planned.table]
+            comments = [f"{recipe.title}: pin set {recipe.pin_set}, sam {recipe.sam}", *planned.table]
             comments += [f"warning: {warning}" for warning in planned.warnings]
             print("\n".join([*(f"# {line}" for line in comments), *planned.script()]))
             return 0
@@ -129,7 +129,7 @@ def run(recipe: Recipe, run_dir: Path) -> None:
         write_json(run_dir / "run.json", record)
         (run_dir / "recipe.yaml").write_text(recipe_yaml(recipe))
         (run_dir / "verl.yaml").write_text(planned.verl_config)
-        print(f"{recipe.name}: sam {recipe.sam}, seed {recipe.seed}, {recipe.steps} steps; log {run_dir / 'verl.log'}")
+        print(f"{recipe.title}: sam {recipe.sam}, seed {recipe.seed}, {recipe.steps} steps; log {run_dir / 'verl.log'}")
         lines = [f"  {line}" for line in planned.table] + [f"  warning: {warning}" for warning in planned.warnings]
         print("\n".join(lines), flush=True)
         if done:

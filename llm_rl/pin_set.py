@@ -29,7 +29,7 @@ from llm_rl.recipe import KEYS, MAPPINGS, ROOT, Recipe, leaves
 PATCHES = ROOT / "patches"
 LAUNCHER_KEYS = {
     *MAPPINGS,
-    *("name", "pin_set", "sam", "train.micro_batch_size", "train.max_tokens_per_die"),
+    *("name", "profile", "pin_set", "sam", "train.micro_batch_size", "train.max_tokens_per_die"),
     *("checkpoints.every", "checkpoints.keep", "rollout.expected_length", "trainer.step_timeout"),
     *("cluster.die_memory", "cluster.interface", "cluster.hccl_ports"),
 }

@@ -168,6 +168,9 @@ class Recipe(Section):
     """All settings of a run. Mappings of plain values hold keys that others define."""
 
     name: str = Field(description="name of the recipe, and of its run folder")
+    profile: Literal["article", "recommended"] | None = Field(
+        description="settings of the article's runs, or ours; null: the recipe has no profiles"
+    )
     pin_set: str = Field(description="pin set to run on, a folder of patches/; run_*.sh starts its environment")
     seed: int = Field(ge=0, description="seed of the data order, of the engine and of seeded sampling")
     steps: int = Field(ge=1, description="training steps; a finished run continues if this is raised")
@@ -194,6 +197,11 @@ class Recipe(Section):
     """Arguments of ray.init for a Ray that the run starts."""
     verl: dict[str, Any]
     """verl's own keys."""
+
+    @property
+    def title(self) -> str:
+        """The name, with the profile unless it is the article's."""
+        return f"{self.name}-recommended" if self.profile == "recommended" else self.name
 
     @cached_property
     def options(self) -> Options:

@@ -29,7 +29,7 @@ def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, 
     settings = pin_set.settings(recipe) | _common(recipe, pin_set)
     settings |= {
         "trainer.project_name": "sam-rl",
-        "trainer.experiment_name": recipe.name,
+        "trainer.experiment_name": recipe.title,
         "trainer.default_local_dir": f"{run_dir}/checkpoints",
         "trainer.total_epochs": MANY_EPOCHS,
         "+ray_kwargs.ray_init.address": ray,

@@ -26,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     command.add_argument("--out", type=Path, required=True, help="file to write, *.parquet")
     command.add_argument("--sha256", help="refuse a source with another SHA-256")
     command.add_argument("--skip-bad", action="store_true", help="leave bad rows out instead of stopping")
+    command.add_argument("--keep-duplicates", action="store_true", help="keep each prompt as often as the source has it")
     command.add_argument("--rows", type=int, default=64, help="sums: how many (default 64)")
     command.add_argument("--seed", type=int, default=0, help="sums: default 0")
     args = parser.parse_args(argv)
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.name == "sums":
             record = prepare.prepare_sums(args.rows, args.seed, args.out)
         else:
-            record = prepare.prepare(args.name, args.source, args.out, args.skip_bad, args.sha256)
+            record = prepare.prepare(args.name, args.source, args.out, args.skip_bad, args.sha256, args.keep_duplicates)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -20,9 +20,12 @@ MAX_REPORTED = 20
 
 
 def convert(
-    read: Iterable[tuple[str, Row | str]], make: Callable[[Row, int], Row], skip_bad: bool
+    read: Iterable[tuple[str, Row | str]],
+    make: Callable[[Row, int], Row],
+    skip_bad: bool,
+    keep_duplicates: bool = False,
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Rows in verl's schema, the first of each prompt, and the counts of the record.
+    """Rows in verl's schema, the first of each prompt or with `keep_duplicates` as often, and the counts of the record.
 
     read: (place, row or what is wrong with it), as from files.rows. A row that repeats a prompt with another answer is bad.
     Bad rows are reported on stderr; they raise UserError unless `skip_bad`, and so does an empty result.
@@ -30,6 +33,7 @@ def convert(
     table: dict[str, tuple[str, Row]] = {}
     copies: dict[str, int] = {}
     bad: list[str] = []
+    kept: list[Row] = []
     number = 0
     for number, (place, row) in enumerate(read, 1):
         try:
@@ -41,6 +45,8 @@ def convert(
             if (other := known["reward_model"]["ground_truth"]) != answer:
                 raise schemas.RowError(f"has the prompt of {first} with another answer: {answer!r}, not {other!r}")
             copies[prompt] = copies.get(prompt, 0) + 1
+            if keep_duplicates or copies[prompt] == 1:
+                kept.append(known)
         except schemas.RowError as error:
             bad.append(f"{place} {error}")
     for sentence in bad[:MAX_REPORTED]:
@@ -55,14 +61,16 @@ def convert(
         "rows_in": number,
         "bad_rows": len(bad),
         "first_bad_rows": bad[:MAX_REPORTED],
-        "duplicates_removed": sum(copies.values()) - len(table),
+        "duplicates_removed": sum(copies.values()) - len(kept),
         "max_copies_of_a_prompt": max(copies.values()),
-        "rows": len(table),
+        "rows": len(kept),
     }
-    return [row for _, row in table.values()], counts
+    return kept, counts
 
 
-def prepare(name: str, source: str, out: Path, skip_bad: bool, expected: str | None) -> dict[str, Any]:
+def prepare(
+    name: str, source: str, out: Path, skip_bad: bool, expected: str | None, keep_duplicates: bool = False
+) -> dict[str, Any]:
     """Write `out` and its record `<out>.json`; returns the record. UserError.
 
     A URL is downloaded to `<out>.source`, which stays until the data set is written, so that a call after a bad row does
@@ -82,7 +90,7 @@ def prepare(name: str, source: str, out: Path, skip_bad: bool, expected: str | N
         if downloaded:
             path.unlink()
         raise UserError(f"{source} has SHA-256 {digest}, not {expected.lower()}: it is another version, or damaged")
-    table, counts = convert(files.rows(path), schemas.SETS[name], skip_bad)
+    table, counts = convert(files.rows(path), schemas.SETS[name], skip_bad, keep_duplicates)
     record = {"data_set": name, "source": source, "source_sha256": digest, "source_bytes": path.stat().st_size}
     written = finish(out, table, record | counts)
     if downloaded:

@@ -7,6 +7,7 @@ from llm_rl.errors import UserError
 from llm_rl.load import busy
 from llm_rl.reports.drafting import positions, sources, step_costs
 from llm_rl.reports.runs import SPEC
+from llm_rl.steps import round_seconds, step_seconds
 
 ARMS = ("on", "auto")
 """Runs with speculation, each compared with `off`."""
@@ -91,7 +92,8 @@ def _arm(run, first):
         values = [step[metric] for step in run.steps[first:] if metric in step]
         return sum(values) / len(values) if values else None
 
-    rounds = [step["timing_s/gen"] / n for step in run.steps[first:] if (n := step.get("train/num_gen_batches"))]
+    step_times = list(map(step_seconds, run.steps))
+    rounds = [seconds for step in run.steps[first:] if (seconds := round_seconds(step)) is not None]
     totals = {name: run.total(name, first) for name in (*SUMS, CPU)}
     padding, padding_accepted = (run.total(name, first) or 0 for name in ("padding", "padding_accepted"))
     drafted, accepted = totals["drafted"] - padding, totals["accepted"] - padding_accepted
@@ -105,10 +107,10 @@ def _arm(run, first):
         "resumed_after": [n for attempt in run.record.get("attempts", []) if (n := attempt["after_step"])],
         "round_s": sum(rounds) / len(rounds) if rounds else None,
         "rollout_s": mean("timing_s/gen"),
-        "step_s": mean("timing_s/step"),
+        "step_s": sum(step_times[first:]) / len(step_times[first:]),
         "rollout_s_per_step": run.values("timing_s/gen"),
         "tokens_per_training_step": run.values(SPEC + "tokens"),
-        "step_s_per_step": run.values("timing_s/step"),
+        "step_s_per_step": step_times,
         **totals,
         "tokens_per_step": totals["tokens"] / totals["request_steps"],
         "padding": padding,

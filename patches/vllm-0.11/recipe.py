@@ -16,16 +16,19 @@ def check(recipe: Recipe) -> None:
         raise ValueError(
             f"pin set {recipe.pin_set} has no recipe on a CPU: its verl 0.6.1 has no CPU platform; choose another pin_set"
         )
-    if max(recipe.rollout.data_parallel_size, recipe.rollout.expert_parallel_size) > 1:
+    if recipe.rollout.max_num_batched_tokens < recipe.sequence_length:
         raise ValueError(
-            f"pin set {recipe.pin_set} cannot run this recipe: the rollout of its verl 0.6.1 does not spread experts over "
-            f"data-parallel ranks (rollout.expert_parallel_size is {recipe.rollout.expert_parallel_size}); choose another "
-            "pin_set"
+            f"rollout.max_num_batched_tokens {recipe.rollout.max_num_batched_tokens} is below prompt and answer, "
+            f"{recipe.sequence_length} tokens, which verl 0.6.1 refuses with chunked prefill"
         )
 
 
 def derive(recipe: Recipe) -> dict[str, Any]:
-    settings: dict[str, Any] = {"reward_model.reward_manager": "dapo"}
+    settings: dict[str, Any] = {
+        "reward_model.reward_manager": "dapo",
+        "actor_rollout_ref.rollout.seed": recipe.seed,
+        **_engines(recipe),
+    }
     if recipe.train.backend != "megatron":
         return settings | {"actor_rollout_ref.model.enable_gradient_checkpointing": recipe.train.recompute}
     megatron = "actor_rollout_ref.actor.megatron."
@@ -36,6 +39,21 @@ def derive(recipe: Recipe) -> dict[str, Any]:
         settings[transformer + "use_flash_attn"] = True
         if recipe.train.context_parallel > 1:
             settings[transformer + "context_parallel_size"] = recipe.train.context_parallel
+    return settings
+
+
+def _engines(recipe: Recipe) -> dict[str, Any]:
+    """Sizes of the rollout's engines.
+
+    verl's own keys for data and expert parallelism do nothing in its synchronous rollout (patch verl/0005). vLLM takes both
+    as arguments of each rank's engine and gets the rank from RANK, as verl's workers have it (vllm-project/vllm#24899).
+    """
+    rollout, sizes = "actor_rollout_ref.rollout.", recipe.rollout
+    settings = {rollout + "data_parallel_size": 1, rollout + "expert_parallel_size": 1}
+    if sizes.data_parallel_size > 1:
+        settings[f"+{rollout}engine_kwargs.vllm.data_parallel_size"] = sizes.data_parallel_size
+    if sizes.expert_parallel_size > 1:
+        settings[f"+{rollout}engine_kwargs.vllm.enable_expert_parallel"] = True
     return settings
 
 

@@ -26,6 +26,8 @@ def derive(recipe: Recipe) -> dict[str, Any]:
         "actor_rollout_ref.rollout.seed": recipe.seed,
         "actor_rollout_ref.rollout.router_config_path": str(ROUTER_CONFIG),
         "algorithm.filter_groups.max_inflight_gen_batches": recipe.data.gen_batch_size // recipe.data.train_batch_size,
+        "reward.custom_reward_function.path": "pkg://llm_rl.rewards",
+        "reward.custom_reward_function.name": "compute_score",
         "reward.reward_manager.name": "dapo",
         "+reward.reward_kwargs.overlong_buffer_cfg.log": False,
         "+reward.reward_kwargs.max_resp_len": recipe.data.max_response_length,

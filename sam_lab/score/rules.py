@@ -15,9 +15,10 @@ from sam_core.console import Progress
 import sam_core
 from sam_lab import recordings
 from sam_lab.cli import LabError, Results, digest, fold, positive, probability
+from sam_lab.methods import article
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED
-from sam_lab.replay import geometric_mean, replay
+from sam_lab.replay import Drafter, geometric_mean, replay
 
 DEFAULT_K = (3, 4, 8, 16)
 EPILOG = recordings.EPILOG
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
     add("--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains (3 4 8 16; none with --tree)")
     add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
-    add("--rule", nargs="+", metavar="RULE", help="drafting rules; default: the pool's")
+    add("--rule", nargs="+", metavar="RULE", help=f"drafting rules, sam_core's or {article.RULE}; default: the pool's")
     add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
     add("--min-prob", nargs="+", type=probability, metavar="P", help="end a draft at a probability below P")
     add_corpus = parser.add_mutually_exclusive_group().add_argument
@@ -47,6 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=SEED, metavar="N", help=f"default {SEED}")
     add("--json", type=Path, metavar="OUT", help="write all figures here after every configuration")
     add("--resume", action="store_true", help="keep the configurations that OUT already has")
+
+
+def drafter_of(options: dict[str, Any]) -> Drafter:
+    """A new drafter with a Pool's options, or of the article's own rule, which has none."""
+    if options.get("rule") != article.RULE:
+        return SamDrafter(**options)
+    if others := [name for name in options if name != "rule"]:
+        raise LabError(f"--rule {article.RULE} drafts from the request alone: leave {', '.join(others)} out")
+    return article.OldestFull()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
                     result = results.find(configuration)
                     if result is None:
                         name = f"{path.name} {context} {'n' if tree else 'k'}={k}"
-                        drafter = SamDrafter(**options | extra)
+                        drafter = drafter_of(options | extra)
                         figures = replay(
                             drafter,
                             scopes,

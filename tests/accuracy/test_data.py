@@ -35,9 +35,9 @@ def dapo(problem="What is 1 + 1?", answer="2"):
     return DAPO | {"prompt": prompt, "reward_model": {"ground_truth": answer, "style": "rule"}}
 
 
-def convert(name, rows, skip_bad=False):
+def convert(name, rows, skip_bad=False, keep_duplicates=False):
     read = [(f"line {number}", row) for number, row in enumerate(rows, 1)]
-    return prepare.convert(read, schemas.SETS[name], skip_bad)
+    return prepare.convert(read, schemas.SETS[name], skip_bad, keep_duplicates)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,8 @@ def test_duplicates_are_removed_by_prompt_and_counted():
     assert [row["prompt"][0]["content"] for row in made] == problems
     expected = {"rows_in": 701, "rows": 7, "duplicates_removed": 694, "max_copies_of_a_prompt": 101, "bad_rows": 0}
     assert {name: counts[name] for name in expected} == expected
+    kept, counts = convert("dapo-math-17k", rows, keep_duplicates=True)
+    assert [row["prompt"][0]["content"] for row in kept] == 100 * problems and counts["duplicates_removed"] == 0
 
 
 def test_a_prompt_with_two_answers_is_bad(capsys):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of the tests that start engines."""
+"""The models of the tests that start engines."""
 
 VOCAB = 64
 
@@ -27,4 +27,38 @@ def save(folder, **shape):
     )
     network = Qwen3ForCausalLM(config)
     torch.nn.init.normal_(network.lm_head.weight, std=0.5)
+    network.save_pretrained(folder)
+
+
+def save_experts(folder, **shape):
+    """Saves a Qwen3 whose layers have 8 experts each, of which a token uses 2; the router's weights spread tokens over all.
+
+    `shape`: as for `save`.
+    """
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=48,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        max_position_embeddings=2048,
+        initializer_range=0.08,
+        tie_word_embeddings=False,
+        eos_token_id=VOCAB - 1,
+        bos_token_id=None,
+        dtype="float32",
+        **{"num_hidden_layers": 2, **shape},
+    )
+    network = Qwen3MoeForCausalLM(config)
+    torch.nn.init.normal_(network.lm_head.weight, std=0.5)
+    for layer in network.model.layers:
+        torch.nn.init.normal_(layer.mlp.gate.weight, std=0.3)
     network.save_pretrained(folder)

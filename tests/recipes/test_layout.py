@@ -12,14 +12,7 @@ from llm_rl.layout import GIB, SHAPES
 
 QWEN3 = Path(layout.__file__).parent / "qwen3"
 B32, B235 = "dapo_qwen3_32b_32die", "dapo_qwen3_235b_a22b_128die"
-MEGATRON_32B = {
-    "train.backend": "megatron",
-    "train.tensor_parallel": 8,
-    "train.pipeline_parallel": 2,
-    "train.context_parallel": 2,
-    "train.sequence_parallel": 1,
-    "train.max_tokens_per_die": 18432,
-}
+OURS = {"profile": "recommended"}
 
 
 def load(name=B32, **changes):
@@ -101,11 +94,11 @@ def test_waves_of_requests(name, changes, requests, waves):
 @pytest.mark.parametrize(
     ("name", "model", "changes", "parts", "total"),
     [
-        (B32, "Qwen3-32B", {}, None, 15.3),
-        (B32, "Qwen3-32B", {"cluster.nodes": 8}, None, 3.8),
+        (B32, "Qwen3-32B", OURS, None, 15.3),
+        (B32, "Qwen3-32B", OURS | {"cluster.nodes": 8}, None, 3.8),
         (B235, "Qwen3-235B-A22B", {"train.backend": "fsdp"}, None, 27.4),
-        (B32, "Qwen3-32B", MEGATRON_32B, (3.8, 7.6, 11.4), 22.9),
-        (B32, "Qwen3-32B", MEGATRON_32B | {"cluster.nodes": 8}, (3.8, 7.6, 2.9), 14.3),
+        (B32, "Qwen3-32B", {}, (3.8, 7.6, 11.4), 22.9),
+        (B32, "Qwen3-32B", {"cluster.nodes": 8}, (3.8, 7.6, 2.9), 14.3),
         (B235, "Qwen3-235B-A22B", {}, (4.2, 8.5, 20.5), 33.2),
     ],
 )
@@ -118,8 +111,8 @@ def test_training_memory(name, model, changes, parts, total):
 
 
 def test_logits_and_the_optimizer_in_host_memory():
-    assert layout.training(load(), SHAPES["Qwen3-32B"]).logits == pytest.approx(2.6, abs=0.05)
-    assert layout.training(load(**MEGATRON_32B), SHAPES["Qwen3-32B"]).logits == pytest.approx(1.3, abs=0.05)
+    assert layout.training(load(**OURS), SHAPES["Qwen3-32B"]).logits == pytest.approx(2.6, abs=0.05)
+    assert layout.training(load(), SHAPES["Qwen3-32B"]).logits == pytest.approx(1.3, abs=0.05)
     large = layout.training(load(B235), SHAPES["Qwen3-235B-A22B"])
     assert large.logits == pytest.approx(1.3, abs=0.05)
     assert round(large.host) == 328 and round(layout.training(load(), SHAPES["Qwen3-32B"]).host) == 183
@@ -178,17 +171,17 @@ def test_every_recipe_says_what_to_expect():
         (B32, {"rollout.tensor_model_parallel_size": 32}, "is 32, which does not divide the dies of a host 16"),
         (B32, {"rollout.expert_parallel_size": 4}, "must be 1 or tensor x data parallel size = 8, got 4"),
         (B32, {"rollout.expert_parallel_size": 8}, "rollout.expert_parallel_size is 8, which does not divide the experts 1"),
-        (B32, {"train.sequence_parallel": 5}, "train.sequence_parallel is 5, which does not divide the dies 32"),
-        (B32, {"train.tensor_parallel": 8}, "train.tensor_parallel is Megatron's: leave it at 1 with train.backend fsdp2"),
+        (B32, OURS | {"train.sequence_parallel": 5}, "train.sequence_parallel is 5, which does not divide the dies 32"),
+        (B32, OURS | {"train.tensor_parallel": 8}, "train.tensor_parallel is Megatron's: leave it at 1 with train.backend fsdp2"),
         (B32, {"train.ppo_mini_batch_size": 33}, "train.ppo_mini_batch_size is 33, which does not divide the train batch 32"),
-        (B32, {"rollout.n": 3, "train.sequence_parallel": 1, "train.ppo_mini_batch_size": 1}, "does not divide the answers"),
+        (B32, OURS | {"rollout.n": 3, "train.sequence_parallel": 1, "train.ppo_mini_batch_size": 1}, "does not divide the answers"),
         (B235, {"train.context_parallel": 3}, "train.tensor x pipeline x context_parallel is 48, which does not divide"),
         (B235, {"train.expert_parallel": 48}, "train.expert x expert_tensor x pipeline_parallel is 192, which does not divide"),
         (B235, {"train.last_stage_layers": None}, "94 layers cannot be dealt to 4 pipeline stages"),
         (B32, {"cluster.die_memory": 20}, "the rollout does not fit: weights 7.6, one full sequence 1.1 and 8 GiB"),
-        (B32, {"cluster.nodes": 1, "train.sequence_parallel": 8, "cluster.die_memory": 32, "rollout.gpu_memory_utilization": 0.9},
+        (B32, OURS | {"cluster.nodes": 1, "cluster.die_memory": 32, "rollout.gpu_memory_utilization": 0.9},
          "the training does not fit: 33.1 GiB a die and 8 GiB for activations of 32 GiB"),
-        (B32, {"train.optimizer_offload": False, "rollout.gpu_memory_utilization": 0.9},
+        (B32, OURS | {"train.optimizer_offload": False, "rollout.gpu_memory_utilization": 0.9},
          "do not fit together: 7.6 GiB of training state stay on a die beside the engine's 57.6 of 64 GiB"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 """The replay of recorded answers: acceptance by hand, contexts, limits, and what it refuses to read."""
 
 import gzip
+import random
 import shutil
 import subprocess
 
@@ -9,6 +10,7 @@ import pytest
 from recording import line, recording, write
 
 from sam_lab.cli import LabError
+from sam_lab.methods.article import OldestFull
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import CONTEXTS, make_scopes, read_answers, split_fold
 from sam_lab.replay import OneByOne, accept_chain, accept_tree, replay
@@ -191,6 +193,40 @@ def test_rule_newest_scores_as_its_definition_does(tmp_path):
     found = figures(SamDrafter(rule="newest"), answers, "request", k=5)
     del found["by_source"]
     assert found == figures(Naive(), answers, "request", k=5)
+
+
+class NaiveOldestFull(Naive):
+    """The rule `oldest_full` by search: the longest earlier suffix that k tokens follow, else the shortest one."""
+
+    def propose(self, request, k):
+        text, found = self.texts[request], []
+        for length in range(len(text) - 1, 0, -1):
+            ends = (end for end in range(length, len(text)) if text[end - length : end] == text[-length:])
+            if end := next(ends, 0):
+                found = text[end : end + k]
+                if len(found) == k:
+                    break
+        return found
+
+
+@pytest.mark.parametrize("letters", [1, 2, 5])
+def test_rule_oldest_full_drafts_what_its_definition_does(letters):
+    """Beside `oldest`, whose drafts end with the text where the first occurrence of the longest suffix lies near its end."""
+    rng, shorter = random.Random(letters), 0
+    for _ in range(20):
+        drafters = OldestFull(), NaiveOldestFull(), SamDrafter(rule="oldest", sources=("request",))
+        for drafter in drafters:
+            drafter.start(0, [0], None)
+        for _ in range(50):
+            token = rng.randrange(letters)
+            for drafter in drafters:
+                drafter.append_many([0], [[token]])
+            k = rng.randrange(1, 6)
+            found, expected, copied = (drafter.propose_many([0], k)[0] for drafter in drafters)
+            assert found == expected
+            assert len(found) >= len(copied)
+            shorter += len(copied) < len(found)
+    assert shorter or letters == 1
 
 
 def test_seeing_more_gains_more(tmp_path):

@@ -85,13 +85,23 @@ def test_auto_is_compared_with_off_as_well(runs):
 
 
 def test_rounds_of_generation(runs):
-    """verl 0.6.1 counts them; their mean is that of the steps."""
-    for arm, seconds in (("off", 6.0), ("on", 4.0)):
-        for number, rounds in ((2, 2), (3, 1)):
-            edit_steps(runs / arm, [number], **{"timing_s/gen": seconds, "train/num_gen_batches": rounds})
+    """verl 0.6.1 has them, and logs the mean over ranks."""
+    for arm, seconds in (("off", (6.0, 3.0)), ("on", (4.0, 2.0))):
+        for number, of_ranks in zip((2, 3), seconds, strict=True):
+            logged = {"timing_s/generate_sequences": of_ranks, "train/num_gen_batches": 2}
+            edit_steps(runs / arm, [number], **logged)
     summary = summary_of(runs)
     assert (summary["off"]["round_s"], summary["on"]["round_s"]) == (4.5, 3.0)
     assert summary["on"]["gain"]["round"] == pytest.approx(0.5)
+
+
+def test_saving_a_checkpoint_is_no_part_of_a_step(runs):
+    """verl 0.9.1 counts it in, verl 0.6.1, which has rounds, does not."""
+    before = summary_of(runs)["off"]["step_s"]
+    edit_steps(runs / "off", (2, 3), **{"timing_s/save_checkpoint": 0.5})
+    assert summary_of(runs)["off"]["step_s"] == pytest.approx(before - 0.5)
+    edit_steps(runs / "off", (2, 3), **{"train/num_gen_batches": 1})
+    assert summary_of(runs)["off"]["step_s"] == pytest.approx(before)
 
 
 def test_drafts_by_position_source_and_running_requests(runs):

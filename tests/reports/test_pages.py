@@ -20,7 +20,8 @@ ARMS = ("off", "on", "auto")
 def runs(tmp_path):
     for arm, sam in (("off", "off"), ("on", "batch"), ("auto", "auto")):
         write_run(tmp_path / arm, sam)
-        edit_steps(tmp_path / arm, (1, 2, 3), **{"train/num_gen_batches": 2})
+        logged = {"train/num_gen_batches": 2, "timing_s/generate_sequences": 1.25 if sam == "off" else 1.0}
+        edit_steps(tmp_path / arm, (1, 2, 3), **logged)
         answers = {(1, 0, sibling): ("h", [5, 6, 7 + (arm == "auto")], [-0.5, -0.25, -1.0]) for sibling in (0, 1)}
         write_answers(tmp_path / arm, answers)
     return tmp_path

@@ -8,18 +8,30 @@ import tiny_qwen3
 from tiny_qwen3 import VOCAB
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
-    """A tiny Qwen3 with a tokenizer."""
+def save_tokenizer(folder):
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    folder = tmp_path_factory.mktemp("qwen3")
-    tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
     words = models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token=f"t{VOCAB - 1}", pad_token="t0")
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A tiny Qwen3 with a tokenizer."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
+    return save_tokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory):
+    """A tiny Qwen3 of 8 experts a layer, with a tokenizer."""
+    folder = tmp_path_factory.mktemp("qwen3_moe")
+    tiny_qwen3.save_experts(folder, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
+    return save_tokenizer(folder)
 
 
 @pytest.fixture(scope="session")

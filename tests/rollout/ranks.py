@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """verl's synchronous rollout on ranks of its own, over the stand-in for torch_npu."""
 
+import contextlib
 import functools
 import json
 import os
 import select
 import socket
 from pathlib import Path
+from types import MappingProxyType
 
 from zygote import Zygote
 
@@ -23,7 +25,7 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
 PATIENCE = 400
-"""Seconds for an answer; ranks that have drifted apart wait for each other in a collective."""
+"""Seconds for an answer, unless a Rollout's `patience` says others; ranks that have drifted apart wait for each other."""
 SETTINGS = {
     "tensor_model_parallel_size": 1,
     "prompt_length": 16,
@@ -50,14 +52,15 @@ def start(*arguments, **environment):
 class Rollout:
     """`ranks` rollout_servers that form one job. A rank that ends, or gives no answer, raises AssertionError."""
 
-    def __init__(self, model, ranks=1, engine=None, **settings):
+    def __init__(self, model, ranks=1, engine=None, environment=MappingProxyType({}), **settings):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         vllm = {"num_gpu_blocks_override": 64, "block_size": 128} | (engine or {})
         settings = SETTINGS | {"engine_kwargs": {"vllm": vllm}} | settings
-        job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
+        job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(port), **environment}
         words = [str(HERE / "rollout_server.py"), str(model), json.dumps(settings)]
+        self.patience = PATIENCE
         self.ranks = [start(*words, **job, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]
         self.answers()
 
@@ -65,9 +68,9 @@ class Rollout:
         """What each rank answers."""
         results = []
         for rank in self.ranks:
-            if not select.select([rank.stdout], [], [], PATIENCE)[0]:
+            if not select.select([rank.stdout], [], [], self.patience)[0]:
                 self.stop()
-                raise AssertionError(f"a rank gave no answer in {PATIENCE} s: does it wait for another?")
+                raise AssertionError(f"a rank gave no answer in {self.patience} s: does it wait for another?")
             answer = json.loads(
                 rank.stdout.readline() or '{"error": "a rank ended without an answer: see its standard error"}'
             )
@@ -85,7 +88,8 @@ class Rollout:
 
     def stop(self):
         for rank in self.ranks:
-            rank.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                rank.kill()
             rank.wait(60)
 
 

@@ -117,6 +117,71 @@ class Server:
             engine.step()
         return done | {"steps": steps}
 
+    def generate_uneven(self, prompts, lengths, **sampling):
+        """Answer other prompts on each data-parallel rank, as many as it is given.
+
+        Args:
+            prompts: token ids, of each rank a list; lengths: tokens of each answer, alike; sampling: further arguments of
+            SamplingParams.
+
+        Returns:
+            answers: token ids of this rank's; steps: with requests; dummies: dummy batches; drafted: proposed draft tokens;
+            rows: of each of this rank's experts, in all layers; operators: calls of the operators that exchange tokens.
+        """
+        from unittest import mock
+
+        import torch_npu
+        from torch_npu.experts import ROWS
+        from vllm import SamplingParams
+
+        llm, rank = self.rollout.inference_engine, self.mesh["dp"].get_local_rank()
+        core = llm.llm_engine.engine_core
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts[rank]]
+        plain = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | sampling
+        wanted = [SamplingParams(max_tokens=length, **plain) for length in lengths[rank]]
+        if sampling.get("seed") is not None:
+            for i, params in enumerate(wanted):
+                params.seed = sampling["seed"] + i + sum(map(len, prompts[:rank]))
+        before, rows, calls = self.drafted(), ROWS.copy(), torch_npu.CALLS.copy()
+        with (
+            mock.patch.object(core, "get_output", wraps=core.get_output) as steps,
+            mock.patch.object(core, "execute_dummy_batch", wraps=core.execute_dummy_batch) as dummies,
+        ):
+            done = llm.generate(requests, wanted, use_tqdm=False)
+        calls = torch_npu.CALLS - calls
+        return {
+            "answers": [list(answer.outputs[0].token_ids) for answer in done],
+            "steps": steps.call_count,
+            "dummies": dummies.call_count,
+            "drafted": self.drafted() - before,
+            "rows": [(ROWS - rows)[expert] for expert in sorted(ROWS)],
+            "operators": {
+                "one": calls["npu_moe_init_routing_v2"],
+                "fused": calls["npu_moe_distribute_dispatch_v2"],
+                "all_to_all": calls["npu_moe_token_permute"],
+            },
+        }
+
+    def drafted(self):
+        if self.rollout.inference_engine.llm_engine.vllm_config.speculative_config is None:
+            return 0
+        return self.rollout.inference_engine.collective_rpc("sam_stats")[0]["proposed"]
+
+    def experts(self):
+        """Shape of the experts' first weights in this rank's first layer."""
+        model = self.rollout.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner.model
+        return list(model.model.layers[0].mlp.experts.w13_weight.shape)
+
+    def draft_from_now_on(self, threshold):
+        """Draft while at most `threshold` requests run."""
+        runner = self.rollout.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner
+        runner.drafter.switch.threshold = threshold
+
+    def skip_dummy_batches(self):
+        """From now on data-parallel rank 1 goes on without them."""
+        if self.mesh["dp"].get_local_rank() == 1:
+            self.rollout.inference_engine.llm_engine.engine_core.execute_dummy_batch = lambda: None
+
     def frozen_after_an_error(self, prompts):
         """How many objects are exempt from garbage collection after a rollout whose engine takes no request."""
         from unittest import mock
@@ -145,12 +210,19 @@ class Server:
         return frozen
 
     def next_step(self):
-        """What the trainer does between rollouts: release, train (here: larger weights), load them, resume."""
+        """What the trainer does between rollouts: release, train (here: larger weights), load them, resume.
+
+        Returns:
+            Whether the weights' memory was gone in between.
+        """
         network = self.network()
         asyncio.run(self.rollout.release())
+        worker = self.rollout.inference_engine.llm_engine.model_executor.driver_worker.worker
+        gone = all(weights.isnan().all().item() for weights in worker.model_runner.model.parameters())
         asyncio.run(self.rollout.resume(["weights"]))
         asyncio.run(self.rollout.update_weights((name, 1.1 * tensor) for name, tensor in network.state_dict().items()))
         asyncio.run(self.rollout.resume(["kv_cache"]))
+        return gone
 
     def log_probs(self, prompts, answers):
         """The log-probabilities that the model itself gives each token of the answers, a list a row."""

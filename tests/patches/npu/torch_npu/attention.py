@@ -5,6 +5,8 @@ N query tokens of R requests; cache [blocks, block_size, kv_heads, D], or [block
 Row counts are asserted, so that a batch that is laid out for another operator raises.
 """
 
+import sys
+
 import torch
 
 from .calls import counted
@@ -31,6 +33,12 @@ def attend(query, key, value, scale):
     return torch.einsum("hqk,khd->qhd", weights, value.float()).to(query.dtype)
 
 
+def fill(rows, used):
+    """Whether a batch has the rows that its requests use, or more where ranks pad theirs to the largest among them."""
+    group = getattr(sys.modules.get("vllm.distributed.parallel_state"), "_DP", None)
+    return rows == used or (rows > used and group is not None and group.world_size > 1)
+
+
 def cached(cache, blocks, length, kv_heads):
     """The first `length` tokens of a request whose block table is `blocks`: [length, kv_heads, D]."""
     used = -(-length // cache.shape[1])
@@ -53,10 +61,11 @@ def _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
 
 @counted
 def _npu_flash_attention(query, key, value, mask, seq_len, scale_value, num_heads, num_kv_heads, out):
-    """Prefill of whole prompts: seq_len int[R], its sum N; out [N, heads, D]."""
+    """Prefill of whole prompts: seq_len int[R], its sum N (`fill`); out [N, heads, D]."""
     lengths = seq_len.tolist()
     n = sum(lengths)
-    assert query.shape[0] == key.shape[0] == value.shape[0] == n <= out.shape[0], (lengths, query.shape, key.shape)
+    assert query.shape[0] == key.shape[0] == value.shape[0] <= out.shape[0], (query.shape, key.shape, out.shape)
+    assert fill(len(query), n), (lengths, query.shape)
     assert query.shape[1] == num_heads and key.shape[1] == num_kv_heads, (query.shape, key.shape)
     start = 0
     for length in lengths:
@@ -88,9 +97,9 @@ def _npu_flash_attention_qlens(
 def _npu_paged_attention(
     query, key_cache, value_cache, num_kv_heads, num_heads, scale_value, block_table, context_lens, out
 ):
-    """Decode, one query token a request: context_lens int[N], block_table [N, blocks]."""
-    n = query.shape[0]
-    assert len(context_lens) == block_table.shape[0] == n, (query.shape, context_lens, block_table.shape)
+    """Decode, one query token a request: context_lens int[N] (`fill`), block_table [N, blocks]."""
+    assert fill(len(query), len(context_lens)), (query.shape, context_lens)
+    assert fill(len(block_table), len(context_lens)), (block_table.shape, context_lens)
     for i, length in enumerate(context_lens.tolist()):
         key = cached(key_cache, block_table[i], length, num_kv_heads)
         value = cached(value_cache, block_table[i], length, num_kv_heads)

@@ -15,7 +15,9 @@ torch.utils.rename_privateuse1_backend("npu")
 
 
 def on_cpu(device):
-    """`cpu` for a device named npu; anything else unchanged, also what is no device."""
+    """`cpu` for a device named npu or an index; anything else unchanged, also what is no device."""
+    if isinstance(device, int):
+        return "cpu"
     if isinstance(device, torch.device):
         return torch.device("cpu") if device.type == "npu" else device
     if isinstance(device, str) and device.split(":")[0] == "npu":
@@ -30,8 +32,13 @@ class NpuOnCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.device:
             return func(*args, **kwargs)
+        if python := PYTHON_OPERATIONS.get(getattr(func, "_qualified_op_name", None)):
+            with self:  # off in here, and its body names the device too
+                return python(*args, **kwargs)
         if func is torch.Tensor.pin_memory:
             return args[0]
+        if func is torch.histc and not args[0].is_floating_point():  # a CPU has it for floats only
+            return func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
         kwargs.pop("pin_memory", None)
         if "device" in kwargs:
             kwargs["device"] = on_cpu(kwargs["device"])

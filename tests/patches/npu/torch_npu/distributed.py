@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups of backend hccl run on gloo."""
+"""Process groups of backend hccl run on gloo, and are looked up by the names that HCCL gives them."""
 
 import functools
 
@@ -30,5 +30,52 @@ def on_gloo(make_group):
 for name in ("init_process_group", "new_group"):
     setattr(distributed_c10d, name, on_gloo(getattr(distributed_c10d, name)))
     setattr(torch.distributed, name, getattr(distributed_c10d, name))
+
+
+NAMED = {}
+
+
+class Backend:
+    """A group's backend on the device, which knows the group's name."""
+
+    def __init__(self, group):
+        self.group = group
+
+    def get_hccl_comm_name(self, rank):
+        name = f"group of {torch.distributed.get_process_group_ranks(self.group)}"
+        NAMED[name] = self.group
+        return name
+
+    def __getattr__(self, name):
+        return getattr(get_backend(self.group, torch.device("cpu")), name)
+
+
+def group_of(name):
+    """The process group of a name that get_hccl_comm_name gave."""
+    return NAMED[name]
+
+
+get_backend = torch.distributed.ProcessGroup._get_backend
+torch.distributed.ProcessGroup._get_backend = lambda group, device: (
+    Backend(group) if device.type == "npu" else get_backend(group, device)
+)
+
+
+def all_gather(tensor_list, tensor, group=None, async_op=False):
+    """HCCL's also takes ranks with different numbers of rows; gloo's does not."""
+    rows = [len(part) for part in tensor_list]
+    if len(set(rows)) == 1:
+        return all_gather_equal(tensor_list, tensor, group, async_op)
+    assert not async_op
+    padded = tensor.new_zeros(max(rows), *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    parts = [torch.empty_like(padded) for _ in rows]
+    all_gather_equal(parts, padded, group)
+    for part, whole in zip(tensor_list, parts, strict=True):
+        part.copy_(whole[: len(part)])
+
+
+all_gather_equal = torch.distributed.all_gather
+torch.distributed.all_gather = all_gather
 torch.distributed.is_hccl_available = lambda: True
 torch._C._get_accelerator = lambda *args: torch.device("cpu")  # asked for by barrier

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that vllm-ascend imports by name and that hold nothing a CPU could do."""
+"""Modules that vllm-ascend imports by name: those that hold nothing a CPU could do, sleep mode, and what its build writes."""
 
 import sys
 import types
 
-from . import slots
+from . import memory_pool, slots
 from .distributed import ProcessGroupHCCL
-from .npu import nothing
+from .npu import is_a3, nothing
 
 MODULES = {
     "torch_npu._C": {"_NPUTaskGroupHandle": object, "_weak_ref_tensor": lambda tensor: tensor},
@@ -25,7 +25,20 @@ MODULES = {
 }
 
 
+def build_info(name):
+    """What vllm-ascend's build notes of the device."""
+    values = {"__soc_version__": "ASCEND910B1", "__device_type__": "A2", "__sleep_mode_enabled__": True}
+    if is_a3():
+        values |= {"__soc_version__": "ASCEND910_9391", "__device_type__": "A3"}
+    if name not in values:
+        raise AttributeError(name)
+    return values[name]
+
+
 def install():
+    sys.modules["vllm_ascend._build_info"] = module = types.ModuleType("vllm_ascend._build_info")
+    module.__getattr__ = build_info
+    sys.modules["vllm_ascend.device_allocator.camem"] = memory_pool
     for name, contents in MODULES.items():
         module = types.ModuleType(name)
         module.__dict__.update(contents, __path__=[])

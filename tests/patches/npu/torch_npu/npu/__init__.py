@@ -2,11 +2,13 @@
 """torch.npu: one device without streams of its own, and a memory meter that shows what the worker checks."""
 
 import contextlib
+import os
 import sys
 import types
 
 import torch
 
+from .. import memory_pool
 from ..graphs import (  # noqa: F401  part of torch.npu
     ExternalEvent,
     NPUGraph,
@@ -44,7 +46,7 @@ def mem_get_info(device=None):
     """(free, total) bytes; free falls at every call, because the worker asserts that start-up used memory."""
     global _free_bytes
     _free_bytes -= 1 << 20
-    return _free_bytes, TOTAL_BYTES
+    return _free_bytes + memory_pool.freed(), TOTAL_BYTES
 
 
 def memory_stats(device=None):
@@ -87,9 +89,14 @@ def get_device_properties(device=None):
     return types.SimpleNamespace(name="Ascend910B1", total_memory=TOTAL_BYTES, cube_core_num=24, vector_core_num=48)
 
 
+def is_a3():
+    """The environment says which device it is, in each process anew."""
+    return os.environ.get("STANDIN_A3") == "1"
+
+
 def get_soc_version():
-    """220 to 225 are A2."""
-    return 220
+    """220 to 225 are A2, 250 to 255 A3."""
+    return 250 if is_a3() else 220
 
 
 def nothing(*args, **kwargs):

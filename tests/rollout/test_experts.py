@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts over the ranks of two data-parallel engines of two tensor-parallel ranks each, as Qwen3-235B-A22B needs it.
+
+The reference is one rank that holds all experts and does not speculate, an Atlas A2. The others are an A3, which exchanges
+tokens by its fused operators, and in long steps by all-to-all.
+"""
+
+import pytest
+from ranks import Rollout, sam
+from sam_core.engines.verl.rollout_log import rollout_metrics
+
+SETTINGS = {"n": 2, "seed": 7, "max_num_seqs": 8, "free_cache_engine": True}
+SLEEPS = {"VLLM_ASCEND_ENABLE_NZ": "0"}
+SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True}
+NUM_EXPERTS = 8
+
+
+@pytest.fixture(scope="module")
+def one(mixture):
+    rollout = Rollout(
+        mixture, environment=SLEEPS, engine={"additional_config": {"sam_verify": "seeded"}}, **SETTINGS
+    )
+    yield rollout
+    rollout.stop()
+
+
+@pytest.fixture(scope="module")
+def spread(mixture):
+    options = sam(verify="seeded", switch="batch", threshold=8)
+    rollout = Rollout(
+        mixture,
+        ranks=4,
+        environment=SLEEPS | {"STANDIN_A3": "1"},
+        tensor_model_parallel_size=2,
+        engine=SPREAD | options,
+        **SETTINGS,
+    )
+    yield rollout
+    rollout.stop()
+
+
+def answers(done):
+    """Of all requests; the two ranks of an engine gave the same."""
+    for leader, follower in zip(done[::2], done[1::2], strict=True):
+        assert leader["answers"] == follower["answers"]
+    return [answer for rank in done[::2] for answer in rank["answers"]]
+
+
+def generate(one, spread, prompts, lengths, **sampling):
+    """The spread engines' answers, which are those of one rank; `prompts` and `lengths` are those of each engine."""
+    done = spread.ask("generate_uneven", prompts=prompts, lengths=lengths, **sampling)
+    (expected,) = one.ask("generate_uneven", prompts=[sum(prompts, [])], lengths=[sum(lengths, [])], **sampling)
+    assert answers(done) == expected["answers"]
+    assert expected["operators"]["one"] > 0 and expected["drafted"] == 0
+    return done
+
+
+def test_each_rank_holds_its_share_of_the_experts(one, spread):
+    ((experts, *shape),) = one.ask("experts")
+    assert experts == NUM_EXPERTS
+    assert spread.ask("experts") == 4 * [[NUM_EXPERTS // 4, *shape]]
+
+
+def test_sampled_answers_are_those_of_one_rank_without_speculation(one, spread, prompts):
+    done = spread.ask("generate", prompts=prompts)
+    (expected,) = one.ask("generate", prompts=prompts)
+    assert answers(done) == expected["answers"]
+    log = rollout_metrics({name: row for rank in done for name, row in rank["meta_info"].items()})
+    assert log["rollout/spec/accepted"] > 0
+
+
+def assert_greedy(mixture, scale, prompts, answers):
+    """The answers are those of transformers' model with its weights times `scale`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(mixture, dtype="float32")
+    network.load_state_dict({name: scale * tensor for name, tensor in network.state_dict().items()})
+    for prompt, answer in zip(prompts, answers, strict=True):
+        with torch.no_grad():
+            logits = network(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == answer
+
+
+def test_one_rank_answers_as_transformers_does(one, mixture, prompts):
+    (done,) = one.ask("generate_uneven", prompts=[prompts], lengths=[[30] * 4])
+    assert_greedy(mixture, 1.0, prompts, done["answers"])
+
+
+def test_greedy_answers_of_ranks_with_different_numbers_of_drafts(one, spread, prompts):
+    done = generate(one, spread, [prompts[:3], prompts[3:]], [[40, 30, 20], [35]])
+    assert done[0]["drafted"] != done[2]["drafted"] and min(done[0]["drafted"], done[2]["drafted"]) > 0
+    for rank in done:
+        assert min(rank["rows"]) > 0.02 * sum(rank["rows"]), "an expert that no token chose"
+        assert rank["operators"]["one"] == 0 and rank["operators"]["fused"] > 0
+
+
+def test_a_rank_that_ends_first_runs_dummy_batches(one, spread, prompts):
+    done = generate(one, spread, [prompts[:1], prompts[1:]], [[5], [40, 40, 40]], temperature=1.0, seed=3)
+    assert done[0]["dummies"] > done[0]["steps"] > 0 == done[2]["dummies"]
+    assert done[0]["steps"] + done[0]["dummies"] == done[2]["steps"]
+
+
+def test_a_rank_without_requests_runs_dummy_batches_alone(one, spread, prompts):
+    done = generate(one, spread, [prompts, []], [[40] * 4, []])
+    assert done[2]["steps"] == 0 < done[0]["steps"] == done[2]["dummies"]
+    assert sum(done[2]["rows"]) > 0, "the other engine's tokens go through its experts too"
+    assert done[0]["operators"]["all_to_all"] > 0, "no step was too long for the fused operators"
+
+
+def test_where_the_switch_is_off_the_answers_are_the_same(one, spread, prompts):
+    spread.ask("draft_from_now_on", threshold=0)
+    done = generate(one, spread, [prompts[:3], prompts[3:]], [[40, 30, 20], [35]], temperature=1.0, seed=5)
+    assert [rank["drafted"] for rank in done] == [0] * 4
+    spread.ask("draft_from_now_on", threshold=8)
+
+
+def test_new_weights_reach_every_rank_through_sleep_and_wake_up(one, spread, mixture, prompts):
+    before = answers(spread.ask("generate", prompts=prompts, validate=True))
+    for rollout in (one, spread):
+        assert all(rollout.ask("next_step")), "sleep kept the weights' memory"
+    after = generate(one, spread, [prompts[:2], prompts[2:]], [[40, 40], [40, 40]])
+    assert after[0]["drafted"] > 0
+    assert_greedy(mixture, 1.1, prompts, answers(after))
+    assert answers(spread.ask("generate", prompts=prompts, validate=True)) != before
+
+
+def test_a_rank_that_skips_its_dummy_batches_is_noticed(spread, prompts):
+    """The last test: the ranks have drifted apart for good."""
+    spread.ask("skip_dummy_batches")
+    spread.patience = 5
+    with pytest.raises(AssertionError, match="a rank gave no answer in 5 s: does it wait for another"):
+        spread.ask("generate_uneven", prompts=[prompts, []], lengths=[[40] * 4, []])
