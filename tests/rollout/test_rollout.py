@@ -66,6 +66,14 @@ def test_index_survives_new_weights_and_finds_the_answers_of_the_step_before(eng
     assert log["rollout/spec/accepted"] > 0
 
 
+def test_validation_shares_no_drafts_with_training(engines, first, prompts):
+    """The prompts are those of training, whose answers a training step finds at once; validation finds its own."""
+    checked = metrics(engines.ask("generate", prompts=prompts, validate=True))
+    assert checked["rollout/spec/proposed_request"] + checked["rollout/spec/proposed_group"] > 0
+    assert checked["rollout/spec/proposed_history"] == 0
+    assert metrics(engines.ask("generate", prompts=prompts, validate=True))["rollout/spec/proposed_history"] > 0
+
+
 def test_each_request_has_its_seed(engines, first, prompts):
     assert seeds(first) == request_seeds(7, 0, 0, 16, 4)
     count = max(
