@@ -23,6 +23,7 @@ from sam_lab.replay import accept_chain
 
 ARMS = ("uninterrupted", "by name", "by tokens")
 RESAMPLES = 2000
+TABLE = "{:32}{:>7}  {:15}{:>14}{:>14}{:>18}"
 EPILOG = """\
 recordings:
   As for replay, see there. Of a conversation `response_ids` holds all that follows its first prompt, and
@@ -54,15 +55,15 @@ class _Text:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Tokens a step on recorded answers that are resumed or have turns, by the way groups are formed."
+    parser.description = "Tokens a step where answers are resumed or have turns, by the way groups are formed."
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
-    add("--cut", nargs="+", type=int, default=[0], metavar="N", help="tokens after which a request ends; 0: it does not")
+    add("--cut", nargs="+", type=int, default=[0], metavar="N", help="tokens of a request; 0: all (default)")
     add("--context", choices=("group", "sequential"), default="group", help="see below (default group)")
     add("--k", type=positive, default=3, help="maximum tokens of a draft (default 3)")
-    add("--min-prob", type=probability, default=0.1, metavar="P", help="end a draft at a probability below P (default 0.1)")
-    add("--max-tokens", type=positive, default=300_000, metavar="N", help="generated tokens of a recording (default 300000)")
-    add("--seed", type=int, default=SEED, metavar="N", help=f"of the order of prompts and the intervals (default {SEED})")
+    add("--min-prob", type=probability, default=0.1, metavar="P", help="as for replay (default 0.1)")
+    add("--max-tokens", type=positive, default=300_000, metavar="N", help="of each recording (default 300000)")
+    add("--seed", type=int, default=SEED, metavar="N", help=f"default {SEED}")
     add("--out", type=Path, help="file for the figures, as JSON")
 
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.cut) < 0:
         raise LabError(f"--cut must be 0 or more tokens, got {min(args.cut)}")
     rows, progress = [], Progress()
-    print(f"{'recording':32}{'cut':>7}  {'groups':15}{'tokens a step':>14}{'of by tokens':>14}{'95 % interval':>18}", flush=True)
+    print(TABLE.format("recording", "cut", "groups", "tokens a step", "of by tokens", "95 % interval"), flush=True)
     for path in args.files:
         groups = read_groups(path, args.max_tokens, args.seed)
         for cut in args.cut:
@@ -85,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
                 ratio, low, high = compare(sums[arm], sums["by tokens"], args.seed)
                 tokens, steps = (sum(column) for column in zip(*sums[arm], strict=True))
                 row = {"recording": path.name, "cut": cut, "groups": arm, "tokens": tokens, "prompts": len(groups)}
-                row |= {"tokens_per_step": tokens / steps, "ratio": ratio, "low": low, "high": high}
-                rows.append({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()})
-                interval = f"{low:.3f} - {high:.3f}"
-                print(f"{path.name[:31]:32}{cut:7}  {arm:15}{tokens / steps:14.3f}{ratio:14.3f}{interval:>18}", flush=True)
+                figures = {"tokens_per_step": tokens / steps, "ratio": ratio, "low": low, "high": high}
+                rows.append(row | {name: round(value, 4) for name, value in figures.items()})
+                cells = f"{tokens / steps:.3f}", f"{ratio:.3f}", f"{low:.3f} - {high:.3f}"
+                print(TABLE.format(path.name[:31], cut, arm, *cells), flush=True)
     if args.out:
         write_json(args.out, {"k": args.k, "min_prob": args.min_prob, "context": args.context, "rows": rows})
     return 0
@@ -104,7 +105,9 @@ def read_groups(path: Path, max_tokens: int, seed: int) -> list[list[_Text]]:
         if answer := parse_answer(record, where):
             tokens = answer.response_ids.tolist()
             parts = record.get("turns", [[0, len(tokens)]])
-            groups[answer.group].append(_Text(answer.prompt_ids.tolist(), tokens, [*_checked(parts, len(tokens), where)]))
+            groups[answer.group].append(
+                _Text(answer.prompt_ids.tolist(), tokens, [*_checked(parts, len(tokens), where)])
+            )
     chosen, names = [], sorted(groups)
     random.Random(seed).shuffle(names)
     for name in names:
@@ -129,7 +132,13 @@ def _checked(parts: Any, size: int, where: str) -> Iterator[tuple[int, int]]:
 
 
 def replay(
-    groups: list[list[_Text]], arm: str, cut: int, k: int, min_prob: float, sequential: bool, progress: Callable[[], None]
+    groups: list[list[_Text]],
+    arm: str,
+    cut: int,
+    k: int,
+    min_prob: float,
+    sequential: bool,
+    progress: Callable[[], None],
 ) -> list[tuple[int, int]]:
     """Generated tokens and steps of each group, under one arm; one pool serves all, as it does an engine's requests."""
     drafter = SamDrafter(min_prob=min_prob)
@@ -160,7 +169,9 @@ def replay(
                 rows.append(row)
             drafter.append_many([text.request for text in running], rows)
             running = [text for text in running if _goes_on(drafter, text, arm)]
-        sums.append((sum(end - first for text in group for first, end in text.parts), sum(text.steps for text in texts)))
+        sums.append(
+            (sum(end - first for text in group for first, end in text.parts), sum(text.steps for text in texts))
+        )
         progress()
     return sums
 
@@ -186,9 +197,7 @@ def _goes_on(drafter: SamDrafter, text: _Text, arm: str) -> bool:
     return True
 
 
-def compare(
-    sums: list[tuple[int, int]], base: list[tuple[int, int]], seed: int
-) -> tuple[float, float, float]:
+def compare(sums: list[tuple[int, int]], base: list[tuple[int, int]], seed: int) -> tuple[float, float, float]:
     """Tokens a step relative to those of `base`, and a 95 % interval, by resampling prompts."""
     mine, others = np.array(sums, float), np.array(base, float)
     drawn = np.random.default_rng(seed).integers(len(mine), size=(RESAMPLES, len(mine)))

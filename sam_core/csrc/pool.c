@@ -120,7 +120,8 @@ static bool store(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t coun
 // Whether the tokens begin with the whole text.
 static bool begins_with(const int32_t *tokens, size_t size, const pool_text *text) {
     const sam_text *body = &text->body;
-    return body->size <= size && (!body->size || memcmp(tokens, body->tokens, body->size * sizeof(int32_t)) == 0);
+    return body->size <= size &&
+           (!body->size || memcmp(tokens, body->tokens, body->size * sizeof(int32_t)) == 0);
 }
 
 // Gives a slot a text of these tokens, of which the first `prompt_size` are its prompt.

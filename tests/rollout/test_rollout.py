@@ -3,6 +3,7 @@
 
 import pytest
 from ranks import Rollout, sam
+from sam_core.engines.verl.groups import group_params
 from sam_core.engines.verl.rollout_log import META, rollout_metrics
 from sam_core.engines.verl.seeds import request_seeds
 
@@ -110,7 +111,10 @@ def test_history_outlives_the_engines(engines, first, prompts, folder):
     engines.ask("generate", prompts=prompts)
     for rank, done in enumerate(first):
         pool = Pool.load(folder / f"replica-{rank}" / "engine-0/pool")
-        assert all(pool.drop(prompt) for prompt in {tuple(prompt) for prompt in done["prompts"]})
+        for prompt in {tuple(prompt) for prompt in done["prompts"]}:
+            assert pool.drop(prompt)
+            in_validation = group_params({"raw_prompt_ids": prompt}, validation=True)["extra_args"]["sam_group"]
+            pool.drop(f"name {in_validation}".encode())
         assert pool.stats()["groups"] == 0, "prompts of the other engine"
 
 

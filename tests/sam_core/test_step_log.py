@@ -19,8 +19,10 @@ def clock(monkeypatch):
 
 
 def record(log, running, tokens, drafted=None, accepted=0, left=1):
-    spec = None if drafted is None else SimpleNamespace(
-        num_drafts=2, num_draft_tokens=drafted, num_accepted_tokens=accepted
+    spec = (
+        None
+        if drafted is None
+        else SimpleNamespace(num_drafts=2, num_draft_tokens=drafted, num_accepted_tokens=accepted)
     )
     scheduler = SimpleNamespace(num_running_reqs=left, num_waiting_reqs=0, spec_decoding_stats=spec)
     iteration = SimpleNamespace(
