@@ -37,23 +37,23 @@ def test_an_answer_that_is_resumed_keeps_its_group(tight, step):
     before = borrowed(tight)
     assert resumed(tight, prompt, step, named(f"whole {step}"), aborted=True) == whole
     with_name = borrowed(tight) - before
-    assert with_name > LENGTH / 2
+    assert with_name > LENGTH / 4
     before = borrowed(tight)
     assert resumed(tight, prompt, step, SEEDED, aborted=True) == whole
     assert borrowed(tight) - before < with_name / 2, "without names resumed answers found each other as well"
 
 
 def test_turns_of_a_conversation_stay_with_their_siblings(tight):
-    """The second trial of a task repeats the first but for what the tool says; its second turn is drafted from there."""
-    prompt = [(11 * i + 3) % 60 for i in range(20)]
-    for tool in ([1, 2, 3], [4, 2, 3, 9]):
-        (call,) = tight.run([prompt], 20, each=[named("task")])
+    """A trial's second turn continues the first, behind what a tool said, and is drafted from an earlier trial's."""
+    prompt, tool = [(11 * i + 3) % 60 for i in range(20)], [1, 2, 3]
+    counts, answers = [], []
+    for sampling in (named("task"), named("task"), SEEDED):
+        (call,) = tight.run([prompt], 10, each=[sampling])
         before = borrowed(tight)
-        (answer,) = tight.run([prompt + call + tool], 30, each=[named("task", temperature=0.0)])
-        after = borrowed(tight)
-    unnamed = borrowed(tight)
-    assert tight.run([prompt + call + tool], 30, temperature=0.0) == [answer]
-    assert after - before >= borrowed(tight) - unnamed == 0
+        answers += tight.run([prompt + call + tool], 50, each=[sampling])
+        counts.append(borrowed(tight) - before)
+    assert answers[0] == answers[1] == answers[2]
+    assert counts[1] > 50 / 4 and counts[0] < 50 / 8 > counts[2]
 
 
 def test_groups_of_other_names_share_nothing(tight):
