@@ -74,13 +74,14 @@ def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
 
 def _speculation(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     """The engine's settings of SAM. Without speculation it samples as with it: by the same mode of verification."""
-    vllm = "+actor_rollout_ref.rollout.engine_kwargs.vllm."
     if recipe.sam == "off":
         verify = recipe.options.verify
-        return {vllm + "additional_config.sam_verify": verify} if verify != Options.verify else {}
+        additional = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config."
+        return {additional + "sam_verify": verify} if verify != Options.verify else {}
     sam = recipe.sam_options | {"history": recipe.history(run_dir), "switch": recipe.sam}
-    config = vllm + "speculative_config."
+    config = "actor_rollout_ref.rollout.speculative."
     return {
+        config + "enable": True,
         config + "method": "sam",
         config + "num_speculative_tokens": sam.pop("k"),
         **{f"{config}sam.{name}": value for name, value in sam.items()},

@@ -61,6 +61,17 @@ CHINESE = {
     "Qwen3-32B, 32": "Qwen3-32B，32",
     "Qwen3-235B-A22B, 128": "Qwen3-235B-A22B，128",
     "Qwen3-32B, a customer, 128": "Qwen3-32B，客户场景，128",
+    "uninterrupted": "不中断",
+    "by name": "按名字",
+    "by tokens": "按 token",
+    "conversations with tools": "带工具的对话",
+    "conversations with tools, one after another": "带工具的对话，先后进行",
+    "RL answers, every 256 tokens": "RL 回答，每 256 个 token 一断",
+    "RL answers, every 1,024 tokens": "RL 回答，每 1,024 个 token 一断",
+    "long reasoning, every 256 tokens": "长推理，每 256 个 token 一断",
+    "long reasoning, every 1,024 tokens": "长推理，每 1,024 个 token 一断",
+    "long mathematics, every 256 tokens": "长数学，每 256 个 token 一断",
+    "long mathematics, every 1,024 tokens": "长数学，每 1,024 个 token 一断",
     "spread": "分散",
     "sticky": "按 prompt",
     "sticky, no bound": "按 prompt，无上界",
@@ -320,6 +331,27 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
+RECORDINGS = {
+    "tau-airline-gpt4o": "conversations with tools",
+    "rl-rollouts-qwen3b": "RL answers",
+    "reason-long-groups": "long reasoning",
+    "math-long-groups": "long mathematics",
+}
+
+
+def resumed(*records: str) -> Iterator[Row]:
+    """Rows of `sam_lab resumed`; those of one recording, cut and context belong together."""
+    for record in records:
+        for row in output(record)["rows"]:
+            name = RECORDINGS[row["recording"].partition(".")[0]]
+            if row["cut"]:
+                name += f", every {row['cut']:,} tokens"
+            elif output(record)["context"] == "sequential":
+                name += ", one after another"
+            interval = "" if row["groups"] == "by tokens" else f"{row['low']:.3f} - {row['high']:.3f}"
+            yield row | {"name": name, "prompts": f"{row['prompts']:,}", "interval": interval}
+
+
 def recordings(experiment: str, *names: str) -> Iterator[Row]:
     """Rows of an experiment on recordings, all unless some are named."""
     found = output("papers-recordings")[experiment]
@@ -445,6 +477,14 @@ TABLES = {
         "replicas | way | imbalance, mean | worst | returned",
         "副本数 | 方式 | 不均衡，平均 | 最大 | 返回",
         "replicas | way | imbalance:.3f | worst:.3f | returned:.1%",
+        left=2,
+    ),
+    "resumed": Table(
+        ("resumed-turns", "resumed-sequential", "resumed-cut"),
+        lambda: resumed("resumed-turns", "resumed-sequential", "resumed-cut"),
+        "answers | groups | prompts | tokens per step | of by tokens | 95 % interval",
+        "回答 | 分组 | prompt 数 | 每步 token 数 | 相对按 token 分组 | 95 % 区间",
+        "name | groups | prompts | tokens_per_step:.3f | ratio:.3f | interval",
         left=2,
     ),
     "papers-sd": Table(("papers-recordings",), lambda: recordings("sd"), *PAPERS),

@@ -274,6 +274,12 @@ bool pool_add_text(pool *p, pool_group *g, pool_text *text) {
     return true;
 }
 
+// Whether the text begins with these tokens.
+static bool begins_with(const int32_t *tokens, const pool_text *text, uint32_t count) {
+    return text->body.size >= count &&
+           (!count || memcmp(tokens, text->body.tokens, count * sizeof(int32_t)) == 0);
+}
+
 // Puts a text into the automaton's queue, if the automaton is begun.
 static void queue(pool_group *g, pool_text *text) {
     if (!g->index.memory || text->due)
@@ -294,6 +300,53 @@ bool group_enter(pool *p, pool_group *g, pool_text *text) {
 void group_grew(pool_group *g, pool_text *text, uint32_t count) {
     g->tokens += count;
     queue(g, text);
+}
+
+pool_text *group_find_start(const pool_group *g, const int32_t *prompt, size_t size) {
+    pool_text *start = NULL;
+    uint32_t most = 0;
+    for (uint32_t i = g->text_count; i-- > 0 && g->kind == POOL_NAMED;) {
+        pool_text *text = text_of(g, i);
+        if (!text || text->slot != SAM_NONE || text->removed)
+            continue;
+        const sam_text *body = &text->body;
+        uint32_t shared = 0;
+        while (shared < body->size && shared < size && body->tokens[shared] == prompt[shared])
+            shared++;
+        if (shared < body->size && (shared <= text->prompt_size || body->size - shared > GROUP_MAX_LOST))
+            continue;
+        if (!start || shared > most || (shared == most && body->size < start->body.size)) {
+            start = text;
+            most = shared;
+        }
+    }
+    return start;
+}
+
+void group_forget_text(pool *p, pool_group *g, pool_text *text) {
+    text->removed = true;
+    g->kept--;
+    g->removed++;
+    if (!text->indexed && !text->due)
+        group_free_text(p, g, text);
+}
+
+void group_reopen(pool *p, pool_group *g, pool_text *text, uint32_t slot) {
+    if (text->due || (text->indexed && text->cursor.length == text->body.size))
+        g->closed_tokens -= text->body.size;
+    text->slot = slot;
+    text->cursor.older = false;
+    queue(g, text);
+    if (text->number >= g->past)
+        return;
+    uint32_t texts = g->past_texts;
+    uint64_t tokens = g->past_tokens;
+    for (uint32_t i = text->number; i < g->past; i++)
+        if (g->texts[i]) {
+            texts--;
+            tokens -= g->texts[i]->size;
+        }
+    set_past(p, g, text->number, texts, tokens);
 }
 
 void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep) {
@@ -334,7 +387,7 @@ static bool feed_prompt(pool *p, pool_group *g) {
 
 // Feeds a text until the work is used up; older: everything in the automaton is newer. False: no memory.
 static bool feed_text(pool *p, pool_group *g, pool_text *text, bool older) {
-    if (g->kind == POOL_BY_PROMPT && !g->has_prompt) {
+    if (!g->has_prompt) {
         if (!g->carrier) {
             g->carrier = text;
             text->cursor = SAM_START;
@@ -348,7 +401,9 @@ static bool feed_text(pool *p, pool_group *g, pool_text *text, bool older) {
     if (!text->indexed) {
         text->indexed = true;
         text->cursor = SAM_START;
-        if (g->kind == POOL_BY_PROMPT && !sam_index_branch(&g->index, &g->prompt, &text->cursor)) {
+        const pool_text *first = g->carrier;
+        if (begins_with(first->body.tokens, text, first->prompt_size) &&
+            !sam_index_branch(&g->index, &g->prompt, &text->cursor)) {
             text->indexed = false;
             return false;
         }

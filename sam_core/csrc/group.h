@@ -12,11 +12,15 @@
 //
 // A removed text, and the earlier copy of a text that is fed again from its beginning, stay in the automaton
 // until it is freed.
+//
+// The automaton has the prompt of its first text once; the texts that begin with it branch off behind it.
 
 #ifndef GROUP_H
 #define GROUP_H
 
 #include "pool.h"
+
+enum { GROUP_MAX_LOST = 32 };
 
 static inline bool has_source(const pool *p, int source) { return p->sources >> source & 1; }
 
@@ -52,6 +56,18 @@ bool group_enter(pool *p, pool_group *g, pool_text *text);
 
 // A text has grown by `count` tokens.
 void group_grew(pool_group *g, pool_text *text, uint32_t count);
+
+// The closed text that a slot with this prompt continues: all of the text begins the prompt, or all but its last
+// GROUP_MAX_LOST tokens at most, and a part of its answer. (An engine that cuts an answer short may have sampled
+// tokens that it does not give out.) Of several the one that shares most tokens, then the shortest, then the newest.
+// NULL: none, as always in a group by prompt, whose slots begin with the prompt alone.
+pool_text *group_find_start(const pool_group *g, const int32_t *prompt, size_t size);
+
+// A slot continues a closed text, which belongs to this life of the group from now on.
+void group_reopen(pool *p, pool_group *g, pool_text *text, uint32_t slot);
+
+// Removes a closed text.
+void group_forget_text(pool *p, pool_group *g, pool_text *text);
 
 // The slot of a text was closed; keep: the text stays.
 void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep);

@@ -712,6 +712,25 @@ static PyObject *Pool_close(PyObject *object, PyObject *args, PyObject *kwargs) 
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(Pool_prompt_size_doc, "prompt_size($self, slot, /)\n--\n\n"
+                                   "Tokens at the start of a slot's text that are its prompt.");
+
+static PyObject *Pool_prompt_size(PyObject *object, PyObject *number) {
+    PoolObject *self = (PoolObject *)object;
+    if (check_process(self) < 0)
+        return NULL;
+    Py_ssize_t slot = get_slot(number);
+    if (slot == -1 && PyErr_Occurred())
+        return NULL;
+    uint32_t size;
+    pool_error error;
+    pool_status status;
+    BEGIN_WORK(self)
+    status = pool_prompt_size(&self->pool, slot, &size, &error);
+    END_WORK(self)
+    return status == POOL_OK ? PyLong_FromUnsignedLong(size) : raise_bad_slot(number);
+}
+
 PyDoc_STRVAR(Pool_truncate_doc, "truncate($self, slot, size, /)\n--\n\n"
                                 "Take the tokens of a slot behind its first `size` back.");
 
@@ -1032,6 +1051,7 @@ static PyMethodDef Pool_methods[] = {
     {"step", METHOD(Pool_step), METH_VARARGS | METH_KEYWORDS, Pool_step_doc},
     {"append", METHOD(Pool_append), METH_FASTCALL, Pool_append_doc},
     {"close", METHOD(Pool_close), METH_VARARGS | METH_KEYWORDS, Pool_close_doc},
+    {"prompt_size", METHOD(Pool_prompt_size), METH_O, Pool_prompt_size_doc},
     {"truncate", METHOD(Pool_truncate), METH_FASTCALL, Pool_truncate_doc},
     {"drop", METHOD(Pool_drop), METH_VARARGS | METH_KEYWORDS, Pool_drop_doc},
     {"save", METHOD(Pool_save), METH_VARARGS | METH_KEYWORDS, Pool_save_doc},

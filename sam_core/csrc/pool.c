@@ -117,25 +117,75 @@ static bool store(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t coun
     return true;
 }
 
-// Creates the text of a new slot. On failure the slot has no group.
+// Whether the tokens begin with the whole text.
+static bool begins_with(const int32_t *tokens, size_t size, const pool_text *text) {
+    const sam_text *body = &text->body;
+    return body->size <= size &&
+           (!body->size || memcmp(tokens, body->tokens, body->size * sizeof(int32_t)) == 0);
+}
+
+// Gives a slot a text of these tokens, of which the first `prompt_size` are its prompt.
+static bool new_text(pool *p, pool_slot *slot, uint32_t number, uint32_t prompt_size, const int32_t *tokens,
+                     uint32_t size) {
+    slot->text = pool_new_text(p, prompt_size, size);
+    if (!slot->text || !store(p, slot, tokens, size))
+        return false;
+    slot->text->slot = number;
+    return true;
+}
+
+// Lets a new slot continue a closed text that its prompt begins with; *stored: without failure. Returns whether there
+// is such a text.
+static bool continue_text(pool *p, pool_slot *slot, uint32_t number, const int32_t *prompt, uint32_t size,
+                          const void *name, size_t name_bytes, bool *stored) {
+    pool_group *g = group_find(p, group_hash(POOL_NAMED, name, name_bytes), POOL_NAMED, name, name_bytes);
+    pool_text *text = g ? group_find_start(g, prompt, size) : NULL;
+    if (!text)
+        return false;
+    bool whole = !text->pins && begins_with(prompt, size, text);
+    if (!whole && !g->open)
+        group_drop_index(p, g); // which would have tokens that the text does not have
+    group_join(p, POOL_NAMED, name, name_bytes);
+    if (whole) {
+        group_reopen(p, g, text, number);
+        slot->text = text;
+        slot->group = g;
+        uint32_t known = text->body.size;
+        *stored = size == known || store(p, slot, prompt + known, size - known);
+        return true;
+    }
+    uint32_t old = text->number;
+    p->uses = g;
+    *stored = new_text(p, slot, number, text->prompt_size, prompt, size) && group_enter(p, g, slot->text);
+    p->uses = NULL;
+    if (text_of(g, old)) // not freed for lack of memory
+        group_forget_text(p, g, text_of(g, old));
+    if (*stored)
+        slot->group = g;
+    else
+        group_leave(p, g);
+    return true;
+}
+
+// Creates the text of a new slot. On failure the slot has no group, or continues a text without its new tokens.
 static bool fill_slot(pool *p, pool_slot *slot, uint32_t number, const int32_t *prompt, uint32_t size,
                       pool_key kind, const void *name, size_t name_bytes) {
     bool grouped = kind != POOL_PRIVATE && has_source(p, RULE_GROUP);
     if (!grouped && !has_source(p, RULE_REQUEST) && !p->corpus.file)
         return true;
     slot->drafts = true;
-    slot->text = pool_new_text(p, size, size);
-    if (!slot->text)
-        return false;
     if (p->corpus.file) {
         slot->corpus_at = sam_resize(&p->memory, NULL, 0, sizeof(corpus_context));
         if (!slot->corpus_at)
             return false;
         corpus_start(&p->corpus, slot->corpus_at);
     }
-    if (!store(p, slot, prompt, size))
+    bool stored;
+    if (grouped && kind == POOL_NAMED &&
+        continue_text(p, slot, number, prompt, size, name, name_bytes, &stored))
+        return stored;
+    if (!new_text(p, slot, number, size, prompt, size))
         return false;
-    slot->text->slot = number;
     if (grouped) {
         const void *key = kind == POOL_NAMED ? name : prompt;
         pool_group *g = group_join(p, kind, key, kind == POOL_NAMED ? name_bytes : size * sizeof(int32_t));
@@ -170,6 +220,14 @@ static pool_slot *find_slot(const pool *p, int64_t slot) {
 static pool_status refuse(pool_error *error, pool_status status, size_t at, int64_t value) {
     *error = (pool_error){at, value};
     return status;
+}
+
+pool_status pool_prompt_size(const pool *p, int64_t number, uint32_t *size, pool_error *error) {
+    const pool_slot *slot = find_slot(p, number);
+    if (!slot)
+        return refuse(error, POOL_BAD_SLOT, 0, number);
+    *size = slot->text ? slot->text->prompt_size : 0;
+    return POOL_OK;
 }
 
 // Frees the unused capacity of a closed text, if possible.

@@ -7,8 +7,10 @@
 //     |----> where the corpus matches
 //     '----> group (none if private)
 //
-// A group belongs to a prompt (equal tokens, not only an equal hash) or to a name. In the automaton of a
-// prompt's group the prompt stands once, and the answers branch off. A group's life starts when a slot opens
+// A group belongs to a prompt (equal tokens, not only an equal hash) or to a name. In its automaton the prompt
+// stands once, and the answers branch off. A slot of a named group whose prompt begins with a closed text of the
+// group, the last few tokens aside, continues that text: an answer that is resumed, or the next turn of a
+// conversation. Its prompt remains that of the first slot. A group's life starts when a slot opens
 // and ends when its last slot is closed; then it lingers, so that the next life finds the answers. If history
 // is a source, the texts that a life finds are its history: drafts that copy them are counted apart.
 //
@@ -114,7 +116,7 @@ typedef struct pool_group {
     uint32_t first_text;          // texts with smaller numbers are freed or in use
 
     sam_index index;   // zeroed: none
-    sam_cursor prompt; // POOL_BY_PROMPT: end of the prompt in the automaton, if has_prompt
+    sam_cursor prompt; // end of the carrier's prompt in the automaton, if has_prompt
     bool has_prompt;
     pool_text *carrier;              // the text from which the prompt is fed
     pool_text *first_due, *last_due; // queue of texts with tokens to be fed to the automaton
@@ -203,6 +205,9 @@ bool pool_init(pool *p, size_t memory_bytes, rule_name rule, unsigned sources, c
 
 // Frees everything, open slots included.
 void pool_free(pool *p);
+
+// The tokens of a slot that are its prompt; 0 for one that stores none.
+pool_status pool_prompt_size(const pool *p, int64_t slot, uint32_t *size, pool_error *error);
 
 // Opens a slot for a prompt of tokens >= 0 and stores its number. `name` is read for POOL_NAMED only.
 // POOL_NO_MEMORY (the slot table) leaves the pool unchanged. O(prompt).

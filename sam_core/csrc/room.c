@@ -138,6 +138,12 @@ static bool evict(pool *p) {
         if (!lowest) // nothing is known: take the oldest
             break;
     }
+    // The candidates queue again, so that each group meets others: all are thinned before one is forgotten.
+    for (int i = 0; i < CANDIDATES && p->settled.oldest; i++) {
+        pool_group *candidate = p->settled.oldest;
+        group_move(candidate, offsetof(pool_group, by_state), NULL);
+        group_move(candidate, offsetof(pool_group, by_state), &p->settled);
+    }
     forget(p, victim);
     return true;
 }

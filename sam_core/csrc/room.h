@@ -21,7 +21,9 @@
 // all closed groups. A group that leaves them is `settled`. The group that settled last competes with the
 // eight that settled first, and the one with the lowest value is evicted: its recent lives, which are counted
 // for evicted groups as well, times its accepted tokens per token held. So groups that recur in turns do not
-// all miss, as they would if the oldest were always evicted.
+// all miss, as they would if the oldest were always evicted. The candidates then queue again as if they had just
+// settled: the value falls with the texts of a group, so that all groups are thinned before one of many like it is
+// forgotten, and a prompt seen once an epoch keeps some of its answers.
 
 #ifndef ROOM_H
 #define ROOM_H

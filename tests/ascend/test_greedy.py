@@ -57,6 +57,19 @@ def test_repeated_prompts_reach_more_than_one_and_a_half_tokens_a_step(cpu, sam,
     assert sam.count("tokens") / sam.count("running") > 1.5
 
 
+def test_a_resumed_answer_keeps_its_group(cpu, sam, prompts):
+    """Drafts of an answer that is sent anew as prompt and first part come from an earlier answer of the same name."""
+    (answer,) = cpu.run(prompts[40:41])
+    name = [{"extra_args": {"sam_group": "task"}}]
+    assert sam.run(prompts[40:41], each=name) == [answer]
+    before = sam.drafter()["accepted_history"]
+    assert sam.run([prompts[40] + answer[:20]], 44, each=name) == [answer[20:]]
+    named = sam.drafter()["accepted_history"] - before
+    assert named > 11
+    assert sam.run([prompts[40] + answer[:20]], 44) == [answer[20:]]
+    assert sam.drafter()["accepted_history"] - before == named
+
+
 def test_switch_turns_at_the_exact_batch_size(cpu, sam, prompts):
     """The decision of a step acts on the next: drafts follow a step of 8 requests, never one of 9 or more."""
     lengths = [30 + 6 * i for i in range(12)]

@@ -4,6 +4,7 @@
 Runs in every pin set's environment; what the other pin set's verl would say is that one's run of this file.
 """
 
+import dataclasses
 import importlib.metadata
 import re
 import shlex
@@ -12,7 +13,11 @@ import subprocess
 import sys
 
 import pytest
+from hydra.errors import ConfigCompositionException, InstantiationException
 from omegaconf import OmegaConf
+from sam_core.options import Options
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import uses_sam, vllm_engine_kwargs
 
 from llm_rl import config, launch, pin_set
 from llm_rl.pin_set import PinSet
@@ -72,7 +77,7 @@ def test_every_recipe_composes(name, sam, capsys):
     *lines, last = said.out.splitlines()
     words = shlex.split(last)
     for setting in ("method=sam", f"sam.switch={sam}"):
-        speculative = f"+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.{setting}"
+        speculative = f"actor_rollout_ref.rollout.speculative.{setting}"
         assert (speculative in words) == (sam != "off")
     assert words[3] == ("recipe.dapo.main_dapo" if DAPO_IN_CHECKOUT else "verl.trainer.main_ppo")
     assert lines[0].startswith(f"# {name.replace('_', '-')}: pin set {PIN_SET}, sam {sam}")
@@ -115,6 +120,44 @@ def test_both_profiles_compose(name, capsys):
     assert any(line.startswith("megatron, data parallel") for line in said["article"])
     backend = "megatron" if "235b" in name else "fsdp2"
     assert any(line.startswith(f"{backend}, data parallel") for line in said["recommended"])
+
+
+def composed(*overrides):
+    from hydra import compose, initialize_config_dir
+
+    folder = PinSet.verl_package() / "trainer" / "config"
+    with initialize_config_dir(str(folder), version_base=None):
+        rollout = compose("ppo_trainer", ["actor_rollout_ref.rollout.name=vllm", *overrides]).actor_rollout_ref.rollout
+    return rollout, omega_conf_to_dataclass(rollout)
+
+
+def test_the_option_block_reaches_the_engine():
+    """Also from the configuration before it is a dataclass; with `enable` off, or untouched, nothing is added."""
+    block, engine = "actor_rollout_ref.rollout.speculative.", "actor_rollout_ref.rollout.engine_kwargs.vllm."
+    given = [f"{block}sam.rule=oldest", f"{block}sam.sources=[request]", f"{block}num_speculative_tokens=5"]
+    on = {"method": "sam", "num_speculative_tokens": 5, "sam": {"rule": "oldest", "sources": ["request"]}}
+    for rollout in composed(*given, f"{block}enable=true"):
+        assert vllm_engine_kwargs(rollout) == {"speculative_config": on}
+        assert uses_sam(rollout)
+    for rollout in (*composed(*given), *composed()):
+        assert vllm_engine_kwargs(rollout) == {}
+        assert not uses_sam(rollout)
+    for rollout in composed(f"{block}enable=true", f"{block}method=ngram", f"+{engine}max_logprobs=3"):
+        ngram = {"method": "ngram", "num_speculative_tokens": 3}
+        assert vllm_engine_kwargs(rollout) == {"max_logprobs": 3, "speculative_config": ngram}
+        assert not uses_sam(rollout)
+    for rollout in composed(f"{block}enable=true", f"+{engine}speculative_config.method=sam"):
+        with pytest.raises(ValueError, match="are both given: keep one"):
+            vllm_engine_kwargs(rollout)
+    assert {name for name, value in composed()[0].speculative.sam.items() if value is None} == {
+        field.name for field in dataclasses.fields(Options)
+    }
+
+
+@pytest.mark.parametrize("unknown", ["enabled=true", "sam.treshold=3", "+enabled=true"])
+def test_unknown_keys_of_the_option_block_are_refused(unknown):
+    with pytest.raises((ConfigCompositionException, InstantiationException)):
+        composed("+" * unknown.startswith("+") + "actor_rollout_ref.rollout.speculative." + unknown.lstrip("+"))
 
 
 def test_every_file_is_a_recipe_or_its_base():

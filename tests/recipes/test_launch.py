@@ -21,7 +21,7 @@ ROOT = Path(launch.ROOT)
 TINY = ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
 
 
-SPECULATIVE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config."
+SPECULATIVE = "actor_rollout_ref.rollout.speculative."
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
     on = overrides_of(load("sam_options.k=4", "sam_options.rule=oldest"), tmp_path)
     options = "rule=oldest sources=[request,group,history] switch=auto threshold=8 memory_bytes=1073741824 min_prob=0.1"
     options += " verify=seeded corpus=null history=null"
-    lines = ["method=sam", "num_speculative_tokens=4", *(f"sam.{option}" for option in options.split())]
+    lines = ["enable=true", "method=sam", "num_speculative_tokens=4", *(f"sam.{option}" for option in options.split())]
     assert {line for line in on if line.startswith(SPECULATIVE)} == {SPECULATIVE + line for line in lines}
     seeded = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
     off = overrides_of(load("sam=off"), tmp_path)

@@ -20,6 +20,7 @@ class Worker:
 
         self.actor = object.__new__(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
         self.actor.config, self.actor.background_tasks, self.asked = config, set(), []
+        self.names = []
         self.actor._run_agent_loop = self.run
         self.generate_sequences = SimpleNamespace(remote=lambda batch: asyncio.run(self.generate(batch)))
 
@@ -29,6 +30,7 @@ class Worker:
 
     async def run(self, sampling_params, trajectory, trace, session_id, **prompt):
         self.asked.append((prompt.get("sam_prompt"), session_id, sampling_params.get("seed")))
+        self.names.append(sampling_params.get("extra_args", {}).get("sam_group"))
 
 
 @pytest.fixture
@@ -84,6 +86,24 @@ def test_each_request_has_its_seed(manager):
     seeds = [seed for *_, seed in first + refilled + checked + after]
     assert len(set(seeds)) == len(seeds)
     assert {seed for *_, seed in ask(manager({}), 4, step=1)} == {None}
+
+
+def test_each_request_names_its_group(manager):
+    """The siblings of a prompt in every step and epoch, apart from validation; without sam no request has a name."""
+
+    def names(manager, **more):
+        for worker in manager.agent_loop_workers:
+            worker.names = []
+        ask(manager, 4, agent_name="single_turn_agent", **more)
+        return [name for worker in manager.agent_loop_workers for name in worker.names]
+
+    sam = manager({"vllm": {"speculative_config": {"method": "sam"}}})
+    first = names(sam, step=1)
+    assert None not in first and len(first) == 12
+    assert names(sam, step=2) == first
+    assert not {*names(sam, step=1, validate=True)} & {*first}
+    for other in ({}, {"vllm": {"speculative_config": {"method": "ngram"}}}):
+        assert {*names(manager(other), step=1)} == {None}
 
 
 def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):

@@ -62,11 +62,12 @@ class Worker(AgentLoopWorkerBase):
     """An agent loop worker up to the agent loop itself."""
 
     def __init__(self, config):
-        self.config, self.asked = config, []
+        self.config, self.asked, self.names = config, [], []
 
     async def _run_agent_loop(self, sampling_params, trajectory, **kwargs):
         assert "sampling_seed" not in kwargs
         self.asked.append(sampling_params.get("seed"))
+        self.names.append(sampling_params.get("extra_args", {}).get("sam_group"))
 
     def _postprocess(self, outputs):
         rows = {"prompts": torch.zeros(len(outputs), 2), "attention_mask": torch.ones(len(outputs), 4)}
@@ -147,6 +148,29 @@ def test_each_request_has_its_seed(manager):
     assert checked.non_tensor_batch["asked"].tolist() == request_seeds(7, 1, 0, PROMPTS * SIBLINGS, 1)
     plain = manager(engine_kwargs={}).generate_sequences(batch())
     assert set(plain.non_tensor_batch["asked"]) == {None}
+
+
+def test_each_request_names_its_group(manager):
+    """The siblings of a prompt share a name, also in a later rollout; validation has others, and no sam none."""
+    rows = np.empty(PROMPTS * SIBLINGS, object)
+    rows[:] = [[{"content": str(row // SIBLINGS)}] for row in range(PROMPTS * SIBLINGS)]
+
+    def names(manager, **meta_info):
+        asked = batch(**meta_info)
+        asked.non_tensor_batch["raw_prompt"] = rows
+        manager.generate_sequences(asked)
+        both = [worker.actor.names for worker in manager.agent_loop_workers]
+        found = [name for names in both for name in names]
+        for one in both:
+            one.clear()
+        return found
+
+    agent = manager()
+    first = names(agent)
+    assert None not in first and list(Counter(first).values()) == PROMPTS * [SIBLINGS]
+    assert names(agent) == first
+    assert not {*names(agent, validate=True)} & {*first}
+    assert set(names(manager(engine_kwargs={}))) == {None}
 
 
 def test_counters_of_all_replicas_travel_with_the_batch(manager):

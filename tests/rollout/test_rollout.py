@@ -3,6 +3,7 @@
 
 import pytest
 from ranks import Rollout, sam
+from sam_core.engines.verl.groups import group_params
 from sam_core.engines.verl.rollout_log import META, rollout_metrics
 from sam_core.engines.verl.seeds import request_seeds
 
@@ -66,6 +67,14 @@ def test_index_survives_new_weights_and_finds_the_answers_of_the_step_before(eng
     assert log["rollout/spec/accepted"] > 0
 
 
+def test_validation_shares_no_drafts_with_training(engines, first, prompts):
+    """The prompts are those of training, whose answers a training step finds at once; validation finds its own."""
+    checked = metrics(engines.ask("generate", prompts=prompts, validate=True))
+    assert checked["rollout/spec/proposed_request"] + checked["rollout/spec/proposed_group"] > 0
+    assert checked["rollout/spec/proposed_history"] == 0
+    assert metrics(engines.ask("generate", prompts=prompts, validate=True))["rollout/spec/proposed_history"] > 0
+
+
 def test_each_request_has_its_seed(engines, first, prompts):
     assert seeds(first) == request_seeds(7, 0, 0, 16, 4)
     count = max(
@@ -102,7 +111,10 @@ def test_history_outlives_the_engines(engines, first, prompts, folder):
     engines.ask("generate", prompts=prompts)
     for rank, done in enumerate(first):
         pool = Pool.load(folder / f"replica-{rank}" / "engine-0/pool")
-        assert all(pool.drop(prompt) for prompt in {tuple(prompt) for prompt in done["prompts"]})
+        for prompt in {tuple(prompt) for prompt in done["prompts"]}:
+            assert pool.drop(prompt)
+            in_validation = group_params({"raw_prompt_ids": prompt}, validation=True)["extra_args"]["sam_group"]
+            pool.drop(f"name {in_validation}".encode())
         assert pool.stats()["groups"] == 0, "prompts of the other engine"
 
 

@@ -2,6 +2,7 @@
 """Three drafting rules by quadratic search over the texts, without any automaton; and NumPy-shaped calls of step."""
 
 import copy
+import os
 
 import numpy as np
 
@@ -77,8 +78,9 @@ class Group:
     def feed(self, text, older=False):
         start = text.fed
         if start is None:
-            start = text.prompt_size if self.by_prompt and self.carried else 0
-        self.carried = True
+            start = len(self.prompt or []) if text.tokens[: len(self.prompt or [])] == self.prompt else 0
+        if self.prompt is None:
+            self.prompt = text.tokens[: text.prompt_size]
         new = [(text, position, older) for position in range(start, len(text.tokens))]
         self.following += new
         at = 0 if older else len(self.in_order)
@@ -89,7 +91,7 @@ class Group:
         if self.following is None:
             if sum(not text.removed for text in self.texts) < 2 and not self.alone:
                 return
-            self.following, self.in_order, self.carried = [], [], False
+            self.following, self.in_order, self.prompt = [], [], None
             self.due = [text for text in self.texts if text.open]
             self.next_past = len(self.texts)
         self.feed(text)
@@ -105,6 +107,18 @@ class Group:
             if text.fed is None and not text.removed:
                 self.feed(text, older=True)
         self.next_past = 0
+
+    def find_start(self, prompt):
+        closed = [text for text in reversed(self.texts) if not text.open and not text.removed and not self.by_prompt]
+        shared = {id(text): len(os.path.commonprefix([text.tokens, prompt])) for text in closed}
+        starts = [
+            text
+            for text in closed
+            if shared[id(text)] == len(text.tokens)
+            or shared[id(text)] > text.prompt_size
+            and len(text.tokens) - shared[id(text)] <= 32
+        ]
+        return max(starts, key=lambda text: (shared[id(text)], -len(text.tokens)), default=None)
 
     def grew(self, text):
         if self.following is not None and text not in self.due:
@@ -134,11 +148,27 @@ class Oracle:
             by_prompt = key == "by_prompt"
             alone = "request" not in self.sources
             group = self.groups.setdefault(tuple(prompt) if by_prompt else key, Group(by_prompt, alone))
-        self.slots[slot] = text = Text(prompt, group)
+        start = group and group.find_start(list(prompt))
+        whole = start and start.tokens == list(prompt)[: len(start.tokens)]
+        self.slots[slot] = text = start if whole else Text(prompt, group)
+        if start and not whole:
+            text.prompt_size = start.prompt_size
+            if not group.open:
+                group.drop_index()
         if group is not None:
-            group.texts.append(text)
             group.open += 1
+            if whole:
+                start.open = True
+                start.tokens = list(prompt)
+                group.past = min(group.past, group.texts.index(start))
+            else:
+                group.texts.append(text)
             group.grew(text)
+        if start and not whole:
+            start.removed = True
+            if start.fed is None and start not in group.due:
+                group.past -= group.texts.index(start) < group.past
+                group.texts.remove(start)
 
     def _append(self, slot, tokens):
         text = self.slots[slot]

@@ -241,6 +241,74 @@ def test_truncated_text_goes_on_as_if_it_had_never_been_longer(rule, group):
         assert draft(pool, slot, tokens) == draft(clean, other, tokens)
 
 
+@pytest.mark.parametrize("cuts", [(2,), (1, 4), (1, 2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("rule", [*COPIES, "count"])  # others learn from the draft that a cut loses
+def test_resumed_answer_of_a_named_group_drafts_like_one_that_was_not_cut(rule, cuts):
+    answer, other = [C, D, A, B, C, E, D, A], [D, E, C, D, A, B, E]
+    whole, cut = make(rule), make(rule)
+    slots = {pool: [pool.open([A, B], b"name"), pool.open([A, B], b"name")] for pool in (whole, cut)}
+    for at in range(len(answer)):
+        if at in cuts:
+            cut.close(slots[cut][0])
+            slots[cut][0] = cut.open([A, B, *answer[:at]], b"name")
+            assert cut.prompt_size(slots[cut][0]) == 2
+        rows = [[answer[at]], other[at : at + 1]]
+        drafts = [step(pool, list(zip(slots[pool], rows, strict=True)), 4) for pool in (whole, cut)]
+        assert drafts[0] == drafts[1] and (at < 3 or drafts[0][0])
+    assert cut.stats()["tokens"] == whole.stats()["tokens"], "a text is there twice"
+    assert cut._validate() is None
+
+
+@pytest.mark.parametrize("lost", [1, 5, 32, 33])
+def test_resumed_answer_may_lack_the_last_tokens(lost):
+    pool = make("newest")
+    slot = pool.open([A, B], b"name")
+    pool.append(slot, [C, D, *[E] * lost])
+    pool.close(slot)
+    slot = pool.open([A, B, C, D, C], b"name")
+    assert pool.prompt_size(slot) == (2 if lost <= 32 else 5)
+    assert pool.stats()["tokens"] == (5 if lost <= 32 else 9 + lost)
+    assert draft(pool, slot, [], k=2) == [D, C]
+    assert pool._validate() is None
+
+
+def test_fresh_sibling_of_a_short_answer_does_not_continue_it():
+    pool = make("newest")
+    finish(pool, [A, B], [C, D], b"name")
+    assert pool.prompt_size(pool.open([A, B], b"name")) == 2
+    assert pool.stats()["tokens"] == 6
+    assert pool.prompt_size(pool.open([A, B], BY_PROMPT)) == 2
+
+
+def test_next_turn_continues_the_conversation_also_when_nobody_else_runs():
+    pool = make("count")
+    for turns in ([C, D, D], [C, D, E]):
+        slot = pool.open([A, B], b"name")
+        pool.append(slot, turns)
+        pool.close(slot)
+        slot = pool.open([A, B, *turns, C, C], b"name")
+        assert pool.prompt_size(slot) == 2
+        pool.append(slot, [A])
+        pool.close(slot)
+    assert pool.stats()["history_texts"] == 2 and pool.stats()["tokens"] == 16
+    # another prompt of the conversation begins a text of its own
+    slot = pool.open([A, C, C], b"name")
+    assert pool.prompt_size(slot) == 3 and pool.stats()["history_texts"] == 2
+    with pytest.raises(ValueError, match="slot is 99, which is not an open slot"):
+        pool.prompt_size(99)
+
+
+def test_prompt_of_a_named_group_counts_once():
+    """After B, the prompt has C once and the answers have D three times: by count D, if three copies of the prompt D too
+    few."""
+    pool = make("count", sources=("group",))
+    for answer in ([B, D, E], [E, B, D], [D, B, D]):
+        finish(pool, [A, B, C], answer, b"name")
+    slot = pool.open([A, B, C], b"name")
+    draft(pool, slot)
+    assert draft(pool, slot, [E, E, A, E, B], k=1) == [D]
+
+
 def test_truncated_answer_of_a_group_goes_on():
     pool = make()
     slot, sibling = pool.open([A]), pool.open([A])
@@ -535,6 +603,24 @@ def test_a_group_that_comes_back_stays_beside_many_that_do_not():
             hits += come_back(pool, [0], answer) > 100
         come_back(pool, [1, turn], rng.permutation(1000)[:200].tolist())
     assert pool.stats()["evicted_groups"] > 200 and hits >= 27
+
+
+def test_prompts_seen_once_an_epoch_keep_some_of_their_answers():
+    """An epoch's answers need two and a half times the memory: all prompts are thinned, none is forgotten."""
+    prompts, siblings, length = 300, 8, 100
+    text = 4 * length + 150
+    pool = make(memory_bytes=empty_bytes() + 2 * prompts * siblings * text // 5)
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        for prompt in rng.permutation(prompts):
+            slots = [pool.open([int(prompt), A, B]) for _ in range(siblings)]
+            for slot in slots:
+                pool.append(slot, rng.integers(0, 1000, length, np.int32))
+            for slot in slots:
+                pool.close(slot)
+        stats = pool.stats()
+        assert stats["groups"] == prompts and stats["evicted_groups"] == 0
+        assert 3 * prompts / 2 < stats["history_texts"] < 4 * prompts
 
 
 def test_groups_that_never_come_back_make_room():

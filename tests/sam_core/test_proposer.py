@@ -216,6 +216,22 @@ def test_groups_are_those_that_group_of_gives():
     assert proposer.pool.stats()["groups"] == 2
 
 
+def test_resumed_request_continues_its_own_text():
+    """Its answer so far is no prompt of the group, and its place in the answer goes on."""
+    proposer = SamProposer(3, PLAIN, max_model_len=MAX_LEN, group_of=lambda req_id: b"g")
+    batch = Batch()
+    batch.add("a", [1, 2, 5, 6, 7], 2)
+    batch.add("b", [1, 2, 8, 9], 2)
+    batch.propose(proposer)
+    batch.remove("a")
+    proposer.finish("a")
+    batch.add("c", [1, 2, 5, 6, 7, 5], 5)
+    assert batch.propose(proposer) == {"b": [], "c": [6, 7, 5]}
+    stats = proposer.pool.stats()
+    assert (stats["tokens"], stats["groups"]) == (10, 1)
+    assert proposer.pool.prompt_size(proposer._slots["c"]) == 2
+
+
 def test_a_request_taken_back_stays_in_its_group():
     proposer, batch = SamProposer(3, PLAIN, max_model_len=MAX_LEN, group_of=lambda req_id: b"g"), Batch()
     batch.add("a", [1, 2, 3, 9, 9, 9, 9, 9], 2)

@@ -32,6 +32,9 @@ def test_metrics_over_replicas():
     assert metrics["rollout/spec/draft_ms"] == pytest.approx(2)
     assert metrics["rollout/spec/tail_s"] == 5
     assert metrics["rollout/spec/drafted"] == 80
+    assert "rollout/spec_accept_rate" not in metrics
+    verls = rollout_log.step_metrics([row | {"drafts": 5}, row | {"drafts": 20}])
+    assert (verls["rollout/spec_accept_rate"], verls["rollout/spec_accept_length"]) == (0.25, 1.8)
     assert metrics["rollout/spec/proposed_group"] == 8
     assert metrics["rollout/spec/accepted_group"] == 6
     assert metrics["rollout/spec/evicted_history"] == 4

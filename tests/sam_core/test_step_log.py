@@ -19,7 +19,11 @@ def clock(monkeypatch):
 
 
 def record(log, running, tokens, drafted=None, accepted=0, left=1):
-    spec = None if drafted is None else SimpleNamespace(num_draft_tokens=drafted, num_accepted_tokens=accepted)
+    spec = (
+        None
+        if drafted is None
+        else SimpleNamespace(num_drafts=2, num_draft_tokens=drafted, num_accepted_tokens=accepted)
+    )
     scheduler = SimpleNamespace(num_running_reqs=left, num_waiting_reqs=0, spec_decoding_stats=spec)
     iteration = SimpleNamespace(
         time_to_first_tokens_iter=[], inter_token_latencies_iter=[0.0] * running, num_generation_tokens=tokens
@@ -37,6 +41,7 @@ def test_sums_tail_and_idleness(clock, monkeypatch):
         "decode_steps": 5,
         "request_steps": 10,
         "tokens": 14,
+        "drafts": 10,
         "drafted": 20,
         "accepted": 4,
         "busy_s": 14,  # the first step and the one after idleness have no start

@@ -80,7 +80,8 @@ class Pool:
     from the part that is indexed.
 
     When the memory limit is reached, the pool frees what is worth least: indexes of closed groups, which are built
-    again when needed; older texts of closed groups that rarely recur or whose drafts are rarely accepted; texts that
+    again when needed; older texts of closed groups that rarely recur, whose drafts are rarely accepted or that have many
+    texts; texts that
     fit into no index; request indexes whose text is in the group's index as well; the older closed texts in the index
     of the group with the fewest accepted tokens per byte. Indexes are rebuilt when there is memory again. A request
     without memory for its index does not draft meanwhile. Nothing is raised; ``evicted_groups``, ``evicted_history``
@@ -136,10 +137,15 @@ class Pool:
     def open(self, prompt_ids: Tokens, group: bytes | Literal["by_prompt"] | None = "by_prompt") -> int:
         """Open a slot for a prompt and return its number. Later calls index the prompt.
 
+        In a named group, a prompt that begins with a closed text of the group continues that text: an answer that is
+        resumed after it was cut short, or the next turn of a conversation. Of the text's answer the last 32 tokens may
+        be missing; they are forgotten. What it had behind its own prompt remains its answer; see `prompt_size`.
+
         Args:
             prompt_ids: int32 buffer of shape [P] or a sequence of P integers, 0 .. 2**31 - 1; may be empty.
-            group: ``BY_PROMPT``: slots with equal prompts form a group; bytes: slots with this name form a group, and
-                their prompts, which may differ, are sources of drafts too; None: a private slot without a group.
+            group: ``BY_PROMPT``: slots with equal prompts form a group; bytes: slots with this name form a group,
+                whose prompts may differ; None: a private slot without a group. The group's first indexed prompt, and
+                each prompt that does not begin with it, is a source of drafts too.
 
         Returns:
             A number from 0 on. A closed slot's number is used again only after 64 others were closed.
@@ -194,6 +200,12 @@ class Pool:
             ValueError: a wrong value or shape. Nothing has changed then.
             TypeError: an argument that is no buffer of its type. Nothing has changed then.
             BufferError: a buffer that is not contiguous, aligned or, from `out` on, writable. Nothing has changed.
+        """
+
+    def prompt_size(self, slot: int, /) -> int:
+        """Tokens at the start of a slot's text that are its prompt: as opened, or that of the text it continues.
+
+        0 for a slot that stores no text. Raises ValueError: no open slot.
         """
 
     def append(self, slot: int, tokens: int | Tokens, /) -> None:

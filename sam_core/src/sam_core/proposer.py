@@ -65,7 +65,8 @@ class SamProposer:
         rank: of the engine among those that share options, as data-parallel ranks do; names its files in `history`.
         exclusion_reason: why the request with this id is never drafted, one of EXCLUSION_REASONS, or None.
         group_of: the group of the request with this id, which shares drafts: BY_PROMPT, the requests with the same
-            prompt; bytes, those with this name; None, no other. Asked when the request is first seen.
+            prompt; bytes, those with this name, where a request continues the text of an ended one that its prompt begins
+            with; None, no other. Asked when the request is first seen.
         logger: the engine's, which reports each time the switch turns.
     """
 
@@ -112,7 +113,8 @@ class SamProposer:
             self.saved.restore_switch(self.switch)
         self._slots: dict[str, int] = {}
         fields = [
-            ("prompt", np.int32),  # tokens of the prompt
+            ("prompt", np.int32),  # tokens of the engine's prompt
+            ("own_prompt", np.int32),  # of these, tokens before the answer, which an earlier request may have begun
             ("fed", np.int32),  # tokens in the pool
             ("unpadded", np.int32),  # tokens of a padded draft that are no padding; k: no padding is to be counted
             ("padded", np.int32, (k,)),  # that draft
@@ -229,7 +231,8 @@ class SamProposer:
         reason = self.exclusion_reason(req_id)
         if reason:
             self._excluded[reason] += 1
-        self._requests[slot] = (len(prompt), len(prompt), self.k, 0, bool(reason), False)
+        own_prompt = self.pool.prompt_size(slot)
+        self._requests[slot] = (len(prompt), own_prompt, len(prompt), self.k, 0, bool(reason), False)
         return slot
 
     def _close(self, req_id: str, keep: bool = True) -> None:
@@ -273,7 +276,8 @@ class SamProposer:
             self._count_padding(step, starts, counts)
         if self._has_drafts:
             gained = self._requests["drafted"][step.slots] & (counts > 0)
-            self._positions.add((starts - step.prompts)[gained], counts[gained])
+            answered = starts - self._requests["own_prompt"][step.slots]
+            self._positions.add(answered[gained], counts[gained])
         return self._select_drafts(step, decoding, out, guessed, scores)
 
     def _room(self, step: _Step, may_draft: Sequence[Any], decoding: bool) -> Int32:

@@ -19,6 +19,7 @@ from sam_core.reference.model import ORDERS, Model
 BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
 SLICE = 2048  # tokens that a step indexes at most beside six for each new one of slots that draft
+MAX_LOST = 32  # last tokens of a text that a prompt which continues it may lack
 OFF_SLICE = 512  # of a step that drafts nothing
 _SOURCES = ("request", "group", "corpus", "history")  # by their numbers, as sam_core.SOURCES
 
@@ -51,7 +52,7 @@ class _Group:
     Attributes:
         texts: texts[: past] are older than this life; all of a closed group's are.
         index: None until a slot asks for it and there are two texts.
-        prompt: end of the prompt in the index; the prompt of a group by prompt stands there once.
+        prompt: end of the carrier's prompt in the index, where it stands once.
         carrier: the text by which the prompt is fed.
         due: open texts to feed.
         next_past: closed texts of smaller numbers are to be fed, the newest first.
@@ -82,6 +83,24 @@ class _Group:
         self.texts.append(text)
         if self.index:
             self.index.texts.append(text.tokens)
+        self.grew(text)
+
+    def find_start(self, prompt: list[int]) -> _Text | None:
+        """The closed text that a slot with this prompt continues, see `group_find_start` of the C, or None."""
+        start, most = None, 0
+        for text in [] if self.by_prompt else reversed(self.texts):
+            size = len(text.tokens)
+            shared = len(os.path.commonprefix([text.tokens, prompt]))
+            if text.open or text.removed or shared < size and (shared <= text.prompt_size or size - shared > MAX_LOST):
+                continue
+            if start is None or shared > most or shared == most and size < len(start.tokens):
+                start, most = text, shared
+        return start
+
+    def reopen(self, text: _Text) -> None:
+        text.open = True
+        text.older = False
+        self.past = min(self.past, self.texts.index(text))
         self.grew(text)
 
     def grew(self, text: _Text) -> None:
@@ -141,7 +160,7 @@ class _Group:
         return self.index is not None and text.state is not None and text.fed == len(text.tokens)
 
     def _feed(self, text: _Text, work: _Work, older: bool) -> None:
-        if self.by_prompt and self.prompt is None:
+        if self.prompt is None:
             if self.carrier is None:
                 self.carrier = text
                 text.state = self.index.root
@@ -150,8 +169,10 @@ class _Group:
                 return
             self.prompt = self.carrier.state
         if text.state is None:
-            text.state = self.index.branch(self.prompt) if self.by_prompt else self.index.root
-            text.fed = text.prompt_size if self.by_prompt else 0
+            prompt = self.carrier.tokens[: self.carrier.prompt_size]
+            branches = text.tokens[: len(prompt)] == prompt
+            text.state = self.index.branch(self.prompt) if branches else self.index.root
+            text.fed = len(prompt) if branches else 0
             text.older = older
         self._extend(text, len(text.tokens), work, text is not self.carrier and text.older)
 
@@ -231,14 +252,32 @@ class Pool:
         slot = self._slots[number] = _Slot(_Text(prompt) if needed else None)
         if not slot.text:
             return number
-        self._start(slot)
         if grouped:
             key = tuple(prompt) if group == BY_PROMPT else group
             alone = "request" not in self._sources
             slot.group = self._groups.setdefault(key, _Group(self._kind, group == BY_PROMPT, alone))
+            start = slot.group.find_start(prompt)
+            whole = start and start.tokens == prompt[: len(start.tokens)]
+            if start and not whole and not slot.group.open:
+                slot.group.drop_index()
             slot.group.open += 1
-            slot.group.enter(slot.text)
+            if whole:
+                slot.text = start
+                start.tokens += prompt[len(start.tokens) :]
+                slot.group.reopen(start)
+            else:
+                slot.group.enter(slot.text)
+            if start and not whole:
+                slot.text.prompt_size = start.prompt_size
+                slot.group.close(start, keep=False)
+        self._start(slot)
         return number
+
+    def prompt_size(self, slot: int) -> int:
+        if slot not in self._slots:
+            raise ValueError(f"slot is {slot}, which is not an open slot")
+        text = self._slots[slot].text
+        return text.prompt_size if text else 0
 
     def _start(self, slot: _Slot) -> None:
         slot.fed = 0

@@ -37,13 +37,16 @@ def wants_seeds(engine_kwargs: Mapping[str, Any]) -> bool:
     return "seeded" in (sam.get("verify"), (engine_kwargs.get("additional_config") or {}).get("sam_verify"))
 
 
-def row_seeds(rollout: Any, validate: bool, step: int, first: int, count: int) -> list[int | None]:
+def row_seeds(
+    rollout: Any, engine_kwargs: Mapping[str, Any], validate: bool, step: int, first: int, count: int
+) -> list[int | None]:
     """The seeds of rows first..first+count of the batch of rollout number `step`; all None if the engine takes none.
 
     Args:
         rollout: verl's configuration of its rollouts; each prompt has `n` consecutive rows, in validation
             `val_kwargs.n`.
+        engine_kwargs: the engine's arguments.
     """
-    if not wants_seeds(rollout.engine_kwargs.get("vllm") or {}):
+    if not wants_seeds(engine_kwargs):
         return [None] * count
     return [*request_seeds(rollout.seed, step, first, count, rollout.val_kwargs.n if validate else rollout.n)]

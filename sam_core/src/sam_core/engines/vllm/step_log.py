@@ -26,7 +26,7 @@ ENV_LOG = "SAM_STEP_LOG"
 
 MAX_ROWS = 65_536
 """Rows that are kept in memory until `take`; more are written at once."""
-SUMS = ("decode_steps", "request_steps", "tokens", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
+SUMS = ("decode_steps", "request_steps", "tokens", "drafts", "drafted", "accepted", "busy_s", "tail_s", "tail_tokens")
 CPU = "cpu_s"
 """CPU seconds of the front end and of the processes that it started, while requests ran."""
 
@@ -92,16 +92,16 @@ class StepLog:
         self._last[engine_idx] = None if idle else now
         if (self._cpu_before is None) is not all(time is None for time in self._last.values()):
             self._count_cpu(busy=self._cpu_before is None)
-        running = tokens = drafted = accepted = 0
+        running = tokens = drafts = drafted = accepted = 0
         if iteration_stats is not None:
             running = len(iteration_stats.time_to_first_tokens_iter) + len(iteration_stats.inter_token_latencies_iter)
             tokens = iteration_stats.num_generation_tokens
         if (spec := scheduler_stats.spec_decoding_stats) is not None:
-            drafted, accepted = spec.num_draft_tokens, spec.num_accepted_tokens
+            drafts, drafted, accepted = spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens
         tail = 0 < running <= self.threshold
         for name, value in zip(
             SUMS,
-            (running > 0, running, tokens, drafted, accepted, seconds, seconds * tail, tokens * tail),
+            (running > 0, running, tokens, drafts, drafted, accepted, seconds, seconds * tail, tokens * tail),
             strict=True,
         ):
             self._sums[name] += value

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the groups of verl's rollout requests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sam_core.engines.vllm.groups import EXTRA_ARG
+
+TASK_KEYS = ("raw_prompt", "raw_prompt_ids", "agent_name", "tools_kwargs", "interaction_kwargs")
+"""What of a row of the data set decides what its answers are about."""
+
+
+def group_params(row: Mapping[str, Any], validation: bool) -> dict[str, dict[str, str]]:
+    """Sampling parameters that name the group of all requests for a row: every sample, turn and resumed answer.
+
+    The name is that of the task, so that it is the same in a later epoch, when verl's `uid` is another. Where that is
+    unknown or has more than plain values, such as images, it is the uid: the answers of one step share drafts, without
+    history; a row without uid gets no name. Requests of validation have groups of their own.
+
+    Args:
+        row: fields of one row of a rollout's batch.
+        validation: whether the rollout is for validation.
+    """
+    task = {key: row[key] for key in TASK_KEYS if key in row}
+    try:
+        if "multi_modal_data" in row or not {"raw_prompt", "raw_prompt_ids"} & {*row}:
+            raise TypeError
+        text = json.dumps(task, sort_keys=True, default=_plain)
+        name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    except TypeError:
+        if row.get("uid") is None:
+            return {}
+        name = f"uid {row['uid']}"
+    return {"extra_args": {EXTRA_ARG: f"validation {name}" if validation else name}}
+
+
+def _plain(value: Any) -> Any:
+    """The list of an array; TypeError for anything else that JSON has not."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value)} has no name")

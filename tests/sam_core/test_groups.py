@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which requests share drafts: by the name they give, by prompt and images, and what verl's requests are named."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sam_core.engines.verl.groups import group_params
+from sam_core.engines.vllm.groups import request_group
+
+from sam_core import BY_PROMPT
+
+ROW = {"raw_prompt": [{"role": "user", "content": "1 + 1"}], "uid": "u1", "index": 3, "tools_kwargs": {"a": 1}}
+
+
+def state(images=(), extra_args=None, prompt=(1, 2, 3)):
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(extra_args=extra_args),
+        mm_features=[SimpleNamespace(identifier=image) for image in images],
+        prompt_token_ids=list(prompt),
+    )
+
+
+def test_group_by_name_then_by_prompt_and_images():
+    assert request_group(state()) == request_group(state(extra_args={"other": 1})) == BY_PROMPT
+    assert request_group(state(extra_args={"sam_group": "a"})) == request_group(
+        state(images=["x"], extra_args={"sam_group": "a"}, prompt=[9])
+    )
+    with_image = {request_group(state(images)) for images in (["x"], ["y"], ["x", "y"], ["xy"])}
+    with_image |= {request_group(state(["x"], prompt=[1, 2])), request_group(state(extra_args={"sam_group": "x"}))}
+    assert len(with_image) == 6
+    assert request_group(state(["x"])) == request_group(state(["x"]))
+    pooling = state()
+    pooling.sampling_params = None
+    assert request_group(pooling) == BY_PROMPT
+
+
+def test_name_is_the_tasks_in_every_epoch():
+    def name(validation=False, **changed):
+        return group_params(ROW | changed, validation)["extra_args"]["sam_group"]
+
+    assert name() == name(uid="u2", index=4, global_steps=9)
+    others = [name(validation=True), name(tools_kwargs={"a": 2}), name(raw_prompt=[]), name(agent_name="b")]
+    assert len({name(), *others}) == 5
+    assert name(raw_prompt_ids=np.array([1, 2])) == name(raw_prompt_ids=[1, 2]) != name()
+
+
+def test_images_are_told_apart_by_the_steps_own_name():
+    image = {"raw_prompt": [{"role": "user", "content": [{"type": "image", "image": object()}]}]}
+    for row in (ROW | image, ROW | {"multi_modal_data": {"image": []}}):
+        assert group_params(row, False) == {"extra_args": {"sam_group": "uid u1"}}
+        assert group_params(row, True) == {"extra_args": {"sam_group": "validation uid u1"}}
+        row.pop("uid")
+        assert group_params(row, False) == {}
+
+
+@pytest.mark.parametrize("name", ["a", 7])
+def test_a_name_of_any_type_serves(name):
+    assert request_group(state(extra_args={"sam_group": name})) == f"name {name}".encode()
