@@ -46,6 +46,9 @@ MIN_WEIGHT = 1 / 12
 """Least weight of a kept step, however old: an old cost of a rare size is better than none."""
 FIRST_FIT_INTERVAL, MAX_FIT_INTERVAL = 4, 32
 """Steps before the first fit, and the most between two fits, of a cost that learns."""
+SURPRISE, NUM_SURPRISES, NEW_BIN_STEPS = 1.25, 2, 6
+"""Steps of bins with at most so many steps that take this many times longer or shorter than predicted before the next fit
+is due at once."""
 SPEED_WINDOW = 5
 """Steps whose median residual shows that the machine's speed has changed."""
 MIN_SPEED_CHANGE = 0.12
@@ -100,6 +103,7 @@ class StepCost:
         self.memory = memory
         self._jumped = False
         self._since_fit, self._interval = 0, FIRST_FIT_INTERVAL
+        self._surprises = 0
         self._samples = np.zeros((len(_EDGES), STEPS_PER_BIN, 5))  # rows, context, draft context, seconds, step
         self._count = np.zeros(len(_EDGES), np.int64)
         self._known_bins = np.zeros(len(_EDGES), bool)
@@ -131,10 +135,10 @@ class StepCost:
         """`observe`, and `fit` if it is due."""
         self.observe(rows, context, draft_context, seconds)
         self._since_fit += 1
-        if self._since_fit >= self._interval or self._jumped:
+        if self._since_fit >= self._interval or self._jumped or self._surprises >= NUM_SURPRISES:
             self.fit()
             self._interval = min(2 * self._interval, MAX_FIT_INTERVAL)
-            self._since_fit, self._jumped = 0, False
+            self._since_fit, self._surprises, self._jumped = 0, 0, False
 
     def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
         """Record a step of `rows` >= 1. A bin's first step is dropped if it is slow: engines compile for new sizes."""
@@ -148,6 +152,7 @@ class StepCost:
         ratio = seconds / self.seconds(rows, context, draft_context)
         if first and ratio > FIRST_STEP_OUTLIER:
             return
+        self._surprises += self._count[i] < NEW_BIN_STEPS and not 1 / SURPRISE < ratio < SURPRISE
         index = -1
         settled = self.memory < math.inf and abs(of_rows - self._level[i]) < MIN_SPEED_CHANGE / 2 * of_rows
         if settled:
