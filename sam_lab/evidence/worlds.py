@@ -16,7 +16,7 @@ from sam_lab.evidence.rollout import Step, column
 from sam_lab.plan.cost import DEVICES, Cost, roofline
 
 MEASURED = Path(__file__).with_name("cpu.json")
-"""Cost of a step on a CPU, fitted to steps of an engine replay by `evidence --fit`; its record says which."""
+"""Cost of a step of vLLM on a CPU; `about` says which."""
 VERIFY = 0.75
 """A verifying step of the article took 1.6 to 1.9 times as long as a decoding one: the mean, less 1."""
 EXPENSIVE = "article"
@@ -60,7 +60,7 @@ def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
 
 
 def measured(path: Path = MEASURED) -> Cost:
-    """The cost that `save_measured` wrote."""
+    """The cost in a file of `rows` with `seconds`, and `context` and `draft_context` in seconds per 1,000 tokens."""
     record = json.loads(path.read_text())
     rows, seconds = (np.array(record[name], float) for name in ("rows", "seconds"))
     return Cost(rows, seconds, record["context"], record["draft_context"])
