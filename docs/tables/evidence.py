@@ -23,7 +23,21 @@ WORLDS = {
     "article": ("910C, costly verification", "910C，验证昂贵"),
 }
 BEST = "best k and threshold"
-ARMS = ("ngram:3", "ngram:8", "ngram", "suffix:3", "suffix:8", "suffix:15", "suffix", "oldest:3:8", "batch", "auto:3", "auto:8", "auto:15", "saved")
+ARMS = (
+    "ngram:3",
+    "ngram:8",
+    "ngram",
+    "suffix:3",
+    "suffix:8",
+    "suffix:15",
+    "suffix",
+    "oldest:3:8",
+    "batch",
+    "auto:3",
+    "auto:8",
+    "auto:15",
+    "saved",
+)
 TEXT = {
     "en": {BEST: "best k and threshold", "reached": "reached", "missed": "missed", "saved": "`auto:15`, saved"},
     "zh": {BEST: "最优的 k 和阈值", "reached": "达到", "missed": "未达到", "saved": "`auto:15`，已保存"},
@@ -34,7 +48,10 @@ HEADS = {
         "zh": "回答 | 时钟 | `auto` | 最差的一批 | vLLM 自带方法中最优 | 最优的固定设置 | `auto` 与它之比 | 目标 1.05",
     },
     "arms": {"en": "answers | arm", "zh": "回答 | 对照"},
-    "sets": {"en": "answers | batches | prompts | requests | tokens | longest", "zh": "回答 | 批数 | prompt | 请求 | token | 最长"},
+    "sets": {
+        "en": "answers | batches | prompts | requests | tokens | longest",
+        "zh": "回答 | 批数 | prompt | 请求 | token | 最长",
+    },
 }
 
 
@@ -95,7 +112,10 @@ def sets(language: str) -> str:
     """What was rolled out."""
     of_record = output(NAME)["sets"]
     lines = [
-        [SETS[name][language == "zh"], *(f"{of[key]:,}" for key in ("batches", "prompts", "answers", "tokens", "longest"))]
+        [
+            SETS[name][language == "zh"],
+            *(f"{of[key]:,}" for key in ("batches", "prompts", "answers", "tokens", "longest")),
+        ]
         for name, of in of_record.items()
     ]
     return table(split(HEADS["sets"][language]), lines)

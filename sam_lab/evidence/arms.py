@@ -104,7 +104,9 @@ class Ngram:
         if len(active) > self.threshold:
             return [[]] * len(active)
         sampled = [[0] if may else [] for may in may_draft]
-        return self.proposer.propose(sampled, lengths, self.table[active] if len(active) < len(self.table) else self.table)
+        return self.proposer.propose(
+            sampled, lengths, self.table[active] if len(active) < len(self.table) else self.table
+        )
 
     def finish(self, ended: list[int]) -> None:
         """It keeps nothing."""

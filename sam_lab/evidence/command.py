@@ -57,7 +57,14 @@ Finished rollouts are kept in OUT/jobs: --resume continues an interrupted run, o
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Compare every way to speculate on recorded answers, by the clocks of several devices."
     add = parser.add_argument
-    add("--sets", nargs="+", choices=data.SETS, default=list(data.SETS), metavar="SET", help=f"of {', '.join(data.SETS)}")
+    add(
+        "--sets",
+        nargs="+",
+        choices=data.SETS,
+        default=list(data.SETS),
+        metavar="SET",
+        help=f"of {', '.join(data.SETS)}",
+    )
     add("--worlds", nargs="+", choices=NAMES, default=list(NAMES), metavar="WORLD", help=f"of {', '.join(NAMES)}")
     add("--batches", type=positive, metavar="N", help="at most so many of a set; default: all (20 to 23)")
     add("--tokens", type=positive, default=8192, metavar="N", help="of an answer at most (%(default)s)")
@@ -66,7 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--without", nargs="+", choices=("ngram", "suffix"), default=[], metavar="METHOD", help="leave these out")
     add("--processes", type=positive, default=os.cpu_count(), metavar="N", help="default: one a processor")
     add("--out", type=Path, default=Path("outputs/evidence"), metavar="DIR", help="default: outputs/evidence")
-    add("--picture", type=Path, metavar="OUT", help="draw tokens a second by requests running here; default: OUT/evidence.png")
+    add(
+        "--picture",
+        type=Path,
+        metavar="OUT",
+        help="draw tokens a second by requests running here; default: OUT/evidence.png",
+    )
     add("--resume", action="store_true", help="keep the rollouts that OUT has from the same settings")
     add("--derive", type=Path, metavar="DIR", help="only write the shipped files anew, from full recordings in DIR")
 
@@ -162,7 +174,9 @@ def _result(
         plain = done[Job(of, "test", PLAIN)]
         for world in clocks:
             arms = chosen[of, world.name]
-            steps = {arm: done[Job(of, "test", arm)] for arm in (*NAMED, *arms.values()) if Job(of, "test", arm) in done}
+            steps = {
+                arm: done[Job(of, "test", arm)] for arm in (*NAMED, *arms.values()) if Job(of, "test", arm) in done
+            }
             steps |= {arm: done[Job(of, "test", arm, world.name)] for arm in AUTO}
             steps["saved"] = done[Job(of, "test", DEFAULT, world.name, saved=True)]
             best_of = {arm: [m for m in (*METHODS, "all") if arms.get(m) == arm] for arm in steps}
@@ -172,7 +186,9 @@ def _result(
                 rows.append(row | summary(plain, of_arm, world) | {"auto_over": pooled(seconds(of_arm, world), own)})
             for arm in dict.fromkeys(("oldest:3:8", arms["suffix"] if "suffix" in arms else "", arms["all"], DEFAULT)):
                 if arm in steps:
-                    running.append({"set": of, "world": world.name, "arm": arm} | {"bins": by_running(plain, steps[arm], world)})
+                    running.append(
+                        {"set": of, "world": world.name, "arm": arm} | {"bins": by_running(plain, steps[arm], world)}
+                    )
             auto = next(row for row in rows[::-1] if row["arm"] == DEFAULT)
             best_row = next(row for row in rows[::-1] if row["arm"] == arms["all"])
             goals.append(

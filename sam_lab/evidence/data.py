@@ -161,7 +161,11 @@ def _chosen(of: Set, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         whole.sort(key=lambda group: _order(group[0]["group"]))
         if of.earlier:
             whole = _first_and_last(whole)
-        answer = Answer(*[whole[0][0][key] for key in ("prompt_ids", "response_ids", "prompt_id", "group")], None) if whole else None
+        answer = (
+            Answer(*[whole[0][0][key] for key in ("prompt_ids", "response_ids", "prompt_id", "group")], None)
+            if whole
+            else None
+        )
         part = next((p for p, inside in split([answer]).items() if inside), "") if answer else ""
         if len(whole) < num_groups or count[part] >= of.max_prompts:
             continue

@@ -49,7 +49,9 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        return "-".join([self.of, self.part, self.arm.replace(":", "_"), *filter(None, [self.world]), *["saved"] * self.saved])
+        return "-".join(
+            [self.of, self.part, self.arm.replace(":", "_"), *filter(None, [self.world]), *["saved"] * self.saved]
+        )
 
 
 @functools.lru_cache(8)

@@ -19,9 +19,13 @@ def cell(interval: list[float] | None) -> str:
 def show(result: dict[str, Any]) -> None:
     """Print each arm's gains, then what is reached of the goals."""
     for name, of in result["sets"].items():
-        print(f"\n{of['title']} ({name}): {of['batches']} batches of {of['prompts']} test prompts, {of['tokens']:,} tokens")
+        print(
+            f"\n{of['title']} ({name}): {of['batches']} batches of {of['prompts']} test prompts, {of['tokens']:,} tokens"
+        )
         for world, title in result["worlds"].items():
-            print(f"\n  {title}\n  {'arm':14}{'pooled':>20}{'median':>20}{'worst':>20}{'tail':>20}  tokens a step, accepted")
+            print(
+                f"\n  {title}\n  {'arm':14}{'pooled':>20}{'median':>20}{'worst':>20}{'tail':>20}  tokens a step, accepted"
+            )
             for row in (r for r in result["rows"] if (r["set"], r["world"]) == (name, world)):
                 cells = "".join(f"{cell(row[key]):>20}" for key in ("pooled", "median", "worst", "tail"))
                 mark = "" if row["pooled"][1] > 1 or row["pooled"][2] < 1 else "  no claim: the interval holds 1"

@@ -65,7 +65,9 @@ def summary(plain: Steps, arm: Steps, world: World) -> dict[str, Any]:
         "tail": rate_ratio(plain, arm, world, 1, TAIL),
         "steps": len(steps),
         "tokens_per_step": round(float(column(decoding, "emitted").sum() / column(decoding, "running").sum()), 3),
-        "accepted": round(float((column(decoding, "emitted") - column(decoding, "running")).sum() / drafted), 3) if drafted else None,
+        "accepted": round(float((column(decoding, "emitted") - column(decoding, "running")).sum() / drafted), 3)
+        if drafted
+        else None,
         "tokens": int(emitted),
     }
 

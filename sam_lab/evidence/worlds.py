@@ -36,7 +36,9 @@ class World:
 
     def seconds(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Of each step that `roll_out` returned."""
-        context = self.cost.context * column(steps, "context") + self.cost.draft_context * column(steps, "draft_context")
+        context = self.cost.context * column(steps, "context") + self.cost.draft_context * column(
+            steps, "draft_context"
+        )
         device = self.cost.device(column(steps, "rows").astype(float)) + context / 1000
         return np.maximum(self.cost.floor, device) + self.verify * (column(steps, "drafted") > 0)
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from sam_lab.__main__ import main
+from sam_lab.cli import LabError
 from sam_lab.evidence import data, jobs, tuning
 from sam_lab.evidence.arms import make, parse
 from sam_lab.evidence.jobs import Job, Settings
 from sam_lab.evidence.rollout import FIELDS, column, roll_out
 from sam_lab.evidence.statistics import by_running, pooled, rate_ratio, resamples, summary
 from sam_lab.evidence.worlds import NAMES, World, worlds
-from sam_lab.cli import LabError
+from sam_lab.methods.pool import SamDrafter
 from sam_lab.plan.cost import Cost
 from sam_lab.recordings import Answer, read_answers
 from sam_lab.replay import replay
-from sam_lab.methods.pool import SamDrafter
 
 FLAT = World("flat", "a second a step", Cost(np.array([1.0, 1e6]), np.ones(2), 0.0, 0.0))
 SMALL = Settings(tokens=60, max_running=64, num_batches=2, verify=0.75)
@@ -204,6 +204,8 @@ def test_the_command_compares_the_arms(tmp_path, capsys):
 
 
 def test_history_raises_acceptance():
-    steps = {saved: np.concatenate(jobs.run(Job("rl", "dev", "auto:8", "h100", saved), SMALL)) for saved in (False, True)}
+    steps = {
+        saved: np.concatenate(jobs.run(Job("rl", "dev", "auto:8", "h100", saved), SMALL)) for saved in (False, True)
+    }
     tokens = {saved: column(s, "emitted").sum() / column(s, "running").sum() for saved, s in steps.items()}
     assert tokens[True] > tokens[False]
