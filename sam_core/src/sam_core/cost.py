@@ -49,6 +49,9 @@ FIRST_FIT_INTERVAL, MAX_FIT_INTERVAL = 4, 32
 SURPRISE, NUM_SURPRISES, NEW_BIN_STEPS = 1.25, 2, 6
 """Steps of bins with at most so many steps that take this many times longer or shorter than predicted before the next fit
 is due at once."""
+MIN_COMPARED_STEPS, MIN_GAP = 1.5, 0.2
+"""Steps with drafts, and without, of equal rows that show what verification costs; before, it is what the steps with drafts
+take more than a line through them predicts for none, if that is such a share of a step."""
 SPEED_WINDOW = 5
 """Steps whose median residual shows that the machine's speed has changed."""
 MIN_SPEED_CHANGE = 0.12
@@ -250,6 +253,9 @@ class StepCost:
             slopes = _slopes(weights, np.stack(centred[:3]), centred[3], ridge)
             residual = centred[3] - slopes @ np.stack(centred[:3])
             weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
+        drafts, steps = np.bincount(same, drafting), np.bincount(same)
+        if (drafts * (steps - drafts) / steps).sum() < MIN_COMPARED_STEPS:
+            slopes[2] = _gap(rows, seconds - slopes[:2] @ x[:2], drafting > 0)
         a, b, verify = slopes.tolist()
         noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
         slowest = np.lexsort((residual, bins))[np.cumsum(kept) - 1]
@@ -388,6 +394,24 @@ class Expected:
         rows = rows + prompt_tokens
         of_plain = self._plain.covers(rows) & ~self._prompt.covers(rows)
         return np.where(of_plain, self._plain.rows_cost(rows), self._prompt.rows_cost(rows))
+
+
+def _gap(rows: Float64, seconds: Float64, drafting: npt.NDArray[np.bool_]) -> float:
+    """Seconds by which the line through the steps with drafts lies above the plain steps of the nearest size.
+
+    0 if it is too little to tell, or if the steps with drafts have one size only.
+    """
+    if drafting.all() or len(np.unique(rows[drafting])) < 2:
+        return 0.0
+    plain = rows[~drafting]
+    nearest = plain[np.argmin(np.abs(plain - np.median(rows[drafting])))]
+    level = float(np.median(seconds[~drafting & (rows == nearest)]))
+    low = drafting & (rows <= 2 * max(nearest, rows[drafting].min()))
+    if len(np.unique(rows[low])) < 2:
+        return 0.0
+    slope, _ = np.polyfit(rows[low], seconds[low], 1)
+    gap = float(np.median(seconds[low] - max(slope, 0.0) * (rows[low] - nearest))) - level
+    return gap if gap > MIN_GAP * level else 0.0
 
 
 def _slopes(w: Float64, x: Float64, t: Float64, ridge: Float64) -> Float64:
