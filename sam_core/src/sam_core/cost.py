@@ -46,7 +46,7 @@ MIN_WEIGHT = 1 / 12
 """Least weight of a kept step, however old: an old cost of a rare size is better than none."""
 FIRST_FIT_INTERVAL, MAX_FIT_INTERVAL = 4, 32
 """Steps before the first fit, and the most between two fits, of a cost that learns."""
-SURPRISE, NUM_SURPRISES, NEW_BIN_STEPS = 1.25, 2, 6
+SURPRISE, NUM_SURPRISES, NEW_BIN_STEPS = 1.4, 2, 6
 """Steps of bins with at most so many steps that take this many times longer or shorter than predicted before the next fit
 is due at once."""
 MIN_COMPARED_STEPS, MIN_GAP = 1.5, 0.2
@@ -243,12 +243,13 @@ class StepCost:
         x = np.stack([context, draft, drafting])
         num_steps = np.maximum(1, (x > 0).sum(1))
         shrink = np.array([MIN_CONTEXT_SPREAD, MIN_CONTEXT_SPREAD, 0.0]) ** 2 + (MIN_CONTEXT_STEPS / num_steps) ** 2
-        same = np.unique(rows, return_inverse=True)[1]
+        # in wide bins steps with drafts have more rows than those without, which must not count as verification
+        same = np.unique(2 * bins + (rows > MAX_EXACT_BIN) * (draft > 0), return_inverse=True)[1]
         slopes = np.zeros(3)
         for _ in range(6):
             total = np.bincount(same, weights)
             centred = [v - (np.bincount(same, weights * v) / total)[same] for v in (*x, seconds)]
-            # what hardly varies among steps of equal rows, or does in few steps, does not show its slope
+            # what hardly varies among steps of a bin, or does in few steps, does not show its slope
             ridge = shrink * (weights * x * x).sum(1)
             slopes = _slopes(weights, np.stack(centred[:3]), centred[3], ridge)
             residual = centred[3] - slopes @ np.stack(centred[:3])
