@@ -20,6 +20,8 @@ COMMANDS = {
     "models": ("sam_lab.models", "write a target and a draft model"),
     "tree": ("sam_lab.tree.command", "decode prompts with a model by every method, beside plain decoding"),
     "engine-replay": ("sam_lab.engine_replay.command", "let recorded answers drive the patched engine"),
+    "evidence": ("sam_lab.evidence.command", "compare every way to speculate on shipped answers, by several clocks"),
+    "rebuild": ("sam_lab.evidence.rebuild", "rebuild the full recordings of the shipped answers from their sources"),
     "plan": ("sam_lab.plan.command", "predict a recipe's rollout without and with SAM"),
     "switch-worlds": ("sam_lab.switch_worlds.command", "run switch auto in random worlds"),
     "routing": ("sam_lab.routing", "roll out on several replicas, by ways of routing prompts to them"),

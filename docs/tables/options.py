@@ -45,7 +45,8 @@ MEANINGS = {
         "verify": "`rejection`: rejection sampling. `seeded`: the text is the same with and without drafts, see "
         "[verification](ascend.md#verification)",
         "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this. "
-        "0: drafts have k tokens wherever the rule finds them and the estimate is at least 2^-30",
+        "0: drafts have k tokens wherever the rule finds them and the estimate is at least 2^-30. With `auto` at most 0.02 "
+        "counts",
         "corpus": "a text collection that all requests draft from, built by `python -m sam_core build-corpus`; on every "
         "node, with the model's vocabulary. One built with `--tokenizer` is refused by models with another tokenizer",
         "history": "keeps history and what `auto` learned between runs, see [below](#history-between-runs); needs "
@@ -63,7 +64,7 @@ MEANINGS = {
         "放不下一个 epoch 的回答时，每个 prompt 留给下一个 epoch 的回答变少",
         "verify": "`rejection`：拒绝采样。`seeded`：开不开投机文本相同，见[验证](ascend.zh.md#验证)",
         "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时，只要规则给得出，且估计概率不低于 2^-30，"
-        "草稿就有 k 个 token",
+        "草稿就有 k 个 token。用 `auto` 时至多取 0.02",
         "corpus": "所有请求都可从中取草稿的文本集，由 `python -m sam_core build-corpus` 生成；每个节点都要有，token 须在模型的词表内。"
         "用 `--tokenizer` 生成的，分词器不同的模型会拒绝使用",
         "history": "跨运行保存历史和 `auto` 学到的内容，[见下](#跨运行的历史)；须用来源 `history`",

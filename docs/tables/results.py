@@ -23,6 +23,7 @@ CHINESE = {
     "noise, 10": "噪声，10",
     "engine steps": "引擎步数",
     "tokens per step and request": "每条请求每步 token 数",
+    "tokens per CPU second of the engine": "引擎每 CPU 秒的 token 数",
     "rollout, ms per token": "rollout，每 token ms",
     "training step, s": "训练步，s",
     "tail, ms per token (at most 8 requests running)": "长尾，每 token ms（至多 8 条请求在运行）",
@@ -162,6 +163,8 @@ def headline() -> Iterator[Row]:
 
     yield row("engine steps", lambda arm: arm["decode_steps"], ",", gain["engine_steps"])
     yield row("tokens per step and request", lambda arm: arm["tokens_per_step"], ".3f")
+    cpu = f"{gain['cpu']:+.1%}".replace("%", " %")
+    yield {"what": "tokens per CPU second of the engine", "off": None, "on": None, "gain": cpu}
     yield row("rollout, ms per token", rollout_ms, ".3f", gain["rollout_per_token"])
     yield row("training step, s", lambda arm: arm["step_s"], ".2f", gain["step"])
     tail = "tail, ms per token (at most 8 requests running)"

@@ -139,13 +139,13 @@ def arms_of(summary):
 FIGURES = (
     ("engine steps", "decode_steps", ",.0f", "engine_steps"),
     ("tokens a step and request", "tokens_per_step", ".3f", None),
+    ("engine's CPU time, ms a token", "cpu_ms_per_token", ".3f", "cpu"),
     ("round of generation, s", "round_s", ".2f", "round"),
     ("rollout, s a training step", "rollout_s", ".2f", "rollout"),
     ("training step, s", "step_s", ".2f", "step"),
     ("rollout, ms a token", "rollout_ms_per_token", ".3f", "rollout_per_token"),
     ("tail, s", "tail_s", ".2f", "tail"),
     ("tail, ms a token", "tail_ms_per_token", ".3f", "tail"),
-    ("engine's CPU time, ms a token", "cpu_ms_per_token", ".3f", "cpu"),
     ("tail, times as fast", "tail_speedup", ".2f", None),
     ("tokens", "tokens", ",.0f", None),
     ("draft tokens verified", "drafted", ",.0f", None),
@@ -157,7 +157,7 @@ FIGURES = (
     ("mean reward", "reward", "+.3f", None),
     ("mean answer, tokens", "length", ".1f", None),
 )
-"""The main figures: what it is, its name, its format, and the name of its gain."""
+"""The main figures: what it is, its name, its format, and the name of its gain. Those that load does not change stand first."""
 
 
 def figures(summary):

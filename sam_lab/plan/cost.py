@@ -126,7 +126,7 @@ class Held:
     cost: Cost
     running: int
     thousands: float
-    context = draft_context = 0.0
+    context = draft_context = verify = 0.0
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """Seconds of steps of so many rows; those beyond `running` are draft tokens."""

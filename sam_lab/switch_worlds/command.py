@@ -2,7 +2,7 @@
 """`python -m sam_lab switch-worlds`: time that switch `auto` loses in random worlds, against an oracle.
 
 Each seed draws a machine (what a step costs by its tokens, flat, linear or with a knee, padded to captured sizes or not;
-contexts; noise, bursts, drift, changes of speed), a load (a rollout whose batch falls, or prompts that come all the time)
+contexts; a constant for verification in a quarter of the worlds; noise, bursts, drift, changes of speed), a load (a rollout whose batch falls, or prompts that come all the time)
 and drafts, whose acceptance is taken from recordings. Regret is the share of time that an oracle would have saved, which
 knows all this and chooses the drafts that give the most tokens a second in each of these steps. Neither the switch nor
 the oracle knows which prompts the scheduler adds to a step: the oracle expects as many as in the latest steps. In the line
@@ -22,6 +22,7 @@ from sam_core.console import Progress
 from sam_core.files import replacing, write_json
 
 from sam_lab.cli import check_outputs, positive
+from sam_lab.evidence import worlds as evidence
 from sam_lab.switch_worlds import acceptance
 from sam_lab.switch_worlds.world import ARMS, THRESHOLD, World, play
 
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--worlds", type=positive, default=1000, metavar="N", help="default 1000")
     add("--seed", type=int, default=0, metavar="N", help="of the first world; the next one has the next seed (0)")
+    add("--device", choices=evidence.NAMES, metavar="DEVICE", help=f"costs of a device: {', '.join(evidence.NAMES)}")
     add("--json", type=Path, metavar="OUT", help="write all worlds here")
     add(
         "--derive", nargs="+", type=Path, metavar="FILE", help="only derive acceptance.jsonl anew from these recordings"
@@ -75,9 +77,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     records = acceptance.load()
     worlds = []
+    device = evidence.worlds([args.device])[0] if args.device else None
     progress, start = Progress(), time.monotonic()
     for seed in range(args.seed, args.seed + args.worlds):
-        worlds.append({"seed": seed} | play(World(seed, records)))
+        worlds.append({"seed": seed} | play(World(seed, records, device)))
         progress.show(f"{len(worlds)} of {args.worlds} worlds, {time.monotonic() - start:.0f} s")
     progress.clear()
     figures = summary(worlds)

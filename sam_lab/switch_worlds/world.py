@@ -14,6 +14,8 @@ import numpy.typing as npt
 from sam_core.budget import choose
 from sam_core.switch import AutoSwitch
 
+from sam_lab.evidence import worlds as evidence
+from sam_lab.plan.cost import Cost
 from sam_lab.switch_worlds.acceptance import Record
 
 Float64 = npt.NDArray[np.float64]
@@ -31,7 +33,7 @@ class Curve:
     """True cost of a step, in the form that sam_core.budget.choose takes.
 
     Seconds: f(rows + besides) + context * (thousands of tokens held + read) + draft_context * those of draft tokens'
-    requests, with f = fixed + row * max(knee, rows), rows padded to the next of `sizes`.
+    requests, with f = fixed + row * max(knee, rows), rows padded to the next of `sizes`; with drafts `verify` more.
     """
 
     fixed: float
@@ -40,6 +42,7 @@ class Curve:
     sizes: Float64
     context: float
     draft_context: float
+    verify: float = 0.0
     besides: int = 0
     read: float = 0.0
 
@@ -52,8 +55,24 @@ class Curve:
 
     def step(self, given: npt.NDArray[np.int32], held: Float64) -> float:
         """Seconds of a step of requests with `held` thousand tokens and `given` draft tokens each."""
-        rows = float(self.rows_cost(len(held) + int(given.sum())))
+        rows = float(self.rows_cost(len(held) + int(given.sum()))) + self.verify * bool(given.any())
         return rows + self.context * (held.sum() + self.read) + self.draft_context * float(given @ held)
+
+
+@dataclass(frozen=True)
+class Clocked(Curve):
+    """A device of the command `evidence`: f is its cost's, at least the host's time to launch a step."""
+
+    cost: Cost | None = None
+
+    @staticmethod
+    def of(device: evidence.World) -> Clocked:
+        cost = device.cost
+        return Clocked(0, 0, 0, np.empty(0), cost.context, cost.draft_context, device.verify, cost=cost)
+
+    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
+        assert self.cost
+        return self.cost.rows_cost(np.asarray(rows, float) + self.besides)
 
 
 @dataclass(frozen=True)
@@ -71,15 +90,22 @@ class Expected:
     def draft_context(self) -> float:
         return self.curve.draft_context
 
+    @property
+    def verify(self) -> float:
+        return self.curve.verify
+
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         more = np.asarray(self.read)[:, None]
         return self.curve.rows_cost(np.atleast_1d(rows)[None, :] + more).mean(0)
 
 
 class World:
-    """All that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts."""
+    """All that a seed determines: costs and when they change, bursts, drift, noise; requests; drafts.
 
-    def __init__(self, seed: int, records: Sequence[Record]) -> None:
+    device: gives the costs, which then do not change but in speed.
+    """
+
+    def __init__(self, seed: int, records: Sequence[Record], device: evidence.World | None = None) -> None:
         rng = self.rng = np.random.default_rng(seed)
 
         def between(low: float, high: float) -> float:
@@ -129,6 +155,12 @@ class World:
                 self.curves.append(self._curve(form, pads))
             self.which[at:] = len(self.curves) - 1
         self.slow = np.exp(log_speed)
+        # of its own generator, so that the rest of a world does not depend on it
+        more = np.random.default_rng([seed, 1])
+        self.verify = float(more.uniform(0.1, 1)) * self.plain if more.random() < 0.25 else 0.0
+        self.curves = [replace(curve, verify=self.verify) for curve in self.curves]
+        if device:
+            self.curves = [Clocked.of(device)] * len(self.curves)
 
     def _curve(self, form: str, pads: str) -> Curve:
         """A plain step of `most` requests takes self.plain seconds, a share of them for contexts of usual length."""
@@ -143,7 +175,7 @@ class World:
 
     @property
     def facts(self) -> dict[str, Any]:
-        names = "steps k most serving asked answer prompt chunk form pads plain share noise spikes bursts drift changes"
+        names = "steps k most serving asked answer prompt chunk form pads plain share noise spikes bursts drift changes verify"
         return {name: getattr(self, name) for name in names.split()} | {"record": self.record.name}
 
 
@@ -297,6 +329,6 @@ def _judge(
     every = np.array([given, best, foresight, none, lengths if running <= THRESHOLD else none])
     count = tokens(every)
     took = beside.rows_cost(len(held) + every.sum(1)) + beside.draft_context * (every @ held)
-    took += beside.context * (held.sum() + beside.read)
+    took += beside.context * (held.sum() + beside.read) + beside.verify * every.any(1)
     took = took + (count[0] - count) * worth if beside.besides else took * count[0] / count
     return dict(zip(ARMS, took.tolist(), strict=True))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from sam_lab.__main__ import main
+from sam_lab.evidence.worlds import worlds
 from sam_lab.switch_worlds import acceptance
 from sam_lab.switch_worlds.command import summary
 from sam_lab.switch_worlds.world import ARMS, World, play
@@ -27,6 +28,13 @@ def test_no_step_beats_the_oracle_with_foresight():
     for seed in range(500_100, 500_103):
         took = play(World(seed, RECORDS))["seconds"]
         assert took["foresight"] <= min(took[arm] for arm in ARMS) * (1 + 1e-9)
+
+
+def test_a_costly_verification_is_learned():
+    record = next(record for record in RECORDS if "group" in record.name)
+    world = World(500_200, [record], worlds(["article"])[0])
+    took = play(world)["seconds"]
+    assert took["best"] <= took["auto"] * (1 + 1e-9) and took["auto"] < 1.06 * took["best"]
 
 
 def test_a_seed_is_a_world():

@@ -21,6 +21,9 @@ class Cost(Protocol):
     @property
     def draft_context(self) -> float: ...
 
+    @property
+    def verify(self) -> float: ...
+
     def rows_cost(self, rows: npt.ArrayLike) -> Float64: ...
 
 
@@ -49,7 +52,7 @@ def choose(
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
     A step of B requests with n_i draft tokens each emits B + sum of scores[i, :n_i] tokens and takes
-    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds. At a given price of a second, the best tokens
+    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds, and a constant more if there is any. At a given price of a second, the best tokens
     for each total are those with the highest score minus cost; since scores fall along a draft, they form prefixes. The
     price is the best ratio itself, which Dinkelbach's iteration finds without overshooting. So the choice is exact.
 
@@ -72,17 +75,19 @@ def choose(
     if uniform:
         tokens = batch + float(scores[live].sum())
         seconds = float(cost.rows_cost(batch * (1 + uniform))) + base + cost.draft_context * uniform * contexts.sum()
+        seconds += cost.verify
         gain = max(1.0, tokens / seconds * plain / batch)
         rate = gain * batch / plain
         if beside:
             of_rows = beside.rows_cost([batch, batch * (1 + uniform)])
-            more = float(of_rows[1] - of_rows[0]) + beside.draft_context * uniform * contexts.sum()
+            more = float(of_rows[1] - of_rows[0]) + beside.draft_context * uniform * contexts.sum() + beside.verify
             gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
         return Choice(np.full(batch, uniform if gain > 1 else 0, np.int32), gain, rate)
     value = scores[live].astype(float)
     owner = np.repeat(np.arange(batch), np.minimum(lengths, k))
     price = cost.draft_context * contexts[owner]
     f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
+    f[1:] += cost.verify
     rate, best = batch / plain, np.empty(0, np.int64)
     order = None
     while True:
@@ -101,6 +106,7 @@ def choose(
         order = np.argsort(rate * price - value)
         tokens = np.concatenate([[0.0], np.cumsum(value[order])])
         seconds = beside.rows_cost(batch + np.arange(len(value) + 1)) + np.concatenate([[0.0], np.cumsum(price[order])])
+        seconds[1:] += beside.verify
         worth = tokens - rate * seconds
         best = order[: int(np.argmax(worth))]
         gain = min(gain, 1 + float(worth[len(best)] - worth[0]) / batch)

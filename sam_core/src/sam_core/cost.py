@@ -46,6 +46,12 @@ MIN_WEIGHT = 1 / 12
 """Least weight of a kept step, however old: an old cost of a rare size is better than none."""
 FIRST_FIT_INTERVAL, MAX_FIT_INTERVAL = 4, 32
 """Steps before the first fit, and the most between two fits, of a cost that learns."""
+SURPRISE, NUM_SURPRISES, NEW_BIN_STEPS = 1.4, 2, 6
+"""Steps of bins with at most so many steps that take this many times longer or shorter than predicted before the next fit
+is due at once."""
+MIN_COMPARED_STEPS, MIN_GAP = 1.5, 0.2
+"""Steps with drafts, and without, of equal rows that show what verification costs; before, it is what the steps with drafts
+take more than a line through them predicts for none, if that is such a share of a step."""
 SPEED_WINDOW = 5
 """Steps whose median residual shows that the machine's speed has changed."""
 MIN_SPEED_CHANGE = 0.12
@@ -72,12 +78,13 @@ def _bin(rows: float) -> int:
 
 
 class StepCost:
-    """Seconds of a step: t = f(rows) + a * context + b * draft context.
+    """Seconds of a step: t = f(rows) + a * context + b * draft context, and a constant more if it has drafts.
 
     rows are the tokens that the step computes: one for each request and one for each draft token. f has no fixed form:
     engines pad steps to captured sizes, and a CPU's time is flat up to the width of its cache. Contexts are in
     thousands of tokens: those of all requests, and those of each draft token's request, which attention reads once more
-    for it.
+    for it. The constant is what verification costs whatever is verified: an engine may wait for the device, run other
+    kernels or leave its graphs. It is seen where steps of equal rows had drafts and had none.
 
     The fit minimizes absolute deviations (by iterated weights) over the latest steps of each bin of rows, without a
     bin's slowest step if it stands out. The budget picks the size that looks cheapest, which would favour bins with
@@ -99,6 +106,7 @@ class StepCost:
         self.memory = memory
         self._jumped = False
         self._since_fit, self._interval = 0, FIRST_FIT_INTERVAL
+        self._surprises = 0
         self._samples = np.zeros((len(_EDGES), STEPS_PER_BIN, 5))  # rows, context, draft context, seconds, step
         self._count = np.zeros(len(_EDGES), np.int64)
         self._known_bins = np.zeros(len(_EDGES), bool)
@@ -108,7 +116,7 @@ class StepCost:
         self._now = 0.0
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=SPEED_WINDOW)  # bin, index in it or -1, log residual
         self._usual = 0.02  # absolute log residual
-        self.context = self.draft_context = 0.0
+        self.context = self.draft_context = self.verify = 0.0
         self._rows: Float64 = np.empty(0)
         self._seconds: Float64 = np.empty(0)
 
@@ -130,10 +138,10 @@ class StepCost:
         """`observe`, and `fit` if it is due."""
         self.observe(rows, context, draft_context, seconds)
         self._since_fit += 1
-        if self._since_fit >= self._interval or self._jumped:
+        if self._since_fit >= self._interval or self._jumped or self._surprises >= NUM_SURPRISES:
             self.fit()
             self._interval = min(2 * self._interval, MAX_FIT_INTERVAL)
-            self._since_fit, self._jumped = 0, False
+            self._since_fit, self._surprises, self._jumped = 0, 0, False
 
     def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
         """Record a step of `rows` >= 1. A bin's first step is dropped if it is slow: engines compile for new sizes."""
@@ -144,9 +152,10 @@ class StepCost:
             self._keep(i, rows, context, draft_context, seconds)
             return
         of_rows = float(self.rows_cost(rows))
-        ratio = seconds / (of_rows + self.context * context + self.draft_context * draft_context)
+        ratio = seconds / self.seconds(rows, context, draft_context)
         if first and ratio > FIRST_STEP_OUTLIER:
             return
+        self._surprises += self._count[i] < NEW_BIN_STEPS and not 1 / SURPRISE < ratio < SURPRISE
         index = -1
         settled = self.memory < math.inf and abs(of_rows - self._level[i]) < MIN_SPEED_CHANGE / 2 * of_rows
         if settled:
@@ -187,6 +196,7 @@ class StepCost:
         self._level *= factor
         self.context *= factor
         self.draft_context *= factor
+        self.verify *= factor
 
     def _jump(self, change: float) -> None:
         factor = math.exp(change)
@@ -229,27 +239,34 @@ class StepCost:
         rows, context, draft, seconds, when = self._samples[used][np.arange(STEPS_PER_BIN) < kept[:, None]].T
         fresh = np.maximum(np.exp((when - self._now) / self.memory), MIN_WEIGHT)
         weights = fresh / seconds
-        shrink = (
-            MIN_CONTEXT_SPREAD**2 + (MIN_CONTEXT_STEPS / np.maximum(1, [(x > 0).sum() for x in (context, draft)])) ** 2
-        )
-        a = b = 0.0
+        drafting = (draft > 0).astype(float)
+        x = np.stack([context, draft, drafting])
+        num_steps = np.maximum(1, (x > 0).sum(1))
+        shrink = np.array([MIN_CONTEXT_SPREAD, MIN_CONTEXT_SPREAD, 0.0]) ** 2 + (MIN_CONTEXT_STEPS / num_steps) ** 2
+        # in wide bins steps with drafts have more rows than those without, which must not count as verification
+        same = np.unique(2 * bins + (rows > MAX_EXACT_BIN) * (draft > 0), return_inverse=True)[1]
+        slopes = np.zeros(3)
         for _ in range(6):
-            total = np.bincount(bins, weights)
-            c, d, t = (x - (np.bincount(bins, weights * x) / total)[bins] for x in (context, draft, seconds))
-            # contexts that hardly vary among steps of equal rows, or of few steps, do not show their slope
-            ridge = shrink * np.array([(weights * x * x).sum() for x in (context, draft)])
-            a, b = _slopes(weights, c, d, t, ridge)
-            residual = t - a * c - b * d
+            total = np.bincount(same, weights)
+            centred = [v - (np.bincount(same, weights * v) / total)[same] for v in (*x, seconds)]
+            # what hardly varies among steps of a bin, or does in few steps, does not show its slope
+            ridge = shrink * (weights * x * x).sum(1)
+            slopes = _slopes(weights, np.stack(centred[:3]), centred[3], ridge)
+            residual = centred[3] - slopes @ np.stack(centred[:3])
             weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
+        drafts, steps = np.bincount(same, drafting), np.bincount(same)
+        if (drafts * (steps - drafts) / steps).sum() < MIN_COMPARED_STEPS:
+            slopes[2] = _gap(rows, seconds - slopes[:2] @ x[:2], drafting > 0)
+        a, b, verify = slopes.tolist()
         noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
         slowest = np.lexsort((residual, bins))[np.cumsum(kept) - 1]
         slow = residual[slowest] > OUTLIER * max(noise, 0.005) * seconds[slowest]
         weights[slowest[(kept > 1) & slow]] = 0.0
-        seconds = seconds - a * context - b * draft
+        seconds = seconds - slopes @ x
         total = np.bincount(bins, weights)
         level = np.bincount(bins, weights * seconds) / total
         centre = np.bincount(bins, weights * rows) / total
-        self.context, self.draft_context = a, b
+        self.context, self.draft_context, self.verify = a, b, verify
         self._rows = centre
         level = np.maximum(level, 1e-9)
         size = np.bincount(bins, fresh)
@@ -276,7 +293,8 @@ class StepCost:
 
     def seconds(self, rows: int, context: float, draft_context: float) -> float:
         """Expected seconds of a step."""
-        return float(self.rows_cost(rows)) + self.context * context + self.draft_context * draft_context
+        of_contexts = self.context * context + self.draft_context * draft_context
+        return float(self.rows_cost(rows)) + of_contexts + self.verify * (draft_context > 0)
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """f(rows), seconds, for an array of rows.
@@ -363,7 +381,7 @@ class Expected:
 
     def __init__(self, plain: StepCost, prompt: PromptCost, prompt_tokens: Sequence[int]) -> None:
         self._plain, self._prompt, self._prompt_tokens = plain, prompt, prompt_tokens
-        self.context, self.draft_context = plain.context, plain.draft_context
+        self.context, self.draft_context, self.verify = plain.context, plain.draft_context, plain.verify
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         rows = np.asarray(rows, float)
@@ -379,19 +397,38 @@ class Expected:
         return np.where(of_plain, self._plain.rows_cost(rows), self._prompt.rows_cost(rows))
 
 
-def _slopes(w: Float64, c: Float64, d: Float64, t: Float64, ridge: Float64) -> tuple[float, float]:
-    """Weighted ridge regression of t on c and d, neither slope negative."""
-    cc, dd, cd = (w * c * c).sum() + ridge[0], (w * d * d).sum() + ridge[1], (w * c * d).sum()
-    ct, dt = (w * c * t).sum(), (w * d * t).sum()
-    determinant = cc * dd - cd * cd
-    if determinant > 1e-9 * cc * dd:
-        a, b = (dd * ct - cd * dt) / determinant, (cc * dt - cd * ct) / determinant
-        if a >= 0 and b >= 0:
-            return float(a), float(b)
-    a = max(0.0, ct / cc) if cc > 0 else 0.0
-    b = max(0.0, dt / dd) if dd > 0 else 0.0
-    # the model with one slope that explains more
-    return (float(a), 0.0) if a * ct >= b * dt else (0.0, float(b))
+def _gap(rows: Float64, seconds: Float64, drafting: npt.NDArray[np.bool_]) -> float:
+    """Seconds by which the line through the steps with drafts lies above the plain steps of the nearest size.
+
+    0 if it is too little to tell, or if the steps with drafts have one size only.
+    """
+    if drafting.all() or len(np.unique(rows[drafting])) < 2:
+        return 0.0
+    plain = rows[~drafting]
+    nearest = plain[np.argmin(np.abs(plain - np.median(rows[drafting])))]
+    level = float(np.median(seconds[~drafting & (rows == nearest)]))
+    low = drafting & (rows <= 2 * max(nearest, rows[drafting].min()))
+    if len(np.unique(rows[low])) < 2:
+        return 0.0
+    slope, _ = np.polyfit(rows[low], seconds[low], 1)
+    gap = float(np.median(seconds[low] - max(slope, 0.0) * (rows[low] - nearest))) - level
+    return gap if gap > MIN_GAP * level else 0.0
+
+
+def _slopes(w: Float64, x: Float64, t: Float64, ridge: Float64) -> Float64:
+    """Weighted ridge regression of t on the rows of x, no slope negative: the worst negative one is left out in turn."""
+    used = np.arange(len(x))
+    slopes = np.zeros(len(x))
+    gram = (w * x) @ x.T + np.diag(ridge)
+    moments = (w * x) @ t
+    used = used[gram.diagonal() > 0]
+    while len(used):
+        part = np.linalg.lstsq(gram[np.ix_(used, used)], moments[used], rcond=None)[0]
+        if part.min() >= 0:
+            slopes[used] = part
+            break
+        used = np.delete(used, int(np.argmin(part * np.sqrt(gram.diagonal()[used]))))
+    return slopes
 
 
 def _drawn_together(rows: Float64, y: Float64, weight: Float64, noise: float) -> Float64:

@@ -125,7 +125,7 @@ class SavedHistory:
         """A pool with the saved texts, None if there are none; ValueError, one sentence, if they are of another engine."""
         options = self.options
         try:
-            pool = Pool.load(self.texts, options.memory_bytes, options.corpus, options.min_prob, **self.model)
+            pool = Pool.load(self.texts, options.memory_bytes, options.corpus, options.pool_min_prob, **self.model)
         except FileNotFoundError:
             return None
         except OSError as e:

@@ -21,6 +21,9 @@ DEFAULT_K = 3
 MAX_K = 15
 """Maximum tokens per draft: attention kernels take 16 query tokens per request (vllm-ascend 0.23, decode_threshold)."""
 
+MAX_AUTO_MIN_PROB = 0.02
+"""Greatest min_prob with `auto`, which ends drafts itself where they are not worth their cost."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -37,7 +40,7 @@ class Options:
         and the token's position, so that the text is the same with and without drafts. Both sample the model's
         distribution.
     min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 <= x < 1;
-        with 0 before it falls below 2**-30.
+        with 0 before it falls below 2**-30. With `auto` at most MAX_AUTO_MIN_PROB counts.
     corpus: path of a file that `python -m sam_core build-corpus` wrote, a source for all requests; None: none.
     history: full path of a folder that outlives the engine, where its history and what switch `auto` learned are saved
         and restored; None: they are lost when the engine ends. Needs source `history`.
@@ -52,6 +55,11 @@ class Options:
     min_prob: float = 0.1
     corpus: str | None = None
     history: str | None = None
+
+    @property
+    def pool_min_prob(self) -> float:
+        """min_prob of the pool that drafts."""
+        return min(self.min_prob, MAX_AUTO_MIN_PROB) if self.switch == "auto" else self.min_prob
 
     @classmethod
     def from_engine(

@@ -105,7 +105,7 @@ class SamProposer:
             rule=options.rule,
             sources=options.sources,
             corpus=options.corpus if drafting else None,
-            min_prob=options.min_prob,
+            min_prob=options.pool_min_prob,
             vocab_size=vocab_size,
             tokenizer=digest,
         )

@@ -322,7 +322,7 @@ class AutoSwitch(Switch):
         live = np.arange(self.k) < lengths[:, None]
 
         def seconds(drafted: Int32) -> float:
-            of_rows = float(of_step.rows_cost(batch + int(drafted.sum())))
+            of_rows = float(of_step.rows_cost(batch + int(drafted.sum()))) + of_step.verify * bool(drafted.any())
             return of_rows + of_step.context * float(contexts.sum()) + of_step.draft_context * float(drafted @ contexts)
 
         def net_seconds(drafted: Int32) -> float:

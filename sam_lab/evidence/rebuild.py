@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab rebuild`: full recordings of the shipped sets, from the public repositories that they were cut from."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sam_core.console import Progress
+from sam_core.files import replacing
+
+from sam_lab.cli import LabError
+from sam_lab.evidence.data import FOLDER
+from sam_lab.recordings import read_records
+
+SOURCES = FOLDER / "sources.json"
+"""Repositories with set, commit and licence, and the SHA-256 of each file."""
+RANKS_SHA256 = "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186"
+SPECIAL = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645, "<think>": 151667, "</think>": 151668}
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+
+Row = tuple[str, str, str, str, str]
+"""Prompt's id, group, model, prompt and answer, as text."""
+EPILOG = """\
+Downloads each file at its commit, checks its SHA-256, and writes OUT/SET.jsonl.gz with all its answers. Files that
+--sources DIR has, as DIR/OWNER/NAME/PATH, are not downloaded. Every shipped answer must be among the rebuilt ones, token
+for token. A file that cannot be had is named, the others are written, and the exit status is 1.
+
+The tokenizer is Qwen's: the file qwen.tiktoken of the PyPI package dashscope 2.0.2. Needs the package tiktoken, which
+.venvs/vllm-0.23 has.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Rebuild the full recordings of the shipped sets from their public sources."
+    add = parser.add_argument
+    add("out", type=Path, metavar="OUT", help="folder of the recordings")
+    add("--ranks", type=Path, required=True, metavar="FILE", help="qwen.tiktoken")
+    add("--sources", type=Path, metavar="DIR", help="files at hand")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises ValueError or OSError."""
+    encode = _tokenizer(args.ranks)
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    missing, progress = [], Progress()
+    for name, repository in json.loads(SOURCES.read_text()).items():
+        for path, sha256 in repository["files"].items():
+            progress.show(f"{name}: {path}")
+            try:
+                content = _content(name, repository["commit"], path, sha256, args.sources)
+            except LabError as error:
+                missing.append(str(error))
+                continue
+            source = f"github:{name}@{repository['commit'][:12]}:{path}"
+            common = {"source": source, "licence": repository["licence"]}
+            for prompt_id, group, model, prompt, answer in PARSERS[name](content, path):
+                ids = {"prompt_ids": encode(prompt), "response_ids": encode(answer)}
+                row = common | {"prompt_id": prompt_id, "group": group, "model": model} | ids
+                rows.setdefault(repository["set"], []).append(row)
+    progress.clear()
+    for of, found in rows.items():
+        with replacing(args.out / f"{of}.jsonl.gz") as temporary, gzip.open(temporary, "wt") as file:
+            file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in found)
+        same, shipped = check(of, found)
+        print(f"{args.out / of}.jsonl.gz: {len(found):,} answers; {same:,} of {shipped:,} shipped ones are among them")
+        if same < shipped and not missing:
+            missing.append(f"{of}: {shipped - same} shipped answers are not what the sources say")
+    for reason in missing:
+        print(f"MISSING: {reason}")
+    return 1 if missing else 0
+
+
+def check(of: str, rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """How many shipped answers of a set are among the rebuilt ones, with their prompts; and how many there are."""
+
+    def key(row: dict[str, Any]) -> str:
+        answer = [token for token in row["response_ids"] if token != SPECIAL["<|im_end|>"]]
+        return hashlib.sha256(json.dumps([row["prompt_ids"], answer]).encode()).hexdigest()
+
+    found = {key(row) for row in rows}
+    shipped = [key(row) for _, row in read_records(FOLDER / f"{of}.jsonl.gz")]
+    return sum(each in found for each in shipped), len(shipped)
+
+
+def _content(name: str, commit: str, path: str, sha256: str, folder: Path | None) -> bytes:
+    """A file's content; raises LabError where it cannot be had or is another one."""
+    local = folder / name / path if folder else None
+    if local and local.is_file():
+        content = local.read_bytes()
+    else:
+        url = f"https://raw.githubusercontent.com/{name}/{commit}/{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                content = answer.read()
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            raise LabError(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise LabError(f"{name}/{path} has another SHA-256 than {SOURCES.name} says")
+    return content
+
+
+def _tokenizer(ranks: Path) -> Callable[[str], list[int]]:
+    import base64
+
+    import tiktoken
+
+    content = ranks.read_bytes()
+    if hashlib.sha256(content).hexdigest() != RANKS_SHA256:
+        raise LabError(f"{ranks} is not Qwen's: take qwen.tiktoken of the PyPI package dashscope 2.0.2")
+    parts = (line.split() for line in content.splitlines() if line)
+    bytes_ = {base64.b64decode(token): int(rank) for token, rank in parts}
+    encoding = tiktoken.Encoding("qwen", pat_str=PATTERN, mergeable_ranks=bytes_, special_tokens=SPECIAL)
+    return lambda text: encoding.encode(text, allowed_special="all")
+
+
+def _chat(question: str, system: str = "") -> str:
+    before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+    return f"{before}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def _reasoning_gym(content: bytes, path: str) -> Iterator[Row]:
+    record = json.loads(content)
+    model = record["metadata"]["model"].split("/")[-1]
+    for category in record["categories"]:
+        for dataset in category["datasets"]:
+            for result in dataset["results"]:
+                question = result["question"].strip()
+                name = f"{dataset['name']}/{hashlib.sha1(question.encode()).hexdigest()[:10]}"
+                for completion in result["completions"]:
+                    yield (
+                        f"rg/{name}",
+                        f"{name}|{path}",
+                        model,
+                        _chat(question),
+                        _ended(completion["full_model_response"]),
+                    )
+
+
+def _queries(content: bytes, path: str) -> Iterator[Row]:
+    for result in json.loads(content)["results"]:
+        thoughts = result.get("thinking") or []
+        for number, output in enumerate(result["output"]):
+            thought = thoughts[number] if number < len(thoughts) else None
+            answer = (
+                f"<think>\n{thought.strip()}\n</think>\n\n{(output or '').strip()}"
+                if thought
+                else (output or "").strip()
+            )
+            name = result["prompt_id"]
+            yield name, f"{name}|{result['llm']}|{path}", result["llm"], _chat(result["prompt"].strip()), _ended(answer)
+
+
+def _simple_rl(content: bytes, path: str) -> Iterator[Row]:
+    for line in content.decode().splitlines():
+        record = json.loads(line)
+        for answer in record["code"]:
+            name = f"math/{record['idx']}"
+            yield name, name, "Qwen2.5-Math", _chat(record["question"].strip(), SYSTEM), _ended(answer.strip())
+
+
+def _code(content: bytes, path: str) -> Iterator[Row]:
+    for number, line in enumerate(content.decode().splitlines()):
+        record = json.loads(line)
+        for sample in record["samples"]:
+            yield f"humaneval/{number}", f"humaneval/{number}", "codegen-16B-mono", record["prompt"], sample
+
+
+def _ended(answer: str) -> str:
+    return f"{answer}<|im_end|>"
+
+
+PARSERS: dict[str, Callable[[bytes, str], Iterator[Row]]] = {
+    "open-thought/reasoning-gym-eval": _reasoning_gym,
+    "cpldcpu/MisguidedAttention": _queries,
+    "cpldcpu/LRMTokenEconomy": _queries,
+    "hkust-nlp/simpleRL-reason": _simple_rl,
+    "microsoft/CodeT": _code,
+}

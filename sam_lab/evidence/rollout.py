@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rollout of recorded answers without a model: the steps that vLLM's scheduler would run, with exact acceptance.
+
+A greedy answer is known, so a draft is accepted as far as it equals the answer, whatever the model. What a step takes is
+left to a world's cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sam_lab.recordings import Answer
+
+Int32 = npt.NDArray[np.int32]
+
+MAX_BATCHED_TOKENS = 8192
+"""Tokens of a step, as vLLM's max_num_batched_tokens."""
+FIELDS = ("running", "rows", "drafted", "emitted", "context", "draft_context", "prompt")
+
+
+class Step(NamedTuple):
+    """One engine step.
+
+    Attributes:
+        running: requests in it.
+        rows: tokens that it computes: of prompts, one for each request that decodes, and draft tokens.
+        drafted, emitted: draft tokens, and tokens that its requests gained.
+        context, draft_context: tokens that its requests held before it, and the same sum over its draft tokens.
+        prompt: prompt tokens that it reads.
+    """
+
+    running: int
+    rows: int
+    drafted: int
+    emitted: int
+    context: int
+    draft_context: int
+    prompt: int
+
+
+class Drafter(Protocol):
+    """What a rollout calls on an arm's drafter. Requests are rows of the table given to `begin`."""
+
+    def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
+        """A rollout begins: int32 [N, width] prompts and answers, tokens of each prompt [N], names of groups."""
+
+    def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
+        """After a step of these requests: feed lengths [B] tokens of each, and draft for the next step."""
+
+    def finish(self, ended: list[int]) -> None:
+        """These requests of the last step have ended."""
+
+
+def roll_out(
+    answers: Sequence[Answer],
+    drafter: Drafter | None,
+    max_running: int,
+    took: Callable[[Step], None] = lambda step: None,
+) -> npt.NDArray[np.int64]:
+    """Run all answers as one replica of a rollout does.
+
+    Args:
+        answers: requested at once; admitted in order while fewer than `max_running` run.
+        drafter: None decodes plainly.
+        took: called with each step before the drafter is.
+
+    Returns:
+        int64 [steps, fields], a row of FIELDS for each step.
+    """
+    texts = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
+    prompts = np.array([len(answer.prompt_ids) for answer in answers], np.int32)
+    ends = np.array([len(text) for text in texts], np.int32)
+    table = np.zeros((len(texts), int(ends.max())), np.int32)
+    for row, text in zip(table, texts, strict=True):
+        row[: len(text)] = text
+    if drafter:
+        drafter.begin(table, prompts, [answer.group for answer in answers])
+    known = np.zeros(len(texts), np.int64)  # tokens computed of a prompt that is being read, else all certain ones
+    waiting = list(range(len(texts)))
+    active: list[int] = []
+    drafts: dict[int, list[int]] = {}
+    steps: list[Step] = []
+    while waiting or active:
+        room = MAX_BATCHED_TOKENS - sum(known[i] >= prompts[i] and 1 + len(drafts.get(i, ())) for i in active)
+        read: dict[int, int] = {}
+        for i in active:
+            if known[i] < prompts[i]:
+                read[i] = min(int(prompts[i] - known[i]), room)
+                room -= read[i]
+        while waiting and len(active) < max_running and room > 0:
+            i = waiting.pop(0)
+            active.append(i)
+            read[i] = min(int(prompts[i]), room)
+            room -= read[i]
+        step, ended = _advance(active, texts, known, prompts, ends, drafts, read)
+        steps.append(step)
+        took(step)
+        drafts = {}
+        if drafter:
+            may_draft = [known[i] > prompts[i] for i in active] if read else [True] * len(active)
+            lengths = np.maximum(known, prompts)[active].astype(np.int32)
+            proposed = drafter.draft(active, lengths, may_draft, step.rows)
+            drafts = {i: draft for i, draft in zip(active, proposed, strict=True) if draft}
+        if ended:
+            if drafter:
+                drafter.finish(ended)
+            active = [i for i in active if known[i] < ends[i]]
+    return np.array(steps, np.int64).reshape(-1, len(FIELDS))
+
+
+def _advance(
+    active: list[int],
+    texts: list[list[int]],
+    known: npt.NDArray[np.int64],
+    prompts: Int32,
+    ends: Int32,
+    drafts: dict[int, list[int]],
+    read: dict[int, int],
+) -> tuple[Step, list[int]]:
+    """Run a step: `known` grows. Returns it and the requests that have ended."""
+    held = known[active]
+    drafted = draft_context = accepted_in_all = 0
+    gained = np.ones(len(active), np.int64)
+    for at, i in enumerate(active):
+        if i in read:
+            gained[at] = read[i] + (known[i] + read[i] == prompts[i])  # the last prompt token yields one
+        elif i in drafts:
+            draft, position, text = drafts[i], int(known[i]), texts[i]
+            drafted += len(draft)
+            draft_context += len(draft) * position
+            accepted = 0
+            for token, wanted in zip(draft, text[position : position + len(draft)]):
+                if token != wanted:
+                    break
+                accepted += 1
+            gained[at] += min(accepted, len(text) - position - 1)
+            accepted_in_all += accepted
+    known[active] += gained
+    prompt = sum(read.values())
+    emitted = int(gained.sum()) - prompt
+    rows = len(active) - len(read) + drafted + prompt
+    ended = [i for i in active if known[i] >= ends[i]]
+    return Step(len(active), rows, drafted, emitted, int(held.sum()), draft_context, prompt), ended
+
+
+def column(steps: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """A field of all steps."""
+    return steps[:, FIELDS.index(name)]

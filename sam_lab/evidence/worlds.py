@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clocks: what a step takes on a device, measured or by its roofline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_rl.layout import SHAPES
+from sam_lab.evidence.rollout import Step, column
+from sam_lab.plan.cost import DEVICES, Cost, roofline
+
+MEASURED = Path(__file__).with_name("cpu.json")
+"""Cost of a step of vLLM on a CPU; `about` says which."""
+LAUNCH = 82e-6
+"""Host seconds an operator of the 910C in eager mode: the article's plain decoding takes about as long."""
+VERIFY = 0.75
+"""A verifying step of the article took 1.6 to 1.9 times as long as a decoding one: the mean, less 1."""
+EXPENSIVE = "article"
+
+
+@dataclass(frozen=True)
+class World:
+    """A device and an engine.
+
+    cost: of a step. verify: seconds that a step with drafts takes more, whatever its size.
+    """
+
+    name: str
+    title: str
+    cost: Cost
+    verify: float = 0.0
+
+    def seconds(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Of each step that `roll_out` returned."""
+        context = self.cost.context * column(steps, "context") + self.cost.draft_context * column(
+            steps, "draft_context"
+        )
+        device = self.cost.device(column(steps, "rows").astype(float)) + context / 1000
+        return np.maximum(self.cost.floor, device) + self.verify * (column(steps, "drafted") > 0)
+
+    def step_seconds(self, step: Step) -> float:
+        return float(self.seconds(np.array([step], np.int64))[0])
+
+
+def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
+    """The worlds of these names, or all. verify: seconds that a verifying step of `article` takes more, as a share of a step."""
+    large, small = SHAPES["Qwen3-32B"], SHAPES["Qwen3-8B"]
+    npu = replace(DEVICES["910C"], launch=LAUNCH)
+    eager = roofline(large, 4, 1, npu)
+    found = [
+        World("cpu", "CPU, measured, Qwen3-0.6B", measured()),
+        World("910c-eager", "910C eager, Qwen3-32B on 4 dies", eager),
+        World("910c-graph", "910C graphs, Qwen3-32B on 4 dies", roofline(large, 4, 1, npu, eager=False)),
+        World("h100", "H100, Qwen3-8B", roofline(small, 1, 1, DEVICES["H100"], eager=False)),
+        World(EXPENSIVE, "910C eager, costly verification", eager, verify * float(eager.rows_cost(8))),
+    ]
+    return [world for world in found if not names or world.name in names]
+
+
+def measured(path: Path = MEASURED) -> Cost:
+    """The cost in a file of `rows` with `seconds`, and `context` and `draft_context` in seconds per 1,000 tokens."""
+    record = json.loads(path.read_text())
+    rows, seconds = (np.array(record[name], float) for name in ("rows", "seconds"))
+    return Cost(rows, seconds, record["context"], record["draft_context"])
+
+
+NAMES = ("cpu", "910c-eager", "910c-graph", "h100", EXPENSIVE)
