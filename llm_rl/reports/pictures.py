@@ -10,7 +10,7 @@ COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
 MARKERS = {"off": "o", "on": "s", "auto": "^"}
 MIN_STEPS = 10
 """Medians of fewer engine steps are not drawn; the table has them."""
-SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7"}
+SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7", "common": "#56b4e9"}
 
 
 def draw(summary, runs):

@@ -5,7 +5,7 @@ import copy
 
 import numpy as np
 
-ALL = ("request", "group", "history")
+ALL = ("request", "group", "history", "common")
 
 
 def i32(*values):
