@@ -33,7 +33,7 @@ MEANINGS = {
     "en": {
         "num_speculative_tokens": "longest draft. The article uses 3. With `min_prob` a larger k costs little",
         "rule": "how a draft is chosen, see [rules](how-it-works.md#drafts-from-a-suffix-automaton)",
-        "sources": "texts that are searched, see [sources](how-it-works.md#drafts-from-a-suffix-automaton); "
+        "sources": "where drafts come from, see [sources](how-it-works.md#drafts-from-a-suffix-automaton); "
         "`history` needs `group`",
         "switch": "when to draft. `batch`: while at most `threshold` requests run. `auto`: for each request of each "
         "step as many tokens as pay, see [below](#switch-auto)",
@@ -55,7 +55,7 @@ MEANINGS = {
     "zh": {
         "num_speculative_tokens": "草稿的最大长度。文章取 3。有了 `min_prob`，k 取大一些代价也不高",
         "rule": "草稿如何选取，见[规则](how-it-works.zh.md#用后缀自动机生成草稿)",
-        "sources": "检索哪些文本，见[来源](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
+        "sources": "草稿取自何处，见[来源](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
         "switch": "何时起草。`batch`：运行的请求数不超过 `threshold` 时；`auto`：每一步中每条请求的草稿长度以划算为准，"
         "[见下](#开关-auto)",
         "threshold": "用于 `switch: batch`；一步的运行请求数决定下一步",

@@ -13,7 +13,7 @@ MIN_STEPS = 10
 """Medians of fewer engine steps are not drawn; the table has them."""
 ARTICLE = {"off": ("#000000", ":"), "on": ("#009e73", "--")}
 """Colours and lines of the article's curves."""
-SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7"}
+SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corpus": "#cc79a7", "common": "#56b4e9"}
 
 
 def draw(summary, runs, article=False):

@@ -12,24 +12,25 @@ uint32_t model_share_cell(uint32_t count, uint32_t total) {
     return MODEL_CELLS + 2 * halves + more;
 }
 
-// The entry for the last order + 1 tokens; *key: the part of their hash that an entry stores.
+// The entry of table `order` for the last tokens; *key: the part of their hash that an entry stores.
 static uint32_t follower_entry(uint32_t order, const int32_t *last, uint32_t *key) {
+    static const uint8_t sizes[MODEL_ORDERS] = {1, 2, 3, MODEL_LAST};
     uint32_t hash = (uint32_t)last[0] * 0x9E3779B1u;
-    for (uint32_t i = 1; i <= order; i++)
+    for (uint32_t i = 1; i < sizes[order]; i++)
         hash = (hash ^ hash >> 15 ^ (uint32_t)last[i]) * 0x85EBCA6Bu;
     hash ^= hash >> 13;
     *key = hash << 16;
     return hash >> 18;
 }
 
-int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_ORDERS], uint32_t *times) {
+int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times) {
     uint32_t key;
     const model_follower *f = &m->learned.followers[order][follower_entry(order, last, &key)];
     *times = f->seen & 255;
     return *times && (f->seen ^ key) >> 16 == 0 ? f->token : -1;
 }
 
-void model_learn_follower(model *m, int32_t last[MODEL_ORDERS], int32_t token) {
+void model_learn_follower(model *m, int32_t last[MODEL_LAST], int32_t token) {
     for (uint32_t order = 0; order < MODEL_ORDERS; order++) {
         uint32_t key;
         model_follower *f = &m->learned.followers[order][follower_entry(order, last, &key)];
@@ -51,7 +52,7 @@ void model_learn_follower(model *m, int32_t last[MODEL_ORDERS], int32_t token) {
         }
         f->seen = key | seen;
     }
-    for (uint32_t i = MODEL_ORDERS - 1; i; i--)
+    for (uint32_t i = MODEL_LAST - 1; i; i--)
         last[i] = last[i - 1];
     last[0] = token;
 }

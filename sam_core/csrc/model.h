@@ -23,7 +23,8 @@ enum {
     MODEL_COUNTS = 8,   // classes of counts
     MODEL_CELLS = MODEL_SOURCES * MODEL_RANKS * MODEL_LENGTHS * MODEL_COUNTS * MODEL_COUNTS * 2,
     MODEL_SHARES = 16, // classes of the share of a token among all
-    MODEL_ORDERS = 3,  // tables of followers, keyed by the last 1, 2 or 3 tokens
+    MODEL_ORDERS = 4,  // tables of followers, keyed by the last 1, 2, 3 or 5 tokens
+    MODEL_LAST = 5,    // the most of these
     MODEL_FOLLOWERS = 1 << 14,
     MODEL_MOST_SEEN = 15, // times that a follower came, as far as they are counted
     MODEL_PATIENCE = 4,   // times that other tokens ask in vain for the entry of a follower that came twice
@@ -34,7 +35,7 @@ enum {
     MODEL_CLASSES = 7, // coarser classes of match lengths
     MODEL_KINDS =
         4, // of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
-    MODEL_COMMON = 3,
+    MODEL_FREQUENT = 3,
     MODEL_SETS = MODEL_CLASSES * MODEL_CLASSES * 4 * MODEL_KINDS,
     // inputs of the mix: a cell of each match, the share, the token tables, the follower, a constant
     MODEL_SHARE_INPUT = MODEL_SOURCES * MODEL_RANKS,
@@ -130,12 +131,12 @@ static inline uint32_t model_hash(uint32_t order, int32_t candidate, int32_t las
     return hash >> 19;
 }
 
-// A follower of the last order + 1 tokens, last[0] the latest: its token, and how often it came in *times.
-// -1 if none is known.
-int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_ORDERS], uint32_t *times);
+// A follower of the last tokens, last[0] the latest, in table `order`: its token, and how often it came in
+// *times. -1 if none is known.
+int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times);
 
-// Learns that `token` came after last[0 .. MODEL_ORDERS - 1], and puts it in front of them.
-void model_learn_follower(model *m, int32_t last[MODEL_ORDERS], int32_t token);
+// Learns that `token` came after last[0 .. MODEL_LAST - 1], and puts it in front of them.
+void model_learn_follower(model *m, int32_t last[MODEL_LAST], int32_t token);
 
 // Number of the cell for a candidate where a follower came so many times; is: the candidate is that follower.
 static inline uint32_t model_follower_cell(uint32_t order, uint32_t times, bool is) {

@@ -46,7 +46,7 @@ typedef struct {
 static const char *const rules[] = {"oldest", "newest", "count", "suffix", "blend"};
 
 // Index: RULE_REQUEST, ...
-static const char *const sources[] = {"request", "group", "corpus", "history"};
+static const char *const sources[] = {"request", "group", "corpus", "history", "common"};
 
 // Raises in a forked child, since another thread may have been working in the pool during the fork.
 static int check_process(const PoolObject *self) {
@@ -226,8 +226,8 @@ static int get_sources(PyObject *object, unsigned *bits) {
                 bit = 1u << j;
         if (!bit) {
             PyErr_Format(PyUnicode_Check(name) ? PyExc_ValueError : PyExc_TypeError,
-                         "sources has %R: it must be a sequence of 'request', 'group' and 'history'; "
-                         "the corpus is given as corpus=path",
+                         "sources has %R: it must be a sequence of 'request', 'group', 'history' and "
+                         "'common'; the corpus is given as corpus=path",
                          name);
             Py_DECREF(names);
             return -1;
@@ -236,7 +236,7 @@ static int get_sources(PyObject *object, unsigned *bits) {
     }
     Py_DECREF(names);
     if (!*bits) {
-        PyErr_SetString(PyExc_ValueError, "sources is empty: name 'request', 'group' or both");
+        PyErr_SetString(PyExc_ValueError, "sources is empty: name at least one, for instance 'request'");
         return -1;
     }
     if (*bits >> RULE_HISTORY & 1 && !(*bits >> RULE_GROUP & 1)) {
@@ -416,7 +416,7 @@ static PyObject *Pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     Settings settings = {0};
     PyObject *rule_object = NULL, *source_names = NULL;
     rule_name rule = RULE_BLEND;
-    unsigned bits = 1u << RULE_REQUEST | 1u << RULE_GROUP | 1u << RULE_HISTORY;
+    unsigned bits = 1u << RULE_REQUEST | 1u << RULE_GROUP | 1u << RULE_HISTORY | 1u << RULE_COMMON;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOdOO:Pool", names, &settings.memory, &rule_object,
                                      &source_names, &settings.corpus_path, &settings.min_prob,
                                      &settings.vocabulary, &settings.fingerprint))
@@ -1102,7 +1102,7 @@ static PyGetSetDef Pool_attributes[] = {
 };
 
 PyDoc_STRVAR(Pool_doc,
-             "Pool(memory_bytes=1073741824, rule='blend', sources=('request', 'group', 'history'), "
+             "Pool(memory_bytes=1073741824, rule='blend', sources=('request', 'group', 'history', 'common'), "
              "corpus=None, min_prob=0.0, vocab_size=None, tokenizer=None)\n--\n\n"
              "Requests that draft from their own text, the answers to the same prompt and a corpus.");
 

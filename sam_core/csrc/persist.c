@@ -334,7 +334,7 @@ static const char *judge_contents(const persist_file *f, int *error) {
     const persist_header *h = &f->header;
     unsigned group = 1u << RULE_GROUP, history = 1u << RULE_HISTORY;
     if (h->vocab_size > (uint64_t)1 << 31 || h->rule > RULE_BLEND || !h->sources ||
-        h->sources & ~(1u << RULE_REQUEST | group | history) ||
+        h->sources & ~(1u << RULE_REQUEST | group | history | 1u << RULE_COMMON) ||
         ((h->groups || h->sources & history) && !(h->sources & group)))
         return DAMAGED;
     return NULL;

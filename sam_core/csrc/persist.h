@@ -23,7 +23,7 @@
 
 #define PERSIST_MAGIC "sampool" // with its terminating zero
 #define PERSIST_ORDER 0x01020304u
-enum { PERSIST_VERSION = 2 };
+enum { PERSIST_VERSION = 3 };
 
 typedef struct {
     char magic[8];

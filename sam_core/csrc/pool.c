@@ -171,7 +171,7 @@ static bool continue_text(pool *p, pool_slot *slot, uint32_t number, const int32
 static bool fill_slot(pool *p, pool_slot *slot, uint32_t number, const int32_t *prompt, uint32_t size,
                       pool_key kind, const void *name, size_t name_bytes) {
     bool grouped = kind != POOL_PRIVATE && has_source(p, RULE_GROUP);
-    if (!grouped && !has_source(p, RULE_REQUEST) && !p->corpus.file)
+    if (!grouped && !has_source(p, RULE_REQUEST) && !has_source(p, RULE_COMMON) && !p->corpus.file)
         return true;
     slot->drafts = true;
     if (p->corpus.file) {
@@ -274,6 +274,7 @@ pool_status pool_truncate(pool *p, int64_t number, size_t size, pool_error *erro
         return POOL_OK;
     pool_group *g = slot->group;
     slot->record.drafted = slot->record.kept = 0;
+    slot->record.drafts = false;
     room_discard(p, &slot->request);
     slot->cursor = SAM_START;
     if (slot->corpus_at) {
@@ -406,7 +407,7 @@ static bool append(pool *p, pool_slot *slot, const int32_t *tokens, size_t count
     if (!slot->drafts || !count)
         return slot->drafts;
     uint32_t size = count < SAM_MAX_PLACES ? (uint32_t)count : SAM_MAX_PLACES;
-    if (slot->record.kept)
+    if (slot->record.kept || slot->record.drafts)
         learn(p, slot, tokens, size);
     if (size < SAM_MAX_PLACES && store(p, slot, tokens, size))
         return true;
@@ -470,7 +471,7 @@ static void match_corpus(const pool *p, pool_slot *slot) {
 static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t at) {
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
-    rule_context context = {.vocab_size = p->vocab_size};
+    rule_context context = {.common = has_source(p, RULE_COMMON), .vocab_size = p->vocab_size};
     for (uint32_t i = 0; i < RULE_LAST; i++)
         context.last[i] = i < size ? text->body.tokens[size - 1 - i] : SAM_NO_TOKEN;
     if (slot->request.memory && slot->cursor.length == size) {

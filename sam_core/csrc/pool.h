@@ -156,7 +156,7 @@ typedef struct {
 typedef struct {
     sam_memory memory;
     rule_name rule;
-    unsigned sources;    // bits 1 << RULE_REQUEST, RULE_GROUP, RULE_HISTORY; history only with group
+    unsigned sources;    // bits 1 << RULE_REQUEST, ...; not RULE_CORPUS; history only with group
     float min_prob;      // drafts end before their probability falls below
     uint32_t vocab_size; // drafts end before a token of at least this; 0: unknown
     uint64_t tokenizer;  // fingerprint of the tokens' tokenizer; 0: unknown

@@ -17,7 +17,7 @@ enum {
     ALPHA = 4,       // tokens of a draft for each token of its match (SuffixDecoding's alpha)
 };
 
-_Static_assert((int)RULE_LAST == (int)MODEL_ORDERS, "followers are looked up by the last tokens");
+_Static_assert((int)RULE_LAST == (int)MODEL_LAST, "followers are looked up by the last tokens");
 
 #define PATH_ONE (1u << 30) // probability 1 of a path
 #define NO_NODE UINT16_MAX
@@ -46,7 +46,6 @@ typedef struct {
 
 // The block of a rule_record; kept tokens follow, then candidates, then nodes.
 typedef struct {
-    int32_t last[RULE_LAST]; // tokens before the draft
     uint32_t node_count, candidate_count;
 } record_block;
 
@@ -302,8 +301,9 @@ static bool is_named(const draft *d, const node *n, int32_t token) {
     return false;
 }
 
-// The follower of the longest context that occurs in a source: in an index, or as a match's candidate.
-// SAM_NO_TOKEN if there is none. *cell: the cell of the other candidates. Not used beside longer matches.
+// The follower of the most last tokens; if followers are not a source, the one of those that occur in a
+// source: in an index, or as a match's candidate. SAM_NO_TOKEN if there is none. *cell: the cell of the other
+// candidates. Not used beside longer matches.
 static int32_t find_follower(const draft *d, const node *n, const sam_index *index, uint32_t *cell) {
     for (uint32_t s = 0; s < RULE_INDEXES; s++)
         if (n->length[s] > SHORT_MATCH)
@@ -313,7 +313,8 @@ static int32_t find_follower(const draft *d, const node *n, const sam_index *ind
         int32_t token = model_follow(&d->model->model, order, n->last, &times);
         if (token == SAM_NO_TOKEN)
             continue;
-        if (is_named(d, n, token) || sam_child(index, SAM_ROOT, token) != SAM_NONE) {
+        if (d->context->common || is_named(d, n, token) ||
+            (index && sam_child(index, SAM_ROOT, token) != SAM_NONE)) {
             *cell = model_follower_cell(order, times, false);
             return token;
         }
@@ -347,25 +348,27 @@ static void consider_blend(draft *d, node *n) {
     uint32_t share_source = context->index[RULE_GROUP] ? RULE_GROUP : RULE_REQUEST;
     const sam_index *shared = context->index[share_source];
     uint32_t follower_cell = 0;
-    int32_t follower = shared ? find_follower(d, n, shared, &follower_cell) : SAM_NO_TOKEN;
-    add_candidate(d, n, max_candidates, n->seen.count, follower, share_source);
+    int32_t follower = find_follower(d, n, shared, &follower_cell);
+    add_candidate(d, n, max_candidates, n->seen.count, follower,
+                  context->common ? RULE_COMMON : share_source);
     uint32_t named = n->seen.count; // by a match or follower; the others are only frequent
     if (shared && (d->tree || !named)) {
         uint32_t length = n->length[share_source];
-        uint32_t wanted = !d->tree ? 1 : n->depth ? (named ? 0 : 3) : length >= 4 ? 8 : SAM_COMMON;
-        for (uint32_t i = 0; i < shared->common_count && i < wanted; i++) {
-            candidate *c = add_candidate(d, n, max_candidates, named, shared->common[i].token, share_source);
+        uint32_t wanted = !d->tree ? 1 : n->depth ? (named ? 0 : 3) : length >= 4 ? 8 : SAM_FREQUENT;
+        for (uint32_t i = 0; i < shared->frequent_count && i < wanted; i++) {
+            candidate *c =
+                add_candidate(d, n, max_candidates, named, shared->frequent[i].token, share_source);
             if (c)
-                c->share = shared->common[i].count;
+                c->share = shared->frequent[i].count;
         }
     }
     uint32_t set = weight_set(n, n->depth == 0 ? 0 : n->depth < 3 ? 1 : 2);
-    uint32_t set_of_common = weight_set(n, MODEL_COMMON);
+    uint32_t frequent_set = weight_set(n, MODEL_FREQUENT);
     uint32_t least_share = shared ? model_share_cell(0, shared->appended) : 0;
     candidate *first = &d->model->candidates[n->seen.first];
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
-        c->set = (uint16_t)(j < named ? set : set_of_common);
+        c->set = (uint16_t)(j < named ? set : frequent_set);
         for (uint32_t i = 0; i < count && j < named; i++) {
             const match *a = &matches[i];
             uint32_t count_here = followed(context, a, c->token);
@@ -474,10 +477,11 @@ static bool followed_in_past(const rule_context *context, sam_state state, int32
     return place != SAM_NONE && is_past(context, place);
 }
 
-// Tokens of a node's longest match in one source that a candidate continues; 0 if it is only frequent.
+// Tokens of a node's longest match in one source that a candidate continues; 0 if it is a follower or only
+// frequent.
 static uint32_t match_length(const rule_context *context, const node *n, uint32_t source,
                              const candidate *c) {
-    if (c->cell[0] >= MODEL_CELLS)
+    if (source == RULE_COMMON || c->cell[0] >= MODEL_CELLS)
         return 0;
     for (uint32_t i = 0; source == RULE_CORPUS && i < n->corpus_count; i++) {
         corpus_match m = n->corpus[i];
@@ -846,7 +850,6 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
     }
     record_block *block = record->block;
     memcpy(record->source, o->sources, o->size);
-    memcpy(block->last, d->context->last, sizeof block->last);
     block->node_count = d->node_count;
     block->candidate_count = d->candidate_count;
     kept_token *kept = (kept_token *)(block + 1);
@@ -882,6 +885,8 @@ uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rul
     o.cut = false;
     o.with_lengths = match_lengths != NULL;
     record->drafted = record->kept = 0;
+    record->drafts = rule == RULE_BLEND;
+    memcpy(record->last, context->last, sizeof record->last);
     if (rule == RULE_COUNT || rule == RULE_BLEND) {
         start(&d);
         if (d.tree)
@@ -896,8 +901,12 @@ uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rul
         draft_copies(&d, &o);
     }
     end_at_foreign_token(&o, context->vocab_size);
-    if (!o.size || !keep(&d, memory, &o, record))
+    if (!o.size)
         return 0;
+    if (!keep(&d, memory, &o, record)) {
+        record->drafts = false;
+        return 0;
+    }
     memcpy(tokens, o.tokens, record->drafted * sizeof(int32_t));
     if (parents)
         memcpy(parents, o.parents, record->drafted * sizeof(int32_t));
@@ -937,17 +946,16 @@ static void learn_candidate(model *m, const candidate *c, bool outcome) {
 
 void rule_learn(rule_model *rm, rule_name rule, rule_record *record, const int32_t *tokens, uint32_t count,
                 uint64_t accepted[RULE_SOURCES]) {
+    model *m = &rm->model;
+    for (uint32_t i = 0; record->drafts && i < count; i++)
+        model_learn_follower(m, record->last, tokens[i]);
+    record->drafts = false;
     if (!record->kept)
         return;
-    model *m = &rm->model;
     const record_block *block = record->block;
     const kept_token *kept = (const kept_token *)(block + 1);
     const candidate *candidates = (const candidate *)(kept + record->kept);
     const seen_node *nodes = (const seen_node *)(candidates + block->candidate_count);
-    int32_t last[RULE_LAST];
-    memcpy(last, block->last, sizeof last);
-    for (uint32_t i = 0; rule == RULE_BLEND && i < count; i++)
-        model_learn_follower(m, last, tokens[i]);
     int32_t at = -1; // the last confirmed draft token
     for (uint32_t i = 0; i < count; i++) {
         int32_t next = -1;

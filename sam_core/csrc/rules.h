@@ -19,11 +19,11 @@
 // and `suffix` take the probability of their drafts from the table. They also learn from the first token that
 // is too improbable to be drafted, so that an underrated cell recovers.
 //
-// Blend. For each token to be drafted, up to RULE_RANKS matches of each source (the longest, then the next
+// Blend. For each token to be drafted, up to MODEL_RANKS matches of each source (the longest, then the next
 // shorter ones with more occurrences) name candidates: their best, their newest, for trees a few more, and
 // the most frequent tokens overall if there is room. If no match is long, the follower is one more candidate:
-// the token that came after the last 3, 2 or 1 tokens in any text of the pool, according to small tables, if
-// the sources contain it. So a draft holds only tokens of its own sources.
+// the token that came after the last 5, 3, 2 or 1 tokens in any text of the pool, according to small tables.
+// Where it may be one that no source of the request contains, it is the source RULE_COMMON.
 // The probability of a candidate is a logistic mix,
 //
 //   stretch(p) = ln(p / (1 - p)),    P(c) = squash(sum over inputs i of weight[set][i] * stretch(p_i(c))),
@@ -51,12 +51,13 @@ typedef enum { RULE_OLDEST, RULE_NEWEST, RULE_COUNT, RULE_SUFFIX, RULE_BLEND } r
 
 // Sources. A group's history, the answers of earlier steps or epochs, is in the group's index as its first
 // texts, so it is a separate source in counters only.
-enum { RULE_REQUEST, RULE_GROUP, RULE_CORPUS, RULE_HISTORY, RULE_SOURCES };
+// RULE_COMMON has no texts: the tables of followers.
+enum { RULE_REQUEST, RULE_GROUP, RULE_CORPUS, RULE_HISTORY, RULE_COMMON, RULE_SOURCES };
 
 enum {
     RULE_INDEXES = 2,   // sources that are a sam_index: request and group
     RULE_MATCHED = 3,   // sources with matches: these and the corpus
-    RULE_LAST = 3,      // last tokens of the text, by which followers are looked up
+    RULE_LAST = 5,      // last tokens of the text, by which followers are looked up
     RULE_MAX_DRAFT = 64 // tokens of a draft or nodes of a tree
 };
 
@@ -68,8 +69,9 @@ typedef struct {
     uint32_t past;                        // the group's texts with smaller numbers are its history
     const corpus *corpus;                 // NULL: not a source
     const corpus_context *corpus_at;      // of the text
-    int32_t last[RULE_LAST];              // the text's last tokens, the latest first; SAM_NO_TOKEN: none
-    uint32_t vocab_size;                  // a draft ends before a token of at least this; 0: unlimited
+    bool common; // followers are a source; else only those that a source of the request contains are used
+    int32_t last[RULE_LAST]; // the text's last tokens, the latest first; SAM_NO_TOKEN: none
+    uint32_t vocab_size;     // a draft ends before a token of at least this; 0: unlimited
 } rule_context;
 
 // What a pool has learned (model.h), and working memory.
@@ -87,6 +89,8 @@ typedef struct {
     uint32_t drafted; // tokens of the draft
     uint32_t kept;    // these and possibly one that was too improbable; 0: nothing to learn from
     uint8_t source[RULE_MAX_DRAFT]; // where each came from
+    bool drafts;                    // the followers learn from what comes next
+    int32_t last[RULE_LAST];        // tokens before the draft
 } rule_record;
 
 void rule_record_free(rule_record *record, sam_memory *memory);
@@ -95,7 +99,7 @@ void rule_record_free(rule_record *record, sam_memory *memory);
 // nodes: parents[i] < i is the node that node i follows, -1 the end of the text. scores[i], if given, is the
 // probability that the path to token i is accepted. match_lengths[i], if given, is the number of tokens of
 // the longest match in record->source[i] that token i continues, drafted tokens included; in a copy
-// (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is only frequent. min_prob: see
+// (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is a follower or only frequent. min_prob: see
 // above, 0 .. 1. Returns the number of tokens and keeps in *record what rule_learn needs. Without memory for
 // that, nothing is drafted.
 uint32_t rule_draft(rule_model *model, sam_memory *memory, rule_name rule, const rule_context *context,

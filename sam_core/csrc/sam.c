@@ -607,23 +607,23 @@ static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 // Updates the list of the most frequent tokens: `token` has occurred `count` times now. It goes before
 // equally frequent tokens, or after them in an older text.
-static void rank_common(sam_index *index, int32_t token, uint32_t count, bool older) {
-    sam_common *common = index->common;
-    uint32_t size = index->common_count, to = 0;
-    if (size == SAM_COMMON && count < common[size - 1].count + older)
+static void rank_frequent(sam_index *index, int32_t token, uint32_t count, bool older) {
+    sam_frequent *frequent = index->frequent;
+    uint32_t size = index->frequent_count, to = 0;
+    if (size == SAM_FREQUENT && count < frequent[size - 1].count + older)
         return;
-    for (uint32_t i = 0; i < SAM_COMMON; i++) // counts behind `size` are 0; without a branch this is quick
-        to += common[i].count + older > count;
+    for (uint32_t i = 0; i < SAM_FREQUENT; i++) // counts behind `size` are 0; without a branch this is quick
+        to += frequent[i].count + older > count;
     uint32_t from = to;
-    while (from < size && common[from].token != token)
+    while (from < size && frequent[from].token != token)
         from++;
-    if (from == SAM_COMMON)
+    if (from == SAM_FREQUENT)
         from--;
     else if (from == size)
-        index->common_count++;
+        index->frequent_count++;
     for (; from > to; from--)
-        common[from] = common[from - 1];
-    common[to] = (sam_common){token, count};
+        frequent[from] = frequent[from - 1];
+    frequent[to] = (sam_frequent){token, count};
 }
 
 static bool same_text(const sam_index *index, uint32_t a, uint32_t b) {
@@ -667,7 +667,7 @@ static void mark(sam_index *index, sam_state from, sam_state to, int32_t token, 
         counts[t].arrivals++;
         shortest = t;
     }
-    rank_common(index, token, shortest ? counts[shortest].arrivals : 1, older);
+    rank_frequent(index, token, shortest ? counts[shortest].arrivals : 1, older);
 }
 
 // SAM_OLDEST: sets `place` of the nodes that have none, in an older text also of those that another text has

@@ -17,7 +17,7 @@ NOTHING = np.empty(0, np.int32)
 RULES: dict[str, dict[str, Any]] = {
     "newest": {"rule": "newest", "sources": ("request",)},
     "count": {"rule": "count", "sources": ("request",)},
-    "blend with group": {"rule": "blend", "sources": ("request", "group")},
+    "blend with group": {"rule": "blend", "sources": ("request", "group", "common")},
 }
 
 

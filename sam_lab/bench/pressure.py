@@ -31,7 +31,8 @@ GROUPS, ANSWERS, TOKENS = 24, 8, 800
 SECTION = "within a budget of memory"
 SHARES = (0.25, 0.5, 1.0)
 """Shares of the prompts that share an index in a plan."""
-ALL = ("request", "group", "history")
+ALL = ("request", "group", "history", "common")
+PRIVATE = ("request", "common")
 
 
 class Request(NamedTuple):
@@ -128,7 +129,7 @@ def plans(requests: Sequence[Request], free: Result, private: Result, memory_byt
     worth = sorted(size, key=lambda prompt: (private.gained[prompt] - free.gained[prompt]) / size[prompt])
     for share in SHARES:
         chosen = set(worth[: max(1, round(share * len(worth)))])
-        for sources in (ALL, ("group",), ("group", "history")):
+        for sources in (ALL, ("group", "common"), ("group", "history", "common")):
             if share < 1 and "request" not in sources:
                 continue  # private requests would have no index
             yield replay(requests, memory_bytes, chosen.__contains__, sources)
@@ -139,10 +140,10 @@ def compare(groups: Sequence[list[Request]], order: str, budget: float, seed: in
     requests = ORDERS[order](groups, random.Random(seed))
     roomy = 8 << 30
     free = replay(requests, roomy, lambda prompt: True)
-    private_free = replay(requests, roomy, lambda prompt: False, ("request",))
+    private_free = replay(requests, roomy, lambda prompt: False, PRIVATE)
     memory = sam_core.Pool().stats()["bytes_used"] + int(budget * private_free.peak)
     ours = replay(requests, memory, lambda prompt: True)
-    private = replay(requests, memory, lambda prompt: False, ("request",))
+    private = replay(requests, memory, lambda prompt: False, PRIVATE)
     best = max(plan.tokens_per_step for plan in plans(requests, free, private_free, memory))
     return {
         "free": free.tokens_per_step,

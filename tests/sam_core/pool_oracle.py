@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-ALL = ("request", "group", "history")
+ALL = ("request", "group", "history", "common")
 
 
 def i32(*values):

@@ -204,7 +204,7 @@ def test_close_refuses():
 
 
 RULES = "it must be 'oldest', 'newest', 'count', 'suffix' or 'blend'"
-SOURCES = "it must be a sequence of 'request', 'group' and 'history'; the corpus is given as corpus=path"
+SOURCES = "it must be a sequence of 'request', 'group', 'history' and 'common'; the corpus is given as corpus=path"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ SOURCES = "it must be a sequence of 'request', 'group' and 'history'; the corpus
         ({"sources": ("request", "other")}, f"sources has 'other': {SOURCES}"),
         ({"sources": ("request", "corpus")}, f"sources has 'corpus': {SOURCES}"),
         ({"sources": "request"}, f"sources has 'request': {SOURCES}"),
-        ({"sources": ()}, "sources is empty: name 'request', 'group' or both"),
+        ({"sources": ()}, "sources is empty: name at least one, for instance 'request'"),
         ({"sources": ("history", "request")}, "sources has 'history' without 'group', of which it is a part"),
         ({"min_prob": -0.1}, "min_prob is -0.1: it must lie between 0 and 1"),
         ({"min_prob": 1.5}, "min_prob is 1.5: it must lie between 0 and 1"),

@@ -40,7 +40,7 @@ static void check_sound(pool *p) {
     }
 }
 
-enum { ALL = 1 << RULE_REQUEST | 1 << RULE_GROUP | 1 << RULE_HISTORY, PLENTY = 1 << 30 };
+enum { ALL = 1 << RULE_REQUEST | 1 << RULE_GROUP | 1 << RULE_HISTORY | 1 << RULE_COMMON, PLENTY = 1 << 30 };
 enum { PROMPTS = 3, MOST = 6, DRAFT = 4 };
 
 // A fixed history of opens, steps, closes and drops. Every call must leave the pool sound,

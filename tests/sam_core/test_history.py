@@ -242,7 +242,7 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     assert warning.name == "the engine"
     row = np.array([[1, 21, 22, 23]], np.int32)
     assert smaller.propose(["new"], row, [4], [4], [True], 1) == [[24, 25, 26]], "the corpus is a source all the same"
-    assert make(tmp_path, sam={"sources": ["history", "group", "request"]} | sam), "in any order"
+    assert make(tmp_path, sam={"sources": ["common", "history", "group", "request"]} | sam), "in any order"
 
 
 def test_min_prob_is_the_engines(tmp_path):

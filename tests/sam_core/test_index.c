@@ -89,7 +89,7 @@ static uint64_t contents(const sam_index *index) {
     }
     hash = hash_bytes(hash, &edges, sizeof edges);
     hash = hash_bytes(hash, &index->appended, sizeof index->appended);
-    return hash_bytes(hash, index->common, index->common_count * sizeof(sam_common));
+    return hash_bytes(hash, index->frequent, index->frequent_count * sizeof(sam_frequent));
 }
 
 // Appends a token. A failed allocation must change nothing; then there is memory again.
@@ -233,7 +233,7 @@ static void check_text(const world *w, uint32_t t) {
     CHECK(length == longest && s == walk(index, own + size - length, length));
 }
 
-static void check_common(const world *w) {
+static void check_frequent(const world *w) {
     uint32_t counts[TOKENS] = {0};
     int32_t latest[TOKENS] = {0}; // the larger, the newer
     for (uint32_t i = 0; i < w->size; i++) {
@@ -241,15 +241,16 @@ static void check_common(const world *w) {
         counts[w->tokens[at.text][at.position]]++;
         latest[w->tokens[at.text][at.position]] = at.older ? -1 - (int32_t)i : (int32_t)i;
     }
-    for (uint32_t rank = 0; rank < SAM_COMMON; rank++) {
+    for (uint32_t rank = 0; rank < SAM_FREQUENT; rank++) {
         uint32_t best = 0;
         for (uint32_t c = 1; c < TOKENS; c++)
             if (counts[c] > counts[best] || (counts[c] == counts[best] && latest[c] > latest[best]))
                 best = c;
-        CHECK((rank < w->index.common_count) == (counts[best] > 0));
+        CHECK((rank < w->index.frequent_count) == (counts[best] > 0));
         if (!counts[best])
             break;
-        CHECK(w->index.common[rank].token == (int32_t)best && w->index.common[rank].count == counts[best]);
+        CHECK(w->index.frequent[rank].token == (int32_t)best &&
+              w->index.frequent[rank].count == counts[best]);
         counts[best] = 0;
     }
 }
@@ -284,7 +285,7 @@ static void check_all(const world *w) {
     for (uint32_t t = 0; t < w->count; t++)
         check_text(w, t);
     if (w->index.kind == SAM_COUNTED)
-        check_common(w);
+        check_frequent(w);
 }
 
 // ---- the automaton
@@ -729,7 +730,9 @@ static void check_draft(const sources *s, const rule_context *context, const dra
         for (uint32_t j = 0; j < i; j++)
             CHECK(d->parents[j] != parent || d->tokens[j] != token);
         uint32_t from = d->source[i] == RULE_HISTORY ? (uint32_t)RULE_GROUP : d->source[i];
-        CHECK(from == RULE_CORPUS ? context->corpus != NULL : from < RULE_INDEXES && context->index[from]);
+        CHECK(from == RULE_COMMON   ? context->common && !d->match_lengths[i]
+              : from == RULE_CORPUS ? context->corpus != NULL
+                                    : from < RULE_INDEXES && context->index[from]);
         CHECK(d->source[i] != RULE_HISTORY || context->past);
         CHECK(d->match_lengths[i] >= 0);
     }
@@ -771,9 +774,9 @@ static void check_failure(sources *s, const rule_context *context, const draft *
 static void draft_and_learn(sources *s, uint32_t t, uint32_t alphabet) {
     static const float thresholds[] = {0, 0, 0.01f, 0.3f, 0.9f, 1};
     world *w = &s->group;
-    rule_context context = {.past = draw(w->count), .last = {SAM_NO_TOKEN, SAM_NO_TOKEN, SAM_NO_TOKEN}};
-    for (uint32_t i = 0; i < RULE_LAST && i < w->text[t].size; i++)
-        context.last[i] = w->tokens[t][w->text[t].size - 1 - i];
+    rule_context context = {.past = draw(w->count), .common = draw(2)};
+    for (uint32_t i = 0; i < RULE_LAST; i++)
+        context.last[i] = i < w->text[t].size ? w->tokens[t][w->text[t].size - 1 - i] : SAM_NO_TOKEN;
     if (t == 0 && draw(8)) {
         context.index[RULE_REQUEST] = &s->own;
         context.state[RULE_REQUEST] = sam_match(&s->own, &s->cursor, &context.length[RULE_REQUEST]);
@@ -812,8 +815,11 @@ static void draft_and_learn(sources *s, uint32_t t, uint32_t alphabet) {
     for (uint32_t i = 0; i < RULE_SOURCES; i++)
         sum += s->accepted[i];
     CHECK(s->record.drafted == 0 && sum == expected);
-    for (uint32_t i = 0; i < count && w->text[t].size < MOST; i++)
-        append_to_sources(s, t, tokens[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        s->present[tokens[i]] = true; // as a follower
+        if (w->text[t].size < MOST)
+            append_to_sources(s, t, tokens[i]);
+    }
     free_draft(&d);
 }
 

@@ -26,7 +26,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.c = sam_core.Pool(rule=rule, sources=sources)
         self.empty = self.c.stats()["bytes_used"]
         self.oracle = Oracle(rule, sources)
-        self.drafted = {"request": 0, "group": 0, "corpus": 0, "history": 0}
+        self.drafted = dict.fromkeys(sam_core.SOURCES, 0)
 
     @rule(prompt=st.sampled_from(PROMPTS), key=st.sampled_from(KEYS))
     def open(self, prompt, key):

@@ -136,30 +136,30 @@ def test_a_follower_is_the_one_that_came_most_lately():
     model = M.Model(copied=False)
     asked = []
     for token in [7] * 6 + [8] * 4 + [7, 7]:
-        model.learn_follower((1, 2, 3), token)
-        asked.append(model.follower(2, (1, 2, 3)))
+        model.learn_follower((1, 2, 3, 4, 5), token)
+        asked.append(model.follower(2, (1, 2, 3, 4, 5)))
     assert asked[:6] == [(7, times) for times in range(1, 7)]
     assert asked[6:] == [(7, 3), (7, 1), (8, 1), (8, 2), (8, 1), (7, 1)]
     for _ in range(50):
-        model.learn_follower((1, 2, 3), 7)
-    assert model.follower(2, (1, 2, 3)) == (7, M.MOST_SEEN)
+        model.learn_follower((1, 2, 3, 4, 5), 7)
+    assert model.follower(2, (1, 2, 3, 4, 5)) == (7, M.MOST_SEEN)
 
 
 def test_followers_go_by_the_last_tokens():
     model = M.Model(copied=False)
-    model.learn_follower((1, 2, 3), 7)
-    assert [model.follower(order, (1, 2, 3)) for order in range(3)] == [(7, 1)] * 3
-    assert [model.follower(order, (1, 2, 4)) for order in range(3)] == [(7, 1), (7, 1), (-1, 0)]
-    assert [model.follower(order, (1, 4, 3)) for order in range(3)] == [(7, 1), (-1, 0), (-1, 0)]
-    assert model.follower(0, (2, 2, 3)) == (-1, 0)
-    model.learn_follower((-1, -1, -1), 2**31 - 1)
-    assert model.follower(2, (-1, -1, -1)) == (2**31 - 1, 1)
+    model.learn_follower((1, 2, 3, 4, 5), 7)
+    for differs, known in ((5, 4), (4, 3), (3, 3), (2, 2), (1, 1), (0, 0)):
+        last = [1, 2, 3, 4, 5, 6]
+        last[differs] = 9
+        assert [model.follower(order, last[:5]) for order in range(4)] == [(7, 1)] * known + [(-1, 0)] * (4 - known)
+    model.learn_follower((-1,) * 5, 2**31 - 1)
+    assert [model.follower(order, (-1,) * 5) for order in range(4)] == [(2**31 - 1, 1)] * 4
 
 
 def test_a_follower_that_came_twice_keeps_its_entry_for_a_while():
-    model, first = M.Model(copied=False), (1, 2, 3)
+    model, first = M.Model(copied=False), (1, 2, 3, 4, 5)
     entry, key = M.follower_hash(0, first)
-    other = next((token, 2, 3) for token in range(2, 10**6) if M.follower_hash(0, (token, 2, 3))[0] == entry)
+    other = next((at, 2, 3, 4, 5) for at in range(2, 10**6) if M.follower_hash(0, (at, 2, 3, 4, 5))[0] == entry)
     assert M.follower_hash(0, other)[1] != key
     model.learn_follower(first, 7)
     model.learn_follower(first, 7)
@@ -199,6 +199,6 @@ def test_an_untrained_pool_holds_the_prior(tmp_path, rule):
     pool, twin = sam_core.Pool(rule=rule), reference.Pool(rule=rule)
     pool.save(tmp_path / "pool")
     learned = twin.learned()
-    size = M.ALL_CELLS + 3 * M.HASHES + M.SETS * M.INPUTS + 3 * 2 * M.FOLLOWERS
+    size = M.ALL_CELLS + 3 * M.HASHES + M.SETS * M.INPUTS + M.ORDERS * 2 * M.FOLLOWERS
     assert learned.dtype == np.uint32 and len(learned) == size
     assert learned.tobytes() in (tmp_path / "pool").read_bytes()

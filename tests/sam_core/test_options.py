@@ -13,7 +13,7 @@ from sam_core import Pool
 def test_defaults_and_the_articles_setting():
     options = Options.from_engine(3, None)
     assert options == Options()
-    assert (options.rule, options.sources) == ("blend", ("request", "group", "history"))
+    assert (options.rule, options.sources) == ("blend", ("request", "group", "history", "common"))
     assert (options.min_prob, options.corpus) == (0.1, None)
     article = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 8, "min_prob": 0}
     assert Options.from_engine(3, article) == Options(
@@ -64,13 +64,17 @@ def test_a_mode_of_verification_that_the_patches_lack():
         (3, {"treshold": 8}, "unknown option 'treshold' in speculative_config.sam; known: rule, sources"),
         (3, {"rule": "mixer"}, "rule 'mixer' is not available; this version has oldest, newest, count, suffix, blend"),
         (3, {"switch": "on"}, "switch 'on' is not available; this version has batch, auto"),
-        (3, {"sources": []}, "sources must be a list of different names out of request, group, history, got ()"),
+        (
+            3,
+            {"sources": []},
+            "sources must be a list of different names out of request, group, history, common, got ()",
+        ),
         (3, {"sources": ["group", "group"]}, "sources must be a list of different names"),
         (3, {"sources": "request"}, "sources must be a list of different names"),
         (
             3,
             {"sources": [["request"]]},
-            "sources must be a list of different names out of request, group, history, got",
+            "sources must be a list of different names out of request, group, history, common, got",
         ),
         (3, {"sources": [{}, {}]}, "sources must be a list of different names"),
         (3, {"rule": ["blend"]}, "rule ['blend'] is not available; this version has oldest, newest, count, suffix"),

@@ -106,11 +106,11 @@ def test_description(tmp_path):
     path = tmp_path / "pool"
     filled("count").save(str(path))
     expected = {
-        "version": 2,
+        "version": 3,
         "vocab_size": None,
         "tokenizer": None,
         "rule": "count",
-        "sources": ["request", "group", "history"],
+        "sources": ["request", "group", "history", "common"],
     }
     expected |= {"groups": 6, "texts": 17, "tokens": 17 * 33, "bytes": path.stat().st_size}
     assert Pool.describe(path) == expected
@@ -226,7 +226,7 @@ def test_every_flipped_bit_is_noticed(saved, tmp_path):
 
 def test_checksum_is_what_the_header_says(saved):
     assert sealed(saved) == saved
-    assert HEADER.unpack_from(saved)[:4] == (b"sampool\0", 2, 0x01020304, len(saved))
+    assert HEADER.unpack_from(saved)[:4] == (b"sampool\0", 3, 0x01020304, len(saved))
 
 
 def field(saved, **changes):
@@ -240,7 +240,7 @@ def field(saved, **changes):
     ("changes", "message"),
     [
         ({"magic": b"samcorp\0"}, "is no saved pool: name a file that Pool.save wrote"),
-        ({"version": 3}, "is from another version of sam_core: load it there, or start with a new pool"),
+        ({"version": 2}, "is from another version of sam_core: load it there, or start with a new pool"),
         ({"order": 0x04030201}, "is from a machine with another byte order: load it there"),
         ({"rule": 5}, "is damaged"),
         ({"sources": 0}, "is damaged"),

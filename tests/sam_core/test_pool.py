@@ -871,7 +871,7 @@ def test_signatures_and_constants():
     assert pool == given | unknown
     load = inspect.signature(sam_core.Pool.load).parameters
     assert list(load) == ["path", "memory_bytes", "corpus", "min_prob", "vocab_size", "tokenizer"]
-    assert sam_core.SOURCES == ("request", "group", "corpus", "history")
+    assert sam_core.SOURCES == ("request", "group", "corpus", "history", "common")
 
 
 def test_attributes():

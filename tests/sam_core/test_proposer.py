@@ -390,7 +390,7 @@ def test_sources_add_up_in_the_counters():
     batch.propose(proposer)
     stats = proposer.stats()
     pool = proposer.pool.stats()
-    sources = ("request", "group", "history", "corpus")
+    sources = ("request", "group", "history", "corpus", "common")
     assert stats["proposed"] == sum(stats[f"proposed_{source}"] for source in sources) > 0
     assert pool["accepted_tokens"] == sum(stats[f"accepted_{source}"] for source in sources) > 0
     assert stats["proposed_request"] and stats["proposed_group"]

@@ -25,7 +25,7 @@ import sam_core
 
 DATA = PROJECT.parent / "sam_lab" / "data"
 COPYING = ("oldest", "newest")
-ALL = ("request", "group", "history")
+ALL = ("request", "group", "history", "common")
 A, B, C, D, E = range(5)
 
 
@@ -444,7 +444,7 @@ def test_what_is_learned_makes_up_for_a_wrong_prior(rule):
     """Text that goes on otherwise than any text before: after it, the same matches get much smaller scores."""
     rng = random.Random(1)
     pairs = [(rng.randrange(100, 200), rng.randrange(200, 300)) for _ in range(200)]
-    pool, scores = sam_core.Pool(rule=rule), []
+    pool, scores = sam_core.Pool(rule=rule, sources=("request",)), []
     for turn, (first, second) in enumerate(pairs):
         slot = pool.open([first, second, turn + 1000, first, second], None)
         tokens, _, given = ask(pool, slot, k=1)
@@ -497,8 +497,8 @@ def test_a_request_follows_what_others_said(tree):
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("group", [None, b"name"])
-def test_drafts_hold_tokens_of_the_own_sources_alone(group, tree):
-    rng, pool = random.Random(4), sam_core.Pool(rule="blend")
+def test_without_common_drafts_hold_tokens_of_the_own_sources_alone(group, tree):
+    rng, pool = random.Random(4), sam_core.Pool(rule="blend", sources=("request", "group", "history"))
     for _ in range(40):
         say(pool, [], [rng.choice((1, 2, 3, rng.randrange(4, 40))) for _ in range(20)], tree)
     said = {5, 6, 1}
@@ -509,6 +509,28 @@ def test_drafts_hold_tokens_of_the_own_sources_alone(group, tree):
         new = rng.choice((1, 2, 3, rng.randrange(4, 40)))
         pool.append(slot, new)
         said.add(new)
+
+
+@pytest.mark.parametrize("sources", [("common",), ("request", "common"), ALL])
+def test_common_drafts_what_only_others_said(sources):
+    """Tokens that no text of the slot has; each is counted as common and continues no match."""
+    pool = sam_core.Pool(rule="blend", sources=sources)
+    for _ in range(100):
+        say(pool, [], [1, 2, 3, 4, 5], False)
+    before = pool.stats()["by_source"]["common"]
+    slot = pool.open([7, 8, 1], None)
+    out, named, matches = np.zeros((3, 1, 4), np.int32)
+    lengths = i32(0)
+    pool.step(i32(slot), i32(), i32(0), 4, out, lengths, sources=named, match_lengths=matches)
+    assert lengths[0] == 4 and out.tolist() == [[2, 3, 4, 5]] and not matches.any()
+    assert [sam_core.SOURCES[source] for source in named[0]] == ["common"] * 4
+    pool.append(slot, [2, 3, 9])
+    after = pool.stats()["by_source"]["common"]
+    assert {name: after[name] - before[name] for name in after} == {
+        "drafts": 1,
+        "drafted_tokens": 4,
+        "accepted_tokens": 2,
+    }
 
 
 # ---- the same again -------------------------------------------------------------------------------------------------

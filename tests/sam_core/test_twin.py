@@ -14,7 +14,7 @@ from sam_core.reference.rules import MAX_DRAFT
 import sam_core
 from sam_core import reference
 
-SOURCES = [("request", "group", "history"), ("request", "group"), ("group", "history"), ("request",)]
+SOURCES = [("request", "group", "history", "common"), ("request", "group"), ("group", "history"), ("request", "common")]
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_older_texts_in_the_twin(kind):
     """An older text that is inserted after newer ones takes no place of theirs; the oldest rule's first is its."""
     rng = random.Random(kind)
     for _ in range(60):
-        texts, appended, common = [[], [], []], [], []
+        texts, appended, frequent = [[], [], []], [], []
         index = Index(kind, texts)
         states = [index.root] * 3
         for turn in range(40):
@@ -195,9 +195,9 @@ def test_older_texts_in_the_twin(kind):
             states[number] = index.append(states[number], number, position, older)
             appended.append((number, position, older))
             count = sum(texts[text][at] == token for text, at, _ in appended)
-            common = [entry for entry in common if entry[0] != token]
-            common.insert(sum(entry[1] + older > count for entry in common), (token, count))
-        assert index.common == common
+            frequent = [entry for entry in frequent if entry[0] != token]
+            frequent.insert(sum(entry[1] + older > count for entry in frequent), (token, count))
+        assert index.frequent == frequent
         for text, end, _ in appended:
             for start in range(max(0, end - 8), end + 1):
                 string, state = texts[text][start : end + 1], index.root

@@ -86,7 +86,7 @@ int main(int count, char **arguments) {
             int32_t prompts[2][PROMPT];
             uint64_t hash = 1, drafted = 0, accepted = 0;
             CHECK(corpus_open(&c, arguments[1], &reason) == CORPUS_OK);
-            unsigned sources = 1 << RULE_REQUEST | 1 << RULE_GROUP | 1 << RULE_HISTORY;
+            unsigned sources = 1 << RULE_REQUEST | 1 << RULE_GROUP | 1 << RULE_HISTORY | 1 << RULE_COMMON;
             CHECK(pool_init(&p, SIZE_MAX, (rule_name)rule, sources, &c, 0.002f));
             for (uint32_t i = 0; i < PROMPT; i++)
                 for (uint32_t j = 0; j < 2; j++)

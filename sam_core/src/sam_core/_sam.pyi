@@ -11,7 +11,7 @@ Float32: TypeAlias = npt.NDArray[np.float32]  # or any other C-contiguous, align
 Tokens: TypeAlias = Int32 | Sequence[int]
 Path: TypeAlias = str | bytes | os.PathLike[str]
 Rule: TypeAlias = Literal["oldest", "newest", "count", "suffix", "blend"]
-Source: TypeAlias = Literal["request", "group", "history"]
+Source: TypeAlias = Literal["request", "group", "history", "common"]
 
 class Drafted(TypedDict):
     drafts: int
@@ -53,7 +53,7 @@ class Saved(TypedDict):
     bytes: int
 
 BY_PROMPT: Final = "by_prompt"
-SOURCES: Final = ("request", "group", "corpus", "history")
+SOURCES: Final = ("request", "group", "corpus", "history", "common")
 """Names of the sources of drafts by their numbers, as `Pool.step` writes them."""
 
 @final
@@ -66,6 +66,9 @@ class Pool:
             last one is closed; its kept texts remain for the next life.
         history: the group's texts from earlier lives, counted apart.
         corpus: a file that `build_corpus` wrote.
+        common: for ``blend`` only, the token that came most often after the last 5, 3, 2 or 1 tokens, in any slot's
+            appended tokens, those of private slots included. These statistics have a fixed size and are shared by all
+            slots. Without ``common`` they only name tokens that the slot's other sources contain.
 
     The rule chooses the draft after a match: ``oldest`` copies the text after the first occurrence of the longest match
     (the article on SAM drafts for RL training), ``newest`` after its latest one, ``count`` takes the most frequent
@@ -96,7 +99,8 @@ class Pool:
             mapped.
         rule: see above.
         sources: ``"request"``, ``"group"`` or both, and ``"history"`` with ``"group"``; others are not indexed. With
-            ``group`` alone a slot also drafts from its own text, which is part of its group.
+            ``group`` alone a slot also drafts from its own text, which is part of its group. Without ``common`` no
+            draft contains a token that only other slots' texts have.
         corpus: path of a corpus, an additional source; None: none.
         min_prob: a draft ends before the estimated probability that all of it is accepted falls below this, 0 .. 1.
             Even with 0 a draft ends before this probability falls below 2**-30, or when there is no candidate.
@@ -120,7 +124,7 @@ class Pool:
         cls,
         memory_bytes: int = 1 << 30,
         rule: Rule = "blend",
-        sources: Iterable[Source] = ("request", "group", "history"),
+        sources: Iterable[Source] = ("request", "group", "history", "common"),
         corpus: Path | None = None,
         min_prob: float = 0.0,
         vocab_size: int | None = None,
@@ -144,8 +148,9 @@ class Pool:
         Args:
             prompt_ids: int32 buffer of shape [P] or a sequence of P integers, 0 .. 2**31 - 1; may be empty.
             group: ``BY_PROMPT``: slots with equal prompts form a group; bytes: slots with this name form a group,
-                whose prompts may differ; None: a private slot without a group. The group's first indexed prompt, and
-                each prompt that does not begin with it, is a source of drafts too.
+                whose prompts may differ; None: a private slot without a group, whose text is in no other slot's index
+                (but see source ``common``). The group's first indexed prompt, and each prompt that does not begin with
+                it, is a source of drafts too.
 
         Returns:
             A number from 0 on. A closed slot's number is used again only after 64 others were closed.

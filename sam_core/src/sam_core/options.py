@@ -13,7 +13,7 @@ INTERFACE = "0.2"
 """major.minor of the functions that the engine patches call; each pin set's patches name the one they need."""
 
 RULES = ("oldest", "newest", "count", "suffix", "blend")
-SOURCES = ("request", "group", "history")
+SOURCES = ("request", "group", "history", "common")
 SWITCHES = ("batch", "auto")
 VERIFY = ("rejection", "seeded")
 DEFAULT_K = 3
@@ -31,7 +31,8 @@ class Options:
 
     rule: how a draft is chosen from earlier continuations: `oldest`, `newest`, `count`, `suffix` or `blend`.
     sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt),
-        `history` (answers to the prompt that ended before the running ones began; needs `group`).
+        `history` (answers to the prompt that ended before the running ones began; needs `group`), and `common` (counts
+        of what followed the last tokens in all requests of the engine, for rule `blend`).
     switch: `batch` drafts while at most `threshold` requests run in a step; `auto` gives each request of each step its
         own number of tokens, by what steps cost and drafts are worth, both learned at run time.
     threshold: running requests, at least 1; `auto` ignores it.

@@ -95,14 +95,14 @@ static void add_group(input *in) {
 
 // The whole file in `buffer`: a header, what was learned with a few changes, groups from the input.
 static size_t make_pool_file(input *in) {
-    static const unsigned choices[4] = {1 << RULE_GROUP, 1 << RULE_GROUP | 1 << RULE_REQUEST,
-                                        1 << RULE_GROUP | 1 << RULE_HISTORY,
-                                        1 << RULE_GROUP | 1 << RULE_REQUEST | 1 << RULE_HISTORY};
+    static const unsigned choices[4] = {
+        1 << RULE_GROUP, 1 << RULE_GROUP | 1 << RULE_REQUEST, 1 << RULE_GROUP | 1 << RULE_HISTORY,
+        1 << RULE_GROUP | 1 << RULE_REQUEST | 1 << RULE_HISTORY | 1 << RULE_COMMON};
     persist_header header = {
         .magic = PERSIST_MAGIC, .version = PERSIST_VERSION, .order = PERSIST_ORDER, .learned = learned_bytes};
     uint32_t first = next_byte(in), groups = next_byte(in) % 8;
     header.rule = first < 250 ? first % 5 : first;
-    header.sources = first < 250 ? choices[first / 5 % 4] : next_byte(in) % 16;
+    header.sources = first < 250 ? choices[first / 5 % 4] : next_byte(in) % 32;
     header.groups = next_byte(in) < 250 ? groups : next_unit(in);
     filled = sizeof header + learned_bytes;
     memcpy(buffer + sizeof header, learned, learned_bytes);

@@ -5,7 +5,12 @@
 
 #include "target.h"
 
-enum { REQUEST = 1 << RULE_REQUEST, GROUP = 1 << RULE_GROUP, HISTORY = 1 << RULE_HISTORY };
+enum {
+    REQUEST = 1 << RULE_REQUEST,
+    GROUP = 1 << RULE_GROUP,
+    HISTORY = 1 << RULE_HISTORY,
+    COMMON = 1 << RULE_COMMON
+};
 enum { MOST_OPEN = 8, MOST_TOKENS = 3000, MOST_OPERATIONS = 400, RUN = 160, PROMPTS = 5 };
 
 static uint64_t operations;
@@ -347,12 +352,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint32_t first = next_byte(&in), second = next_byte(&in), limit = next_two(&in);
     static const unsigned choices[8] = {GROUP,
                                         REQUEST,
-                                        GROUP,
+                                        COMMON,
                                         REQUEST | GROUP,
                                         GROUP | HISTORY,
                                         REQUEST | GROUP | HISTORY,
-                                        REQUEST | GROUP | HISTORY,
-                                        GROUP};
+                                        REQUEST | GROUP | HISTORY | COMMON,
+                                        GROUP | COMMON};
     unsigned sources = choices[second % 8];
     CHECK(live_blocks == 0);
     s.count = s.tokens = s.drafted = 0;

@@ -9,7 +9,7 @@ slow. What can be read is the same: states, counts, places and the order in whic
 from __future__ import annotations
 
 MAX_MATCH = 64  # tokens; but for "oldest", longer matches count as matches of their last 64 tokens
-COMMON = 24  # most frequent tokens that an index keeps ready
+FREQUENT = 24  # most frequent tokens that an index keeps ready
 
 Place = tuple[int, int]  # number of a text, position in it
 
@@ -55,7 +55,7 @@ class Index:
         self.root = State(0, None)
         self.appended = 0
         self.came: dict[int, int] = {}
-        self.common: list[tuple[int, int]] = []  # (token, count), the most frequent first, the newest first on a tie
+        self.frequent: list[tuple[int, int]] = []  # (token, count), the most frequent first, the newest first on a tie
 
     def append(self, last: State, text: int, position: int, older: bool = False) -> State:
         """Append the token at `position` of text number `text`, whose state so far is `last`; return the new state.
@@ -67,7 +67,7 @@ class Index:
         self._mark(last, token, (text, position), older)
         self.appended += 1
         self.came[token] = self.came.get(token, 0) + 1
-        self._rank_common(token, self.came[token], older)
+        self._rank_frequent(token, self.came[token], older)
         return state
 
     def branch(self, state: State) -> State:
@@ -126,14 +126,14 @@ class Index:
                     state.place = place
             state = state.link
 
-    def _rank_common(self, token: int, count: int, older: bool) -> None:
-        entries = self.common
-        if len(entries) == COMMON and count < entries[-1][1] + older:
+    def _rank_frequent(self, token: int, count: int, older: bool) -> None:
+        entries = self.frequent
+        if len(entries) == FREQUENT and count < entries[-1][1] + older:
             return
         known = next((i for i, (other, _) in enumerate(entries) if other == token), None)
         if known is not None:
             entries.pop(known)
-        elif len(entries) == COMMON:
+        elif len(entries) == FREQUENT:
             entries.pop()
         at = len(entries)
         while at and entries[at - 1][1] + older <= count:

@@ -13,14 +13,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-REQUEST, GROUP, CORPUS, HISTORY = range(4)
+REQUEST, GROUP, CORPUS, HISTORY, COMMON = range(5)
 SOURCES = 3  # that have cells: history stands in the group's index
 RANKS = 2  # matches of one source that are asked
 LENGTHS = 12  # classes of match lengths
 COUNTS = 8  # classes of counts
 CELLS = SOURCES * RANKS * LENGTHS * COUNTS * COUNTS * 2
 SHARES = 16  # classes of the share of a token among all
-ORDERS = 3  # tables of followers, keyed by the last 1, 2 or 3 tokens
+KEYS = (1, 2, 3, 5)  # last tokens that are the key of each table of followers
+ORDERS = len(KEYS)
+LAST = KEYS[-1]
 FOLLOWERS = 1 << 14
 MOST_SEEN = 15  # times that a follower came, as far as they are counted
 PATIENCE = 4  # times that other tokens ask in vain for the entry of a follower that came twice
@@ -30,7 +32,7 @@ TOKENS = 3  # tables keyed by a candidate and 0, 1 or 2 tokens before it
 HASHES = 1 << 13
 CLASSES = 7  # coarser classes of match lengths
 KINDS = 4  # of candidates: named by matches at depth 0, 1 .. 2 or more of a draft, or only frequent
-COMMON = 3
+FREQUENT = 3
 SETS = CLASSES * CLASSES * 4 * KINDS
 # Inputs of the mix: a cell of each match, the share, the token tables, the follower, a constant.
 SHARE_INPUT = SOURCES * RANKS
@@ -122,10 +124,10 @@ def follower_cell(order: int, times: int, is_it: bool) -> int:
 
 
 def follower_hash(order: int, last: Sequence[int]) -> tuple[int, int]:
-    """The entry for the last order + 1 tokens, the latest first, and the key that it must have."""
+    """The entry of table `order` for the last tokens, the latest first, and the key that it must have."""
     low = (1 << 32) - 1
     value = last[0] * 0x9E3779B1 & low
-    for token in last[1 : order + 1]:
+    for token in last[1 : KEYS[order]]:
         value = (value ^ value >> 15 ^ token & low) * 0x85EBCA6B & low
     value ^= value >> 13
     return value >> 18, value & 0xFFFF
@@ -209,7 +211,7 @@ class Model:
         self.followers = [[(0, 0, 0, 0)] * FOLLOWERS for _ in range(ORDERS)]
 
     def follower(self, order: int, last: Sequence[int]) -> tuple[int, int]:
-        """What followed the last order + 1 tokens, the latest first, and how often it came; (-1, 0): unknown."""
+        """What followed the last tokens, the latest first, in table `order`, and how often; (-1, 0): unknown."""
         at, key = follower_hash(order, last)
         token, found, _, seen = self.followers[order][at]
         return (token, seen) if seen and found == key else (-1, 0)

@@ -14,14 +14,14 @@ from sam_core.corpus import Corpus
 from sam_core.options import RULES
 from sam_core.reference import rules
 from sam_core.reference.automaton import Index, State
-from sam_core.reference.model import ORDERS, Model
+from sam_core.reference.model import LAST, Model
 
 BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
 SLICE = 2048  # tokens that a step indexes at most beside six for each new one of slots that draft
 MAX_LOST = 32  # last tokens of a text that a prompt which continues it may lack
 OFF_SLICE = 512  # of a step that drafts nothing
-_SOURCES = ("request", "group", "corpus", "history")  # by their numbers, as sam_core.SOURCES
+_SOURCES = ("request", "group", "corpus", "history", "common")  # by their numbers, as sam_core.SOURCES
 
 
 class _Work:
@@ -207,7 +207,7 @@ class Pool:
         self,
         memory_bytes: int = 1 << 30,
         rule: str = "blend",
-        sources: Iterable[str] = ("request", "group", "history"),
+        sources: Iterable[str] = ("request", "group", "history", "common"),
         corpus: str | os.PathLike[str] | None = None,
         min_prob: float = 0.0,
         vocab_size: int | None = None,
@@ -219,13 +219,13 @@ class Pool:
         if rule not in RULES:
             raise ValueError(f"rule is {rule!r}: it must be {', '.join(map(repr, RULES[:-1]))} or {RULES[-1]!r}")
         for name in [sources] if isinstance(sources, str) else (sources := tuple(sources)):
-            if isinstance(sources, str) or name not in ("request", "group", "history"):
+            if isinstance(sources, str) or name not in ("request", "group", "history", "common"):
                 raise ValueError(
-                    f"sources has {name!r}: it must be a sequence of 'request', 'group' and 'history'; "
+                    f"sources has {name!r}: it must be a sequence of 'request', 'group', 'history' and 'common'; "
                     "the corpus is given as corpus=path"
                 )
         if not sources:
-            raise ValueError("sources is empty: name 'request', 'group' or both")
+            raise ValueError("sources is empty: name at least one, for instance 'request'")
         if "history" in sources and "group" not in sources:
             raise ValueError("sources has 'history' without 'group', of which it is a part: name both")
         if not 0 <= min_prob <= 1:
@@ -239,7 +239,7 @@ class Pool:
         self._free: list[int] = []  # closed slot numbers, a queue
         self._groups: dict[bytes | tuple[int, ...], _Group] = {}
         self._appended = 0
-        self._drafts, self._drafted, self._accepted = [0] * 4, [0] * 4, [0] * 4  # by source
+        self._drafts, self._drafted, self._accepted = [0] * 5, [0] * 5, [0] * 5  # by source
 
     def open(self, prompt_ids: Iterable[int], group: bytes | str | None = BY_PROMPT) -> int:
         prompt = _tokens(prompt_ids, "prompt_ids")
@@ -248,7 +248,7 @@ class Pool:
         taken = len(self._slots) + len(self._free)
         number = self._free.pop(0) if len(self._free) > SPARE_SLOTS else taken
         grouped = "group" in self._sources and group is not None
-        needed = grouped or "request" in self._sources or self._corpus
+        needed = grouped or "request" in self._sources or "common" in self._sources or self._corpus
         slot = self._slots[number] = _Slot(_Text(prompt) if needed else None)
         if not slot.text:
             return number
@@ -434,8 +434,9 @@ class Pool:
         if group and group.ready(slot.text):
             index[1], match[1] = group.index, group.index.match(slot.text.state)
             past = group.past if "history" in self._sources else 0
-        last = tuple(reversed([*[-1] * ORDERS, *slot.text.tokens[-ORDERS:]][-ORDERS:]))
-        context = rules.Context(index, match, past, self._corpus, slot.corpus_at, last, self._vocab_size)
+        last = tuple(reversed([*[-1] * LAST, *slot.text.tokens[-LAST:]][-LAST:]))
+        common = "common" in self._sources
+        context = rules.Context(index, match, past, self._corpus, slot.corpus_at, common, last, self._vocab_size)
         slot.record = record = rules.draft(self._model, self._rule, context, k, self.min_prob, tree, self._alpha)
         for at, source in enumerate(record.sources[: record.drafted]):
             self._drafts[source] += at == 0

@@ -14,7 +14,7 @@ import numpy as np
 from sam_core.corpus import END, Corpus
 from sam_core.reference import model as M
 from sam_core.reference.automaton import Index, Place, State
-from sam_core.reference.model import CORPUS, GROUP, HISTORY, REQUEST, Model
+from sam_core.reference.model import COMMON, CORPUS, GROUP, HISTORY, REQUEST, Model
 
 MAX_DRAFT = 64
 MAX_CANDIDATES = 24  # of the end of the text
@@ -35,7 +35,8 @@ class Context:
         match: in each index the state of the longest match that something followed, and its length, 0 for none.
         past: the group's texts with smaller numbers are its history.
         corpus, corpus_at: the corpus and where the text stands in it; None: not a source.
-        last: the text's last M.ORDERS tokens, the latest first, -1 for none.
+        common: followers are a source; else only those that a source of the request contains are used.
+        last: the text's last M.LAST tokens, the latest first, -1 for none.
         vocab_size: a draft ends before a token of at least this; 0: of none.
     """
 
@@ -44,7 +45,8 @@ class Context:
     past: int = 0
     corpus: Corpus | None = None
     corpus_at: list[tuple[int, int]] | None = None
-    last: tuple[int, ...] = (-1,) * M.ORDERS
+    common: bool = False
+    last: tuple[int, ...] = (-1,) * M.LAST
     vocab_size: int = 0
 
     def is_past(self, place: Place) -> bool:
@@ -222,7 +224,7 @@ def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: 
 
     Adds to accepted[source] the tokens of the draft that came true.
     """
-    if rule == "blend" and record.tokens:
+    if rule == "blend" and record.last:
         last = record.last
         for token in tokens:
             model.learn_follower(last, token)
@@ -334,9 +336,9 @@ class _Walk:
         self.nodes.append(Node(candidate.token, node, node.best_path, number, node.depth + 1, [], [], ()))
 
     def _match_length(self, node: Node, candidate: Candidate) -> int:
-        """Tokens of the longest match in the candidate's source that it continues; 0 if it is only frequent."""
+        """Tokens of the longest match in the candidate's source that it continues; 0: a follower or only frequent."""
         context, token = self.context, candidate.token
-        if candidate.inputs[0][0] >= M.CELLS:
+        if candidate.source == COMMON or candidate.inputs[0][0] >= M.CELLS:
             return 0
         if candidate.source == CORPUS:
             return next(match[2] for match in node.corpus if context.corpus.extend(match, token))
@@ -425,21 +427,21 @@ class _Walk:
         shared_source = GROUP if self.context.index[GROUP] else REQUEST
         shared = self.context.index[shared_source]
         order, follower, times = self._follower(node, shared)
-        node.name(most, follower, shared_source)
+        node.name(most, follower, COMMON if self.context.common else shared_source)
         named = len(node.candidates)  # by a match or follower; what is only frequent asks no match
         if shared and (self.tree or not named):
             wanted = 1
             if self.tree and node.depth:
                 wanted = 0 if named else 3
             elif self.tree:
-                wanted = 8 if node.match[shared_source][1] >= 4 else len(shared.common)
-            for token, count in shared.common[:wanted]:
+                wanted = 8 if node.match[shared_source][1] >= 4 else len(shared.frequent)
+            for token, count in shared.frequent[:wanted]:
                 candidate = node.name(most, token, shared_source)
                 if candidate:
                     candidate.share = count
         kind = 0 if node.depth == 0 else 1 if node.depth < 3 else 2
         for number, candidate in enumerate(node.candidates):
-            candidate.set = self._weight_set(node, kind if number < named else M.COMMON)
+            candidate.set = self._weight_set(node, kind if number < named else M.FREQUENT)
             for match in matches if number < named else ():
                 self._add_input(candidate, match.cell(candidate.token), match.input)
             if follower >= 0 and number < named:
@@ -450,12 +452,12 @@ class _Walk:
             self._mix(node, candidate)
 
     def _follower(self, node: Node, index: Index | None) -> tuple[int, int, int]:
-        """The follower of the most tokens that stands in a source: (order, token, times); token -1: there is none."""
+        """The follower of the most tokens that may be drafted: (order, token, times); token -1: there is none."""
         named = {candidate.token for candidate in node.candidates}
-        if index and all(length <= SHORT_MATCH for _, length in node.match):  # longer matches know better
+        if all(length <= SHORT_MATCH for _, length in node.match):  # longer matches know better
             for order in reversed(range(M.ORDERS)):
                 token, times = self.model.follower(order, node.last)
-                if token in named or token in index.root.edges:
+                if token >= 0 and (self.context.common or token in named or (index and token in index.root.edges)):
                     return order, token, times
         return 0, -1, 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sam_core.counters import EXCLUSION_REASONS, POSITIONS
 
-SOURCES = ("request", "group", "history", "corpus")
+SOURCES = ("request", "group", "history", "corpus", "common")
 PREFIX = "vllm:sam_"
 """With vLLM's own prefix, since vLLM unregisters such metrics before it registers those of a new engine."""
 
