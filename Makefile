@@ -114,6 +114,7 @@ lock: ## resolve the requirements again; locked versions stay unless UPGRADE=--u
 	$(COMPILE) $(UPGRADE) sam_lab/bench/requirements.in -o sam_lab/bench/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
 		-o patches/$(PIN)/requirements.lock >/dev/null
+	$(TOOLS)/python ci/lock-image $(PIN) $(UPGRADE)
 
 clean: ## remove the environments and the files of builds and tests (uv's cache stays)
 	rm -rf .venvs .pytest_cache .hypothesis .ruff_cache build dist sam_core/build sam_core/dist *.egg-info

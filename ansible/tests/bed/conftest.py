@@ -33,7 +33,7 @@ SETTINGS = {
     "dashboard_port": 8265,
     "install_root": "/opt/sam-rl",
     "work_dir": "/srv/sam-rl",
-    "ascend_driver_version": "25.3.rc1",
+    "ascend_driver_version": "26.0.rc1",
     "container_engine": "none",
     "container_image_own_packages": ["sam-core", "/opt/sam-rl/src"],
     "container_image_modules": ["verl"],

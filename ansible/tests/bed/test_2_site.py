@@ -80,7 +80,7 @@ def test_logs_and_results_come_back_without_secrets(site: Site, converged: Resul
                 texts |= {member.name: tar.extractfile(member).read() for member in tar.getmembers()}
     log = next(text for name, text in texts.items() if name.endswith("launch.log"))
     assert b'"reward_last"' in log
-    assert all(b"npu-smi 25.3.rc1" in texts[f"bed{number}/npu-smi.txt"] for number in (1, 2, 3))
+    assert all(b"npu-smi 26.0.rc1" in texts[f"bed{number}/npu-smi.txt"] for number in (1, 2, 3))
     assert not [name for name, text in texts.items() if SECRET.encode() in text]
     assert SECRET not in converged.output
 
