@@ -101,7 +101,10 @@ def test_inventories_of_the_repository(sample):
         ({"first": {"cluster_address": "npu1"}}, "h1: cluster_address or cluster_network is not an address"),
         ({"pin_set": "vllm-1"}, "pin_set is 'vllm-1', which is no folder of patches/"),
         ({"recipe": "x"}, "recipe is 'x', but llm_rl/qwen3/ has no run_x.sh"),
-        ({"ascend_driver_version": "25.5.1"}, "ascend_driver_version is 25.5.1, expected 26.0.rc1 or newer for pin_set"),
+        (
+            {"ascend_driver_version": "25.5.1"},
+            "ascend_driver_version is 25.5.1, expected 26.0.rc1 or newer for pin_set",
+        ),
         ({"ascend_driver_version": "newest"}, "ascend_driver_version is 'newest', expected a version such as 26.0.rc1"),
         ({"container_engine": "docker"}, "container_engine needs exactly one of container_image_base"),
         (

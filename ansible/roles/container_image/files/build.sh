@@ -8,8 +8,13 @@ set -euo pipefail
 src=/opt/sam-rl-src
 trees=/opt/sam-rl-build/trees
 workspace=/vllm-workspace
-[[ -n ${PIP_INDEX_URL:-} ]] && export UV_DEFAULT_INDEX=$PIP_INDEX_URL || unset PIP_INDEX_URL
+if [[ -n ${PIP_INDEX_URL:-} ]]; then
+    export UV_DEFAULT_INDEX=$PIP_INDEX_URL
+else
+    unset PIP_INDEX_URL
+fi
 set +eu
+# shellcheck source=/dev/null
 . /opt/sam-rl-build/variables.sh
 set -eu
 
@@ -37,9 +42,9 @@ pip install --no-deps --no-build-isolation --editable "$trees/verl"
 pip install --no-deps --no-build-isolation "$src/sam_core" "$src"
 
 if [[ -n ${MEGATRON:-} ]]; then
-    read -r megatron_lm mindspeed <<<"$MEGATRON"
+    declare -A urls=([megatron_lm]=${MEGATRON% *} [mindspeed]=${MEGATRON#* })
     for name in megatron_lm mindspeed; do
-        git clone --quiet "${!name}" "/opt/$name"
+        git clone --quiet "${urls[$name]}" "/opt/$name"
         git -C "/opt/$name" checkout --quiet "$(pin "runtime.npu.$name")"
         pip install --no-deps --no-build-isolation --editable "/opt/$name"
         echo "$name $(git -C "/opt/$name" rev-parse HEAD)"

@@ -187,7 +187,9 @@ def _driver_problems(settings: Mapping, repository: str) -> list[str]:
         if Version(version) >= Version(oldest):
             return []
     except InvalidVersion:
-        return [f"ascend_driver_version is {version!r}, expected a version such as {oldest}: correct it in the inventory."]
+        return [
+            f"ascend_driver_version is {version!r}, expected a version such as {oldest}: correct it in the inventory."
+        ]
     return [
         f"ascend_driver_version is {version}, expected {oldest} or newer for pin_set {settings['pin_set']}: upgrade the driver "
         "(ascend_driver_packages), or choose an older pin_set."
