@@ -136,6 +136,12 @@ def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result
     assert result.changed == []
 
 
+def test_a_recipe_that_does_not_fit_the_hosts_stops_provisioning(bed: Bed, site: Site, converged: Result) -> None:
+    result = site.play("provision", recipe_launch_overrides=["steps=0"]).must_fail()
+    note("recipe does not fit the host", "provision", result)
+    assert result.sentence == "bed1: the run needs more steps"
+
+
 def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None:
     """From a hub's cache, whose files are links; the copy goes on after a full disk; nobody's files are removed."""
     head = bed.hosts[0]
