@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo evidence docs test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs plan-article test-mutants site lint lock clean
+.PHONY: help demo evidence docs test test-quick test-wheels test-ansible test-bed test-image wheels bench bench-sampler bench-host device-costs plan-article test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -72,6 +72,9 @@ test-ansible: ## the playbooks' plugins, syntax and style; contacts no host (abo
 test-bed: ## the playbooks on systemd-nspawn hosts; skipped without root and Debian's debootstrap (minutes)
 	ci/test-bed
 
+test-image: ## the playbooks' image, built by podman on a stand-in base and run; skipped without root, podman and a registry (minutes)
+	ci/test-image
+
 wheels: ## dist/: source archive and manylinux wheels of sam_core, for x86-64 and aarch64
 	ci/build-wheels
 
@@ -122,6 +125,7 @@ lock: ## resolve the requirements again; locked versions stay unless UPGRADE=--u
 	$(COMPILE) $(UPGRADE) sam_lab/bench/requirements.in -o sam_lab/bench/requirements.lock >/dev/null
 	$(COMPILE) $(UPGRADE) patches/$(PIN)/requirements.in --override patches/$(PIN)/overrides.txt \
 		-o patches/$(PIN)/requirements.lock >/dev/null
+	$(TOOLS)/python ci/lock-image $(PIN) $(UPGRADE)
 
 clean: ## remove the environments and the files of builds and tests (uv's cache stays)
 	rm -rf .venvs .pytest_cache .hypothesis .ruff_cache build dist sam_core/build sam_core/dist *.egg-info

@@ -28,6 +28,8 @@ JEMALLOC = tuple(
     f"{folder}/libjemalloc.so.2"
     for folder in ("/usr/lib/aarch64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/lib")
 )
+AIV_WAIT, HCCL_WAIT = 1091, 1836
+"""Seconds that HCCL waits in a collective, with HCCL_OP_EXPANSION_MODE=AIV and by default."""
 RAY_WAIT = 120
 """Seconds to wait for the hosts of a Ray cluster that is coming up."""
 
@@ -50,7 +52,7 @@ def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
         env |= _ascend(recipe, pin_set)
     env |= {name: str(value) for name, value in recipe.env.items()}
     if on_ascend:
-        _check_ascend({**os.environ, **env})
+        _check_ascend({**os.environ, **env}, pin_set)
     return env | {
         "VERL_FILE_LOGGER_PATH": str(run_dir / "steps.jsonl"),
         "SAM_STEP_LOG": str(run_dir),
@@ -74,7 +76,7 @@ def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
     return env
 
 
-def _check_ascend(env: Mapping[str, str]) -> None:
+def _check_ascend(env: Mapping[str, str], pin_set: PinSet) -> None:
     if "expandable_segments:True" in env.get("PYTORCH_NPU_ALLOC_CONF", ""):
         raise UserError(
             "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's sleep mode refuses: take it out"
@@ -87,10 +89,10 @@ def _check_ascend(env: Mapping[str, str]) -> None:
             raise UserError(
                 f"{name} must be a whole number of seconds from {low} to {high}, got {env[name]!r}{endless}"
             )
-    if env.get("HCCL_OP_EXPANSION_MODE") == "AIV":
+    if env.get("HCCL_OP_EXPANSION_MODE") == "AIV" and pin_set.collective_timeout > HCCL_WAIT:
         raise UserError(
-            "HCCL_OP_EXPANSION_MODE=AIV is for inference with one communicator at a time, and a run that trains has "
-            "several: unset it"
+            f"HCCL_OP_EXPANSION_MODE=AIV ends each wait after {AIV_WAIT} s, and in a rollout of {pin_set.name} fast engines "
+            "wait longer for the slowest answer: unset it"
         )
 
 

@@ -27,7 +27,7 @@ import yaml
 from omegaconf import OmegaConf
 from sam_core.files import write_json
 
-from llm_rl import config, environment, layout, resume, verl
+from llm_rl import config, environment, layout, resume, space, verl
 from llm_rl.errors import UserError
 from llm_rl.follow import failure, follow, stop, summarize, table
 from llm_rl.pin_set import PinSet
@@ -54,6 +54,7 @@ class Plan:
     verl_config: str
     table: list[str]
     warnings: list[str]
+    needs: space.Needs | None = None
 
     def script(self) -> list[str]:
         """Lines of shell that run the same by hand."""
@@ -71,10 +72,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings that replace those of the file")
     parser.add_argument("--run-dir", type=Path, help="folder for logs and results (default: runs/<name>-sam-<switch>)")
     parser.add_argument("--dry-run", action="store_true", help="print layout, environment and verl's command, and stop")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="check also the disk and memory of this host, and stop; exit status 1 if not enough",
+    )
     args = parser.parse_intermixed_args(argv)
     try:
         recipe = config.load(args.config, args.overrides)
         run_dir = (args.run_dir or ROOT / "runs" / f"{recipe.title}-sam-{recipe.sam}").resolve()
+        if args.check:
+            planned = plan(recipe, run_dir, dry_run=True)
+            if planned.needs:
+                space.check(planned.needs, run_dir)
+            print(f"{recipe.title}: fits the dies, the disk of {run_dir} and the memory of this host")
+            return 0
         if args.dry_run:
             planned = plan(recipe, run_dir, dry_run=True)
             comments = [f"{recipe.title}: pin set {recipe.pin_set}, sam {recipe.sam}", *planned.table]
@@ -96,7 +108,10 @@ def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
     """Check a recipe and work out what will run; raise UserError. A dry run looks for no Ray cluster."""
     pin_set = PinSet(recipe.pin_set)
     entry = pin_set.entry_point(recipe)
-    lines, warnings = layout.report(recipe, layout.shape(Path(recipe.model.path)))
+    model = layout.shape(Path(recipe.model.path))
+    lines, warnings = layout.report(recipe, model)
+    needs = space.needs(recipe, model)
+    lines += needs.lines() if needs else []
     variables = environment.variables(recipe, pin_set, run_dir)
     if history := recipe.history(run_dir):
         variables["SAM_ROUTES"] = f"{history}/routes.json"
@@ -111,7 +126,7 @@ def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
     verl_config = OmegaConf.to_yaml(verl.compose(entry, pin_set.verl, overrides))
     argv = verl.command(entry, overrides, run_dir)
     variables = {**variables, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    return Plan(recipe, run_dir, entry.folder, argv, variables, verl_config, lines, warnings)
+    return Plan(recipe, run_dir, entry.folder, argv, variables, verl_config, lines, warnings, needs)
 
 
 def run(recipe: Recipe, run_dir: Path) -> None:
@@ -121,6 +136,8 @@ def run(recipe: Recipe, run_dir: Path) -> None:
         if not file.is_file():
             raise UserError(f"there is no {file}: make or fetch the model and the data first (docs/recipes.md)")
     planned = plan(recipe, run_dir)
+    if planned.needs:
+        space.check(planned.needs, run_dir)
     with held(run_dir) as lock:
         every, keep = recipe.checkpoints.every, recipe.checkpoints.keep
         done = resume.point(run_dir, every)

@@ -26,6 +26,7 @@ class Site:
     present: str = ""  # the distribution or "source tree"; empty: not there
     refusal: tuple[str, str] | None = None  # why it must not be changed: the state's name, and a sentence
     tree: bool = False  # a whole source tree, not an installed package
+    editable: Path | None = None  # the source tree that an editable install points to
 
     def __str__(self) -> str:
         return f"{self.module.name} {self.module.version}" + (f" ({self.present})" if self.present else "")
@@ -42,7 +43,7 @@ class Site:
 
 @dataclass
 class State:
-    """A module's state. name: original, patched, modified, wrong version, editable install, not installed, ..."""
+    """A module's state. name: original, patched, modified, wrong version, not installed, ..."""
 
     name: str
     details: list[str] = field(default_factory=list)  # the modified files, or the sentence of a refusal
@@ -89,12 +90,12 @@ def installed(module: Module, folder: Path) -> Site:
             site.present = f"{dist.metadata['Name']} {dist.version}"
             origin = json.loads(dist.read_text("direct_url.json") or "{}")
             if origin.get("dir_info", {}).get("editable"):
-                source = unquote(urlsplit(origin["url"]).path)
+                site.editable = Path(unquote(urlsplit(origin["url"]).path))
                 site.refusal = (
                     "editable install",
                     (
                         f"{site.present} in {folder} is an editable install: patch its source tree with "
-                        f"--module {module.name} --to {source}."
+                        f"--module {module.name} --to {site.editable}."
                     ),
                 )
             elif dist.version.partition("+")[0] not in versions:
@@ -146,6 +147,8 @@ def inspect(site: Site) -> State:
     """The state of a module, by comparing its touched files with the record."""
     if not site.present:
         return State("not there" if site.tree else "not installed")
+    if site.editable:
+        return inspect(source_tree(site.module, site.editable, ""))
     if site.refusal:
         return State(site.refusal[0], [site.refusal[1]])
     blobs, files = site.module.recorded().blobs, site.files()

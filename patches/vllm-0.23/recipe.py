@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sam_core.engines.verl import ROUTER_CONFIG
 
+from llm_rl import layout
 from llm_rl.pin_set import EntryPoint, PinSet
 from llm_rl.recipe import Recipe
+
+WEIGHT_BUFFER = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+WEIGHT_BUFFER_DEFAULT = 2048
 
 
 def check(recipe: Recipe) -> None:
@@ -32,7 +37,13 @@ def derive(recipe: Recipe) -> dict[str, Any]:
         "+reward.reward_kwargs.overlong_buffer_cfg.log": False,
         "+reward.reward_kwargs.max_resp_len": recipe.data.max_response_length,
     }
-    return settings | ({"model_engine": "megatron"} if recipe.train.backend == "megatron" else {})
+    if recipe.train.backend == "megatron":
+        return settings | {"model_engine": "megatron"}
+    # verl sends whole float32 weights to the engines through a buffer, and ends where one does not fit
+    # (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py:140).
+    shape = layout.shape(Path(recipe.model.path))
+    largest = -(-4 * shape.vocabulary * shape.hidden >> 20) if shape else 0
+    return settings | ({WEIGHT_BUFFER: largest} if largest > WEIGHT_BUFFER_DEFAULT else {})
 
 
 def entry_point(recipe: Recipe, pin_set: PinSet) -> EntryPoint:

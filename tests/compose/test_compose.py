@@ -230,6 +230,13 @@ def test_collectives_wait_as_long_as_the_trainer_needs(capsys):
     assert timeout == 1836 if not DAPO_IN_CHECKOUT else timeout > 7102
 
 
+@pytest.mark.skipif(DAPO_IN_CHECKOUT, reason="this verl sends weights in pieces")
+def test_the_largest_weight_fits_the_buffer_that_sends_it(capsys):
+    """Qwen3-32B's embedding: 151,936 x 5,120 float32 values are 2,968 MiB; verl's buffer has 2,048."""
+    dry_run("dapo_qwen3_32b_32die")
+    assert "checkpoint_engine.update_weights_bucket_megabytes=2968" in capsys.readouterr().out
+
+
 def test_a_key_map_names_each_of_verls_keys_once():
     for name in pin_set.names():
         for backend in BACKENDS:

@@ -496,6 +496,15 @@ def test_editable_install_is_refused_with_the_way_out(repo, venv):
     assert "--module beta --to /src/b b" in out and not (venv / "alpha/new").exists()
 
 
+def test_status_looks_into_the_source_tree_of_an_editable_install(repo, venv, tmp_path):
+    repo.run("apply", "pins-1", "--module", "beta", "--to", tmp_path / "trees")
+    (venv / "beta-0.3.dist-info/direct_url.json").write_text(
+        json.dumps({"url": f"file://{tmp_path}/trees/beta", "dir_info": {"editable": True}})
+    )
+    states = json.loads(repo.run("status", "pins-1", "--env", venv.parents[2], "--json"))
+    assert states == {"pins-1": {"alpha": "original", "beta": "patched"}}
+
+
 @pytest.mark.parametrize(
     ("path", "spoil", "words"),
     [

@@ -47,12 +47,20 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
             "HCCL_EXEC_TIMEOUT must be a whole number of seconds from 1 to 2147483647, got '0'",
         ),
         ({"HCCL_CONNECT_TIMEOUT": "9000"}, "HCCL_CONNECT_TIMEOUT must be a whole number of seconds from 120 to 7200"),
-        ({"HCCL_OP_EXPANSION_MODE": "AIV", "HCCL_EXEC_TIMEOUT": "1000"}, "HCCL_OP_EXPANSION_MODE=AIV is for inference"),
     ],
 )
 def test_environment_that_cannot_work_on_ascend_is_refused(env, sentence, tmp_path):
     with pytest.raises(UserError, match=sentence):
         variables(tmp_path, *(f"env.{name}='{value}'" for name, value in env.items()))
+
+
+def test_aiv_is_refused_where_engines_wait_for_each_other(tmp_path):
+    recipe = npu("env.HCCL_OP_EXPANSION_MODE=AIV")
+    pin_set = PinSet(recipe.pin_set)
+    assert environment.variables(recipe, pin_set, tmp_path)["HCCL_OP_EXPANSION_MODE"] == "AIV"
+    pin_set.collective_timeout = 10800
+    with pytest.raises(UserError, match="AIV ends each wait after 1091 s"):
+        environment.variables(recipe, pin_set, tmp_path)
 
 
 def test_ray_is_joined_only_where_it_has_enough_devices(monkeypatch):

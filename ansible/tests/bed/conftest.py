@@ -33,20 +33,18 @@ SETTINGS = {
     "dashboard_port": 8265,
     "install_root": "/opt/sam-rl",
     "work_dir": "/srv/sam-rl",
-    "ascend_driver_version": "25.3.rc1",
+    "ascend_driver_version": "26.0.rc1",
     "container_engine": "none",
     "container_image_own_packages": ["sam-core", "/opt/sam-rl/src"],
     "container_image_modules": ["verl"],
     "host_base_packages": {"apt": prepare.CACHED.split()},
     # In a container kernel.* and vm.* are those of the machine: the bed must not set them, and may not.
     "host_base_sysctl": {"net.core.somaxconn": "65535", "net.ipv4.tcp_max_syn_backlog": "65535"},
-    "host_base_time_service": "sam-bed-time",
     "npu_preflight_install_gb": 2,
     "npu_preflight_work_gb": 1,
     "ray_cluster_cpus": 2,
     "ray_cluster_object_store": 100_000_000,
     "recipe_launch_poll": 2,
-    "recipe_launch_shared": False,  # each host of the bed has a disk of its own, and the job writes on the first
     "container_image_secret_env": {"WANDB_API_KEY": SECRET},
 }
 WHEEL_PORT = 8099

@@ -77,7 +77,8 @@ def sweep(folder: Path) -> None:
 
 
 class Host:
-    """One container. `root` is its file system as it sees it, `upper` what it has beyond the base."""
+    """One container. `root` is its file system as it sees it, `upper` what it has beyond the base; srv/sam-rl is one folder
+    for all, as shared storage is."""
 
     def __init__(self, folder: Path, base: Path, number: int, key: Path) -> None:
         self.name = f"bed{number + 1}"
@@ -102,7 +103,9 @@ class Host:
         call("mount", "-t", "overlay", "-o", options, f"sam-{self.name}", self.root)
         network = f"[Match]\nName=host0\n[Network]\nAddress={self.address}/24\nLinkLocalAddressing=no\n"
         names = "".join(f"{NETWORK}.{11 + number} bed{number + 1}\n" for number in range(8))
-        unit = "[Service]\nExecStart=/usr/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
+        # As Debian's chrony, whose alias `systemctl enable` refuses.
+        unit = "[Service]\nExecStart=/usr/bin/sleep infinity\n"
+        unit += "[Install]\nWantedBy=multi-user.target\nAlias=chronyd.service\n"
         files = {
             "etc/hostname": f"{self.name}\n",
             "etc/hosts": f"127.0.0.1 localhost\n{names}",
@@ -111,7 +114,7 @@ class Host:
             ),
             "etc/sam-bed/clock": "0.000012\n",
             "etc/systemd/network/10-host0.network": network,
-            "etc/systemd/system/sam-bed-time.service": unit,
+            "etc/systemd/system/chrony.service": unit,
             "root/.ssh/authorized_keys": self.key.with_suffix(".pub").read_text(),
         }
         for path, text in files.items():
@@ -120,6 +123,10 @@ class Host:
         for program in ("npu-smi", "hccn_tool", "chronyc"):
             shutil.copy(HERE / "fakes" / program, self.root / "usr/local/bin")
         self.set_npu(npu.healthy(self.number))
+        shared, mounted = self.folder.parent / "shared", self.root / "srv/sam-rl"
+        for folder in (shared, mounted):
+            folder.mkdir(exist_ok=True)
+        call("mount", "--bind", shared, mounted)
         wants = self.root / "etc/systemd/system/multi-user.target.wants"
         for unit in ("systemd-networkd", "ssh"):
             link = wants / f"{unit}.service"

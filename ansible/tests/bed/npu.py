@@ -20,7 +20,7 @@ def healthy(number: int) -> dict:
         die |= {"vnic_link": "UP", "vnic_ip": f"192.168.{number + 1}.{199 - phy}", "link": "DOWN", "net_health": "Init"}
         dies.append(die)
     super_pod = {"size": 384, "id": 0, "server_index": number}
-    return {"version": "25.3.rc1", "dies": dies, "super_pod": super_pod, "processes": [], "ping_lost": []}
+    return {"version": "26.0.rc1", "dies": dies, "super_pod": super_pod, "processes": [], "ping_lost": []}
 
 
 # ---------------------------------------------------------------- npu-smi

@@ -126,7 +126,12 @@ FAULTS = [
     ),
     Fault("disk too small", r"bed2: 0.1 GB are free for /srv/sam-rl, expected at least 1 GB: .+", small_disk),
     Fault(
-        "wrong driver version", r"bed3: npu-smi says driver 24.1.rc3, expected 25.3.rc1 .+", npu(2, version="24.1.rc3")
+        "storage is not shared",
+        r"bed2: /srv/apart/runs is not the folder that bed1 has, expected storage that all hosts share, .+",
+        settings={"work_dir": "/srv/apart"},
+    ),
+    Fault(
+        "wrong driver version", r"bed3: npu-smi says driver 24.1.rc3, expected 26.0.rc1 .+", npu(2, version="24.1.rc3")
     ),
     Fault("clock skew", r"bed2: its clock is off by \+4.250 s, expected at most 1.0 s: .+", wrong_clock),
     Fault("missing /etc/hccn.conf", r"bed1: /etc/hccn.conf is missing, expected .+", no_hccn_conf),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import tarfile
 import threading
@@ -18,7 +19,7 @@ from plays import Result, Site
 from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
-PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|rc[0-6S]\.d/|systemd/system/.+\.wants/(rsync|nftables|sam-bed-time))"
+PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
 """Files that packages leave when they are installed or their services enabled; the clock stays in step."""
 BARE: dict[str, dict] = {}
 
@@ -80,7 +81,7 @@ def test_logs_and_results_come_back_without_secrets(site: Site, converged: Resul
                 texts |= {member.name: tar.extractfile(member).read() for member in tar.getmembers()}
     log = next(text for name, text in texts.items() if name.endswith("launch.log"))
     assert b'"reward_last"' in log
-    assert all(b"npu-smi 25.3.rc1" in texts[f"bed{number}/npu-smi.txt"] for number in (1, 2, 3))
+    assert all(b"npu-smi 26.0.rc1" in texts[f"bed{number}/npu-smi.txt"] for number in (1, 2, 3))
     assert not [name for name, text in texts.items() if SECRET.encode() in text]
     assert SECRET not in converged.output
 
@@ -135,13 +136,51 @@ def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result
     assert result.changed == []
 
 
-def test_a_folder_that_is_not_shared_stops_the_run(bed: Bed, site: Site, converged: Result) -> None:
-    result = site.play("train", recipe_launch_run="apart", recipe_launch_shared=True).must_fail()
-    note("run's folder is not shared", "train", result)
+def test_a_recipe_that_does_not_fit_the_hosts_stops_provisioning(bed: Bed, site: Site, converged: Result) -> None:
+    result = site.play("provision", "--tags", "preflight", recipe_launch_overrides=["steps=0"]).must_fail()
+    note("recipe does not fit the host", "provision", result)
+    assert result.sentence == "bed1: the run needs more steps"
+
+
+def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None:
+    """From a hub's cache, whose files are links; the copy goes on after a full disk; nobody's files are removed."""
+    head = bed.hosts[0]
+    source, store = head.root / "mnt/hub/snapshots/1", head.root / "srv/sam-rl/models"
+    source.mkdir(parents=True)
+    (head.root / "mnt/hub/blob").write_bytes(b"w" * 90_000_000)
+    (source / "weights").symlink_to("../../blob")
+    item = {"name": "models/m", "source": "/mnt/hub/snapshots/1", "gb": 0.01}
+
+    head.run("mount", "-t", "tmpfs", "-o", "size=60m", "full", "/srv/sam-rl/models")
+    result = site.play("stage", model_store_items=[item]).must_fail()
+    head.run("umount", "/srv/sam-rl/models")
+    note("disk full while staging", "stage", result)
     assert re.fullmatch(
-        r"bed2: /srv/sam-rl/runs/apart is not the folder that bed1 has, expected storage .+", result.sentence
+        r"bed1: models/m was not copied completely \(.*No space left on device.*\): .+", result.sentence
     )
-    assert not steps(bed.hosts[0], "apart")
+
+    head.run("systemd-run", "--unit=other-copy", "--collect", "flock", "/srv/sam-rl/models/m.lock", "sleep", "600")
+    result = site.play("stage", model_store_items=[item]).must_fail()
+    head.run("systemctl", "stop", "other-copy")
+    assert "bed1: models/m was not copied completely (another copy of it is running)" in result.sentence
+
+    result = site.play("stage", model_store_items=[item]).must_pass()
+    assert {host for host, _ in result.changed} == {"bed1"}
+    assert (store / "m/weights").read_bytes() == b"w" * 90_000_000 and not (store / "m/weights").is_symlink()
+    assert site.play("stage", model_store_items=[item]).must_pass().changed == []
+
+    (store / "own").mkdir()
+    (store / "own/file").write_text("mine")
+    result = site.play("stage", model_store_items=[{**item, "name": "models/own"}]).must_fail()
+    note("files of someone else in the way", "stage", result)
+    assert "bed1: /srv/sam-rl/models/own has files that these playbooks did not copy there" in result.sentence
+    assert (store / "own/file").read_text() == "mine"
+    here = {"gb": 0.01, "name": "models/own"}
+    assert site.play("stage", model_store_items=[here]).must_pass().changed == []
+    (store / "own/gone").symlink_to("../nowhere")
+    result = site.play("stage", model_store_items=[here]).must_fail()
+    assert "/srv/sam-rl/models/own has a link to nowhere (/srv/sam-rl/models/own/gone)" in result.sentence
+    shutil.rmtree(head.root / "mnt/hub")
 
 
 def test_a_lost_worker_is_reported_and_the_run_goes_on_from_its_checkpoint(
@@ -194,7 +233,7 @@ def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result
         left = {f"/{name}" for name in set(host.files()) - set(bare["files"])} - packaged(host, bare["packages"])
         assert not [name for name in left if not re.match(PACKAGING, name)], left
         assert not [line for line in host.processes() if re.search(r"ray|sam-rl|bed_job|venv", line)]
-        new = set(host.units()) - set(bare["units"]) - {"sam-bed-time.service"}
+        new = set(host.units()) - set(bare["units"]) - {"chrony.service", "chronyd.service"}
         assert not [unit for unit in new if "sam" in unit or unit.endswith(".mount")]
         assert host.ports() == {22}
     assert site.play("teardown", "-e", "teardown_data=true").must_pass().changed == []

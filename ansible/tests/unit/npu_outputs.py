@@ -4,7 +4,7 @@
 LINE = "+------------------------------------------------------------------------------------------------+\n"
 HEAD = (
     LINE
-    + "| npu-smi 25.3.rc1                 Version: 25.3.rc1                                             |\n"
+    + "| npu-smi 26.0.rc1                 Version: 26.0.rc1                                             |\n"
     + "+---------------------------+---------------+----------------------------------------------------+\n"
     + "| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|\n"
     + "| Chip  Phy-ID              | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |\n"

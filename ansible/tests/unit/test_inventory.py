@@ -25,7 +25,7 @@ GOOD = {
     "work_dir": "/data/sam-rl",
     "ray_port": 6379,
     "dashboard_port": 8265,
-    "ascend_driver_version": "25.3.rc1",
+    "ascend_driver_version": "26.0.rc1",
 }
 
 
@@ -82,7 +82,7 @@ def test_inventories_of_the_repository(sample):
             {"model_store_items": [{"name": "a", "source": "/a", "gb": 1, "size": 2}]},
             "h1, h2: the variable model_store_items.size is not known: the roles' meta/argument_specs.yml list all",
         ),
-        ({"ascend_driver_version": 25.3}, "h1, h2: ascend_driver_version is 25.3, expected str"),
+        ({"ascend_driver_version": 26.0}, "h1, h2: ascend_driver_version is 26.0, expected str"),
         ({"work_dir": "data"}, "h1, h2: work_dir is 'data', expected an absolute path"),
         ({"install_root": "/"}, "h1, h2: install_root is '/', expected an absolute path below /"),
         ({"ray_port": 80}, "h1, h2: ray_port is 80, expected a port from 1024 to 65535"),
@@ -101,6 +101,11 @@ def test_inventories_of_the_repository(sample):
         ({"first": {"cluster_address": "npu1"}}, "h1: cluster_address or cluster_network is not an address"),
         ({"pin_set": "vllm-1"}, "pin_set is 'vllm-1', which is no folder of patches/"),
         ({"recipe": "x"}, "recipe is 'x', but llm_rl/qwen3/ has no run_x.sh"),
+        (
+            {"ascend_driver_version": "25.5.1"},
+            "ascend_driver_version is 25.5.1, expected 26.0.rc1 or newer for pin_set",
+        ),
+        ({"ascend_driver_version": "newest"}, "ascend_driver_version is 'newest', expected a version such as 26.0.rc1"),
         ({"container_engine": "docker"}, "container_engine needs exactly one of container_image_base"),
         (
             {"container_engine": "docker", "container_image_base": "cann:latest"},

@@ -15,7 +15,7 @@ def dies(host=0, **changes):
 
 
 def state(host=0, **changes):
-    return {"version": "25.3.rc1", "dies": dies(host, **changes), "errors": [], "warnings_found": []}
+    return {"version": "26.0.rc1", "dies": dies(host, **changes), "errors": [], "warnings_found": []}
 
 
 def codes(problems):
@@ -65,10 +65,10 @@ def test_pings_go_once_round():
 def test_sentences_of_one_host():
     want = {"host": "npu1", "version": "25.5.1", "installs": False}
     (problem,) = preflight.npu_problems(state(), want)
-    assert problem.startswith("npu1: npu-smi says driver 25.3.rc1, expected 25.5.1 (ascend_driver_version)")
+    assert problem.startswith("npu1: npu-smi says driver 26.0.rc1, expected 25.5.1 (ascend_driver_version)")
     assert preflight.npu_problems(state(), {**want, "installs": True}) == []
     lost = {**state(), "errors": [npu.problem("x", f"die {phy}: lost", phy) for phy in (0, 1, 2, 7)]}
-    assert preflight.npu_problems(lost, {**want, "version": "25.3.rc1"}) == ["npu1: dies 0-2, 7: lost."]
+    assert preflight.npu_problems(lost, {**want, "version": "26.0.rc1"}) == ["npu1: dies 0-2, 7: lost."]
 
 
 HOST = {

@@ -22,7 +22,7 @@ PARSERS = {
 
 def test_info():
     version, dies = npu.parse_info(npu_outputs.info(phy5={"health": "Alarm", "used": 40000}))
-    assert version == "25.3.rc1"
+    assert version == "26.0.rc1"
     assert [die["phy"] for die in dies] == list(range(16))
     assert [(die["npu"], die["chip"]) for die in dies[:3]] == [(0, 0), (0, 1), (1, 0)]
     assert (dies[5]["health"], dies[5]["hbm_used_mb"], dies[5]["hbm_total_mb"]) == ("Alarm", 40000, 65536)

@@ -89,4 +89,6 @@ def test_in_env_is_a_script(engine, tmp_path):
     script = tmp_path / "in-env"
     script.write_text(template.render(container_engine=engine, **values))
     subprocess.run(["bash", "-n", script], check=True)
-    assert ("exec docker run" in script.read_text()) == (engine == "docker")
+    text = script.read_text()
+    assert ("exec docker run" in text) == (engine == "docker") == ("--ulimit memlock=-1" in text)
+    assert ("mkdir -p /tmp/ray" in text) == (engine != "none"), "podman does not create the folder of a mount"

@@ -1,49 +1,53 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Inside the image: unpack the pinned sources, patch them, compare their tree ids with the record, install them.
-# Needs PIN_SET; uses PIP_INDEX_URL if it is set. The last lines must say `patched` three times.
+# Inside the image: add to vllm-ascend's image what training needs, patch its source trees in place, install verl, sam_core
+# and llm_rl. Needs PIN_SET. Uses PIP_INDEX_URL if it is set. With MEGATRON, "URL URL" of Megatron-LM and MindSpeed, also
+# those two at the pinned versions. The last lines must say `patched` three times.
 set -euo pipefail
 
 src=/opt/sam-rl-src
-env=/opt/sam-rl-env
 trees=/opt/sam-rl-build/trees
+workspace=/vllm-workspace
 if [[ -n ${PIP_INDEX_URL:-} ]]; then
     export UV_DEFAULT_INDEX=$PIP_INDEX_URL
 else
     unset PIP_INDEX_URL
 fi
-for file in /usr/local/Ascend/ascend-toolkit/set_env.sh /usr/local/Ascend/nnal/atb/set_env.sh; do
-    set +u
-    # shellcheck source=/dev/null
-    [[ ! -f $file ]] || . "$file"
-    set -u
-done
-devlib=/usr/local/Ascend/ascend-toolkit/latest/$(uname -m)-linux/devlib
-export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}:$devlib
+set +eu
+# shellcheck source=/dev/null
+. /opt/sam-rl-build/variables.sh
+set -eu
 
 pin() { "$src/patches/patchset" pin "$PIN_SET" "$1"; }
+fail() { echo "error: $1" >&2; exit 1; }
+pip() { python3 -m pip --no-cache-dir --disable-pip-version-check "$@"; }
 
-python3 -m venv --system-site-packages "$env"
-export PATH=$env/bin:$PATH
-pip install --no-cache-dir "$(grep -m1 "^uv==" "$src/ci/tools.in")" # by which patchset finds the pinned sources
-pip install --no-cache-dir "torch==$(pin runtime.npu.torch)" "torch_npu==$(pin runtime.npu.torch_npu).*" setuptools wheel
-
-# The sources are checked by sha256 when they are unpacked; the patched trees by their ids.
-"$src/patches/patchset" apply "$PIN_SET" --to "$trees"
-state=$("$src/patches/patchset" status "$PIN_SET" --to "$trees")
-for module in vllm vllm_ascend verl; do
-    if [[ $state != *"tree $(pin "module.$module.recorded.patched_tree"), as recorded"* ]]; then
-        echo "error: the patched tree of $module is not the recorded one: $state" >&2
-        exit 1
-    fi
+for tree in vllm vllm-ascend; do
+    [[ -d $workspace/$tree ]] || fail "the base image has no $workspace/$tree: build on $(pin runtime.npu.image)"
 done
-export SETUPTOOLS_SCM_PRETEND_VERSION
-SETUPTOOLS_SCM_PRETEND_VERSION=$(pin module.vllm.version)
-VLLM_TARGET_DEVICE=empty pip install --no-cache-dir "$trees/vllm"
-pip uninstall --yes triton
-SETUPTOOLS_SCM_PRETEND_VERSION=$(pin module.vllm_ascend.version)
-SOC_VERSION=ascend910_9391 COMPILE_CUSTOM_KERNELS=1 pip install --no-cache-dir --no-build-isolation "$trees/vllm_ascend"
-unset SETUPTOOLS_SCM_PRETEND_VERSION
-pip install --no-cache-dir "$trees/verl"
-pip install --no-cache-dir --no-deps --no-build-isolation "$src/sam_core" "$src"
-"$src/patches/patchset" status "$PIN_SET" --env "$env"
+python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+[[ $python == "$(pin runtime.npu.python)" ]] || fail "the base image has Python $python: build on $(pin runtime.npu.image)"
+
+# What is added must not break what the base image holds: pip may complain of nothing that it did not complain of before.
+complaints=$(pip check || true)
+pip install --no-deps --no-build-isolation --require-hashes -r "$src/patches/$PIN_SET/image.lock"
+new=$(comm -13 <(sort <<<"$complaints") <(pip check | sort || true) | grep -v "^No broken" || true)
+[[ -z $new ]] || fail "image.lock does not fit the base image: $new"
+
+"$src/patches/patchset" apply "$PIN_SET" --module vllm --to "$workspace/vllm"
+"$src/patches/patchset" apply "$PIN_SET" --module vllm_ascend --to "$workspace/vllm-ascend"
+# verl's sources are checked by SHA-256 when they are unpacked.
+"$src/patches/patchset" apply "$PIN_SET" --module verl --to "$trees"
+pip install --no-deps --no-build-isolation --editable "$trees/verl"
+pip install --no-deps --no-build-isolation "$src/sam_core" "$src"
+
+if [[ -n ${MEGATRON:-} ]]; then
+    declare -A urls=([megatron_lm]=${MEGATRON% *} [mindspeed]=${MEGATRON#* })
+    for name in megatron_lm mindspeed; do
+        git clone --quiet "${urls[$name]}" "/opt/$name"
+        git -C "/opt/$name" checkout --quiet "$(pin "runtime.npu.$name")"
+        pip install --no-deps --no-build-isolation --editable "/opt/$name"
+        echo "$name $(git -C "/opt/$name" rev-parse HEAD)"
+    done
+fi
+"$src/patches/patchset" status "$PIN_SET" --env "$(python3 -c 'import sys; print(sys.prefix)')"

@@ -12,6 +12,7 @@ import math
 import os
 import random
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -89,10 +90,13 @@ def save(path, data):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
     settings = {"steps": 8.0, "pause": 0.0} | {k: float(v) for k, v in (word.split("=") for word in options.settings)}
     folder, log = options.run_dir, options.run_dir / "steps.jsonl"
+    if options.check:
+        sys.exit("error: the run needs more steps" if settings["steps"] < 1 else 0)
     folder.mkdir(parents=True, exist_ok=True)
     state = {"step": 0, "logits": [[0.0] * TOKENS] * TOKENS, "lines": []}
     if (folder / "checkpoint.json").exists():

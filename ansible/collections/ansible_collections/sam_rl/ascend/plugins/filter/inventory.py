@@ -18,7 +18,8 @@ import yaml
 from ansible.constants import INTERNAL_STATIC_VARS
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.errors import UnsupportedError
-from ansible_collections.sam_rl.ascend.plugins.filter.repository import recipe_needs
+from ansible_collections.sam_rl.ascend.plugins.filter.repository import pin_set, recipe_needs
+from packaging.version import InvalidVersion, Version
 
 REPLACED = {
     "nnodes": "the hosts of the group npu_hosts count",
@@ -171,7 +172,28 @@ def _cluster_problems(hosts: list[str], settings: Mapping, repository: str) -> l
         problems.append(
             f"pin_set is {settings['pin_set']!r}, which is no folder of patches/ with recipes: choose {' or '.join(known)}."
         )
+    else:
+        problems += _driver_problems(settings, repository)
     return problems + _recipe_problems(hosts, settings, repository) + _image_problems(settings)
+
+
+def _driver_problems(settings: Mapping, repository: str) -> list[str]:
+    """A driver older than the one that upstream pairs with the pin set's CANN; a newer one runs older CANN releases."""
+    oldest = pin_set(repository, settings["pin_set"])["runtime"].get("npu", {}).get("driver")
+    if not oldest or not settings["dies_per_host"]:
+        return []
+    version = settings["ascend_driver_version"]
+    try:
+        if Version(version) >= Version(oldest):
+            return []
+    except InvalidVersion:
+        return [
+            f"ascend_driver_version is {version!r}, expected a version such as {oldest}: correct it in the inventory."
+        ]
+    return [
+        f"ascend_driver_version is {version}, expected {oldest} or newer for pin_set {settings['pin_set']}: upgrade the driver "
+        "(ascend_driver_packages), or choose an older pin_set."
+    ]
 
 
 def _recipe_problems(hosts: list[str], settings: Mapping, repository: str) -> list[str]:

@@ -20,14 +20,14 @@ def pin_set(repository: str, name: str) -> dict[str, Any]:
         raise AnsibleFilterError(f"pin_set {name!r}: {path} cannot be read ({error})") from None
 
 
-def recipe_needs(repository: str, name: str) -> dict[str, Any]:
-    """`cluster` of the recipe NAME, merged over that of its bases: nodes, dies_per_node, device; may be empty."""
+def recipe_needs(repository: str, name: str, section: str = "cluster") -> dict[str, Any]:
+    """A section of the recipe NAME, merged over that of its bases; may be empty."""
     folder = Path(str(repository), "llm_rl", "qwen3")
     needs: dict[str, Any] = {}
     file: str | None = f"{name}.yaml"
     while file:
         config = yaml.safe_load((folder / file).read_text()) or {}
-        needs = {**(config.get("cluster") or {}), **needs}
+        needs = {**(config.get(section) or {}), **needs}
         file = config.get("base")
     return needs
 

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image of a pin set: built by podman on a stand-in for vllm-ascend's image from a local registry, then run.
+
+Real: podman, the registry, the role's Containerfile and build.sh, the sources of vLLM, vllm-ascend and verl, the hash-locked
+packages. Stand-ins: the base image (Debian, no CANN) and torch_npu. Third-party packages of the base come by a mount from
+the pin set's environment, so that the base stays small.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(HERE.parent / "bed"))
+
+import prepare  # noqa: E402
+
+PIN_SET = "vllm-0.11"  # its image has the Python of Debian's current release
+PINS = tomllib.loads((ROOT / "patches" / PIN_SET / "pins.toml").read_text())
+VERSIONS = {name: module["version"] for name, module in PINS["module"].items()}
+ENVIRONMENT = ROOT / ".venvs" / PIN_SET / "lib/python3.11/site-packages"
+REGISTRY, INDEX = 20981, 20982  # ports on 127.0.0.1
+PODMAN = """#!/usr/bin/env bash
+# podman as a machine without systemd runs it: without the slice, with limits that need no rights.
+words=()
+while [[ $# -gt 0 ]]; do
+    case $1 in
+        --cgroup-parent) shift ;;
+        build | run) words+=("$1" --volume {packages}:/opt/packages:ro) ;;
+        *) words+=("$1") ;;
+    esac
+    shift
+done
+exec /usr/bin/podman "${{words[@]}}"
+"""
+LIMITS = """[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+"""
+REGISTRY_SETTINGS = """version: 0.1
+storage: {{filesystem: {{rootdirectory: {folder}}}}}
+http: {{addr: 127.0.0.1:{port}}}
+log: {{accesslog: {{disabled: true}}, level: error}}
+"""
+
+
+def run(*words: object, environment: dict | None = None, check: bool = True) -> str:
+    """Output of a command; an AssertionError with its end where it fails."""
+    done = subprocess.run(
+        [str(word) for word in words], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0 or not check, done.stdout[-6000:]
+    return done.stdout
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("image")
+
+
+@pytest.fixture(scope="session")
+def index(folder: Path) -> Iterator[str]:
+    """Address of a package index as a site has inside: what image.lock names, and what builds packages."""
+    files = folder / "index" / "files"
+    lock = ROOT / "patches" / PIN_SET / "image.lock"
+    pip = [
+        prepare.TOOLS / "python",
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-d",
+        files,
+    ]
+    run(*pip, "--require-hashes", "-r", lock)
+    run(*pip, "setuptools==79.0.1", "setuptools_scm==8.3.1", "packaging", "typing-extensions", "wheel")
+    shutil.copy(ROOT / f".cache/sdists/verl-{VERSIONS['verl']}.tar.gz", files)
+    for file in files.iterdir():
+        name = re.sub(r"[-_.]+", "-", re.match(r"(.+?)-\d", file.name).group(1)).lower()
+        (files.parent / name).mkdir(exist_ok=True)
+        os.link(file, files.parent / name / file.name)
+    handler = functools.partial(Quiet, directory=str(files.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", INDEX), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{INDEX}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def environment(folder: Path) -> dict[str, str]:
+    """Variables of a process whose podman mounts the third-party packages and keeps its images in `folder`."""
+    packages = folder / "packages"
+    run("cp", "--archive", "--link", ENVIRONMENT, packages)
+    for pattern in ("vllm*", "verl*", "sam_core*", "sam_rl*", "__editable__*", "*.pth", "setuptools*", "pkg_resources"):
+        for path in packages.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    programs = folder / "bin"
+    programs.mkdir()
+    (programs / "podman").write_text(PODMAN.format(packages=packages))
+    (programs / "podman").chmod(0o755)
+    (folder / "containers.conf").write_text(LIMITS)
+    (folder / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
+    )
+    (folder / "registries.conf").write_text(f'[[registry]]\nlocation = "127.0.0.1:{REGISTRY}"\ninsecure = true\n')
+    variables = {"CONTAINERS_CONF": "containers", "CONTAINERS_STORAGE_CONF": "storage"}
+    variables |= {"CONTAINERS_REGISTRIES_CONF": "registries"}
+    files = {name: f"{folder}/{file}.conf" for name, file in variables.items()}
+    return {**os.environ, **files, "PATH": f"{programs}:{os.environ['PATH']}"}
+
+
+@pytest.fixture(scope="session")
+def base(folder: Path, index: str, environment: dict[str, str]) -> Iterator[str]:
+    """The stand-in for vllm-ascend's image, NAME@DIGEST in a registry on this machine."""
+    context = folder / "base"
+    context.mkdir()
+    run("tar", "--create", "--one-file-system", "--file", context / "debian.tar", "--directory", prepare.base(), ".")
+    for name in ("vllm", "vllm_ascend"):
+        shutil.copy(ROOT / f".cache/sdists/{name}-{VERSIONS[name]}.tar.gz", context / f"{name}.tar.gz")
+    settings = folder / "registry.yml"
+    settings.write_text(REGISTRY_SETTINGS.format(folder=folder / "registry", port=REGISTRY))
+    registry = subprocess.Popen(
+        ["docker-registry", "serve", settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    name = f"127.0.0.1:{REGISTRY}/{PINS['runtime']['npu']['image'].partition(':')[0]}"
+    versions = [f"--build-arg={key}={VERSIONS[key.lower()]}" for key in ("VLLM", "VLLM_ASCEND")]
+    words = ["podman", "build", "--network=host", f"--build-arg=PIP_INDEX_URL={index}", *versions, "--tag", name]
+    run(*words, "--file", HERE / "base.Containerfile", context, environment=environment)
+    digest = folder / "digest"
+    run("podman", "push", "--digestfile", digest, name, environment=environment)
+    run("podman", "rmi", "--force", name, environment=environment)
+    yield f"{name}@{digest.read_text()}"
+    registry.terminate()
+
+
+@pytest.fixture(scope="session")
+def settings(folder: Path, base: str, index: str) -> dict[str, object]:
+    return {
+        "pin_set": PIN_SET,
+        "recipe": "dapo_qwen3_32b_32die",
+        "container_engine": "podman",
+        "container_image_base": base,
+        "container_image_archive": "",
+        "container_image_index": index,
+        "cluster_interface": "lo",
+        "install_root": f"{folder}/root",
+        "work_dir": f"{folder}/work",
+    }
+
+
+def play(folder: Path, settings: dict, environment: dict, check: bool = True) -> str:
+    """Output of the role's part that builds the image and writes in-env."""
+    for name in ("root/bin", "root/etc", "root/archives", "work"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    variables = folder / "settings.json"
+    variables.write_text(json.dumps(settings))
+    words = [Path(sys.executable).parent / "ansible-playbook", HERE / "play.yml", "-e", f"@{variables}"]
+    words += ["-e", f"ansible_python_interpreter={sys.executable}"]
+    return run(*words, environment={**environment, "ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg")}, check=check)
+
+
+@pytest.fixture(scope="session")
+def image(folder: Path, settings: dict, environment: dict) -> Path:
+    """in-env of a built image."""
+    began = time.monotonic()
+    play(folder, settings, environment)
+    print(f"image: built in {time.monotonic() - began:.0f} s")
+    return folder / "root/bin/in-env"
+
+
+def test_every_module_is_patched(image: Path, environment: dict) -> None:
+    out = run(image, "status", "python3", "patches/patchset", "status", PIN_SET, "--json", environment=environment)
+    assert json.loads(out.splitlines()[-1]) == {PIN_SET: dict.fromkeys(VERSIONS, "patched")}
+
+
+def test_the_modules_are_imported(folder: Path, image: Path, environment: dict, settings: dict) -> None:
+    """Over the stand-in for torch_npu, which lies below work_dir, as that is mounted."""
+    standin = Path(settings["work_dir"]) / "npu"
+    shutil.copytree(ROOT / "tests/patches/npu", standin)
+    code = "import vllm, vllm_ascend, verl, sam_core, llm_rl.check_operators; from vllm.platforms import current_platform as p"
+    code += "; print(p.device_type, sam_core.Pool().stats()['appended'], vllm.__file__, verl.__file__)"
+    (folder / "root/etc/env").write_text(f"PYTHONPATH={standin}\nVLLM_VERSION={VERSIONS['vllm']}\n")
+    out = run(image, "imports", "python3", "-c", code, environment=environment)
+    device, appended, vllm, verl = out.splitlines()[-1].split()
+    assert (device, appended) == ("npu", "0")
+    assert vllm.startswith("/vllm-workspace/vllm/") and verl.startswith("/opt/sam-rl-build/trees/verl/")
+
+
+def test_a_pull_that_breaks_off_leaves_nothing(folder: Path, settings: dict, environment: dict) -> None:
+    """The registry ends a layer early; when it is whole again, the same playbook builds the image."""
+    run("podman", "rmi", "--all", "--force", environment=environment)
+    blob = max((folder / "registry").rglob("blobs/sha256/*/*/data"), key=lambda path: path.stat().st_size)
+    whole = blob.read_bytes()
+    blob.write_bytes(whole[: len(whole) // 2])
+    out = play(folder, settings, environment, check=False)
+    assert re.search(r"localhost: podman build failed \(.+\): no image was made", out)
+    assert run("podman", "images", "--quiet", environment=environment) == ""
+    blob.write_bytes(whole)
+    play(folder, settings, environment)
+
+
+def test_another_base_is_refused(folder: Path, settings: dict, environment: dict, index: str) -> None:
+    """An image without vllm-ascend's source trees."""
+    context = folder / "bare"
+    context.mkdir()
+    shutil.copy(folder / "base/debian.tar", context)
+    (context / "Containerfile").write_text("FROM scratch\nADD debian.tar /\n")
+    name = f"127.0.0.1:{REGISTRY}/bare"
+    run("podman", "build", "--tag", name, context, environment=environment)
+    run("podman", "push", "--digestfile", folder / "digest", name, environment=environment)
+    bare = {**settings, "container_image_base": f"{name}@{(folder / 'digest').read_text()}"}
+    out = play(folder, bare, environment, check=False)
+    assert re.search(r"the base image has no /vllm-workspace/vllm:\s+build\s+on ascend/vllm-ascend:", out)

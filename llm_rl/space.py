@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run keeps on disk and in its hosts' memory, by arithmetic, and whether this host has it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_rl import layout
+from llm_rl.errors import UserError
+from llm_rl.layout import GIB, Shape
+from llm_rl.recipe import Recipe
+
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Needs:
+    """checkpoint: GB of one; checkpoints: how many are on disk at most; memory: GiB of a host beside what Python and Ray use."""
+
+    checkpoint: float
+    checkpoints: int
+    memory: float
+
+    @property
+    def disk(self) -> float:
+        """GB of all checkpoints; logs are not counted."""
+        return self.checkpoint * self.checkpoints
+
+    def lines(self) -> list[str]:
+        disk = f"{self.disk:,.0f} GB for {self.checkpoints} checkpoints of {self.checkpoint:,.1f} GB"
+        memory = f"{self.memory:,.0f} GiB for offloaded state and sleeping weights"
+        return [f"{'run folder':27}{disk}"] * (self.disk > 0) + [f"{'memory of a host':27}{memory}"] * (
+            self.memory > 0.5
+        )
+
+
+def needs(recipe: Recipe, model: Shape | None) -> Needs | None:
+    """Of a recipe; None if the model's shape is not known.
+
+    A checkpoint has float32 weights and Adam's two moments, 12 bytes a parameter, with Megatron also bfloat16 weights. verl
+    keeps the newest ones, and as many from before the last start, and writes the next one before it removes the oldest.
+    """
+    if model is None:
+        return None
+    size = model.parameters * (14 if recipe.train.backend == "megatron" else 12) / GB
+    count = 2 * recipe.checkpoints.keep + 1 if recipe.checkpoints.every else 0
+    count = min(count, recipe.steps // recipe.checkpoints.every) if recipe.checkpoints.every else 0
+    memory = 0.0
+    if recipe.train.optimizer_offload:
+        memory += layout.training(recipe, model).host
+    if recipe.keeps_weights_on_host:
+        memory += recipe.cluster.dies_per_node * layout.rollout(recipe, model).pinned
+    return Needs(size, count, memory)
+
+
+def check(needed: Needs, run_dir: Path) -> None:
+    """Raise UserError unless this host has the memory, and the disk of `run_dir` the space beside what the run has there."""
+    folder = run_dir
+    while not folder.exists():
+        folder = folder.parent
+    there = sum(path.lstat().st_size for path in run_dir.rglob("*") if path.is_file()) / GB if run_dir.exists() else 0.0
+    free = shutil.disk_usage(folder).free / GB
+    if free + there < needed.disk:
+        raise UserError(
+            f"{run_dir} is on a disk with {free:,.0f} GB free, the run needs {needed.disk - there:,.0f}: free some, take another "
+            "--run-dir, or keep fewer checkpoints (checkpoints.every, checkpoints.keep)"
+        )
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    if total < needed.memory:
+        raise UserError(
+            f"this host has {total:,.0f} GiB of memory, the run keeps {needed.memory:,.0f} GiB of offloaded state and sleeping "
+            "weights there: take more hosts, or leave the optimizer on the dies (train.optimizer_offload=false)"
+        )

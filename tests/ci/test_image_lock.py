@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an image adds to vllm-ascend's exists for aarch64 and x86-64."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = sorted(ROOT.glob("patches/*/image.lock"))
+SOURCE_ONLY = "antlr4-python3-runtime"
+
+
+def dry_run(lock, platform, folder):
+    """What uv says of installing a lock file for a platform: nothing where it can."""
+    pins = tomllib.loads((lock.parent / "pins.toml").read_text())
+    uv = os.environ.get("UV") or Path(sys.executable).with_name("uv")
+    words = [uv, "pip", "install", "--quiet", "--dry-run", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    words += ["--no-binary", SOURCE_ONLY, "--python-platform", platform, "--target", folder]
+    words += ["--python-version", pins["runtime"]["npu"]["python"], "-r", lock]
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=120).stderr
+
+
+@pytest.mark.parametrize("platform", ["aarch64-manylinux_2_31", "x86_64-manylinux_2_31"])
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)
+def test_every_package_has_a_file_for_the_platform(lock, platform, tmp_path):
+    assert dry_run(lock, platform, tmp_path) == ""
+
+
+def test_a_package_without_a_file_is_noticed(tmp_path):
+    (tmp_path / "pins.toml").write_text((LOCKS[0].parent / "pins.toml").read_text())
+    lock = tmp_path / "image.lock"
+    lock.write_text(re.sub(r"(?m)^wrapt==\S+", "wrapt==0.0.1", LOCKS[0].read_text()))
+    assert "wrapt" in dry_run(lock, "aarch64-manylinux_2_31", tmp_path / "to")

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run keeps on disk and in host memory, against figures worked out by hand, and what is refused."""
+
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from llm_rl import config, layout, space
+from llm_rl.errors import UserError
+from llm_rl.layout import SHAPES
+
+QWEN3 = Path(layout.__file__).parent / "qwen3"
+Usage = namedtuple("Usage", "total used free")
+
+
+def needs(name, model, *overrides):
+    return space.needs(config.load(QWEN3 / f"{name}.yaml", ["pin_set=vllm-0.23", *overrides]), SHAPES[model])
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "checkpoint"),
+    [("dapo_qwen3_32b_32die", "Qwen3-32B", 393), ("dapo_qwen3_235b_a22b_128die", "Qwen3-235B-A22B", 3291)],
+)
+def test_checkpoints(name, model, checkpoint):
+    kept = needs(name, model, "checkpoints.every=5", "checkpoints.keep=2", "steps=100")
+    assert round(kept.checkpoint) == checkpoint and kept.checkpoints == 5
+    assert needs(name, model, "checkpoints.every=5", "steps=12").checkpoints == 2
+    assert needs(name, model, "checkpoints.every=0").disk == 0
+
+
+def test_a_small_disk_is_refused_and_what_a_run_has_counts(tmp_path, monkeypatch):
+    kept = space.Needs(checkpoint=400, checkpoints=5, memory=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(4000e9, 0, 1999e9))
+    with pytest.raises(UserError, match=r"is on a disk with 1,999 GB free, the run needs 2,000: free some"):
+        space.check(kept, tmp_path / "run" / "deep")
+    (tmp_path / "checkpoint").touch()
+    os.truncate(tmp_path / "checkpoint", 2 * 10**9)
+    space.check(kept, tmp_path)
+
+
+def test_a_host_without_the_memory_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"GiB of memory, the run keeps 1,000,000 GiB"):
+        space.check(space.Needs(checkpoint=1, checkpoints=0, memory=1e6), tmp_path)
+    assert needs("dapo_qwen3_32b_32die", "Qwen3-32B").memory == pytest.approx(136 + 183, abs=60)
