@@ -127,7 +127,7 @@ def asynchronous(model, device):
         SEEDED,
         max_num_batched_tokens=48,
         block_size=16,
-        num_gpu_blocks_override=24,
+        num_gpu_blocks_override=20,
         enable_prefix_caching=False,
     )
     yield engine
