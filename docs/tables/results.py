@@ -37,7 +37,7 @@ CHINESE = {
     "sticky": "按 prompt",
     "sticky, no bound": "按 prompt，无上界",
     "the article": "文章",
-    "all earlier outputs: how many": "先前输出的总数",
+    "earlier outputs": "先前输出的条数",
     "SD-L, tokens per step": "SD-L，每步 token 数",
     "SD-T, tokens per step": "SD-T，每步 token 数",
     "256 outputs: both trees": "256 条输出：两棵树合用",
@@ -46,8 +46,9 @@ CHINESE = {
     "16 outputs stored": "存 16 条输出",
     "all: n_max = 16, m = 10, c = 64": "全部：n_max = 16，m = 10，c = 64",
     "rule `suffix`, tokens per step": "规则 `suffix`，每步 token 数",
-    "the task's outputs: tokens": "本任务的输出：token",
-    "other tasks' answers: tokens": "其他任务的回答：token",
+    "SD-T / rule `suffix`": "SD-T / 规则 `suffix`",
+    "tokens: the task's outputs": "token：本任务的输出",
+    "tokens: other tasks' answers": "token：其他任务的回答",
     "the task's outputs": "存本任务的输出",
     "other tasks' answers, as many tokens": "存其他任务的回答，token 数相同",
     "other tasks' answers, all": "存其他任务的回答，全部",
@@ -222,15 +223,26 @@ def routing_count() -> Iterator[Row]:
 def cell(value: Any) -> str:
     """A count, a figure, or a figure with the ends of its interval."""
     if isinstance(value, list):
-        return f"{value[0]:.3f} ({value[1]:.2f}-{value[2]:.2f})"
+        digits = 3 if value[2] - value[1] < 0.1 else 2
+        return f"{value[0]:.3f} ({value[1]:.{digits}f}-{value[2]:.{digits}f})"
+    if isinstance(value, str):
+        return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
-def recordings(experiment: str, *names: str) -> Iterator[Row]:
+def recordings(record: str, experiment: str, *names: str) -> Iterator[Row]:
     """Rows of an experiment on recordings, all unless some are named."""
-    found = output("papers-recordings")[experiment]
+    found = output(record)[experiment]
     for name in names or found:
         yield {"name": name} | {key: cell(value) for key, value in found[name].items()}
+
+
+def drafts() -> Iterator[Row]:
+    for row in output("papers-drafts")["gsd"]:
+        if row["sampling"] == "greedy" and not row["setting"].startswith("0.4"):
+            paper = row["setting"].startswith("0.2")
+            setting = f"{row['setting']} (the paper, 70B)" if paper else row["setting"]
+            yield row | {"setting": setting, "tokens_per_step": cell(row["tokens_per_step"])}
 
 
 REST = ("16 outputs stored", "256", "all: n_max = 16, m = 10, c = 64", "n_max = 2", "m = 2", "m = 20", "c = 8")
@@ -337,14 +349,14 @@ TABLES = {
         "replicas | way | imbalance:.3f | worst:.3f | returned:.1%",
         left=2,
     ),
-    "papers-sd": Table(("papers-recordings",), lambda: recordings("sd"), *PAPERS),
-    "papers-rest": Table((), lambda: recordings("rest", *REST), *PAPERS),
+    "papers-sd": Table(("papers-suffix",), lambda: recordings("papers-suffix", "sd"), *PAPERS),
+    "papers-rest": Table(("papers-recordings",), lambda: recordings("papers-recordings", "rest", *REST), *PAPERS),
     "papers-gsd": Table(
-        ("papers-model",),
-        lambda: [row for row in output("papers-model")["gsd"] if not row["setting"].startswith("0.4")],
+        ("papers-drafts",),
+        drafts,
         "theta_prob, theta_sib, tau | method | nodes drafted | expanded | tokens per step | accepted share",
         "theta_prob、theta_sib、tau | 方法 | 起草的节点 | 展开 | 每步 token 数 | 接受率",
-        "setting | method | drafted:g | expanded:g | tokens_per_step:.3f | accepted_share:.3f",
+        "setting | method | drafted:g | expanded:g | tokens_per_step | accepted_share:.3f",
         left=2,
     ),
     "papers-positions": Table(
