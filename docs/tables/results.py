@@ -31,37 +31,9 @@ CHINESE = {
     "`auto`, against an oracle with foresight": "`auto`，与有预见的先知相比",
     "`batch`, `threshold` 8": "`batch`，`threshold` 8",
     "no drafts": "不起草",
-    "fitted": "拟合",
     "reached": "达到",
     "open": "未定",
     "missed": "未达到",
-    "round of generation": "一轮生成",
-    "training step": "训练步",
-    "inside": "在区间内",
-    "**outside**": "**在区间外**",
-    "gain": "增益",
-    "gain, graphs": "增益，图",
-    "off, s": "关，s",
-    "on, s": "开，s",
-    "on, graphs, s": "开，图，s",
-    "GRPO, Qwen3-32B, 32": "GRPO，Qwen3-32B，32",
-    "DAPO, Qwen3-32B, 32": "DAPO，Qwen3-32B，32",
-    "suffix, HumanEval": "suffix，HumanEval",
-    "suffix, GSM8K": "suffix，GSM8K",
-    "suffix, AGIEval": "suffix，AGIEval",
-    "26 running": "26 条在运行",
-    "34 running": "34 条在运行",
-    "host time of a launch, us": "主机每次下发的时间，us",
-    "spread of the lengths, sigma": "长度的离散程度，sigma",
-    "share of the tail in the rollout; the figure has 0.345": "长尾占 rollout 的比例；图中为 0.345",
-    "tokens that a request gains in a verifying step of the tail": "长尾中每个验证步每条请求得到的 token 数",
-    "**time of a verifying step, relative to a decoding step**": "**验证步的时间，相对于解码步**",
-    "the same difference, ms per layer": "两者之差，每层 ms",
-    "the same, us for each of four waits per layer": "同上，按每层四次等待，每次 us",
-    "rollout of a training step": "训练步的 rollout",
-    "Qwen3-32B, 32": "Qwen3-32B，32",
-    "Qwen3-235B-A22B, 128": "Qwen3-235B-A22B，128",
-    "Qwen3-32B, a customer, 128": "Qwen3-32B，客户场景，128",
     "uninterrupted": "不中断",
     "by name": "按名字",
     "by tokens": "按 token",
@@ -77,7 +49,7 @@ CHINESE = {
     "sticky": "按 prompt",
     "sticky, no bound": "按 prompt，无上界",
     "the article": "文章",
-    "all earlier outputs: how many": "先前输出的总数",
+    "earlier outputs": "先前输出的条数",
     "SD-L, tokens per step": "SD-L，每步 token 数",
     "SD-T, tokens per step": "SD-T，每步 token 数",
     "256 outputs: both trees": "256 条输出：两棵树合用",
@@ -86,8 +58,9 @@ CHINESE = {
     "16 outputs stored": "存 16 条输出",
     "all: n_max = 16, m = 10, c = 64": "全部：n_max = 16，m = 10，c = 64",
     "rule `suffix`, tokens per step": "规则 `suffix`，每步 token 数",
-    "the task's outputs: tokens": "本任务的输出：token",
-    "other tasks' answers: tokens": "其他任务的回答：token",
+    "SD-T / rule `suffix`": "SD-T / 规则 `suffix`",
+    "tokens: the task's outputs": "token：本任务的输出",
+    "tokens: other tasks' answers": "token：其他任务的回答",
     "the task's outputs": "存本任务的输出",
     "other tasks' answers, as many tokens": "存其他任务的回答，token 数相同",
     "other tasks' answers, all": "存其他任务的回答，全部",
@@ -255,72 +228,6 @@ def host() -> Iterator[Row]:
                 yield row
 
 
-PREDICTED = {
-    "32b": "Qwen3-32B, 32",
-    "235b": "Qwen3-235B-A22B, 128",
-    "customer": "Qwen3-32B, a customer, 128",
-    "grpo": "GRPO, Qwen3-32B, 32",
-    "dapo": "DAPO, Qwen3-32B, 32",
-    "HumanEval": "suffix, HumanEval",
-    "GSM8K": "suffix, GSM8K",
-    "AGIEval": "suffix, AGIEval",
-}
-SPANS = {"round": "round of generation", "rollout": "rollout of a training step", "step": "training step"}
-SAM = {
-    "off": "off, s",
-    "on": "on, s",
-    "graph": "on, graphs, s",
-    "gain": "gain",
-    "gain, on": "gain",
-    "gain, graph": "gain, graphs",
-}
-
-
-def plan_article() -> Iterator[Row]:
-    """Of the table of suffix decoding the largest loads alone."""
-    for row in output("plan-article")["rows"]:
-        if row["of"] not in PREDICTED or (
-            row["what"].endswith("running") and row["what"].split()[0] not in ("26", "34")
-        ):
-            continue
-        gain = row["kind"] == "gain"
-        cells = {key: f"{100 * row[key]:.1f} %" if gain else f"{row[key]:,.0f}" for key in ("measured", "predicted")}
-        span = "{:.1f} - {:.1f} %" if gain else "{:,.0f} - {:,.0f}"
-        ends = (100 * row["low"], 100 * row["high"]) if gain else (row["low"], row["high"])
-        verdict = "fitted" if row["fitted"] else "inside" if row["inside"] else "**outside**"
-        names = {"of": PREDICTED[row["of"]], "what": SPANS.get(row["what"], row["what"]), "sam": SAM[row["sam"]]}
-        yield names | cells | {"span": span.format(*ends), "verdict": verdict}
-
-
-FITTED = {
-    "launch": ("host time of a launch, us", 1e6),
-    "spread": ("spread of the lengths, sigma", 1),
-    "tail": ("share of the tail in the rollout; the figure has 0.345", 1),
-    "tokens": ("tokens that a request gains in a verifying step of the tail", 1),
-    "ratio": ("**time of a verifying step, relative to a decoding step**", 1),
-    "verify": ("the same difference, ms per layer", 1e3),
-    "us_a_wait": ("the same, us for each of four waits per layer", 1),
-}
-
-
-def plan_fit() -> Iterator[Row]:
-    fit = output("plan-article")["fit"]
-    for name, (what, factor) in FITTED.items():
-        value, low, high = (factor * fit[name][key] for key in ("value", "low", "high"))
-        digits = 0 if value > 20 else 2
-        yield {"what": what, "value": f"{value:.{digits}f}", "span": f"{low:.{digits}f} - {high:.{digits}f}"}
-
-
-def plan_thresholds() -> Iterator[Row]:
-    gains = {(row["stack"], row["threshold"]): row for row in output("plan-article")["thresholds"]}
-    for threshold in dict.fromkeys(threshold for _, threshold in gains):
-        row = {"threshold": f"`{threshold}`" if threshold == "auto" else str(threshold)}
-        for stack in ("article", "no waits", "graphs"):
-            gain = gains[stack, threshold]
-            row[stack] = "{:.1f} % ({:.1f} - {:.1f})".format(*(100 * gain[key] for key in ("predicted", "low", "high")))
-        yield row
-
-
 def routing_count() -> Iterator[Row]:
     for record in ("routing-4", "routing-16"):
         counted = output(record)
@@ -330,7 +237,10 @@ def routing_count() -> Iterator[Row]:
 def cell(value: Any) -> str:
     """A count, a figure, or a figure with the ends of its interval."""
     if isinstance(value, list):
-        return f"{value[0]:.3f} ({value[1]:.2f}-{value[2]:.2f})"
+        digits = 3 if value[2] - value[1] < 0.1 else 2
+        return f"{value[0]:.3f} ({value[1]:.{digits}f}-{value[2]:.{digits}f})"
+    if isinstance(value, str):
+        return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
@@ -355,11 +265,19 @@ def resumed(*records: str) -> Iterator[Row]:
             yield row | {"name": name, "prompts": f"{row['prompts']:,}", "interval": interval}
 
 
-def recordings(experiment: str, *names: str) -> Iterator[Row]:
+def recordings(record: str, experiment: str, *names: str) -> Iterator[Row]:
     """Rows of an experiment on recordings, all unless some are named."""
-    found = output("papers-recordings")[experiment]
+    found = output(record)[experiment]
     for name in names or found:
         yield {"name": name} | {key: cell(value) for key, value in found[name].items()}
+
+
+def drafts() -> Iterator[Row]:
+    for row in output("papers-drafts")["gsd"]:
+        if row["sampling"] == "greedy" and not row["setting"].startswith("0.4"):
+            paper = row["setting"].startswith("0.2")
+            setting = f"{row['setting']} (the paper, 70B)" if paper else row["setting"]
+            yield row | {"setting": setting, "tokens_per_step": cell(row["tokens_per_step"])}
 
 
 REST = ("16 outputs stored", "256", "all: n_max = 16, m = 10, c = 64", "n_max = 2", "m = 2", "m = 20", "c = 8")
@@ -451,22 +369,6 @@ TABLES = {
         "引擎 | 请求 | 不开投机，ms | 关 | 目标 1.02 | | 目标 1.25，1.15 | | 目标 1.25，1.15",
         "engine | batch | plain:.2f | off | off goal | rejection | rejection goal | seeded | seeded goal",
     ),
-    "plan-article": Table(
-        ("plan-article",),
-        plan_article,
-        "model, dies | per | SAM | measured | predicted | 10 - 90 % | measured value",
-        "模型，die 数 | 项目 | SAM | 实测 | 预测 | | 实测值",
-        "of | what | sam | measured | predicted | span | verdict",
-        left=3,
-    ),
-    "plan-fit": Table((), plan_fit, "fitted | value | 10 - 90 %", "拟合量 | 值 |", "what | value | span"),
-    "plan-thresholds": Table(
-        (),
-        plan_thresholds,
-        "threshold, k = 3 | a verifying step as in the article's stack | without its waits | without waits, graphs in both arms",
-        "threshold，k = 3 | 验证步同文章的软件栈 | 没有这些等待 | 没有等待，两边都用图",
-        "threshold | article | no waits | graphs",
-    ),
     "routing": Table(
         ("routing",),
         lambda: output("routing")["ways"],
@@ -490,14 +392,14 @@ TABLES = {
         "name | groups | prompts | tokens_per_step:.3f | ratio:.3f | interval",
         left=2,
     ),
-    "papers-sd": Table(("papers-recordings",), lambda: recordings("sd"), *PAPERS),
-    "papers-rest": Table((), lambda: recordings("rest", *REST), *PAPERS),
+    "papers-sd": Table(("papers-suffix",), lambda: recordings("papers-suffix", "sd"), *PAPERS),
+    "papers-rest": Table(("papers-recordings",), lambda: recordings("papers-recordings", "rest", *REST), *PAPERS),
     "papers-gsd": Table(
-        ("papers-model",),
-        lambda: [row for row in output("papers-model")["gsd"] if not row["setting"].startswith("0.4")],
+        ("papers-drafts",),
+        drafts,
         "theta_prob, theta_sib, tau | method | nodes drafted | expanded | tokens per step | accepted share",
         "theta_prob、theta_sib、tau | 方法 | 起草的节点 | 展开 | 每步 token 数 | 接受率",
-        "setting | method | drafted:g | expanded:g | tokens_per_step:.3f | accepted_share:.3f",
+        "setting | method | drafted:g | expanded:g | tokens_per_step | accepted_share:.3f",
         left=2,
     ),
     "papers-positions": Table(

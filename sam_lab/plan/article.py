@@ -312,7 +312,8 @@ def _rows(model: Model, fit: Fit) -> Iterator[dict[str, Any]]:
     """measured, predicted: seconds, or of kind "gain" without / with drafts - 1."""
 
     def row(of: str, what: str, sam: str, measured: float, predicted: float, fitted: bool = False) -> dict[str, Any]:
-        return locals() | {"kind": "gain" if "gain" in sam else "s"}
+        values = {"measured": measured, "predicted": predicted, "fitted": fitted}
+        return {"of": of, "what": what, "sam": sam} | values | {"kind": "gain" if "gain" in sam else "s"}
 
     for name, quantities in ARTICLE.items():
         predicted = model.cluster(name, fit)
