@@ -13,14 +13,20 @@ QWEN3 = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3"
 RECIPES = {"32B": "dapo_qwen3_32b_32die.yaml", "235B": "dapo_qwen3_235b_a22b_128die.yaml"}
 
 REASONS = {
-    "steps": ("the article's figures show 20 steps, too few to judge learning", "文章的图只有 20 步，不足以判断学习效果"),
+    "steps": (
+        "the article's figures show 20 steps, too few to judge learning",
+        "文章的图只有 20 步，不足以判断学习效果",
+    ),
     "sam": (
         "each request gets as many draft tokens as pay off in each step, not all or none",
         "每步每个请求按划算的数目起草，而不是全开或全关",
     ),
     "sam_options.rule": ("weighs all sources; longer accepted drafts", "综合所有来源，被接受的草稿更长"),
     "sam_options.sources": ("siblings and earlier epochs repeat each other", "同组回答和以前各轮的回答彼此重复"),
-    "sam_options.min_prob": ("tokens that will hardly be accepted cost verification", "难以被接受的 token 只增加验证开销"),
+    "sam_options.min_prob": (
+        "tokens that will hardly be accepted cost verification",
+        "难以被接受的 token 只增加验证开销",
+    ),
     "data.train_files": (
         "about 100 copies of each prompt make drafts from history look better than they are",
         "每个 prompt 约有 100 份，会使来自历史的草稿显得过好",
@@ -35,7 +41,10 @@ REASONS = {
     "train.weight_decay": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
     "train.lr_warmup_steps": ("as in DAPO's own recipe", "与 DAPO 原配方相同"),
     "train.clip_grad": ("as in DAPO's own recipe; 10,000 is off", "与 DAPO 原配方相同；10,000 等于不裁剪"),
-    "train.backend": ("as verl's own 32B recipe for NPUs: no Megatron or MindSpeed to install", "与 verl 的 NPU 32B 配方相同：不需安装 Megatron 和 MindSpeed"),
+    "train.backend": (
+        "as verl's own 32B recipe for NPUs: no Megatron or MindSpeed to install",
+        "与 verl 的 NPU 32B 配方相同：不需安装 Megatron 和 MindSpeed",
+    ),
     "train.tensor_parallel": ("Megatron only", "仅 Megatron"),
     "train.pipeline_parallel": ("Megatron only", "仅 Megatron"),
     "train.context_parallel": ("Megatron only", "仅 Megatron"),
@@ -97,7 +106,13 @@ def profiles(language: str) -> str:
                 else "; ".join(f"{recipe}: {shown(pair[side])}" for recipe, pair in pairs.items())
             )
         rows.append([f"`{key}`", *cells, REASONS[key][language == "zh"]])
-    return table({"en": ["key", "`article`", "`recommended`", "reason"], "zh": ["键", "`article`", "`recommended`", "理由"]}[language], rows, left=4)
+    return table(
+        {"en": ["key", "`article`", "`recommended`", "reason"], "zh": ["键", "`article`", "`recommended`", "理由"]}[
+            language
+        ],
+        rows,
+        left=4,
+    )
 
 
 TABLES = {"profiles": profiles}

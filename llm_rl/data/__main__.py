@@ -26,7 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     command.add_argument("--out", type=Path, required=True, help="file to write, *.parquet")
     command.add_argument("--sha256", help="refuse a source with another SHA-256")
     command.add_argument("--skip-bad", action="store_true", help="leave bad rows out instead of stopping")
-    command.add_argument("--keep-duplicates", action="store_true", help="keep each prompt as often as the source has it")
+    command.add_argument(
+        "--keep-duplicates", action="store_true", help="keep each prompt as often as the source has it"
+    )
     command.add_argument("--rows", type=int, default=64, help="sums: how many (default 64)")
     command.add_argument("--seed", type=int, default=0, help="sums: default 0")
     args = parser.parse_args(argv)

@@ -130,7 +130,10 @@ def test_limits_and_fold_reach_the_draw(answers, tmp_path):
     [
         (["--rule", "best"], "best"),
         (["--sources", "moon"], "moon"),
-        (["--rule", "oldest_full", "--sources", "group"], "--rule oldest_full drafts from the request alone: leave sources out"),
+        (
+            ["--rule", "oldest_full", "--sources", "group"],
+            "--rule oldest_full drafts from the request alone: leave sources out",
+        ),
         (["--k", "0"], "argument --k: invalid positive number value: '0'"),
         (["--min-prob", "2"], "argument --min-prob: invalid probability value: '2'"),
         (["--fold", "2/2"], "argument --fold: invalid fold value: '2/2'"),

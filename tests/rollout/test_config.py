@@ -12,7 +12,9 @@ def test_expert_parallelism_that_does_nothing_is_refused(sizes):
     )
     asked_for = sizes[0] > 1 or sizes[2] > 1
     if asked_for:
-        with pytest.raises(ValueError, match="spread no experts in rollout.mode=sync.* give the engine its sizes") as error:
+        with pytest.raises(
+            ValueError, match="spread no experts in rollout.mode=sync.* give the engine its sizes"
+        ) as error:
             RolloutConfig(name="vllm", mode="sync", **settings)
         assert f"rollout.data_parallel_size={sizes[0]} " in str(error.value)
     else:

@@ -17,9 +17,7 @@ NUM_EXPERTS = 8
 
 @pytest.fixture(scope="module")
 def one(mixture):
-    rollout = Rollout(
-        mixture, environment=SLEEPS, engine={"additional_config": {"sam_verify": "seeded"}}, **SETTINGS
-    )
+    rollout = Rollout(mixture, environment=SLEEPS, engine={"additional_config": {"sam_verify": "seeded"}}, **SETTINGS)
     yield rollout
     rollout.stop()
 
