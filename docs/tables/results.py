@@ -258,7 +258,7 @@ def article_rule() -> Iterator[Row]:
     rows: dict[tuple[str, int], Row] = {}
     for found in output("article-rule"):
         row = rows.setdefault((found["recording"], found["k"]), {"recording": found["recording"], "k": found["k"]})
-        row[found["rule"]], row["tokens"] = found["tokens_per_step"], found["tokens"]
+        row[found["rule"]] = found["tokens_per_step"]
     for row in rows.values():
         yield row | {"ratio": row["oldest_full"] / row["oldest"]}
 
@@ -394,9 +394,9 @@ TABLES = {
     "article-rule": Table(
         ("article-rule",),
         article_rule,
-        "recording | k | tokens replayed | `oldest` | `oldest_full` | ratio",
-        "记录 | k | 回放的 token | `oldest` | `oldest_full` | 比值",
-        "recording | k | tokens:, | oldest:.4f | oldest_full:.4f | ratio:.4f",
+        "recording | k | `oldest` | `oldest_full` | ratio",
+        "记录 | k | `oldest` | `oldest_full` | 比值",
+        "recording | k | oldest:.3f | oldest_full:.3f | ratio:.3f",
     ),
     "tree": Table(
         ("tree",),

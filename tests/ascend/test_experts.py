@@ -14,10 +14,20 @@ NUM_EXPERTS = 8
 SIZES = {"max_model_len": 256, "max_num_seqs": 16}
 SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True, "front_end": "AsyncLLM"}
 GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]}
-ENGINES = {
-    "fused operator and graphs": {"additional_config": {"enable_fused_mc2": 1}, "compilation_config": GRAPHS},
-    "two tensor-parallel ranks each": {"tensor_parallel_size": 2},
+ENGINES = {  # settings, experts of a layer that a rank holds, operator that exchanges tokens
+    "fused operator and graphs": (
+        {"additional_config": {"enable_fused_mc2": 1}, "compilation_config": GRAPHS},
+        NUM_EXPERTS // 2,
+        "dispatch_ffn_combine",
+    ),
+    "two tensor-parallel ranks each": (
+        {"tensor_parallel_size": 2},
+        NUM_EXPERTS // 4,
+        "npu_moe_distribute_dispatch_v2",
+    ),
 }
+LENGTHS = [30 + 10 * i for i in range(7)]
+SEEDS = [{"temperature": 1.0, "seed": seed} for seed in range(7)]
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +46,10 @@ def expected(mixture, prompts):
     return answers
 
 
-LENGTHS = [30 + 10 * i for i in range(7)]
-SEEDS = [{"temperature": 1.0, "seed": seed} for seed in range(7)]
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def spread(request, mixture):
-    engine = Engine(
-        mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD, **ENGINES[request.param]
-    )
-    yield engine
-    engine.stop()
-
-
-def test_answers_are_those_of_one_rank_without_speculation(spread, expected, prompts):
-    greedy, sampled = expected
+@pytest.mark.parametrize("name", ENGINES)
+def test_answers_are_those_of_one_rank_without_speculation(name, mixture, expected, prompts):
+    (greedy, sampled), (settings, num_experts, operator) = expected, ENGINES[name]
+    spread = Engine(mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD, **settings)
     before = spread.ask("calls")[0]
     assert spread.run(prompts[:7], LENGTHS) == greedy
     speculated(spread)
@@ -58,8 +57,6 @@ def test_answers_are_those_of_one_rank_without_speculation(spread, expected, pro
     speculated(spread)
     calls = {name: count - before.get(name, 0) for name, count in spread.ask("calls")[0].items()}
     held, replays = spread.ask("experts")[0]
-    if replays:
-        assert held == NUM_EXPERTS // 2 and calls["dispatch_ffn_combine"] > 0
-    else:
-        assert held == NUM_EXPERTS // 4 and calls["npu_moe_distribute_dispatch_v2"] > 0
-    assert calls.get("npu_moe_init_routing_v2", 0) == 0
+    assert held == num_experts and (replays > 0) == ("compilation_config" in settings)
+    assert calls[operator] > 0 and calls.get("npu_moe_init_routing_v2", 0) == 0
+    spread.stop()
