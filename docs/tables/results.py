@@ -289,6 +289,16 @@ def positions() -> Iterator[Row]:
         yield row | {"rule": row["rule"].replace("blend", "`blend`")}
 
 
+def article_rule() -> Iterator[Row]:
+    """A row a recording and k."""
+    rows: dict[tuple[str, int], Row] = {}
+    for found in output("article-rule"):
+        row = rows.setdefault((found["recording"], found["k"]), {"recording": found["recording"], "k": found["k"]})
+        row[found["rule"]] = found["tokens_per_step"]
+    for row in rows.values():
+        yield row | {"ratio": row["oldest_full"] / row["oldest"]}
+
+
 def methods() -> Iterator[Row]:
     for row in output("tree")["rows"]:
         name = row["method"] if row["method"] == "plain" else f"`{row['method']}`"
@@ -416,6 +426,13 @@ TABLES = {
         "recording | steps without drafts | in the tail | the article's rule: all | tail | `blend`: all | tail",
         "记录 | 不起草的步数 | 其中尾部 | 文章的规则：全部 | 尾部 | `blend`：全部 | 尾部",
         "name | steps:, | tail_steps:, | article:.3f | article_tail:.3f | blend:.3f | blend_tail:.3f",
+    ),
+    "article-rule": Table(
+        ("article-rule",),
+        article_rule,
+        "recording | k | `oldest` | `oldest_full` | ratio",
+        "记录 | k | `oldest` | `oldest_full` | 比值",
+        "recording | k | oldest:.3f | oldest_full:.3f | ratio:.3f",
     ),
     "tree": Table(
         ("tree",),

@@ -60,6 +60,8 @@ def variables(platform):
         del environment["VLLM_PLUGINS"]
     if platform == "metered":  # npu, with torch_npu/meter.py
         environment["STANDIN_METER"] = "1"
+    if platform == "a3":  # npu, with the A3's operators for experts
+        environment["STANDIN_A3"] = "1"
     return environment
 
 

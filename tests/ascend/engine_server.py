@@ -23,6 +23,14 @@ def operator_calls(worker):
     return dict(torch_npu.CALLS)
 
 
+def experts(worker):
+    """Runs in a worker: how many experts of a layer it holds, and how many graphs it replayed."""
+    import torch_npu
+
+    layer = worker.model_runner.get_model().model.layers[0].mlp.experts
+    return [len(layer.w13_weight), torch_npu.npu.NPUGraph.replays]
+
+
 def pool_stats(worker):
     """Runs in a worker: counters of the proposer's Pool."""
     return worker.model_runner.drafter.pool.stats()
@@ -288,23 +296,30 @@ class AsyncServer:
 
         assert not stagger and not abort, "an AsyncServer's requests come at once and run to their ends"
         self.log._rows = []
-        given = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | sampling
+        sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
+        plain = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
 
-        async def generate(prompt, length):
+        async def generate(prompt, length, own):
             self.requests += 1
-            parameters = SamplingParams(max_tokens=length, **given)
+            parameters = SamplingParams(max_tokens=length, **plain | own)
             async for output in self.engine.generate({"prompt_token_ids": prompt}, parameters, str(self.requests)):
                 last = output
             return list(last.outputs[0].token_ids)
 
         async def generate_all():
-            return await asyncio.gather(*map(generate, prompts, max_tokens))
+            return await asyncio.gather(*map(generate, prompts, max_tokens, sampling))
 
         answers = self.loop.run_until_complete(generate_all())
         return {"answers": answers, "logprobs": [], "rows": self.log._rows, "preemptions": 0}
 
     def keep_off(self):
         self.loop.run_until_complete(self.engine.collective_rpc(keep_off))
+
+    def calls(self):
+        return self.loop.run_until_complete(self.engine.collective_rpc(operator_calls))
+
+    def experts(self):
+        return self.loop.run_until_complete(self.engine.collective_rpc(experts))
 
     def time_operators(self):
         self.loop.run_until_complete(self.engine.collective_rpc(time_operators))

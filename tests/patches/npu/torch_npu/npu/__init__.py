@@ -66,7 +66,8 @@ def memory_reserved(device=None):
 
 
 def device_count():
-    return 1
+    """As many dies as an A3's host has, or one device of the A2."""
+    return 16 if is_a3() else 1
 
 
 def current_device():

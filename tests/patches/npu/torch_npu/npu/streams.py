@@ -15,6 +15,11 @@ class Stream:
 
     def wait_event(self, event): ...
 
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
     def synchronize(self):
         assert State.waiting is None, "waits for a graph that waits for the arguments of its operators"
         METER.wait_for("stream", METER.clock)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts over the ranks of data parallelism, as verl 0.9.1's servers run it; tests/rollout has verl 0.6.1's.
+
+The reference is one rank that holds all experts and does not speculate, an Atlas A2; the others are an A3.
+"""
+
+import pytest
+import tiny_qwen3
+from ascend_engine import OLD, Engine
+from engine_checks import speculated
+
+pytestmark = pytest.mark.skipif(OLD, reason="0.11 spreads experts in verl's synchronous rollout: tests/rollout")
+NUM_EXPERTS = 8
+SIZES = {"max_model_len": 256, "max_num_seqs": 16}
+SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True, "front_end": "AsyncLLM"}
+GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]}
+ENGINES = {  # settings, experts of a layer that a rank holds, operator that exchanges tokens
+    "fused operator and graphs": (
+        {"additional_config": {"enable_fused_mc2": 1}, "compilation_config": GRAPHS},
+        NUM_EXPERTS // 2,
+        "dispatch_ffn_combine",
+    ),
+    "two tensor-parallel ranks each": (
+        {"tensor_parallel_size": 2},
+        NUM_EXPERTS // 4,
+        "npu_moe_distribute_dispatch_v2",
+    ),
+}
+LENGTHS = [30 + 10 * i for i in range(7)]
+SEEDS = [{"temperature": 1.0, "seed": seed} for seed in range(7)]
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen3_moe")
+    tiny_qwen3.save_experts(folder, num_attention_heads=2, num_key_value_heads=2, head_dim=128)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(mixture, prompts):
+    """Greedy and sampled answers of one rank."""
+    engine = Engine(mixture, additional_config={"sam_verify": "seeded"}, **SIZES)
+    answers = [engine.run(prompts[:7], LENGTHS), engine.run(prompts[:7], LENGTHS, each=SEEDS)]
+    engine.stop()
+    return answers
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_answers_are_those_of_one_rank_without_speculation(name, mixture, expected, prompts):
+    (greedy, sampled), (settings, num_experts, operator) = expected, ENGINES[name]
+    spread = Engine(mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD, **settings)
+    before = spread.ask("calls")[0]
+    assert spread.run(prompts[:7], LENGTHS) == greedy
+    speculated(spread)
+    assert spread.run(prompts[:7], LENGTHS, each=SEEDS) == sampled
+    speculated(spread)
+    calls = {name: count - before.get(name, 0) for name, count in spread.ask("calls")[0].items()}
+    held, replays = spread.ask("experts")[0]
+    assert held == num_experts and (replays > 0) == ("compilation_config" in settings)
+    assert calls[operator] > 0 and calls.get("npu_moe_init_routing_v2", 0) == 0
+    spread.stop()
