@@ -39,6 +39,13 @@ CHINESE = {
     "Qwen3-32B, 32": "Qwen3-32B，32",
     "Qwen3-235B-A22B, 128": "Qwen3-235B-A22B，128",
     "Qwen3-32B, a customer, 128": "Qwen3-32B，客户场景，128",
+    "none": "不保留",
+    "oldest": "最旧",
+    "newest": "最新",
+    "random": "随机",
+    "lowest reward": "奖励最低",
+    "highest reward": "奖励最高",
+    "all": "全部",
     "uninterrupted": "不中断",
     "by name": "按名字",
     "by tokens": "按 token",
@@ -269,6 +276,13 @@ def resumed(*records: str) -> Iterator[Row]:
             yield row | {"name": name, "prompts": f"{row['prompts']:,}", "interval": interval}
 
 
+def kept() -> Iterator[Row]:
+    for row in output("kept")["rows"]:
+        interval = "" if row["kept"] == "newest" else f"{row['low']:.3f} - {row['high']:.3f}"
+        name = RECORDINGS[row["recording"].partition(".")[0].removesuffix("-epochs")]
+        yield row | {"name": name, "prompts": f"{row['prompts']:,}", "interval": interval}
+
+
 def recordings(experiment: str, *names: str) -> Iterator[Row]:
     """Rows of an experiment on recordings, all unless some are named."""
     found = output("papers-recordings")[experiment]
@@ -394,6 +408,14 @@ TABLES = {
         "answers | groups | prompts | tokens per step | of by tokens | 95 % interval",
         "回答 | 分组 | prompt 数 | 每步 token 数 | 相对按 token 分组 | 95 % 区间",
         "name | groups | prompts | tokens_per_step:.3f | ratio:.3f | interval",
+        left=2,
+    ),
+    "kept": Table(
+        ("kept",),
+        kept,
+        "answers | kept | prompts | tokens per step | of newest | 95 % interval",
+        "回答 | 保留 | prompt 数 | 每步 token 数 | 相对最新 | 95 % 区间",
+        "name | kept | prompts | tokens_per_step:.3f | ratio:.3f | interval",
         left=2,
     ),
     "papers-sd": Table(("papers-recordings",), lambda: recordings("sd"), *PAPERS),
