@@ -13,6 +13,7 @@ from sam_core import console
 COMMANDS = {
     "replay": ("sam_lab.score.rules", "score sam_core's drafting rules on recorded answers"),
     "resumed": ("sam_lab.resumed", "score groups by name where answers are resumed or have turns"),
+    "kept": ("sam_lab.kept", "score which earlier answers to a prompt to keep"),
     "compare": ("sam_lab.score.methods", "compare the papers' methods that need no model on recorded answers"),
     "shift": ("sam_lab.score.shift", "let SuffixDecoding adapt to answers of another kind"),
     "export": ("sam_lab.export", "write a recording from rollout dumps or a run's folder"),

@@ -7,7 +7,7 @@ import argparse
 import functools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,10 @@ one resumes it, as after an abort for new weights.
 
 
 @dataclass
-class _Text:
-    """One answer: tokens, and the parts of it that requests generate, as (first, end)."""
+class RecordedText:
+    """One answer: tokens, and the parts of it that requests generate, as (first, end); name: that of its prompt."""
 
+    name: bytes
     prompt: list[int]
     tokens: list[int]
     parts: list[tuple[int, int]]
@@ -95,19 +96,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_groups(path: Path, max_tokens: int, seed: int) -> list[list[_Text]]:
+def read_groups(path: Path, max_tokens: int, seed: int) -> list[list[RecordedText]]:
     """The answers to each prompt, prompts in an order that the seed fixes, up to about max_tokens generated ones.
 
     Raises LabError for a recording that is not one.
     """
-    groups: dict[str, list[_Text]] = defaultdict(list)
+    groups: dict[str, list[RecordedText]] = defaultdict(list)
     for where, record in read_records(path):
         if answer := parse_answer(record, where):
             tokens = answer.response_ids.tolist()
-            parts = record.get("turns", [[0, len(tokens)]])
-            groups[answer.group].append(
-                _Text(answer.prompt_ids.tolist(), tokens, [*_checked(parts, len(tokens), where)])
-            )
+            parts = read_parts(record, len(tokens), where)
+            name, prompt = answer.prompt_id.encode(), answer.prompt_ids.tolist()
+            groups[answer.group].append(RecordedText(name, prompt, tokens, parts))
     chosen, names = [], sorted(groups)
     random.Random(seed).shuffle(names)
     for name in names:
@@ -121,35 +121,47 @@ def read_groups(path: Path, max_tokens: int, seed: int) -> list[list[_Text]]:
     return chosen
 
 
-def _checked(parts: Any, size: int, where: str) -> Iterator[tuple[int, int]]:
-    before = 0
-    for part in parts if isinstance(parts, list) else [None]:
+def read_parts(record: dict[str, Any], size: int, where: str) -> list[tuple[int, int]]:
+    """The `turns` of a line whose answer has `size` tokens; raises LabError."""
+    given, before = record.get("turns", [[0, size]]), 0
+    for part in given if isinstance(given, list) and given else [None]:
         sound = isinstance(part, list) and len(part) == 2 and all(isinstance(at, int) for at in part)
         if not sound or not before <= part[0] < part[1] <= size:
             raise LabError(f"{where}: turns must be [first, end] of parts of response_ids, in order, got {part!r}")
         before = part[1]
-        yield part[0], part[1]
+    return [(first, end) for first, end in given]
 
 
 def replay(
-    groups: list[list[_Text]],
+    groups: list[list[RecordedText]],
     arm: str,
     cut: int,
     k: int,
     min_prob: float,
-    sequential: bool,
-    progress: Callable[[], None],
+    sequential: bool = False,
+    progress: Callable[[], None] = lambda: None,
+    earlier: list[list[RecordedText]] | None = None,
 ) -> list[tuple[int, int]]:
-    """Generated tokens and steps of each group, under one arm; one pool serves all, as it does an engine's requests."""
+    """Generated tokens and steps of each group, under one arm; one pool serves all, as it does an engine's requests.
+
+    earlier: of each group, texts of an earlier epoch, the newest last.
+    """
     drafter = SamDrafter(min_prob=min_prob)
     numbers = iter(range(1 << 62))
     sums: list[tuple[int, int]] = []
     for index, group in enumerate(groups):
-        texts = [_Text(t.prompt, t.tokens, _cut(t.parts, cut) if arm != "uninterrupted" else t.parts) for t in group]
+        for text in earlier[index] if earlier else []:
+            slot = drafter.pool.open(np.array(text.prompt, np.int32), text.name)
+            drafter.pool.append(slot, np.array(text.tokens, np.int32))
+            drafter.pool.close(slot)
+        texts = [
+            RecordedText(t.name, t.prompt, t.tokens, _cut(t.parts, cut) if arm != "uninterrupted" else t.parts)
+            for t in group
+        ]
         for text in texts:
             text.at = text.parts[0][0]
         waiting = [[text] for text in reversed(texts)] if sequential else [texts]
-        running: list[_Text] = []
+        running: list[RecordedText] = []
         while running or waiting:
             running = running or waiting.pop()
             for text in running:
@@ -157,7 +169,7 @@ def replay(
                     text.request = next(numbers)
                     prompt = np.array(text.prompt + text.tokens[: text.at], np.int32)
                     drafter.slots[text.request] = drafter.pool.open(
-                        prompt, "by_prompt" if arm == "by tokens" else f"{index}".encode()
+                        prompt, "by_prompt" if arm == "by tokens" else text.name
                     )
             drafts = drafter.propose_many([text.request for text in running], k)
             rows = []
@@ -180,7 +192,7 @@ def _cut(parts: list[tuple[int, int]], cut: int) -> list[tuple[int, int]]:
     return [(at, min(at + cut, end)) for first, end in parts for at in range(first, end, cut)] if cut else parts
 
 
-def _goes_on(drafter: SamDrafter, text: _Text, arm: str) -> bool:
+def _goes_on(drafter: SamDrafter, text: RecordedText, arm: str) -> bool:
     """Whether the answer has tokens left; ends its request at the end of a part, or appends what is given."""
     if text.at < text.parts[text.part][1]:
         return True

@@ -34,6 +34,13 @@ CHINESE = {
     "reached": "达到",
     "open": "未定",
     "missed": "未达到",
+    "none": "不保留",
+    "oldest": "最旧",
+    "newest": "最新",
+    "random": "随机",
+    "lowest reward": "奖励最低",
+    "highest reward": "奖励最高",
+    "all": "全部",
     "uninterrupted": "不中断",
     "by name": "按名字",
     "by tokens": "按 token",
@@ -265,6 +272,13 @@ def resumed(*records: str) -> Iterator[Row]:
             yield row | {"name": name, "prompts": f"{row['prompts']:,}", "interval": interval}
 
 
+def kept() -> Iterator[Row]:
+    for row in output("kept")["rows"]:
+        interval = "" if row["kept"] == "newest" else f"{row['low']:.3f} - {row['high']:.3f}"
+        name = RECORDINGS[row["recording"].partition(".")[0].removesuffix("-epochs")]
+        yield row | {"name": name, "prompts": f"{row['prompts']:,}", "interval": interval}
+
+
 def recordings(record: str, experiment: str, *names: str) -> Iterator[Row]:
     """Rows of an experiment on recordings, all unless some are named."""
     found = output(record)[experiment]
@@ -404,6 +418,14 @@ TABLES = {
     ),
     "papers-sd": Table(("papers-suffix",), lambda: recordings("papers-suffix", "sd"), *PAPERS),
     "papers-rest": Table(("papers-recordings",), lambda: recordings("papers-recordings", "rest", *REST), *PAPERS),
+    "kept": Table(
+        ("kept",),
+        kept,
+        "answers | kept | prompts | tokens per step | of newest | 95 % interval",
+        "回答 | 保留 | prompt 数 | 每步 token 数 | 相对最新 | 95 % 区间",
+        "name | kept | prompts | tokens_per_step:.3f | ratio:.3f | interval",
+        left=2,
+    ),
     "papers-gsd": Table(
         ("papers-drafts",),
         drafts,

@@ -139,7 +139,7 @@ static bool evict(pool *p) {
             break;
     }
     // The candidates queue again, so that each group meets others: all are thinned before one is forgotten.
-    for (int i = 0; i < CANDIDATES && p->settled.oldest; i++) {
+    for (int i = 0; i < CANDIDATES && p->settled.oldest && lowest; i++) {
         pool_group *candidate = p->settled.oldest;
         group_move(candidate, offsetof(pool_group, by_state), NULL);
         group_move(candidate, offsetof(pool_group, by_state), &p->settled);

@@ -29,10 +29,19 @@ class PoolMachine(RuleBasedStateMachine):
         self.drafted = dict.fromkeys(sam_core.SOURCES, 0)
 
     @rule(prompt=st.sampled_from(PROMPTS), key=st.sampled_from(KEYS))
+    def start(self, prompt, key):
+        self.open(prompt, key)
+
     def open(self, prompt, key):
         slot = self.c.open(prompt, key)
         assert slot not in self.oracle.slots
         self.oracle.open(slot, prompt, key)
+
+    @precondition(lambda self: b"one" in self.oracle.groups)
+    @rule(data=st.data(), lost=st.integers(0, 3), tokens=ANSWERS)
+    def resume(self, data, lost, tokens):
+        text = data.draw(st.sampled_from(self.oracle.groups[b"one"].texts)).tokens
+        self.open((*text[: max(len(text) - lost, 0)], *tokens), b"one")
 
     @precondition(lambda self: self.oracle.slots)
     @rule(data=st.data())

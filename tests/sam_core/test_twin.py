@@ -41,6 +41,9 @@ class Both:
     def open(self, prompt, group="by_prompt"):
         return self._same(lambda pool: pool.open(prompt, group))
 
+    def prompt_size(self, slot):
+        return self._same(lambda pool: pool.prompt_size(slot))
+
     def append(self, slot, tokens):
         self._same(lambda pool: pool.append(slot, tokens))
 
@@ -79,9 +82,12 @@ class Both:
 
 
 def live(both, rng, steps, vocabulary):
-    """A random life: requests that repeat themselves and each other, and at times follow their drafts."""
+    """A random life: requests that repeat themselves and each other, and at times follow their drafts.
+
+    Requests of a named group may resume what another has ended with, at times without its last tokens.
+    """
     prompts = [[rng.randrange(vocabulary) for _ in range(size)] for size in (0, 2, 5)]
-    said, drafts = {}, {}
+    said, drafts, names, ended = {}, {}, {}, []
 
     def answer(slot):
         drafted, draw = drafts.pop(slot, []), rng.random()
@@ -100,12 +106,17 @@ def live(both, rng, steps, vocabulary):
     for step in range(steps):
         draw = rng.random()
         if draw < 0.1 or not said:
-            prompt = rng.choice(prompts)
-            slot = both.open(prompt, rng.choice(("by_prompt", "by_prompt", b"name", None)))
-            said[slot] = list(prompt)
+            prompt, name = rng.choice(prompts), rng.choice(("by_prompt", "by_prompt", b"name", None))
+            if name == b"name" and ended and rng.random() < 0.7:
+                text = rng.choice(ended[-3:])
+                prompt = text[: len(text) - rng.choice((0, 0, 1, 4, 40))] + rng.choice(prompts)
+            slot = both.open(prompt, name)
+            assert both.prompt_size(slot) <= len(prompt)
+            said[slot], names[slot] = list(prompt), name
         elif draw < 0.15:
             slot = rng.choice(list(said))
             both.close(slot, rng.random() < 0.7)
+            ended += [said[slot]] if names[slot] == b"name" else []
             del said[slot]
             drafts.pop(slot, None)
         elif draw < 0.25:
