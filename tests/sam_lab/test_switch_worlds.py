@@ -24,6 +24,12 @@ def test_auto_loses_little_in_worlds_that_it_does_not_know():
     assert median < found["regret_batch"][0] and median < found["regret_plain"][0]
 
 
+def test_exploring_beside_prompts_costs_no_more_than_its_share():
+    """A world in which drafts never pay, and most steps read prompts, so that nearly each is of an unknown size."""
+    took = play(World(300_438, RECORDS))["seconds"]
+    assert took["plain"] < 1.005 * took["best"] and took["plain"] > 0.99 * took["auto"]
+
+
 def test_no_step_beats_the_oracle_with_foresight():
     for seed in range(500_100, 500_103):
         took = play(World(seed, RECORDS))["seconds"]

@@ -164,10 +164,10 @@ class AutoSwitch(Switch):
         self.calibration = Calibration()
         self.explored = 0
         self._trial: list[float] | None = None
-        self._credit = 0.0  # seconds that exploration may lose
-        self._probe: tuple[float, float] | None = (
-            None  # seconds that the explored step may take without loss, credit used
-        )
+        self._credit = 0.0  # seconds that exploration may lose; less than 0 if it lost more
+        # of the explored step: its draft tokens and their thousands of context tokens beyond the chosen ones, what the
+        # tokens that these gain are worth in seconds, and the credit that is reserved
+        self._probe: tuple[int, float, float, float] | None = None
         self._idle = self._skip = 0
         self._batch = 0
         self._start: float | None = None
@@ -211,21 +211,31 @@ class AutoSwitch(Switch):
         else:
             self.calibration.fade()
         self._credit = min(self._credit + self.EXPLORATION_SHARE * seconds, self.MAX_CREDIT * seconds)
-        if prompt_tokens or not known.all():
-            self._probe = None
+        read = prompt_tokens > 0 or not known.all()
+        self._settle_probe(self.prompt_cost if read else self.cost, num_tokens, context, draft_context, seconds)
+        if read:
             self.prompt_cost.learn(num_tokens, context, draft_context, seconds)
             return
         if self._trial is not None and self.cost.covers(num_tokens):
             self._try(seconds / self.cost.seconds(num_tokens, context, draft_context))
             return
-        if self._probe:
-            allowed, loss = self._probe
-            self._credit += max(0.0, loss - max(0.0, seconds - allowed))
-            self._probe = None
         fitted = self.cost.fitted
         self.cost.learn(num_tokens, context, draft_context, seconds)
         if self.cost.fitted and not fitted:
             self._credit = self.INITIAL_CREDIT * seconds
+
+    def _settle_probe(
+        self, cost: StepCost, num_tokens: int, context: float, draft_context: float, seconds: float
+    ) -> None:
+        """If the step explored, replace the credit that was reserved for it by what it lost."""
+        if self._probe is None:
+            return
+        more, more_context, worth, reserved = self._probe
+        self._probe = None
+        if cost.fitted:
+            chosen = cost.seconds(num_tokens - more, context, draft_context - more_context)
+            lost = min(max(0.0, seconds - chosen - worth), self.MAX_CREDIT * seconds)
+            self._credit += reserved - lost
 
     def may_be_on(self, running: int) -> bool:
         """Always: the decision depends on this process's clock."""
@@ -329,10 +339,13 @@ class AutoSwitch(Switch):
             return seconds(drafted) - float(worth[live & (np.arange(self.k) < drafted[:, None])].sum()) / rate
 
         for candidate in self._unsettled(chosen, worth, live, cost, batch + prompt_tokens, uniform):
-            extra = net_seconds(candidate) - net_seconds(chosen)
-            if max(0.0, extra) <= self._credit:
-                self._credit -= max(0.0, extra)
-                self._probe = seconds(candidate) - extra, max(0.0, extra)
+            more = net_seconds(candidate) - net_seconds(chosen)
+            loss = max(0.0, more)
+            if loss <= self._credit:
+                self._credit -= loss
+                worth = seconds(candidate) - seconds(chosen) - more
+                drafts = candidate - chosen
+                self._probe = int(drafts.sum()), float(drafts @ contexts), worth, loss
                 self.explored += 1
                 return candidate
         return chosen
