@@ -43,6 +43,18 @@ def test_drafts_are_verified_and_counted(cpu, sam, prompts):
     assert 0 < sam.count("drafted") <= after["proposed"] - before["proposed"] < K * sam.count("running")
 
 
+def test_while_off_steps_are_planned_without_placeholders(cpu, sam, prompts):
+    """The engine hears of the switch with the output of a step, so it acts on the step after the next."""
+    lengths = [16] * 8 + [40] * 4
+    sam.ask("time_operators")
+    assert sam.run(prompts[:12], lengths) == cpu.run(prompts[:12], lengths)
+    speculated(sam)
+    planned = [(requests, placeholders) for requests, placeholders, _ in sam.ask("operator_seconds")]
+    off = [placeholders for requests, placeholders in planned if requests > 8]
+    assert len(off) > 10 and not any(off[3:]), planned
+    assert sum(placeholders > 0 for requests, placeholders in planned if requests <= 4) > 8, planned
+
+
 def test_texts_and_indexes_of_random_schedules(cpu, tight):
     """Arrivals, aborts, preemption, chunked prompts, and ends by length and by stop tokens, also in the middle of a draft."""
     rng, preemptions = random.Random(0), 0
