@@ -55,9 +55,23 @@ def test_while_off_steps_are_planned_without_placeholders(cpu, sam, prompts):
     assert sum(placeholders > 0 for requests, placeholders in planned if requests <= 4) > 8, planned
 
 
+def test_while_off_what_is_sampled_is_indexed(cpu, sam, prompts):
+    """Read up to 32 steps at once."""
+    lengths = [90 - 5 * (i % 3) for i in range(12)]
+    sam.ask("note_answers")
+    before = sam.pool()["appended"]
+    expected = cpu.run(prompts[:12], lengths)
+    assert sam.run(prompts[:12], lengths) == expected
+    assert sam.count("drafted") < sum(lengths) / 4, "the switch was on most of the time"
+    settled(sam)
+    assert sorted(sam.ask("noted_answers")) == sorted(expected)
+    assert sam.pool()["appended"] - before == sum(lengths)
+
+
 def test_texts_and_indexes_of_random_schedules(cpu, tight):
     """Arrivals, aborts, preemption, chunked prompts, and ends by length and by stop tokens, also in the middle of a draft."""
     rng, preemptions = random.Random(0), 0
+    tight.ask("note_answers")
     for _ in range(4):
         prompts = [
             [rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 30))] * rng.randrange(1, 4) for _ in range(14)
@@ -73,6 +87,7 @@ def test_texts_and_indexes_of_random_schedules(cpu, tight):
         preemptions += tight.preemptions
         settled(tight)
         assert tight.pool()["appended"] - before == sum(map(len, expected))
+        assert sorted(tight.ask("noted_answers")) == sorted(expected)
     assert preemptions > 0
     tight.run(prompts[:5], 40, abort={1, 3})
     settled(tight)
@@ -89,6 +104,11 @@ def test_vllms_own_runner(model, cpu, prompts):
     settled(engine)
     assert engine.pool()["appended"] == 2 * 12 * 50
     engine.stop()
+
+
+def test_graphs_are_scheduled_asynchronously(graphs):
+    """Those of test_graphs.py, with drafts and without."""
+    assert graphs.ask("scheduling") == [[False, True]]
 
 
 def test_a_step_waits_no_more_than_one_of_a_plain_engine_that_schedules_asynchronously():

@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from sam_core.proposer import SamProposer
+from sam_core.proposer import FEED_INTERVAL, SamProposer
 
 
 @dataclass
@@ -48,8 +49,9 @@ class _Sampled:
 class AsyncDrafts:
     """What a runner calls for method sam: `begin` before a step, `launched` after it.
 
-    The tokens of a step without drafts are written into the rows of the batch alone; the list of a request's output
-    tokens, in which the runner leaves -1 for them, is completed when the request leaves its row.
+    Tokens of steps without drafts are read late, up to FEED_INTERVAL steps at once, and written into the rows of the
+    batch alone; the list of a request's output tokens, in which the runner leaves -1 for them, is completed when the
+    request leaves its row.
 
     Args:
         runner: vLLM's GPUModelRunner or a subclass; its `drafter` is a SamProposer.
@@ -60,7 +62,7 @@ class AsyncDrafts:
         self.runner = runner
         self.tp_group = tp_group
         self._unread: deque[_Sampled] = deque()
-        self._num_tokens = self._running = 0
+        self._num_tokens = self._running = self._skipped = 0
         self._verified: dict[str, list[int]] = {}
         self._had_placeholders = False
         self._plan_drafts = True
@@ -73,11 +75,11 @@ class AsyncDrafts:
             discarded: rows without a token, of partial prefills.
         """
         batch = self.runner.input_batch
-        rows, req_ids = np.arange(batch.num_reqs), list(batch.req_ids)
+        req_ids, starts = batch.req_ids.copy(), batch.num_tokens_no_spec[: batch.num_reqs] - 1
+        rows = np.arange(len(req_ids))
         if discarded:
             rows = np.delete(rows, list(discarded))
-            req_ids = [req_ids[row] for row in rows.tolist()]
-        starts = batch.num_tokens_no_spec[rows] - 1
+            req_ids, starts = [req_ids[row] for row in rows.tolist()], starts[rows]
         self._unread.append(
             _Sampled(req_ids, rows, starts, output.sampled_token_ids_cpu, output.async_copy_ready_event)
         )
@@ -87,6 +89,10 @@ class AsyncDrafts:
         batch, drafter = self.runner.input_batch, self.runner.drafter
         planned = scheduler_output.scheduled_spec_decode_tokens
         self._running = len(scheduler_output.num_scheduled_tokens)
+        leaving = batch.req_id_to_index.keys() - scheduler_output.num_scheduled_tokens.keys()
+        if not (planned or leaving or scheduler_output.finished_req_ids) and self._skip():
+            self._num_tokens = scheduler_output.total_num_scheduled_tokens
+            return scheduler_output
         latest = self._unread[-1] if self._unread else None
         may_draft = bool(planned) and drafter.switch.may_be_on(self._running)
         read = latest is not None and (latest.had_drafts or may_draft)
@@ -95,13 +101,11 @@ class AsyncDrafts:
         elif latest and scheduler_output.finished_req_ids:
             read = latest.ready.query()  # its last tokens may be those of a request that has ended
         sampled: set[str] = set()
-        # Of earlier steps the scheduler has had the output, so their tokens are on the host. They had no drafts.
-        while self._unread and self._unread[0] is not latest:
-            self._read_column(self._unread.popleft())
+        self._read_without_drafts()
         if read:
             sampled = self._read(self._unread.popleft())
             batch.prev_sampled_token_ids = batch.prev_req_id_to_index = batch.sampled_token_ids_cpu = None
-        for req_id in batch.req_id_to_index.keys() - scheduler_output.num_scheduled_tokens.keys():
+        for req_id in leaving:
             self._complete_output(req_id)
         for req_id in scheduler_output.finished_req_ids:
             if state := self.runner.requests.get(req_id):
@@ -118,7 +122,9 @@ class AsyncDrafts:
             batch.num_prompt_tokens,
             [req_id in sampled for req_id in batch.req_ids],
             self._num_tokens,
+            self._skipped + 1,
         )
+        self._skipped = 0
         if may_draft and self.tp_group.world_size > 1:
             drafts = self.tp_group.broadcast_object(drafts, src=0)
         self._verified = {}
@@ -131,12 +137,12 @@ class AsyncDrafts:
     def report(self) -> Any:
         """DraftTokenIds, or None if there is no news: the drafts that the step which was begun verifies, the drafter's
         counters, and whether steps are to be planned with placeholders."""
-        from vllm.v1.outputs import DraftTokenIds
-
         drafter = self.runner.drafter
         counters, plan_drafts = drafter.report(), drafter.switch.expects_drafts(self._running)
         if not self._verified and counters is None and plan_drafts == self._plan_drafts:
             return None
+        from vllm.v1.outputs import DraftTokenIds
+
         self._plan_drafts = plan_drafts
         drafts = [list(draft) for draft in self._verified.values()]
         return DraftTokenIds(list(self._verified), drafts, counters, plan_drafts)
@@ -145,19 +151,44 @@ class AsyncDrafts:
         """Where the requests of a step are in the batch now: int [N]; -1: nowhere."""
         batch = self.runner.input_batch
         if step.req_ids == batch.req_ids:
-            return step.rows
+            return np.arange(len(step.req_ids))
         index = map(batch.req_id_to_index.get, step.req_ids, itertools.repeat(-1))
         return np.fromiter(index, np.int64, len(step.req_ids))
 
-    def _read_column(self, step: _Sampled) -> None:
-        """Write the tokens of a step without drafts into the rows of its requests."""
-        index, tokens = self._index(step), step.tokens.numpy()[step.rows, 0]
-        present = index >= 0
-        self.runner.input_batch.token_ids_cpu[index[present], step.starts[present]] = tokens[present]
-        for i in np.flatnonzero(~present).tolist():
-            # preempted, or complete and not yet reported as finished; without a state: ended in an earlier step
-            if state := self.runner.requests.get(step.req_ids[i]):
-                state.output_token_ids[step.starts[i] - state.num_prompt_tokens] = int(tokens[i])
+    def _skip(self) -> bool:
+        """Whether nothing is to be done before the next step: the switch is off and the requests are those of before."""
+        batch, switch = self.runner.input_batch, self.runner.drafter.switch
+        if (
+            self._had_placeholders
+            or self._skipped == FEED_INTERVAL - 1
+            or switch.may_be_on(batch.num_reqs)
+            or not self._unread
+            or self._unread[0].req_ids != batch.req_ids
+        ):
+            return False
+        self._verified = {}
+        self._skipped += 1
+        switch.should_draft(batch.num_reqs)
+        return True
+
+    def _read_without_drafts(self) -> None:
+        """Write the tokens of all steps but the latest into the rows of their requests.
+
+        The scheduler has had the output of these steps, so their tokens are on the host. They had no drafts.
+        """
+        steps = [self._unread.popleft() for _ in range(len(self._unread) - 1)]
+        for _, same in itertools.groupby(steps, lambda step: (step.req_ids, step.rows.tolist(), len(step.tokens))):
+            part = list(same)
+            index = self._index(part[0])
+            tokens = torch.cat([step.tokens for step in part], 1).numpy()[part[0].rows]
+            starts = np.stack([step.starts for step in part], 1)
+            present = index >= 0
+            self.runner.input_batch.token_ids_cpu[index[present, None], starts[present]] = tokens[present]
+            for i in np.flatnonzero(~present).tolist():
+                # preempted, or complete and not yet reported as finished; without a state: ended in an earlier step
+                if state := self.runner.requests.get(part[0].req_ids[i]):
+                    for start, token in zip(starts[i].tolist(), tokens[i].tolist(), strict=True):
+                        state.output_token_ids[start - state.num_prompt_tokens] = token
 
     def _complete_output(self, req_id: str) -> None:
         """Copy a request's row to the list of its output tokens."""
@@ -177,7 +208,9 @@ class AsyncDrafts:
             first = start - state.num_prompt_tokens
             last = -1
             if first:
-                last = state.output_token_ids[first - 1] if index is None else int(batch.token_ids_cpu[index, start - 1])
+                last = (
+                    state.output_token_ids[first - 1] if index is None else int(batch.token_ids_cpu[index, start - 1])
+                )
             tokens = self._kept(state, start, last, [token for token in rows[row] if token >= 0])
             end = start + len(tokens)
             state.output_token_ids[first : first + 1] = tokens
