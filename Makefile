@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo docs test test-quick test-wheels test-ansible test-bed wheels bench bench-sampler bench-host device-costs test-mutants site lint lock clean
+.PHONY: help demo docs test test-quick test-wheels test-ansible test-bed wheels bench bench-asynchronous bench-sampler bench-host device-costs test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -78,6 +78,10 @@ wheels: ## dist/: source archive and manylinux wheels of sam_core, for x86-64 an
 bench: ## time, memory and acceptance of sam_core beside four other drafters, against the targets (a quarter of an hour)
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab bench $(BENCH)
+
+bench-asynchronous: ## acceptance and time of drafts made one step late on the device, against the targets (minutes)
+	ci/setup-env vllm-0.23
+	.venvs/vllm-0.23/bin/python -m sam_lab bench-asynchronous $(BENCH)
 
 bench-sampler: ## time, operations and synchronisations of verification beside vllm-ascend's, against the targets (minutes)
 	ci/setup-env vllm-0.11
