@@ -140,7 +140,7 @@ def check_a_generator_takes_back_its_last_draw():
 
 def check_a_side_stream_copies_at_the_latest_moment():
     source, side, event = torch.ones(2), torch.npu.Stream(), torch.npu.Event()
-    with torch.npu.stream(side):
+    with torch.inference_mode(), torch.npu.stream(side):
         side.wait_stream(torch.npu.default_stream())
         copies = [source.to("cpu", non_blocking=True), torch.full((2,), 5.0).copy_(source, non_blocking=True)]
         event.record()

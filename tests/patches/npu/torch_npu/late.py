@@ -25,7 +25,12 @@ class Queue:
         _QUEUES.add(self)
 
     def run(self, until):
-        with _LOCK, torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+        with (
+            _LOCK,
+            torch.inference_mode(),
+            torch._C.DisableTorchFunction(),
+            torch.utils._python_dispatch._disable_current_modes(),
+        ):
             while self.done < until:
                 destination, source = self.copies.popleft()
                 destination.copy_(source)
