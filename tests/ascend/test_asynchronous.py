@@ -2,12 +2,15 @@
 """Drafts under asynchronous scheduling: the same texts, and indexes that hold the answers and nothing else."""
 
 import random
+import string
 
 import device_costs
 import pytest
 from ascend_engine import OLD, Engine
 from engine_checks import settled, speculated
 from tiny_qwen3 import VOCAB
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 pytestmark = pytest.mark.skipif(OLD, reason="vLLM 0.11 schedules with drafts synchronously")
 K = 3
@@ -109,6 +112,33 @@ def test_vllms_own_runner(model, cpu, prompts):
 def test_graphs_are_scheduled_asynchronously(graphs):
     """Those of test_graphs.py, with drafts and without."""
     assert graphs.ask("scheduling") == [[False, True]]
+
+
+def test_two_data_parallel_engines(model, cpu, prompts):
+    settings = {"front_end": "AsyncLLM", "data_parallel_size": 2, "max_num_seqs": 8}
+    engine = Engine(model, sam={"threshold": 8, "min_prob": 0}, k=K, **settings)
+    assert engine.ask("scheduling") == [[False, True]]
+    assert engine.run(prompts[:12], 50) == cpu.run(prompts[:12], 50)
+    speculated(engine)
+    engine.stop()
+
+
+def test_structured_output_beside_drafts(make_model):
+    """Requests with a grammar are not drafted; those beside them are."""
+    folder = make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=128)
+    words = {character: at for at, character in enumerate(string.ascii_letters + string.digits + "_")}
+    tokenizer = Tokenizer(models.WordLevel(words | {"<eos>": VOCAB - 1}, unk_token="_"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+    settings = {"skip_tokenizer_init": False}
+    engines = [Engine(folder, "cpu", **settings), Engine(folder, sam={"threshold": 8, "min_prob": 0}, k=K, **settings)]
+    prompts = [[1 + i, 2, 3, 4 + i] * 4 for i in range(6)]
+    each = [{"regex": "[a-f]{60}"} if i % 2 else {} for i in range(6)]
+    plain, sam = (engine.run(prompts, 50, stagger=2, each=each) for engine in engines)
+    assert sam == plain
+    speculated(engines[1])
+    assert all(set(answer) <= set(range(6)) for answer in sam[1::2])
+    for engine in engines:
+        engine.stop()
 
 
 def test_a_step_waits_no_more_than_one_of_a_plain_engine_that_schedules_asynchronously():
