@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo evidence docs test test-quick test-wheels test-ansible test-bed test-image wheels bench bench-sampler bench-host device-costs plan-article test-mutants site lint lock clean
+.PHONY: help demo evidence docs test test-quick test-wheels test-ansible test-bed test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -85,6 +85,10 @@ bench: ## time, memory and acceptance of sam_core beside four other drafters, ag
 evidence: ## gain of every way to speculate on the shipped answers, by the clocks of several devices (under 20 minutes)
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab evidence $(EVIDENCE)
+
+bench-asynchronous: ## acceptance and time of drafts made one step late on the device, against the targets (minutes)
+	ci/setup-env vllm-0.23
+	.venvs/vllm-0.23/bin/python -m sam_lab bench-asynchronous $(BENCH)
 
 bench-sampler: ## time, operations and synchronisations of verification beside vllm-ascend's, against the targets (minutes)
 	ci/setup-env vllm-0.11

@@ -28,6 +28,7 @@ COMMANDS = {
     "routing": ("sam_lab.routing", "roll out on several replicas, by ways of routing prompts to them"),
     "papers": ("sam_lab.papers.command", "measure what the papers and the article claim"),
     "bench": ("sam_lab.bench.command", "measure sam_core beside other drafters, against its targets"),
+    "bench-asynchronous": ("sam_lab.bench.asynchronous", "measure drafts made one step late, against their targets"),
     "bench-sampler": ("sam_lab.bench.sampler", "measure verification beside vllm-ascend's, against its targets"),
 }
 

@@ -102,7 +102,7 @@ class Engine:
             settings["speculative_config"] = {"method": "sam", "num_speculative_tokens": k, "sam": sam}
         if platform != "cpu":
             settings = {"num_gpu_blocks_override": 128} | settings
-        settings |= {"model": str(model), "skip_tokenizer_init": True, "dtype": settings.get("dtype", "float32")}
+        settings = {"skip_tokenizer_init": True, "dtype": "float32"} | settings | {"model": str(model)}
         settings["enforce_eager"] = "compilation_config" not in settings
         environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)), **environment}
         words = [str(HERE / "engine_server.py"), front_end, json.dumps(settings)]

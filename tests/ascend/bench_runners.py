@@ -40,8 +40,9 @@ ARMS = {  # whether on runner 2; scheduled asynchronously; options of sam
 }
 
 
-def arms_of(platform: str) -> list[str]:
-    return [arm for arm, (runner_2, _, _) in ARMS.items() if platform == "gpu" or not runner_2]
+def arms_of(platform: str, chosen: list[str] | None) -> list[str]:
+    possible = [arm for arm, (runner_2, _, _) in ARMS.items() if platform == "gpu" or not runner_2]
+    return [arm for arm in possible if arm in chosen] if chosen else possible
 
 
 def start(arm: str, platform: str, model: str, graphs: str) -> Engine:
@@ -89,6 +90,9 @@ def main() -> int:
     parser.add_argument(
         "--graphs", nargs="+", choices=modes, default=modes[:2], help="modes of graphs, for the platform gpu"
     )
+    parser.add_argument(
+        "--arms", nargs="+", choices=[*ARMS], metavar="ARM", help=f"default: all of {', '.join(ARMS)!r}"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128], help="requests at a time")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (default 128)")
     parser.add_argument("--rounds", type=int, default=9, help="timed turns of each arm (default 9)")
@@ -107,7 +111,7 @@ def main() -> int:
         for graphs in args.graphs if args.model else ["eager"]:
             print(f"\n{graphs}\n\n| requests | arm | ms a step | quartiles | shortest | tokens a request and step |")
             print("|---:|---|---:|---:|---:|---:|", flush=True)
-            engines = {arm: start(arm, args.platform, model, graphs) for arm in arms_of(args.platform)}
+            engines = {arm: start(arm, args.platform, model, graphs) for arm in arms_of(args.platform, args.arms)}
             for batch in args.batch:
                 found = measure(engines, vocab_size, batch, args.tokens, args.rounds)
                 for arm, figures in found.items():

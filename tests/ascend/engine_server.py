@@ -8,6 +8,7 @@ or {"error": text}. The first line says which platform vLLM chose. Everything el
 
 import collections
 import gc
+import itertools
 import json
 import os
 import sys
@@ -52,6 +53,24 @@ def classes(worker):
 def keep_off(worker):
     """Runs in a worker: from now on the switch is off, also for one request alone."""
     worker.model_runner.drafter.switch.threshold = 0
+
+
+def note_answers(worker):
+    """Runs in a worker that is scheduled asynchronously: from now on notes the answers that its drafter indexes."""
+    runner, complete = worker.model_runner, worker.model_runner.drafter.complete
+    runner.noted = []
+
+    def noting(req_id, answer):
+        runner.noted.append(list(itertools.takewhile(lambda token: token >= 0, answer)))
+        complete(req_id, answer)
+
+    runner.drafter.complete = noting
+
+
+def noted_answers(worker):
+    """Runs in a worker: what note_answers noted since the last time."""
+    noted, worker.model_runner.noted = worker.model_runner.noted, []
+    return noted
 
 
 def refuse_draft_calls(worker):
@@ -166,12 +185,16 @@ class Server:
             max_tokens: tokens of each answer.
             stagger: engine outputs between arrivals, 0: all at once.
             abort: indexes of requests that end after 5 tokens.
-            sampling: further arguments of SamplingParams, for all requests or a list with those of each.
+            sampling: further arguments of SamplingParams, for all requests or a list with those of each; and `regex`,
+                which the answer matches.
 
         Returns:
             answers: token ids of each; logprobs: of each, for every token [[token, log-probability], ...] or None; rows: the StepLog's, one an engine step; preemptions: in this run.
         """
         from vllm import SamplingParams
+
+        if not OLD:
+            from vllm.sampling_params import StructuredOutputsParams
 
         self.log._rows = []
         preempted = self.preemptions()
@@ -181,6 +204,8 @@ class Server:
         for own in sampling:
             if "logit_bias" in own:  # JSON has no integer keys
                 own["logit_bias"] = {int(token): bias for token, bias in own["logit_bias"].items()}
+            if regex := own.pop("regex", None):
+                own["structured_outputs"] = StructuredOutputsParams(regex=regex)
         while waiting or self.engine.has_unfinished_requests():
             while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
                 i, prompt = waiting.pop(0)
@@ -254,6 +279,13 @@ class Server:
         """In the first rank."""
         return self.engine.collective_rpc(collected_objects)[0]
 
+    def note_answers(self):
+        self.engine.collective_rpc(note_answers)
+
+    def noted_answers(self):
+        """Of the first rank."""
+        return self.engine.collective_rpc(noted_answers)[0]
+
     def refuse_draft_calls(self):
         self.engine.collective_rpc(refuse_draft_calls)
 
@@ -311,6 +343,10 @@ class AsyncServer:
 
         answers = self.loop.run_until_complete(generate_all())
         return {"answers": answers, "logprobs": [], "rows": self.log._rows, "preemptions": 0}
+
+    def scheduling(self):
+        """Of each rank."""
+        return self.loop.run_until_complete(self.engine.collective_rpc(scheduling))
 
     def keep_off(self):
         self.loop.run_until_complete(self.engine.collective_rpc(keep_off))

@@ -138,6 +138,21 @@ def check_a_generator_takes_back_its_last_draw():
     raises(NotImplementedError, "takes back one draw", generator.set_offset, 0)
 
 
+def check_a_side_stream_copies_at_the_latest_moment():
+    source, side, event = torch.ones(2), torch.npu.Stream(), torch.npu.Event()
+    with torch.inference_mode(), torch.npu.stream(side):
+        side.wait_stream(torch.npu.default_stream())
+        copies = [source.to("cpu", non_blocking=True), torch.full((2,), 5.0).copy_(source, non_blocking=True)]
+        event.record()
+        behind = source.to("cpu", non_blocking=True)
+    assert [copy.tolist() for copy in copies] == [[0, 0], [5, 5]]
+    source += 1
+    assert not event.query() and event.query()
+    assert [copy.tolist() for copy in (*copies, behind)] == [[2, 2], [2, 2], [0, 0]]
+    torch.npu.current_stream().wait_stream(side)
+    assert behind.tolist() == [2, 2]
+
+
 def cache_of(keys, blocks, block_size):
     """keys [length, heads, D] spread over a cache of 6 blocks as `blocks` say."""
     cache = torch.randn(6, block_size, *keys.shape[1:])

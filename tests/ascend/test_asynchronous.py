@@ -2,12 +2,15 @@
 """Drafts under asynchronous scheduling: the same texts, and indexes that hold the answers and nothing else."""
 
 import random
+import string
 
 import device_costs
 import pytest
 from ascend_engine import OLD, Engine
 from engine_checks import settled, speculated
 from tiny_qwen3 import VOCAB
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 pytestmark = pytest.mark.skipif(OLD, reason="vLLM 0.11 schedules with drafts synchronously")
 K = 3
@@ -43,9 +46,35 @@ def test_drafts_are_verified_and_counted(cpu, sam, prompts):
     assert 0 < sam.count("drafted") <= after["proposed"] - before["proposed"] < K * sam.count("running")
 
 
+def test_while_off_steps_are_planned_without_placeholders(cpu, sam, prompts):
+    """The engine hears of the switch with the output of a step, so it acts on the step after the next."""
+    lengths = [16] * 8 + [40] * 4
+    sam.ask("time_operators")
+    assert sam.run(prompts[:12], lengths) == cpu.run(prompts[:12], lengths)
+    speculated(sam)
+    planned = [(requests, placeholders) for requests, placeholders, _ in sam.ask("operator_seconds")]
+    off = [placeholders for requests, placeholders in planned if requests > 8]
+    assert len(off) > 10 and not any(off[3:]), planned
+    assert sum(placeholders > 0 for requests, placeholders in planned if requests <= 4) > 8, planned
+
+
+def test_while_off_what_is_sampled_is_indexed(cpu, sam, prompts):
+    """Read up to 32 steps at once."""
+    lengths = [90 - 5 * (i % 3) for i in range(12)]
+    sam.ask("note_answers")
+    before = sam.pool()["appended"]
+    expected = cpu.run(prompts[:12], lengths)
+    assert sam.run(prompts[:12], lengths) == expected
+    assert sam.count("drafted") < sum(lengths) / 4, "the switch was on most of the time"
+    settled(sam)
+    assert sorted(sam.ask("noted_answers")) == sorted(expected)
+    assert sam.pool()["appended"] - before == sum(lengths)
+
+
 def test_texts_and_indexes_of_random_schedules(cpu, tight):
     """Arrivals, aborts, preemption, chunked prompts, and ends by length and by stop tokens, also in the middle of a draft."""
     rng, preemptions = random.Random(0), 0
+    tight.ask("note_answers")
     for _ in range(4):
         prompts = [
             [rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 30))] * rng.randrange(1, 4) for _ in range(14)
@@ -61,6 +90,7 @@ def test_texts_and_indexes_of_random_schedules(cpu, tight):
         preemptions += tight.preemptions
         settled(tight)
         assert tight.pool()["appended"] - before == sum(map(len, expected))
+        assert sorted(tight.ask("noted_answers")) == sorted(expected)
     assert preemptions > 0
     tight.run(prompts[:5], 40, abort={1, 3})
     settled(tight)
@@ -77,6 +107,38 @@ def test_vllms_own_runner(model, cpu, prompts):
     settled(engine)
     assert engine.pool()["appended"] == 2 * 12 * 50
     engine.stop()
+
+
+def test_graphs_are_scheduled_asynchronously(graphs):
+    """Those of test_graphs.py, with drafts and without."""
+    assert graphs.ask("scheduling") == [[False, True]]
+
+
+def test_two_data_parallel_engines(model, cpu, prompts):
+    settings = {"front_end": "AsyncLLM", "data_parallel_size": 2, "max_num_seqs": 8}
+    engine = Engine(model, sam={"threshold": 8, "min_prob": 0}, k=K, **settings)
+    assert engine.ask("scheduling") == [[False, True]]
+    assert engine.run(prompts[:12], 50) == cpu.run(prompts[:12], 50)
+    speculated(engine)
+    engine.stop()
+
+
+def test_structured_output_beside_drafts(make_model):
+    """Requests with a grammar are not drafted; those beside them are."""
+    folder = make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=128)
+    words = {character: at for at, character in enumerate(string.ascii_letters + string.digits + "_")}
+    tokenizer = Tokenizer(models.WordLevel(words | {"<eos>": VOCAB - 1}, unk_token="_"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+    settings = {"skip_tokenizer_init": False}
+    engines = [Engine(folder, "cpu", **settings), Engine(folder, sam={"threshold": 8, "min_prob": 0}, k=K, **settings)]
+    prompts = [[1 + i, 2, 3, 4 + i] * 4 for i in range(6)]
+    each = [{"regex": "[a-f]{60}"} if i % 2 else {} for i in range(6)]
+    plain, sam = (engine.run(prompts, 50, stagger=2, each=each) for engine in engines)
+    assert sam == plain
+    speculated(engines[1])
+    assert all(set(answer) <= set(range(6)) for answer in sam[1::2])
+    for engine in engines:
+        engine.stop()
 
 
 def test_a_step_waits_no_more_than_one_of_a_plain_engine_that_schedules_asynchronously():

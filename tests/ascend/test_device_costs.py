@@ -125,7 +125,7 @@ x, n, event = torch.ones(2, 3, device="npu"), torch.arange(2, device="npu", dtyp
 found = {}
 with torch.inference_mode():
     for name, code in json.load(sys.stdin).items():
-        METER.events = collections.Counter()
+        METER.events, METER.sources = collections.Counter(), []
         try:
             eval(code)
             found[name] = sorted({event[0] for event in METER.events} - {"launch", "copy"})
@@ -139,11 +139,17 @@ MIXED = {
     "what a kernel returned": "torch_npu.npu_swiglu(torch.ones(2, 4, device='npu')) + torch.ones(2, 2)",
     "as an array": "x.numpy()",
 }
+PINNED = "(p := torch.ones(2).pin_memory(), event.record(), p.to('npu', non_blocking=True), {}, event.synchronize())"
+OVERWRITTEN = {
+    "before any event": PINNED.format("p.add_(1)"),
+    "before its own event": PINNED.format("(event.synchronize(), p.add_(1), p.to('npu', non_blocking=True))"),
+    "behind its event": PINNED.format("(event.record(), event.synchronize(), p.add_(1))"),
+}
 
 
 @pytest.fixture(scope="module")
 def mistakes():
-    code = {name: line for name, (line, _) in MISTAKES.items()} | MIXED
+    code = {name: line for name, (line, _) in MISTAKES.items()} | MIXED | OVERWRITTEN
     environment = variables("metered")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -166,6 +172,11 @@ def test_the_meter_sees(mistakes, name):
 @pytest.mark.parametrize("name", MIXED)
 def test_tensors_of_host_and_device_do_not_mix(mistakes, name):
     assert "npu:0" in mistakes[name], MIXED[name]
+
+
+def test_memory_that_is_still_copied_is_not_overwritten(mistakes):
+    errors = [isinstance(mistakes[name], str) and "was overwritten" in mistakes[name] for name in OVERWRITTEN]
+    assert errors == [True, True, False], [mistakes[name] for name in OVERWRITTEN]
 
 
 BEHIND_DRAFTS = """

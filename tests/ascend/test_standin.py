@@ -10,6 +10,7 @@ import pytest
         "an_operator_that_is_missing_names_itself",
         "device_npu_is_the_cpu",
         "a_generator_takes_back_its_last_draw",
+        "a_side_stream_copies_at_the_latest_moment",
         "attention_operators_agree_with_torch",
         "slots_are_asserted",
         "rotary_operators_agree",

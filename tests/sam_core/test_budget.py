@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sam_core.budget import Calibration, choose
 from sam_core.cost import STEPS_PER_BIN, Expected, PromptCost, StepCost
-from sam_core.switch import AutoSwitch
+from sam_core.switch import AutoSwitch, BatchSwitch
 
 
 def curve(rows, context=0.0, draft_context=0.0):
@@ -219,7 +219,8 @@ class Machine:
         gained = np.array([1 + next((j for j in range(n) if self.rng.random() > self.accept), n) for n in self.given])
         self.tokens += int(gained.sum())
         self.switch.observe(self.slots, gained, num_tokens)
-        lengths = np.full(self.batch, self.k if self.switch.should_draft(self.batch) else 0, np.int32)
+        self.looked = self.switch.should_draft(self.batch)
+        lengths = np.full(self.batch, self.k if self.looked else 0, np.int32)
         scores = np.tile(self.believed ** np.arange(1, self.k + 1), (self.batch, 1)).astype(np.float32)
         self.given = self.switch.choose(self.slots, self.held if held is None else held, lengths, scores, uniform)
 
@@ -308,6 +309,21 @@ def test_what_cannot_be_seen_to_pay_is_looked_at_less():
     machine.run(500)
     looks = sum(machine.switch.should_draft(32) for _ in range(100) if machine.step() is None)
     assert 10 < looks < 40
+
+
+def test_an_engine_that_plans_ahead_leaves_room_two_steps_before_a_look_at_drafts():
+    """Also after MAX_IDLE_STEPS without a look; and none before a cost is known."""
+    machine = Machine(batch=64, accept=0.05, seconds=lambda rows: 1e-3 * np.asarray(rows))
+    looks, expected = [], []
+    for _ in range(400):
+        machine.step()
+        looks.append(machine.looked)
+        expected.append(machine.switch.expects_drafts(64))
+    assert not expected[0] and expected.count(False) > 200
+    late = looks[300:]
+    assert 0 < sum(late) < 50 and all(expected[at - 2] for at in range(300, 400) if looks[at])
+    assert BatchSwitch(8, logging.getLogger("test")).expects_drafts(8)
+    assert not BatchSwitch(8, logging.getLogger("test")).expects_drafts(9)
 
 
 def saved():

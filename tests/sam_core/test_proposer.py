@@ -40,10 +40,10 @@ class Batch:
         self.rows[i, n : n + len(tokens)] = tokens
         self.lengths[i] = n + len(tokens)
 
-    def propose(self, proposer, may_draft=None, num_tokens=None):
+    def propose(self, proposer, may_draft=None, num_tokens=None, num_steps=1):
         may_draft = [True] * len(self.req_ids) if may_draft is None else may_draft
         num_tokens = len(self.req_ids) if num_tokens is None else num_tokens
-        drafts = proposer.propose(self.req_ids, self.rows, self.lengths, self.prompts, may_draft, num_tokens)
+        drafts = proposer.propose(self.req_ids, self.rows, self.lengths, self.prompts, may_draft, num_tokens, num_steps)
         return dict(zip(self.req_ids, drafts, strict=True))
 
 
@@ -516,6 +516,22 @@ def test_while_nothing_is_drafted_requests_are_fed_in_turn():
         assert calls == ({True} if requests > MIN_FEED_BATCH * (FEED_INTERVAL - 1) else {True, False})
         proposer.finish(names)
         assert proposer.pool.stats()["appended"] == steps * requests
+
+
+def test_calls_may_be_left_out_while_nothing_is_drafted():
+    """What is left out is made up for: each request is fed once in FEED_INTERVAL steps."""
+    for skipped in (1, 7, FEED_INTERVAL):
+        proposer, batch = make(threshold=1), Batch(70)
+        names = [f"r{i}" for i in range(70)]
+        for name in names:
+            batch.add(name, [1], 1)
+        for step in range(MAX_LEN - 4):
+            for name in names:
+                batch.sample(name, [step % 5])
+            if step % skipped == 0:
+                batch.propose(proposer, num_steps=skipped)
+                oldest = min(proposer._requests["fed"][slot] for slot in proposer._slots.values())
+                assert max(batch.lengths) - oldest <= FEED_INTERVAL + skipped
 
 
 def fed(proposer, names):

@@ -158,6 +158,7 @@ class SamProposer:
         prompt_lengths: Sequence[int] | npt.NDArray[Any],
         may_draft: Sequence[Any],
         num_tokens: int,
+        num_steps: int = 1,
     ) -> list[list[int]]:
         """Feed this step's tokens and draft for the next step.
 
@@ -169,6 +170,8 @@ class SamProposer:
             prompt_lengths: tokens of row i that are its prompt.
             may_draft: false for a request that must not be drafted, such as a partial prefill.
             num_tokens: all tokens that the step computed, prompts and drafts included.
+            num_steps: engine steps since the last call, up to FEED_INTERVAL: a caller may leave out calls while the
+                switch is off and the requests stay the same.
 
         Returns:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
@@ -196,7 +199,7 @@ class SamProposer:
         if should_draft or had_drafts:
             drafts = self._draft(step, starts, may_draft, should_draft)
         else:
-            self._feed_turn(step, starts)
+            self._feed_turn(step, starts, num_steps)
             self.switch.skip(step.slots, step.ends)
             drafts = [[] for _ in range(batch)]
         self.has_news = (
@@ -243,12 +246,15 @@ class SamProposer:
             self.switch.forget(slot)
             self._unsaved = True
 
-    def _feed_turn(self, step: _Step, starts: Int32 | None) -> None:
+    def _feed_turn(self, step: _Step, starts: Int32 | None, num_steps: int) -> None:
         """Feed the requests whose turn it is; `starts` is the result of _open_changed, if it was called."""
         batch = len(step.req_ids)
-        self._turn = (self._turn + 1) % FEED_INTERVAL
+        first = (self._turn + 1) % FEED_INTERVAL
+        self._turn = (self._turn + num_steps) % FEED_INTERVAL
         size = max(MIN_FEED_BATCH, -(-batch // FEED_INTERVAL))
-        rows = slice(self._turn * size, min((self._turn + 1) * size, batch))
+        rows = slice(first * size, min((first + num_steps) * size, batch))
+        if first + num_steps > FEED_INTERVAL:
+            rows = slice(0, batch)
         if rows.start < rows.stop:
             starts = self._open_changed(step) if starts is None else starts
             self._feed(step, rows, starts[rows])

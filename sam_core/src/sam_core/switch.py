@@ -41,6 +41,10 @@ class Switch:
         """Whether to look for drafts after a step of `running` requests."""
         raise NotImplementedError
 
+    def expects_drafts(self, running: int) -> bool:
+        """Whether the step after the next may have drafts; asked by engines that plan steps ahead, after `choose`."""
+        return self.may_be_on(running)
+
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
         """A step has ended.
 
@@ -240,6 +244,9 @@ class AutoSwitch(Switch):
     def may_be_on(self, running: int) -> bool:
         """Always: the decision depends on this process's clock."""
         return True
+
+    def expects_drafts(self, running: int) -> bool:
+        return (self.cost.fitted or self.prompt_cost.fitted) and self._skip <= 1
 
     def should_draft(self, running: int) -> bool:
         if running < self._batch:

@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from . import meter
+from . import late, meter
 from .meter import METERED
 from .operators import PYTHON_OPERATIONS
 
@@ -44,7 +44,14 @@ class NpuOnCpu(TorchFunctionMode):
             kwargs["device"] = on_cpu(kwargs["device"])
         if isinstance(generator := kwargs.get("generator"), Generator):
             generator.before_draw()
-        return func(*(on_cpu(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args), **kwargs)
+        args = [on_cpu(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args]
+        if not late.is_late(func, args, kwargs):
+            return func(*args, **kwargs)
+        out, source = (args[0], args[1]) if func is torch.Tensor.copy_ else (func(*args, **kwargs), args[0])
+        if func is torch.Tensor.to:
+            out = torch.zeros_like(out)
+        late.copy(out, source)
+        return out
 
 
 class Generator(torch.Generator):

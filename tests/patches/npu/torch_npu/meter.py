@@ -2,8 +2,9 @@
 """Device npu as a device: tensors are on it or on the host, and what the host waits for and launches is counted.
 
 Entered where STANDIN_METER is set. A storage is on the device if it was made there; views, slices and results of
-operators follow. Mixing tensors of both sides raises as on a device, and so does reading one as a NumPy array. While
-`METER.events` is a Counter, each event counts under (kind, what, dtype, file:line):
+operators follow. Mixing tensors of both sides raises as on a device, and so does reading one as a NumPy array. Pinned
+memory that is overwritten while a copy of it to the device may not have been made raises as well, at the next wait or
+copy. While `METER.events` is a Counter, each event counts under (kind, what, dtype, file:line):
 
     wait      the host reads a value of the device, or a copy or an event that blocks until the device has caught up
     copy      a copy between host and device that blocks nothing
@@ -24,6 +25,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from . import late
 from .operators import PYTHON_OPERATIONS, Call, dtype_name, rows_of, unit
 
 METERED = "STANDIN_METER" in os.environ
@@ -64,22 +66,23 @@ class Meter:
         self.creating = self.paused = False
         self.inside = False  # an operator of the stand-in
         self.clock = self.reached = 0  # what was launched so far, and what of that the host knows to be done
+        self.sources = []  # of copies to the device: clock, pinned memory, what it held
 
     def on_device(self, tensor):
         return tensor.layout == torch.strided and tensor in self.device
 
-    def note(self, kind, what, dtype=""):
+    def note(self, kind, what, dtype="", clock=None):
         self.clock += 1
         if kind == "wait":
-            self.reached = self.clock
+            self.reached = clock or self.clock
+            self.check_sources()
         if self.events is not None and not self.paused:
             self.events[kind, what, dtype, place()] += 1
 
     def wait_for(self, what, clock):
         """Notes that the host waits for what was launched by then, if it does not know already that this is done."""
         if clock > self.reached:
-            self.note("wait", what)
-            self.reached = clock
+            self.note("wait", what, clock=clock)
 
     def copied(self, source, to_device, non_blocking):
         """Notes a copy between host and device."""
@@ -91,7 +94,18 @@ class Meter:
             )
         else:
             free, what = non_blocking, "copy to the host" + ("" if non_blocking else ", blocking")
+        self.check_sources()
         self.note("copy" if free else "wait", what, dtype_name(source.dtype))
+        if free and to_device:
+            with flag("inside", True):
+                self.sources.append((self.clock, source, source.clone()))
+
+    def check_sources(self):
+        """Raises RuntimeError where pinned memory was overwritten before the host knew that its copy had been made."""
+        with flag("inside", True):
+            if any(not torch.equal(source, value) for _, source, value in self.sources):
+                raise RuntimeError("pinned memory was overwritten before its copy to the device had been made")
+        self.sources = [copy for copy in self.sources if copy[0] > self.reached]
 
 
 METER = Meter()
@@ -143,6 +157,10 @@ class Device(TorchFunctionMode):
             raise TypeError("can't convert npu:0 device type tensor to numpy: copy it to the host first")
         if func is torch.Tensor.tolist and METER.on_device(first):
             METER.note("wait", "tolist")
+        if func is torch.Tensor.copy_ and late.is_late(func, args, kwargs):
+            METER.copied(args[1], METER.on_device(first), True)
+            late.copy(first, args[1])
+            return first
         if func in (torch.Tensor.to, torch.Tensor.cpu):
             return self.moved(func, first, args, kwargs)
         return self.made(func, args, kwargs)
@@ -173,6 +191,10 @@ class Device(TorchFunctionMode):
         else:
             METER.device.discard(out)
             METER.pinned.add(out)
+        if late.is_late(func, args, kwargs):
+            with flag("inside", True):
+                out.zero_()
+            late.copy(out, tensor)
         return out
 
     def made(self, func, args, kwargs):

@@ -5,7 +5,7 @@ The scheduler plans step s + 1 while step s runs, with k placeholders for the dr
 begins step s + 1 it reads what step s sampled, drafts, and removes from the plan what is not drafted and what step s
 refused. So scheduling and the output of earlier steps overlap with the device's work, and drafts follow the newest
 text. The host waits for step s only if that had drafts or s + 1 may have some; other steps are those of an engine
-without speculation.
+without speculation: while the switch is off, steps are planned without placeholders.
 
 Upstream's drafters on the device (vLLM 0.23, v1/worker/gpu_model_runner.py, use_async_spec_decode) leave the host's
 lengths too large until a step later. Here they are exact when a step begins, so none of that code runs.
@@ -13,23 +13,31 @@ lengths too large until a step later. Here they are exact when a step begins, so
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sam_core.proposer import SamProposer
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sam_core.proposer import FEED_INTERVAL, SamProposer
 
 
 @dataclass
 class _Sampled:
-    """Tokens that a step samples.
+    """Tokens that a step samples for N requests.
 
-    rows: of each request that gets tokens, its row, and where in its text the first one belongs.
-    tokens: int [requests, 1 or k + 1] on the host, valid after `ready`; -1 behind a request's last token.
+    req_ids: those of the requests; rows, starts: int [N], the row of each in `tokens`, and where in its text the first
+    token belongs.
+    tokens: int [N or more, 1 or k + 1] on the host, valid after `ready`; -1 behind a request's last token.
     """
 
-    rows: dict[str, tuple[int, int]]
+    req_ids: list[str]
+    rows: npt.NDArray[np.integer]
+    starts: npt.NDArray[np.integer]
     tokens: Any
     ready: Any
 
@@ -41,6 +49,10 @@ class _Sampled:
 class AsyncDrafts:
     """What a runner calls for method sam: `begin` before a step, `launched` after it.
 
+    Tokens of steps without drafts are read late, up to FEED_INTERVAL steps at once, and written into the rows of the
+    batch alone; the list of a request's output tokens, in which the runner leaves -1 for them, is completed when the
+    request leaves its row.
+
     Args:
         runner: vLLM's GPUModelRunner or a subclass; its `drafter` is a SamProposer.
         tp_group: the tensor-parallel group; its first rank drafts, and the others receive its drafts.
@@ -50,10 +62,12 @@ class AsyncDrafts:
         self.runner = runner
         self.tp_group = tp_group
         self._unread: deque[_Sampled] = deque()
-        self._num_tokens = 0
+        self._num_tokens = self._running = self._skipped = 0
         self._verified: dict[str, list[int]] = {}
+        self._had_placeholders = False
+        self._plan_drafts = True
 
-    def launched(self, output: Any, discarded: Container[int]) -> None:
+    def launched(self, output: Any, discarded: Collection[int]) -> None:
         """A step was launched.
 
         Args:
@@ -61,35 +75,45 @@ class AsyncDrafts:
             discarded: rows without a token, of partial prefills.
         """
         batch = self.runner.input_batch
-        ends = batch.num_tokens_no_spec[: batch.num_reqs].tolist()
-        rows = {req_id: (i, ends[i] - 1) for i, req_id in enumerate(batch.req_ids) if i not in discarded}
-        self._unread.append(_Sampled(rows, output.sampled_token_ids_cpu, output.async_copy_ready_event))
+        req_ids, starts = batch.req_ids.copy(), batch.num_tokens_no_spec[: batch.num_reqs] - 1
+        rows = np.arange(len(req_ids))
+        if discarded:
+            rows = np.delete(rows, list(discarded))
+            req_ids, starts = [req_ids[row] for row in rows.tolist()], starts[rows]
+        self._unread.append(
+            _Sampled(req_ids, rows, starts, output.sampled_token_ids_cpu, output.async_copy_ready_event)
+        )
 
     def begin(self, scheduler_output: Any) -> Any:
         """The SchedulerOutput of the next step with its drafts; the argument stays as it is."""
         batch, drafter = self.runner.input_batch, self.runner.drafter
         planned = scheduler_output.scheduled_spec_decode_tokens
+        self._running = len(scheduler_output.num_scheduled_tokens)
+        leaving = batch.req_id_to_index.keys() - scheduler_output.num_scheduled_tokens.keys()
+        if not (planned or leaving or scheduler_output.finished_req_ids) and self._skip():
+            self._num_tokens = scheduler_output.total_num_scheduled_tokens
+            return scheduler_output
         latest = self._unread[-1] if self._unread else None
-        may_draft = bool(planned) and drafter.switch.may_be_on(len(scheduler_output.num_scheduled_tokens))
+        may_draft = bool(planned) and drafter.switch.may_be_on(self._running)
         read = latest is not None and (latest.had_drafts or may_draft)
         if read:
             latest.ready.synchronize()
         elif latest and scheduler_output.finished_req_ids:
             read = latest.ready.query()  # its last tokens may be those of a request that has ended
         sampled: set[str] = set()
-        # Of earlier steps the scheduler has had the output, so their tokens are on the host.
-        while self._unread and (read or self._unread[0] is not latest):
-            sampled = self._read(self._unread.popleft())
+        self._read_without_drafts()
         if read:
+            sampled = self._read(self._unread.popleft())
             batch.prev_sampled_token_ids = batch.prev_req_id_to_index = batch.sampled_token_ids_cpu = None
+        for req_id in leaving:
+            self._complete_output(req_id)
         for req_id in scheduler_output.finished_req_ids:
             if state := self.runner.requests.get(req_id):
                 drafter.complete(req_id, state.output_token_ids)
         lengths = batch.num_tokens_no_spec[: batch.num_reqs].copy()
         for step in self._unread:
-            for req_id, (_, start) in step.rows.items():
-                if (index := batch.req_id_to_index.get(req_id)) is not None:
-                    lengths[index] = start
+            index = self._index(step)
+            lengths[index[index >= 0]] = step.starts[index >= 0]
         drafts = SamProposer.propose(
             drafter,
             batch.req_ids,
@@ -98,32 +122,98 @@ class AsyncDrafts:
             batch.num_prompt_tokens,
             [req_id in sampled for req_id in batch.req_ids],
             self._num_tokens,
+            self._skipped + 1,
         )
+        self._skipped = 0
         if may_draft and self.tp_group.world_size > 1:
             drafts = self.tp_group.broadcast_object(drafts, src=0)
-        scheduler_output = self._with_drafts(scheduler_output, dict(zip(batch.req_ids, drafts, strict=True)))
+        self._verified = {}
+        if planned or self._had_placeholders:
+            scheduler_output = self._with_drafts(scheduler_output, dict(zip(batch.req_ids, drafts, strict=True)))
+        self._had_placeholders = bool(planned)
         self._num_tokens = scheduler_output.total_num_scheduled_tokens
         return scheduler_output
 
     def report(self) -> Any:
-        """DraftTokenIds: the drafts that the step which was begun verifies, and the drafter's counters."""
+        """DraftTokenIds, or None if there is no news: the drafts that the step which was begun verifies, the drafter's
+        counters, and whether steps are to be planned with placeholders."""
+        drafter = self.runner.drafter
+        counters, plan_drafts = drafter.report(), drafter.switch.expects_drafts(self._running)
+        if not self._verified and counters is None and plan_drafts == self._plan_drafts:
+            return None
         from vllm.v1.outputs import DraftTokenIds
 
+        self._plan_drafts = plan_drafts
         drafts = [list(draft) for draft in self._verified.values()]
-        return DraftTokenIds(list(self._verified), drafts, self.runner.drafter.report())
+        return DraftTokenIds(list(self._verified), drafts, counters, plan_drafts)
+
+    def _index(self, step: _Sampled) -> npt.NDArray[np.integer]:
+        """Where the requests of a step are in the batch now: int [N]; -1: nowhere."""
+        batch = self.runner.input_batch
+        if step.req_ids == batch.req_ids:
+            return np.arange(len(step.req_ids))
+        index = map(batch.req_id_to_index.get, step.req_ids, itertools.repeat(-1))
+        return np.fromiter(index, np.int64, len(step.req_ids))
+
+    def _skip(self) -> bool:
+        """Whether nothing is to be done before the next step: the switch is off and the requests are those of before."""
+        batch, switch = self.runner.input_batch, self.runner.drafter.switch
+        if (
+            self._had_placeholders
+            or self._skipped == FEED_INTERVAL - 1
+            or switch.may_be_on(batch.num_reqs)
+            or not self._unread
+            or self._unread[0].req_ids != batch.req_ids
+        ):
+            return False
+        self._verified = {}
+        self._skipped += 1
+        switch.should_draft(batch.num_reqs)
+        return True
+
+    def _read_without_drafts(self) -> None:
+        """Write the tokens of all steps but the latest into the rows of their requests.
+
+        The scheduler has had the output of these steps, so their tokens are on the host. They had no drafts.
+        """
+        steps = [self._unread.popleft() for _ in range(len(self._unread) - 1)]
+        for _, same in itertools.groupby(steps, lambda step: (step.req_ids, step.rows.tolist(), len(step.tokens))):
+            part = list(same)
+            index = self._index(part[0])
+            tokens = torch.cat([step.tokens for step in part], 1).numpy()[part[0].rows]
+            starts = np.stack([step.starts for step in part], 1)
+            present = index >= 0
+            self.runner.input_batch.token_ids_cpu[index[present, None], starts[present]] = tokens[present]
+            for i in np.flatnonzero(~present).tolist():
+                # preempted, or complete and not yet reported as finished; without a state: ended in an earlier step
+                if state := self.runner.requests.get(part[0].req_ids[i]):
+                    for start, token in zip(starts[i].tolist(), tokens[i].tolist(), strict=True):
+                        state.output_token_ids[start - state.num_prompt_tokens] = token
+
+    def _complete_output(self, req_id: str) -> None:
+        """Copy a request's row to the list of its output tokens."""
+        batch, state = self.runner.input_batch, self.runner.requests[req_id]
+        start, output = state.num_prompt_tokens, state.output_token_ids
+        output[:] = batch.token_ids_cpu[batch.req_id_to_index[req_id], start : start + len(output)].tolist()
 
     def _read(self, step: _Sampled) -> set[str]:
         """Write a step's tokens into the texts. Returns the requests in the batch that it sampled for."""
         batch, sampled = self.runner.input_batch, set()
         rows = step.tokens.tolist()
-        for req_id, (row, start) in step.rows.items():
+        for req_id, row, start in zip(step.req_ids, step.rows.tolist(), step.starts.tolist(), strict=True):
             state = self.runner.requests.get(req_id)
             if state is None:  # ended in an earlier step
                 continue
-            tokens = self._kept(state, start, [token for token in rows[row] if token >= 0])
-            first, end = start - state.num_prompt_tokens, start + len(tokens)
-            state.output_token_ids[first : first + 1] = tokens
             index = batch.req_id_to_index.get(req_id)
+            first = start - state.num_prompt_tokens
+            last = -1
+            if first:
+                last = (
+                    state.output_token_ids[first - 1] if index is None else int(batch.token_ids_cpu[index, start - 1])
+                )
+            tokens = self._kept(state, start, last, [token for token in rows[row] if token >= 0])
+            end = start + len(tokens)
+            state.output_token_ids[first : first + 1] = tokens
             if index is None:  # preempted, or complete and not yet reported as finished
                 continue
             batch.token_ids_cpu[index, start:end] = tokens
@@ -132,12 +222,16 @@ class AsyncDrafts:
             sampled.add(req_id)
         return sampled
 
-    def _kept(self, state: Any, start: int, tokens: list[int]) -> list[int]:
-        """Those of a step's tokens that belong to the text. Steps run beyond its end until the scheduler knows of it."""
+    def _kept(self, state: Any, start: int, last: int, tokens: list[int]) -> list[int]:
+        """Those of a step's tokens that belong to the text. Steps run beyond its end until the scheduler knows of it.
+
+        Args:
+            last: the answer's token before them; -1: they are its first.
+        """
         params = state.sampling_params
         stops = {params.eos_token_id, *(params.stop_token_ids or ())}
         first = start - state.num_prompt_tokens
-        if first and first >= params.min_tokens and state.output_token_ids[first - 1] in stops:
+        if last in stops and first >= params.min_tokens:
             return []
         room = self.runner.max_model_len - start
         if params.max_tokens is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.npu: one device without streams of its own, and a memory meter that shows what the worker checks."""
+"""torch.npu: one device, and a memory meter that shows what the worker checks."""
 
 import contextlib
 import os
@@ -19,27 +19,13 @@ from ..graphs import (  # noqa: F401  part of torch.npu
     graph_task_update_begin,
     graph_task_update_end,
 )
-from .streams import Event, Stream  # noqa: F401
+from .streams import Event, Stream, current_stream, default_stream, stream, synchronize  # noqa: F401
 
 TOTAL_BYTES = 64 << 30
 _free_bytes = TOTAL_BYTES
-_stream = Stream()
-
 
 memory = types.SimpleNamespace(NPUPluggableAllocator=None, MemPool=None)  # named in annotations
 config = types.SimpleNamespace(allow_internal_format=False)
-
-
-@contextlib.contextmanager
-def stream(stream=None):
-    yield stream
-
-
-def current_stream(device=None):
-    return _stream
-
-
-default_stream = current_stream
 
 
 def mem_get_info(device=None):
@@ -104,7 +90,7 @@ def nothing(*args, **kwargs):
     """What torch and the worker call for its effect on a device."""
 
 
-set_device = set_stream = synchronize = empty_cache = reset_peak_memory_stats = nothing
+set_device = set_stream = empty_cache = reset_peak_memory_stats = nothing
 set_compile_mode = manual_seed = manual_seed_all = nothing
 
 

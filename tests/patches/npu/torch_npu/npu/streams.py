@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of a device on which everything happens at once."""
+"""Streams and events of a device on which everything happens at once, except for copies on side streams (late.py)."""
 
+import contextlib
 import time
 
+from .. import late
 from ..graphs import State
 from ..meter import METER
 
 
-class Stream:
+class Stream(late.Queue):
     def __init__(self, device=None, priority=0):
+        super().__init__()
         self.npu_stream = id(self)
 
-    def wait_stream(self, stream): ...
+    def wait_stream(self, stream):
+        stream.run(stream.queued)
 
-    def wait_event(self, event): ...
+    def wait_event(self, event):
+        event.run()
 
     def record_event(self, event=None):
         event = event or Event()
@@ -22,23 +27,55 @@ class Stream:
 
     def synchronize(self):
         assert State.waiting is None, "waits for a graph that waits for the arguments of its operators"
+        self.run(self.queued)
         METER.wait_for("stream", METER.clock)
+
+
+MAIN = Stream()
+
+
+def current_stream(device=None):
+    return late.current() or MAIN
+
+
+def default_stream(device=None):
+    return MAIN
+
+
+def synchronize(device=None):
+    late.run_all()
+
+
+@contextlib.contextmanager
+def stream(stream=None):
+    with late.stream(late.current() if stream is None else None if stream is MAIN else stream):
+        yield stream
 
 
 class Event:
     def __init__(self, enable_timing=False, **kwargs):
-        self.time, self.clock = None, 0
+        self.time, self.clock, self.stream, self.until = None, 0, MAIN, 0
 
     def record(self, stream=None):
         self.time, self.clock = time.perf_counter(), METER.clock
+        self.stream = stream or current_stream()
+        self.until = self.stream.queued
 
-    def wait(self, stream=None): ...
+    def run(self):
+        self.stream.run(self.until)
+
+    def wait(self, stream=None):
+        self.run()
 
     def synchronize(self):
+        self.run()
         METER.wait_for("event", self.clock)
 
     def query(self):
-        return self.clock <= METER.reached
+        """Whether it has happened; if not, it happens after the answer."""
+        happened = self.stream.done >= self.until and self.clock <= METER.reached
+        self.run()
+        return happened
 
     def elapsed_time(self, end):
         """Milliseconds."""

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab bench-asynchronous`: drafts that a device completes, one step late, beside those of a host that waits.
+
+Under asynchronous scheduling the host drafts before it knows what the latest step sampled, and `sam_core.device_drafts`
+completes the drafts on the device. Acceptance: answers are replayed with 64 requests at a time, by that drafter and by
+the pool alone, which knows all tokens. Cost: processor time of the host's part and of the device's part of a step, both
+on one thread of a CPU; a device runs its part as some fifty kernels, which were not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from sam_core.console import Progress
+from sam_core.files import write_json
+
+from sam_lab.bench.acceptance import HISTORY
+from sam_lab.bench.rows import Figure, Row, as_json, machine, missed, table
+from sam_lab.bench.texts import SIBLINGS, Texts
+from sam_lab.methods.late import LateDrafter
+from sam_lab.methods.pool import SamDrafter
+from sam_lab.recordings import Scope, make_scopes
+from sam_lab.replay import accept_chain, geometric_mean
+
+RUNNING = 64
+"""Requests at a time."""
+NUM_TEXTS = 1024
+LENGTHS = (3, 8)
+CONTEXTS = ("request", "group", "history")
+LIMIT = 50_000
+"""Tokens of a set that are replayed, at least."""
+MEAN, WORST = 0.97, 0.93
+BATCHES = (1, 64, 256)
+HOST_MS = 4.0
+"""Goal of the host's part of a step with 256 requests: it runs while the device computes a step of tens of milliseconds."""
+
+
+class Replay:
+    """Steps, tokens and drafted tokens of a drafter on scopes, with RUNNING requests or more at a time.
+
+    Siblings start together. Answers of earlier epochs are there before them.
+    """
+
+    def __init__(self, drafter: SamDrafter, scopes: Sequence[Scope], context: str, k: int) -> None:
+        self.drafter, self.k = drafter, k
+        self.steps = self.tokens = self.proposed = 0
+        self.numbers = itertools.count()
+        self.running: dict[int, tuple[list[int], int]] = {}  # the answer of each request, and how much of it there is
+        self.open: dict[str, set[int]] = {}  # requests of each group
+        waiting = enumerate(scopes)
+        while True:
+            for number, scope in waiting:
+                self.start(scope, None if context == "request" else f"g{number}")
+                if len(self.running) >= RUNNING:
+                    break
+            if not self.running:
+                break
+            self.step()
+
+    def start(self, scope: Scope, group: str | None) -> None:
+        for answer, is_scored in scope:
+            request, response = next(self.numbers), answer.response_ids.tolist()
+            self.drafter.start(request, answer.prompt_ids, group)
+            if is_scored:
+                self.running[request] = response, 0
+                if group:
+                    self.open.setdefault(group, set()).add(request)
+                continue
+            self.drafter.append_many([request], [response])
+            self.drafter.finish(request)
+            if isinstance(self.drafter, LateDrafter):
+                self.drafter.settle()
+
+    def step(self) -> None:
+        requests, rows = list(self.running), []
+        for request, draft in zip(requests, self.drafter.propose_many(requests, self.k), strict=True):
+            response, at = self.running[request]
+            row = response[at : at + accept_chain(draft, response, at) + 1]
+            self.running[request] = response, at + len(row)
+            self.proposed += len(draft)
+            rows.append(row)
+        self.steps += len(rows)
+        self.tokens += sum(map(len, rows))
+        self.drafter.append_many(requests, rows)
+        for request in requests:
+            response, at = self.running[request]
+            if at == len(response):
+                self.drafter.finish(request)
+                del self.running[request]
+        for group, members in list(self.open.items()):
+            members &= self.running.keys()
+            if not members:
+                self.drafter.drop(group)
+                del self.open[group]
+
+
+def accept(job: tuple[bool, str, str, int, int]) -> dict[str, Any]:
+    """Tokens a step of both drafters on one set: fixture, name of the set, context, k, limit of tokens."""
+    fixture, name, context, k, limit = job
+    torch.set_num_threads(1)
+    scopes = make_scopes(Texts(fixture).answers(name), context, max_tokens=limit)
+    longest = max(len(answer.prompt_ids) + len(answer.response_ids) for scope in scopes for answer, _ in scope)
+    late = Replay(LateDrafter(k, NUM_TEXTS, longest), scopes, context, k)
+    now = Replay(SamDrafter(), scopes, context, k)
+    assert late.tokens == now.tokens
+    return {
+        "set": name,
+        "context": context,
+        "k": k,
+        "late": late.tokens / late.steps,
+        "now": now.tokens / now.steps,
+        "drafted_late": late.proposed / late.steps,
+        "drafted_now": now.proposed / now.steps,
+    }
+
+
+def acceptance(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """Rows of the geometric mean over the sets and of the worst set, by context and k."""
+    rows = []
+    for context, k in itertools.product(CONTEXTS, LENGTHS):
+        shares = {
+            each["set"]: each["late"] / each["now"] for each in found if (each["context"], each["k"]) == (context, k)
+        }
+        if not shares:
+            continue
+        what = f"tokens per step of the synchronous drafter, k={k}, {context}"
+        mean = Figure.of([*shares.values()])._replace(median=geometric_mean([*shares.values()]))
+        worst = min(shares, key=shares.__getitem__)
+        rows.append(Row("acceptance", what, "share", ">=", MEAN, ours=mean))
+        rows.append(
+            Row("acceptance", f"{what}, worst set", "share", ">=", WORST, ours=Figure.of([shares[worst]]), note=worst)
+        )
+    return rows
+
+
+def cost(texts: Texts, batch: int, k: int, tokens: int, steps: int) -> list[Row]:
+    """Rows of the processor time of a step, of the host's part and the device's, and of the synchronous drafter.
+
+    Args:
+        tokens: of each prompt.
+    """
+    answers, _ = texts.ordinary(batch, tokens + 2 * (steps + 2))
+    late, now = LateDrafter(k, batch, answers.shape[1]), SamDrafter()
+    requests, taken = list(range(batch)), []
+    for drafter in (late, now):
+        taken.clear()
+        for request in requests:
+            drafter.start(request, answers[request, :tokens], f"g{request // SIBLINGS}")
+        for at in range(tokens, answers.shape[1], 2):
+            start = time.process_time()
+            drafter.append_many(requests, answers[:, at : at + 2].tolist())
+            drafter.propose_many(requests, k)
+            taken.append(time.process_time() - start)
+    figures = {"host": late.host_s, "device, on a CPU": late.device_s, "synchronous": taken}
+    rows = []
+    for part, seconds in figures.items():
+        goal = ("<=", HOST_MS) if part == "host" and batch == max(BATCHES) else ("", None)
+        row = Row(
+            "cost",
+            f"{part}, {batch} requests, k={k}",
+            "ms",
+            *goal,
+            ours=Figure.of([1e3 * each for each in seconds[2:]]),
+        )
+        rows.append(row)
+    return rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__.partition(": ")[2]
+    add = parser.add_argument
+    out = Path("outputs/bench-asynchronous")
+    add("--out", type=Path, default=out, metavar="OUT", help=f"default: {out}")
+    add("--quick", action="store_true", help="few tokens and steps: shows that all rows run")
+
+
+def run(args: argparse.Namespace) -> int:
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    progress, texts = Progress(), Texts(fixture=args.quick)
+    limit, tokens, steps = (2000, 64, 5) if args.quick else (LIMIT, 1024, 100)
+    jobs = [
+        (texts.is_fixture, name, context, k, limit)
+        for name in texts.names
+        for context in CONTEXTS
+        for k in LENGTHS
+        if context != "history" or name == HISTORY
+    ]
+    found = []
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        for number, each in enumerate(pool.map(accept, jobs), 1):
+            found.append(each)
+            progress.show(f"acceptance: {number} of {len(jobs)} configurations")
+    rows = acceptance(found)
+    for batch, k in itertools.product(BATCHES, LENGTHS):
+        progress.show(f"cost of {batch} requests")
+        rows += cost(texts, batch, k, tokens, steps)
+    progress.clear()
+    print(table(rows))
+    record = {"machine": machine() | {"torch": torch.__version__}, "quick": args.quick, "answers": texts.source}
+    write_json(
+        args.out / "bench-asynchronous.json", record | {"acceptance": found, "rows": [as_json(row) for row in rows]}
+    )
+    print(f"\n{args.out}/bench-asynchronous.json")
+    print(missed(rows))
+    return 0 if all(row.met for row in rows) else 1

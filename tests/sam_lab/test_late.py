@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts one step late: what the host knows, what the device adds, and the benchmark's rows."""
+
+import json
+from array import array
+
+import numpy as np
+
+from sam_lab import __main__ as lab
+from sam_lab.bench.asynchronous import Replay
+from sam_lab.methods.late import LateDrafter
+from sam_lab.methods.pool import SamDrafter
+from sam_lab.recordings import Answer
+
+
+def answer(group, prompt, response):
+    return Answer(array("i", prompt), array("i", response), group, group, None)
+
+
+def test_the_host_is_a_step_late():
+    """The pool lacks what the latest step sampled; the draft follows it."""
+    drafter = LateDrafter(3, 4, 64)
+    drafter.start(0, [1, 2, 3, 4, 5, 1, 2], None)
+    assert drafter.propose_many([0], 3) == [[3, 4, 5]]
+    drafter.append_many([0], [[3, 4]])
+    assert drafter.propose_many([0], 3) == [[5, 1, 2]]
+    assert drafter.pool.stats()["appended"] == 0
+    drafter.append_many([0], [[5, 9]])
+    drafter.propose_many([0], 3)
+    assert drafter.pool.stats()["appended"] == 2
+    drafter.append_many([0], [[9]])
+    drafter.finish(0)
+    drafter.settle()
+    assert drafter.pool.stats()["appended"] == 5 and not drafter.requests
+
+
+def test_all_tokens_are_replayed_and_groups_end():
+    rng = np.random.default_rng(0)
+    scopes = []
+    for group in range(20):
+        text = rng.integers(0, 50, 80)
+        scopes.append([(answer(f"{group}", text[:5], np.tile(text, 2)), True) for _ in range(4)])
+    for context in ("request", "group"):
+        late, now = LateDrafter(4, 128, 200), SamDrafter()
+        found = [Replay(drafter, scopes, context, 4) for drafter in (late, now)]
+        assert [each.tokens for each in found] == [20 * 4 * 160] * 2
+        assert 0.8 < found[1].steps / found[0].steps < 1.5
+        late.settle()
+        assert not late.requests and not late.slots and late.pool.stats()["groups"] == now.pool.stats()["groups"]
+
+
+def test_quick_benchmark(tmp_path, capsys):
+    status = lab.main(["bench-asynchronous", "--quick", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "bench-asynchronous.json").read_text())["rows"]
+    assert len(rows) == 6 * 2 + 6 * 3 and all(row["ours"]["median"] > 0 for row in rows)
+    assert status == any(row["verdict"] != "met" and row["bound"] is not None for row in rows)
+    printed = capsys.readouterr().out
+    assert all(row["what"] in printed for row in rows)
