@@ -10,9 +10,9 @@ import threading
 import numpy as np
 import pytest
 from c_programs import CC, CORE, CSRC, ENVIRONMENT, HERE, need_sanitizers
+from sam_core.proposer import SamProposer
 
 from sam_core import Pool
-from sam_core.proposer import SamProposer
 
 
 @pytest.mark.parametrize("sanitize", ["thread", "address,undefined"])
