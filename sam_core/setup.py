@@ -20,7 +20,8 @@ setup(
             include_dirs=["csrc"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
             py_limited_api=LIMITED,
-            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
+            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"],
+            extra_link_args=["-pthread"],
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},

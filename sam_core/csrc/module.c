@@ -1094,10 +1094,35 @@ static int Pool_set_min_prob(PyObject *object, PyObject *value, void *Py_UNUSED(
     return 0;
 }
 
+static PyObject *Pool_get_num_threads(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLong(((PoolObject *)object)->pool.num_threads);
+}
+
+static int Pool_set_num_threads(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
+    PoolObject *self = (PoolObject *)object;
+    if (!value) {
+        PyErr_SetString(PyExc_AttributeError, "num_threads cannot be deleted: set it to 1");
+        return -1;
+    }
+    Py_ssize_t count = PyNumber_AsSsize_t(value, NULL); // clipped
+    if ((count == -1 && PyErr_Occurred()) || check_process(self) < 0)
+        return -1;
+    if (count < 1 || count > POOL_MAX_THREADS) {
+        PyErr_Format(PyExc_ValueError, "num_threads is %R: it must lie between 1 and %d", value,
+                     (int)POOL_MAX_THREADS);
+        return -1;
+    }
+    BEGIN_WORK(self)
+    self->pool.num_threads = (uint32_t)count;
+    END_WORK(self)
+    return 0;
+}
+
 static PyGetSetDef Pool_attributes[] = {
     {"rule", Pool_get_rule, NULL, NULL, NULL},
     {"sources", Pool_get_sources, NULL, NULL, NULL},
     {"min_prob", Pool_get_min_prob, Pool_set_min_prob, NULL, NULL},
+    {"num_threads", Pool_get_num_threads, Pool_set_num_threads, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -2,6 +2,7 @@
 
 #include "group.h"
 #include "room.h"
+#include "rows.h"
 
 #include <string.h>
 
@@ -15,6 +16,8 @@ bool pool_init(pool *p, size_t memory_bytes, rule_name rule, unsigned sources, c
                float min_prob) {
     *p = (pool){.rule = rule, .sources = sources, .min_prob = min_prob, .slice = POOL_SLICE};
     p->off_slice = POOL_OFF_SLICE;
+    p->num_threads = 1;
+    p->many_rows = MANY_ROWS;
     p->memory = (sam_memory){.limit = memory_bytes, .make_room = room_make, .owner = p};
     p->model = sam_resize(&p->memory, NULL, 0, pool_min_bytes());
     if (!p->model)
@@ -50,6 +53,7 @@ void pool_free(pool *p) {
     sam_resize(&p->memory, p->model, pool_min_bytes(), 0);
     SAM_FREE(p->slots);
     SAM_FREE(p->rows);
+    SAM_FREE(p->order);
     corpus_close(&p->corpus);
     p->model = NULL;
 }
@@ -352,6 +356,10 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
         if (!grown)
             return POOL_NO_MEMORY;
         p->rows = grown;
+        uint32_t *order = SAM_REALLOC(p->order, rows * sizeof(uint32_t));
+        if (!order)
+            return POOL_NO_MEMORY;
+        p->order = order;
         p->row_capacity = rows;
     }
     size_t max_size = width < RULE_MAX_DRAFT ? width : RULE_MAX_DRAFT;
@@ -369,7 +377,7 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
         if (size < 0 || (size_t)size > max_size)
             return refuse(error, POOL_BAD_DRAFT_SIZE, i, size);
         slot->step = p->steps;
-        p->rows[i] = (pool_row){NULL, (uint32_t)number, (uint32_t)count, (uint32_t)size};
+        p->rows[i] = (pool_row){.slot = (uint32_t)number, .count = (uint32_t)count, .k = (uint32_t)size};
         sum += count;
     }
     if (!tokens->starts && (uint64_t)sum != tokens->size)
@@ -467,8 +475,9 @@ static void match_corpus(const pool *p, pool_slot *slot) {
         corpus_advance(&p->corpus, slot->corpus_at, body->tokens[slot->matched++]);
 }
 
-// Drafts into the row of `out` that begins at `at`.
-static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t at) {
+void pool_draft(const pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t row,
+                rule_work *work, sam_memory *memory, rows_counts *counts) {
+    size_t at = row * out->width;
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
     rule_context context = {.common = has_source(p, RULE_COMMON), .vocab_size = p->vocab_size};
@@ -478,7 +487,7 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *o
         context.index[RULE_REQUEST] = &slot->request;
         context.state[RULE_REQUEST] = sam_match(&slot->request, &slot->cursor, &context.length[RULE_REQUEST]);
     }
-    pool_group *g = slot->group;
+    const pool_group *g = slot->group;
     if (g && group_is_ready(g, text)) {
         context.index[RULE_GROUP] = &g->index;
         context.state[RULE_GROUP] = sam_match(&g->index, &text->cursor, &context.length[RULE_GROUP]);
@@ -489,96 +498,65 @@ static uint32_t draft(pool *p, pool_slot *slot, uint32_t k, const pool_drafts *o
         context.corpus = &p->corpus;
         context.corpus_at = slot->corpus_at;
     }
-    p->uses = g;
-    p->uses_slot = slot;
 #define ROW(array) (out->array ? out->array + at : NULL)
-    uint32_t drafted = rule_draft(p->model, &p->memory, p->rule, &context, k, p->min_prob, ROW(tokens),
+    uint32_t drafted = rule_draft(p->model, work, memory, p->rule, &context, k, p->min_prob, ROW(tokens),
                                   ROW(parents), ROW(scores), ROW(match_lengths), &slot->record);
 #undef ROW
-    p->uses = NULL;
-    p->uses_slot = NULL;
     if (drafted)
-        p->drafts[slot->record.source[0]]++;
+        counts->drafts[slot->record.source[0]]++;
     for (uint32_t i = 0; i < drafted; i++)
-        p->drafted[slot->record.source[i]]++;
+        counts->drafted[slot->record.source[i]]++;
     for (uint32_t i = 0; out->sources && i < drafted; i++)
         out->sources[at + i] = slot->record.source[i];
-    return drafted;
+    out->lengths[row] = (int32_t)drafted;
 }
 
-// Many rows do not fit the caches. So the memory of a row is prefetched some rows ahead, in stages: each
-// stage reads what the stage before it has prefetched, and neighbouring rows are in successive stages. For a
-// few rows prefetching does not pay.
-enum {
-    MANY_ROWS = 256,
-    LINE = 64,
-    STORE_ASKS = 3,
-    FEED_ASKS = SAM_APPEND_ASKS + 1,
-    DRAFT_ASKS = SAM_MATCH_ASKS + 1
-};
-
-static void ask_bytes(const void *memory, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += LINE)
-        __builtin_prefetch((const char *)memory + at, 1);
-}
-
-static void ask_store(const pool *p, const pool_row *row, unsigned step) {
-    const pool_slot *slot = &p->slots[row->slot];
-    if (step == 0) {
-        ask_bytes(slot, sizeof(pool_slot));
-        return;
+void pool_count(pool *p, const rows_counts *counts) {
+    for (int i = 0; i < RULE_SOURCES; i++) {
+        p->drafts[i] += counts->drafts[i];
+        p->drafted[i] += counts->drafted[i];
     }
-    if (!slot->drafts || !row->count)
-        return;
-    const pool_text *text = slot->text;
-    if (step == 1) {
-        ask_bytes(text, sizeof(pool_text));
-        ask_bytes(slot->record.block, slot->record.kept ? 8 * LINE : 0);
-    } else if (text->body.tokens) {
-        __builtin_prefetch(&text->body.tokens[text->body.size], 1);
-    }
-}
-
-static void ask_feed(const pool *p, const pool_row *row, unsigned step) {
-    const pool_slot *slot = &p->slots[row->slot];
-    if (!slot->drafts)
-        return;
-    const pool_text *text = slot->text;
-    const pool_group *g = slot->group;
-    if (slot->request.memory && slot->cursor.length < text->body.size && step < SAM_APPEND_ASKS)
-        sam_ask_append(&slot->request, &slot->cursor, text->body.tokens[slot->cursor.length], step);
-    if (step && g && g->index.memory && text->indexed && text->cursor.length < text->body.size)
-        sam_ask_append(&g->index, &text->cursor, text->body.tokens[text->cursor.length], step - 1);
-}
-
-static void ask_draft(const pool *p, const pool_row *row, unsigned step) {
-    const pool_slot *slot = &p->slots[row->slot];
-    if (step == 0) {
-        ask_bytes(slot, sizeof(pool_slot));
-        __builtin_prefetch(slot->text); // the slot was read just now
-        return;
-    }
-    if (!slot->drafts || !row->k)
-        return;
-    if (slot->request.memory)
-        sam_ask_match(&slot->request, &slot->cursor, step - 1);
-    if (slot->group && slot->group->index.memory && slot->text->indexed)
-        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1);
 }
 
 // Feeds the automata of the rows that draft in this step, or of those that do not, until the work is used up.
 static void feed_rows(pool *p, size_t rows, bool drafting) {
     unsigned asks = rows < MANY_ROWS ? 0 : FEED_ASKS;
+#define IS_DUE(row) (((row)->k > 0) == drafting && !(row)->fed)
     for (size_t i = 0; i < rows + asks && p->work > 0; i++) {
         for (unsigned step = 0; step < asks; step++)
-            if (i - step < rows && (p->rows[i - step].k > 0) == drafting)
-                ask_feed(p, &p->rows[i - step], step);
-        if (i >= asks && (p->rows[i - asks].k > 0) == drafting)
+            if (i - step < rows && IS_DUE(&p->rows[i - step]))
+                rows_ask_feed(p, &p->rows[i - step], step);
+        if (i >= asks && IS_DUE(&p->rows[i - asks]))
             catch_up(p, &p->slots[p->rows[i - asks].slot]);
     }
+#undef IS_DUE
     for (size_t i = 0; i < rows && p->work > 0; i++)
-        if ((p->rows[i].k > 0) == drafting && p->slots[p->rows[i].slot].group)
+        if ((p->rows[i].k > 0) == drafting && !p->rows[i].drafted && p->slots[p->rows[i].slot].group)
             group_feed_others(p, p->slots[p->rows[i].slot].group);
+}
+
+// Drafts the rows that are not drafted yet.
+static void draft_rows(pool *p, size_t rows, const pool_drafts *out) {
+    unsigned asks = rows < MANY_ROWS ? 0 : DRAFT_ASKS;
+    rows_counts counts = {0};
+    for (size_t i = 0; i < rows + asks; i++) {
+        for (unsigned step = 0; step < asks; step++)
+            if (i - step < rows && !p->rows[i - step].drafted)
+                rows_ask_draft(p, &p->rows[i - step], step);
+        if (i < asks || p->rows[i - asks].drafted)
+            continue;
+        const pool_row *row = &p->rows[i - asks];
+        pool_slot *slot = &p->slots[row->slot];
+        out->lengths[i - asks] = 0;
+        if (!slot->drafts || !row->k)
+            continue;
+        p->uses = slot->group;
+        p->uses_slot = slot;
+        pool_draft(p, slot, row->k, out, i - asks, rule_model_work(p->model), &p->memory, &counts);
+        p->uses = NULL;
+        p->uses_slot = NULL;
+    }
+    pool_count(p, &counts);
 }
 
 pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
@@ -593,7 +571,7 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
     for (size_t i = 0; i < rows + asks; i++) {
         for (unsigned step = 0; step < asks; step++)
             if (i - step < rows)
-                ask_store(p, &p->rows[i - step], step);
+                rows_ask_store(p, &p->rows[i - step], step);
         if (i < asks)
             continue;
         const pool_row *row = &p->rows[i - asks];
@@ -603,20 +581,13 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
     }
     p->work += drafting ? p->slice : p->off_slice;
     room_free_dying(p);
+    if (drafting)
+        rows_feed(p, rows, out);
     feed_rows(p, rows, true);
     feed_rows(p, rows, false);
-    asks = rows < MANY_ROWS ? 0 : DRAFT_ASKS;
-    for (size_t i = 0; i < rows + asks; i++) {
-        for (unsigned step = 0; step < asks; step++)
-            if (i - step < rows)
-                ask_draft(p, &p->rows[i - step], step);
-        if (i < asks)
-            continue;
-        size_t at = i - asks;
-        pool_slot *slot = &p->slots[p->rows[at].slot];
-        out->lengths[at] =
-            slot->drafts && p->rows[at].k ? (int32_t)draft(p, slot, p->rows[at].k, out, at * out->width) : 0;
-    }
+    if (drafting)
+        rows_draft(p, rows, out);
+    draft_rows(p, rows, out);
     return POOL_OK;
 }
 

@@ -40,6 +40,7 @@ enum {
     POOL_OFF_SLICE = 512,  // work of a step that drafts nothing
     POOL_DYING = 8,        // large automata that are being freed
     POOL_LIVES = 1 << 13,  // counters of lives
+    POOL_MAX_THREADS = 16, // of a step
 };
 
 typedef enum { POOL_PRIVATE, POOL_BY_PROMPT, POOL_NAMED } pool_key;
@@ -129,6 +130,9 @@ typedef struct pool_group {
 
     uint64_t accepted, appended; // tokens of its slots while they could draft from it, decaying
     size_t spare;                // bytes that a closed group could free, as counted in the pool's
+
+    uint64_t step;                // the latest large step with drafting rows (rows.h)
+    uint32_t first_row, last_row; // these
 } pool_group;
 
 typedef struct {
@@ -151,6 +155,8 @@ typedef struct {
 typedef struct {
     const int32_t *tokens; // count of them
     uint32_t slot, count, k;
+    uint32_t next;     // row of the same group (rows.h)
+    bool fed, drafted; // in this step
 } pool_row;
 
 typedef struct {
@@ -166,7 +172,10 @@ typedef struct {
     uint32_t slot_count, slot_capacity;
     uint32_t free_count, first_free, last_free; // closed slots, a queue
     pool_row *rows;                             // the step's arguments, copied once checked
-    size_t row_capacity;
+    uint32_t *order;                            // numbers of rows (rows.h)
+    size_t row_capacity;                        // of both
+    uint32_t num_threads;                       // of large steps, up to POOL_MAX_THREADS
+    uint32_t many_rows;                         // of a large step: MANY_ROWS; tests change it
     pool_group **buckets;
     size_t bucket_count;         // 0 or a power of two
     pool_list opened;            // groups with open slots

@@ -70,10 +70,14 @@ typedef struct {
     uint32_t corpus_count;
 } node;
 
-struct rule_model {
-    model model;
+struct rule_work {
     node nodes[MAX_NODES]; // of the current draft
     candidate candidates[ALL_CANDIDATES];
+};
+
+struct rule_model {
+    model model;
+    rule_work work;
 };
 
 // A suffix of the text that occurs in a source.
@@ -89,7 +93,8 @@ typedef struct {
 } match;
 
 typedef struct {
-    rule_model *model;
+    const rule_model *model;
+    rule_work *work;
     const rule_context *context;
     rule_name rule;
     bool tree;
@@ -180,7 +185,7 @@ static uint32_t followed(const rule_context *context, const match *m, int32_t to
 // The root of a draft: the end of the text.
 static void start(draft *d) {
     const rule_context *context = d->context;
-    node *n = &d->model->nodes[0];
+    node *n = &d->work->nodes[0];
     *n = (node){.seen = {.token = SAM_NO_TOKEN, .parent = NO_NODE}, .path = PATH_ONE, .draft = -1};
     memcpy(n->last, context->last, sizeof n->last);
     for (uint32_t s = 0; s < RULE_INDEXES; s++) {
@@ -203,7 +208,7 @@ static void start(draft *d) {
 
 // Extends the matches of a node's parent by the node's token.
 static void advance(const draft *d, node *n) {
-    const node *parent = &d->model->nodes[n->seen.parent];
+    const node *parent = &d->work->nodes[n->seen.parent];
     int32_t token = n->seen.token;
     n->last[0] = token;
     for (uint32_t i = 1; i < RULE_LAST; i++)
@@ -235,7 +240,7 @@ static uint32_t times(uint32_t path, uint32_t probability) {
 // `known` candidates may have this token.
 static candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, uint32_t known, int32_t token,
                                 uint32_t source) {
-    candidate *first = &d->model->candidates[n->seen.first];
+    candidate *first = &d->work->candidates[n->seen.first];
     for (uint32_t i = 0; i < known; i++)
         if (first[i].token == token)
             return &first[i];
@@ -294,7 +299,7 @@ static void find_best(node *n) {
 }
 
 static bool is_named(const draft *d, const node *n, int32_t token) {
-    const candidate *first = &d->model->candidates[n->seen.first];
+    const candidate *first = &d->work->candidates[n->seen.first];
     for (uint32_t i = 0; i < n->seen.count; i++)
         if (first[i].token == token)
             return true;
@@ -324,7 +329,7 @@ static int32_t find_follower(const draft *d, const node *n, const sam_index *ind
 
 static void consider_blend(draft *d, node *n) {
     const rule_context *context = d->context;
-    model *m = &d->model->model;
+    const model *m = &d->model->model;
     match matches[MAX_MATCHES];
     uint32_t count = 0;
     for (uint32_t s = 0; s < RULE_INDEXES; s++)
@@ -365,7 +370,7 @@ static void consider_blend(draft *d, node *n) {
     uint32_t set = weight_set(n, n->depth == 0 ? 0 : n->depth < 3 ? 1 : 2);
     uint32_t frequent_set = weight_set(n, MODEL_FREQUENT);
     uint32_t least_share = shared ? model_share_cell(0, shared->appended) : 0;
-    candidate *first = &d->model->candidates[n->seen.first];
+    candidate *first = &d->work->candidates[n->seen.first];
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
         c->set = (uint16_t)(j < named ? set : frequent_set);
@@ -408,7 +413,7 @@ static void consider_count(draft *d, node *n) {
         for (uint32_t j = 0; j < m.listed; j++)
             add_candidate(d, n, max_candidates, n->seen.count, m.tokens[j], m.source);
     }
-    candidate *first = &d->model->candidates[n->seen.first];
+    candidate *first = &d->work->candidates[n->seen.first];
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
         add_input(&d->model->model, c,
@@ -429,7 +434,7 @@ static void consider(draft *d, node *n) {
         consider_blend(d, n);
     d->candidate_count += n->seen.count;
     for (uint32_t i = 0; i < n->seen.count; i++)
-        n->left[i] = d->model->candidates[n->seen.first + i].probability;
+        n->left[i] = d->work->candidates[n->seen.first + i].probability;
     find_best(n);
 }
 
@@ -509,8 +514,8 @@ static void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32
 
 // The node of the token that was drafted last, the best candidate of node `from`.
 static node *follow(draft *d, const node *from, const output *o) {
-    node *n = &d->model->nodes[d->node_count++];
-    n->seen = (seen_node){.token = o->tokens[o->size - 1], .parent = (uint16_t)(from - d->model->nodes)};
+    node *n = &d->work->nodes[d->node_count++];
+    n->seen = (seen_node){.token = o->tokens[o->size - 1], .parent = (uint16_t)(from - d->work->nodes)};
     n->path = from->best_path;
     n->draft = (int32_t)o->size - 1;
     n->depth = from->depth + 1;
@@ -519,7 +524,7 @@ static node *follow(draft *d, const node *from, const output *o) {
 }
 
 static void emit_best(draft *d, output *o, node *n) {
-    const candidate *c = &d->model->candidates[n->seen.first + n->best];
+    const candidate *c = &d->work->candidates[n->seen.first + n->best];
     uint32_t source = c->source;
     if (source == RULE_GROUP && d->context->past &&
         followed_in_past(d->context, n->length[RULE_GROUP] ? n->state[RULE_GROUP] : SAM_ROOT, c->token))
@@ -530,7 +535,7 @@ static void emit_best(draft *d, output *o, node *n) {
 }
 
 static void draft_chain(draft *d, output *o) {
-    for (node *n = d->model->nodes; o->size < o->k; n = follow(d, n, o)) {
+    for (node *n = d->work->nodes; o->size < o->k; n = follow(d, n, o)) {
         consider(d, n);
         if (!n->best_path)
             break;
@@ -541,7 +546,7 @@ static void draft_chain(draft *d, output *o) {
 }
 
 static void draft_tree(draft *d, output *o) {
-    node *nodes = d->model->nodes;
+    node *nodes = d->work->nodes;
     // The best path of each node; the path of the node itself is an upper bound if it is not expanded yet.
     uint32_t offers[MAX_NODES];
     offers[0] = nodes[0].path;
@@ -818,6 +823,10 @@ static void draft_suffix(const draft *d, output *o) {
 
 size_t rule_model_bytes(void) { return sizeof(rule_model); }
 
+size_t rule_work_bytes(void) { return sizeof(rule_work); }
+
+rule_work *rule_model_work(rule_model *m) { return &m->work; }
+
 void rule_model_init(rule_model *m, rule_name rule) {
     model_init(&m->model, rule == RULE_OLDEST || rule == RULE_NEWEST);
 }
@@ -855,10 +864,10 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
     kept_token *kept = (kept_token *)(block + 1);
     for (uint32_t i = 0; i < o->size; i++)
         kept[i] = (kept_token){o->tokens[i], o->parents[i], o->cells[i]};
-    memcpy(kept + o->size, d->model->candidates, candidates);
+    memcpy(kept + o->size, d->work->candidates, candidates);
     seen_node *nodes = (seen_node *)((char *)(kept + o->size) + candidates);
     for (uint32_t i = 0; i < d->node_count; i++)
-        nodes[i] = d->model->nodes[i].seen;
+        nodes[i] = d->work->nodes[i].seen;
     record->drafted = o->size - o->cut;
     record->kept = o->size;
     return true;
@@ -874,10 +883,10 @@ static void end_at_foreign_token(output *o, uint32_t vocab_size) {
         }
 }
 
-uint32_t rule_draft(rule_model *m, sam_memory *memory, rule_name rule, const rule_context *context,
-                    uint32_t k, float min_prob, int32_t *tokens, int32_t *parents, float *scores,
-                    int32_t *match_lengths, rule_record *record) {
-    draft d = {.model = m, .context = context, .rule = rule, .tree = parents != NULL};
+uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, rule_name rule,
+                    const rule_context *context, uint32_t k, float min_prob, int32_t *tokens,
+                    int32_t *parents, float *scores, int32_t *match_lengths, rule_record *record) {
+    draft d = {.model = m, .work = work, .context = context, .rule = rule, .tree = parents != NULL};
     output o;
     o.k = k;
     o.min_prob = (uint32_t)(min_prob * (float)PATH_ONE);

@@ -74,13 +74,18 @@ typedef struct {
     uint32_t vocab_size;     // a draft ends before a token of at least this; 0: unlimited
 } rule_context;
 
-// What a pool has learned (model.h), and working memory.
+// What a pool has learned (model.h), and a rule_work.
 typedef struct rule_model rule_model;
+
+// Working memory of a call of rule_draft. Calls with their own may read one model at the same time.
+typedef struct rule_work rule_work;
 
 size_t rule_model_bytes(void);                              // to allocate
 void rule_model_init(rule_model *model, rule_name rule);    // the prior
 void *rule_model_learned(rule_model *model, size_t *bytes); // the part to save: uint32_t only
 bool rule_model_valid(const rule_model *model);             // whether that part, read from a file, is valid
+rule_work *rule_model_work(rule_model *model);              // the model's
+size_t rule_work_bytes(void);                               // to allocate another one
 
 // A slot's last draft and all considered candidates, to learn from; zeroed at first.
 typedef struct {
@@ -102,9 +107,9 @@ void rule_record_free(rule_record *record, sam_memory *memory);
 // (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is a follower or only frequent. min_prob: see
 // above, 0 .. 1. Returns the number of tokens and keeps in *record what rule_learn needs. Without memory for
 // that, nothing is drafted.
-uint32_t rule_draft(rule_model *model, sam_memory *memory, rule_name rule, const rule_context *context,
-                    uint32_t k, float min_prob, int32_t *tokens, int32_t *parents, float *scores,
-                    int32_t *match_lengths, rule_record *record);
+uint32_t rule_draft(const rule_model *model, rule_work *work, sam_memory *memory, rule_name rule,
+                    const rule_context *context, uint32_t k, float min_prob, int32_t *tokens,
+                    int32_t *parents, float *scores, int32_t *match_lengths, rule_record *record);
 
 // Learns from the tokens that came after the drafted text and empties the record. Adds the confirmed tokens
 // of the draft to accepted[source]. Never fails.

@@ -343,8 +343,10 @@ class Cost:
             row.ours, steps = figures[name], self.rounds * self.steps
             drafted, seconds = engine.drafted - before[name][0], engine.pool.seconds - before[name][1]
             row.note = (
-                f"the pool's part: {1e6 * seconds / steps:.0f} us on average; {drafted / steps / count:.2f} draft tokens "
-                f"a request and step; from {self.running} tokens a request on; {remark}"
+                f"the pool's part: {1e6 * seconds / steps:.0f} us on average; elapsed, lower quartile: "
+                f"{1e6 * np.quantile(engine.elapsed[-steps:], 0.25):.0f} us, {engine.pool.num_threads} threads; "
+                f"{drafted / steps / count:.2f} draft tokens a request and step; "
+                f"from {self.running} tokens a request on; {remark}"
             )
 
     # ---- building, memory, corpus

@@ -7,7 +7,8 @@ The model is so small that a step is all host: scheduler, runner, launches, samp
 processes. Engines take turns at the same requests, and those whose turn it is not are stopped (SIGSTOP), so that none
 polls. They run as one process; with the worker in a process of its own; and as verl's server runs them, an AsyncLLM that
 holds each request as a task, the worker in a process of its own. On the platform npu operators run in the stand-in for
-torch_npu; the seconds inside its own attention and cache operators, which no host would spend, are taken off.
+torch_npu. The seconds inside its own attention and cache operators, which no host would spend, are taken off, and those
+by which its device, a mode in Python, delays every torch call: some microseconds, as long as the call itself.
 
 A turn's figure is the lower quartile of its steps in which all requests decode, as what else the machine does makes
 steps only longer. One start of a process can be a tenth slower than the next for as long as it lives, so all engines

@@ -109,15 +109,21 @@ def steps_and_replays(worker):
 
 
 def time_operators(worker):
-    """Runs in a worker: from now on notes of each step its requests, drafted tokens and the seconds inside the stand-in's operators."""
-    seconds = sys.modules["torch_npu"].SECONDS if "torch_npu" in sys.modules else [0.0]
+    """Runs in a worker: from now on notes of each step its requests, drafted tokens and the seconds that the stand-in takes:
+    inside its operators, and by its device at each torch call."""
+    standin = sys.modules.get("torch_npu")
+    of_call = standin.dispatch_seconds() if standin else 0.0
+
+    def seconds():
+        return standin.SECONDS[0] + of_call * standin.DISPATCHED[0] if standin else 0.0
+
     runner, execute = worker.model_runner, worker.model_runner.execute_model
-    runner.timed, before = [], [0, 0, seconds[0]]
+    runner.timed, before = [], [0, 0, seconds()]
 
     def noting(scheduled, *args, **kwargs):
-        runner.timed.append([*before[:2], seconds[0] - before[2]])
+        runner.timed.append([*before[:2], seconds() - before[2]])
         drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        before[:] = len(scheduled.num_scheduled_tokens), drafted, seconds[0]
+        before[:] = len(scheduled.num_scheduled_tokens), drafted, seconds()
         return execute(scheduled, *args, **kwargs)
 
     runner.execute_model = noting

@@ -248,9 +248,13 @@ def check_top_k_top_p_keeps_what_vllm_keeps():
 
 
 def check_calls_are_counted():
-    before = torch_npu.CALLS["npu_swiglu"]
-    torch_npu.npu_swiglu(torch.ones(2, 4))
+    x, before = torch.ones(2, 4), torch_npu.CALLS["npu_swiglu"]
+    dispatched = torch_npu.DISPATCHED[0]
+    torch_npu.npu_swiglu(x)
     assert torch_npu.CALLS["npu_swiglu"] == before + 1
+    torch.add(x, x)
+    assert 1e-7 < torch_npu.dispatch_seconds() < 1e-3
+    assert torch_npu.DISPATCHED[0] == dispatched + 1  # those inside an operator are not counted
 
 
 class Operations(TorchDispatchMode):

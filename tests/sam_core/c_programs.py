@@ -18,7 +18,7 @@ CC = os.environ.get("CC", "cc")
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 INDEX = ["memory.c", "sam.c", "model.c", "rules.c"]
-POOL = [*INDEX, "group.c", "room.c", "pool.c"]
+POOL = [*INDEX, "group.c", "room.c", "rows.c", "pool.c"]
 CORE = [*POOL, "corpus.c", "persist.c"]
 # The C tests and fuzz targets with their sources; those that include a source of csrc do not name it.
 PROGRAMS = {"test_c": ["test_c.c", *CORE], "test_index": ["test_index.c", *INDEX]}

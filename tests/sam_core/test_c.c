@@ -56,6 +56,8 @@ static void history(size_t memory_bytes, rule_name rule, unsigned sources) {
     random_state = 7;
     if (memory_bytes % 2) // automata are fed a few tokens at a time
         p.slice = p.off_slice = 7;
+    if (rule == RULE_COUNT || rule == RULE_BLEND) // rows are fed and drafted in blocks
+        p.many_rows = 2;
     for (int turn = 0; turn < 60; turn++) {
         int act = draw(10);
         pool_error error;

@@ -112,6 +112,8 @@ class Pool:
     Attributes:
         rule, sources: as given.
         min_prob: can be set, for the following calls of `step`.
+        num_threads: threads of a `step` with 256 rows or more, one for each 128 rows at most; 1 to 16, at first 1. They
+            change no result.
 
     Raises:
         ValueError: memory_bytes too small for any pool, unknown rule or source, no source, history without group,
@@ -138,6 +140,10 @@ class Pool:
     def min_prob(self) -> float: ...
     @min_prob.setter
     def min_prob(self, value: float) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+    @num_threads.setter
+    def num_threads(self, value: int) -> None: ...
     def open(self, prompt_ids: Tokens, group: bytes | Literal["by_prompt"] | None = "by_prompt") -> int:
         """Open a slot for a prompt and return its number. Later calls index the prompt.
 

@@ -132,7 +132,7 @@ class Calibration:
         self.accepted = np.zeros(self.NUM_BINS)
 
     def _bins(self, scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-        return np.clip((np.asarray(scores) * self.NUM_BINS).astype(np.int64), 0, self.NUM_BINS - 1)
+        return np.minimum((np.asarray(scores) * self.NUM_BINS).astype(np.int64), self.NUM_BINS - 1)
 
     def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
         """A step has ended: scores of its verified draft tokens, and whether its draft was accepted up to each."""
@@ -151,7 +151,7 @@ class Calibration:
         factor = (self.accepted + self.PRIOR_SAMPLES * self._centre) / (
             self.offered * self._centre + self.PRIOR_SAMPLES * self._centre
         )
-        corrected = np.clip(np.asarray(scores) * factor[self._bins(scores)], 0.0, 1.0)
+        corrected = np.minimum(np.asarray(scores) * factor[self._bins(scores)], 1.0)
         for j in range(1, corrected.shape[1]):  # much faster than np.minimum.accumulate on short rows
             np.minimum(corrected[:, j], corrected[:, j - 1], out=corrected[:, j])
         return corrected

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,8 @@ REPORT_INTERVAL_S = 1.0
 """Seconds between two reports of the counters, at least, and between two calls with news for the engine, at most."""
 FEED_INTERVAL = 32
 """Steps in which each request is fed once while there are no drafts."""
+MAX_THREADS = 8
+"""Threads that draft for 1,024 requests or more, where the process may use as many processors."""
 MIN_FEED_BATCH = 64
 """Requests that are fed together, if so many run: a call costs more than the tokens of a few requests."""
 
@@ -109,6 +112,7 @@ class SamProposer:
             vocab_size=vocab_size,
             tokenizer=digest,
         )
+        self.pool.num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
         if self.saved:
             self.saved.restore_switch(self.switch)
         self._slots: dict[str, int] = {}

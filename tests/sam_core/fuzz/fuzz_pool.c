@@ -366,6 +366,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (first & 128) // automata are fed a few tokens at a time
         s.p.slice = s.p.off_slice = 1 + second / 64 * 20;
     s.p.vocab_size = second & 32 ? 1 + limit % 8 : 0;
+    if (limit & 256) // rows are fed and drafted in blocks
+        s.p.many_rows = 1;
     for (uint32_t i = 0; in.left && i < MOST_OPERATIONS; i++)
         operate(&s, &in);
     write_listed(&s);

@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from . import late, meter
+from .calls import DISPATCHED
 from .meter import METERED
 from .operators import PYTHON_OPERATIONS
 
@@ -29,6 +30,7 @@ class NpuOnCpu(TorchFunctionMode):
     """Every torch call that names device npu runs on the CPU; pinned memory is ordinary memory."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        DISPATCHED[0] += 1
         kwargs = dict(kwargs or {})
         if func is torch.device:
             return func(*args, **kwargs)

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "rows.h"
+
+#include "group.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    LINE = 64,         // bytes
+    BLOCK = 64,        // rows, at least but for the last block
+    THREAD_ROWS = 128, // rows for which another thread pays
+    FREE_SHARE = 16,   // blocks run if 1/16 of the memory is free
+};
+
+// ---- prefetching
+
+static void ask_bytes(const void *memory, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += LINE)
+        __builtin_prefetch((const char *)memory + at, 1);
+}
+
+void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
+    const pool_slot *slot = &p->slots[row->slot];
+    if (step == 0) {
+        ask_bytes(slot, sizeof(pool_slot));
+        return;
+    }
+    if (!slot->drafts || !row->count)
+        return;
+    const pool_text *text = slot->text;
+    if (step == 1) {
+        ask_bytes(text, sizeof(pool_text));
+        ask_bytes(slot->record.block, slot->record.kept ? 8 * LINE : 0);
+    } else if (text->body.tokens) {
+        __builtin_prefetch(&text->body.tokens[text->body.size], 1);
+    }
+}
+
+void rows_ask_feed(const pool *p, const pool_row *row, unsigned step) {
+    const pool_slot *slot = &p->slots[row->slot];
+    if (!slot->drafts)
+        return;
+    const pool_text *text = slot->text;
+    const pool_group *g = slot->group;
+    if (slot->request.memory && slot->cursor.length < text->body.size && step < SAM_APPEND_ASKS)
+        sam_ask_append(&slot->request, &slot->cursor, text->body.tokens[slot->cursor.length], step);
+    if (step && g && g->index.memory && text->indexed && text->cursor.length < text->body.size)
+        sam_ask_append(&g->index, &text->cursor, text->body.tokens[text->cursor.length], step - 1);
+}
+
+void rows_ask_draft(const pool *p, const pool_row *row, unsigned step) {
+    const pool_slot *slot = &p->slots[row->slot];
+    if (step == 0) {
+        ask_bytes(slot, sizeof(pool_slot));
+        __builtin_prefetch(slot->text); // the slot was read just now
+        return;
+    }
+    if (!slot->drafts || !row->k)
+        return;
+    if (slot->request.memory)
+        sam_ask_match(&slot->request, &slot->cursor, step - 1);
+    if (slot->group && slot->group->index.memory && slot->text->indexed)
+        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1);
+}
+
+// ---- threads
+
+typedef struct {
+    pool *p;
+    const pool_drafts *out;
+    const uint32_t *order; // rows, those of a group one after another if they are to be fed
+    uint32_t count, blocks;
+    bool feeds;
+    size_t share; // bytes that a block may allocate
+    atomic_uint next;
+} job;
+
+typedef struct {
+    job *job;
+    rule_work *work;
+    sam_memory memory; // of the current block
+    bool refused;      // the block has no more memory
+    // of all blocks
+    size_t used;
+    uint64_t visited;
+    int64_t spent; // work
+    rows_counts counts;
+} worker;
+
+static bool refuse(void *owner) {
+    ((worker *)owner)->refused = true;
+    return false;
+}
+
+// As `feed`, with the block's memory and without a limit of work.
+static void feed_index(worker *w, sam_index *index, sam_cursor *cursor, uint32_t number, uint32_t size) {
+    sam_memory *memory = index->memory;
+    index->memory = &w->memory;
+    while (!w->refused && cursor->length < size) {
+        w->spent += index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
+        if (!sam_index_append(index, cursor, number, cursor->length))
+            w->refused = true;
+    }
+    index->memory = memory;
+}
+
+static void feed_slot(worker *w, pool_slot *slot) {
+    pool_text *text = slot->text;
+    pool_group *g = slot->group;
+    if (slot->request.memory)
+        feed_index(w, &slot->request, &slot->cursor, 0, text->body.size);
+    if (g && g->index.memory)
+        feed_index(w, &g->index, &text->cursor, text->number, text->body.size);
+    slot->waits = false;
+}
+
+// Whether the group has nothing else to be fed in this step. Removes what has been fed from its queue.
+static bool is_complete(pool_group *g) {
+    if (!g || !g->index.memory)
+        return true;
+    pool_text *text;
+    while ((text = g->first_due) && !text->removed && text->indexed &&
+           text->cursor.length == text->body.size) {
+        g->first_due = text->next_due;
+        text->due = false;
+    }
+    return !text && !g->next_past;
+}
+
+static void run_block(worker *w, uint32_t from, uint32_t to) {
+    const job *j = w->job;
+    pool *p = j->p;
+    uint32_t asks = j->feeds ? FEED_ASKS : 0;
+    w->memory = (sam_memory){.limit = j->share, .make_room = refuse, .owner = w};
+    w->refused = false;
+#define ROW(i) (&p->rows[j->order[i]])
+    for (uint32_t i = from; j->feeds && i < to + asks; i++) {
+        for (uint32_t step = 0; step < asks; step++)
+            if (i - step >= from && i - step < to)
+                rows_ask_feed(p, ROW(i - step), step);
+        if (i < from + asks)
+            continue;
+        pool_row *row = ROW(i - asks);
+        feed_slot(w, &p->slots[row->slot]);
+        row->fed = !w->refused;
+    }
+    asks = DRAFT_ASKS;
+    for (uint32_t i = from; !w->refused && i < to + asks; i++) {
+        for (uint32_t step = 0; step < asks; step++)
+            if (i - step >= from && i - step < to)
+                rows_ask_draft(p, ROW(i - step), step);
+        if (i < from + asks)
+            continue;
+        pool_row *row = ROW(i - asks);
+        pool_slot *slot = &p->slots[row->slot];
+        if (j->feeds && !is_complete(slot->group))
+            continue;
+        rows_counts counts = {0};
+        pool_draft(p, slot, row->k, j->out, j->order[i - asks], w->work, &w->memory, &counts);
+        row->drafted = !w->refused;
+        for (int s = 0; row->drafted && s < RULE_SOURCES; s++) {
+            w->counts.drafts[s] += counts.drafts[s];
+            w->counts.drafted[s] += counts.drafted[s];
+        }
+    }
+#undef ROW
+    w->used += w->memory.used;
+    w->visited += w->memory.work;
+}
+
+// The first row from BLOCK * block on that does not belong to the group of the row before it.
+static uint32_t block_start(const job *j, uint32_t block) {
+    const pool *p = j->p;
+    uint32_t at = block * BLOCK;
+#define GROUP(i) (p->slots[p->rows[j->order[i]].slot].group)
+    while (j->feeds && at && at < j->count && GROUP(at) && GROUP(at) == GROUP(at - 1))
+        at++;
+#undef GROUP
+    return at < j->count ? at : j->count;
+}
+
+static void *run_blocks(void *argument) {
+    worker *w = argument;
+    uint32_t block;
+    while ((block = atomic_fetch_add(&w->job->next, 1)) < w->job->blocks) {
+        uint32_t from = block_start(w->job, block), to = block_start(w->job, block + 1);
+        if (from < to)
+            run_block(w, from, to);
+    }
+    return NULL;
+}
+
+// Runs all blocks of a job, in this thread and in others as far as these can be created.
+static void run(job *j) {
+    pool *p = j->p;
+    enum { MAX_OTHERS = POOL_MAX_THREADS - 1 };
+    worker workers[MAX_OTHERS + 1] = {{.job = j, .work = rule_model_work(p->model)}};
+    pthread_t threads[MAX_OTHERS];
+    uint32_t count = 1;
+    while (count < p->num_threads && count < j->count / THREAD_ROWS) {
+        worker *w = &workers[count];
+        *w = (worker){.job = j, .work = SAM_REALLOC(NULL, rule_work_bytes())};
+        if (!w->work)
+            break;
+        if (pthread_create(&threads[count - 1], NULL, run_blocks, w) != 0) {
+            SAM_FREE(w->work);
+            break;
+        }
+        count++;
+    }
+    run_blocks(&workers[0]);
+    for (uint32_t i = 0; i < count; i++) {
+        if (i) {
+            pthread_join(threads[i - 1], NULL);
+            SAM_FREE(workers[i].work);
+        }
+        p->memory.used += workers[i].used;
+        p->memory.work += workers[i].visited;
+        p->work -= workers[i].spent;
+        pool_count(p, &workers[i].counts);
+    }
+}
+
+static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool feeds) {
+    if (count < p->many_rows || p->memory.used >= p->memory.limit - p->memory.limit / FREE_SHARE)
+        return false;
+    uint32_t blocks = (count + BLOCK - 1) / BLOCK;
+    *j = (job){.p = p,
+               .out = out,
+               .order = p->order,
+               .count = count,
+               .blocks = blocks,
+               .feeds = feeds,
+               .share = (p->memory.limit - p->memory.used) / blocks};
+    return true;
+}
+
+// Whether a drafting row needs nothing but its new tokens to be fed. Adds the work that this may take.
+static bool is_ready(const pool *p, const pool_slot *slot, int64_t *work) {
+    const pool_text *text = slot->text;
+    const pool_group *g = slot->group;
+    if (has_source(p, RULE_REQUEST)) {
+        if (!slot->request.memory)
+            return false;
+        *work += (int64_t)POOL_LARGE_COST * (text->body.size - slot->cursor.length);
+    }
+    if (!g)
+        return true;
+    if (!g->index.memory)
+        return g->kept < 2 && has_source(p, RULE_REQUEST);
+    if (!text->indexed || (g->kind == POOL_BY_PROMPT && !g->has_prompt))
+        return false;
+    *work += (int64_t)POOL_LARGE_COST * (text->body.size - text->cursor.length);
+    return true;
+}
+
+// Writes the drafting rows to p->order, those of a group one after another. False: the loops must feed them.
+static bool order_rows(pool *p, size_t rows, uint32_t *count) {
+    int64_t work = 0;
+    for (uint32_t i = 0; i < rows; i++) {
+        pool_row *row = &p->rows[i];
+        const pool_slot *slot = &p->slots[row->slot];
+        pool_group *g = slot->drafts ? slot->group : NULL;
+        if (!row->k || !slot->drafts)
+            continue;
+        if (!is_ready(p, slot, &work))
+            return false;
+        row->next = SAM_NONE;
+        if (g && g->step == p->steps)
+            p->rows[g->last_row].next = i;
+        if (g && g->step != p->steps) {
+            g->step = p->steps;
+            g->first_row = i;
+        }
+        if (g)
+            g->last_row = i;
+    }
+    *count = 0;
+    for (uint32_t i = 0; i < rows; i++) {
+        const pool_slot *slot = &p->slots[p->rows[i].slot];
+        if (!p->rows[i].k || !slot->drafts || (slot->group && slot->group->first_row != i))
+            continue;
+        for (uint32_t at = i; at != SAM_NONE; at = p->rows[at].next)
+            p->order[(*count)++] = at;
+    }
+    return work < p->work;
+}
+
+void rows_feed(pool *p, size_t rows, const pool_drafts *out) {
+    uint32_t count;
+    job j;
+    if (rows >= p->many_rows && order_rows(p, rows, &count) && start(&j, p, out, count, true))
+        run(&j);
+}
+
+void rows_draft(pool *p, size_t rows, const pool_drafts *out) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; rows >= p->many_rows && i < rows; i++)
+        if (!p->rows[i].drafted && p->rows[i].k && p->slots[p->rows[i].slot].drafts)
+            p->order[count++] = i;
+    job j;
+    if (count && start(&j, p, out, count, false))
+        run(&j);
+}
