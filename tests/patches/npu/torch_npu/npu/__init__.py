@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.npu: one device, and a memory meter that shows what the worker checks."""
 
-import contextlib
 import os
 import sys
 import types
