@@ -35,7 +35,7 @@ RUNNING = 64
 NUM_TEXTS = 1024
 LENGTHS = (3, 8)
 CONTEXTS = ("request", "group", "history")
-LIMIT = 50_000
+LIMIT = 100_000
 """Tokens of a set that are replayed, at least."""
 MEAN, WORST = 0.97, 0.93
 BATCHES = (1, 64, 256)

@@ -66,6 +66,7 @@ class LateDrafter(SamDrafter):
         self._numbers = itertools.cycle(range(COMMON + 1, MAX_TOKEN))
         self._groups: dict[str, tuple[int, set[int]]] = {}  # number, open requests
         self._ended: list[int] = []
+        self._dropped: set[str] = set()  # once they are empty
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
         super().start(request, prompt_ids, group)
@@ -105,7 +106,8 @@ class LateDrafter(SamDrafter):
             self._close()
 
     def drop(self, group: str) -> None:
-        """Only once its last request is closed: see `_close`."""
+        """Once its last request is closed: see `_close`."""
+        self._dropped.add(group)
 
     def _host(self, requests: Sequence[int]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Any]:
         """Feed what the host knows, draft chains for B requests: int32 [B, 2k + 1], lengths [B], changes of the table."""
@@ -157,6 +159,7 @@ class LateDrafter(SamDrafter):
             del self.requests[number]
             for group, (_, members) in list(self._groups.items()):
                 members.discard(number)
-                if not members:
+                if not members and group in self._dropped:
                     self.pool.drop(group.encode())
+                    self._dropped.discard(group)
                     del self._groups[group]
