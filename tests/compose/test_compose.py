@@ -149,6 +149,9 @@ def test_the_option_block_reaches_the_engine():
     for rollout in composed(f"{block}enable=true", f"+{engine}speculative_config.method=sam"):
         with pytest.raises(ValueError, match="are both given: keep one"):
             vllm_engine_kwargs(rollout)
+    for rollout in composed(f"{block}enable=true", "actor_rollout_ref.rollout.name=sglang"):
+        with pytest.raises(ValueError, match="speculative is for vLLM, and rollout.name is sglang"):
+            uses_sam(rollout)
     assert {name for name, value in composed()[0].speculative.sam.items() if value is None} == {
         field.name for field in dataclasses.fields(Options)
     }
