@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tables._records import output, source, table
+from tables._records import RESULTS, output, source, table
 
-NAME = "evidence"
+NAMES = [path.stem for path in sorted(RESULTS.glob("evidence*.json"))]
+"""Records, each of some of the sets."""
 SETS = {
     "rl": ("RL answers", "RL 回答"),
     "long": ("long reasoning", "长推理"),
@@ -63,9 +64,19 @@ def split(line: str) -> list[str]:
     return [part.strip() for part in line.split("|")]
 
 
+def together() -> dict[str, Any]:
+    """The output of all records."""
+    outputs = [output(name) for name in NAMES]
+    return {
+        "sets": {name: of for record in outputs for name, of in record["sets"].items()},
+        "worlds": outputs[0]["worlds"],
+        **{key: [row for record in outputs for row in record[key]] for key in ("goals", "rows")},
+    }
+
+
 def goals(language: str) -> str:
     """A row for each set and clock: `auto` against the best of vLLM's own methods and the best fixed arm."""
-    record, at = output(NAME), language == "zh"
+    record, at = together(), language == "zh"
     lines, above = [], None
     for goal in record["goals"]:
         of, clock = goal["set"], goal["world"]
@@ -85,12 +96,12 @@ def goals(language: str) -> str:
             ]
         )
         above = of
-    return f"{source(language, NAME)}\n\n{table(split(HEADS['goals'][language]), lines, 2)}"
+    return f"{source(language, *NAMES)}\n\n{table(split(HEADS['goals'][language]), lines, 2)}"
 
 
 def arms(language: str) -> str:
     """A row for each set and arm: the pooled gain by every clock."""
-    record, at = output(NAME), language == "zh"
+    record, at = together(), language == "zh"
     clocks = list(record["worlds"])
     lines, above = [], None
     for of in record["sets"]:
@@ -110,7 +121,7 @@ def arms(language: str) -> str:
 
 def sets(language: str) -> str:
     """What was rolled out."""
-    of_record = output(NAME)["sets"]
+    of_record = together()["sets"]
     lines = [
         [
             SETS[name][language == "zh"],
