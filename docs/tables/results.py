@@ -12,6 +12,7 @@ import numpy as np
 from tables._records import output, source, table
 
 from sam_lab.bench.rows import figure
+from sam_lab.replay import geometric_mean
 
 CHINESE = {
     "RL answers, 5": "RL 回答，5",
@@ -206,6 +207,43 @@ def runners() -> Iterator[Row]:
         yield row
 
 
+def late() -> Iterator[Row]:
+    """Drafts one step late, by context and k: shares are geometric means over the sets."""
+    found = output("bench-asynchronous")
+    verdicts = {row["what"]: "reached" if row["verdict"] == "met" else "missed" for row in found["rows"]}
+    by_kind: dict[tuple[str, int], list[Row]] = {}
+    for each in found["acceptance"]:
+        by_kind.setdefault((each["context"], each["k"]), []).append(each)
+    for (context, k), sets in sorted(by_kind.items(), key=lambda item: item[0][1]):
+        now, late = (geometric_mean([each[key] for each in sets]) for key in ("now", "late"))
+        shares = {each["set"]: each["late"] / each["now"] for each in sets}
+        worst, median = min(shares, key=shares.__getitem__), statistics.median(shares.values())
+        what = f"tokens per step of the synchronous drafter, k={k}, {context}"
+        yield {
+            "name": f"k={k}, {context}",
+            "now": now,
+            "late": late,
+            "share": late / now,
+            "mean goal": verdicts[what],
+            "median": median,
+            "worst": f"{shares[worst]:.3f} ({worst})",
+            "worst goal": verdicts[f"{what}, worst set"],
+            "pays": max(0.0, 1 - median),
+        }
+
+
+def late_cost() -> Iterator[Row]:
+    by_name: dict[str, Row] = {}
+    for row in output("bench-asynchronous")["rows"]:
+        if row["section"] == "cost":
+            part, requests, k = row["what"].rsplit(", ", 2)
+            line = by_name.setdefault(f"{requests}, {k}", {"name": f"{requests.split()[0]}, {k}", "goal": ""})
+            line[part] = figure(row["ours"]["median"])
+            if row["bound"] is not None:
+                line["goal"] = "reached" if row["verdict"] == "met" else "missed"
+    yield from by_name.values()
+
+
 GOALS = {"off": (1.02, 1.02), "rejection": (1.25, 1.15), "seeded": (1.25, 1.15)}
 """Of bench-host, at 1 and at 32 requests: time of a step relative to the same engine without speculation."""
 BASELINE = {"off": "plain", "rejection": "plain", "seeded": "plain, seeded"}
@@ -384,6 +422,20 @@ TABLES = {
         "请求 | 异步：不开投机 | `sam`，关 | `sam`，开 | 同步：不开投机 | `sam`，关 | `sam`，开 | 开：每步 token",
         "batch | asynchronous | sam, off | sam, on | synchronous | sam, off, synchronous | sam, on, synchronous | tokens:.2f",
         left=0,
+    ),
+    "bench-asynchronous": Table(
+        ("bench-asynchronous",),
+        late,
+        "drafts | tokens per step: synchronous | one step late | share | goal 0.97 | median | worst set | goal 0.93 | pays from",
+        "草稿 | 每步 token：同步 | 晚一步 | 比例 | 目标 0.97 | 中位数 | 最差数据集 | 目标 0.93 | 划算的起点",
+        "name | now:.3f | late:.3f | share:.3f | mean goal | median:.3f | worst | worst goal | pays:.1%",
+    ),
+    "bench-asynchronous-cost": Table(
+        (),
+        late_cost,
+        "requests, k | host | goal 4 | device, on a CPU | synchronous drafter",
+        "请求，k | 主机 | 目标 4 | 设备部分，在 CPU 上 | 同步草稿生成器",
+        "name | host | goal | device, on a CPU | synchronous",
     ),
     "bench-host": Table(
         ("bench-host-0.11", "bench-host-0.23"),

@@ -51,16 +51,14 @@ class Replay:
 
     def __init__(self, drafter: SamDrafter, scopes: Sequence[Scope], context: str, k: int) -> None:
         self.drafter, self.k = drafter, k
-        self.steps = self.tokens = self.proposed = 0
+        self.steps = self.tokens = self.proposed = self.max_running = 0
         self.numbers = itertools.count()
         self.running: dict[int, tuple[list[int], int]] = {}  # the answer of each request, and how much of it there is
         self.open: dict[str, set[int]] = {}  # requests of each group
         waiting = enumerate(scopes)
         while True:
-            for number, scope in waiting:
-                self.start(scope, None if context == "request" else f"g{number}")
-                if len(self.running) >= RUNNING:
-                    break
+            while len(self.running) < RUNNING and (entry := next(waiting, None)):
+                self.start(entry[1], None if context == "request" else f"g{entry[0]}")
             if not self.running:
                 break
             self.step()
@@ -81,6 +79,7 @@ class Replay:
 
     def step(self) -> None:
         requests, rows = list(self.running), []
+        self.max_running = max(self.max_running, len(requests))
         for request, draft in zip(requests, self.drafter.propose_many(requests, self.k), strict=True):
             response, at = self.running[request]
             row = response[at : at + accept_chain(draft, response, at) + 1]

@@ -115,8 +115,8 @@ def test_graphs_are_scheduled_asynchronously(graphs):
 
 
 def test_two_data_parallel_engines(model, cpu, prompts):
-    settings = {"front_end": "AsyncLLM", "data_parallel_size": 2, "max_num_seqs": 8}
-    engine = Engine(model, sam={"threshold": 8, "min_prob": 0}, k=K, **settings)
+    """One engine alone would run 12 requests, more than the threshold."""
+    engine = Engine(model, sam={"threshold": 8, "min_prob": 0}, k=K, front_end="AsyncLLM", data_parallel_size=2)
     assert engine.ask("scheduling") == [[False, True]]
     assert engine.run(prompts[:12], 50) == cpu.run(prompts[:12], 50)
     speculated(engine)

@@ -44,6 +44,7 @@ def test_all_tokens_are_replayed_and_groups_end():
         late, now = LateDrafter(4, 128, 200), SamDrafter()
         found = [Replay(drafter, scopes, context, 4) for drafter in (late, now)]
         assert [each.tokens for each in found] == [20 * 4 * 160] * 2
+        assert found[0].max_running == found[1].max_running == 64
         assert 0.8 < found[1].steps / found[0].steps < 1.5
         late.settle()
         assert not late.requests and not late.slots and late.pool.stats()["groups"] == now.pool.stats()["groups"]

@@ -2,9 +2,9 @@
 """Device npu as a device: tensors are on it or on the host, and what the host waits for and launches is counted.
 
 Entered where STANDIN_METER is set. A storage is on the device if it was made there; views, slices and results of
-operators follow. Mixing tensors of both sides raises as on a device, and so does reading one as a NumPy array. Pinned
-memory that is overwritten while a copy of it to the device may not have been made raises as well, at the next wait or
-copy. While `METER.events` is a Counter, each event counts under (kind, what, dtype, file:line):
+operators follow. Mixing tensors of both sides raises as on a device, and so does reading one as a NumPy array. While
+`METER.events` is a Counter, pinned memory that is overwritten before its copy to the device must have been made raises at
+the next wait or copy, and each event counts under (kind, what, dtype, file:line):
 
     wait      the host reads a value of the device, or a copy or an event that blocks until the device has caught up
     copy      a copy between host and device that blocks nothing
@@ -96,7 +96,7 @@ class Meter:
             free, what = non_blocking, "copy to the host" + ("" if non_blocking else ", blocking")
         self.check_sources()
         self.note("copy" if free else "wait", what, dtype_name(source.dtype))
-        if free and to_device:
+        if free and to_device and self.events is not None:
             with flag("inside", True):
                 self.sources.append((self.clock, source, source.clone()))
 
