@@ -40,7 +40,7 @@ def test_prometheus_has_the_drafters_counters(sam, prompts):
     assert found["engine_steps_total",] > found["engine_steps_on_total",] > 0
     assert between(("draft_seconds_total",), "draft_s") and found["draft_seconds_total",] > 0
     assert found["switch_transitions_total",] == before["transitions"] > 0
-    for source in ("request", "group", "history", "corpus"):
+    for source in ("request", "group", "history", "corpus", "common"):
         assert between(("proposed_tokens_total", source), f"proposed_{source}")
         assert between(("accepted_tokens_total", source), f"accepted_{source}")
     assert found["proposed_tokens_total", "request"] > 0 and found["accepted_tokens_total", "request"] > 0
