@@ -26,8 +26,7 @@ WITH_MODEL = ("ssd", "tsd", "gsd", "hybrid")
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of the methods; the defaults are the papers', but `sure`, which was chosen on other
-    prompts than those of the results.
+    """Options of the methods; the defaults are the papers', but `sure`: at 1 the automaton drafted in 3 % of the steps.
 
     k: tokens of a chain; n_max, m, c: REST's; width, depth, theta_prob, theta_sib,
     tau: the draft model's; sure: the hybrid's threshold.
