@@ -13,6 +13,7 @@ from typing import Any
 from sam_core.console import Progress
 from sam_core.files import write_json
 
+from sam_lab import figures
 from sam_lab.cli import LabError, check_outputs, positive
 from sam_lab.evidence import data, report, tuning
 from sam_lab.evidence.arms import METHODS
@@ -99,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
     result = _result(args, settings, clocks, done, chosen)
     write_json(args.out / "evidence.json", result)
     report.show(result)
-    report.draw(result, args.picture or args.out / "evidence.png")
+    if figures.can_draw():
+        report.draw(result, args.picture or args.out / "evidence.png")
     print(f"results: {args.out}")
     silent = [row for row in result["rows"] if row["accepted"] is None and row["arm"].count(":") < 2]
     for row in silent:

@@ -136,7 +136,7 @@ def _reasoning_gym(content: bytes, path: str) -> Iterator[Row]:
     for category in record["categories"]:
         for dataset in category["datasets"]:
             for result in dataset["results"]:
-                question = result["question"].strip()
+                question = result["question"]
                 name = f"{dataset['name']}/{hashlib.sha1(question.encode()).hexdigest()[:10]}"
                 for completion in result["completions"]:
                     yield (
@@ -144,7 +144,7 @@ def _reasoning_gym(content: bytes, path: str) -> Iterator[Row]:
                         f"{name}|{path}",
                         model,
                         _chat(question),
-                        _ended(completion["full_model_response"]),
+                        _ended(completion["full_model_response"].strip()),
                     )
 
 
@@ -153,11 +153,8 @@ def _queries(content: bytes, path: str) -> Iterator[Row]:
         thoughts = result.get("thinking") or []
         for number, output in enumerate(result["output"]):
             thought = thoughts[number] if number < len(thoughts) else None
-            answer = (
-                f"<think>\n{thought.strip()}\n</think>\n\n{(output or '').strip()}"
-                if thought
-                else (output or "").strip()
-            )
+            before = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else ""
+            answer = f"{before}{(output or '').strip()}".rstrip()
             name = result["prompt_id"]
             yield name, f"{name}|{result['llm']}|{path}", result["llm"], _chat(result["prompt"].strip()), _ended(answer)
 

@@ -47,7 +47,7 @@ def test_summary_counts_all_but_the_first_step(runs):
     lines = text_table(summary).splitlines()
     assert lines[0].split() == ["SAM", "off", "SAM", "on", "gain"]
     assert lines[1].split() == ["engine", "steps", "40", "30", "+33.3%"]
-    assert lines[3].split()[-3:] == ["2.50", "2.00", "+25.0%"]
+    assert lines[4].split()[-3:] == ["2.50", "2.00", "+25.0%"]
     assert "engine's CPU time, ms a token 37.500 25.000 +50.0%" in [" ".join(line.split()) for line in lines]
 
 
@@ -81,7 +81,7 @@ def test_auto_is_compared_with_off_as_well(runs):
     assert summary["on"]["gain"]["rollout"] == pytest.approx(0.25)
     lines = [line.split() for line in text_table(summary).splitlines()]
     assert lines[0] == ["SAM", "off", "SAM", "on", "gain", "SAM", "auto", "gain"]
-    assert lines[3][-5:] == ["2.50", "2.00", "+25.0%", "1.25", "+100.0%"]
+    assert lines[4][-5:] == ["2.50", "2.00", "+25.0%", "1.25", "+100.0%"]
 
 
 def test_rounds_of_generation(runs):

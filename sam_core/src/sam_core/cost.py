@@ -102,6 +102,9 @@ class StepCost:
         memory: steps; by default nothing is forgotten.
     """
 
+    COMPARES_SIZES = True
+    """Whether steps of other sizes may show what verification costs."""
+
     def __init__(self, memory: float = math.inf) -> None:
         self.memory = memory
         self._jumped = False
@@ -255,7 +258,7 @@ class StepCost:
             residual = centred[3] - slopes @ np.stack(centred[:3])
             weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
         drafts, steps = np.bincount(same, drafting), np.bincount(same)
-        if (drafts * (steps - drafts) / steps).sum() < MIN_COMPARED_STEPS:
+        if self.COMPARES_SIZES and (drafts * (steps - drafts) / steps).sum() < MIN_COMPARED_STEPS:
             slopes[2] = _gap(rows, seconds - slopes[:2] @ x[:2], drafting > 0)
         a, b, verify = slopes.tolist()
         noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
@@ -341,6 +344,8 @@ class PromptCost(StepCost):
     would hide. So beyond MAX_GRAPH_ROWS rows, and outside the fitted sizes, f is a straight line. Its slope is at most
     the mean seconds per row, and equal to it if sizes differ too little to show one.
     """
+
+    COMPARES_SIZES = False
 
     def fit(self) -> None:
         super().fit()
