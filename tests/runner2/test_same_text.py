@@ -8,9 +8,9 @@ SAMPLED = [
     for i, more in enumerate(
         [
             {},
-            {"top_k": 5, "logit_bias": {3: 2.0}},
+            {"top_k": 5},
             {"top_p": 0.8, "min_tokens": 20, "stop_token_ids": list(range(0, 63, 3))},
-            {"temperature": 0.7, "repetition_penalty": 1.2, "min_p": 0.02},
+            {"temperature": 0.7, "repetition_penalty": 1.2},
         ]
     )
 ]
