@@ -33,7 +33,7 @@ def test_no_drafts_above_the_threshold(plain, synchronous, prompts):
     assert synchronous.run(prompts, lengths) == plain.run(prompts, lengths)
     rows = synchronous.rows
     assert all(after[4] == 0 for before, after in zip(rows, rows[1:], strict=False) if before[2] > 6)
-    assert any(row[4] > 0 for row in rows) and rows[1][2] == 8
+    assert any(row[4] > 0 for row in rows) and max(row[2] for row in rows) == 8
 
 
 def test_texts_end_where_the_answers_do(plain, synchronous, prompts):
