@@ -42,6 +42,7 @@ def device():
     """Asynchronous scheduling, which the CPU backend switches off, and a device that is not always done."""
     import torch
     from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
 
     check, rng = CpuPlatform.check_and_update_config, random.Random(0)
@@ -67,6 +68,7 @@ def device():
             assert self.done or reader != "sam_core.engines.vllm.runner2_device", "the drafter waits for the device"
             self.done = True
 
+    topk_topp_sampler.HAS_TRITON = False  # the interpreter cannot run this kernel
     CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
     torch.Event = torch.cuda.Event = Event
     watch_reads()
@@ -126,8 +128,8 @@ def asynchronous(model, device):
         model,
         SEEDED,
         max_num_batched_tokens=48,
-        block_size=16,
-        num_gpu_blocks_override=20,
+        block_size=32,
+        num_gpu_blocks_override=11,
         enable_prefix_caching=False,
     )
     yield engine

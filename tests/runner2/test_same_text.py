@@ -8,9 +8,9 @@ SAMPLED = [
     for i, more in enumerate(
         [
             {},
-            {"top_k": 5, "logit_bias": {3: 2.0}},
+            {"top_k": 5},
             {"top_p": 0.8, "min_tokens": 20, "stop_token_ids": list(range(0, 63, 3))},
-            {"temperature": 0.7, "repetition_penalty": 1.2, "min_p": 0.02},
+            {"temperature": 0.7, "repetition_penalty": 1.2},
         ]
     )
 ]
@@ -33,7 +33,7 @@ def test_no_drafts_above_the_threshold(plain, synchronous, prompts):
     assert synchronous.run(prompts, lengths) == plain.run(prompts, lengths)
     rows = synchronous.rows
     assert all(after[4] == 0 for before, after in zip(rows, rows[1:], strict=False) if before[2] > 6)
-    assert any(row[4] > 0 for row in rows) and rows[1][2] == 8
+    assert any(row[4] > 0 for row in rows) and max(row[2] for row in rows) == 8
 
 
 def test_texts_end_where_the_answers_do(plain, synchronous, prompts):
