@@ -40,8 +40,8 @@ def overrides_of(recipe, run_dir, ray="local"):
 
 def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
     on = overrides_of(load("sam_options.k=4", "sam_options.rule=oldest"), tmp_path)
-    options = "rule=oldest sources=[request,group,history] switch=auto threshold=8 memory_bytes=1073741824 min_prob=0.1"
-    options += " verify=seeded corpus=null history=null"
+    options = "rule=oldest sources=[request,group,history,common] switch=auto threshold=8 memory_bytes=1073741824"
+    options += " min_prob=0.1 verify=seeded corpus=null history=null"
     lines = ["enable=true", "method=sam", "num_speculative_tokens=4", *(f"sam.{option}" for option in options.split())]
     assert {line for line in on if line.startswith(SPECULATIVE)} == {SPECULATIVE + line for line in lines}
     seeded = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"

@@ -21,11 +21,15 @@ def needs(name, model, *overrides):
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "checkpoint"),
-    [("dapo_qwen3_32b_32die", "Qwen3-32B", 393), ("dapo_qwen3_235b_a22b_128die", "Qwen3-235B-A22B", 3291)],
+    ("name", "model", "profile", "checkpoint"),
+    [
+        ("dapo_qwen3_32b_32die", "Qwen3-32B", "recommended", 393),
+        ("dapo_qwen3_32b_32die", "Qwen3-32B", "article", 459),
+        ("dapo_qwen3_235b_a22b_128die", "Qwen3-235B-A22B", "article", 3291),
+    ],
 )
-def test_checkpoints(name, model, checkpoint):
-    kept = needs(name, model, "checkpoints.every=5", "checkpoints.keep=2", "steps=100")
+def test_checkpoints(name, model, profile, checkpoint):
+    kept = needs(name, model, f"profile={profile}", "checkpoints.every=5", "checkpoints.keep=2", "steps=100")
     assert round(kept.checkpoint) == checkpoint and kept.checkpoints == 5
     assert needs(name, model, "checkpoints.every=5", "steps=12").checkpoints == 2
     assert needs(name, model, "checkpoints.every=0").disk == 0
