@@ -34,7 +34,7 @@ def test_writes_the_report_and_nothing_else(tmp_path, capsys):
     took = "A token of the rollout took 50.000 ms with SAM {}, 62.500 ms with SAM off: +25.0% over training steps 2 to "
     for arm in ("on", "auto"):
         assert [line for line in lines if line.startswith(took.format(arm) + "3, ")]
-    assert lines[3].split()[-3:] == ["+25.0%", "2.00", "+25.0%"] and lines[-1].startswith("report: ")
+    assert lines[4].split()[-3:] == ["+25.0%", "2.00", "+25.0%"] and lines[-1].startswith("report: ")
 
 
 def test_pictures_are_drawn_and_stand_in_every_page(tmp_path):
