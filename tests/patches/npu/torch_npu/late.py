@@ -29,7 +29,7 @@ class Queue:
             _LOCK,
             torch.inference_mode(),
             torch._C.DisableTorchFunction(),
-            torch.utils._python_dispatch._disable_current_modes(),
+            torch._C._DisableTorchDispatch(),
         ):
             while self.done < until:
                 destination, source = self.copies.popleft()
