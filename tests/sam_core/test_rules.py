@@ -155,13 +155,14 @@ def assert_drafts(draft, scores, expected):
 def test_by_definition(small_corpus, rule, sources, data):
     path, texts = small_corpus
     with_corpus = rule in COPYING and data.draw(st.booleans())
-    by_prompt = data.draw(st.booleans())
+    by_prompt = data.draw(st.booleans())  # else no prompt begins with another's, which would stand in the group once
     pool = sam_core.Pool(rule=rule, sources=sources, corpus=path if with_corpus else None)
     definition = Definition(rule, sources, by_prompt, texts if with_corpus else ())
     prompt, slots = data.draw(TOKENS), []
-    for _ in range(data.draw(st.integers(1, 3))):
-        slots.append(pool.open(prompt, "by_prompt" if by_prompt else b"name"))
-        definition.open(prompt)
+    for number in range(data.draw(st.integers(1, 3))):
+        own = prompt if by_prompt else [10 + number, *prompt]
+        slots.append(pool.open(own, "by_prompt" if by_prompt else b"name"))
+        definition.open(own)
     step(pool, [(slot, []) for slot in slots], 0)  # texts are indexed in the order of opening
     for number, tokens in data.draw(st.lists(st.tuples(st.sampled_from(range(len(slots))), TOKENS), max_size=12)):
         definition.append(number, tokens)
@@ -248,8 +249,8 @@ def test_suffix_by_the_paper(tree, data):
     """Every match length p is tried, with at most ALPHA * p tokens; the draft is greedy and its score the best."""
     sources, k = data.draw(st.sampled_from([("request",), ("group",), ("request", "group")])), 6
     pool, texts = sam_core.Pool(rule="suffix", sources=sources), []
-    for _ in range(data.draw(st.integers(1, 3))):
-        texts.append(data.draw(st.lists(st.integers(0, 3), max_size=16)))
+    for number in range(data.draw(st.integers(1, 3))):
+        texts.append([10 + number, *data.draw(st.lists(st.integers(0, 3), max_size=16))])
         slot = pool.open(texts[-1], b"name")
     text = texts[-1]
     tokens, parents, _ = ask(pool, slot, k=k, tree=tree)

@@ -59,11 +59,10 @@ def test_seeds_are_wanted_for_seeded_verification_only(engine_kwargs, wanted):
 
 def test_rows_of_a_rollout_have_its_seed_and_its_number_of_answers():
     engine = {"additional_config": {"sam_verify": "seeded"}}
-    rollout = SimpleNamespace(engine_kwargs={"vllm": engine}, seed=7, n=4, val_kwargs=SimpleNamespace(n=2))
-    assert row_seeds(rollout, False, 3, 2, 6) == request_seeds(7, 3, 2, 6, 4)
-    assert row_seeds(rollout, True, 3, 2, 6) == request_seeds(7, 3, 2, 6, 2)
-    rollout.engine_kwargs = {"vllm": None}
-    assert row_seeds(rollout, False, 3, 2, 6) == 6 * [None]
+    rollout = SimpleNamespace(seed=7, n=4, val_kwargs=SimpleNamespace(n=2))
+    assert row_seeds(rollout, engine, False, 3, 2, 6) == request_seeds(7, 3, 2, 6, 4)
+    assert row_seeds(rollout, engine, True, 3, 2, 6) == request_seeds(7, 3, 2, 6, 2)
+    assert row_seeds(rollout, {}, False, 3, 2, 6) == 6 * [None]
 
 
 def test_prompts_are_numbered_by_step_and_apart_from_validation():
