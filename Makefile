@@ -87,8 +87,8 @@ evidence: ## gain of every way to speculate on the shipped answers, by the clock
 	.venvs/bench/bin/python -m sam_lab evidence $(EVIDENCE)
 
 bench-asynchronous: ## acceptance and time of drafts made one step late on the device, against the targets (minutes)
-	ci/setup-env vllm-0.23
-	.venvs/vllm-0.23/bin/python -m sam_lab bench-asynchronous $(BENCH)
+	ci/setup-env $(PIN)
+	$(ENV)/python -m sam_lab bench-asynchronous $(BENCH)
 
 bench-sampler: ## time, operations and synchronisations of verification beside vllm-ascend's, against the targets (minutes)
 	ci/setup-env vllm-0.11

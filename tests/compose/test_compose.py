@@ -236,7 +236,7 @@ def test_collectives_wait_as_long_as_the_trainer_needs(capsys):
 @pytest.mark.skipif(DAPO_IN_CHECKOUT, reason="this verl sends weights in pieces")
 def test_the_largest_weight_fits_the_buffer_that_sends_it(capsys):
     """Qwen3-32B's embedding: 151,936 x 5,120 float32 values are 2,968 MiB; verl's buffer has 2,048."""
-    dry_run("dapo_qwen3_32b_32die")
+    dry_run("dapo_qwen3_32b_32die", "profile=recommended")
     assert "checkpoint_engine.update_weights_bucket_megabytes=2968" in capsys.readouterr().out
 
 

@@ -38,8 +38,8 @@ def test_names_keep_turns_and_parts_together(conversations, tmp_path):
     assert {row["tokens"] for row in rows.values()} == {4 * 3 * 120}
     for cut in (0, 16):
         whole, by_name, by_tokens = (rows[cut, arm] for arm in ("uninterrupted", "by name", "by tokens"))
-        assert by_name["tokens_per_step"] > 1.5 > 1.1 > by_tokens["tokens_per_step"]
-        assert by_name["low"] > 1.4 and by_tokens["ratio"] == 1
+        # Source common knows here nearly what the named groups know.
+        assert by_name["tokens_per_step"] > by_tokens["tokens_per_step"] > 1.5 and by_tokens["ratio"] == 1
         assert whole["tokens_per_step"] >= by_name["tokens_per_step"]
     together = measured(tmp_path, conversations)
     assert together[0, "by name"]["tokens_per_step"] < rows[0, "by name"]["tokens_per_step"]

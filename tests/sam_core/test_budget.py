@@ -477,7 +477,7 @@ def test_drafts_leave_room_for_the_prompts_that_come_with_them():
             given.append(int(machine.given.sum()))
         usual[machine.read] = sorted(given)[50]
         rates[machine.read] = machine.run(200)
-    assert usual[0] == 24 and usual[20] <= 4
+    assert 16 <= usual[0] <= 24 and usual[20] <= 4
     assert rates[0] > 0.95 * (40 + 0.5 * 24) / 0.01
     assert rates[20] > 0.95 * (40 + 0.5 * 4) / 0.01
 
