@@ -51,7 +51,7 @@ def test_sdist_builds_a_wheel_that_works(tmp_path):
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "unpacked")
     tests = {path.name for path in (tmp_path / "unpacked" / NAME / "tests").iterdir()}
-    need_the_repository = {"test_build.py", "test_design.py", "test_metrics.py"}
+    need_the_repository = {"test_build.py", "test_cli.py", "test_design.py", "test_metrics.py"}
     assert {path.name for path in (PROJECT / "tests").iterdir()} - {"__pycache__"} == tests | need_the_repository
     wheel = build("wheel", tmp_path / "unpacked" / NAME, tmp_path / "wheel")
     assert wheel.name.startswith(f"{NAME}-cp311-abi3-linux_")  # the tests run on Python 3.11 or later

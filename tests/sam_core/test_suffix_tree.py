@@ -86,6 +86,9 @@ def test_the_automaton_drafts_what_two_suffix_trees_draft(outputs, prompt, answe
         new, count = np.array(tokens, np.int32), np.array([len(tokens)], np.int32)
         pool.step(np.array([slot], np.int32), new, count, most, out, lengths, scores, parents)
 
+    # A first token of its own for each text: a prompt that begins as a text of its named group would continue it.
+    outputs = [[100 + number, *output] for number, output in enumerate(outputs)]
+    prompt = [99, *prompt]
     for output in outputs:  # online insertion: each output joins the global tree when it ends
         slot = pool.open([], b"global")
         step(slot, output, 0)
