@@ -103,7 +103,8 @@ static void continue_text(state *s, input *in) {
     lost = byte & 128 && lost <= from->body.size ? lost : 0;
     uint32_t size = from->body.size - lost + more;
     int32_t *prompt = malloc((size + 1) * sizeof(int32_t));
-    memcpy(prompt, from->body.tokens, (from->body.size - lost) * sizeof(int32_t));
+    if (size > more)
+        memcpy(prompt, from->body.tokens, (size - more) * sizeof(int32_t));
     for (uint32_t i = size - more; i < size; i++)
         prompt[i] = (int32_t)(next_byte(in) % 8);
     uint64_t texts = g->kept;
