@@ -274,12 +274,6 @@ bool pool_add_text(pool *p, pool_group *g, pool_text *text) {
     return true;
 }
 
-// Whether the text begins with these tokens.
-static bool begins_with(const int32_t *tokens, const pool_text *text, uint32_t count) {
-    return text->body.size >= count &&
-           (!count || memcmp(tokens, text->body.tokens, count * sizeof(int32_t)) == 0);
-}
-
 // Puts a text into the automaton's queue, if the automaton is begun.
 static void queue(pool_group *g, pool_text *text) {
     if (!g->index.memory || text->due)
@@ -402,7 +396,7 @@ static bool feed_text(pool *p, pool_group *g, pool_text *text, bool older) {
         text->indexed = true;
         text->cursor = SAM_START;
         const pool_text *first = g->carrier;
-        if (begins_with(first->body.tokens, text, first->prompt_size) &&
+        if (begins_with(text->body.tokens, text->body.size, first->body.tokens, first->prompt_size) &&
             !sam_index_branch(&g->index, &g->prompt, &text->cursor)) {
             text->indexed = false;
             return false;

@@ -20,6 +20,8 @@
 
 #include "pool.h"
 
+#include <string.h>
+
 enum { GROUP_MAX_LOST = 32 };
 
 static inline bool has_source(const pool *p, int source) { return p->sources >> source & 1; }
@@ -31,6 +33,11 @@ static inline sam_kind index_kind(const pool *p) {
 // The text with this number, NULL if it was freed.
 static inline pool_text *text_of(const pool_group *g, uint32_t number) {
     return (pool_text *)g->texts[number];
+}
+
+// Whether the tokens begin with all of `start`.
+static inline bool begins_with(const int32_t *tokens, size_t size, const int32_t *start, size_t start_size) {
+    return start_size <= size && (!start_size || memcmp(tokens, start, start_size * sizeof(int32_t)) == 0);
 }
 
 // Feeds a text of `size` tokens to an index, until its end or until the work of this call is used up. Returns

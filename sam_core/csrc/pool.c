@@ -121,13 +121,6 @@ static bool store(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t coun
     return true;
 }
 
-// Whether the tokens begin with the whole text.
-static bool begins_with(const int32_t *tokens, size_t size, const pool_text *text) {
-    const sam_text *body = &text->body;
-    return body->size <= size &&
-           (!body->size || memcmp(tokens, body->tokens, body->size * sizeof(int32_t)) == 0);
-}
-
 // Gives a slot a text of these tokens, of which the first `prompt_size` are its prompt.
 static bool new_text(pool *p, pool_slot *slot, uint32_t number, uint32_t prompt_size, const int32_t *tokens,
                      uint32_t size) {
@@ -146,7 +139,7 @@ static bool continue_text(pool *p, pool_slot *slot, uint32_t number, const int32
     pool_text *text = g ? group_find_start(g, prompt, size) : NULL;
     if (!text)
         return false;
-    bool whole = !text->pins && begins_with(prompt, size, text);
+    bool whole = !text->pins && begins_with(prompt, size, text->body.tokens, text->body.size);
     if (!whole && !g->open)
         group_drop_index(p, g); // which would have tokens that the text does not have
     group_join(p, POOL_NAMED, name, name_bytes);

@@ -23,7 +23,7 @@ size_t room_available(const pool *p) {
 }
 
 size_t room_needed(const pool *p, uint64_t tokens) {
-    return (size_t)(tokens * ROOM_TOKEN_BYTES + p->memory.limit / SLACK_SHARE);
+    return (size_t)(tokens * ROOM_TOKEN_BYTES + (p->memory.limit - pool_min_bytes()) / SLACK_SHARE);
 }
 
 // ---- large indexes

@@ -8,10 +8,8 @@
 #include <stdatomic.h>
 
 enum {
-    LINE = 64,         // bytes
-    BLOCK = 64,        // rows, at least but for the last block
-    THREAD_ROWS = 128, // rows for which another thread pays
-    FREE_SHARE = 16,   // blocks run if 1/16 of the memory is free
+    LINE = 64,       // bytes
+    FREE_SHARE = 16, // blocks run if 1/16 of the memory is free
 };
 
 // ---- prefetching
@@ -170,10 +168,10 @@ static void run_block(worker *w, uint32_t from, uint32_t to) {
     w->visited += w->memory.work;
 }
 
-// The first row from BLOCK * block on that does not belong to the group of the row before it.
+// The first row from ROWS_BLOCK * block on that does not belong to the group of the row before it.
 static uint32_t block_start(const job *j, uint32_t block) {
     const pool *p = j->p;
-    uint32_t at = block * BLOCK;
+    uint32_t at = block * ROWS_BLOCK;
 #define GROUP(i) (p->slots[p->rows[j->order[i]].slot].group)
     while (j->feeds && at && at < j->count && GROUP(at) && GROUP(at) == GROUP(at - 1))
         at++;
@@ -199,7 +197,7 @@ static void run(job *j) {
     worker workers[MAX_OTHERS + 1] = {{.job = j, .work = rule_model_work(p->model)}};
     pthread_t threads[MAX_OTHERS];
     uint32_t count = 1;
-    while (count < p->num_threads && count < j->count / THREAD_ROWS) {
+    while (count < p->num_threads && count < j->count / ROWS_THREAD) {
         worker *w = &workers[count];
         *w = (worker){.job = j, .work = SAM_REALLOC(NULL, rule_work_bytes())};
         if (!w->work)
@@ -226,7 +224,7 @@ static void run(job *j) {
 static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool feeds) {
     if (count < p->many_rows || p->memory.used >= p->memory.limit - p->memory.limit / FREE_SHARE)
         return false;
-    uint32_t blocks = (count + BLOCK - 1) / BLOCK;
+    uint32_t blocks = (count + ROWS_BLOCK - 1) / ROWS_BLOCK;
     *j = (job){.p = p,
                .out = out,
                .order = p->order,

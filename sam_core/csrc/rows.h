@@ -21,6 +21,10 @@
 #include "pool.h"
 
 enum { MANY_ROWS = 256 }; // for which prefetching pays
+#ifndef ROWS_BLOCK
+#define ROWS_BLOCK 64u   // rows of a block, at least, but for the last block
+#define ROWS_THREAD 128u // rows for which another thread pays
+#endif
 
 // Drafts and drafted tokens.
 typedef struct {

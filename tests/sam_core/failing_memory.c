@@ -4,15 +4,17 @@
 
 #include "failing_memory.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-long long live_blocks, allocations, fail_at = -1;
+_Atomic long long live_blocks, allocations;
+long long fail_at = -1;
 bool fail_on;
 size_t test_large = 1 << 20;
-unsigned test_table = 32768;
+unsigned test_table = 32768, test_block = 64;
 
-static void *maps[1 << 10]; // as they began
+static void *_Atomic maps[1 << 10]; // as they began
 
 static bool fails(void) {
     long long number = allocations++;
@@ -21,13 +23,12 @@ static bool fails(void) {
 
 // Takes `block` for `other` in the list of maps. Returns whether it was there.
 static bool replace(void *block, void *other) {
-    size_t i = 0;
-    while (i < sizeof maps / sizeof *maps && maps[i] != block)
-        i++;
-    if (i == sizeof maps / sizeof *maps)
-        return false;
-    maps[i] = other;
-    return true;
+    for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {
+        void *there = block;
+        if (atomic_compare_exchange_strong(&maps[i], &there, other))
+            return true;
+    }
+    return false;
 }
 
 void *test_realloc(void *block, size_t bytes) {

@@ -23,15 +23,17 @@ int test_munmap(void *address, size_t bytes);
 #define SAM_MUNMAP test_munmap
 #define SAM_LARGE test_large
 #define SAM_TABLE test_table
+#define ROWS_BLOCK test_block
+#define ROWS_THREAD test_block
 #define SAM_SPACE ((size_t)1 << 30) // an emulator keeps a record of each page that is reserved
 
-// As in memory.h and sam.h; a program may begin with less, so that few tokens take all paths.
+// As in memory.h, sam.h and rows.h; a program may begin with less, so that few tokens and rows take all paths.
 extern size_t test_large;
-extern unsigned test_table;
+extern unsigned test_table, test_block;
 
-extern long long live_blocks;
-extern long long allocations; // asked for so far
-extern long long fail_at;     // number of the allocation that fails; -1: none does
-extern bool fail_on;          // so do all after it
+extern _Atomic long long live_blocks;
+extern _Atomic long long allocations; // asked for so far
+extern long long fail_at;             // number of the allocation that fails; -1: none does
+extern bool fail_on;                  // so do all after it
 
 #endif

@@ -740,6 +740,18 @@ def test_request_whose_tokens_cannot_be_stored_never_drafts_again():
     assert pool.stats()["bytes_used"] == empty_bytes() and pool._validate() is None
 
 
+def test_request_without_memory_drafts_again_as_soon_as_its_text_fits():
+    """It waits for a share of the memory for texts and indexes, which does not grow with what the pool learns."""
+    pool = make("blend", sources=("request",), memory_bytes=empty_bytes("blend") + 250_000)
+    text, slots = [*range(250)] * 2, []
+    while not slots or draft(pool, slots[-1], [0]):
+        slots.append(pool.open(text, None))
+    assert len(slots) > 4 and pool.stats()["exhausted"] <= 1
+    for slot in slots[:2]:
+        pool.close(slot)
+    assert draft(pool, slots[-1], [1])
+
+
 def test_smallest_pool_drafts_nothing():
     pool = make(memory_bytes=empty_bytes())
     slot = pool.open([A, A])

@@ -40,6 +40,9 @@ MAX_PRIOR_STEPS, MIN_PRIOR_STEPS = 30.0, 0.5
 """Weight of a bin's neighbours, in steps: less, the more bins differ in comparison with steps of one bin."""
 KERNEL_WIDTH = 0.2
 """Standard deviation of the neighbourhood, in the logarithm of rows."""
+RISE_PRIOR, RISE_MEMORY = 0.1, 0.95
+"""Weight of the earlier share of the slope within wide bins, as a share of the best evidence of it; what is left of that
+after each fit."""
 OUTLIER = 4.0
 """A bin's slowest step is dropped if it is slower by this many times the usual noise."""
 MIN_WEIGHT = 1 / 12
@@ -120,6 +123,7 @@ class StepCost:
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=SPEED_WINDOW)  # bin, index in it or -1, log residual
         self._usual = 0.02  # absolute log residual
         self.context = self.draft_context = self.verify = 0.0
+        self._rise, self._rise_evidence = 1.0, 0.0
         self._rows: Float64 = np.empty(0)
         self._seconds: Float64 = np.empty(0)
 
@@ -281,13 +285,18 @@ class StepCost:
             self._spread(used, np.sqrt(weights), bins, rows - centre[bins], seconds - level[bins])
 
     def _spread(self, used: npt.NDArray[np.int64], w: Float64, bins: Any, rows: Float64, seconds: Float64) -> None:
-        """Give wide bins the share of the curve's slope that their own steps show: none where sizes are padded."""
+        """Give wide bins the share of the curve's slope that their own steps show: none where sizes are padded.
+
+        Steps of equal rows show nothing, so what earlier fits have seen is kept until others show as much.
+        """
         slope = np.gradient(self._seconds, self._rows) if len(used) > 1 else np.zeros(1)
         expected = slope[bins] * rows
-        square = (w * w * expected * expected).sum()
-        prior = 0.1 * square + 1e-30
-        share = ((w * w * expected * seconds).sum() + prior) / (square + prior)
-        slope *= min(max(share, 0.0), 1.0)
+        square = float((w * w * expected * expected).sum())
+        self._rise_evidence = max(RISE_MEMORY * self._rise_evidence, square)
+        prior = RISE_PRIOR * self._rise_evidence + 1e-30
+        share = (float((w * w * expected * seconds).sum()) + prior * self._rise) / (square + prior)
+        self._rise = min(max(share, 0.0), 1.0)
+        slope *= self._rise
         first, last = _EDGES[used], np.append(_EDGES, MAX_ROWS + 1)[used + 1] - 1
         ends = np.stack([first, last], 1)
         level = self._seconds[:, None] + slope[:, None] * (ends - self._rows[:, None])

@@ -104,10 +104,12 @@ static size_t make_pool_file(input *in) {
     header.rule = first < 250 ? first % 5 : first;
     header.sources = first < 250 ? choices[first / 5 % 4] : next_byte(in) % 32;
     header.groups = next_byte(in) < 250 ? groups : next_unit(in);
+    header.vocab_size = first % 4 == 3 ? first / 4 : 0;
     filled = sizeof header + learned_bytes;
     memcpy(buffer + sizeof header, learned, learned_bytes);
     for (uint32_t changes = next_byte(in) % 4; changes; changes--) {
-        uint32_t place = next_two(in) << 2, value = next_unit(in);
+        uint32_t place = next_two(in) * 12,
+                 value = next_unit(in); // also in the last part of what was learned
         memcpy(buffer + sizeof header + place % learned_bytes, &value, 4);
     }
     while (groups--)
@@ -129,6 +131,7 @@ static bool load(pool *p, size_t memory, const char *name) {
     if (status != PERSIST_OK)
         return false;
     CHECK(pool_init(p, memory, (rule_name)file.header.rule, file.header.sources, NULL, 0));
+    p->vocab_size = (uint32_t)file.header.vocab_size;
     status = persist_load(&file, p, &reason);
     persist_close(&file);
     CHECK(status != PERSIST_SYSTEM && (status == PERSIST_OK || reason));

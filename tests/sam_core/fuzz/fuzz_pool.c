@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes as operations on a pool: slots open, step, learn and close, groups are dropped, the pool is saved and
-// loaded, wrong arguments are given, allocations fail.
+// Bytes as operations on a pool: slots open, continue closed texts, step, learn and close, rows are drafted by
+// several threads, groups are dropped, the pool is saved and loaded, wrong arguments are given, allocations fail.
 
 #include "target.h"
+
+#include "group.h"
 
 enum {
     REQUEST = 1 << RULE_REQUEST,
@@ -13,7 +15,7 @@ enum {
 };
 enum { MOST_OPEN = 8, MOST_TOKENS = 3000, MOST_OPERATIONS = 400, RUN = 160, PROMPTS = 5 };
 
-static uint64_t operations;
+static uint64_t operations, continued, forgotten, evicted_groups, evicted_history;
 
 typedef struct {
     pool p;
@@ -27,7 +29,12 @@ typedef struct {
 } state;
 
 static void say_operations(void) {
-    fprintf(stderr, "fuzz_pool: %llu operations\n", (unsigned long long)operations);
+#define COUNT(name) (unsigned long long)name
+    fprintf(stderr,
+            "fuzz_pool: %llu operations, %llu texts continued, %llu after their loss of tokens, evicted: ",
+            COUNT(operations), COUNT(continued), COUNT(forgotten));
+    fprintf(stderr, "%llu groups, %llu times texts\n", COUNT(evicted_groups), COUNT(evicted_history));
+#undef COUNT
 }
 
 int LLVMFuzzerInitialize(int *count, char ***arguments) {
@@ -35,6 +42,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     (void)arguments;
     test_large = 1 << 12;
     test_table = 16;
+    test_block = 2;
     int32_t stream[300];
     for (uint32_t i = 0; i < 300; i++)
         stream[i] = i % 50 == 49 ? CORPUS_END : (int32_t)(i * i / 7 % 6);
@@ -79,6 +87,43 @@ static void open_slot(state *s, input *in) {
     if (status == POOL_OK)
         s->open[s->count++] = (int32_t)slot;
     s->tokens += (uint32_t)size;
+}
+
+// Opens a slot whose prompt goes on where a closed text of a named group ends, or a few tokens before that.
+static void continue_text(state *s, input *in) {
+    uint32_t byte = next_byte(in), lost = next_byte(in) % 48, more = byte / 4 % 8, slot;
+    const pool_group *g =
+        group_find(&s->p, group_hash(POOL_NAMED, "names", byte % 4), POOL_NAMED, "names", byte % 4);
+    const pool_text *from = NULL;
+    for (uint32_t i = 0; g && i < g->text_count && !(from && i > byte / 32); i++)
+        if (g->texts[i] && text_of(g, i)->slot == SAM_NONE && !text_of(g, i)->removed)
+            from = text_of(g, i);
+    if (!from || s->count == MOST_OPEN || s->tokens > MOST_TOKENS)
+        return;
+    lost = byte & 128 && lost <= from->body.size ? lost : 0;
+    uint32_t size = from->body.size - lost + more;
+    int32_t *prompt = malloc((size + 1) * sizeof(int32_t));
+    if (size > more)
+        memcpy(prompt, from->body.tokens, (size - more) * sizeof(int32_t));
+    for (uint32_t i = size - more; i < size; i++)
+        prompt[i] = (int32_t)(next_byte(in) % 8);
+    uint64_t texts = g->kept;
+    bool known = group_find_start(g, prompt, size) != NULL;
+    pool_status status = pool_open(&s->p, prompt, size, POOL_NAMED, "names", byte % 4, &slot);
+    CHECK(status == POOL_OK || (status == POOL_NO_MEMORY && fail_at >= 0));
+    if (status == POOL_OK) {
+        const pool_slot *opened = &s->p.slots[slot];
+        if (opened->drafts && opened->text) {
+            CHECK(opened->text->body.size == size && opened->text->prompt_size <= size);
+            CHECK(!size || memcmp(opened->text->body.tokens, prompt, size * sizeof(int32_t)) == 0);
+            CHECK(!known || !opened->group || opened->group->kept <= texts);
+            continued += known;
+            forgotten += known && lost;
+        }
+        s->open[s->count++] = (int32_t)slot;
+    }
+    s->tokens += size;
+    free(prompt);
 }
 
 // Tokens for one row: given one by one, a run, or the last draft.
@@ -321,6 +366,8 @@ static void operate(state *s, input *in) {
             save_and_load(s, in);
         else if (byte / 16 % 4 == 1)
             list_or_write(s);
+        else
+            continue_text(s, in);
         break;
     case 7:
         give_wrong_arguments(s, in);
@@ -368,11 +415,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     s.p.vocab_size = second & 32 ? 1 + limit % 8 : 0;
     if (limit & 256) // rows are fed and drafted in blocks
         s.p.many_rows = 1;
+    if (limit & 512)
+        s.p.num_threads = 3;
     for (uint32_t i = 0; in.left && i < MOST_OPERATIONS; i++)
         operate(&s, &in);
     write_listed(&s);
     check_pool(&s.p);
     CHECK(rule_model_valid(s.p.model));
+    evicted_groups += s.p.evicted_groups;
+    evicted_history += s.p.evicted_history;
     pool_free(&s.p);
     CHECK(s.p.memory.used == 0 && live_blocks == 0);
     fail_at = -1;

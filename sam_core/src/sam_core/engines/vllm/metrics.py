@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sam_core import SOURCES
 from sam_core.counters import EXCLUSION_REASONS, POSITIONS
 
-SOURCES = ("request", "group", "history", "corpus", "common")
 PREFIX = "vllm:sam_"
 """With vLLM's own prefix, since vLLM unregisters such metrics before it registers those of a new engine."""
 
