@@ -16,6 +16,8 @@ from sam_core.switch import BatchSwitch
 from sam_lab.cli import LabError
 
 ARMS = ("plain", "off", "ngram", "suffix", "batch", "auto")
+ASYNC = "@async"
+"""Ends the names of arms whose engine schedules asynchronously."""
 COMPILED = Path(__file__).resolve().parents[2] / ".cache" / "peers"
 """Where `make bench` builds arctic-inference."""
 FIXED = re.compile(r"batch:([1-9][0-9]*):([1-9][0-9]*)")
@@ -25,8 +27,19 @@ ARTICLE = (3, 8)
 
 def check(arm: str) -> None:
     """Raise LabError if there is no such arm."""
-    if arm not in ARMS and not FIXED.fullmatch(arm):
+    name = arm.removesuffix(ASYNC)
+    if arm.endswith(ASYNC) and name in ("ngram", "suffix"):
+        raise LabError(f"arm {arm!r}: vLLM schedules synchronously with {name}")
+    if name not in ARMS and not FIXED.fullmatch(name):
         raise LabError(f"unknown arm {arm!r}: choose from {', '.join(ARMS)} and batch:K:THRESHOLD")
+
+
+def speculates(arm: str) -> bool:
+    return arm.removesuffix(ASYNC) != "plain"
+
+
+def may_draft(arm: str) -> bool:
+    return arm.removesuffix(ASYNC) not in ("plain", "off")
 
 
 def missing_reason(arm: str) -> str | None:
@@ -48,6 +61,7 @@ def make(arm: str, vllm_config: Any, k: int, sam: dict[str, Any], clock: Callabl
         sam: options of the proposer beside the switch.
         clock: auto times steps with it.
     """
+    arm = arm.removesuffix(ASYNC)
     if arm == "plain":
         return None
     if arm in ("ngram", "suffix"):

@@ -43,7 +43,7 @@ DEFAULTS = {
 EPILOG = """\
 A model of a real architecture gets random weights, and its next token is forced to the recorded one: times of steps and
 accepted drafts are real. Every batch of requests goes through every arm, one after the other in this process; gains
-are against `plain`, an engine without speculation (and, as with speculation, without asynchronous scheduling).
+are against `plain`, an engine without speculation and without asynchronous scheduling.
 
 arms:
   plain    no speculation
@@ -53,6 +53,8 @@ arms:
   batch    sam as in the article: k = 3 while at most 8 requests run; batch:K:THRESHOLD has other figures
   auto     sam's switch auto, at most --k tokens; learns on --learn batches first, and goes on learning, as an engine
            does from one rollout to the next
+  plain@async, off@async, batch@async, auto@async
+           the same in an engine that schedules asynchronously, where the platform does
 
 The model is in bfloat16, on a CPU without instructions for that in float32. On a CPU the clock is that of this
 process (one thread), so that other load disturbs little; elsewhere the wall's. With VLLM_PLUGINS=ascend, or where
@@ -87,7 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
-    names = list(dict.fromkeys(["plain", *args.arms]))
+    asynchronous = ["plain@async"] if any(arm.endswith(kinds.ASYNC) for arm in args.arms) else []
+    names = list(dict.fromkeys(["plain", *asynchronous, *args.arms]))
     for name in names:
         kinds.check(name)
     batches = noise(args) if args.answers == RANDOM else choose(read_answers(Path(args.answers)), args)
@@ -170,10 +173,26 @@ def noise(args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
     ]
 
 
+def shape_of(args: argparse.Namespace) -> Shape:
+    return SHAPES.get(args.shape, TINY)
+
+
+def cache_bytes(args: argparse.Namespace, longest: int) -> int:
+    """Of an engine's cache on a device, which several engines share: room for --max-seqs texts, in blocks of up to 128."""
+    token = shape_of(args).kv_bytes(1) * (2 if args.dtype == "float32" else 1)
+    return args.max_seqs * (longest + 256) * token
+
+
+def engine_of(arm: str) -> tuple[bool, bool]:
+    """Whether an arm's engine speculates, and whether it schedules asynchronously."""
+    return kinds.speculates(arm), arm.endswith(kinds.ASYNC)
+
+
 def replay(batches: list[Any], names: list[str], args: argparse.Namespace, records: Records) -> list[dict[str, Any]]:
     """Run every arm on every batch, in an order that rotates from batch to batch."""
     # auto learns on the first batches, which are not reported
-    turns = [("auto", i) for i in range(-args.learn, 0)] if "auto" in names else []
+    learner = next((name for name in names if name.removesuffix(kinds.ASYNC) == "auto"), None)
+    turns = [(learner, i) for i in range(-args.learn, 0)] if learner else []
     for number in range(args.batches):
         turn = number % len(names)
         turns += [(name, number) for name in names[turn:] + names[:turn]]
@@ -184,16 +203,22 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
         from sam_lab.engine_replay.engine import ForcedEngine, write_model
 
         with tempfile.TemporaryDirectory() as folder:
-            write_model(Path(folder), SHAPES.get(args.shape, TINY), longest, args.dtype)
+            write_model(Path(folder), shape_of(args), longest, args.dtype)
             common = {"verify": args.verify, "max_model_len": longest, "max_num_seqs": args.max_seqs}
-            engines = [ForcedEngine(Path(folder), k, **common) for k in (0, args.k)]
+            common["kv_cache_memory_bytes"] = cache_bytes(args, longest)
+            needed = dict.fromkeys(engine_of(name) for name, _ in missing)
+            engines = {
+                kind: ForcedEngine(Path(folder), args.k if kind[0] else 0, asynchronous=kind[1], **common)
+                for kind in needed
+            }
         warm_up = [(p[:32], a[:8]) for p, a in batches[0][:4]]
-        for engine in engines:
+        for engine in engines.values():
             engine.run(warm_up, None, args.temperature)
     for name, number in missing:
-        engine = engines[name != "plain"]
+        engine = engines[engine_of(name)]
         drafter = kinds.make(name, engine.runner.vllm_config, args.k, {"verify": args.verify}, engine.clock)
-        if name == "auto" and records.learned:
+        is_auto = name.removesuffix(kinds.ASYNC) == "auto"
+        if is_auto and records.learned:
             drafter[1].switch.restore(records.learned)
         what = f"batch {number + 1}/{args.batches} {name}" if number >= 0 else "auto learns"
         steps, wrong = engine.run(
@@ -202,7 +227,7 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
             args.temperature,
             lambda done, total, what=what: progress.show(f"{what}: {done:,} of {total:,} tokens"),
         )
-        learned = drafter[1].switch.state() if name == "auto" else None
+        learned = drafter[1].switch.state() if is_auto else None
         records.add({"arm": name, "batch": number, "wrong": wrong, "steps": steps}, learned)
     progress.clear()
     return [records.done[turn] for turn in turns if turn[1] >= 0]

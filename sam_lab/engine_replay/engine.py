@@ -16,6 +16,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from llm_rl.layout import Shape
+from sam_lab.cli import LabError
 
 FORCED = 1e4
 
@@ -56,10 +57,13 @@ class ForcedEngine:
     Args:
         model: folder with a config.json.
         k: maximum draft tokens of a request; 0: an engine without speculation.
+        asynchronous: whether it plans a step while the one before runs; raises LabError where it cannot.
         settings: further EngineArgs.
     """
 
-    def __init__(self, model: Path, k: int, verify: str = "rejection", **settings: Any) -> None:
+    def __init__(
+        self, model: Path, k: int, verify: str = "rejection", asynchronous: bool = False, **settings: Any
+    ) -> None:
         speculative = {"method": "sam", "num_speculative_tokens": k, "sam": {"verify": verify}}
         arguments = EngineArgs(
             model=str(model),
@@ -70,12 +74,15 @@ class ForcedEngine:
             max_num_batched_tokens=2048,
             speculative_config=speculative if k else None,
             disable_log_stats=True,
-            async_scheduling=False,
+            async_scheduling=asynchronous,
             **settings,
         )
         self.engine = LLMEngine.from_engine_args(arguments)
+        if asynchronous and not self.engine.vllm_config.scheduler_config.async_scheduling:
+            raise LabError("vLLM schedules synchronously on this platform: leave out arms that end in @async")
         self.runner = self.engine.model_executor.driver_worker.worker.model_runner
         self.k = k
+        self.asynchronous = asynchronous
         self.seeded = bool(k) and verify == "seeded"
         on_cpu = self.runner.device.type == "cpu"
         self.clock: Callable[[], float] = time.process_time if on_cpu else time.perf_counter
@@ -119,6 +126,8 @@ class ForcedEngine:
         runner._sample = self._timed("sample_s", runner._sample)
         if self.k:
             runner.propose_draft_token_ids = self._timed("draft_s", runner.propose_draft_token_ids)
+            if runner.async_drafts:
+                runner.async_drafts.begin = self._timed("draft_s", runner.async_drafts.begin)
 
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -145,8 +154,9 @@ class ForcedEngine:
 
         Returns:
             Each engine step: requests running, rows computed, draft tokens among them, context (tokens its requests
-            held before it), tokens emitted, s, sample_s (sampling and verification), draft_s in seconds of the clock,
-            and whether a prompt was read in it. And the requests whose answer was not the recorded one.
+            held before it), tokens emitted, the requests that gained them, s, sample_s (sampling and verification),
+            draft_s (with asynchronous scheduling also the wait for the step before) in seconds of the clock, and whether
+            a prompt was read in it. And the requests whose answer was not the recorded one.
         """
         self.engine.reset_prefix_cache()  # of the prompts that another arm has read
         if drafter:
@@ -185,7 +195,12 @@ class ForcedEngine:
                 if output.finished:
                     done[int(output.request_id.split("-")[0])] = list(tokens)
             emitted = sum(lengths.values())
-            steps.append({"emitted": emitted - before, **self._now})
+            steps.append({"emitted": 0, "gaining": 0, **self._now})
+            # an asynchronous engine has launched a step before it returns what the one before has computed
+            steps[-2 if self.asynchronous and len(steps) > 1 else -1] |= {
+                "emitted": emitted - before,
+                "gaining": len(outputs),
+            }
             progress(emitted, total)
         self._recorded = None
         return steps, [i for i, (_, answer) in enumerate(answers) if done.get(i) != list(answer)]

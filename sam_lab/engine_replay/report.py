@@ -12,6 +12,7 @@ from typing import Any
 from sam_core.files import write_json
 
 from sam_lab import figures
+from sam_lab.engine_replay import arms as kinds
 
 BINS = {"1": (1, 1), "2-3": (2, 3), "4-5": (4, 5), "6-8": (6, 8), "9-16": (9, 16), "17-32": (17, 32), "33+": (33, inf)}
 """Running requests, from and to."""
@@ -46,7 +47,7 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
             "engine_steps": len(steps),
             "tokens_per_step": sum(s["emitted"] for s in decoding) / max(1, sum(s["running"] for s in decoding)),
             "drafted": drafted,
-            "accepted": sum(s["emitted"] - s["running"] for s in decoding),
+            "accepted": sum(s["emitted"] - s["gaining"] for s in decoding),
             "draft_share": sum(s["draft_s"] for s in decoding) / _time(decoding),
             "sample_share": sum(s["sample_s"] for s in decoding) / _time(decoding),
             "tokens_per_s": {name: _rate(decoding, *bin_) for name, bin_ in BINS.items()},
@@ -56,7 +57,7 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
         values["gain_by_running"] = {
             name: rate / base[name] if rate and base[name] else None for name, rate in values["tokens_per_s"].items()
         }
-    result["silent"] = [arm for arm in arms if arm not in ("plain", "off") and not result["arms"][arm]["drafted"]]
+    result["silent"] = [arm for arm in arms if kinds.may_draft(arm) and not result["arms"][arm]["drafted"]]
     _print(result)
     write_json(out / "engine-replay.json", result)
     write_json(out / "steps.json", runs)

@@ -57,6 +57,13 @@ def keep_off(worker):
     worker.model_runner.drafter.switch.threshold = 0
 
 
+def never_pays(worker):
+    """Runs in a worker: from now on switch auto finds no drafts worth their cost, and none to explore."""
+    switch = worker.model_runner.drafter.switch
+    switch.MIN_GAIN_ON = switch.MIN_GAIN_OFF = float("inf")
+    switch._credit = -float("inf")
+
+
 def note_answers(worker):
     """Runs in a worker that is scheduled asynchronously: from now on notes the answers that its drafter indexes."""
     runner, complete = worker.model_runner, worker.model_runner.drafter.complete
@@ -279,6 +286,9 @@ class Server:
 
     def classes(self):
         return self.engine.collective_rpc(classes)
+
+    def never_pays(self):
+        self.engine.collective_rpc(never_pays)
 
     def keep_off(self):
         self.engine.collective_rpc(keep_off)

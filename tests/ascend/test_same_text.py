@@ -106,6 +106,18 @@ def test_text_is_the_same_whatever_auto_decides(without, auto, requests):
     same_whatever_it_decides(without, auto, requests)
 
 
+@pytest.mark.skipif(OLD, reason="vLLM 0.11 schedules with drafts synchronously")
+def test_where_drafts_do_not_pay_auto_has_steps_planned_without_placeholders(without, auto, requests):
+    many, lengths, each = requests
+    auto.ask("time_operators")
+    auto.ask("never_pays")
+    looks = auto.pool()["drafted_tokens"]
+    assert auto.run(many, lengths, each=each) == without.run(many, lengths, each=each)
+    planned = [placeholders for _, placeholders, _ in auto.ask("operator_seconds")]
+    assert len(planned) > 100 and not any(planned[16:]), planned
+    assert auto.pool()["drafted_tokens"] > looks, "it looked for no drafts"
+
+
 @pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")
 def test_text_is_the_same_whatever_auto_decides_in_graphs(without, auto_in_graphs, requests):
     auto_in_graphs.steps()

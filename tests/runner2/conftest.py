@@ -2,7 +2,8 @@
 """vLLM's second runner on the CPU: Triton's interpreter runs its kernels.
 
 Streams and events are placeholders there, so work is done when it is launched. To the drafter it seems unfinished for
-as long as a device could need, and a wait for it, or a read from the device, ends the engine.
+as long as a device could need: what a step sampled reaches the host with its event. A wait for it, or a read from the
+device, ends the engine.
 """
 
 import os
@@ -39,10 +40,14 @@ def pool_stats(worker):
 @pytest.fixture(scope="session", autouse=True)
 def device():
     """Asynchronous scheduling, which the CPU backend switches off, and a device that is not always done."""
+    import numpy as np
     import torch
+    from triton_interpreter.speed import speed_up
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
+    from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
     check, rng = CpuPlatform.check_and_update_config, random.Random(0)
 
@@ -56,20 +61,39 @@ def device():
 
         def __init__(self, *args, **kwargs):
             super().__init__()
-            self.done, self.synchronize = False, self._synchronize
+            self.done, self.copies, self.synchronize = False, [], self._synchronize
 
         def query(self):
-            self.done = self.done or rng.random() < 0.4
+            if rng.random() < 0.4:
+                self.finish()
             return self.done
 
         def _synchronize(self):
             reader = sys._getframe(2).f_globals["__name__"]
             assert self.done or reader != "sam_core.engines.vllm.runner2_device", "the drafter waits for the device"
-            self.done = True
+            self.finish()
 
+        def finish(self):
+            for copy, source in self.copies:
+                copy[:] = source
+            self.done, self.copies = True, []
+
+    launch = AsyncOutput.__init__
+
+    def launch_copies(output, *args, **kwargs):
+        launch(output, *args, **kwargs)
+        for name in ("sampled_token_ids", "num_sampled_tokens_np"):
+            source = getattr(output, name)
+            copy = np.full_like(source, 1)
+            output.copy_event.copies.append((copy, source))
+            setattr(output, name, copy)
+
+    AsyncOutput.__init__ = launch_copies
+    SpinCondition.__init__.__defaults__ = (0,)  # who waits for another process leaves it the processor
     topk_topp_sampler.HAS_TRITON = False  # the interpreter cannot run this kernel
     CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
     torch.Event = torch.cuda.Event = Event
+    speed_up()
     watch_reads()
 
 

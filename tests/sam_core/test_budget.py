@@ -213,16 +213,17 @@ class Machine:
     def held(self):
         return np.full(self.batch, 100)
 
-    def step(self, uniform=False, held=None):
+    def step(self, uniform=False, held=None, room=True):
         num_tokens = self.batch + int(self.given.sum()) + self.read
         self.now += float(self.seconds(num_tokens)) * self.rng.uniform(1 - self.noise, 1 + self.noise)
         gained = np.array([1 + next((j for j in range(n) if self.rng.random() > self.accept), n) for n in self.given])
         self.tokens += int(gained.sum())
         self.switch.observe(self.slots, gained, num_tokens)
-        self.looked = self.switch.should_draft(self.batch)
-        lengths = np.full(self.batch, self.k if self.looked else 0, np.int32)
+        self.looks = self.switch.should_draft(self.batch, room)
+        lengths = np.full(self.batch, self.k if self.looks else 0, np.int32)
         scores = np.tile(self.believed ** np.arange(1, self.k + 1), (self.batch, 1)).astype(np.float32)
-        self.given = self.switch.choose(self.slots, self.held if held is None else held, lengths, scores, uniform)
+        held = self.held if held is None else held
+        self.given = self.switch.choose(self.slots, held, lengths, scores, uniform, room)
 
     def run(self, steps, **kwargs):
         tokens, now = self.tokens, self.now
@@ -311,19 +312,29 @@ def test_what_cannot_be_seen_to_pay_is_looked_at_less():
     assert 10 < looks < 40
 
 
-def test_an_engine_that_plans_ahead_leaves_room_two_steps_before_a_look_at_drafts():
-    """Also after MAX_IDLE_STEPS without a look; and none before a cost is known."""
-    machine = Machine(batch=64, accept=0.05, seconds=lambda rows: 1e-3 * np.asarray(rows))
-    looks, expected = [], []
-    for _ in range(400):
-        machine.step()
-        looks.append(machine.looked)
-        expected.append(machine.switch.expects_drafts(64))
-    assert not expected[0] and expected.count(False) > 200
-    late = looks[300:]
-    assert 0 < sum(late) < 50 and all(expected[at - 2] for at in range(300, 400) if looks[at])
-    assert BatchSwitch(8, logging.getLogger("test")).expects_drafts(8)
-    assert not BatchSwitch(8, logging.getLogger("test")).expects_drafts(9)
+@pytest.mark.parametrize("uniform", [False, True])
+def test_an_engine_that_plans_ahead_has_room_for_drafts_only_where_they_pay(uniform):
+    """It hears of the switch two steps late. Otherwise only steps that explore have room, and a few behind them."""
+
+    def run(machine, steps):
+        """In how many of the last 200 steps it wanted room, and looked at drafts."""
+        wants, looks = [True, True], []
+        for _ in range(steps):
+            machine.step(uniform, room=wants[-2])
+            assert wants[-2] or not machine.given.any()
+            wants.append(machine.switch.wants_room(machine.batch))
+            looks.append(machine.looks)
+        return sum(wants[-200:]), sum(looks[-200:])
+
+    machine = Machine(batch=16, accept=0.05, seconds=lambda rows: 1e-3 * np.asarray(rows))
+    wanted, looks = run(machine, 800)
+    assert wanted <= 10 and 20 < looks < 60
+    machine.accept = machine.believed = 0.99
+    machine.seconds = lambda rows: 0.1
+    assert min(run(machine, 1000)) > 190 and machine.given.any()
+    assert BatchSwitch(8, logging.getLogger("test")).wants_room(8)
+    assert not BatchSwitch(8, logging.getLogger("test")).wants_room(9)
+    assert not BatchSwitch(8, logging.getLogger("test")).should_draft(8, room=False)
 
 
 def saved():

@@ -18,20 +18,25 @@ ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = DATA / "rl-rollouts-qwen3b.jsonl.gz"
 SMALL = "--shape tiny --groups 2 --per-group 3 --batches 1 --tokens 200 --k 5".split()
 TICKING = """
-import itertools, sys, time
+import itertools, os, sys, time
 ticks = itertools.count()
 time.process_time = lambda: next(ticks) / 1000
+from sam_lab.engine_replay.command import DEFAULTS, ENVIRONMENT
+os.environ.update(DEFAULTS | os.environ | ENVIRONMENT)
+sys.path.append("tests/ascend")
+import asynchronous_cpu
+asynchronous_cpu.allow()
 from sam_lab.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
-"""The command by a clock that goes on as often as it is read: all steps take as long, whatever else the machine does, so
-drafts cost nothing and auto drafts whenever it finds any."""
+"""The command where vLLM's CPU backend may schedule asynchronously, by a clock that goes on as often as it is read: all
+steps take as long, whatever else the machine does, so drafts cost nothing and auto drafts whenever it finds any."""
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["--arms", "off", "ngram", "batch", "batch:5:1", "auto"],
+        ["--arms", "plain@async", "off", "ngram", "batch", "batch:5:1", "auto", "batch@async"],
         ["--arms", "batch", "auto", "--temperature", "1", "--verify", "seeded"],
     ],
     ids=["greedy", "sampled"],
@@ -48,7 +53,7 @@ def test_every_arm_gives_the_recorded_answers(tmp_path, capsys, monkeypatch, wor
     arms = result["arms"]
     assert list(arms) == ["plain", *result["settings"]["arms"]]
     for name, values in arms.items():
-        drafts = name not in ("plain", "off")
+        drafts = name not in ("plain", "plain@async", "off")
         assert (values["drafted"] > 0) == (values["accepted"] > 0) == drafts, name
         assert (values["engine_steps"] < arms["plain"]["engine_steps"]) == drafts, name
     assert (tmp_path / "engine-replay.png").stat().st_size > 10_000
@@ -66,7 +71,7 @@ STEP = {"context": 9, "prefill": False, "s": 1.0, "sample_s": 0.1, "draft_s": 0.
 
 
 def test_all_arms_and_more_are_drawn(tmp_path, capsys):
-    step = STEP | {"running": 30, "rows": 30, "drafted": 1, "emitted": 31}
+    step = STEP | {"running": 30, "rows": 30, "drafted": 1, "emitted": 31, "gaining": 30}
     names = [*ARMS, *(f"batch:{k}:8" for k in range(4, 8))]
     result = report([{"arm": arm, "batch": 0, "wrong": [], "steps": [step]} for arm in names], 8, tmp_path, {})
     assert "tail_gain_median" not in result["arms"]["auto"], "no step of it was in the tail"
@@ -76,7 +81,7 @@ def test_all_arms_and_more_are_drawn(tmp_path, capsys):
 
 
 def test_a_wrong_answer_and_an_arm_that_is_silent_are_named(tmp_path, capsys):
-    step = STEP | {"running": 1, "rows": 1, "drafted": 0, "emitted": 1}
+    step = STEP | {"running": 1, "rows": 1, "drafted": 0, "emitted": 1, "gaining": 1}
     runs = [{"arm": arm, "batch": 0, "wrong": wrong, "steps": [step]} for arm, wrong in (("plain", []), ("auto", [3]))]
     result = report(runs, 8, tmp_path, {})
     assert result["wrong"] == [("auto", 0, 3)] and result["silent"] == ["auto"]
@@ -88,6 +93,7 @@ def test_a_wrong_answer_and_an_arm_that_is_silent_are_named(tmp_path, capsys):
     "words, said",
     [
         ([FIXTURE, "--arms", "fast"], "unknown arm 'fast'"),
+        ([FIXTURE, "--arms", "ngram@async"], "vLLM schedules synchronously with ngram"),
         ([FIXTURE, "--batches", "5000"], "are needed: lower --batches"),
         (["nowhere.jsonl"], "nowhere.jsonl"),
     ],

@@ -163,6 +163,7 @@ class SamProposer:
         may_draft: Sequence[Any],
         num_tokens: int,
         num_steps: int = 1,
+        room: bool = True,
     ) -> list[list[int]]:
         """Feed this step's tokens and draft for the next step.
 
@@ -176,6 +177,7 @@ class SamProposer:
             num_tokens: all tokens that the step computed, prompts and drafts included.
             num_steps: engine steps since the last call, up to FEED_INTERVAL: a caller may leave out calls while the
                 switch is off and the requests stay the same.
+            room: False: the next step was planned without drafts, so the switch only decides whether later ones get room.
 
         Returns:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
@@ -199,9 +201,9 @@ class SamProposer:
             starts = self._open_changed(step)
         if may_be_on:
             self.switch.observe(step.slots, step.ends - starts, num_tokens)
-        should_draft = self.switch.should_draft(batch)
+        should_draft = self.switch.should_draft(batch, room)
         if should_draft or had_drafts:
-            drafts = self._draft(step, starts, may_draft, should_draft)
+            drafts = self._draft(step, starts, may_draft, should_draft, room)
         else:
             self._feed_turn(step, starts, num_steps)
             self.switch.skip(step.slots, step.ends)
@@ -272,15 +274,17 @@ class SamProposer:
         self.pool.step(slots, step.token_rows[rows], ends - starts, 0, out, drafted, starts=starts)
         self._requests["fed"][slots] = ends
 
-    def _draft(self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool) -> list[list[int]]:
+    def _draft(
+        self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, room: bool
+    ) -> list[list[int]]:
         """Feed all requests, and draft if the switch says so."""
         counts = step.ends - starts
         decoding = all(may_draft)
-        room = self._room(step, may_draft, decoding) if should_draft else 0
+        max_drafts = self._max_drafts(step, may_draft, decoding) if should_draft else 0
         out = np.empty((len(starts), self.k), np.int32)
         guessed = np.empty(len(starts), np.int32)
         scores = np.zeros((len(starts), self.k), np.float32)
-        self.pool.step(step.slots, step.token_rows, counts, room, out, guessed, scores, starts=starts)
+        self.pool.step(step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts)
         self._requests["fed"][step.slots] = step.ends
         if self.uniform:
             self._count_padding(step, starts, counts)
@@ -288,9 +292,9 @@ class SamProposer:
             gained = self._requests["drafted"][step.slots] & (counts > 0)
             answered = starts - self._requests["own_prompt"][step.slots]
             self._positions.add(answered[gained], counts[gained])
-        return self._select_drafts(step, decoding, out, guessed, scores)
+        return self._select_drafts(step, decoding, out, guessed, scores, room)
 
-    def _room(self, step: _Step, may_draft: Sequence[Any], decoding: bool) -> Int32:
+    def _max_drafts(self, step: _Step, may_draft: Sequence[Any], decoding: bool) -> Int32:
         """The maximum draft tokens of each request: int32 [B]."""
         room = np.maximum(np.minimum(self.max_model_len - 1 - step.ends, self.k), 0)
         if not decoding:
@@ -301,7 +305,7 @@ class SamProposer:
         return room
 
     def _select_drafts(
-        self, step: _Step, decoding: bool, out: Int32, guessed: Int32, scores: npt.NDArray[np.float32]
+        self, step: _Step, decoding: bool, out: Int32, guessed: Int32, scores: npt.NDArray[np.float32], room: bool
     ) -> list[list[int]]:
         """What the engine gets of the pool's guesses, of which each row of `out` has `guessed`."""
         lengths = guessed
@@ -309,7 +313,7 @@ class SamProposer:
             probable = (np.arange(self.k) < guessed[:, None]) & (scores >= self.options.min_prob)
             lengths = probable.sum(1).astype(np.int32)
         pad = self.uniform and decoding and bool(lengths.any())
-        chosen = self.switch.choose(step.slots, step.ends, guessed if pad else lengths, scores, uniform=pad)
+        chosen = self.switch.choose(step.slots, step.ends, guessed if pad else lengths, scores, pad, room)
         pad = pad and bool(chosen.any())
         if chosen is not lengths:
             lengths = np.minimum(lengths, chosen)

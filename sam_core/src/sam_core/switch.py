@@ -37,12 +37,12 @@ class Switch:
         """Whether there may be drafts after a step of `running` requests; every process with these options agrees."""
         raise NotImplementedError
 
-    def should_draft(self, running: int) -> bool:
-        """Whether to look for drafts after a step of `running` requests."""
+    def should_draft(self, running: int, room: bool = True) -> bool:
+        """Whether to look for drafts after a step of `running` requests; `room`: as for `choose`."""
         raise NotImplementedError
 
-    def expects_drafts(self, running: int) -> bool:
-        """Whether the step after the next may have drafts; asked by engines that plan steps ahead, after `choose`."""
+    def wants_room(self, running: int) -> bool:
+        """Whether steps are to have room for drafts; asked by engines that plan them ahead, after `choose` or `skip`."""
         return self.may_be_on(running)
 
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
@@ -61,6 +61,7 @@ class Switch:
         lengths: Int32,
         scores: npt.NDArray[np.floating],
         uniform: bool = False,
+        room: bool = True,
     ) -> Int32:
         """How many tokens of each draft to verify in the next step: int32 [B].
 
@@ -70,6 +71,7 @@ class Switch:
             lengths: int32 [B], tokens of each draft.
             scores: [B, k], see `Pool.step`; 0 behind a draft.
             uniform: all requests get k tokens or none does, for engines with captured graphs.
+            room: False: the next step was planned without drafts, so this only decides what `wants_room` says.
         """
         return lengths
 
@@ -108,7 +110,7 @@ class BatchSwitch(Switch):
     def may_be_on(self, running: int) -> bool:
         return running <= self.threshold
 
-    def should_draft(self, running: int) -> bool:
+    def should_draft(self, running: int, room: bool = True) -> bool:
         on = self.may_be_on(running)
         if self._set(on):
             self.logger.info(
@@ -116,7 +118,7 @@ class BatchSwitch(Switch):
             )
         self.steps += 1
         self.steps_on += on
-        return on
+        return on and room
 
 
 class AutoSwitch(Switch):
@@ -173,6 +175,7 @@ class AutoSwitch(Switch):
         # tokens that these gain are worth in seconds, and the credit that is reserved
         self._probe: tuple[int, float, float, float] | None = None
         self._idle = self._skip = 0
+        self._wants_room = False
         self._batch = 0
         self._start: float | None = None
         self._prompt_tokens = deque([0], maxlen=self.PROMPT_WINDOW)
@@ -245,10 +248,10 @@ class AutoSwitch(Switch):
         """Always: the decision depends on this process's clock."""
         return True
 
-    def expects_drafts(self, running: int) -> bool:
-        return (self.cost.fitted or self.prompt_cost.fitted) and self._skip <= 1
+    def wants_room(self, running: int) -> bool:
+        return self._wants_room
 
-    def should_draft(self, running: int) -> bool:
+    def should_draft(self, running: int, room: bool = True) -> bool:
         if running < self._batch:
             self._idle = self._skip = 0
         self._batch = running
@@ -266,15 +269,22 @@ class AutoSwitch(Switch):
         lengths: Int32,
         scores: npt.NDArray[np.floating],
         uniform: bool = False,
+        room: bool = True,
     ) -> Int32:
         thousands = np.asarray(contexts, float)[: len(slots)] / 1000
         chosen = np.zeros(len(slots), np.int32)
         if lengths.any():
+            before = self._credit, self._probe, self.explored
             chosen = self._choose(thousands, lengths, scores, uniform)
-            if uniform and chosen.any():
+            pays = bool(chosen.any())
+            if uniform and pays:
                 chosen[:] = self.k
-            self._idle = 0 if chosen.any() else min(2 * self._idle + 1, self.MAX_IDLE_STEPS)
+            self._idle = 0 if pays else min(2 * self._idle + 1, self.MAX_IDLE_STEPS)
             self._skip = self._idle
+            self._wants_room = pays or self._wants_room and self._idle == 1
+            if not room:
+                self._credit, self._probe, self.explored = before
+                chosen[:] = 0
         self._record(slots, thousands, chosen)
         if self._drafting:
             self._requests["scores"][slots] = scores

@@ -5,7 +5,8 @@ The scheduler plans step s + 1 while step s runs, with k placeholders for the dr
 begins step s + 1 it reads what step s sampled, drafts, and removes from the plan what is not drafted and what step s
 refused. So scheduling and the output of earlier steps overlap with the device's work, and drafts follow the newest
 text. The host waits for step s only if that had drafts or s + 1 may have some; other steps are those of an engine
-without speculation: while the switch is off, steps are planned without placeholders.
+without speculation: while the switch is off, steps are planned without placeholders. Switch `auto` then decides from
+drafts behind the tokens that the host knows, which are one fewer.
 
 Upstream's drafters on the device (vLLM 0.23, v1/worker/gpu_model_runner.py, use_async_spec_decode) leave the host's
 lengths too large until a step later. Here they are exact when a step begins, so none of that code runs.
@@ -115,15 +116,17 @@ class AsyncDrafts:
         for step in self._unread:
             index = self._index(step)
             lengths[index[index >= 0]] = step.starts[index >= 0]
+        decoding = sampled if read or latest is None else set(latest.req_ids)
         drafts = SamProposer.propose(
             drafter,
             batch.req_ids,
             batch.token_ids_cpu,
             lengths,
             batch.num_prompt_tokens,
-            [req_id in sampled for req_id in batch.req_ids],
+            [req_id in decoding for req_id in batch.req_ids],
             self._num_tokens,
             self._skipped + 1,
+            bool(planned),
         )
         self._skipped = 0
         if may_draft and self.tp_group.world_size > 1:
@@ -139,7 +142,7 @@ class AsyncDrafts:
         """DraftTokenIds, or None if there is no news: the drafts that the step which was begun verifies, the drafter's
         counters, and whether steps are to be planned with placeholders."""
         drafter = self.runner.drafter
-        counters, plan_drafts = drafter.report(), drafter.switch.expects_drafts(self._running)
+        counters, plan_drafts = drafter.report(), drafter.switch.wants_room(self._running)
         if not self._verified and counters is None and plan_drafts == self._plan_drafts:
             return None
         from vllm.v1.outputs import DraftTokenIds

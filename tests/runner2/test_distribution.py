@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rejection`, the default: what is sampled has the model's law, whatever is drafted. 10,000 tokens, half of them each way."""
+
+import numpy as np
+import pytest
+import tiny_qwen3
+import torch
+from conftest import start
+from engine_checks import speculated
+from tiny_qwen3 import VOCAB
+
+TEXTS, LENGTH = 20, 250
+TEMPERATURE = 0.5
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    """A model whose next token depends on the last one alone, and the law of each: [VOCAB, VOCAB]."""
+    from transformers import Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("chain")
+    tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    network = Qwen3ForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+        logits = network(torch.arange(VOCAB)[:, None]).logits[:, 0]
+    network.save_pretrained(folder)
+    return folder, (logits.double() / TEMPERATURE).softmax(1).numpy()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+def test_law_of_the_next_token(chain, device, asynchronous):
+    """Chi-square over all pairs of tokens that follow each other; those expected less than 5 times are one cell a token."""
+    folder, law = chain
+    engine = start(folder, {"threshold": 64, "min_prob": 0}, async_scheduling=asynchronous, max_num_seqs=TEXTS)
+    first = [7 * i % VOCAB for i in range(TEXTS)]
+    each = [{"temperature": TEMPERATURE, "seed": 1000 * asynchronous + i} for i in range(TEXTS)]
+    answers = engine.run([[token] for token in first], LENGTH, each=each)
+    engine.stop()
+    speculated(engine)
+    drafted, accepted = engine.count("drafted"), engine.count("accepted")
+    counts = np.zeros_like(law)
+    for token, answer in zip(first, answers, strict=True):
+        np.add.at(counts, ([token, *answer[:-1]], answer), 1)
+    assert counts.sum() == TEXTS * LENGTH
+    expected = law * counts.sum(1, keepdims=True)
+    rare = expected < 5
+    cells = np.concatenate([expected[~rare], (expected * rare).sum(1)])
+    found = np.concatenate([counts[~rare], (counts * rare).sum(1)])
+    chi_square = ((found - cells) ** 2 / np.maximum(cells, 1e-9)).sum()
+    freedom = (cells > 0).sum() - (counts.sum(1) > 0).sum()
+    p = torch.special.gammaincc(*torch.tensor([freedom, chi_square], dtype=torch.float64) / 2).item()
+    print(f"p {p}, {chi_square} of {freedom}; drafted {drafted}, accepted {accepted}, steps {len(engine.rows)}")
+    assert p > 1e-3
+    assert accepted > 0.3 * drafted
