@@ -52,7 +52,7 @@ def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
         env |= _ascend(recipe, pin_set)
     env |= {name: str(value) for name, value in recipe.env.items()}
     if on_ascend:
-        _check_ascend({**os.environ, **env}, pin_set)
+        _check_ascend({**os.environ, **env}, pin_set, recipe.rollout.enforce_eager)
     return env | {
         "VERL_FILE_LOGGER_PATH": str(run_dir / "steps.jsonl"),
         "SAM_STEP_LOG": str(run_dir),
@@ -76,13 +76,18 @@ def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
     return env
 
 
-def _check_ascend(env: Mapping[str, str], pin_set: PinSet) -> None:
+def _check_ascend(env: Mapping[str, str], pin_set: PinSet, eager: bool) -> None:
     if "expandable_segments:True" in env.get("PYTORCH_NPU_ALLOC_CONF", ""):
         raise UserError(
             "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's sleep mode refuses: take it out"
         )
     if env.get("VLLM_ASCEND_ENABLE_NZ") != "0":
         raise UserError("VLLM_ASCEND_ENABLE_NZ must be 0: with the NZ layout vllm-ascend refuses updated weights")
+    if env.get("TASK_QUEUE_ENABLE") == "2" and not eager:
+        raise UserError(
+            "TASK_QUEUE_ENABLE=2 and captured graphs exclude each other: set env.TASK_QUEUE_ENABLE=1 (the article's profile, "
+            "which is eager, has 2), or rollout.enforce_eager=true"
+        )
     for name, low, high in (("HCCL_CONNECT_TIMEOUT", 120, 7200), ("HCCL_EXEC_TIMEOUT", 1, 2**31 - 1)):
         if not env[name].isdecimal() or not low <= int(env[name]) <= high:
             endless = ": 0 would wait for ever" if env[name] == "0" else ""

@@ -28,6 +28,7 @@ from omegaconf import OmegaConf
 from sam_core.files import write_json
 
 from llm_rl import config, environment, layout, resume, space, verl
+from llm_rl.data import prepare as data
 from llm_rl.errors import UserError
 from llm_rl.follow import failure, follow, stop, summarize, table
 from llm_rl.pin_set import PinSet
@@ -135,6 +136,8 @@ def run(recipe: Recipe, run_dir: Path) -> None:
     for file in (Path(recipe.model.path, "config.json"), Path(recipe.data.train_files), Path(recipe.data.val_files)):
         if not file.is_file():
             raise UserError(f"there is no {file}: make or fetch the model and the data first (docs/recipes.md)")
+    for file in (recipe.data.train_files, recipe.data.val_files):
+        data.check(Path(file))
     planned = plan(recipe, run_dir)
     if planned.needs:
         space.check(planned.needs, run_dir)

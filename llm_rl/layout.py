@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a recipe fits its dies, by arithmetic: parallel sizes, memory of rollout and training, waves of requests.
 
-Bytes are counted from the model's shapes. Activations, communication buffers and fragmentation are not modelled; RESERVE
-stands for them.
+Bytes are counted from the model's shapes, those of HCCL's communicators from the groups of dies (llm_rl/communicators.py).
+Activations and fragmentation are not modelled; RESERVE stands for them, in an engine for its communicators too, unless
+these leave activations less than ACTIVATIONS.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_rl import communicators
 from llm_rl.errors import UserError
 from llm_rl.recipe import Recipe
 
 GIB = 1 << 30
-RESERVE = 8.0
-"""GiB of a die for what is not modelled, in rollout and in training; an assumption, the upper end of 4 to 8."""
+RESERVE, ACTIVATIONS = 8.0, 4.0
+"""GiB of a die for what is not modelled, in rollout and in training, and for an engine's activations alone; assumptions, the
+two ends of 4 to 8."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Rollout:
 
     engines: int
     weights: float
+    communicators: float
     pinned: float
     budget: float
     kv: float
@@ -96,11 +100,12 @@ class Training:
     gradients: float
     optimizer: float
     logits: float
+    communicators: float
     host: float
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.logits
+        return self.weights + self.gradients + self.optimizer + self.logits + self.communicators
 
 
 def shape(model: Path) -> Shape | None:
@@ -186,7 +191,8 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
     dense = model.parameters - model.expert_parameters
     weights = 2 * (dense / tp + model.expert_parameters / max(ep, tp)) / GIB
     budget = recipe.cluster.die_memory * recipe.rollout.gpu_memory_utilization
-    kv = budget - weights - reserve
+    of_groups, _ = communicators.memory(recipe)
+    kv = budget - weights - max(reserve, of_groups + ACTIVATIONS)
     longest = recipe.sequence_length
     token = model.kv_bytes(tp) / GIB
     engines = recipe.cluster.dies // tp
@@ -194,6 +200,7 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
     return Rollout(
         engines=engines,
         weights=weights,
+        communicators=of_groups,
         pinned=_pinned(recipe, model),
         budget=budget,
         kv=kv,
@@ -240,6 +247,7 @@ def training(recipe: Recipe, model: Shape) -> Training:
         gradients=gradients / GIB,
         optimizer=optimizer / GIB,
         logits=4 * tokens * vocabulary / GIB,
+        communicators=communicators.memory(recipe)[1],
         host=12 * model.parameters / nodes / GIB,
     )
 
@@ -260,10 +268,17 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
         f"{dies_per_node * roll.weights:.0f} GiB a host while training, {dies_per_node * roll.pinned:.0f} with what "
         "pinning adds"
     )
+    groups = (
+        f"{roll.communicators:.1f} GiB a die for the engine's {len(communicators.engine_groups(recipe))}, "
+        f"{train.communicators:.1f} for the trainer's {len(communicators.trainer_groups(recipe))}"
+    )
     table += [
         ("  weights a die", f"{roll.weights:.1f} GiB"),
         *([("  weights asleep", asleep)] if recipe.keeps_weights_on_host else []),
-        ("  KV left", f"{roll.kv:.1f} of {roll.budget:.1f} GiB, after {RESERVE:g} GiB for what is not modelled"),
+        (
+            "  KV left",
+            f"{roll.kv:.1f} of {roll.budget:.1f} GiB, after {RESERVE:g} GiB for communicators and activations",
+        ),
         ("  a full sequence", f"{roll.sequence:.2f} GiB for {recipe.sequence_length} tokens"),
         ("  full sequences that fit", f"{roll.full_sequences:.1f} of {recipe.rollout.max_num_seqs}"),
         ("  mean tokens that fit", f"{roll.mean_tokens:.0f} at {recipe.rollout.max_num_seqs} requests"),
@@ -272,6 +287,7 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
         ("  weights, gradients", f"{train.weights:.1f} + {train.gradients:.1f} GiB a die"),
         ("  optimizer", f"{train.optimizer:.1f} GiB a die; off the dies {train.host:.0f} GiB a host"),
         ("  logits", f"{train.logits:.1f} GiB a copy in float32"),
+        *([("communicators", groups)] if train.communicators or roll.communicators else []),
         ("  in all", f"{train.total:.1f} of {memory:g} GiB, {RESERVE:g} of which are left to activations"),
     ]
     if roll.kv < roll.sequence:
@@ -281,16 +297,17 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
             f"the rollout does not fit: weights {roll.weights:.1f}, one full sequence {roll.sequence:.1f} and "
             f"{RESERVE:g} GiB for activations are {needed:.1f} GiB a die of {roll.budget:.1f} allowed{spread}"
         )
+    communicators.check(recipe, model)
     if train.total + RESERVE > memory:
         raise UserError(
             f"the training does not fit: {train.total:.1f} GiB a die and {RESERVE:g} GiB for activations of {memory:g} GiB: "
             "take more dies, or larger parallel sizes"
         )
-    resident = 0.0 if recipe.train.param_offload else train.weights + train.gradients
+    resident = train.communicators + (0.0 if recipe.train.param_offload else train.weights + train.gradients)
     resident += 0.0 if recipe.train.optimizer_offload else train.optimizer
     if resident + roll.budget > memory:
         raise UserError(
-            f"rollout and training do not fit together: {resident:.1f} GiB of training state stay on a die beside the "
+            f"rollout and training do not fit together: {resident:.1f} GiB of training state and communicators stay on a die beside the "
             f"engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and train.optimizer_offload"
         )
     warnings = []

@@ -69,7 +69,24 @@ def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
     if train.backend == "megatron" and train.recompute:
         layers = actor + "megatron.override_transformer_config.recompute_"
         settings |= {layers + "granularity": "full", layers + "method": "uniform", layers + "num_layers": 1}
+    if train.backend == "megatron" and recipe.cluster.device == "npu":
+        settings |= _mindspeed(recipe)
     return settings
+
+
+def _mindspeed(recipe: Recipe) -> dict[str, Any]:
+    """MindSpeed's faster operators, which it reads from the transformer's configuration, but for those that the recipe sets
+    under `verl:`. docs/settings.md has the reasons.
+    """
+    # MindSpeed checks position_embedding_type where the rotary embedding is fused, and verl's configuration has none.
+    settings: dict[str, Any] = {"use_fused_rotary_pos_emb": True, "position_embedding_type": "rope"}
+    if recipe.train.context_parallel > 1:
+        settings |= {"use_cp_send_recv_overlap": True, "use_fused_ring_attention_update": True}
+    if recipe.train.expert_parallel > 1:
+        settings |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True, "moe_permute_fusion": True}
+    transformer = "actor_rollout_ref.actor.megatron.override_transformer_config."
+    given = {name.lstrip("+") for name, _ in leaves(recipe.verl)}
+    return {f"+{transformer}{name}": value for name, value in settings.items() if transformer + name not in given}
 
 
 def _speculation(recipe: Recipe, run_dir: Path) -> dict[str, Any]:

@@ -50,6 +50,14 @@ REASONS = {
     "train.context_parallel": ("Megatron only", "仅 Megatron"),
     "train.sequence_parallel": ("FSDP's way to share a long sequence", "FSDP 分担长序列的方式"),
     "train.max_tokens_per_die": ("follows from the sizes above", "由以上各数得出"),
+    "env.TASK_QUEUE_ENABLE": (
+        "torch_npu's default; 2 takes more memory and excludes graphs",
+        "torch_npu 的默认值；2 占用更多显存，且与图模式冲突",
+    ),
+    "env.HCCL_BUFFSIZE": (
+        "CANN's default, MiB; enough for 235B's experts by the formula, and each communicator takes it twice",
+        "CANN 的默认值（MiB）；按公式已够 235B 的专家使用，而每个通信域占用两份",
+    ),
     "verl.trainer.balance_batch": ("even shares of tokens for each rank", "各 rank 的 token 数均衡"),
 }
 

@@ -74,6 +74,24 @@ def write_parquet(path: Path, table: Iterable[Row]) -> None:
         parquet.write_table(pyarrow.Table.from_pylist(list(table), schema), temporary)
 
 
+def count_prompts(path: Path) -> tuple[int, int]:
+    """Rows of a Parquet file in verl's schema and different last messages among them; 0 for a file in another schema."""
+    import pyarrow
+    from pyarrow import compute, parquet
+
+    rows, prompts = 0, set()
+    try:
+        file = parquet.ParquetFile(path)
+        for batch in file.iter_batches(1 << 16, columns=["prompt"]):
+            messages = batch.column(0)
+            last = compute.subtract(messages.offsets.slice(1), 1)
+            prompts.update(messages.values.field("content").take(last).to_pylist())
+            rows += len(messages)
+    except (pyarrow.ArrowException, AttributeError, KeyError, IndexError):
+        return 0, 0
+    return rows, len(prompts)
+
+
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -119,6 +119,33 @@ def finish(out: Path, table: list[Row], record: dict[str, Any]) -> dict[str, Any
     return record
 
 
+def check(path: Path) -> None:
+    """UserError for a public file that was not prepared: one whose prompts repeat, without the record of `prepare`.
+
+    A file with a record must be the one that the record describes.
+    """
+    beside = path.with_name(path.name + ".json")
+    if beside.exists():
+        try:
+            known = json.loads(beside.read_text())["sha256"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{beside} is no record of llm_rl.data: prepare {path.name} again (docs/accuracy.md)"
+            ) from None
+        if files.sha256(path) != known:
+            raise UserError(
+                f"{path} is another file than its record {beside.name} describes: prepare it again (docs/accuracy.md)"
+            )
+        return
+    rows, prompts = files.count_prompts(path)
+    if rows >= 2 * prompts > 0:
+        raise UserError(
+            f"{path} has {rows:,} rows of {prompts:,} prompts and no record of llm_rl.data: it is a public file as it was "
+            "downloaded. `python -m llm_rl.data prepare` removes the repetitions, or keeps them by --keep-duplicates "
+            "(docs/accuracy.md)"
+        )
+
+
 def _read_url(path: Path) -> str | None:
     try:
         return json.loads(path.read_text())["url"]

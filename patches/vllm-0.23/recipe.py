@@ -38,7 +38,8 @@ def derive(recipe: Recipe) -> dict[str, Any]:
         "+reward.reward_kwargs.max_resp_len": recipe.data.max_response_length,
     }
     if recipe.train.backend == "megatron":
-        return settings | {"model_engine": "megatron"}
+        # mbridge, as in verl's own images for NPUs; by default verl takes Megatron-Bridge, which they lack.
+        return settings | {"model_engine": "megatron", "actor_rollout_ref.actor.megatron.vanilla_mbridge": True}
     # verl sends whole float32 weights to the engines through a buffer, and ends where one does not fit
     # (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py:140).
     shape = layout.shape(Path(recipe.model.path))

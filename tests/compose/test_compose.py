@@ -240,6 +240,33 @@ def test_the_largest_weight_fits_the_buffer_that_sends_it(capsys):
     assert "checkpoint_engine.update_weights_bucket_megabytes=2968" in capsys.readouterr().out
 
 
+def test_megatron_gets_the_operators_of_mindspeed(capsys):
+    """docs/settings.md: what verl's guide and the article's scripts set, and not what breaks the sending of weights."""
+    transformer = "+actor_rollout_ref.actor.megatron.override_transformer_config."
+    rope = {"use_fused_rotary_pos_emb=true", "position_embedding_type=rope"}
+    context = {"use_cp_send_recv_overlap=true", "use_fused_ring_attention_update=true"}
+    experts = {"moe_token_dispatcher_type=alltoall", "moe_grouped_gemm=true", "moe_permute_fusion=true"}
+    others = {*rope, *context, *experts}
+
+    def given(name, *overrides):
+        assert dry_run(name, *overrides) == 0, capsys.readouterr().err
+        words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+        if "profile=recommended" not in overrides or "235b" in name:
+            assert DAPO_IN_CHECKOUT or "actor_rollout_ref.actor.megatron.vanilla_mbridge=true" in words
+        found = {word.removeprefix(transformer) for word in words if word.startswith(transformer)}
+        assert not {
+            word for word in found if word.startswith(("moe_zero_memory", "moe_alltoall_overlap", "swap_optimizer"))
+        }
+        return found & others
+
+    assert given("dapo_qwen3_32b_32die") == rope | context
+    assert given("dapo_qwen3_235b_a22b_128die") == others
+    assert given("dapo_qwen3_235b_a22b_128die", "profile=recommended") == others
+    assert given("dapo_qwen3_32b_32die", "profile=recommended") == set()
+    off = "actor_rollout_ref.actor.megatron.override_transformer_config.+use_fused_ring_attention_update=false"
+    assert given("dapo_qwen3_32b_32die", f"verl.{off}") == rope | {"use_cp_send_recv_overlap=true"}
+
+
 def test_a_key_map_names_each_of_verls_keys_once():
     for name in pin_set.names():
         for backend in BACKENDS:

@@ -6,12 +6,15 @@ import hashlib
 import http.server
 import json
 import re
+import shutil
 import threading
 
 import pandas
 import pytest
 
 from llm_rl.data import __main__ as command
+from llm_rl.data.prepare import check
+from llm_rl.errors import UserError
 from llm_rl.qwen3 import sums
 
 
@@ -62,6 +65,28 @@ def test_dapo_without_its_copies(folder, tmp_path, capsys):
     assert record["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
     assert sorted(path.name for path in out.parent.iterdir()) == ["dapo.parquet", "dapo.parquet.json"]
     assert "duplicates_removed       594" in capsys.readouterr().out
+
+
+def test_a_run_notices_a_public_file_under_a_recipes_name(folder, tmp_path):
+    """And a file that is not the one of its record; a file of other schema, or without repetitions, is a user's own."""
+    out = tmp_path / "dapo-math-17k.parquet"
+    words = ["dapo-math-17k", "--source", folder / "dapo.parquet", "--out", out]
+    for kept in ((), ("--keep-duplicates",)):
+        assert prepare(*words, *kept) == 0
+        check(out)
+    shutil.copy(folder / "dapo.parquet", out)
+    with pytest.raises(UserError, match="is another file than its record dapo-math-17k.parquet.json describes"):
+        check(out)
+    (tmp_path / "dapo-math-17k.parquet.json").write_text("{}")
+    with pytest.raises(UserError, match="is no record of llm_rl.data"):
+        check(out)
+    (tmp_path / "dapo-math-17k.parquet.json").unlink()
+    with pytest.raises(UserError, match="has 600 rows of 6 prompts and no record of llm_rl.data"):
+        check(out)
+    pandas.DataFrame(dapo_rows()[1][:6]).to_parquet(out)
+    check(out)
+    pandas.DataFrame({"question": ["a", "a"]}).to_parquet(out)
+    check(out)
 
 
 def test_verl_reads_and_scores_what_is_written(folder, tmp_path):

@@ -54,6 +54,15 @@ def test_environment_that_cannot_work_on_ascend_is_refused(env, sentence, tmp_pa
         variables(tmp_path, *(f"env.{name}='{value}'" for name, value in env.items()))
 
 
+def test_a_task_queue_of_level_2_is_for_eager_mode_alone(tmp_path):
+    """As the article's script has it; recommended: torch_npu's default."""
+    assert variables(tmp_path)["TASK_QUEUE_ENABLE"] == "2" and variables(tmp_path)["HCCL_BUFFSIZE"] == "300"
+    with pytest.raises(UserError, match="TASK_QUEUE_ENABLE=2 and captured graphs exclude each other"):
+        variables(tmp_path, "rollout.enforce_eager=false")
+    ours = variables(tmp_path, "rollout.enforce_eager=false", "profile=recommended")
+    assert (ours["TASK_QUEUE_ENABLE"], ours["HCCL_BUFFSIZE"]) == ("1", "200")
+
+
 def test_aiv_is_refused_where_engines_wait_for_each_other(tmp_path):
     recipe = npu("env.HCCL_OP_EXPANSION_MODE=AIV")
     pin_set = PinSet(recipe.pin_set)

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import psutil
+import pyarrow
 import pytest
 from omegaconf import OmegaConf
+from pyarrow import parquet
 from sam_core.options import Options
 
 from llm_rl import config, follow, launch, pin_set, verl
@@ -141,6 +143,16 @@ def test_bad_setting_is_one_sentence_and_starts_nothing(override, sentence, tmp_
     error = capsys.readouterr().err
     assert error.startswith(f"error: {sentence}"), error
     assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_public_data_file_is_noticed_before_anything_starts(tmp_path, capsys, patched):
+    file = tmp_path / "aime-2024.parquet"
+    rows = parquet.read_table(load().data.val_files)
+    parquet.write_table(pyarrow.concat_tables([rows] * 32), file)
+    assert launch.main(arguments(tmp_path, f"data.val_files={file}")) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {file} has {32 * len(rows):,} rows of {len(rows)} prompts and no record"), error
     assert not (tmp_path / "run").exists()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_rl import config, layout
+from llm_rl import communicators, config, layout
 from llm_rl.errors import UserError
 from llm_rl.layout import GIB, SHAPES
 
@@ -46,18 +46,18 @@ def test_experts_of_235b_and_what_tensor_parallelism_leaves_of_keys_and_values()
 @pytest.mark.parametrize(
     ("name", "changes", "weights", "sequence", "worst", "kv", "full", "mean"),
     [
-        (B32, {}, 7.6, 1.125, 144, (36, 40), (32, 35), (9.1, 10.1)),
-        ("dapo_qwen3_32b_128die_customer", {}, 7.6, 1.125, 288, (36, 40), (32, 35), (4.6, 5.1)),
-        (B235, {}, 7.0, 1.65, 106, (39, 43), (24, 26), (13.7, 15.1)),
+        (B32, {}, 7.6, 1.125, 144, (36, 38.8), (32, 34.5), (9.1, 9.93)),
+        ("dapo_qwen3_32b_128die_customer", {}, 7.6, 1.125, 288, (36, 38.8), (32, 34.5), (4.6, 4.97)),
+        (B235, {}, 7.0, 1.65, 106, (39, 41.5), (24, 25.2), (13.7, 14.46)),
         (
             B235,
             {"cluster.nodes": 1, "rollout.data_parallel_size": 4, "rollout.expert_parallel_size": 16},
-            *(30.2, 1.65, 106, (16, 20), (10, 12), (5.7, 7.1)),
+            *(30.2, 1.65, 106, (16, 18.4), (10, 11.1), (5.7, 6.4)),
         ),
     ],
 )
 def test_rollout_memory(name, changes, weights, sequence, worst, kv, full, mean):
-    """GiB a die, full sequences and thousands of mean tokens, with 8 and with 4 GiB for what is not modelled."""
+    """GiB a die, full sequences and thousands of mean tokens, with 8 GiB reserved, and with 4 beside the communicators."""
     recipe = load(name, **changes)
     model = SHAPES[Path(recipe.model.path).name]
     low, high = layout.rollout(recipe, model, 8.0), layout.rollout(recipe, model, 4.0)
@@ -108,6 +108,46 @@ def test_training_memory(name, model, changes, parts, total):
     if parts:
         assert (train.weights, train.gradients, train.optimizer) == tuple(pytest.approx(p, abs=0.06) for p in parts)
     assert train.weights + train.gradients + train.optimizer == pytest.approx(total, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "engine", "trainer"),
+    [
+        # World and tensor at vllm-ascend's 200 MiB. World, tensor, pipeline, context twice, data and context, tensor and
+        # pipeline at 300; pipeline and both of context also 20 point to point.
+        (B32, {}, 2 * 2 * 200, 2 * (7 * 300 + 3 * 20)),
+        (B32, OURS, 2 * 2 * 200, 2 * 3 * 200),  # world, sequence, data
+        # Also expert at 200, data parallel at 50 and dispatch at 300. The trainer's four of experts, and tensor and context;
+        # those of one die have no communicator: expert tensor, expert data.
+        (B235, {}, 2 * (3 * 200 + 50 + 300), 2 * (11 * 300 + 3 * 20)),
+        (B235, {"cluster.device": "cuda"}, 0, 0),
+    ],
+)
+def test_communicators_take_device_memory(name, changes, engine, trainer):
+    """MiB: twice the buffer for each group of more than one die."""
+    recipe = load(name, **changes)
+    assert tuple(1024 * gib for gib in communicators.memory(recipe)) == pytest.approx((engine, trainer))
+    model = SHAPES[Path(recipe.model.path).name]
+    train = layout.training(recipe, model)
+    parts = train.weights + train.gradients + train.optimizer + train.logits
+    assert train.total - parts == pytest.approx(trainer / 1024)
+
+
+def test_an_engines_communicators_are_in_its_reserve_until_they_leave_activations_too_little():
+    recipe, large = load(B235), load(B235, **{"env.HCCL_BUFFSIZE": "2000"})
+    model = SHAPES["Qwen3-235B-A22B"]
+    assert layout.rollout(recipe, model).kv == layout.rollout(load(B235, **OURS), model).kv
+    less = 2 * (3 * 200 + 50 + 2000) / 1024 + layout.ACTIVATIONS - layout.RESERVE
+    assert layout.rollout(recipe, model).kv - layout.rollout(large, model).kv == pytest.approx(less)
+
+
+def test_the_buffer_that_the_dispatch_to_experts_needs():
+    """64 requests of 4 tokens over 4 dies: 64 tokens a die, sent to 128 experts in rows of 8,704 bytes, back from 8 in rows of
+    8,192; twice, and 11 MiB."""
+    recipe, model = load(B235), SHAPES["Qwen3-235B-A22B"]
+    assert communicators.dispatch_buffer(recipe, model) == -(-2 * 64 * (128 * 8704 + 8 * 8192) // 2**20) + 11 == 155
+    assert communicators.dispatch_buffer(load(B235, **{"rollout.max_num_seqs": 4096}), model) > 8 * 144
+    assert communicators.dispatch_buffer(load(), SHAPES["Qwen3-32B"]) == 0
 
 
 def test_logits_and_the_optimizer_in_host_memory():
@@ -180,9 +220,13 @@ def test_every_recipe_says_what_to_expect():
         (B235, {"train.last_stage_layers": None}, "94 layers cannot be dealt to 4 pipeline stages"),
         (B32, {"cluster.die_memory": 20}, "the rollout does not fit: weights 7.6, one full sequence 1.1 and 8 GiB"),
         (B32, OURS | {"cluster.nodes": 1, "cluster.die_memory": 32, "rollout.gpu_memory_utilization": 0.9},
-         "the training does not fit: 33.1 GiB a die and 8 GiB for activations of 32 GiB"),
+         "the training does not fit: 34.3 GiB a die and 8 GiB for activations of 32 GiB"),
         (B32, OURS | {"train.optimizer_offload": False, "rollout.gpu_memory_utilization": 0.9},
-         "do not fit together: 7.6 GiB of training state stay on a die beside the engine's 57.6 of 64 GiB"),
+         "do not fit together: 8.8 GiB of training state and communicators stay on a die beside the engine's 57.6 of 64 GiB"),
+        (B32, {"env.HCCL_BUFFSIZE": "4000"}, "the training does not fit: 79.0 GiB a die"),
+        (B32, {"env.HCCL_BUFFSIZE": "0.5"}, "HCCL_BUFFSIZE must be a whole number of MiB, got '0.5'"),
+        (B235, {"env.HCCL_BUFFSIZE": "150"},
+         "HCCL_BUFFSIZE is 150 MiB, and sending 64 requests' tokens to the experts of other dies needs 155: set env.HCCL_BUFFSIZE=155"),
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_refused(name, changes, sentence):

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory of HCCL's communicators, by the groups that trainer and engine communicate in.
+
+Each communicator takes 2 x HCCL_BUFFSIZE of a die for itself, one that also sends point to point 2 x P2P_HCCL_BUFFSIZE more
+(environment variable references of CANN 9.0 and of Ascend Extension for PyTorch 7.1). HCCL creates one with a group's first
+collective, and keeps it. Groups of one die have none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llm_rl.errors import UserError
+from llm_rl.recipe import Recipe
+
+if TYPE_CHECKING:
+    from llm_rl.layout import Shape
+
+DEFAULT, POINT_TO_POINT = 200, 20
+"""MiB: CANN's default of HCCL_BUFFSIZE, torch_npu's of P2P_HCCL_BUFFSIZE."""
+ENGINE, ENGINE_DATA = 200, 50
+"""MiB that vllm-ascend itself gives its groups, those of data parallelism the latter (utils.py, get_hccl_config_for_pg_options)."""
+WINDOW, MOST_TOKENS = 11, 512
+"""MiB, and tokens of a die: bounds of the operators that send tokens to experts."""
+
+
+def buffer_size(recipe: Recipe) -> int:
+    """HCCL_BUFFSIZE, MiB; raise UserError."""
+    value = str(recipe.env.get("HCCL_BUFFSIZE", DEFAULT))
+    if not value.isdecimal() or int(value) < 1:
+        raise UserError(f"HCCL_BUFFSIZE must be a whole number of MiB, got {value!r} (env.HCCL_BUFFSIZE)")
+    return int(value)
+
+
+def trainer_groups(recipe: Recipe) -> dict[str, int]:
+    """Dies of each group of a trainer's rank, by name.
+
+    Megatron's are those of megatron.core.parallel_state in which an update has a collective, and MindSpeed's second group
+    of context parallelism (use_cp_send_recv_overlap); FSDP's those of verl's device meshes.
+    """
+    train, dies = recipe.train, recipe.cluster.dies
+    if train.backend != "megatron":
+        sizes = {"world": dies, "sequence": train.sequence_parallel, "data": dies // train.sequence_parallel}
+        return {name: size for name, size in sizes.items() if size > 1}
+    tp, pp, cp = train.tensor_parallel, train.pipeline_parallel, train.context_parallel
+    ep, etp = train.expert_parallel, train.expert_tensor_parallel
+    sizes = {"world": dies, "tensor": tp, "pipeline": pp, "context": cp, "context overlap": cp}
+    sizes |= {"data and context": dies // (tp * pp), "tensor and pipeline": tp * pp}
+    if ep > 1:
+        sizes |= {"expert": ep, "expert tensor": etp, "expert and tensor": ep * etp, "tensor and context": tp * cp}
+        sizes |= {"expert, tensor and pipeline": ep * etp * pp, "expert data": dies // (ep * etp * pp)}
+    return {name: size for name, size in sizes.items() if size > 1}
+
+
+def engine_groups(recipe: Recipe) -> dict[str, int]:
+    """Dies of each group of an engine's rank, by name: vLLM's, and vllm-ascend's own for the dispatch to experts."""
+    rollout = recipe.rollout
+    tp, dp, ep = rollout.tensor_model_parallel_size, rollout.data_parallel_size, rollout.expert_parallel_size
+    sizes = {"world": tp * dp, "tensor": tp, "data": dp, "expert": ep, "dispatch": ep}
+    return {name: size for name, size in sizes.items() if size > 1}
+
+
+def memory(recipe: Recipe) -> tuple[float, float]:
+    """GiB of a die for the communicators of the engine, and for those of the trainer."""
+    if recipe.cluster.device != "npu":
+        return 0.0, 0.0
+    size = buffer_size(recipe)
+    of_engine = {"data": ENGINE_DATA, "dispatch": size}
+    engine = sum(2 * of_engine.get(name, ENGINE) for name in engine_groups(recipe))
+    groups = trainer_groups(recipe)
+    pairs = {"pipeline", "context", "context overlap"} & {*groups} if recipe.train.backend == "megatron" else ()
+    return engine / 1024, (2 * size * len(groups) + 2 * POINT_TO_POINT * len(pairs)) / 1024
+
+
+def dispatch_buffer(recipe: Recipe, model: Shape) -> int:
+    """MiB of HCCL_BUFFSIZE that sending tokens to experts on other dies needs; 0 where each engine has all experts.
+
+    The formula of npu_moe_distribute_dispatch and _combine on A3 (cann-recipes-infer, executor/utils/hccl_utils.py), for as many
+    tokens as vllm-ascend lets these operators have (ascend_forward_context.py, set_mc2_tokens_capacity).
+    """
+    rollout = recipe.rollout
+    ep = rollout.expert_parallel_size
+    if ep == 1 or not model.experts or recipe.cluster.device != "npu":
+        return 0
+
+    def align(size: int, to: int) -> int:
+        return -(-size // to) * to
+
+    rows = rollout.max_num_seqs * (1 + recipe.sam_options["k"])
+    tokens = min(-(-rows // rollout.tensor_model_parallel_size), MOST_TOKENS)
+    row = 2 * model.hidden
+    dispatch = model.experts // ep * tokens * ep * align(align(row, 32) + 44, 512)
+    combine = model.experts_per_token * tokens * align(row, 512)
+    return -(-2 * (dispatch + combine) // 2**20) + WINDOW
+
+
+def check(recipe: Recipe, model: Shape) -> None:
+    """UserError if the buffer is too small for the dispatch to experts."""
+    size, needed = buffer_size(recipe), dispatch_buffer(recipe, model)
+    if size < needed:
+        raise UserError(
+            f"HCCL_BUFFSIZE is {size} MiB, and sending {recipe.rollout.max_num_seqs} requests' tokens to the experts of other "
+            f"dies needs {needed}: set env.HCCL_BUFFSIZE={needed}"
+        )
