@@ -6,7 +6,7 @@ while there is none nothing is written.
 
 <run>.prom    every number of the last line of verl's step log as a gauge under verl's name, `timing_s/gen` as
               `verl_timing_s_gen`, and its step as `verl_training_step`
-engines.json  the rollout's servers, for a file_sd_config; verl writes their addresses to prometheus.yml in the run's folder
+<run>.json    the rollout's servers, for a file_sd_config; verl writes their addresses to prometheus.yml in the run's folder
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def published(run_dir: Path) -> Iterator[Callable[[Sequence[Mapping[str, Any]]],
     if (place := folder()) is None:
         yield lambda steps: None
         return
-    metrics, engines, source = place / f"{run_dir.name}.prom", place / "engines.json", verl_file(run_dir)
-    last, known, writable = None, None, True
+    metrics, engines, source = place / f"{run_dir.name}.prom", place / f"{run_dir.name}.json", verl_file(run_dir)
+    last, known, writable = None, [], True
 
     def publish(steps: Sequence[Mapping[str, Any]]) -> None:
         nonlocal last, known, writable

@@ -62,7 +62,7 @@ def scrape(folder, ended):
     while not ended.wait(0.3):
         for file in folder.glob("*.prom"):
             found["training"] = file.read_text()
-        if (file := folder / "engines.json").exists():
+        for file in folder.glob("*.json"):
             with contextlib.suppress(OSError, ValueError):  # not there any more
                 (group,) = json.loads(file.read_text())
                 (address,) = group["targets"]

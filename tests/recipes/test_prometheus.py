@@ -34,13 +34,13 @@ def test_steps_and_engines_are_there_while_the_run_lasts(places):
     with prometheus.published(run_dir) as publish:
         assert not list(folder.iterdir()) and not list(run_dir.iterdir())
         publish(STEPS[:1])
-        assert not (folder / "engines.json").exists()
+        assert not (folder / f"{run_dir.name}.json").exists()
         text = yaml.safe_dump(VERL)
         prometheus.verl_file(run_dir).write_text(text[:-8])
         publish([])
         prometheus.verl_file(run_dir).write_text(text)
         publish(STEPS)
-        found = json.loads((folder / "engines.json").read_text())
+        found = json.loads((folder / f"{run_dir.name}.json").read_text())
         assert found == [{"targets": ["h:1", "h:2"], "labels": {"run": run_dir.name}}]
         families = text_string_to_metric_families((folder / f"{run_dir.name}.prom").read_text())
         samples = {sample.name: sample for family in families for sample in family.samples}
