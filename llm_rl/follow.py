@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,17 @@ SPEC = "rollout/spec/"
 
 
 def follow(
-    process: subprocess.Popen, steps_file: Path, total: int, timeout: float, loads: dict[str, dict[str, float]]
+    process: subprocess.Popen,
+    steps_file: Path,
+    total: int,
+    timeout: float,
+    loads: dict[str, dict[str, float]],
+    publish: Callable[[list[dict]], None],
 ) -> str | None:
     """Print a line for each training step as the trainer logs it, until the process ends.
 
-    `loads` gets the load of the machine in each step (load.Load.take), by the step's number.
+    `loads` gets the load of the machine in each step (load.Load.take), by the step's number; `publish` gets the new lines of
+    the log, often none.
 
     Returns None, or one sentence if a step took more than `timeout` seconds; the caller then ends the process.
     """
@@ -42,6 +49,7 @@ def follow(
         before, size = size, steps_file.stat().st_size if steps_file.is_file() else 0
         steps = read_steps(steps_file) if size != before else []
         meter.sample()
+        publish(steps)
         for step in steps[printed:]:
             last = time.monotonic()
             loads[str(step["step"])] = shares = meter.take()

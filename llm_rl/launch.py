@@ -27,7 +27,7 @@ import yaml
 from omegaconf import OmegaConf
 from sam_core.files import write_json
 
-from llm_rl import config, environment, layout, resume, space, verl
+from llm_rl import config, environment, layout, prometheus, resume, space, verl
 from llm_rl.data import prepare as data
 from llm_rl.errors import UserError
 from llm_rl.follow import failure, follow, stop, summarize, table
@@ -192,14 +192,15 @@ def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | 
             start_new_session=True,
             pass_fds=[lock],  # held as long as the trainer lives, whatever becomes of this process
         )
+        steps_file, timeout = planned.run_dir / "steps.jsonl", recipe.trainer.step_timeout
         try:
-            timeout = recipe.trainer.step_timeout
-            timed_out = follow(process, planned.run_dir / "steps.jsonl", recipe.steps, timeout, record["load"])
+            with prometheus.published(planned.run_dir) as publish:
+                timed_out = follow(process, steps_file, recipe.steps, timeout, record["load"], publish)
         finally:
             stop(process)
     if timed_out:
         return f"{timed_out}: the run was ended; see {log}"
-    return failure(recipe, read_steps(planned.run_dir / "steps.jsonl"), process.returncode, log, begin)
+    return failure(recipe, read_steps(steps_file), process.returncode, log, begin)
 
 
 @contextlib.contextmanager

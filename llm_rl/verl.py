@@ -12,10 +12,12 @@ from typing import Any
 from omegaconf import DictConfig
 from sam_core.options import Options
 
+from llm_rl import prometheus
 from llm_rl.errors import UserError
 from llm_rl.pin_set import EntryPoint, PinSet
 from llm_rl.recipe import Recipe, leaves
 
+PROMETHEUS = "actor_rollout_ref.rollout.prometheus."
 MANY_EPOCHS = 100_000
 """More than any run takes, so that its number of steps alone ends it."""
 
@@ -39,6 +41,9 @@ def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, 
             settings[f"{'' if name == 'num_cpus' else '+'}ray_kwargs.ray_init.{name}"] = value
     settings |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}": value for name, value in env.items()}
     settings |= _speculation(recipe, run_dir)
+    if prometheus.folder():
+        source = str(prometheus.verl_file(run_dir))
+        settings |= {f"{PROMETHEUS}enable": True, f"{PROMETHEUS}file": source}
     names = {name.lstrip("+") for name in settings}
     for name, value in leaves(recipe.verl):
         if name.lstrip("+") in names:

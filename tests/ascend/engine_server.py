@@ -366,6 +366,13 @@ class AsyncServer:
         """Of each rank."""
         return self.loop.run_until_complete(self.engine.collective_rpc(scheduling))
 
+    def drafters(self):
+        """Counters of all engines, and those of the first alone."""
+        from sam_core.engines.vllm.step_log import drafter_counters
+
+        first = self.loop.run_until_complete(self.engine.collective_rpc("sam_stats"))[0]
+        return [self.loop.run_until_complete(drafter_counters(self.engine)), first]
+
     def keep_off(self):
         self.loop.run_until_complete(self.engine.collective_rpc(keep_off))
 

@@ -4,14 +4,20 @@
 The run with SAM is killed while its second step is made, all of its processes at once, and started again.
 """
 
+import contextlib
 import json
+import os
 import re
 import subprocess
+import threading
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from llm_rl import launch
 from llm_rl.reports.__main__ import main as report
@@ -21,8 +27,12 @@ from sam_core import Pool
 SCRIPT = launch.ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
 
 
-def train(folder, *overrides):
-    result = subprocess.run([SCRIPT, *overrides, "--run-dir", folder], capture_output=True, text=True, timeout=900)
+DASHBOARD = launch.ROOT / "ansible/roles/monitoring/files/dashboard.json"
+
+
+def train(folder, *overrides, **variables):
+    command = [SCRIPT, *overrides, "--run-dir", folder]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | variables)
     assert result.returncode == 0, result.stdout + result.stderr
     return result
 
@@ -46,15 +56,38 @@ def train_until_killed(folder, *overrides):
     tracker.write_text("")  # as a kill within its writing leaves it
 
 
+def scrape(folder, ended):
+    """What Prometheus would have got last from the run's files and from its engines."""
+    found = {}
+    while not ended.wait(0.3):
+        for file in folder.glob("*.prom"):
+            found["training"] = file.read_text()
+        for file in folder.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):  # not there any more
+                (group,) = json.loads(file.read_text())
+                (address,) = group["targets"]
+                with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+                    found["engine"] = answer.read().decode()
+    return found
+
+
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dapo")
+    folder, metrics = tmp_path_factory.mktemp("dapo"), tmp_path_factory.mktemp("metrics")
     overrides = ["sam=auto", "steps=2", "checkpoints.every=1"]
     train_until_killed(folder, *overrides)
-    result = train(folder, *overrides)
+    ended = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        scraped = pool.submit(scrape, metrics, ended)
+        try:
+            result = train(folder, *overrides, SAM_RL_METRICS=str(metrics))
+        finally:
+            ended.set()
     return SimpleNamespace(
         folder=folder,
         answers=read_answers(folder),
+        scraped=scraped.result(),
+        left=list(metrics.iterdir()),
         output=result.stdout,
         record=json.loads((folder / "run.json").read_text()),
         steps=launch.read_steps(folder / "steps.jsonl"),
@@ -110,6 +143,23 @@ def test_step_log_has_the_speculation_metrics(run):
     learning, _ = (step["data"]["rollout/spec/switch_on_share"] for step in run.steps)
     assert learning < 1, "off while it learns what steps cost; the resumed run has what the first one learned"
     assert sum(row[4] for row in run.rows) == sum(step["data"]["rollout/spec/drafted"] for step in run.steps)
+
+
+def test_prometheus_finds_what_the_dashboard_shows(run):
+    """Of the engine and of training; the bed has the other exporters. sam_switch_on comes within a second of drafting."""
+    samples = {}
+    for text in run.scraped.values():
+        for family in text_string_to_metric_families(text):
+            samples |= {sample.name: sample for sample in family.samples}
+    queries = [t["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for t in panel["targets"]]
+    wanted = {name for query in queries for name in re.findall(r"\b(?:vllm:|verl_)\w+", query)}
+    assert len(wanted) > 10 and wanted <= samples.keys()
+    assert (
+        samples["vllm:sam_switch_on"].labels["engine"] == samples["vllm:num_requests_running"].labels["engine"] == "0"
+    )
+    assert samples["vllm:spec_decode_num_accepted_tokens_total"].value > 0
+    assert samples["verl_training_step"].value == 2 and samples["verl_training_step"].labels == {"run": run.folder.name}
+    assert run.left == []
 
 
 def test_every_answer_is_logged_in_its_place(run):

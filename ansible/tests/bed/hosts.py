@@ -120,7 +120,7 @@ class Host:
         for path, text in files.items():
             self.write(path, text)
         (self.root / "root/.ssh").chmod(0o700)
-        for program in ("npu-smi", "hccn_tool", "chronyc"):
+        for program in ("npu-smi", "hccn_tool", "npu-exporter", "chronyc"):
             shutil.copy(HERE / "fakes" / program, self.root / "usr/local/bin")
         self.set_npu(npu.healthy(self.number))
         shared, mounted = self.folder.parent / "shared", self.root / "srv/sam-rl"

@@ -28,6 +28,7 @@ MIRROR = "http://deb.debian.org/debian"
 PACKAGES = "systemd systemd-sysv dbus openssh-server python3 python3-apt python3-venv git iproute2 iputils-ping procps"
 # Not installed, but in apt's cache as from a mirror inside the site: what the playbooks install.
 CACHED = "nftables python3-packaging rsync"
+MONITORING = "prometheus prometheus-node-exporter"
 INVENTORY = ROOT / "ansible" / "inventories" / "bed" / "group_vars" / "npu_hosts" / "main.yml"
 PIN_SET = re.search(r"^pin_set: (.+)$", INVENTORY.read_text(), re.MULTILINE).group(1)
 LOCK = ROOT / "patches" / PIN_SET / "requirements.lock"
@@ -62,7 +63,7 @@ def keep(new: Path, folder: Path) -> None:
 
 def base() -> Path:
     """The root folder of a bare host. It is made in memory: dpkg waits for the disk after each file it writes."""
-    folder = CACHE / f"base-{key(SUITE, MIRROR, PACKAGES, CACHED)}"
+    folder = CACHE / f"base-{key(SUITE, MIRROR, PACKAGES, CACHED, MONITORING)}"
     if folder.is_dir():
         return folder
     say(f"making the base system of the hosts (Debian {SUITE}, about a minute)")
@@ -74,7 +75,7 @@ def base() -> Path:
         debootstrap --variant=minbase --include={PACKAGES.replace(" ", ",")} {SUITE} {new}/root {MIRROR}
         rm -rf {new}/root/var/cache/apt/archives/*.deb {new}/root/usr/share/{{doc,man,locale}}
         echo 'APT::Install-Recommends "false";' > {new}/root/etc/apt/apt.conf.d/60-sam-bed
-        chroot {new}/root apt-get -qq install --download-only {CACHED}
+        chroot {new}/root apt-get -qq install --download-only {CACHED} {MONITORING}
         cp -a {new}/root {new}.copy
     """
     shutil.rmtree(f"{new}.copy", ignore_errors=True)

@@ -9,7 +9,9 @@ import shutil
 import socket
 import tarfile
 import threading
+import time
 import tomllib
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,8 @@ from plays import Result, Site
 from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
-PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
-"""Files that packages leave when they are installed or their services enabled; the clock stays in step."""
+PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
+"""Files that packages leave when they are installed, add a user or have services enabled; the clock stays in step."""
 BARE: dict[str, dict] = {}
 
 
@@ -183,11 +185,42 @@ def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None
     shutil.rmtree(head.root / "mnt/hub")
 
 
+@pytest.fixture(scope="module")
+def monitored(bed: Bed, site: Site, converged: Result) -> Result:
+    """monitoring.yml has run, and stopped twice on its way, at what was not there."""
+    result = site.play("monitoring", monitoring_npu_exporter="/opt/none").must_fail()
+    TIMES.append(("monitoring.yml until it lacks NPU Exporter", result.seconds))
+    note("NPU Exporter is not there", "monitoring", result)
+    assert result.sentence.startswith("bed1: monitoring_npu_exporter is /opt/none, which is no program on this host: ")
+    exporter = {"monitoring_npu_exporter": "/usr/local/bin/npu-exporter"}
+    result = site.play("monitoring", **exporter, monitoring_grafana_package="grafana").must_fail()
+    note("Grafana's package is not there", "monitoring", result)
+    assert re.match(r"bed1: Grafana was not installed from grafana \(.*'grafana'.*\): set ", result.sentence)
+    return site.play("monitoring", **exporter).must_pass()
+
+
+def test_monitoring_listens_where_it_should(bed: Bed, monitored: Result) -> None:
+    assert monitored.changed == [], "all was there but Grafana"
+    assert any("watches 3 hosts" in text and "Grafana is not installed" in text for text in monitored.messages)
+    for host in bed.hosts:
+        listening = {line.split()[3] for line in host.run("ss", "-Hltn").splitlines()}
+        listening = {address for address in listening if re.search(r":(80|90|91|30)\d\d$", address)}
+        head = {"127.0.0.1:9090"} if host is bed.hosts[0] else set()
+        assert listening == {f"{host.address}:9100", f"{host.address}:8082"} | head
+
+
+def asked(head: Host, path: str, **arguments: str) -> list[dict]:
+    """Result of a query to Prometheus on the head."""
+    url = f"http://127.0.0.1:9090/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
+    script = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
+    return json.loads(head.run("python3", "-c", script, url))["data"]["result"]
+
+
 def test_a_lost_worker_is_reported_and_the_run_goes_on_from_its_checkpoint(
-    bed: Bed, site: Site, converged: Result
+    bed: Bed, site: Site, monitored: Result
 ) -> None:
     head, worker = bed.hosts[0], bed.hosts[2]
-    request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=24", "pause=1"]}
+    request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=30", "pause=1"]}
 
     def pull_the_plug() -> None:
         head.until(lambda: len(steps(head, "lost")) >= 3, "the job has made three steps", 120)
@@ -205,14 +238,25 @@ def test_a_lost_worker_is_reported_and_the_run_goes_on_from_its_checkpoint(
     )
     assert result.seconds < 120
     assert head.run("systemctl", "is-active", "sam-rl-train", check=False).strip() != "active"
-    assert 3 <= pulled[0] <= len(steps(head, "lost")) < 24
+    assert 3 <= pulled[0] <= len(steps(head, "lost")) < 30
 
     worker.start()
     worker.wait()
     site.play("cluster").must_pass()
-    site.play("train", **request).must_pass()
-    assert [line["step"] for line in steps(head, "lost")] == list(range(1, 25))
+    trained = site.play("train", **request).must_pass()
+    assert [line["step"] for line in steps(head, "lost")] == list(range(1, 31))
     assert "resumed after step" in (head.root / RUNS / "lost/launch.log").read_text()
+
+    panels = json.loads((head.root / "opt/sam-rl/grafana/dashboards/sam-rl.json").read_text())["panels"]
+    queries = {target["expr"]: panel["title"] for panel in panels for target in panel["targets"]}
+    now = time.time()
+    begin = now - trained.seconds
+    found = {query: asked(head, "query_range", query=query, start=begin, end=now, step="1") for query in queries}
+    assert not [queries[query] for query, series in found.items() if not series]
+    assert len(found["npu_chip_info_utilization"]) == 48
+    assert len(found["max by (instance, engine) (vllm:sam_switch_on)"]) >= 3, "an engine on each host"
+    assert len(asked(head, "query", query='up{host="bed3"} == 1')) == 2, "the host that came back is watched again"
+    head.until(lambda: asked(head, "query", query="verl_training_step") == [], "the ended run is not shown any more")
 
 
 def packaged(host: Host, before: set[str]) -> set[str]:

@@ -50,6 +50,20 @@ def test_ray_problems():
     assert "did not answer" in host.ray_problems("", expected, 16)[0]
 
 
+def test_target_problems():
+    def target(job, host, health, error=""):
+        labels = {"job": job, "host": host} if host else {"job": job, "instance": "1.1.1.1:5"}
+        return {"labels": labels, "scrapeUrl": f"http://{host}:9100/metrics", "health": health, "lastError": error}
+
+    targets = [target("hosts", "a", "up"), target("hosts", "b", "unknown"), target("npus", "a", "down", "refused")]
+    targets.append(target("engines", "", "down", "refused"))  # engines come and go
+    early, refused = host.target_problems(json.dumps({"data": {"activeTargets": targets}}), "a")
+    assert early.startswith("b: Prometheus on a gets no metrics from http://b:9100/metrics (not asked yet): see ")
+    assert "(refused): see `journalctl -u sam-rl-npu-exporter` on the host" in refused
+    assert host.target_problems(json.dumps({"data": {"activeTargets": targets[:1]}}), "a") == []
+    assert host.target_problems("", "a")[0].startswith("a: Prometheus does not answer")
+
+
 @pytest.mark.parametrize(
     ("end", "said"),
     [

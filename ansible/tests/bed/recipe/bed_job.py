@@ -4,6 +4,8 @@
 The policy is a table of logits for the next of 24 tokens given the last one. A worker on each host samples answers, with
 sam_core drafting and each draft verified against the sample; the reward is the share of tokens that follow their
 predecessor. Steps go to steps.jsonl and a checkpoint; a second start goes on from it. Settings: steps, pause (s a step).
+It is watched as a run of verl is: a worker serves the metrics that vLLM's servers have, with the values of its own sampling, and the
+driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
 """
 
 import argparse
@@ -17,11 +19,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+import prometheus_client
 import ray
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import sam_core
+from llm_rl.prometheus import published, verl_file
 
 TOKENS = 24
 ANSWERS = 16
@@ -36,12 +40,28 @@ class Rollout:
 
     def __init__(self):
         self.pool = sam_core.Pool(memory_bytes=1 << 24, rule="newest")
+        labels = {"model_name": "table", "engine": "0"}
+
+        def metric(kind, name):
+            return kind(f"vllm:{name}", name, list(labels)).labels(**labels)
+
+        gauge, counter = prometheus_client.Gauge, prometheus_client.Counter
+        self.running, self.waiting = metric(gauge, "num_requests_running"), metric(gauge, "num_requests_waiting")
+        self.switch, self.tokens = metric(gauge, "sam_switch_on"), metric(counter, "generation_tokens")
+        self.drafted = metric(counter, "spec_decode_num_draft_tokens")
+        self.accepted = metric(counter, "spec_decode_num_accepted_tokens")
+        self.switch.set(1)
+        self.server, _ = prometheus_client.start_http_server(0, ray.util.get_node_ip_address())
+
+    def address(self):
+        return f"{ray.util.get_node_ip_address()}:{self.server.server_port}"
 
     def sample(self, logits, seed):
         """(host name, [(tokens, reward)], draft tokens verified, accepted)."""
         draw = random.Random(seed)
         cumulative = np.cumsum(np.exp(logits - logits.max(1, keepdims=True)), axis=1)
         answers, drafted, accepted = [], 0, 0
+        self.running.set(1)
         out, lengths = np.empty((1, DRAFT), np.int32), np.empty(1, np.int32)
         for _ in range(ANSWERS):
             prompt = np.array([draw.randrange(TOKENS)], np.int32)
@@ -63,6 +83,10 @@ class Rollout:
             self.pool.close(slot, keep=True)
             steps = list(zip(tokens, tokens[1:]))
             answers.append((tokens, sum((a + 1) % TOKENS == b for a, b in steps) / len(steps)))
+        self.running.set(0)
+        self.tokens.inc(sum(len(tokens) - 1 for tokens, _ in answers))
+        self.drafted.inc(drafted)
+        self.accepted.inc(accepted)
         return socket.gethostname(), answers, drafted, accepted
 
 
@@ -114,18 +138,29 @@ def main():
         for number in range(hosts)
     ]
     logits = np.array(state["logits"])
-    for step in range(state["step"] + 1, int(settings["steps"]) + 1):
-        parts = ray.get(
-            [worker.sample.remote(logits, step * 100 + at) for at, worker in enumerate(workers)], timeout=60
-        )
-        reward = update(logits, [answer for _, answers, _, _ in parts for answer in answers])
-        line = {"step": step, "reward": round(reward, 4), "hosts": sorted(part[0] for part in parts)}
-        line |= {"drafted": sum(part[2] for part in parts), "accepted": sum(part[3] for part in parts)}
-        state = {"step": step, "logits": logits.tolist(), "lines": [*state["lines"], line]}
-        save(folder / "checkpoint.json", state)
-        log.write_text("".join(json.dumps(line) + "\n" for line in state["lines"]))
-        print(json.dumps(line), flush=True)
-        time.sleep(settings["pause"])
+    with published(folder) as publish:
+        # As verl does (verl/workers/rollout/utils.py, update_prometheus_config).
+        targets = ray.get([worker.address.remote() for worker in workers], timeout=60)
+        save(verl_file(folder), {"scrape_configs": [{"job_name": "rollout", "static_configs": [{"targets": targets}]}]})
+        for step in range(state["step"] + 1, int(settings["steps"]) + 1):
+            begin = time.monotonic()
+            parts = ray.get(
+                [worker.sample.remote(logits, step * 100 + at) for at, worker in enumerate(workers)], timeout=60
+            )
+            rollout_s = time.monotonic() - begin
+            reward = update(logits, [answer for _, answers, _, _ in parts for answer in answers])
+            line = {"step": step, "reward": round(reward, 4), "hosts": sorted(part[0] for part in parts)}
+            line |= {"drafted": sum(part[2] for part in parts), "accepted": sum(part[3] for part in parts)}
+            state = {"step": step, "logits": logits.tolist(), "lines": [*state["lines"], line]}
+            save(folder / "checkpoint.json", state)
+            log.write_text("".join(json.dumps(line) + "\n" for line in state["lines"]))
+            print(json.dumps(line), flush=True)
+            # One request runs on each host at a time: all of the rollout is tail.
+            data = {"timing_s/gen": rollout_s, "timing_s/step": time.monotonic() - begin, "critic/rewards/mean": reward}
+            data |= {"response_length/mean": LENGTH, "rollout/spec/busy_s": rollout_s, "rollout/spec/tail_s": rollout_s}
+            data |= {f"rollout/spec/{name}": line[name] for name in ("drafted", "accepted")}
+            publish([{"step": step, "data": data}])
+            time.sleep(settings["pause"])
     lines = state["lines"]
     summary = {"steps": len(lines), "reward_first": lines[0]["reward"], "reward_last": lines[-1]["reward"]}
     summary |= {key: sum(line[key] for line in lines) for key in ("drafted", "accepted")}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -47,6 +48,19 @@ def cpu_seconds(processes: Iterable[Any]) -> float:
             continue
         total += times.user + times.system
     return total
+
+
+async def drafter_counters(engine: Any) -> dict[str, float]:
+    """SamProposer.stats() of an AsyncLLM, summed over its data-parallel engines.
+
+    `engine.collective_rpc` asks all of them and returns the answer of the first (vllm/v1/engine/core_client.py,
+    DPLBAsyncMPClient.call_utility_async).
+    """
+    client = engine.engine_core
+    call = ("collective_rpc", "sam_stats", None, (), None)
+    answers = await asyncio.gather(*(client._call_utility_async(*call, engine=one) for one in client.core_engines))
+    drafters = [next(stats for stats in ranks if stats is not None) for ranks in answers]
+    return {name: sum(stats[name] for stats in drafters) for name in drafters[0]}
 
 
 class StepLog:

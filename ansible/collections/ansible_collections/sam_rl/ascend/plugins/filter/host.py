@@ -79,6 +79,21 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
     )
 
 
+def target_problems(answer: str, head: str) -> list[str]:
+    """Sentences on the answer of Prometheus' /api/v1/targets: hosts whose exporters it gets nothing from."""
+    try:
+        targets = json.loads(answer)["data"]["activeTargets"]
+    except (ValueError, LookupError, TypeError):
+        return [f"{head}: Prometheus does not answer: see `journalctl -u sam-rl-prometheus` there."]
+    units = {"hosts": "sam-rl-node-exporter", "npus": "sam-rl-npu-exporter"}
+    return [
+        f"{target['labels']['host']}: Prometheus on {head} gets no metrics from {target['scrapeUrl']} "
+        f"({target['lastError'] or 'not asked yet'}): see `journalctl -u {units[target['labels']['job']]}` on the host."
+        for target in targets
+        if target["labels"]["job"] in units and target["health"] != "up"
+    ]
+
+
 class FilterModule:
     """The filters by name."""
 
@@ -88,4 +103,5 @@ class FilterModule:
             "tree_problems": tree_problems,
             "ray_problems": ray_problems,
             "run_problem": run_problem,
+            "target_problems": target_problems,
         }
