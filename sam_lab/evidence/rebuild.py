@@ -18,7 +18,7 @@ from sam_core.files import replacing
 
 from sam_lab.bench.texts import checkpoint
 from sam_lab.cli import LabError
-from sam_lab.evidence.data import FOLDER
+from sam_lab.evidence.data import FOLDER, tail_repetitions
 from sam_lab.recordings import read_records
 
 SOURCES = FOLDER / "sources.json"
@@ -111,7 +111,9 @@ def recorded(row: Row, encode: Callable[[str], list[int]]) -> dict[str, Any]:
         ids += encode(part)
         if number % 2 == 0:
             turns.append([first, len(ids)])
-    return kept | {"prompt_ids": encode(row.prompt), "response_ids": ids} | ({"turns": turns} if len(turns) > 1 else {})
+    words = ids[:-1] if ids[-1:] == [SPECIAL["<|im_end|>"]] else ids
+    answer = {"prompt_ids": encode(row.prompt), "response_ids": ids, "tail_rep": tail_repetitions(words)}
+    return kept | answer | ({"turns": turns} if len(turns) > 1 else {})
 
 
 def check(of: str, rows: list[dict[str, Any]]) -> tuple[int, int]:

@@ -27,7 +27,11 @@ TRIAL = {
         {"role": "user", "content": "bye"},
     ],
 }
-RESULT = {"question": "1+1", "completions": [{"full_model_response": "2 \n", "score": 0.5}]}
+END = rebuild.SPECIAL["<|im_end|>"]
+RESULT = {
+    "question": "1+1",
+    "completions": [{"full_model_response": answer, "score": 0.5} for answer in ("2 \n", 20 * "so ")],
+}
 CHECKPOINT = {
     "metadata": {"model": "../models/inter_logic_qwen_3b_400"},
     "categories": [{"datasets": [{"name": "sums", "results": [RESULT]}]}],
@@ -46,8 +50,18 @@ def sources(tmp_path, monkeypatch, files):
     (tmp_path / "sources.json").write_text(json.dumps(listed))
     monkeypatch.setattr(rebuild, "SOURCES", tmp_path / "sources.json")
     monkeypatch.setattr(rebuild, "FOLDER", tmp_path)
-    monkeypatch.setattr(rebuild, "_tokenizer", lambda ranks: lambda text: list(text.encode()))
+    monkeypatch.setattr(rebuild, "_tokenizer", lambda ranks: encode)
     return ["rebuild", str(tmp_path / "out"), "--ranks", "none", "--sources", str(tmp_path / "sources")]
+
+
+def encode(text):
+    """A byte a token, but for the end of a message, which is one."""
+    *parts, last = text.split("<|im_end|>")
+    return [token for part in parts for token in [*part.encode(), END]] + list(last.encode())
+
+
+def decode(tokens):
+    return b"".join(b"<|im_end|>" if token == END else bytes([token]) for token in tokens)
 
 
 def rows(path):
@@ -62,19 +76,20 @@ def test_conversations_say_what_was_generated_and_answers_their_epoch_and_reward
     }
     assert main(sources(tmp_path, monkeypatch, files)) == 0
     (turns,) = rows(tmp_path / "out" / "turns.jsonl.gz")
-    text = bytes(turns["response_ids"])
+    text = turns["response_ids"]
     begin = b"<|im_start|>assistant\n"
     call = b'<tool_call>\n{"name": "find", "arguments": {"id": "x"}}\n</tool_call><|im_end|>'
-    assert bytes(turns["prompt_ids"]) == (
+    assert decode(turns["prompt_ids"]) == (
         b"<|im_start|>system\npolicy<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n" + begin
     )
-    assert [text[first:end] for first, end in turns["turns"]] == [b"who?<|im_end|>", call, b"done<|im_end|>"]
+    assert [decode(text[first:end]) for first, end in turns["turns"]] == [b"who?<|im_end|>", call, b"done<|im_end|>"]
     given = b"\n<|im_start|>user\n<tool_response>\nfound\n</tool_response><|im_end|>\n" + begin
-    assert text[turns["turns"][1][1] : turns["turns"][2][0]] == given and text.endswith(b"done<|im_end|>")
+    assert decode(text[turns["turns"][1][1] : turns["turns"][2][0]]) == given
     assert (turns["prompt_id"], turns["epoch"], turns["reward"]) == ("tau/airline/7", 1, 1.0)
-    (answer,) = rows(tmp_path / "out" / "checkpoints.jsonl.gz")
+    answer, loop = rows(tmp_path / "out" / "checkpoints.jsonl.gz")
     assert (answer["epoch"], answer["reward"]) == (400, 0.5) and "turns" not in answer
-    assert bytes(answer["response_ids"]) == b"2 <|im_end|>"
+    assert decode(answer["response_ids"]) == b"2 <|im_end|>"
+    assert (answer["tail_rep"], loop["tail_rep"]) == (1, 20)
 
 
 def test_a_file_that_is_another_one_is_named_and_the_others_are_written(tmp_path, monkeypatch, capsys):
