@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.out)
     if args.recording:
         return orders.run(args)
+    if args.halves or args.set:
+        raise LabError("--halves and --set go with --recording: name one")
     if not 1 <= args.batch <= args.prompts:
         raise LabError(f"--batch must be from 1 to --prompts, which is {args.prompts}, got {args.batch}")
     if bool(args.model) != bool(args.data):

@@ -59,6 +59,8 @@ def test_counting_needs_no_engine(capsys, tmp_path):
     assert 0.6 < sticky["returned"] < unbound["returned"] == 1
     assert main(["routing", "--model", "m"]) == 2
     assert "--model and --data go together" in capsys.readouterr().err
+    assert main(["routing", "--halves"]) == 2
+    assert "--halves and --set go with --recording" in capsys.readouterr().err
 
 
 def lengths_of(path, epochs):
