@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab routing`: gain of sending the answers to one prompt to one replica."""
+"""`python -m sam_lab routing`: gain of sending the answers to one prompt to one replica, and the long ones first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from sam_core.options import SOURCES
 from sam_core.seeds import request_seed
 
 from llm_rl.evaluation.engine import Engine, load_tokenizer, prompt_ids
-from sam_lab.cli import LabError, check_outputs
+from sam_lab import orders
+from sam_lab.cli import LabError, check_outputs, positive
 
 Choose = Callable[[str, list[int], Mapping[int, int]], int]
 CPU = {
@@ -31,7 +32,9 @@ CPU = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
+RECIPE = Path("llm_rl/qwen3/dapo_qwen3_32b_32die.yaml")
 SAM = {"threshold": 1 << 20, "verify": "seeded"}
+UNRECORDED = ("run", "command", "out", "recording", "halves", "recipe", "set", "draws")
 WAYS = ("spread", "sticky", "sticky, no bound")
 COLUMNS = (
     ("way", "<20", "way"),
@@ -55,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "request has a seed, so that all ways have the same answers; `answers` is a hash of them. Replicas generate one "
         "after the other: a step takes what the slower one took. imbalance: the most requests of a replica in a step, in "
         "shares of the mean; returned: the share of prompts asked again whose answers all came to the replica that had "
-        "them all before. Without --model only these are counted, and no engine starts."
+        "them all before. Without --model only these are counted, and no engine starts. With --recording the planner's "
+        "engines roll out a recipe with recorded lengths, by what is known of them beforehand."
     )
     add = parser.add_argument
     add("--model", help="folder of the model, with its tokenizer")
@@ -70,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sam", type=json.loads, default={}, help="further options of speculative_config.sam, as JSON")
     add("--max-tokens", type=int, default=1024, help="longest answer (default 1024)")
     add("--dtype", default="float32", help="default float32")
+    add("--recording", type=Path, metavar="FILE", help="simulate orders of sending on the lengths of this recording")
+    add("--halves", action="store_true", help="known: half of each group, instead of earlier epochs")
+    add("--recipe", type=Path, default=RECIPE, metavar="YAML", help=f"of the simulation (default {RECIPE})")
+    add("--set", nargs="+", default=[], metavar="key=value", help="as for the recipe's script")
+    add("--draws", type=positive, default=24, metavar="N", help="batches of the simulation (default 24)")
     add("--seed", type=int, default=1)
     add("--out", type=Path, help="file for the figures, as JSON")
 
@@ -77,6 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The command; raises LabError or OSError."""
     check_outputs(args.out)
+    if args.recording:
+        return orders.run(args)
+    if args.halves or args.set:
+        raise LabError("--halves and --set go with --recording: name one")
     if not 1 <= args.batch <= args.prompts:
         raise LabError(f"--batch must be from 1 to --prompts, which is {args.prompts}, got {args.batch}")
     if bool(args.model) != bool(args.data):
@@ -90,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         texts = (f"{'-':{form.partition('.')[0]}}" if x is None else f"{x:{form}}" for x, form in cells)
         print("".join(texts), flush=True)
     if args.out:
-        settings = {name: value for name, value in vars(args).items() if name not in ("run", "command", "out")}
+        settings = {name: value for name, value in vars(args).items() if name not in UNRECORDED}
         write_json(args.out, {"settings": settings | {"data": str(args.data)}, "ways": figures})
     return 0
 

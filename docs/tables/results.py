@@ -51,11 +51,17 @@ CHINESE = {
     "RL answers, every 1,024 tokens": "RL 回答，每 1,024 个 token 一断",
     "long reasoning, every 256 tokens": "长推理，每 256 个 token 一断",
     "long reasoning, every 1,024 tokens": "长推理，每 1,024 个 token 一断",
-    "long mathematics, every 256 tokens": "长数学，每 256 个 token 一断",
-    "long mathematics, every 1,024 tokens": "长数学，每 1,024 个 token 一断",
     "spread": "分散",
     "sticky": "按 prompt",
     "sticky, no bound": "按 prompt，无上界",
+    "spread, longest mean first": "分散，平均最长者先",
+    "spread, longest answer first": "分散，最长回答最长者先",
+    "spread, prompts foreseen": "分散，预知每个 prompt",
+    "spread, answers foreseen": "分散，预知每条回答",
+    "sticky, longest mean first": "按 prompt，平均最长者先",
+    "sticky, fewest expected tokens": "按 prompt，给预计 token 最少者",
+    "sticky, prompts foreseen": "按 prompt，预知每个 prompt",
+    "`auto`, and all long answers": "`auto`，长回答总是起草",
     "the article": "文章",
     "earlier outputs": "先前输出的条数",
     "SD-L, tokens per step": "SD-L，每步 token 数",
@@ -290,11 +296,31 @@ def cell(value: Any) -> str:
 
 
 RECORDINGS = {
-    "tau-airline-gpt4o": "conversations with tools",
-    "rl-rollouts-qwen3b": "RL answers",
-    "reason-long-groups": "long reasoning",
-    "math-long-groups": "long mathematics",
+    "turns": "conversations with tools",
+    "rl": "RL answers",
+    "long": "long reasoning",
 }
+
+
+def orders(until: str) -> Iterator[Row]:
+    """A row a way of sending, a column a recording: seconds of the first way, of the others their share of them."""
+    rows: dict[str, Row] = {}
+    for run in output("routing-orders"):
+        column = f"{run['recording'].partition('.')[0]}{'-epochs' if run['epochs'] else ''}"
+        for way in run["rows"]:
+            seconds, ratio, low, high = way[until]
+            base = way["way"] == way["base"]
+            shown = f"{seconds:,.0f} s" if base else f"{ratio:.2f} ({low:.2f}-{high:.2f})"
+            name = way["way"].replace("auto", "`auto`")
+            rows.setdefault(name, {"way": name})[column] = shown
+    yield from rows.values()
+
+
+ORDERS = (
+    "way | RL, other checkpoints | RL, the same | mathematics, the same | long reasoning, the same",
+    "方式 | RL，其他检查点 | RL，同一检查点 | 数学，同一模型 | 长推理，同一模型",
+    "way | rl-epochs | rl | math | long",
+)
 
 
 def resumed(*records: str) -> Iterator[Row]:
@@ -313,7 +339,7 @@ def resumed(*records: str) -> Iterator[Row]:
 def kept() -> Iterator[Row]:
     for row in output("kept")["rows"]:
         interval = "" if row["kept"] == "newest" else f"{row['low']:.3f} - {row['high']:.3f}"
-        name = RECORDINGS[row["recording"].partition(".")[0].removesuffix("-epochs")]
+        name = RECORDINGS[row["recording"].partition(".")[0]]
         yield row | {"name": name, "prompts": f"{row['prompts']:,}", "interval": interval}
 
 
@@ -460,6 +486,8 @@ TABLES = {
         "replicas | way | imbalance:.3f | worst:.3f | returned:.1%",
         left=2,
     ),
+    "routing-orders": Table(("routing-orders",), lambda: orders("all"), *ORDERS),
+    "routing-orders-enough": Table((), lambda: orders("enough"), *ORDERS),
     "resumed": Table(
         ("resumed-turns", "resumed-sequential", "resumed-cut"),
         lambda: resumed("resumed-turns", "resumed-sequential", "resumed-cut"),

@@ -133,12 +133,12 @@ def derive(recordings: Path) -> Iterator[Path]:
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     for _, row in read_records(path):
-        repeated = row.get("tail_rep") or _tail_repetitions(row["response_ids"])
+        repeated = row.get("tail_rep") or tail_repetitions(row["response_ids"])
         if repeated <= MAX_TAIL_REP and row["response_ids"]:
             yield row | ({"epoch": checkpoint(row["model"])} if path.name.startswith("rl-") else {})
 
 
-def _tail_repetitions(ids: list[int], max_period: int = 16) -> int:
+def tail_repetitions(ids: list[int], max_period: int = 16) -> int:
     """How often an answer repeats the tokens that it ends in, for the period that repeats most often."""
     most = 1
     for period in range(1, min(max_period, len(ids)) + 1):

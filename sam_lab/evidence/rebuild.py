@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab rebuild`: full recordings of the shipped sets, from the public repositories that they were cut from."""
+"""`python -m sam_lab rebuild`: full recordings from public repositories, of the shipped sets and of conversations."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sam_core.console import Progress
 from sam_core.files import replacing
 
+from sam_lab.bench.texts import checkpoint
 from sam_lab.cli import LabError
-from sam_lab.evidence.data import FOLDER
+from sam_lab.evidence.data import FOLDER, tail_repetitions
 from sam_lab.recordings import read_records
 
 SOURCES = FOLDER / "sources.json"
@@ -29,12 +30,26 @@ PATTERN = (
 )
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
-Row = tuple[str, str, str, str, str]
-"""Prompt's id, group, model, prompt and answer, as text."""
+
+class Row(NamedTuple):
+    """One answer, as text. A conversation's has several parts: generated, given, generated and so on."""
+
+    prompt_id: str
+    group: str
+    model: str
+    prompt: str
+    answer: str | list[str]
+    epoch: int | None = None
+    reward: float | None = None
+
+
 EPILOG = """\
 Downloads each file at its commit, checks its SHA-256, and writes OUT/SET.jsonl.gz with all its answers. Files that
 --sources DIR has, as DIR/OWNER/NAME/PATH, are not downloaded. Every shipped answer must be among the rebuilt ones, token
 for token. A file that cannot be had is named, the others are written, and the exit status is 1.
+
+Answers of `rl` have `epoch`, the checkpoint's step, and `reward`. `turns`, of which nothing is shipped, has conversations
+with `turns`, `epoch`, which is the trial, and `reward`.
 
 The tokenizer is Qwen's: the file qwen.tiktoken of the PyPI package dashscope 2.0.2. Needs the package tiktoken, which
 .venvs/vllm-0.23 has.
@@ -65,21 +80,40 @@ def run(args: argparse.Namespace) -> int:
                 continue
             source = f"github:{name}@{repository['commit'][:12]}:{path}"
             common = {"source": source, "licence": repository["licence"]}
-            for prompt_id, group, model, prompt, answer in PARSERS[name](content, path):
-                ids = {"prompt_ids": encode(prompt), "response_ids": encode(answer)}
-                row = common | {"prompt_id": prompt_id, "group": group, "model": model} | ids
-                rows.setdefault(repository["set"], []).append(row)
+            for row in PARSERS[name](content, path):
+                rows.setdefault(repository["set"], []).append(common | recorded(row, encode))
     progress.clear()
     for of, found in rows.items():
         with replacing(args.out / f"{of}.jsonl.gz") as temporary, gzip.open(temporary, "wt") as file:
             file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in found)
+        written = f"{args.out / of}.jsonl.gz: {len(found):,} answers"
+        if not (FOLDER / f"{of}.jsonl.gz").exists():
+            print(written)
+            continue
         same, shipped = check(of, found)
-        print(f"{args.out / of}.jsonl.gz: {len(found):,} answers; {same:,} of {shipped:,} shipped ones are among them")
+        print(f"{written}; {same:,} of {shipped:,} shipped ones are among them")
         if same < shipped and not missing:
             missing.append(f"{of}: {shipped - same} shipped answers are not what the sources say")
     for reason in missing:
         print(f"MISSING: {reason}")
     return 1 if missing else 0
+
+
+def recorded(row: Row, encode: Callable[[str], list[int]]) -> dict[str, Any]:
+    """A line of a recording."""
+    kept = {
+        name: value for name, value in row._asdict().items() if value is not None and name not in ("prompt", "answer")
+    }
+    ids: list[int] = []
+    turns = []
+    for number, part in enumerate([row.answer] if isinstance(row.answer, str) else row.answer):
+        first = len(ids)
+        ids += encode(part)
+        if number % 2 == 0:
+            turns.append([first, len(ids)])
+    words = ids[:-1] if ids[-1:] == [SPECIAL["<|im_end|>"]] else ids
+    answer = {"prompt_ids": encode(row.prompt), "response_ids": ids, "tail_rep": tail_repetitions(words)}
+    return kept | answer | ({"turns": turns} if len(turns) > 1 else {})
 
 
 def check(of: str, rows: list[dict[str, Any]]) -> tuple[int, int]:
@@ -139,12 +173,14 @@ def _reasoning_gym(content: bytes, path: str) -> Iterator[Row]:
                 question = result["question"]
                 name = f"{dataset['name']}/{hashlib.sha1(question.encode()).hexdigest()[:10]}"
                 for completion in result["completions"]:
-                    yield (
+                    yield Row(
                         f"rg/{name}",
                         f"{name}|{path}",
                         model,
                         _chat(question),
-                        _ended(completion["full_model_response"].strip()),
+                        _ended(completion["full_model_response"].strip("\n")),
+                        checkpoint(model),
+                        completion["score"],
                     )
 
 
@@ -153,10 +189,11 @@ def _queries(content: bytes, path: str) -> Iterator[Row]:
         thoughts = result.get("thinking") or []
         for number, output in enumerate(result["output"]):
             thought = thoughts[number] if number < len(thoughts) else None
-            before = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else ""
-            answer = f"{before}{(output or '').strip()}".rstrip()
+            before = "<think>\n" + thought.strip("\n") + "\n</think>\n\n" if thought else ""
+            answer = (before + (output or "").strip("\n")).rstrip("\n")
             name = result["prompt_id"]
-            yield name, f"{name}|{result['llm']}|{path}", result["llm"], _chat(result["prompt"].strip()), _ended(answer)
+            group = f"{name}|{result['llm']}|{path}"
+            yield Row(name, group, result["llm"], _chat(result["prompt"].strip()), _ended(answer))
 
 
 def _simple_rl(content: bytes, path: str) -> Iterator[Row]:
@@ -164,14 +201,42 @@ def _simple_rl(content: bytes, path: str) -> Iterator[Row]:
         record = json.loads(line)
         for answer in record["code"]:
             name = f"math/{record['idx']}"
-            yield name, name, "Qwen2.5-Math", _chat(record["question"].strip(), SYSTEM), _ended(answer.strip())
+            yield Row(name, name, "Qwen2.5-Math", _chat(record["question"].strip(), SYSTEM), _ended(answer.strip()))
 
 
 def _code(content: bytes, path: str) -> Iterator[Row]:
     for number, line in enumerate(content.decode().splitlines()):
         record = json.loads(line)
         for sample in record["samples"]:
-            yield f"humaneval/{number}", f"humaneval/{number}", "codegen-16B-mono", record["prompt"], sample
+            yield Row(f"humaneval/{number}", f"humaneval/{number}", "codegen-16B-mono", record["prompt"], sample)
+
+
+def _tau_bench(content: bytes, path: str) -> Iterator[Row]:
+    """Trials of a task; their prompt is the policy and what the user says first, which differs from trial to trial."""
+    model, _, domain = Path(path).stem.rpartition("-")
+    for trial in json.loads(content):
+        system, user, *messages = trial["traj"]
+        parts = [""]
+        for message in messages:
+            if message["role"] == "assistant":
+                parts[-1] += "<|im_start|>assistant\n" if len(parts) > 1 else ""
+                parts += [_ended(_said(message)), "\n"]
+            else:
+                said = message["content"]
+                if message["role"] == "tool":
+                    said = f"<tool_response>\n{said}\n</tool_response>"
+                parts[-1] += f"<|im_start|>user\n{_ended(said)}\n"
+        name = f"tau/{domain}/{trial['task_id']}"
+        prompt = _chat(user["content"], system["content"])
+        yield Row(name, name, model, prompt, parts[1:-1], trial["trial"], trial["reward"])
+
+
+def _said(message: dict[str, Any]) -> str:
+    """What the model generated: its words, and the calls of tools as Qwen writes them."""
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    texts = [json.dumps({"name": call["name"], "arguments": json.loads(call["arguments"])}) for call in calls]
+    words = [message["content"]] if message["content"] else []
+    return "\n".join([*words, *(f"<tool_call>\n{text}\n</tool_call>" for text in texts)])
 
 
 def _ended(answer: str) -> str:
@@ -184,4 +249,5 @@ PARSERS: dict[str, Callable[[bytes, str], Iterator[Row]]] = {
     "cpldcpu/LRMTokenEconomy": _queries,
     "hkust-nlp/simpleRL-reason": _simple_rl,
     "microsoft/CodeT": _code,
+    "sierra-research/tau-bench": _tau_bench,
 }

@@ -108,7 +108,11 @@ def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
 
 def engines(plan: Setup, lengths: Int64, routing: str = "spread") -> list[Engines]:
     """The engines of a round, with their requests."""
-    dealt = deal(lengths, plan.ranks, routing)
+    return loaded(plan, deal(lengths, plan.ranks, routing))
+
+
+def loaded(plan: Setup, dealt: Sequence[Int64]) -> list[Engines]:
+    """The engines of ranks that were dealt these answers."""
     groups = [dealt[i : i + plan.data] for i in range(0, plan.ranks, plan.data)]
     prompts = [[np.full(len(answers), plan.prompt_tokens) for answers in group] for group in groups]
     return [Engines(p, group, plan.slots, plan.capacity) for p, group in zip(prompts, groups, strict=True)]

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways of routing that the lab compares; their engines run where the command does."""
+"""The ways of routing that the lab compares, their engines run where the command does; orders of sending, simulated."""
 
 import json
 import random
 
+import numpy as np
 import pytest
 
 from sam_lab.__main__ import main
-from sam_lab.routing import chooser
+from sam_lab.orders import WAYS, draw, ended, read_lengths, read_recipe
+from sam_lab.plan.simulate import Policy
+from sam_lab.routing import RECIPE, chooser
 
 
 def routed(way, steps):
@@ -56,3 +59,42 @@ def test_counting_needs_no_engine(capsys, tmp_path):
     assert 0.6 < sticky["returned"] < unbound["returned"] == 1
     assert main(["routing", "--model", "m"]) == 2
     assert "--model and --data go together" in capsys.readouterr().err
+    assert main(["routing", "--halves"]) == 2
+    assert "--halves and --set go with --recording" in capsys.readouterr().err
+
+
+def lengths_of(path, epochs):
+    """A recording: 64 prompts with two answers of each epoch, by epoch of each prompt."""
+    rows = [
+        {"prompt_ids": [1], "response_ids": [1] * length, "prompt_id": f"p{prompt}", "tail_rep": 99}
+        | ({"epoch": epoch} if len(epochs) > 1 else {})
+        for epoch, of_prompt in enumerate(epochs)
+        for prompt, lengths in enumerate(of_prompt)
+        for length in lengths
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_lengths(path, False, 0)
+
+
+def test_long_prompts_first_end_sooner_where_earlier_answers_foretell_them(tmp_path):
+    rng = random.Random(0)
+    now = [2 * [rng.choice((10, 20, 30, 300))] for _ in range(64)]
+    other = rng.sample(now, len(now))
+    plan, cost, mean = read_recipe(RECIPE, ["data.gen_batch_size=64", "rollout.max_num_seqs=32"])
+    off = Policy.off(plan.slots)
+
+    def seconds(pairs):
+        batch = draw(pairs, plan, mean, np.random.default_rng(0))
+        return {name: ended(plan, batch, way, cost, off)[0] for name, way in WAYS.items()}
+
+    pairs, epochs = lengths_of(tmp_path / "same", [now, now])
+    assert epochs and pairs[0] == (now[0], now[0])
+    same = seconds(pairs)
+    assert same["spread, longest mean first"] == same["spread, prompts foreseen"] < 0.95 * same["spread"]
+    assert same["sticky, longest mean first"] < same["sticky"]
+    assert same["sticky, fewest expected tokens"] < same["sticky"]
+    pairs, _ = lengths_of(tmp_path / "other", [other, now])
+    foretold, unrelated = same["spread, longest mean first"], seconds(pairs)["spread, longest mean first"]
+    assert unrelated > 1.05 * foretold
+    pairs, epochs = lengths_of(tmp_path / "halves", [now])
+    assert not epochs and pairs[0] == ([now[0][0]], [now[0][1]])
