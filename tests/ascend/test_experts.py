@@ -11,7 +11,7 @@ from engine_checks import speculated
 
 pytestmark = pytest.mark.skipif(OLD, reason="0.11 spreads experts in verl's synchronous rollout: tests/rollout")
 NUM_EXPERTS = 8
-SIZES = {"max_model_len": 256, "max_num_seqs": 16}
+SIZES = {"max_model_len": 256, "max_num_seqs": 16, "enable_return_routed_experts": True}
 SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True, "front_end": "AsyncLLM"}
 GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]}
 ENGINES = {  # settings, experts of a layer that a rank holds, operator that exchanges tokens
@@ -39,22 +39,24 @@ def mixture(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(mixture, prompts):
-    """Greedy and sampled answers of one rank."""
+    """Greedy and sampled answers of one rank, each with the experts of its tokens, for verl's router replay (R3)."""
     engine = Engine(mixture, additional_config={"sam_verify": "seeded"}, **SIZES)
-    answers = [engine.run(prompts[:7], LENGTHS), engine.run(prompts[:7], LENGTHS, each=SEEDS)]
+    answers = [(engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) for each in (None, SEEDS)]
     engine.stop()
+    recorded = answers[0][1]
+    assert [len(tokens) for tokens in recorded] == [len(p) + n - 1 for p, n in zip(prompts, LENGTHS, strict=False)]
+    assert {i for tokens in recorded for layers in tokens for layer in layers for i in layer} == set(range(NUM_EXPERTS))
     return answers
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_answers_are_those_of_one_rank_without_speculation(name, mixture, expected, prompts):
+def test_answers_and_experts_are_those_of_one_rank_without_speculation(name, mixture, expected, prompts):
     (greedy, sampled), (settings, num_experts, operator) = expected, ENGINES[name]
     spread = Engine(mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD, **settings)
     before = spread.ask("calls")[0]
-    assert spread.run(prompts[:7], LENGTHS) == greedy
-    speculated(spread)
-    assert spread.run(prompts[:7], LENGTHS, each=SEEDS) == sampled
-    speculated(spread)
+    for wanted, each in ((greedy, None), (sampled, SEEDS)):
+        assert (spread.run(prompts[:7], LENGTHS, each=each), spread.routed_experts) == wanted
+        speculated(spread)
     calls = {name: count - before.get(name, 0) for name, count in spread.ask("calls")[0].items()}
     held, replays = spread.ask("experts")[0]
     assert held == num_experts and (replays > 0) == ("compilation_config" in settings)
