@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo evidence docs test test-quick test-wheels test-ansible test-bed test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article test-mutants site lint lock clean
+.PHONY: help demo evidence docs test test-quick test-wheels test-ansible test-bed test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article test-mutants test-modes site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -109,6 +109,10 @@ bench-host: ## host time of a step with the switch off and verifying, beside one
 test-mutants: ## remove each patch in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)
 	ci/test-mutants $(PIN)
+
+test-modes: ## every trainer mode of verl on the tiny model, with SAM (minutes)
+	ci/setup-env $(PIN)
+	TRAINER_MODES=all $(ENV)/python -m pytest tests/recipes/test_modes.py
 
 site: ## the documentation as a site, in build/site; a broken link is an error
 	ci/setup-env tools

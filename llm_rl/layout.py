@@ -134,7 +134,7 @@ def shape(model: Path) -> Shape | None:
 
 def check_sizes(recipe: Recipe, model: Shape | None) -> None:
     """UserError unless the parallel sizes divide the dies and the model."""
-    dies = recipe.cluster.dies
+    dies, rollout_dies = recipe.cluster.dies, recipe.rollout_dies
     rollout, train = recipe.rollout, recipe.train
     tp, dp, ep = rollout.tensor_model_parallel_size, rollout.data_parallel_size, rollout.expert_parallel_size
 
@@ -142,7 +142,7 @@ def check_sizes(recipe: Recipe, model: Shape | None) -> None:
         if number % size:
             raise UserError(f"{what} is {size}, which does not divide the {of} {number}")
 
-    divides("rollout.tensor_model_parallel_size x rollout.data_parallel_size", tp * dp, "dies", dies)
+    divides("rollout.tensor_model_parallel_size x rollout.data_parallel_size", tp * dp, "dies", rollout_dies)
     divides("rollout.tensor_model_parallel_size", tp, "dies of a host", recipe.cluster.dies_per_node)
     if ep not in (1, tp * dp):
         raise UserError(f"rollout.expert_parallel_size must be 1 or tensor x data parallel size = {tp * dp}, got {ep}")
@@ -195,7 +195,7 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
     kv = budget - weights - max(reserve, of_groups + ACTIVATIONS)
     longest = recipe.sequence_length
     token = model.kv_bytes(tp) / GIB
-    engines = recipe.cluster.dies // tp
+    engines = recipe.rollout_dies // tp
     requests = -(-recipe.data.gen_batch_size * recipe.rollout.n // engines)
     return Rollout(
         engines=engines,
@@ -258,7 +258,14 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
     dies, dies_per_node = recipe.cluster.dies, recipe.cluster.dies_per_node
     tp, dp = recipe.rollout.tensor_model_parallel_size, recipe.rollout.data_parallel_size
     table = [("dies", f"{dies} = {recipe.cluster.nodes} x {dies_per_node}")]
-    table += [("rollout", f"{dies // tp} engines of TP {tp}, EP {recipe.rollout.expert_parallel_size}, DP {dp}")]
+    if recipe.separate:
+        table += [("dies that generate", f"{recipe.rollout_dies} = {recipe.cluster.rollout_nodes} x {dies_per_node}")]
+    table += [
+        (
+            "rollout",
+            f"{recipe.rollout_dies // tp} engines of TP {tp}, EP {recipe.rollout.expert_parallel_size}, DP {dp}",
+        )
+    ]
     memory = recipe.cluster.die_memory
     if model is None or memory is None:
         reason = "cluster.die_memory is not set" if memory is None else "the model's shape is not known"
@@ -305,7 +312,7 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
         )
     resident = train.communicators + (0.0 if recipe.train.param_offload else train.weights + train.gradients)
     resident += 0.0 if recipe.train.optimizer_offload else train.optimizer
-    if resident + roll.budget > memory:
+    if resident + roll.budget > memory and not recipe.separate:
         raise UserError(
             f"rollout and training do not fit together: {resident:.1f} GiB of training state and communicators stay on a die beside the "
             f"engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and train.optimizer_offload"

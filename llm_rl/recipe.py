@@ -130,7 +130,15 @@ class Train(Section):
     clip_grad: Number = Field(ge=0, description="maximum norm of the gradients")
 
 
+MODES = ("sync", "colocate_async", "separate_async", "one_step_off", "fully_async")
+SEPARATE = MODES[2:]
+"""Modes of verl's trainer in which other hosts generate than those that train."""
+
+
 class Trainer(Section):
+    mode: Literal[MODES] = Field(
+        description="verl's trainer; sync, or one that generates while it trains ([modes](#trainer-modes))"
+    )
     logger: list[str] = Field(description="loggers of training steps; must include file")
     val_before_train: bool = Field(description="validate before the first step")
     test_freq: int = Field(ge=-1, description="steps between validations; -1: never")
@@ -150,6 +158,9 @@ class Cluster(Section):
     device: Literal["npu", "cuda", "cpu"] = Field(description="device that verl trains on")
     nodes: int = Field(ge=1, description="number of hosts")
     dies_per_node: int = Field(ge=1, description="devices per host")
+    rollout_nodes: int = Field(
+        ge=1, description="hosts that only generate, beside cluster.nodes, in the trainer modes that have such hosts"
+    )
     die_memory: Number | None = Field(
         None, ge=1, description="memory of a device, GiB; null: the memory of the layout is not checked"
     )
@@ -210,6 +221,17 @@ class Recipe(Section):
         return Options.from_engine(sam.pop("k"), sam, verify=VERIFY)
 
     @property
+    def separate(self) -> bool:
+        """Whether other hosts generate than those that train."""
+        return self.trainer.mode in SEPARATE
+
+    @property
+    def rollout_dies(self) -> int:
+        """Devices that generate."""
+        cluster = self.cluster
+        return cluster.rollout_nodes * cluster.dies_per_node if self.separate else cluster.dies
+
+    @property
     def sequence_length(self) -> int:
         """Tokens of the longest prompt and answer."""
         return self.data.max_prompt_length + self.data.max_response_length
@@ -228,7 +250,11 @@ class Recipe(Section):
         """
         verl = {name.lstrip("+"): value for name, value in leaves(self.verl)}
         keys = ("free_cache_engine", "enable_sleep_mode")
-        return self.cluster.device == "npu" and all(verl.get(f"actor_rollout_ref.rollout.{key}", True) for key in keys)
+        return (
+            self.cluster.device == "npu"
+            and not self.separate
+            and all(verl.get(f"actor_rollout_ref.rollout.{key}", True) for key in keys)
+        )
 
     @model_validator(mode="after")
     def _check_sam(self) -> Recipe:
@@ -252,6 +278,10 @@ class Recipe(Section):
         ports = self.cluster.hccl_ports
         if ports is not None and not re.fullmatch(r"\d{4,5}-\d{4,5}", ports):
             raise ValueError(f"cluster.hccl_ports must be two port numbers, FIRST-LAST, got {ports!r}")
+        if self.trainer.mode != "sync" and self.checkpoints.every:
+            raise ValueError(
+                f"trainer.mode {self.trainer.mode} is not resumed after checkpoints, only sync is: set checkpoints.every=0"
+            )
         if self.data.gen_batch_size < self.data.train_batch_size:
             raise ValueError(
                 f"data.gen_batch_size {self.data.gen_batch_size} is below data.train_batch_size "

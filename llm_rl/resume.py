@@ -16,14 +16,21 @@ from pathlib import Path
 from sam_core.files import replacing
 
 from llm_rl.errors import UserError
+from llm_rl.steps import TIMES
 
 TRACKER = "latest_checkpointed_iteration.txt"
 TOKENS = "rollout/spec/tokens"
 
 
 def read_steps(path: Path) -> list[dict]:
-    """The complete lines of verl's step log."""
-    return [json.loads(line) for line in _complete_lines(path)]
+    """The training steps in verl's step log, each with what all complete lines of its number say.
+
+    A trainer may log in parts, and before its first step.
+    """
+    steps: dict[int, dict] = {}
+    for row in map(json.loads, _complete_lines(path)):
+        steps.setdefault(row["step"], {"step": row["step"], "data": {}})["data"].update(row["data"])
+    return [step for step in steps.values() if TIMES in step["data"]]
 
 
 def complete(checkpoints: Path) -> list[int]:
@@ -70,7 +77,8 @@ def rewind(run_dir: Path, step: int, keep: int) -> None:
     _cut_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
     for path in run_dir.glob("answers-*.jsonl"):
         _write(path, [line for line in _complete_lines(path) if json.loads(line)[0] <= step])
-    _write(run_dir / "steps.jsonl", _complete_lines(run_dir / "steps.jsonl")[:step])
+    log = run_dir / "steps.jsonl"
+    _write(log, [line for line in _complete_lines(log) if step and json.loads(line)["step"] <= step])
     checkpoints = run_dir / "checkpoints"
     stay = [n for n in complete(checkpoints) if n <= step][-keep:]
     for folder in checkpoints.glob("global_step_*"):

@@ -89,6 +89,8 @@ CHINESE = {
     "cluster.device": "verl 用什么设备训练",
     "cluster.nodes": "主机数",
     "cluster.dies_per_node": "每台主机参与训练的设备数",
+    "cluster.rollout_nodes": "在另有主机生成的 trainer 模式中，除 cluster.nodes 之外只生成的主机数",
+    "trainer.mode": "verl 的 trainer：sync，或边训练边生成的一种（[模式](#trainer-模式)）",
     "cluster.die_memory": "每个设备的 GiB 数；null：不检查布局的内存",
     "cluster.interface": "主机之间的网络接口；null：以各主机的环境为准",
     "cluster.hccl_ports": "为 HCCL 预留的端口，起-止",

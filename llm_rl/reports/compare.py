@@ -9,6 +9,7 @@ from llm_rl.reports.drafting import positions, sources, step_costs
 from llm_rl.reports.runs import SPEC
 from llm_rl.steps import round_seconds, step_seconds
 
+LOG_PROB_DIFF = "rollout_corr/log_prob_diff/"
 ARMS = ("on", "auto")
 """Runs with speculation, each compared with `off`."""
 NAMES = {"off": "SAM off", "on": "SAM on", "auto": "SAM auto"}
@@ -120,10 +121,22 @@ def _arm(run, first):
         "positions": positions(run, first),
         "by_source": sources(run, first),
         "step_costs": step_costs(run, first),
+        "log_prob_differences": _log_prob_differences(run),
         "index_bytes": [step[SPEC + "index_bytes"] for step in run.steps if SPEC + "index_bytes" in step],
         "rewards": run.values("critic/rewards/mean"),
         "lengths": run.values("response_length/mean"),
     }
+
+
+def _log_prob_differences(run):
+    """Tokens of all training steps by the upper bound of their difference between rollout and training; empty if none logged it."""
+    counts = {}
+    for step in run.steps:
+        for name, count in step.items():
+            if name.startswith(LOG_PROB_DIFF):
+                bound = name.removeprefix(LOG_PROB_DIFF)
+                counts[bound] = counts.get(bound, 0) + count
+    return counts
 
 
 def _rollout_ms_per_token(arm, first):

@@ -117,7 +117,7 @@ def variables(summary, accuracy, article=False):
 
     summary; arms, others: the summary's runs, all and those with speculation, each with its `name`; loads: of the machine, if
     it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all have engine logs;
-    article: the article's curves that the pictures show, or None; figures, times, gains, positions, drafts, training, facts:
+    article: the article's curves that the pictures show, or None; figures, times, gains, positions, drafts, training, differences, facts:
     rows; costs, sampled: rows by name of the run; trees: tree ids;
     evaluations.
     """
@@ -142,6 +142,7 @@ def variables(summary, accuracy, article=False):
         "costs": {arm["name"]: _costs(summary["off"], arm) for arm in others},
         "drafts": _drafts(others),
         "training": _training(arms, summary["steps"]),
+        "differences": _differences(arms),
         "sampled": {arm["name"]: _sampled(arm["sampled"]) for arm in others if arm["sampled"]},
         "evaluations": accuracy,
         "article": CURVES if article else None,
@@ -203,6 +204,22 @@ def _training(arms, steps):
         for arm in arms
     ]
     return [[step + 1, *(format(values[step], form) for values, form in columns)] for step in range(steps)]
+
+
+def _differences(arms):
+    """By bound: share of tokens whose log-probabilities in rollout and training differ by at most it; none unless all have it."""
+    counts = [arm["log_prob_differences"] for arm in arms]
+    if not all(sum(of_arm.values()) for of_arm in counts):
+        return []
+    bounds = sorted({bound for of_arm in counts for bound in of_arm}, key=float)
+    shares = [
+        [
+            sum(n for other, n in of_arm.items() if float(other) <= float(bound)) / sum(of_arm.values())
+            for bound in bounds
+        ]
+        for of_arm in counts
+    ]
+    return [[bound, *(f"{share[i]:.2%}" for share in shares)] for i, bound in enumerate(bounds) if bound != "inf"]
 
 
 def _sampled(sampled):

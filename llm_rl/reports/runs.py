@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from llm_rl.errors import UserError
+from llm_rl.steps import TIMES
 
 SPEC = "rollout/spec/"
 REQUIRED = ["timing_s/gen", "timing_s/step", "critic/rewards/mean", "response_length/mean"]
@@ -85,11 +86,15 @@ def _read_lines(path):
 
 
 def _read_steps(path):
-    steps = []
+    steps, parts = [], {}
     for number, entry in _read_lines(path):
         data = entry.get("data") if isinstance(entry, dict) else None
         if not isinstance(data, dict):
             raise UserError(f"{path}, line {number}, is not a step of verl's file logger")
+        data = parts.setdefault(entry.get("step"), {}) | data
+        parts[entry.get("step")] = data
+        if TIMES not in data:
+            continue
         for metric in REQUIRED:
             value = data.get(metric)
             if not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -16,6 +16,10 @@ def check(recipe: Recipe) -> None:
         raise ValueError(
             f"pin set {recipe.pin_set} has no recipe on a CPU: its verl 0.6.1 has no CPU platform; choose another pin_set"
         )
+    if recipe.trainer.mode != "sync":
+        raise ValueError(
+            f"pin set {recipe.pin_set} runs trainer.mode sync alone: choose another pin_set for {recipe.trainer.mode}"
+        )
     if recipe.rollout.max_num_batched_tokens < recipe.sequence_length:
         raise ValueError(
             f"rollout.max_num_batched_tokens {recipe.rollout.max_num_batched_tokens} is below prompt and answer, "

@@ -14,6 +14,11 @@ from llm_rl.recipe import Recipe
 
 WEIGHT_BUFFER = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 WEIGHT_BUFFER_DEFAULT = 2048
+ENTRY_POINTS = {
+    "one_step_off": ("one_step_off_policy", "main_ppo", "one_step_off_ppo_trainer"),
+    "fully_async": ("fully_async_policy", "fully_async_main", "fully_async_ppo_trainer"),
+}
+"""By trainer mode: package of verl.experimental, its module, and its configuration."""
 
 
 def check(recipe: Recipe) -> None:
@@ -22,6 +27,18 @@ def check(recipe: Recipe) -> None:
         raise ValueError(
             f"data.gen_batch_size {data.gen_batch_size} is no multiple of data.train_batch_size {data.train_batch_size}, "
             "in which verl 0.9.1 counts prompts in flight"
+        )
+    if data.train_batch_size % recipe.train.ppo_mini_batch_size and recipe.trainer.mode in (
+        "separate_async",
+        "fully_async",
+    ):
+        raise ValueError(
+            f"data.train_batch_size {data.train_batch_size} is no multiple of train.ppo_mini_batch_size "
+            f"{recipe.train.ppo_mini_batch_size}, after which trainer.mode {recipe.trainer.mode} takes new prompts"
+        )
+    if recipe.trainer.mode in ENTRY_POINTS and recipe.algorithm.filter_groups:
+        raise ValueError(
+            f"trainer.mode {recipe.trainer.mode} of verl 0.9.1 has no dynamic sampling: set algorithm.filter_groups=false"
         )
 
 
@@ -37,6 +54,7 @@ def derive(recipe: Recipe) -> dict[str, Any]:
         "+reward.reward_kwargs.overlong_buffer_cfg.log": False,
         "+reward.reward_kwargs.max_resp_len": recipe.data.max_response_length,
     }
+    settings |= _mode(recipe)
     if recipe.train.backend == "megatron":
         # mbridge, as in verl's own images for NPUs; by default verl takes Megatron-Bridge, which they lack.
         return settings | {"model_engine": "megatron", "actor_rollout_ref.actor.megatron.vanilla_mbridge": True}
@@ -47,5 +65,43 @@ def derive(recipe: Recipe) -> dict[str, Any]:
     return settings | ({WEIGHT_BUFFER: largest} if largest > WEIGHT_BUFFER_DEFAULT else {})
 
 
+def _mode(recipe: Recipe) -> dict[str, Any]:
+    """What chooses the trainer and, where other hosts generate, sizes these and sends them new weights."""
+    mode, cluster, rollout = recipe.trainer.mode, recipe.cluster, "actor_rollout_ref.rollout."
+    settings: dict[str, Any] = {} if mode in ENTRY_POINTS else {"trainer.v1.trainer_mode": mode}
+    if not recipe.separate:
+        return settings
+    settings |= {
+        "actor_rollout_ref.hybrid_engine": False,
+        rollout + "nnodes": cluster.rollout_nodes,
+        rollout + "n_gpus_per_node": cluster.dies_per_node,
+        rollout + "checkpoint_engine.backend": "store" if cluster.device == "cpu" else "nccl",
+    }
+    if cluster.device == "cpu":
+        settings[rollout + "checkpoint_engine.custom_backend_module"] = "sam_core.engines.verl.cpu_weights"
+    mini_batches = recipe.data.train_batch_size // recipe.train.ppo_mini_batch_size
+    if mode == "separate_async":
+        return settings | {"trainer.v1.separate_async.parameter_sync_step": mini_batches}
+    settings |= {"rollout.nnodes": cluster.rollout_nodes, "rollout.n_gpus_per_node": cluster.dies_per_node}
+    if mode == "fully_async":
+        settings |= {
+            "data.train_batch_size": 0,
+            "rollout.total_rollout_steps": recipe.steps * recipe.data.train_batch_size,
+            "async_training.trigger_parameter_sync_step": mini_batches,
+        }
+    return settings
+
+
 def entry_point(recipe: Recipe, pin_set: PinSet) -> EntryPoint:
-    return EntryPoint("verl.trainer.main_ppo", pin_set.verl_package() / "trainer" / "config", "ppo_trainer")
+    verl = pin_set.verl_package()
+    config = verl / "trainer" / "config"
+    if recipe.trainer.mode not in ENTRY_POINTS:
+        return EntryPoint("verl.trainer.main_ppo", config, "ppo_trainer")
+    package, module, name = ENTRY_POINTS[recipe.trainer.mode]
+    return EntryPoint(
+        f"verl.experimental.{package}.{module}",
+        verl / "experimental" / package / "config",
+        name,
+        ("hydra.searchpath=['pkg://verl.trainer.config']",),
+        search_path=config,
+    )

@@ -77,7 +77,7 @@ class Step(NamedTuple):
 
 
 class Engine:
-    """An engine_server. After `run`, `rows`, `preemptions` and `logprobs` are those of that run (see engine_server).
+    """An engine_server. After `run`, `rows`, `preemptions`, `logprobs` and `routed_experts` are those of that run (see engine_server).
 
     It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to one waits until it is up. A dead engine raises AssertionError with
     its traceback.
@@ -110,7 +110,7 @@ class Engine:
         self.process = start(platform, *words, environment=environment)
         self.platform = {"cpu": "CpuPlatform", "gpu": "NvmlCudaPlatform"}.get(platform, "NPUPlatform")
         self.up = False
-        self.rows, self.preemptions, self.logprobs = [], 0, []
+        self.rows, self.preemptions, self.logprobs, self.routed_experts = [], 0, [], []
 
     def answer(self):
         line = self.process.stdout.readline()
@@ -135,6 +135,7 @@ class Engine:
             "run", prompts=prompts, max_tokens=lengths, stagger=stagger, abort=list(abort), sampling=sampling
         )
         self.rows, self.preemptions, self.logprobs = done["rows"], done["preemptions"], done["logprobs"]
+        self.routed_experts = done["routed_experts"]
         return done["answers"]
 
     def count(self, column):

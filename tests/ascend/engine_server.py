@@ -34,6 +34,12 @@ def experts(worker):
     return [len(layer.w13_weight), torch_npu.npu.NPUGraph.replays]
 
 
+def routed_experts(output):
+    """The experts of each token of a finished request and its answer but the last, by layer; None unless the engine records them."""
+    recorded = getattr(output.outputs[0], "routed_experts", None)
+    return None if recorded is None else recorded.tolist()
+
+
 def pool_stats(worker):
     """Runs in a worker: counters of the proposer's Pool."""
     return worker.model_runner.drafter.pool.stats()
@@ -204,7 +210,7 @@ class Server:
                 which the answer matches.
 
         Returns:
-            answers: token ids of each; logprobs: of each, for every token [[token, log-probability], ...] or None; rows: the StepLog's, one an engine step; preemptions: in this run.
+            answers: token ids of each; logprobs: of each, for every token [[token, log-probability], ...] or None; routed_experts: of each, see there; rows: the StepLog's, one an engine step; preemptions: in this run.
         """
         from vllm import SamplingParams
 
@@ -214,7 +220,7 @@ class Server:
         self.log._rows = []
         preempted = self.preemptions()
         waiting = list(enumerate(prompts))
-        names, answers, logprobs, outputs = {}, {}, {}, 0
+        names, answers, logprobs, routed, outputs = {}, {}, {}, {}, 0
         sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
         for own in sampling:
             if "logit_bias" in own:  # JSON has no integer keys
@@ -242,6 +248,7 @@ class Server:
                 i = names[output.request_id]
                 answers[i] = list(output.outputs[0].token_ids)
                 logprobs[i] = output.outputs[0].logprobs
+                routed[i] = routed_experts(output)
                 if i in abort and len(answers[i]) >= 5 and not output.finished:
                     self.engine.abort_request([output.request_id])
             outputs += 1
@@ -251,6 +258,7 @@ class Server:
                 logprobs[i] and [[[token, entry.logprob] for token, entry in place.items()] for place in logprobs[i]]
                 for i in range(len(prompts))
             ],
+            "routed_experts": [routed[i] for i in range(len(prompts))],
             "rows": self.log._rows,
             "preemptions": self.preemptions() - preempted,
         }
@@ -354,13 +362,19 @@ class AsyncServer:
             parameters = SamplingParams(max_tokens=length, **plain | own)
             async for output in self.engine.generate({"prompt_token_ids": prompt}, parameters, str(self.requests)):
                 last = output
-            return list(last.outputs[0].token_ids)
+            return list(last.outputs[0].token_ids), routed_experts(last)
 
         async def generate_all():
             return await asyncio.gather(*map(generate, prompts, max_tokens, sampling))
 
-        answers = self.loop.run_until_complete(generate_all())
-        return {"answers": answers, "logprobs": [], "rows": self.log._rows, "preemptions": 0}
+        answers, routed = zip(*self.loop.run_until_complete(generate_all()), strict=True)
+        return {
+            "answers": answers,
+            "logprobs": [],
+            "routed_experts": routed,
+            "rows": self.log._rows,
+            "preemptions": 0,
+        }
 
     def scheduling(self):
         """Of each rank."""

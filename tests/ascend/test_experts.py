@@ -12,6 +12,7 @@ from engine_checks import speculated
 pytestmark = pytest.mark.skipif(OLD, reason="0.11 spreads experts in verl's synchronous rollout: tests/rollout")
 NUM_EXPERTS = 8
 SIZES = {"max_model_len": 256, "max_num_seqs": 16}
+RECORD = {"enable_return_routed_experts": True}
 SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True, "front_end": "AsyncLLM"}
 GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]}
 ENGINES = {  # settings, experts of a layer that a rank holds, operator that exchanges tokens
@@ -39,16 +40,28 @@ def mixture(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(mixture, prompts):
-    """Greedy and sampled answers of one rank."""
-    engine = Engine(mixture, additional_config={"sam_verify": "seeded"}, **SIZES)
-    answers = [engine.run(prompts[:7], LENGTHS), engine.run(prompts[:7], LENGTHS, each=SEEDS)]
+    """Greedy and sampled answers of one rank, each with the experts of its tokens, for verl's router replay (R3)."""
+    engine = Engine(mixture, additional_config={"sam_verify": "seeded"}, **SIZES, **RECORD)
+    answers = [(engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) for each in (None, SEEDS)]
     engine.stop()
+    recorded = answers[0][1]
+    assert [len(tokens) for tokens in recorded] == [len(p) + n - 1 for p, n in zip(prompts, LENGTHS, strict=False)]
+    assert {i for tokens in recorded for layers in tokens for layer in layers for i in layer} == set(range(NUM_EXPERTS))
     return answers
+
+
+def test_recorded_experts_are_those_without_speculation(mixture, expected, prompts):
+    """On one rank: over several, vllm-ascend's recorder ends the engine."""
+    engine = Engine(mixture, sam={"verify": "seeded", "threshold": 5}, **SIZES, **RECORD)
+    for answers, each in zip(expected, (None, SEEDS), strict=True):
+        assert (engine.run(prompts[:7], LENGTHS, each=each), engine.routed_experts) == answers
+        speculated(engine)
+    engine.stop()
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_answers_are_those_of_one_rank_without_speculation(name, mixture, expected, prompts):
-    (greedy, sampled), (settings, num_experts, operator) = expected, ENGINES[name]
+    ((greedy, _), (sampled, _)), (settings, num_experts, operator) = expected, ENGINES[name]
     spread = Engine(mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD, **settings)
     before = spread.ask("calls")[0]
     assert spread.run(prompts[:7], LENGTHS) == greedy

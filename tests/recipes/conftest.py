@@ -2,11 +2,40 @@
 """Recipes of this machine's CPU: vLLM's own platform, not that of vllm-ascend, which is installed beside it."""
 
 import os
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 
+from llm_rl import launch
+
 os.environ["VLLM_PLUGINS"] = ""
+
+
+@pytest.fixture(scope="session")
+def train():
+    """train(folder, *overrides, script="tiny", **variables): runs a recipe for a CPU to its end."""
+
+    def run(folder, *overrides, script="tiny", **variables):
+        command = [
+            launch.ROOT / "llm_rl" / "qwen3" / f"run_dapo_qwen3_{script}_cpu.sh",
+            *overrides,
+            "--run-dir",
+            folder,
+        ]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | variables)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def off(train, tmp_path_factory):
+    """The folder of a run of two steps of the synchronous trainer without speculation."""
+    folder = tmp_path_factory.mktemp("off")
+    train(folder, "sam=off", "steps=2", "checkpoints.every=1")
+    return folder
 
 
 class Loader(list):

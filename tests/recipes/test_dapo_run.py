@@ -25,16 +25,7 @@ from llm_rl.reports.answers import compare_answers, read_answers
 from sam_core import Pool
 
 SCRIPT = launch.ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
-
-
 DASHBOARD = launch.ROOT / "ansible/roles/monitoring/files/dashboard.json"
-
-
-def train(folder, *overrides, **variables):
-    command = [SCRIPT, *overrides, "--run-dir", folder]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | variables)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result
 
 
 def train_until_killed(folder, *overrides):
@@ -72,7 +63,7 @@ def scrape(folder, ended):
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory):
+def run(train, tmp_path_factory):
     folder, metrics = tmp_path_factory.mktemp("dapo"), tmp_path_factory.mktemp("metrics")
     overrides = ["sam=auto", "steps=2", "checkpoints.every=1"]
     train_until_killed(folder, *overrides)
@@ -175,14 +166,13 @@ def test_every_answer_is_logged_in_its_place(run):
             assert len({tuple(answer.tokens) for answer in siblings}) > 1
 
 
-def test_without_sam_and_unbroken_the_answers_are_the_same(run, tmp_path):
+def test_without_sam_and_unbroken_the_answers_are_the_same(run, off, tmp_path):
     """Of each step, all tokens but those behind one that rounding has turned: at most one answer in twenty."""
-    train(tmp_path / "off", "sam=off", "steps=2", "checkpoints.every=1")
-    for step in compare_answers(read_answers(tmp_path / "off"), run.answers)["steps"]:
+    for step in compare_answers(read_answers(off), run.answers)["steps"]:
         assert step["answers"] >= 64 and step["tokens"] > 2000
         assert step["answers_equal"] >= 0.95 * step["answers"]
         assert step["log_prob_difference"] < 1e-3
-    assert report(["report", f"--off={tmp_path / 'off'}", f"--on={run.folder}", f"--out={tmp_path / 'report'}"]) == 0
+    assert report(["report", f"--off={off}", f"--on={run.folder}", f"--out={tmp_path / 'report'}"]) == 0
     text = (tmp_path / "report" / "report.md").read_text()
     assert "Missing" not in text and "| resumed after steps (the next one is slower) | - | 1 |" in text
 
@@ -191,6 +181,10 @@ def test_rollout_log_probs_agree_with_the_trainers(run):
     """Wrong logits or weights that were not updated would show here."""
     for step in run.steps:
         assert step["data"]["rollout_corr/log_ppl_abs_diff"] < 1e-4
+        name = "rollout_corr/log_prob_diff/"
+        tokens = {key.removeprefix(name): n for key, n in step["data"].items() if key.startswith(name)}
+        assert [*tokens][-1] == "inf" and tokens["0.1"] == tokens["inf"] == 0
+        assert 64 < sum(tokens.values()) <= step["data"]["rollout/spec/tokens"] and tokens["1e-05"] > 0
 
 
 def test_log_begins_with_what_runs(run):

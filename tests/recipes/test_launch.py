@@ -157,6 +157,23 @@ def test_a_public_data_file_is_noticed_before_anything_starts(tmp_path, capsys, 
 
 
 @pytest.mark.parametrize(
+    ("mode", "override", "sentence"),
+    [
+        ("one_step_off", "steps=3", "trainer.mode one_step_off of verl 0.9.1 has no dynamic sampling: set algorithm."),
+        (
+            "separate_async",
+            "train.ppo_mini_batch_size=3",
+            "data.train_batch_size 8 is no multiple of train.ppo_mini_ba",
+        ),
+        ("colocate_async", "checkpoints.every=1", "trainer.mode colocate_async is not resumed after checkpoints, only"),
+    ],
+)
+def test_what_a_trainer_mode_cannot_do_is_one_sentence(mode, override, sentence, tmp_path, capsys, patched):
+    assert launch.main(arguments(tmp_path, f"trainer.mode={mode}", override)) == 1
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+
+
+@pytest.mark.parametrize(
     ("base", "child", "sentence"),
     [
         ("steps: 3\n", "steps: 3\n", "sets steps to 3, as its base base.yaml does: leave it out"),
@@ -350,5 +367,18 @@ def test_a_run_that_ends_early_names_the_cause(tmp_path):
 
 def test_half_written_last_line_of_the_step_log_is_left_for_later(tmp_path):
     path = tmp_path / "steps.jsonl"
-    path.write_text(json.dumps({"step": 1, "data": {}}) + '\n{"step": 2, "da')
+    path.write_text(json.dumps({"step": 1, "data": {"timing_s/step": 1.0}}) + '\n{"step": 2, "da')
     assert [step["step"] for step in launch.read_steps(path)] == [1]
+
+
+def test_a_step_may_be_logged_in_parts(tmp_path):
+    """As by fully_async, and by each trainer that validates before its first step."""
+    path = tmp_path / "steps.jsonl"
+    parts = [
+        (0, {"val": 1}),
+        (1, {"rollout/spec/tokens": 5}),
+        (1, {"timing_s/step": 1.0}),
+        (2, {"rollout/spec/tokens": 7}),
+    ]
+    path.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in parts))
+    assert launch.read_steps(path) == [{"step": 1, "data": {"rollout/spec/tokens": 5, "timing_s/step": 1.0}}]

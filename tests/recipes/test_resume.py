@@ -189,7 +189,7 @@ def test_file_logger_adds_to_the_log(tmp_path, monkeypatch):
 
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "steps.jsonl"))
     for step in (1, 2):
-        FileLogger("project", "run").log({"x": 1.5}, step)
+        FileLogger("project", "run").log({"timing_s/step": 1.5}, step)
     assert [entry["step"] for entry in resume.read_steps(tmp_path / "steps.jsonl")] == [1, 2]
 
 

@@ -45,6 +45,7 @@ def test_tables_have_the_figures_of_the_runs(runs):
     assert "| `request` | 24 | 10 | 41.7% | 24 | 10 | 41.7% |" in text
     assert "SAM on: texts and indexes took 3.0 MiB at most" in text
     assert "| 2 | -0.300 | -0.300 | -0.300 | 13.0 | 13.0 | 13.0 | 2.5 | 2.0 | 2.0 |" in text
+    assert "| 1e-07 | 75.00% | 75.00% | 75.00% |\n| 1e-06 | 100.00% | 97.50% | 97.50% |\n\n" in text
     equal = "{} of 6 tokens sampled with {} equal those with SAM off."
     assert equal.format(6, "SAM on") in text
     assert equal.format(4, "SAM auto") + " The first that differs: training step 1" in text
@@ -57,6 +58,8 @@ def test_a_section_without_data_says_what_is_missing(tmp_path):
         folder = write_run(tmp_path / arm, sam, engine=False)
         names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "draft_ms")
         edit_steps(folder, (1, 2, 3), **{f"rollout/spec/{name}": None for name in names})
+        bounds = ("1e-07", "1e-06", "inf")
+        edit_steps(folder, (1, 2, 3), **{f"rollout_corr/log_prob_diff/{bound}": None for bound in bounds})
     text = text_of(tmp_path, arms=("off", "on"))
     for missing in (
         "no `engine-*.jsonl` that matches its step log",
@@ -64,6 +67,7 @@ def test_a_section_without_data_says_what_is_missing(tmp_path):
         "no step log has `rollout/spec/proposed_*`",
         "SAM on logged no `rollout/spec/index_bytes`",
         "the runs off and SAM on did not both log their answers",
+        "a step log has no `rollout_corr/log_prob_diff/*`",
         "No mean round: this trainer does not generate in rounds",
     ):
         assert missing in text
@@ -140,7 +144,7 @@ def test_html_is_whole_and_loads_nothing(runs, language):
     reader.feed(text)
     assert reader.open == [] and reader.links == ["other.html"]
     assert len(names) == 5 and reader.loads == ["data:image/png;base64,iVBORw=="] * 5
-    assert f'<html lang="{language}">' in text and text.count("<table>") == content.count("\n| --- |") == 10
+    assert f'<html lang="{language}">' in text and text.count("<table>") == content.count("\n| --- |") == 11
     assert not re.search(r"@import|url\(|<script", text)
 
 

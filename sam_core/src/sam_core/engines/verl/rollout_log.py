@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 ENV_ANSWERS = "SAM_ANSWER_LOG"
 """1: every answer of a seeded rollout goes to `answers-<process>.jsonl` in ENV_LOG's folder; meant for small runs."""
+DIFFERENCES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+"""Upper bounds of the classes of log_prob_histogram; a last class has no bound."""
 META = "sam_rollout/"
 """Rollouts report in a batch's meta_info under META + replica + "/" + number of the rollout."""
 
@@ -25,8 +27,8 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of one training step for the trainer's log: `rollout/spec/<name>`.
 
     Counts are sums over replicas; seconds and index sizes are the largest of any replica. Without speculation `drafts`,
-    `drafted` and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and no
-    draft was verified.
+    `drafted` and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and tokens
+    were generated, but no draft was verified.
 
     verl 0.9.1's own names are filled beside them, over all tokens of the step: `rollout/spec_accept_rate`, accepted of
     the drafted tokens, and `rollout/spec_accept_length`, tokens per draft (verl/trainer/ppo/ray_trainer.py:138 has means
@@ -67,7 +69,7 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
         out["index_bytes"] = largest("sam_bytes_used")
         for name in ("exhausted", "evicted_groups", "evicted_history"):
             out[name] = total(f"sam_{name}")
-        if not out["drafted"]:
+        if out["tokens"] and not out["drafted"]:
             logger.warning(
                 "speculation was asked for, but no draft was verified in this training step: %d tokens were proposed, and "
                 "drafting was on in %d of %d engine steps; lower the running requests or raise speculative_config.sam."
@@ -81,6 +83,22 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
         metrics["rollout/spec_accept_rate"] = out["accepted"] / out["drafted"]
         metrics["rollout/spec_accept_length"] = 1 + out["accepted"] / out["drafts"]
     return metrics
+
+
+def log_prob_histogram(differences: Any) -> dict[str, int]:
+    """Metrics of a training step: tokens by the size of their difference of log-probabilities between rollout and training.
+
+    `rollout_corr/log_prob_diff/<bound>` counts the tokens whose difference is at most this bound and above the one
+    before; the last is `inf`.
+
+    Args:
+        differences: a tensor of one difference a token.
+    """
+    import torch
+
+    classes = torch.bucketize(differences.detach().abs().float(), torch.tensor(DIFFERENCES, device=differences.device))
+    counts = torch.bincount(classes, minlength=len(DIFFERENCES) + 1).tolist()
+    return {f"rollout_corr/log_prob_diff/{bound:g}": n for bound, n in zip((*DIFFERENCES, float("inf")), counts)}
 
 
 def rollout_meta(replica: int, rollout: int, taken: Mapping[str, float]) -> dict[str, Mapping[str, float]]:

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tool for the tiny model's sums, and how verl's agent loop finds calls of it; loaded as rollout.multi_turn.function_tool_path.
+
+The tiny model knows no tools: the numbers that an answer adds are taken as a call, so each conversation has two turns of it.
+"""
+
+import json
+import re
+
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from verl.tools.function_tool import function_tool
+
+NUMBERS = re.compile(r"(?:starting with|Now add) (\d+)")
+
+
+@function_tool
+def add(numbers: list[int]) -> str:
+    """Add numbers.
+
+    Args:
+        numbers: what to add.
+    """
+    return f"The sum is {sum(numbers)}."
+
+
+@ToolParser.register("sums")
+class SumsParser(ToolParser):
+    """Finds a call of `add` in an answer, rollout.multi_turn.format: sums."""
+
+    async def extract_tool_calls(self, responses_ids, tools=None):
+        text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)
+        numbers = [int(number) for number in NUMBERS.findall(text)]
+        call = FunctionCall(name="add", arguments=json.dumps({"numbers": numbers}))
+        return text, [call] if numbers else []
