@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environment variables of a run's processes, and the Ray cluster that it joins or starts.
 
-Bounds and defaults of the HCCL variables are those of CANN's documentation (8.5, environment variable reference).
+Bounds, defaults and sizes of the HCCL variables are those of CANN's documentation (8.5, environment variable reference;
+aclnnMoeDistributeDispatchV2 for the buffer of an engine whose experts are spread over dies).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 
 import psutil
 
+from llm_rl import layout
 from llm_rl.errors import UserError
+from llm_rl.layout import Shape
 from llm_rl.pin_set import PinSet
 from llm_rl.recipe import Recipe
 
@@ -30,6 +33,10 @@ JEMALLOC = tuple(
 )
 AIV_WAIT, HCCL_WAIT = 1091, 1836
 """Seconds that HCCL waits in a collective, with HCCL_OP_EXPANSION_MODE=AIV and by default."""
+HCCL_BUFFER = 200
+"""MiB of each of the two buffers of a communicator, by default."""
+DISPATCH_TOKENS = 512
+"""Tokens that a die may send at most in one dispatch to experts."""
 RAY_WAIT = 120
 """Seconds to wait for the hosts of a Ray cluster that is coming up."""
 
@@ -48,11 +55,12 @@ def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
     """
     env = dict(pin_set.environment)
     on_ascend = recipe.cluster.device == "npu"
+    model = layout.shape(Path(recipe.model.path))
     if on_ascend:
-        env |= _ascend(recipe, pin_set)
+        env |= _ascend(recipe, pin_set, model)
     env |= {name: str(value) for name, value in recipe.env.items()}
     if on_ascend:
-        _check_ascend({**os.environ, **env}, pin_set)
+        _check_ascend({**os.environ, **env}, pin_set, dispatch_mib(recipe, model))
     return env | {
         "VERL_FILE_LOGGER_PATH": str(run_dir / "steps.jsonl"),
         "SAM_STEP_LOG": str(run_dir),
@@ -60,12 +68,45 @@ def variables(recipe: Recipe, pin_set: PinSet, run_dir: Path) -> dict[str, str]:
     }
 
 
-def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
+def dispatch_mib(recipe: Recipe, model: Shape | None) -> int:
+    """MiB of HCCL_BUFFSIZE without which an engine on Atlas A3 cannot send tokens to experts on other dies; 0: it does not.
+
+    vllm-ascend lets this group, alone of the engine's, take the variable. A die sends at most its share, by tensor
+    parallelism, of the tokens that all requests verify in a step, or of the largest graph.
+    """
+    dies, tp = recipe.rollout.expert_parallel_size, recipe.rollout.tensor_model_parallel_size
+    if model is None or not model.experts or dies == 1:
+        return 0
+    tokens = recipe.rollout.max_num_seqs * (1 if recipe.sam == "off" else recipe.sam_options["k"] + 1)
+    if not recipe.rollout.enforce_eager:
+        tokens = max(tokens, min(2 * tokens, DISPATCH_TOKENS))
+    tokens = min(-(-tokens // tp), DISPATCH_TOKENS)
+    sent = _aligned(_aligned(2 * model.hidden, 32) + 64, 512) * model.experts // dies * dies
+    answered = _aligned(2 * model.hidden, 512) * model.experts_per_token
+    return -(-2 * tokens * (sent + answered) // 2**20)
+
+
+def _aligned(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def _training_mib(recipe: Recipe, model: Shape | None) -> int:
+    """MiB of HCCL_BUFFSIZE that CANN's documentation recommends: the bfloat16 activations between two layers."""
+    train = recipe.train
+    split = train.context_parallel if train.backend == "megatron" else train.sequence_parallel
+    tokens = train.max_tokens_per_die or -(-recipe.sequence_length * train.micro_batch_size // split)
+    return -(-2 * tokens * model.hidden // 2**20) if model else 0
+
+
+def _ascend(recipe: Recipe, pin_set: PinSet, model: Shape | None) -> dict[str, str]:
     env = {
         "HCCL_CONNECT_TIMEOUT": "1200",  # start-up skew alone: hours here would only hide failures
         "HCCL_EXEC_TIMEOUT": str(pin_set.collective_timeout),
         "VLLM_ASCEND_ENABLE_NZ": "0",  # weights are updated in place, which the NZ layout does not allow
     }
+    buffer = max(dispatch_mib(recipe, model), _training_mib(recipe, model))
+    if buffer > HCCL_BUFFER:
+        env["HCCL_BUFFSIZE"] = str(buffer)
     if ports := recipe.cluster.hccl_ports:
         env |= dict.fromkeys(("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"), ports)
     if interface := recipe.cluster.interface:
@@ -76,7 +117,7 @@ def _ascend(recipe: Recipe, pin_set: PinSet) -> dict[str, str]:
     return env
 
 
-def _check_ascend(env: Mapping[str, str], pin_set: PinSet) -> None:
+def _check_ascend(env: Mapping[str, str], pin_set: PinSet, dispatch: int) -> None:
     if "expandable_segments:True" in env.get("PYTORCH_NPU_ALLOC_CONF", ""):
         raise UserError(
             "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's sleep mode refuses: take it out"
@@ -89,6 +130,17 @@ def _check_ascend(env: Mapping[str, str], pin_set: PinSet) -> None:
             raise UserError(
                 f"{name} must be a whole number of seconds from {low} to {high}, got {env[name]!r}{endless}"
             )
+    buffer = env.get("HCCL_BUFFSIZE", str(HCCL_BUFFER))
+    if not buffer.isdecimal() or int(buffer) < max(1, dispatch):
+        raise UserError(
+            f"HCCL_BUFFSIZE must be a whole number of MB of at least {max(1, dispatch)}, got {buffer!r}: with less, engines "
+            "cannot send a step's tokens to experts on other dies"
+        )
+    if env.get("HCCL_INTER_HCCS_DISABLE", "FALSE").upper() == "TRUE":
+        raise UserError(
+            "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins, which are not supported: use hosts of one super "
+            "pod and unset it"
+        )
     if env.get("HCCL_OP_EXPANSION_MODE") == "AIV" and pin_set.collective_timeout > HCCL_WAIT:
         raise UserError(
             f"HCCL_OP_EXPANSION_MODE=AIV ends each wait after {AIV_WAIT} s, and in a rollout of {pin_set.name} fast engines "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_rl import config, environment
+from llm_rl import config, environment, layout
 from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
 
@@ -29,7 +29,7 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "JEMALLOC", (str(tmp_path / "no"), str(jemalloc)))
     env = variables(tmp_path, "cluster.interface=eth9", "env.MINE=3", "env.HCCL_CONNECT_TIMEOUT=600")
     assert env["HCCL_CONNECT_TIMEOUT"] == "600" and env["HCCL_EXEC_TIMEOUT"] == "1836" and env["MINE"] == "3"
-    assert env["HCCL_HOST_SOCKET_PORT_RANGE"] == env["HCCL_NPU_SOCKET_PORT_RANGE"] == "64021-64052"
+    assert env["HCCL_HOST_SOCKET_PORT_RANGE"] == env["HCCL_NPU_SOCKET_PORT_RANGE"] == "64021-64148"
     assert {env[f"{library}_SOCKET_IFNAME"] for library in ("HCCL", "GLOO", "TP")} == {"eth9"}
     assert env["VLLM_ASCEND_ENABLE_NZ"] == "0" and "LD_PRELOAD" not in env and "HCCL_IF_BASE_PORT" not in env
     jemalloc.touch()
@@ -46,12 +46,44 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
             {"HCCL_EXEC_TIMEOUT": "0"},
             "HCCL_EXEC_TIMEOUT must be a whole number of seconds from 1 to 2147483647, got '0'",
         ),
+        (
+            {"HCCL_INTER_HCCS_DISABLE": "true"},
+            "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins, which are not",
+        ),
         ({"HCCL_CONNECT_TIMEOUT": "9000"}, "HCCL_CONNECT_TIMEOUT must be a whole number of seconds from 120 to 7200"),
     ],
 )
 def test_environment_that_cannot_work_on_ascend_is_refused(env, sentence, tmp_path):
     with pytest.raises(UserError, match=sentence):
         variables(tmp_path, *(f"env.{name}='{value}'" for name, value in env.items()))
+
+
+def test_buffers_of_communicators(tmp_path):
+    """Figures worked out by hand from the formulas: 2 x (64 x 128 x 8704 + 8 x 64 x 8192) bytes are 144 MiB."""
+
+    def large(*overrides):
+        recipe = config.load(QWEN3 / "dapo_qwen3_235b_a22b_128die.yaml", list(overrides))
+        shape = layout.SHAPES["Qwen3-235B-A22B"]
+        env = environment.variables(recipe, PinSet(recipe.pin_set), tmp_path)
+        return environment.dispatch_mib(recipe, shape), env.get("HCCL_BUFFSIZE")
+
+    assert large() == (144, None)
+    assert large("rollout.max_num_seqs=128") == (288, "288")
+    assert large("sam=off") == (36, None)
+    assert large("rollout.enforce_eager=false") == (288, "288")
+    assert large("rollout.max_num_seqs=1024", "env.HCCL_BUFFSIZE=1200") == (1152, "1200")
+    with pytest.raises(UserError, match="HCCL_BUFFSIZE must be a whole number of MB of at least 288, got '200'"):
+        large("rollout.max_num_seqs=128", "env.HCCL_BUFFSIZE=200")
+    assert "HCCL_BUFFSIZE" not in variables(tmp_path)
+    assert variables(tmp_path, "train.max_tokens_per_die=36864")["HCCL_BUFFSIZE"] == "360"
+
+
+def test_ports_are_counted():
+    with pytest.raises(
+        UserError, match=r"hccl_ports is 64021-64083, a host has 32 processes .*: give it at least 64 ports"
+    ):
+        npu("cluster.hccl_ports=64021-64083")
+    assert npu("cluster.hccl_ports=64021-64084")
 
 
 def test_aiv_is_refused_where_engines_wait_for_each_other(tmp_path):
