@@ -239,24 +239,29 @@ def test_another_base_is_refused(folder: Path, settings: dict, environment: dict
     assert re.search(r"the base image has no /vllm-workspace/vllm:\s+build\s+on ascend/vllm-ascend:", out)
 
 
-def test_an_image_of_another_architecture_is_refused(
-    folder: Path, image: Path, settings: dict, environment: dict
-) -> None:
-    """As an archive, which is not kept."""
+def test_archives(folder: Path, image: Path, settings: dict, environment: dict) -> None:
+    """One of another architecture is refused and not kept; where one is loaded, older images are removed."""
     machine, other = ("amd64", "arm64") if platform.machine() == "x86_64" else ("arm64", "amd64")
-    name, context, archive = f"localhost/sam-rl:{image.parent.name}", folder / "other", folder / "other.tar"
+    name, context, archive = f"localhost/sam-rl:{image.parent.name}", folder / "archive", folder / "archive.tar"
     context.mkdir()
     (context / "Containerfile").write_text("FROM scratch\nADD Containerfile /\n")
-    run("podman", "rmi", "--all", "--force", environment=environment)
-    run("podman", "build", f"--arch={other}", "--tag", name, context, environment=environment)
-    run("podman", "save", "--output", archive, name, environment=environment)
-    run("podman", "rmi", "--force", name, environment=environment)
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    loaded = {
-        "container_image_base": "",
-        "container_image_archive": str(archive),
-        "container_image_archive_sha256": digest,
-    }
-    out = " ".join(play(folder, {**settings, **loaded}, environment, check=False).split())
+
+    def load(architecture: str) -> str:
+        run("podman", "rmi", "--all", "--force", environment=environment)
+        archive.unlink(missing_ok=True)
+        run("podman", "build", f"--arch={architecture}", "--tag", name, context, environment=environment)
+        run("podman", "save", "--output", archive, name, environment=environment)
+        run("podman", "rmi", "--force", name, environment=environment)
+        run("podman", "build", "--tag", "localhost/sam-rl:older", context, environment=environment)
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        loaded = {"container_image_base": "", "container_image_archive": str(archive)}
+        loaded["container_image_archive_sha256"] = digest
+        out = play(folder, {**settings, **loaded}, environment, check=architecture == machine)
+        return " ".join(out.split())
+
+    images = ("podman", "images", "--format", "{{.Tag}}", "localhost/sam-rl")
+    out = load(other)
     assert f"localhost: {archive} is for {other}, expected one for {machine} as this host: " in out
-    assert run("podman", "images", "--quiet", environment=environment) == ""
+    assert run(*images, environment=environment).split() == ["older"]
+    load(machine)
+    assert run(*images, environment=environment).split() == [image.parent.name]
