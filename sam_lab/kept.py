@@ -15,7 +15,7 @@ from sam_core.files import write_json
 
 from sam_lab.cli import LabError, check_outputs, positive, probability
 from sam_lab.recordings import SEED, Answer, parse_answer, read_records
-from sam_lab.resumed import RecordedText, compare, read_parts, replay
+from sam_lab.resumed import RecordedText, cells, compare, read_parts, replay
 
 Earlier = list[tuple[Answer, float]]
 """Answers of earlier epochs with their rewards, the newest last."""
@@ -60,22 +60,18 @@ def run(args: argparse.Namespace) -> int:
     for path in args.files:
         prompts = read_prompts(path, max(args.keep), args.max_prompts, args.seed)
         for keep in args.keep:
-            sums = {}
+            scored = {}
             for name, choose in CHOICES.items():
                 rng = random.Random(args.seed)
                 kept = [[text_of(answer) for answer, _ in choose(earlier, keep, rng)] for earlier, _ in prompts]
-                scored = [last for _, last in prompts]
+                last = [texts for _, texts in prompts]
                 progress.show(f"{path.name}: {keep} {name}")
-                sums[name] = replay(scored, "uninterrupted", 0, args.k, args.min_prob, earlier=kept)
+                scored[name] = replay(last, "uninterrupted", 0, args.k, args.min_prob, earlier=kept)
             progress.clear()
-            for name, figures in sums.items():
-                ratio, low, high = compare(figures, sums["newest"], args.seed)
-                tokens, steps = (sum(column) for column in zip(*figures, strict=True))
-                row = {"recording": path.name, "keep": keep, "kept": name, "prompts": len(prompts), "tokens": tokens}
-                measured = {"tokens_per_step": tokens / steps, "ratio": ratio, "low": low, "high": high}
-                rows.append(row | {key: round(value, 4) for key, value in measured.items()})
-                cells = f"{tokens / steps:.3f}", f"{ratio:.3f}", f"{low:.3f} - {high:.3f}"
-                print(TABLE.format(path.name[:31], keep, name, *cells), flush=True)
+            for name in CHOICES:
+                figures = compare(scored[name], scored["newest"], args.seed)
+                rows.append({"recording": path.name, "keep": keep, "kept": name, "prompts": len(prompts)} | figures)
+                print(TABLE.format(path.name[:31], keep, name, *cells(figures)), flush=True)
     if args.out:
         write_json(args.out, {"k": args.k, "min_prob": args.min_prob, "rows": rows})
     return 0

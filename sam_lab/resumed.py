@@ -84,13 +84,9 @@ def run(args: argparse.Namespace) -> int:
                 sums[arm] = replay(groups, arm, cut, args.k, args.min_prob, args.context == "sequential", show)
             progress.clear()
             for arm in ARMS:
-                ratio, low, high = compare(sums[arm], sums["by tokens"], args.seed)
-                tokens, steps = (sum(column) for column in zip(*sums[arm], strict=True))
-                row = {"recording": path.name, "cut": cut, "groups": arm, "tokens": tokens, "prompts": len(groups)}
-                figures = {"tokens_per_step": tokens / steps, "ratio": ratio, "low": low, "high": high}
-                rows.append(row | {name: round(value, 4) for name, value in figures.items()})
-                cells = f"{tokens / steps:.3f}", f"{ratio:.3f}", f"{low:.3f} - {high:.3f}"
-                print(TABLE.format(path.name[:31], cut, arm, *cells), flush=True)
+                figures = compare(sums[arm], sums["by tokens"], args.seed)
+                rows.append({"recording": path.name, "cut": cut, "groups": arm, "prompts": len(groups)} | figures)
+                print(TABLE.format(path.name[:31], cut, arm, *cells(figures)), flush=True)
     if args.out:
         write_json(args.out, {"k": args.k, "min_prob": args.min_prob, "context": args.context, "rows": rows})
     return 0
@@ -209,8 +205,8 @@ def _goes_on(drafter: SamDrafter, text: RecordedText, arm: str) -> bool:
     return True
 
 
-def compare(sums: list[tuple[int, int]], base: list[tuple[int, int]], seed: int) -> tuple[float, float, float]:
-    """Tokens a step relative to those of `base`, and a 95 % interval, by resampling prompts."""
+def compare(sums: list[tuple[int, int]], base: list[tuple[int, int]], seed: int) -> dict[str, float]:
+    """Tokens, tokens a step, their ratio to those of `base`, and its 95 % interval (low, high), by resampling prompts."""
     mine, others = np.array(sums, float), np.array(base, float)
     drawn = np.random.default_rng(seed).integers(len(mine), size=(RESAMPLES, len(mine)))
 
@@ -218,4 +214,15 @@ def compare(sums: list[tuple[int, int]], base: list[tuple[int, int]], seed: int)
         return (a[..., 0] / a[..., 1]) / (b[..., 0] / b[..., 1])
 
     low, high = np.quantile(ratio(mine[drawn].sum(1), others[drawn].sum(1)), (0.025, 0.975))
-    return float(ratio(mine.sum(0), others.sum(0))), float(low), float(high)
+    tokens, steps = (sum(column) for column in zip(*sums, strict=True))
+    figures = {"tokens_per_step": tokens / steps, "ratio": ratio(mine.sum(0), others.sum(0)), "low": low, "high": high}
+    return {"tokens": tokens} | {name: round(float(value), 4) for name, value in figures.items()}
+
+
+def cells(figures: dict[str, float]) -> tuple[str, str, str]:
+    """Those of a table, of what `compare` returned: tokens a step, ratio, interval."""
+    return (
+        f"{figures['tokens_per_step']:.3f}",
+        f"{figures['ratio']:.3f}",
+        f"{figures['low']:.3f} - {figures['high']:.3f}",
+    )

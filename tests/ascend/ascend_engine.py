@@ -45,9 +45,10 @@ def start(platform, *arguments, environment=MappingProxyType({})):
 @functools.cache
 def zygote(platform):
     """The process that those of a platform are forks of."""
-    return Zygote(
-        variables(platform), ["forked", "vllm.platforms", "vllm.v1.engine.llm_engine", "sam_core.engines.vllm.step_log"]
-    )
+    modules = ["forked", "vllm.platforms", "vllm.v1.engine.llm_engine", "sam_core.engines.vllm.step_log"]
+    if not OLD:  # what vllm-ascend's patches import
+        modules += ["compressed_tensors", "vllm.entrypoints.openai.chat_completion.serving"]
+    return Zygote(variables(platform), modules)
 
 
 def variables(platform):

@@ -1,7 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of the tests that start engines."""
+"""The models of the tests that start engines, and prompts for them."""
+
+import random
+from typing import Any
 
 VOCAB = 64
+
+
+def repeated_prompts(num: int) -> list[list[int]]:
+    """`num` different prompts of 5 to 40 tokens, then the same ones again."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(5, 41))] for _ in range(num)]
+    return prompts + prompts
+
+
+def common(**shape: Any) -> dict[str, Any]:
+    """What the configurations of both models set alike."""
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.08,
+        "tie_word_embeddings": False,
+        "eos_token_id": VOCAB - 1,
+        "bos_token_id": None,
+        "dtype": "float32",
+        "num_hidden_layers": 2,
+        **shape,
+    }
 
 
 def save(folder, **shape):
@@ -13,19 +40,7 @@ def save(folder, **shape):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        max_position_embeddings=2048,
-        initializer_range=0.08,
-        tie_word_embeddings=False,
-        eos_token_id=VOCAB - 1,
-        bos_token_id=None,
-        dtype="float32",
-        **{"num_hidden_layers": 2, **shape},
-    )
-    network = Qwen3ForCausalLM(config)
+    network = Qwen3ForCausalLM(Qwen3Config(**common(**shape)))
     torch.nn.init.normal_(network.lm_head.weight, std=0.5)
     network.save_pretrained(folder)
 
@@ -40,22 +55,13 @@ def save_experts(folder, **shape):
 
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
         moe_intermediate_size=48,
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
         decoder_sparse_step=1,
         mlp_only_layers=[],
-        max_position_embeddings=2048,
-        initializer_range=0.08,
-        tie_word_embeddings=False,
-        eos_token_id=VOCAB - 1,
-        bos_token_id=None,
-        dtype="float32",
-        **{"num_hidden_layers": 2, **shape},
+        **common(**shape),
     )
     network = Qwen3MoeForCausalLM(config)
     torch.nn.init.normal_(network.lm_head.weight, std=0.5)

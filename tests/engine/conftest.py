@@ -2,7 +2,6 @@
 """Real engines of the pinned vLLM on the CPU, multi-process as users run them; each starts once for all tests that share it."""
 
 import os
-import random
 
 os.environ.update(
     VLLM_PLUGINS="",  # vLLM's own platform, not vllm-ascend's
@@ -19,7 +18,6 @@ import pytest
 import tiny_qwen3
 from cpu_engine import Engine
 from one_text import write_corpus
-from tiny_qwen3 import VOCAB
 
 KNOWN_PROMPT = [11, 47, 5, 29, 53, 17]
 
@@ -74,6 +72,4 @@ def tight(model, plain, tmp_path_factory):
 @pytest.fixture(scope="session")
 def prompts():
     """64 prompts of 5 to 40 tokens; the second half repeats the first."""
-    rng = random.Random(0)
-    first = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(5, 41))] for _ in range(32)]
-    return first + first
+    return tiny_qwen3.repeated_prompts(32)

@@ -27,7 +27,6 @@ os.environ.update(
 import pytest
 import tiny_qwen3
 from cpu_engine import Engine
-from tiny_qwen3 import VOCAB
 
 SEEDED = {"verify": "seeded", "threshold": 6, "min_prob": 0}
 
@@ -139,6 +138,4 @@ def asynchronous(model, device):
 @pytest.fixture(scope="session")
 def prompts():
     """8 prompts of 5 to 40 tokens; the second half repeats the first."""
-    rng = random.Random(0)
-    first = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(5, 41))] for _ in range(4)]
-    return first + first
+    return tiny_qwen3.repeated_prompts(4)

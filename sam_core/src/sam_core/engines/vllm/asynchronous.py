@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sam_core.engines.vllm.answers import cut, stop_tokens
 from sam_core.proposer import FEED_INTERVAL, SamProposer
 
 
@@ -228,19 +229,11 @@ class AsyncDrafts:
         Args:
             last: the answer's token before them; -1: they are its first.
         """
-        params = state.sampling_params
-        stops = {params.eos_token_id, *(params.stop_token_ids or ())}
-        first = start - state.num_prompt_tokens
+        params, first = state.sampling_params, start - state.num_prompt_tokens
+        stops = stop_tokens(params)
         if last in stops and first >= params.min_tokens:
             return []
-        room = self.runner.max_model_len - start
-        if params.max_tokens is not None:
-            room = min(room, params.max_tokens - first)
-        tokens = tokens[: max(room, 0)]
-        for i, token in enumerate(tokens, 1):
-            if token in stops and first + i >= params.min_tokens:
-                return tokens[:i]
-        return tokens
+        return cut(tokens, params, stops, first, self.runner.max_model_len - start)[0]
 
     def _with_drafts(self, scheduler_output: Any, drafts: dict[str, list[int]]) -> Any:
         """The plan without tokens that the step before refused, and with drafts in the place of placeholders."""

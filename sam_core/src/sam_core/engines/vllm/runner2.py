@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sam_core.engines.vllm.answers import cut, stop_tokens
 from sam_core.proposer import SamProposer
 from sam_core.verify import to_device
 
@@ -31,7 +32,7 @@ class Text:
 
     def __init__(self, req_id: str, row: int, params: Any) -> None:
         self.req_id, self.row, self.params = req_id, row, params
-        self.stops = {params.eos_token_id, *(params.stop_token_ids or ())}
+        self.stops = stop_tokens(params)
         self.ended = False
 
 
@@ -63,12 +64,7 @@ class Texts:
         if text.ended or text.row < 0:
             return
         start, answer = int(self.ends[text.row]), int(self.ends[text.row] - self.prompts[text.row])
-        room = self.tokens.shape[1] - start
-        if text.params.max_tokens is not None:
-            room = min(room, text.params.max_tokens - answer)
-        stop = next((i for i, token in enumerate(tokens, 1) if token in text.stops), len(tokens) + 1)
-        text.ended = min(stop, room) <= len(tokens)
-        tokens = tokens[: min(stop, room)]
+        tokens, text.ended = cut(tokens, text.params, text.stops, answer, self.tokens.shape[1] - start)
         self.tokens[text.row, start : start + len(tokens)] = tokens
         self.ends[text.row] = start + len(tokens)
 
