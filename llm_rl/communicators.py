@@ -22,6 +22,8 @@ ENGINE, ENGINE_DATA = 200, 50
 """MiB that vllm-ascend itself gives its groups, those of data parallelism the latter (utils.py, get_hccl_config_for_pg_options)."""
 WINDOW, MOST_TOKENS = 11, 512
 """MiB, and tokens of a die: bounds of the operators that send tokens to experts."""
+MAX_GRAPH = 512
+"""Tokens of the largest graph that vLLM captures by default, if twice a step's tokens are no fewer (config/vllm.py)."""
 
 
 def buffer_size(recipe: Recipe) -> int:
@@ -87,6 +89,8 @@ def dispatch_buffer(recipe: Recipe, model: Shape) -> int:
         return -(-size // to) * to
 
     rows = rollout.max_num_seqs * (1 + recipe.sam_options["k"])
+    if not rollout.enforce_eager:
+        rows = max(rows, min(2 * rows, MAX_GRAPH))
     tokens = min(-(-rows // rollout.tensor_model_parallel_size), MOST_TOKENS)
     row = 2 * model.hidden
     dispatch = model.experts // ep * tokens * ep * align(align(row, 32) + 44, 512)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environment variables of a run's processes, and the Ray cluster that it joins or starts.
 
-Bounds and defaults of the HCCL variables are those of CANN's documentation (8.5, environment variable reference).
+Bounds, defaults and sizes of the HCCL variables are those of CANN's documentation (8.5, environment variable reference;
+aclnnMoeDistributeDispatchV2 for the buffer of an engine whose experts are spread over dies).
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ def _check_ascend(env: Mapping[str, str], pin_set: PinSet, eager: bool) -> None:
             raise UserError(
                 f"{name} must be a whole number of seconds from {low} to {high}, got {env[name]!r}{endless}"
             )
+    if env.get("HCCL_INTER_HCCS_DISABLE", "FALSE").upper() == "TRUE":
+        raise UserError(
+            "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins, which are not supported: use hosts of one super "
+            "pod and unset it"
+        )
     if env.get("HCCL_OP_EXPANSION_MODE") == "AIV" and pin_set.collective_timeout > HCCL_WAIT:
         raise UserError(
             f"HCCL_OP_EXPANSION_MODE=AIV ends each wait after {AIV_WAIT} s, and in a rollout of {pin_set.name} fast engines "

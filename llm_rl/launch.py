@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="check also the disk and memory of this host, and stop; exit status 1 if not enough",
+        help="check also the disk and memory of this host, and whether the run in --run-dir can go on; exit status 1 if not",
     )
     args = parser.parse_intermixed_args(argv)
     try:
@@ -86,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
             planned = plan(recipe, run_dir, dry_run=True)
             if planned.needs:
                 space.check(planned.needs, run_dir)
+            if done := resume.point(run_dir, recipe.checkpoints.every):
+                begin_record(planned, tree_ids(recipe), done)  # whether the run there can go on with this recipe
             print(f"{recipe.title}: fits the dies, the disk of {run_dir} and the memory of this host")
             return 0
         if args.dry_run:

@@ -282,6 +282,14 @@ class Recipe(Section):
             raise ValueError(
                 f"trainer.mode {self.trainer.mode} is not resumed after checkpoints, only sync is: set checkpoints.every=0"
             )
+        if ports is not None:
+            first, last = map(int, ports.split("-"))
+            processes = 2 * self.cluster.dies_per_node
+            if not 1024 <= first <= last <= 65535 or last - first + 1 < 2 * processes:
+                raise ValueError(
+                    f"cluster.hccl_ports is {ports}, a host has {processes} processes with HCCL (a trainer and an engine for each "
+                    f"die), and a run that just ended may hold as many: give it at least {2 * processes} ports from 1024 to 65535"
+                )
         if self.data.gen_batch_size < self.data.train_batch_size:
             raise ValueError(
                 f"data.gen_batch_size {self.data.gen_batch_size} is below data.train_batch_size "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_rl import config, environment
+from llm_rl import config, environment, layout
 from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
 
@@ -29,7 +29,7 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "JEMALLOC", (str(tmp_path / "no"), str(jemalloc)))
     env = variables(tmp_path, "cluster.interface=eth9", "env.MINE=3", "env.HCCL_CONNECT_TIMEOUT=600")
     assert env["HCCL_CONNECT_TIMEOUT"] == "600" and env["HCCL_EXEC_TIMEOUT"] == "1836" and env["MINE"] == "3"
-    assert env["HCCL_HOST_SOCKET_PORT_RANGE"] == env["HCCL_NPU_SOCKET_PORT_RANGE"] == "64021-64052"
+    assert env["HCCL_HOST_SOCKET_PORT_RANGE"] == env["HCCL_NPU_SOCKET_PORT_RANGE"] == "64021-64148"
     assert {env[f"{library}_SOCKET_IFNAME"] for library in ("HCCL", "GLOO", "TP")} == {"eth9"}
     assert env["VLLM_ASCEND_ENABLE_NZ"] == "0" and "LD_PRELOAD" not in env and "HCCL_IF_BASE_PORT" not in env
     jemalloc.touch()
@@ -46,6 +46,10 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
             {"HCCL_EXEC_TIMEOUT": "0"},
             "HCCL_EXEC_TIMEOUT must be a whole number of seconds from 1 to 2147483647, got '0'",
         ),
+        (
+            {"HCCL_INTER_HCCS_DISABLE": "true"},
+            "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins, which are not",
+        ),
         ({"HCCL_CONNECT_TIMEOUT": "9000"}, "HCCL_CONNECT_TIMEOUT must be a whole number of seconds from 120 to 7200"),
     ],
 )
@@ -61,6 +65,14 @@ def test_a_task_queue_of_level_2_is_for_eager_mode_alone(tmp_path):
         variables(tmp_path, "rollout.enforce_eager=false")
     ours = variables(tmp_path, "rollout.enforce_eager=false", "profile=recommended")
     assert (ours["TASK_QUEUE_ENABLE"], ours["HCCL_BUFFSIZE"]) == ("1", "200")
+
+
+def test_ports_are_counted():
+    with pytest.raises(
+        UserError, match=r"hccl_ports is 64021-64083, a host has 32 processes .*: give it at least 64 ports"
+    ):
+        npu("cluster.hccl_ports=64021-64083")
+    assert npu("cluster.hccl_ports=64021-64084")
 
 
 def test_aiv_is_refused_where_engines_wait_for_each_other(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import psutil
@@ -268,6 +269,18 @@ def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, 
     assert config.load(tmp_path / "off" / "recipe.yaml", []) == same
     composed = OmegaConf.load(tmp_path / "off" / "verl.yaml")
     assert composed.trainer.total_training_steps == 2 and composed.data.train_files.endswith("train.parquet")
+
+
+def test_check_says_whether_the_run_can_go_on(monkeypatch, tmp_path, capsys, patched):
+    monkeypatch.setattr(launch.verl, "command", fake_verl([1, 2]))
+    assert launch.main(arguments(tmp_path, "steps=2", "sam=off")) == 0
+    folder = tmp_path / "run/checkpoints/global_step_2"
+    (folder / "actor/model").mkdir(parents=True)
+    zipfile.ZipFile(folder / "data.pt", "w").close()
+    more = ("steps=3", "sam=off", "checkpoints.every=2")
+    assert launch.main([*arguments(tmp_path, *more), "--check"]) == 0
+    assert launch.main([*arguments(tmp_path, *more, "seed=2"), "--check"]) == 1
+    assert "holds 2 steps of a run with another seed: go on with the same" in capsys.readouterr().err
 
 
 def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys, patched):

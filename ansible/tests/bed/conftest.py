@@ -35,7 +35,7 @@ SETTINGS = {
     "work_dir": "/srv/sam-rl",
     "ascend_driver_version": "26.0.rc1",
     "container_engine": "none",
-    "container_image_own_packages": ["sam-core", "/opt/sam-rl/src"],
+    "container_image_own_packages": ["sam-core", "."],
     "container_image_modules": ["verl"],
     "host_base_packages": {"apt": prepare.CACHED.split()},
     # In a container kernel.* and vm.* are those of the machine: the bed must not set them, and may not.

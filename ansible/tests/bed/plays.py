@@ -69,8 +69,13 @@ class Site:
         for file in (ROOT / "ansible/tests/bed/recipe").iterdir():
             if file.is_file():
                 shutil.copy2(file, self.repository / "llm_rl/qwen3")
+        subprocess.run(["git", "-C", self.repository, "init", "--quiet"], check=True)
+        self.commit()
+
+    def commit(self) -> None:
+        """The copy's changes."""
         git = ["git", "-C", self.repository, "-c", "user.name=bed", "-c", "user.email=bed@localhost"]
-        for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "The bed's copy"]):
+        for words in (["add", "--all"], ["commit", "--quiet", "--message", "The bed's copy"]):
             subprocess.run([*git, *words], check=True)
 
     def inventory(self, **settings: Any) -> dict:

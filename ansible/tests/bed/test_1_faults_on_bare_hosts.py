@@ -133,6 +133,11 @@ FAULTS = [
     Fault(
         "wrong driver version", r"bed3: npu-smi says driver 24.1.rc3, expected 26.0.rc1 .+", npu(2, version="24.1.rc3")
     ),
+    Fault(
+        "driver that does not pair with CANN",
+        r"ascend_driver_version is 25.3.rc1, expected 26.0.rc1 or newer for pin_set vllm-0.23: .+",
+        settings={"ascend_driver_version": "25.3.rc1"},
+    ),
     Fault("clock skew", r"bed2: its clock is off by \+4.250 s, expected at most 1.0 s: .+", wrong_clock),
     Fault("missing /etc/hccn.conf", r"bed1: /etc/hccn.conf is missing, expected .+", no_hccn_conf),
     Fault("port taken", r"bed3: port 6379 is taken \(a program listens on 0.0.0.0\), expected free: .+", port_taken),

@@ -11,6 +11,7 @@ import tarfile
 import threading
 import time
 import tomllib
+from collections.abc import Callable
 import urllib.parse
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from plays import Result, Site
 from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
+ENVIRONMENTS, VERL = "opt/sam-rl/environments", "venv/lib/python3.11/site-packages/verl"
 PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
 """Files that packages leave when they are installed, add a user or have services enabled; the clock stays in step."""
 BARE: dict[str, dict] = {}
@@ -55,8 +57,8 @@ def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result)
     assert "Ray has 3 hosts and 48 NPU" in converged.messages
 
 
-def test_ray_answers_the_cluster_network_alone(bed: Bed, converged: Result) -> None:
-    """A caller from another network, to whom the host has a route, reaches ssh and no port of Ray."""
+def test_ray_answers_the_cluster_s_hosts_alone(bed: Bed, converged: Result) -> None:
+    """A caller from the cluster's network and one from another, to whom the host has a route, reach ssh and no port of Ray."""
 
     def answers(source: str, port: int) -> bool:
         try:
@@ -69,9 +71,28 @@ def test_ray_answers_the_cluster_network_alone(bed: Bed, converged: Result) -> N
     bed.hosts[0].run("ip", "route", "add", "10.232.0.0/24", "dev", "host0")
     ports = sorted(bed.hosts[0].ports() - {22})
     assert {6379, 8265} <= set(ports)
-    assert all(answers(CONTROLLER, port) for port in (22, 6379, 8265))
-    assert answers("10.232.0.1", 22)
-    assert not [port for port in (6379, 8265, 20000) if answers("10.232.0.1", port)]
+    for source in (CONTROLLER, "10.232.0.1"):
+        assert answers(source, 22)
+        assert not [port for port in (6379, 8265, 20000) if answers(source, port)]
+    connect = f"import socket; socket.create_connection(('{bed.hosts[0].address}', 6379), 2)"
+    bed.hosts[1].run("python3", "-c", connect)
+
+
+def test_ray_asks_for_the_token(bed: Bed, site: Site, converged: Result) -> None:
+    """Of a caller on a host of the cluster, to whom the packet rules open all ports."""
+    worker = bed.hosts[1]
+    asks = ("/opt/sam-rl/bin/in-env", "nodes", "bash", "-c")
+    lists = f"python3 /opt/sam-rl/bin/ray_nodes.py {bed.hosts[0].address}:6379 2>&1; "
+    api = "import sys, urllib.request as u; print(u.urlopen(u.Request(sys.argv[1], headers=dict([sys.argv[2:]] if sys.argv[2:] else []))).status)"
+    jobs = f"python3 -c '{api}' http://{bed.hosts[0].address}:8265/api/jobs/ "
+    token = worker.root / "opt/sam-rl/etc/ray-token"
+    assert token.stat().st_mode & 0o777 == 0o600 and len(token.read_text().strip()) == 64
+    assert worker.run(*asks, lists).count("alive") == 3
+    assert worker.run(*asks, jobs + 'Authorization "Bearer $(cat $RAY_AUTH_TOKEN_PATH)"').strip() == "200"
+    without = "unset RAY_AUTH_MODE RAY_AUTH_TOKEN_PATH; "
+    assert "alive" not in worker.run(*asks, without + lists, check=False)
+    assert worker.run(*asks, without + jobs + "2>&1", check=False).strip().endswith("HTTP Error 401: Unauthorized")
+    assert token.read_text().strip() not in converged.output
 
 
 def test_logs_and_results_come_back_without_secrets(site: Site, converged: Result) -> None:
@@ -89,14 +110,15 @@ def test_logs_and_results_come_back_without_secrets(site: Site, converged: Resul
 
 
 def test_a_second_run_changes_nothing(bed: Bed, site: Site, converged: Result) -> None:
-    result = site.play("site").must_pass()
+    """With the time service by its alias, which systemd does not enable."""
+    result = site.play("site", host_base_time_service="chronyd").must_pass()
     TIMES.append(("site.yml again", result.seconds))
     assert result.changed == []
     assert len(steps(bed.hosts[0], "bed")) == 8
 
 
 def test_a_tree_that_is_not_the_recorded_one_stops_ray(bed: Bed, site: Site, converged: Result) -> None:
-    (file,) = (bed.hosts[2].root / "opt/sam-rl/venv/lib").glob("python*/site-packages/verl/trainer/ppo/core_algos.py")
+    (file,) = bed.hosts[2].root.glob(f"{ENVIRONMENTS}/*/{VERL}/trainer/ppo/core_algos.py")
     text = file.read_text()
     pids = {host.name: host.run("systemctl", "show", "--property=MainPID", "sam-rl-ray") for host in bed.hosts}
     patched = patched_file(site, file)
@@ -142,6 +164,33 @@ def test_a_recipe_that_does_not_fit_the_hosts_stops_provisioning(bed: Bed, site:
     result = site.play("provision", "--tags", "preflight", recipe_launch_overrides=["steps=0"]).must_fail()
     note("recipe does not fit the host", "provision", result)
     assert result.sentence == "bed1: the run needs more steps"
+
+
+def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, converged: Result) -> None:
+    result = site.play("provision", "--tags", "host", host_base_time_service="ntpd").must_fail()
+    note("clock service is not there", "provision", result)
+    assert result.sentence.startswith(
+        "bed1: there is no ntpd.service, expected a service that synchronises the clock: "
+    )
+
+
+def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site, converged: Result) -> None:
+    """A checkpoint of 4 MB fits and no second one beside it, while it is written."""
+    head, folder = bed.hosts[0], f"/{RUNS}/full"
+    request = {"recipe_launch_run": "full", "recipe_launch_overrides": ["steps=6", "pad=4", "every=2"]}
+    head.run("mkdir", folder)
+    head.run("mount", "-t", "tmpfs", "-o", "size=6m", "full", folder)
+    result = site.play("train", **request).must_fail()
+    note("disk full while a checkpoint is written", "train", result)
+    assert re.match(
+        rf"bed1: the run full ended with exit-code, .+ the disk of {folder} is full \(0.0 GB free\): ", result.sentence
+    )
+    assert json.loads(head.run("cat", f"{folder}/checkpoint.json"))["step"] == 2
+    head.run("mount", "-o", "remount,size=60m", folder)
+    site.play("train", **request).must_pass()
+    assert "resumed after step 2" in head.run("cat", f"{folder}/launch.log")
+    assert json.loads(head.run("cat", f"{folder}/summary.json"))["steps"] == 6
+    head.run("umount", folder)
 
 
 def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None:
@@ -216,29 +265,52 @@ def asked(head: Host, path: str, **arguments: str) -> list[dict]:
     return json.loads(head.run("python3", "-c", script, url))["data"]["result"]
 
 
-def test_a_lost_worker_is_reported_and_the_run_goes_on_from_its_checkpoint(
-    bed: Bed, site: Site, monitored: Result
-) -> None:
-    head, worker = bed.hosts[0], bed.hosts[2]
-    request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=30", "pause=1"]}
+def train_while(site: Site, head: Host, fault: Callable[[], None], **request: object) -> Result:
+    """train.yml, with a fault when the job has made three steps."""
 
-    def pull_the_plug() -> None:
-        head.until(lambda: len(steps(head, "lost")) >= 3, "the job has made three steps", 120)
-        worker.stop()
-        pulled.append(len(steps(head, "lost")))
+    def wait() -> None:
+        head.until(
+            lambda: len(steps(head, str(request["recipe_launch_run"]))) >= 3, "the job has made three steps", 120
+        )
+        fault()
 
-    pulled: list[int] = []
-    thread = threading.Thread(target=pull_the_plug)
+    thread = threading.Thread(target=wait)
     thread.start()
     result = site.play("train", **request).must_fail()
     thread.join()
+    assert result.seconds < 120
+    assert head.run("systemctl", "is-active", "sam-rl-train", check=False).strip() != "active"
+    return result
+
+
+def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
+    bed: Bed, site: Site, monitored: Result
+) -> None:
+    """One host loses the shared folder, in another run another one its power."""
+    head, unmounted, worker = bed.hosts
+    request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=30", "pause=1", "resumed=1"]}
+
+    def unmount() -> None:
+        unmounted.run("mkdir", "-p", "/mnt/kept")
+        unmounted.run("mount", "--bind", "/srv/sam-rl", "/mnt/kept")
+        unmounted.run("umount", "--lazy", "/srv/sam-rl")
+
+    result = train_while(site, head, unmount, **{**request, "recipe_launch_run": "apart"})
+    note("shared folder unmounted in the job", "train", result)
+    assert result.sentence.startswith(
+        f"bed1: the run apart was stopped because bed2 no longer has /{RUNS}/apart, expected the storage that all hosts share: "
+    )
+    unmounted.until(lambda: not unmounted.run("ls", "/srv/sam-rl"), "nothing is in the folder below the mount", 1)
+    unmounted.run("mount", "--bind", "/mnt/kept", "/srv/sam-rl")
+    unmounted.run("umount", "/mnt/kept")
+    site.play("cluster").must_pass()
+
+    result = train_while(site, head, worker.stop, **request)
     note("worker lost in the middle of the job", "train", result)
     assert re.search(
         r"the run lost was stopped because Ray on bed3 no longer answers, expected all hosts .+", result.sentence
     )
-    assert result.seconds < 120
-    assert head.run("systemctl", "is-active", "sam-rl-train", check=False).strip() != "active"
-    assert 3 <= pulled[0] <= len(steps(head, "lost")) < 30
+    assert 3 <= len(steps(head, "lost")) < 30
 
     worker.start()
     worker.wait()
@@ -257,6 +329,80 @@ def test_a_lost_worker_is_reported_and_the_run_goes_on_from_its_checkpoint(
     assert len(found["max by (instance, engine) (vllm:sam_switch_on)"]) >= 3, "an engine on each host"
     assert len(asked(head, "query", query='up{host="bed3"} == 1')) == 2, "the host that came back is watched again"
     head.until(lambda: asked(head, "query", query="verl_training_step") == [], "the ended run is not shown any more")
+
+
+def environments(bed: Bed) -> list[tuple[str, set[str]]]:
+    """Of each host, the sources of the environment in use and the names of all environments."""
+    found = []
+    for host in bed.hosts:
+        used = json.loads((host.root / "opt/sam-rl/etc/environment.json").read_text())
+        found.append((used["environment"], {path.name for path in (host.root / ENVIRONMENTS).iterdir()}))
+    return found
+
+
+def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: Result) -> None:
+    """Other sources while a run goes on, then another pin set, then the former one."""
+    head = bed.hosts[0]
+    request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": ["steps=90", "pause=2", "every=3"]}
+    endless = {"recipe_launch_run": "endless", "recipe_launch_overrides": ["steps=9999", "pause=0.5", "every=0"]}
+    ((former, _),) = {used: names for used, names in environments(bed)}.items()
+    for host in bed.hosts:
+        (host.root / ENVIRONMENTS / "an-older-one").mkdir()
+
+    other = site.repository / "patches" / f"{PIN_SET}-next"
+    shutil.copytree(site.repository / "patches" / PIN_SET, other)
+    pins = other / "pins.toml"
+    pins.write_text(pins.read_text().replace(f'name = "{PIN_SET}"', f'name = "{other.name}"'))
+    site.commit()
+    assert "still runs after" in site.play("train", recipe_launch_timeout=2, **endless).must_fail().sentence
+    result = site.play("upgrade", **endless).must_fail()
+    note("upgrade of a run without checkpoints", "upgrade", result)
+    assert "bed1: the run endless is active and writes no checkpoints (checkpoints.every is 0)" in result.sentence
+    head.run("systemctl", "stop", "sam-rl-train")
+
+    site.play("train", recipe_launch_timeout=2, **request).must_fail()
+    result = site.play("upgrade", pin_set=other.name, **request).must_fail()
+    note("upgrade of a run to another pin set", "upgrade", result)
+    assert "bed1: the run upgraded was started with" in result.sentence
+    result = site.play("upgrade", **request).must_pass()
+    TIMES.append(("upgrade.yml between two steps, and the rest of the run", result.seconds))
+    changed = [host for host, task in result.changed if task == "Use the environment"]
+    assert changed == ["bed1", "bed2", "bed3"]
+    log = (head.root / RUNS / "upgraded/launch.log").read_text()
+    (resumed,) = re.findall(r"^resumed after step (\d+)$", log, re.MULTILINE)
+    assert int(resumed) % 3 == 0 < int(resumed)
+    assert [line["step"] for line in steps(head, "upgraded")] == list(range(1, 91))
+    ((new, _),) = {used: names for used, names in environments(bed)}.items()
+    assert new != former and all(names == {former, new} for _, names in environments(bed))
+    assert site.play("upgrade", **request).must_pass().changed == []
+
+    result = site.play("upgrade", pin_set=other.name).must_pass()
+    TIMES.append(("upgrade.yml to another pin set, no run", result.seconds))
+    used = environments(bed)
+    assert all(name.startswith(f"{other.name}-") and names == {name, new} for name, names in used)
+    enter = (head.root / "opt/sam-rl/bin/in-env").read_text()
+    assert f"PIN={other.name}" in enter
+
+    patched = patched_file(site, next(bed.hosts[1].root.glob(f"{ENVIRONMENTS}/{new}/{VERL}/trainer/ppo/core_algos.py")))
+    original = patched.read_text()
+    patched.write_text(original + "\n# changed by hand\n")
+    result = site.play("upgrade").must_fail()
+    patched.write_text(original)
+    note("environment to go back to is damaged", "upgrade", result)
+    assert re.match(rf"bed2: verl is .*modified.*, expected tree .+ of pin set {re.escape(PIN_SET)} ", result.sentence)
+    assert environments(bed) == used and head.run("systemctl", "is-active", "sam-rl-ray").strip() == "active"
+    result = site.play("upgrade").must_pass()
+    TIMES.append(("upgrade.yml back to the former pin set", result.seconds))
+    assert not [task for _, task in result.changed if task.startswith("Install the req")]
+    assert {name for name, _ in environments(bed)} == {new}
+
+    record = bed.hosts[1].root / "opt/sam-rl/etc/environment.json"
+    text = record.read_text()
+    record.write_text(text.replace(new, former))
+    result = site.play("cluster").must_fail()
+    record.write_text(text)
+    note("hosts with different environments", "cluster", result)
+    assert result.sentence.startswith(f"bed2: its environment is {former}, expected {new} as on bed1: ")
 
 
 def packaged(host: Host, before: set[str]) -> set[str]:

@@ -9,9 +9,11 @@ the pin set's environment, so that the base stays small.
 from __future__ import annotations
 
 import functools
+import hashlib
 import http.server
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -174,7 +176,7 @@ def settings(folder: Path, base: str, index: str) -> dict[str, object]:
 
 def play(folder: Path, settings: dict, environment: dict, check: bool = True) -> str:
     """Output of the role's part that builds the image and writes in-env."""
-    for name in ("root/bin", "root/etc", "root/archives", "work"):
+    for name in ("root/bin", "root/archives", "work"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     variables = folder / "settings.json"
     variables.write_text(json.dumps(settings))
@@ -189,7 +191,7 @@ def image(folder: Path, settings: dict, environment: dict) -> Path:
     began = time.monotonic()
     play(folder, settings, environment)
     print(f"image: built in {time.monotonic() - began:.0f} s")
-    return folder / "root/bin/in-env"
+    return next((folder / "root/environments").glob("*/in-env"))
 
 
 def test_every_module_is_patched(image: Path, environment: dict) -> None:
@@ -203,7 +205,7 @@ def test_the_modules_are_imported(folder: Path, image: Path, environment: dict, 
     shutil.copytree(ROOT / "tests/patches/npu", standin)
     code = "import vllm, vllm_ascend, verl, sam_core, llm_rl.check_operators; from vllm.platforms import current_platform as p"
     code += "; print(p.device_type, sam_core.Pool().stats()['appended'], vllm.__file__, verl.__file__)"
-    (folder / "root/etc/env").write_text(f"PYTHONPATH={standin}\nVLLM_VERSION={VERSIONS['vllm']}\n")
+    (image.parent / "env").write_text(f"PYTHONPATH={standin}\nVLLM_VERSION={VERSIONS['vllm']}\n")
     out = run(image, "imports", "python3", "-c", code, environment=environment)
     device, appended, vllm, verl = out.splitlines()[-1].split()
     assert (device, appended) == ("npu", "0")
@@ -235,3 +237,31 @@ def test_another_base_is_refused(folder: Path, settings: dict, environment: dict
     bare = {**settings, "container_image_base": f"{name}@{(folder / 'digest').read_text()}"}
     out = play(folder, bare, environment, check=False)
     assert re.search(r"the base image has no /vllm-workspace/vllm:\s+build\s+on ascend/vllm-ascend:", out)
+
+
+def test_archives(folder: Path, image: Path, settings: dict, environment: dict) -> None:
+    """One of another architecture is refused and not kept; where one is loaded, older images are removed."""
+    machine, other = ("amd64", "arm64") if platform.machine() == "x86_64" else ("arm64", "amd64")
+    name, context, archive = f"localhost/sam-rl:{image.parent.name}", folder / "archive", folder / "archive.tar"
+    context.mkdir()
+    (context / "Containerfile").write_text("FROM scratch\nADD Containerfile /\n")
+
+    def load(architecture: str) -> str:
+        run("podman", "rmi", "--all", "--force", environment=environment)
+        archive.unlink(missing_ok=True)
+        run("podman", "build", f"--arch={architecture}", "--tag", name, context, environment=environment)
+        run("podman", "save", "--output", archive, name, environment=environment)
+        run("podman", "rmi", "--force", name, environment=environment)
+        run("podman", "build", "--tag", "localhost/sam-rl:older", context, environment=environment)
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        loaded = {"container_image_base": "", "container_image_archive": str(archive)}
+        loaded["container_image_archive_sha256"] = digest
+        out = play(folder, {**settings, **loaded}, environment, check=architecture == machine)
+        return " ".join(out.split())
+
+    images = ("podman", "images", "--format", "{{.Tag}}", "localhost/sam-rl")
+    out = load(other)
+    assert f"localhost: {archive} is for {other}, expected one for {machine} as this host: " in out
+    assert run(*images, environment=environment).split() == ["older"]
+    load(machine)
+    assert run(*images, environment=environment).split() == [image.parent.name]

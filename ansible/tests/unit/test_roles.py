@@ -68,18 +68,44 @@ def test_target_problems():
     ("end", "said"),
     [
         (
-            {"outcome": "lost", "lost": ["b"]},
+            {"outcome": "lost", "lost": ["b"], "without_folder": []},
             "h: the run r was stopped because Ray on b no longer answers, expected all",
+        ),
+        (
+            {"outcome": "lost", "lost": ["b", "c"], "without_folder": ["c"]},
+            "h: the run r was stopped because c no longer has /data/runs/r, expected the storage that all hosts share",
         ),
         ({"outcome": "timeout"}, "h: the run r still runs after 9 s, expected its end"),
         (
-            {"outcome": "ended", "result": "exit-code", "status": 3},
+            {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": None},
+            "h: the run r ended because h no longer has /data/runs/r, expected the storage that all hosts share",
+        ),
+        (
+            {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 0.01},
+            "h: the run r ended with exit-code, status 3, and the disk of /data/runs/r is full (0.0 GB free): free some",
+        ),
+        (
+            {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 500.0},
             "h: the run r ended with exit-code, status 3, expected",
         ),
     ],
 )
 def test_run_problem(end, said):
     assert host.run_problem(end, "h", "/data/runs/r", 9).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (
+            {"outcome": "lost", "lost": ["b"]},
+            "h: the run r was not stopped because Ray on b no longer answers, expected all",
+        ),
+        ({"outcome": "timeout", "lost": []}, "h: the run r wrote no checkpoint within 9 s, expected one to stop after"),
+    ],
+)
+def test_drain_problem(end, said):
+    assert host.drain_problem(end, "h", "/data/runs/r", 9).startswith(said)
 
 
 def test_secrets_are_masked():
@@ -96,7 +122,8 @@ def test_secrets_are_masked():
 
 @pytest.mark.parametrize("engine", ["none", "docker", "podman"])
 def test_in_env_is_a_script(engine, tmp_path):
-    values = {"install_root": "/opt/sam-rl", "work_dir": "/data", "pin_set": "p", "container_image_name": "i:t"}
+    values = {"install_root": "/opt/sam-rl", "work_dir": "/data", "pin_set": "p"}
+    values |= {"container_image_name": "i:t", "container_image_folder": "/opt/sam-rl/environments/t"}
     template = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True).from_string(
         (ROLES / "container_image/templates/in-env.j2").read_text()
     )

@@ -3,7 +3,9 @@
 
 The policy is a table of logits for the next of 24 tokens given the last one. A worker on each host samples answers, with
 sam_core drafting and each draft verified against the sample; the reward is the share of tokens that follow their
-predecessor. Steps go to steps.jsonl and a checkpoint; a second start goes on from it. Settings: steps, pause (s a step).
+predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file; a second start goes on from
+it. Settings: steps, pause (s a step), resumed (the same after it is resumed), every (steps between checkpoints, 0: none),
+pad (MB in a checkpoint).
 It is watched as a run of verl is: a worker serves the metrics that vLLM's servers have, with the values of its own sampling, and the
 driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
 """
@@ -117,14 +119,18 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
-    settings = {"steps": 8.0, "pause": 0.0} | {k: float(v) for k, v in (word.split("=") for word in options.settings)}
+    settings = {"steps": 8.0, "pause": 0.0, "resumed": 0.0, "every": 1.0, "pad": 0.0}
+    settings |= {k: float(v) for k, v in (word.split("=") for word in options.settings)}
     folder, log = options.run_dir, options.run_dir / "steps.jsonl"
     if options.check:
         sys.exit("error: the run needs more steps" if settings["steps"] < 1 else 0)
-    folder.mkdir(parents=True, exist_ok=True)
+    tracker = folder / "checkpoints/latest_checkpointed_iteration.txt"
+    tracker.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "recipe.yaml").write_text(f"checkpoints: {{every: {settings['every']:.0f}}}\n")
     state = {"step": 0, "logits": [[0.0] * TOKENS] * TOKENS, "lines": []}
     if (folder / "checkpoint.json").exists():
         state = json.loads((folder / "checkpoint.json").read_text())
+        settings["pause"] = settings["resumed"]
         print(f"resumed after step {state['step']}", flush=True)
     ray.init(address=os.environ["RAY_ADDRESS"])
     hosts = math.floor(ray.cluster_resources()["NPU"] / 16)
@@ -152,7 +158,9 @@ def main():
             line = {"step": step, "reward": round(reward, 4), "hosts": sorted(part[0] for part in parts)}
             line |= {"drafted": sum(part[2] for part in parts), "accepted": sum(part[3] for part in parts)}
             state = {"step": step, "logits": logits.tolist(), "lines": [*state["lines"], line]}
-            save(folder / "checkpoint.json", state)
+            if settings["every"] and step % settings["every"] == 0:
+                save(folder / "checkpoint.json", state | {"pad": " " * int(settings["pad"] * 1e6)})
+                tracker.write_text(str(step))
             log.write_text("".join(json.dumps(line) + "\n" for line in state["lines"]))
             print(json.dumps(line), flush=True)
             # One request runs on each host at a time: all of the rollout is tail.

@@ -2,7 +2,7 @@
 """Follow a job on its host until it ends: show its new log lines and watch the hosts that it runs on.
 
 The module job_state reads the state. Returned: `outcome` is ended, lost (the hosts in `lost` did not answer twice in a
-row) or timeout; `result` and `status` are those of the unit.
+row), timeout, or, with `watch`, written (another content of that file); `result` and `status` are those of the unit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_SILENT_READS = 3
 
 
 class ActionModule(ActionBase):
-    """Arguments: unit, log, offset, peers as of job_state; host; poll and timeout in seconds."""
+    """Arguments: unit, log, offset, watch, peers as of job_state; host; poll and timeout in seconds."""
 
     _requires_connection = True
 
@@ -31,6 +31,7 @@ class ActionModule(ActionBase):
         host, poll, timeout = args.pop("host"), float(args.pop("poll")), float(args.pop("timeout"))
         deadline = time.monotonic() + timeout
         display, before, silent = Display(), set(), 0
+        watched: list[str | None] = []
         while True:
             state = self._read_state(args, task_vars)
             if state is None:
@@ -47,12 +48,15 @@ class ActionModule(ActionBase):
                 display.display(f"{host}: ... {left_out} more lines in {args['log']}")
             for line in state["lines"][-MAX_LINES:]:
                 display.display(f"{host}: {line}")
-            end = {"changed": False, "result": state["result"], "status": state["status"], "lost": []}
+            end = {"changed": False, "lost": [], **{key: state[key] for key in ("result", "status", "free_gb")}}
             if state["active"] not in ("active", "activating", "deactivating", "reloading"):
                 return {**end, "outcome": "ended"}
             if lost := before & set(state["lost"]):
                 return {**end, "outcome": "lost", "lost": sorted(lost)}
             before = set(state["lost"])
+            watched = watched or [state["watched"]]
+            if state["watched"] != watched[0]:
+                return {**end, "outcome": "written"}
             if time.monotonic() >= deadline:
                 return {**end, "outcome": "timeout"}
             time.sleep(poll)

@@ -8,6 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+MIN_FREE_GB = 1
+"""Of the disk of a run that failed; with less, that is named as the reason."""
+
 
 def sysctl_changes(printed: str, expected: Mapping[str, str]) -> list[list[str]]:
     """[name, value] of the settings whose value in `sysctl` output (`name = value` lines) differs from `expected`."""
@@ -60,8 +63,14 @@ def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[s
 
 
 def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
-    """One sentence on how a run failed. end: the result of follow_job."""
+    """One sentence on how a run failed. end: the result of follow_job, and the lost hosts without the run's folder."""
     run = f"{host}: the run {folder.rpartition('/')[2]}"
+    if end["outcome"] == "lost" and end["without_folder"]:
+        return (
+            f"{run} was stopped because {', '.join(end['without_folder'])} no longer has {folder}, expected the storage that all "
+            "hosts share: mount it again there, then run playbooks/cluster.yml and playbooks/train.yml, which continue from the "
+            "last checkpoint."
+        )
     if end["outcome"] == "lost":
         return (
             f"{run} was stopped because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of npu_hosts: "
@@ -72,6 +81,17 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
         return (
             f"{run} still runs after {timeout} s, expected its end within recipe_launch_timeout: "
             "run playbooks/train.yml again to follow it."
+        )
+    if end["free_gb"] is None:
+        return (
+            f"{run} ended because {host} no longer has {folder}, expected the storage that all hosts share: mount it again, then "
+            "run playbooks/cluster.yml and playbooks/train.yml, which continue from the last checkpoint."
+        )
+    if end["free_gb"] < MIN_FREE_GB:
+        return (
+            f"{run} ended with {end['result']}, status {end['status']}, and the disk of {folder} is full ({end['free_gb']:.1f} GB "
+            "free): free some, or keep fewer checkpoints (checkpoints.keep); playbooks/train.yml then continues from the last "
+            "checkpoint."
         )
     return (
         f"{run} ended with {end['result']}, status {end['status']}, expected status 0: see its last lines above and "
@@ -94,6 +114,20 @@ def target_problems(answer: str, head: str) -> list[str]:
     ]
 
 
+def drain_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
+    """One sentence on why a run was not stopped after a checkpoint. end: the result of follow_job."""
+    run = f"{host}: the run {folder.rpartition('/')[2]}"
+    if end["outcome"] == "lost":
+        return (
+            f"{run} was not stopped because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of "
+            "npu_hosts: see `journalctl -u sam-rl-ray` there, then run playbooks/upgrade.yml again; nothing was changed."
+        )
+    return (
+        f"{run} wrote no checkpoint within {timeout} s, expected one to stop after: set recipe_launch_drain_timeout to the "
+        "time of checkpoints.every steps and run playbooks/upgrade.yml again; nothing was changed, the run continues."
+    )
+
+
 class FilterModule:
     """The filters by name."""
 
@@ -104,4 +138,5 @@ class FilterModule:
             "ray_problems": ray_problems,
             "run_problem": run_problem,
             "target_problems": target_problems,
+            "drain_problem": drain_problem,
         }

@@ -62,9 +62,10 @@ def role_options(repository: str) -> dict[str, dict[str, Any]]:
 
 
 def registered_names(repository: str) -> set[str]:
-    """Names that tasks of the roles register: in later plays of a run, hostvars has them too."""
+    """Names that tasks register: in later plays of a run, hostvars has them too."""
     names: set[str] = set()
-    for path in Path(str(repository), "ansible", "roles").glob("*/tasks/*.yml"):
+    folder = Path(str(repository), "ansible")
+    for path in [*folder.glob("roles/*/tasks/*.yml"), *folder.glob("playbooks/*.yml")]:
         names.update(re.findall(r"^ +register: +(\w+)", path.read_text(), re.MULTILINE))
     return names
 

@@ -111,7 +111,7 @@ def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
                     )
     for key, label, repair in (
         ("tls", "tls switch", "set it alike by `hccn_tool -i N -tls -s enable 0` (or 1) on every die"),
-        ("super_pod_id", "Super Pod ID", "use hosts of one super pod"),
+        ("super_pod_id", "Super Pod ID", "use hosts of one super pod; super pods that RoCE joins are not supported"),
     ):
         groups: dict[Any, list[str]] = {}
         for host, state in states.items():

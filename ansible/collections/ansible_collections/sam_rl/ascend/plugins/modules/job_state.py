@@ -11,6 +11,7 @@ options:
   unit: {description: Name of the unit, type: str, required: true}
   log: {description: Its log, type: path, required: true}
   offset: {description: Bytes of the log that were read already; -1 starts with its last lines, type: int, default: 0}
+  watch: {description: A small text file to read, type: path}
   peers: {description: "What must answer: host, address, port", type: list, elements: dict, default: []}
   timeout: {description: Bound of a connection in seconds, type: int, default: 4}
 author: [the authors of this repository]
@@ -27,6 +28,8 @@ result: {description: Result of the unit, type: str, returned: always}
 status: {description: Exit status or number of the signal, type: int, returned: always}
 lines: {description: Whole lines that are new, type: list, elements: str, returned: always}
 offset: {description: Where the next read starts, type: int, returned: always}
+free_gb: {description: Free GB where the log is or null without its folder, type: float, returned: always}
+watched: {description: What C(watch) holds or null, type: str, returned: always}
 lost: {description: Hosts that do not answer, type: list, elements: str, returned: always}
 """
 
@@ -35,7 +38,7 @@ import os
 import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import reachable
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import free_gb, reachable
 
 BLOCK = 1 << 20
 TAIL = 4096
@@ -64,6 +67,7 @@ def main():
             "unit": {"type": "str", "required": True},
             "log": {"type": "path", "required": True},
             "offset": {"type": "int", "default": 0},
+            "watch": {"type": "path"},
             "peers": {"type": "list", "elements": "dict", "default": []},
             "timeout": {"type": "int", "default": 4},
         },
@@ -76,7 +80,7 @@ def main():
         module.fail_json(msg=f"systemctl does not answer ({done.stderr.strip()}): is systemd running?")
     found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     lines, offset = new_lines(module.params["log"], module.params["offset"])
-    peers = module.params["peers"]
+    peers, folder = module.params["peers"], os.path.dirname(module.params["log"])
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda peer: answers_at(peer, module.params["timeout"]), peers))
     module.exit_json(
@@ -86,8 +90,19 @@ def main():
         status=int(found.get("ExecMainStatus") or 0),
         lines=lines,
         offset=offset,
+        free_gb=free_gb(folder) if os.path.isdir(folder) else None,
+        watched=text_of(module.params["watch"]),
         lost=[peer["host"] for peer, answered in zip(peers, answers) if not answered],
     )
+
+
+def text_of(path):
+    """What a file holds, None where there is none."""
+    try:
+        with open(path or os.devnull) as file:
+            return file.read()
+    except OSError:
+        return None
 
 
 def answers_at(peer, timeout):

@@ -165,7 +165,8 @@ def ping_one(hccn, phy, address):
     except Unreadable as reason:
         found = str(reason)
     sentence = (
-        f"die {phy}: hccs_ping to {address}: {found}, expected all: check the HCCS cables and the super pod's set-up"
+        f"die {phy}: hccs_ping to {address}: {found}, expected all: check the HCCS cables and the super pod's "
+        "set-up; hosts that RoCE alone joins are not supported"
     )
     return problem("hccs_ping_loss", sentence, int(phy) if phy.isdecimal() else None)
 
