@@ -6,7 +6,6 @@ The run with SAM is killed while its second step is made, all of its processes a
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import threading

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_rl import config, environment, layout
+from llm_rl import config, environment
 from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
 
