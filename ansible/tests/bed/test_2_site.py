@@ -11,8 +11,8 @@ import tarfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable
 import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
