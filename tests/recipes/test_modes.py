@@ -34,7 +34,8 @@ TESTED = [*RUNS][: None if os.environ.get("TRAINER_MODES") == "all" else 2]
 def run(request, train, tmp_path_factory):
     script, overrides = RUNS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    train(folder, f"trainer.mode={request.param}", "sam=batch", "train.lr=0", "steps=2", *overrides, script=script)
+    common = [f"trainer.mode={request.param}", "sam=batch", "sam_options.threshold=64", "train.lr=0", "steps=2"]
+    train(folder, *common, *overrides, script=script)
     rows = [json.loads(line) for path in folder.glob("engine-*.jsonl") for line in path.read_text().splitlines()]
     return SimpleNamespace(
         mode=request.param,
@@ -53,8 +54,8 @@ def test_drafts_are_verified_and_logged(run):
     drafting = [step for step in run.steps if step[SPEC + "drafted"]]
     assert drafting
     for step in drafting:
-        assert step["rollout/spec_accept_rate"] == step[SPEC + "accepted"] / step[SPEC + "drafted"] > 0
-        assert step["rollout/spec_accept_length"] > 1
+        assert step["rollout/spec_accept_rate"] == step[SPEC + "accepted"] / step[SPEC + "drafted"]
+        assert step["rollout/spec_accept_length"] == 1 + step[SPEC + "accepted"] / step[SPEC + "drafts"]
     assert total(run, SPEC + "tokens") == sum(row[3] for row in run.rows) > 2000
     if run.mode == "fully_async":
         assert total(run, "fully_async/partial/total_partial_num") > 0
@@ -64,7 +65,7 @@ def test_answers_are_those_of_a_synchronous_run(run, off):
     """All but those in which rounding has turned a token: at most one in twenty."""
     expected = {place: answer for place, answer in read_answers(off).items() if place[0] == 1}
     both = run.answers.keys() & expected.keys()
-    assert len(both) >= 64
+    assert len(both) > 48, "of the 64 that are trained on first; a trainer may end before the last is done"
     pairs = [(run.answers[place], expected[place]) for place in both]
     equal = sum(a.tokens[: len(b.tokens)] == b.tokens for a, b in pairs)
     assert equal >= 0.95 * len(both)
