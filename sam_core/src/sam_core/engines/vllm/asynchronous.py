@@ -126,7 +126,7 @@ class AsyncDrafts:
             [req_id in decoding for req_id in batch.req_ids],
             self._num_tokens,
             self._skipped + 1,
-            bool(planned),
+            may_draft,
         )
         self._skipped = 0
         if may_draft and self.tp_group.world_size > 1:
