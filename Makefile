@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo evidence docs test test-quick test-wheels test-ansible test-bed test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article test-mutants test-modes site lint lock clean
+.PHONY: help demo evidence docs test test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article test-mutants test-modes site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -71,6 +71,9 @@ test-ansible: ## the playbooks' plugins, syntax and style; contacts no host (abo
 
 test-bed: ## the playbooks on systemd-nspawn hosts; skipped without root and Debian's debootstrap (minutes)
 	ci/test-bed
+
+test-bed-long: ## the bed with the upgrade of a cluster and back (minutes more)
+	SAM_BED_LONG=1 ci/test-bed
 
 test-image: ## the playbooks' image, built by podman on a stand-in base and run; skipped without root, podman and a registry (minutes)
 	ci/test-image

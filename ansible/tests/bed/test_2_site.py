@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -340,6 +341,7 @@ def environments(bed: Bed) -> list[tuple[str, set[str]]]:
     return found
 
 
+@pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
 def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: Result) -> None:
     """Other sources while a run goes on, then another pin set, then the former one."""
     head = bed.hosts[0]
