@@ -90,7 +90,7 @@ def test_the_arms_share_the_seed(tmp_path):
 def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
     local, joined = (overrides_of(load(), tmp_path, ray) for ray in ("local", "10.0.0.1:6379"))
     prefix = "ray_kwargs.ray_init."
-    assert {f"{prefix}num_cpus=16", f"+{prefix}num_gpus=1", f"+{prefix}address=local"} <= set(local)
+    assert {f"{prefix}num_cpus=64", f"+{prefix}num_gpus=2", f"+{prefix}address=local"} <= set(local)
     lines = [f"+{prefix}address='10.0.0.1:6379'", f"+{prefix}runtime_env.env_vars.OMP_NUM_THREADS='1'"]
     assert [line for line in joined if prefix in line] == lines
 
