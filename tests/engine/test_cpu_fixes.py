@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from conftest import VOCAB
+from tiny_qwen3 import VOCAB
 
 
 def test_recovery_twin_accepts_the_samplers_keyword():

@@ -3,8 +3,9 @@
 
 import random
 
-from conftest import KNOWN_PROMPT, VOCAB
+from conftest import KNOWN_PROMPT
 from engine_checks import settled, speculated
+from tiny_qwen3 import VOCAB
 
 
 def test_sam_equals_plain_greedy(plain, sam, prompts):

@@ -3,7 +3,7 @@
 
 import numpy as np
 import torch
-from conftest import VOCAB
+from tiny_qwen3 import VOCAB
 
 DRAWS = 12_000
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

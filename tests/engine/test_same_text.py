@@ -5,9 +5,9 @@ import random
 
 import pytest
 import torch
-from conftest import VOCAB
 from cpu_engine import Engine
 from engine_checks import speculated
+from tiny_qwen3 import VOCAB
 
 
 @pytest.fixture(scope="module")
