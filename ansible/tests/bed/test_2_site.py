@@ -285,24 +285,30 @@ def train_while(site: Site, head: Host, fault: Callable[[], None], **request: ob
 
 
 def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
-    bed: Bed, site: Site, monitored: Result
+    bed: Bed, site: Site, converged: Result
 ) -> None:
     head, _, worker = bed.hosts
-    request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=30", "pause=1", "resumed=1"]}
+    request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=24", "pause=1"]}
     result = train_while(site, head, worker.stop, **request)
     note("worker lost in the middle of the job", "train", result)
     assert re.search(
         r"the run lost was stopped because Ray on bed3 no longer answers, expected all hosts .+", result.sentence
     )
-    assert 3 <= len(steps(head, "lost")) < 30
+    assert 3 <= len(steps(head, "lost")) < 24
 
     worker.start()
     worker.wait()
     site.play("cluster").must_pass()
-    trained = site.play("train", **request).must_pass()
-    assert [line["step"] for line in steps(head, "lost")] == list(range(1, 31))
+    site.play("train", **request).must_pass()
+    assert [line["step"] for line in steps(head, "lost")] == list(range(1, 25))
     assert "resumed after step" in (head.root / RUNS / "lost/launch.log").read_text()
 
+
+@pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
+def test_every_query_of_the_dashboard_returns_data(bed: Bed, site: Site, monitored: Result) -> None:
+    head = bed.hosts[0]
+    request = {"recipe_launch_run": "watched", "recipe_launch_overrides": ["steps=30", "pause=1"]}
+    trained = site.play("train", **request).must_pass()
     panels = json.loads((head.root / "opt/sam-rl/grafana/dashboards/sam-rl.json").read_text())["panels"]
     queries = {target["expr"]: panel["title"] for panel in panels for target in panel["targets"]}
     now = time.time()
@@ -311,7 +317,6 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     assert not [queries[query] for query, series in found.items() if not series]
     assert len(found["npu_chip_info_utilization"]) == 48
     assert len(found["max by (instance, engine) (vllm:sam_switch_on)"]) >= 3, "an engine on each host"
-    assert len(asked(head, "query", query='up{host="bed3"} == 1')) == 2, "the host that came back is watched again"
     head.until(lambda: asked(head, "query", query="verl_training_step") == [], "the ended run is not shown any more")
 
 
