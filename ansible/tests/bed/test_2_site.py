@@ -284,6 +284,7 @@ def train_while(site: Site, head: Host, fault: Callable[[], None], **request: ob
     return result
 
 
+@pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
 def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     bed: Bed, site: Site, converged: Result
 ) -> None:
