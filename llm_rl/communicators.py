@@ -20,7 +20,7 @@ DEFAULT, POINT_TO_POINT = 200, 20
 """MiB: CANN's default of HCCL_BUFFSIZE, torch_npu's of P2P_HCCL_BUFFSIZE."""
 ENGINE, ENGINE_DATA = 200, 50
 """MiB that vllm-ascend itself gives its groups, those of data parallelism the latter (utils.py, get_hccl_config_for_pg_options)."""
-WINDOW, MOST_TOKENS = 11, 512
+WINDOW, MAX_TOKENS = 11, 512
 """MiB, and tokens of a die: bounds of the operators that send tokens to experts."""
 MAX_GRAPH = 512
 """Tokens of the largest graph that vLLM captures by default, if twice a step's tokens are no fewer (config/vllm.py)."""
@@ -43,7 +43,7 @@ def trainer_groups(recipe: Recipe) -> dict[str, int]:
     train, dies = recipe.train, recipe.cluster.dies
     if train.backend != "megatron":
         sizes = {"world": dies, "sequence": train.sequence_parallel, "data": dies // train.sequence_parallel}
-        return {name: size for name, size in sizes.items() if size > 1}
+        return _of_several(sizes)
     tp, pp, cp = train.tensor_parallel, train.pipeline_parallel, train.context_parallel
     ep, etp = train.expert_parallel, train.expert_tensor_parallel
     sizes = {"world": dies, "tensor": tp, "pipeline": pp, "context": cp, "context overlap": cp}
@@ -51,27 +51,35 @@ def trainer_groups(recipe: Recipe) -> dict[str, int]:
     if ep > 1:
         sizes |= {"expert": ep, "expert tensor": etp, "expert and tensor": ep * etp, "tensor and context": tp * cp}
         sizes |= {"expert, tensor and pipeline": ep * etp * pp, "expert data": dies // (ep * etp * pp)}
-    return {name: size for name, size in sizes.items() if size > 1}
+    return _of_several(sizes)
 
 
 def engine_groups(recipe: Recipe) -> dict[str, int]:
     """Dies of each group of an engine's rank, by name: vLLM's, and vllm-ascend's own for the dispatch to experts."""
     rollout = recipe.rollout
     tp, dp, ep = rollout.tensor_model_parallel_size, rollout.data_parallel_size, rollout.expert_parallel_size
-    sizes = {"world": tp * dp, "tensor": tp, "data": dp, "expert": ep, "dispatch": ep}
+    return _of_several({"world": tp * dp, "tensor": tp, "data": dp, "expert": ep, "dispatch": ep})
+
+
+def _of_several(sizes: dict[str, int]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size > 1}
 
 
-def memory(recipe: Recipe) -> tuple[float, float]:
-    """GiB of a die for the communicators of the engine, and for those of the trainer."""
+def engine_memory(recipe: Recipe) -> float:
+    """GiB of a die for the communicators of an engine."""
     if recipe.cluster.device != "npu":
-        return 0.0, 0.0
-    size = buffer_size(recipe)
-    of_engine = {"data": ENGINE_DATA, "dispatch": size}
-    engine = sum(2 * of_engine.get(name, ENGINE) for name in engine_groups(recipe))
+        return 0.0
+    sizes = {"data": ENGINE_DATA, "dispatch": buffer_size(recipe)}
+    return sum(2 * sizes.get(name, ENGINE) for name in engine_groups(recipe)) / 1024
+
+
+def trainer_memory(recipe: Recipe) -> float:
+    """GiB of a die for the communicators of the trainer."""
+    if recipe.cluster.device != "npu":
+        return 0.0
     groups = trainer_groups(recipe)
     pairs = {"pipeline", "context", "context overlap"} & {*groups} if recipe.train.backend == "megatron" else ()
-    return engine / 1024, (2 * size * len(groups) + 2 * POINT_TO_POINT * len(pairs)) / 1024
+    return (2 * buffer_size(recipe) * len(groups) + 2 * POINT_TO_POINT * len(pairs)) / 1024
 
 
 def dispatch_buffer(recipe: Recipe, model: Shape) -> int:
@@ -91,7 +99,7 @@ def dispatch_buffer(recipe: Recipe, model: Shape) -> int:
     rows = rollout.max_num_seqs * (1 + recipe.sam_options["k"])
     if not rollout.enforce_eager:
         rows = max(rows, min(2 * rows, MAX_GRAPH))
-    tokens = min(-(-rows // rollout.tensor_model_parallel_size), MOST_TOKENS)
+    tokens = min(-(-rows // rollout.tensor_model_parallel_size), MAX_TOKENS)
     row = 2 * model.hidden
     dispatch = model.experts // ep * tokens * ep * align(align(row, 32) + 44, 512)
     combine = model.experts_per_token * tokens * align(row, 512)

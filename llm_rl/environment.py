@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environment variables of a run's processes, and the Ray cluster that it joins or starts.
 
-Bounds, defaults and sizes of the HCCL variables are those of CANN's documentation (8.5, environment variable reference;
-aclnnMoeDistributeDispatchV2 for the buffer of an engine whose experts are spread over dies).
+Bounds and defaults of the HCCL variables are those of CANN's documentation (8.5, environment variable reference).
 """
 
 from __future__ import annotations

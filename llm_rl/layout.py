@@ -191,7 +191,7 @@ def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
     dense = model.parameters - model.expert_parameters
     weights = 2 * (dense / tp + model.expert_parameters / max(ep, tp)) / GIB
     budget = recipe.cluster.die_memory * recipe.rollout.gpu_memory_utilization
-    of_groups, _ = communicators.memory(recipe)
+    of_groups = communicators.engine_memory(recipe)
     kv = budget - weights - max(reserve, of_groups + ACTIVATIONS)
     longest = recipe.sequence_length
     token = model.kv_bytes(tp) / GIB
@@ -247,7 +247,7 @@ def training(recipe: Recipe, model: Shape) -> Training:
         gradients=gradients / GIB,
         optimizer=optimizer / GIB,
         logits=4 * tokens * vocabulary / GIB,
-        communicators=communicators.memory(recipe)[1],
+        communicators=communicators.trainer_memory(recipe),
         host=12 * model.parameters / nodes / GIB,
     )
 

@@ -276,13 +276,9 @@ class Recipe(Section):
         if "file" not in self.trainer.logger:
             raise ValueError("trainer.logger lacks file, whose log the launcher follows: add it")
         ports = self.cluster.hccl_ports
-        if ports is not None and not re.fullmatch(r"\d{4,5}-\d{4,5}", ports):
-            raise ValueError(f"cluster.hccl_ports must be two port numbers, FIRST-LAST, got {ports!r}")
-        if self.trainer.mode != "sync" and self.checkpoints.every:
-            raise ValueError(
-                f"trainer.mode {self.trainer.mode} is not resumed after checkpoints, only sync is: set checkpoints.every=0"
-            )
         if ports is not None:
+            if not re.fullmatch(r"\d{4,5}-\d{4,5}", ports):
+                raise ValueError(f"cluster.hccl_ports must be two port numbers, FIRST-LAST, got {ports!r}")
             first, last = map(int, ports.split("-"))
             processes = 2 * self.cluster.dies_per_node
             if not 1024 <= first <= last <= 65535 or last - first + 1 < 2 * processes:
@@ -290,6 +286,10 @@ class Recipe(Section):
                     f"cluster.hccl_ports is {ports}, a host has {processes} processes with HCCL (a trainer and an engine for each "
                     f"die), and a run that just ended may hold as many: give it at least {2 * processes} ports from 1024 to 65535"
                 )
+        if self.trainer.mode != "sync" and self.checkpoints.every:
+            raise ValueError(
+                f"trainer.mode {self.trainer.mode} is not resumed after checkpoints, only sync is: set checkpoints.every=0"
+            )
         if self.data.gen_batch_size < self.data.train_batch_size:
             raise ValueError(
                 f"data.gen_batch_size {self.data.gen_batch_size} is below data.train_batch_size "

@@ -86,21 +86,21 @@ def _read_lines(path):
 
 
 def _read_steps(path):
-    steps, parts = [], {}
+    """The metrics of each finished step; a trainer may log a step in parts."""
+    parts, last_lines = {}, {}
     for number, entry in _read_lines(path):
         data = entry.get("data") if isinstance(entry, dict) else None
         if not isinstance(data, dict):
             raise UserError(f"{path}, line {number}, is not a step of verl's file logger")
-        data = parts.setdefault(entry.get("step"), {}) | data
-        parts[entry.get("step")] = data
-        if TIMES not in data:
-            continue
+        parts.setdefault(entry.get("step"), {}).update(data)
+        last_lines[entry.get("step")] = number
+    steps = {step: data for step, data in parts.items() if TIMES in data}
+    for step, data in steps.items():
         for metric in REQUIRED:
             value = data.get(metric)
             if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise UserError(f"{path}, line {number}, has no number for {metric}")
-        steps.append(data)
-    return steps
+                raise UserError(f"{path}, line {last_lines[step]}, has no number for {metric}")
+    return list(steps.values())
 
 
 def _read_engine(folder):

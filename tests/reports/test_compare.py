@@ -155,6 +155,19 @@ def test_a_single_training_step_counts(tmp_path):
     assert summary_of(tmp_path)["first_step_counted"] == 1
 
 
+def test_a_step_logged_in_parts_is_one_step(runs):
+    """Each line cut in two, of which either may come first, and a part before the first step."""
+    before = read_run(runs / "on")
+    path = runs / "on" / "steps.jsonl"
+    lines = [json.dumps({"step": 0, "data": {"val/score": 0.5}})]
+    for number, entry in enumerate(map(json.loads, path.read_text().splitlines())):
+        metrics = list(entry["data"].items())
+        parts = [dict(metrics[:3]), dict(metrics[3:])]
+        lines += [json.dumps(entry | {"data": data}) for data in (parts if number % 2 else reversed(parts))]
+    path.write_text("".join(line + "\n" for line in lines))
+    assert read_run(runs / "on") == before
+
+
 def test_engine_rows_are_cut_into_training_steps(runs):
     run = read_run(runs / "on")
     assert [len(part) for part in run.engine] == [15, 15, 15]

@@ -24,7 +24,7 @@ from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
 ENVIRONMENTS, VERL = "opt/sam-rl/environments", "venv/lib/python3.11/site-packages/verl"
-PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
+PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|lighttpd/conf-enabled/90-javascript-alias\.conf$|rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
 """Files that packages leave when they are installed, add a user or have services enabled; the clock stays in step."""
 BARE: dict[str, dict] = {}
 
