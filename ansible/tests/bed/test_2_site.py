@@ -24,8 +24,9 @@ from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
 ENVIRONMENTS, VERL = "opt/sam-rl/environments", "venv/lib/python3.11/site-packages/verl"
-PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|lighttpd/conf-enabled/90-javascript-alias\.conf$|rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
-"""Files that packages leave when they are installed, add a user or have services enabled; the clock stays in step."""
+PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|lighttpd/conf-enabled/90-javascript-alias\.conf$|rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))|/var/backups/"
+"""Files that packages leave when they are installed, add a user or have services enabled, and Debian's daily copies of them;
+the clock stays in step."""
 BARE: dict[str, dict] = {}
 
 
@@ -284,7 +285,6 @@ def train_while(site: Site, head: Host, fault: Callable[[], None], **request: ob
     return result
 
 
-@pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
 def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     bed: Bed, site: Site, converged: Result
 ) -> None:
@@ -293,7 +293,8 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     result = train_while(site, head, worker.stop, **request)
     note("worker lost in the middle of the job", "train", result)
     assert re.search(
-        r"the run lost was stopped because Ray on bed3 no longer answers, expected all hosts .+", result.sentence
+        r"the run lost (was stopped|ended) because Ray on bed3 no longer answers, expected all hosts .+",
+        result.sentence,
     )
     assert 3 <= len(steps(head, "lost")) < 24
 
@@ -408,8 +409,9 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
 
     result = train_while(site, head, unmount, **request)
     note("shared folder unmounted in the job", "train", result)
-    assert result.sentence.startswith(
-        f"bed1: the run apart was stopped because bed2 no longer has /{RUNS}/apart, expected the storage that all hosts share: "
+    assert re.match(  # the driver may notice before the playbook does
+        rf"bed1: the run apart (was stopped|ended) because bed2 no longer has /{RUNS}/apart, expected the storage that all hosts share: ",
+        result.sentence,
     )
     unmounted.until(lambda: not unmounted.run("ls", "/srv/sam-rl"), "nothing is in the folder below the mount", 1)
     unmounted.run("mount", "--bind", "/mnt/kept", "/srv/sam-rl")

@@ -64,6 +64,9 @@ def test_target_problems():
     assert host.target_problems("", "a")[0].startswith("a: Prometheus does not answer")
 
 
+ALL_THERE = {"lost": [], "without_folder": []}
+
+
 @pytest.mark.parametrize(
     ("end", "said"),
     [
@@ -75,17 +78,29 @@ def test_target_problems():
             {"outcome": "lost", "lost": ["b", "c"], "without_folder": ["c"]},
             "h: the run r was stopped because c no longer has /data/runs/r, expected the storage that all hosts share",
         ),
-        ({"outcome": "timeout"}, "h: the run r still runs after 9 s, expected its end"),
+        ({"outcome": "timeout", **ALL_THERE}, "h: the run r still runs after 9 s, expected its end"),
         (
-            {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": None},
+            {"outcome": "ended", "result": "exit-code", "status": 1, "lost": ["b"], "without_folder": []},
+            "h: the run r ended because Ray on b no longer answers, expected all",
+        ),
+        (
+            {"outcome": "ended", "result": "exit-code", "status": 1, "lost": ["b"], "without_folder": ["b"]},
+            "h: the run r ended because b no longer has /data/runs/r, expected the storage that all hosts share",
+        ),
+        (
+            {"outcome": "ended", "result": "stopped", "status": 15, **ALL_THERE},
+            "h: the run r was ended by signal 15 (15: `systemctl stop`), expected",
+        ),
+        (
+            {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": None, **ALL_THERE},
             "h: the run r ended because h no longer has /data/runs/r, expected the storage that all hosts share",
         ),
         (
-            {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 0.01},
+            {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 0.01, **ALL_THERE},
             "h: the run r ended with exit-code, status 3, and the disk of /data/runs/r is full (0.0 GB free): free some",
         ),
         (
-            {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 500.0},
+            {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 500.0, **ALL_THERE},
             "h: the run r ended with exit-code, status 3, expected",
         ),
     ],

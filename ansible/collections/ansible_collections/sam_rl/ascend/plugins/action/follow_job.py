@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follow a job on its host until it ends: show its new log lines and watch the hosts that it runs on.
 
-The module job_state reads the state. Returned: `outcome` is ended, lost (the hosts in `lost` did not answer twice in a
-row), timeout, or, with `watch`, written (another content of that file); `result` and `status` are those of the unit.
+The module job_state reads the state. Returned: `outcome` is ended (`lost` are the hosts that did not answer when a job had
+failed), lost (the hosts in `lost` did not answer twice in a row), timeout, or, with `watch`, written (another content of
+that file); `result` and `status` are those of the unit.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ActionModule(ActionBase):
                 display.display(f"{host}: {line}")
             end = {"changed": False, "lost": [], **{key: state[key] for key in ("result", "status", "free_gb")}}
             if state["active"] not in ("active", "activating", "deactivating", "reloading"):
-                return {**end, "outcome": "ended"}
+                return {**end, "outcome": "ended", "lost": [] if state["result"] == "success" else state["lost"]}
             if lost := before & set(state["lost"]):
                 return {**end, "outcome": "lost", "lost": sorted(lost)}
             before = set(state["lost"])

@@ -65,15 +65,16 @@ def ray_problems(printed: str, expected: Mapping[str, str], dies: int) -> list[s
 def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
     """One sentence on how a run failed. end: the result of follow_job, and the lost hosts without the run's folder."""
     run = f"{host}: the run {folder.rpartition('/')[2]}"
-    if end["outcome"] == "lost" and end["without_folder"]:
+    ended = "was stopped" if end["outcome"] == "lost" else "ended"
+    if end["without_folder"]:
         return (
-            f"{run} was stopped because {', '.join(end['without_folder'])} no longer has {folder}, expected the storage that all "
+            f"{run} {ended} because {', '.join(end['without_folder'])} no longer has {folder}, expected the storage that all "
             "hosts share: mount it again there, then run playbooks/cluster.yml and playbooks/train.yml, which continue from the "
             "last checkpoint."
         )
-    if end["outcome"] == "lost":
+    if end["lost"]:
         return (
-            f"{run} was stopped because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of npu_hosts: "
+            f"{run} {ended} because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of npu_hosts: "
             "see `journalctl -u sam-rl-ray` there, then run playbooks/cluster.yml and playbooks/train.yml, "
             "which continue from the last checkpoint."
         )
@@ -81,6 +82,11 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
         return (
             f"{run} still runs after {timeout} s, expected its end within recipe_launch_timeout: "
             "run playbooks/train.yml again to follow it."
+        )
+    if end["result"] == "stopped":
+        return (
+            f"{run} was ended by signal {end['status']} (15: `systemctl stop`), expected its own end: "
+            "run playbooks/train.yml, which continues from the last checkpoint."
         )
     if end["free_gb"] is None:
         return (

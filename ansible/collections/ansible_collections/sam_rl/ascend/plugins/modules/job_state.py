@@ -24,7 +24,7 @@ EXAMPLES = r"""
 """
 RETURN = r"""
 active: {description: ActiveState of the unit, type: str, returned: always}
-result: {description: Result of the unit, type: str, returned: always}
+result: {description: "Result of the unit; stopped if a signal ended it, which systemd counts as a success", type: str, returned: always}
 status: {description: Exit status or number of the signal, type: int, returned: always}
 lines: {description: Whole lines that are new, type: list, elements: str, returned: always}
 offset: {description: Where the next read starts, type: int, returned: always}
@@ -80,14 +80,15 @@ def main():
         module.fail_json(msg=f"systemctl does not answer ({done.stderr.strip()}): is systemd running?")
     found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     lines, offset = new_lines(module.params["log"], module.params["offset"])
+    status, result = int(found.get("ExecMainStatus") or 0), found.get("Result", "")
     peers, folder = module.params["peers"], os.path.dirname(module.params["log"])
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda peer: answers_at(peer, module.params["timeout"]), peers))
     module.exit_json(
         changed=False,
         active=found.get("ActiveState", ""),
-        result=found.get("Result", ""),
-        status=int(found.get("ExecMainStatus") or 0),
+        result="stopped" if result == "success" and status else result,
+        status=status,
         lines=lines,
         offset=offset,
         free_gb=free_gb(folder) if os.path.isdir(folder) else None,
