@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from conftest import SECRET, TIMES, note
 from hosts import CONTROLLER, Bed, Host, call
-from plays import Result, Site
+from plays import LOGS, Result, Site
 from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
@@ -316,6 +316,7 @@ def test_every_query_of_the_dashboard_returns_data(bed: Bed, site: Site, monitor
     now = time.time()
     begin = now - trained.seconds
     found = {query: asked(head, "query_range", query=query, start=begin, end=now, step="1") for query in queries}
+    (LOGS / "dashboard.json").write_text(json.dumps({"begin": begin, "answers": found}))  # draw_dashboard.py
     assert not [queries[query] for query, series in found.items() if not series]
     assert len(found["npu_chip_info_utilization"]) == 48
     assert len(found["max by (instance, engine) (vllm:sam_switch_on)"]) >= 3, "an engine on each host"
