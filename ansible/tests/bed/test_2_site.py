@@ -60,7 +60,7 @@ def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result)
 
 
 def test_ray_answers_the_cluster_s_hosts_alone(bed: Bed, converged: Result) -> None:
-    """A caller from the cluster's network and one from another, to whom the host has a route, reach ssh and no port of Ray."""
+    """Callers from the cluster's network and from another, to which the host has a route, reach ssh and no port of Ray."""
 
     def answers(source: str, port: int) -> bool:
         try:
@@ -85,7 +85,8 @@ def test_ray_asks_for_the_token(bed: Bed, site: Site, converged: Result) -> None
     worker = bed.hosts[1]
     asks = ("/opt/sam-rl/bin/in-env", "nodes", "bash", "-c")
     lists = f"python3 /opt/sam-rl/bin/ray_nodes.py {bed.hosts[0].address}:6379 2>&1; "
-    api = "import sys, urllib.request as u; print(u.urlopen(u.Request(sys.argv[1], headers=dict([sys.argv[2:]] if sys.argv[2:] else []))).status)"
+    api = "import sys, urllib.request as u; headers = dict([sys.argv[2:]] if sys.argv[2:] else []); "
+    api += "print(u.urlopen(u.Request(sys.argv[1], headers=headers)).status)"
     jobs = f"python3 -c '{api}' http://{bed.hosts[0].address}:8265/api/jobs/ "
     token = worker.root / "opt/sam-rl/etc/ray-token"
     assert token.stat().st_mode & 0o777 == 0o600 and len(token.read_text().strip()) == 64
@@ -324,7 +325,7 @@ def test_every_query_of_the_dashboard_returns_data(bed: Bed, site: Site, monitor
 
 
 def environments(bed: Bed) -> list[tuple[str, set[str]]]:
-    """Of each host, the sources of the environment in use and the names of all environments."""
+    """Of each host, the names of the environment in use and of all that are there."""
     found = []
     for host in bed.hosts:
         used = json.loads((host.root / "opt/sam-rl/etc/environment.json").read_text())

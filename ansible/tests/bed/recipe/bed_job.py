@@ -6,8 +6,8 @@ sam_core drafting and each draft verified against the sample; the reward is the 
 predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file; a second start goes on from
 it. Settings: steps, pause (s a step), resumed (the same after it is resumed), every (steps between checkpoints, 0: none),
 pad (MB in a checkpoint).
-It is watched as a run of verl is: a worker serves the metrics that vLLM's servers have, with the values of its own sampling, and the
-driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
+It is watched as a run of verl is: each worker serves metrics under the names of vLLM's servers, with the values of its own
+sampling, and the driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
 """
 
 import argparse
