@@ -61,7 +61,7 @@ def test_public_schemas(name, row, source, truth, asks):
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "why"),
+    ("name", "row", "reason"),
     [
         ("dapo-math-17k", "is not JSON", "is not JSON"),
         ("dapo-math-17k", GSM8K, "has no field 'data_source'"),
@@ -77,14 +77,14 @@ def test_public_schemas(name, row, source, truth, asks):
         ("aime2024", AIME | {"answer": "1000"}, "an AIME answer is 0 to 999"),
     ],
 )
-def test_bad_rows_are_named_by_line_and_skipped_only_on_request(name, row, why, capsys):
+def test_bad_rows_are_named_by_line_and_skipped_only_on_request(name, row, reason, capsys):
     good = {"dapo-math-17k": DAPO, "gsm8k": GSM8K, "math500": MATH500, "aime2024": AIME}[name]
     with pytest.raises(UserError, match="1 of 2 rows are bad: mend the source, or leave them out by --skip-bad"):
         convert(name, [good, row])
     said = capsys.readouterr().err
-    assert "bad row: line 2 " in said and why in said
+    assert "bad row: line 2 " in said and reason in said
     rows, counts = convert(name, [good, row], skip_bad=True)
-    assert len(rows) == 1 and counts["bad_rows"] == 1 and why in counts["first_bad_rows"][0]
+    assert len(rows) == 1 and counts["bad_rows"] == 1 and reason in counts["first_bad_rows"][0]
 
 
 def test_duplicates_are_removed_by_prompt_and_counted():

@@ -60,7 +60,7 @@ def test_equal_texts_need_no_statistics(off, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"temperature": 1.0}, "the runs differ in temperature"),
         ({"data_sha256": "1", "model": "n"}, "the runs differ in data_sha256, model"),
@@ -70,8 +70,8 @@ def test_equal_texts_need_no_statistics(off, tmp_path):
         ({"engine": {"dtype": "float16"}}, "the runs differ in engine"),
     ],
 )
-def test_runs_that_cannot_be_compared(off, tmp_path, change, why):
-    with pytest.raises(UserError, match=why):
+def test_runs_that_cannot_be_compared(off, tmp_path, change, reason):
+    with pytest.raises(UserError, match=reason):
         compare(off, write(tmp_path / "on.jsonl", header("batch") | change, 0.6, 2))
 
 
@@ -137,13 +137,13 @@ def test_questions(tmp_path):
     first, second = read(row("a"), row("b"))
     assert first.key != second.key and first.messages == [{"content": "a", "role": "user"}] and first.truth == "5"
     assert read(row("a"), row("b"), limit=1) == [first]
-    for rows, why in (
+    for rows, reason in (
         ([row("a"), row("a")], "line 2, repeats a question"),
         ([row("a"), {"question": "b"}], "line 2: not in verl's schema"),
         ([row("a", data_source="codeforces")], "line 1: no scorer for data_source 'codeforces'"),
         ([], "has no questions"),
     ):
-        with pytest.raises(UserError, match=why):
+        with pytest.raises(UserError, match=reason):
             read(*rows)
 
 

@@ -77,10 +77,11 @@ class Step(NamedTuple):
 
 
 class Engine:
-    """An engine_server. After `run`, `rows`, `preemptions`, `logprobs` and `routed_experts` are those of that run (see engine_server).
+    """An engine_server. After `run`, `rows`, `preemptions`, `logprobs` and `routed_experts` are those of that run, as it returns
+    them.
 
-    It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to one waits until it is up. A dead engine raises AssertionError with
-    its traceback.
+    It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to one
+    waits until it is up. A dead engine raises AssertionError with its traceback.
 
     in_process: the engine's core is in the engine_server's process. front_end: the engine_server's, "LLMEngine" or "AsyncLLM".
     environment: further variables of its processes.

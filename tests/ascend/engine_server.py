@@ -16,7 +16,7 @@ import traceback
 
 from ascend_engine import OLD
 
-gc.unfreeze = lambda: None  # an engine that ends would search for garbage in all that its processes were forked with
+gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
 
 
 def operator_calls(worker):
@@ -35,7 +35,7 @@ def experts(worker):
 
 
 def routed_experts(output):
-    """The experts of each token of a finished request and its answer but the last, by layer; None unless the engine records them."""
+    """The experts of each token of a prompt and its answer but the last, by layer; None unless the engine records them."""
     recorded = getattr(output.outputs[0], "routed_experts", None)
     return None if recorded is None else recorded.tolist()
 
@@ -210,7 +210,11 @@ class Server:
                 which the answer matches.
 
         Returns:
-            answers: token ids of each; logprobs: of each, for every token [[token, log-probability], ...] or None; routed_experts: of each, see there; rows: the StepLog's, one an engine step; preemptions: in this run.
+            answers: token ids of each.
+            logprobs: of each, for every token [[token, log-probability], ...] or None.
+            routed_experts: of each, as the function of this name returns them.
+            rows: the StepLog's, one for each engine step.
+            preemptions: in this run.
         """
         from vllm import SamplingParams
 
@@ -222,11 +226,11 @@ class Server:
         waiting = list(enumerate(prompts))
         names, answers, logprobs, routed, outputs = {}, {}, {}, {}, 0
         sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
-        for own in sampling:
-            if "logit_bias" in own:  # JSON has no integer keys
-                own["logit_bias"] = {int(token): bias for token, bias in own["logit_bias"].items()}
-            if regex := own.pop("regex", None):
-                own["structured_outputs"] = StructuredOutputsParams(regex=regex)
+        for arguments in sampling:
+            if "logit_bias" in arguments:  # JSON has no integer keys
+                arguments["logit_bias"] = {int(token): bias for token, bias in arguments["logit_bias"].items()}
+            if regex := arguments.pop("regex", None):
+                arguments["structured_outputs"] = StructuredOutputsParams(regex=regex)
         while waiting or self.engine.has_unfinished_requests():
             while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
                 i, prompt = waiting.pop(0)
@@ -357,9 +361,9 @@ class AsyncServer:
         sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
         plain = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
 
-        async def generate(prompt, length, own):
+        async def generate(prompt, length, arguments):
             self.requests += 1
-            parameters = SamplingParams(max_tokens=length, **plain | own)
+            parameters = SamplingParams(max_tokens=length, **plain | arguments)
             async for output in self.engine.generate({"prompt_token_ids": prompt}, parameters, str(self.requests)):
                 last = output
             return list(last.outputs[0].token_ids), routed_experts(last)

@@ -111,11 +111,11 @@ def test_where_drafts_do_not_pay_auto_has_steps_planned_without_placeholders(wit
     many, lengths, each = requests
     auto.ask("time_operators")
     auto.ask("never_pays")
-    looks = auto.pool()["drafted_tokens"]
+    drafted_before = auto.pool()["drafted_tokens"]
     assert auto.run(many, lengths, each=each) == without.run(many, lengths, each=each)
     planned = [placeholders for _, placeholders, _ in auto.ask("operator_seconds")]
     assert len(planned) > 100 and not any(planned[16:]), planned
-    assert auto.pool()["drafted_tokens"] > looks, "it looked for no drafts"
+    assert auto.pool()["drafted_tokens"] > drafted_before, "it looked for no drafts"
 
 
 @pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")

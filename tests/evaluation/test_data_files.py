@@ -143,7 +143,7 @@ def test_a_torn_parquet_file_is_named(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "reason"),
     [
         (["gsm8k", "--out", "a.parquet"], "gsm8k needs --source"),
         (["sums", "--source", "x", "--out", "a.parquet"], "sums are made, they have no --source"),
@@ -152,10 +152,10 @@ def test_a_torn_parquet_file_is_named(folder, tmp_path, capsys):
         (["mnist", "--out", "a.parquet"], "invalid choice: 'mnist'"),
     ],
 )
-def test_wrong_calls_are_refused(words, why, capsys):
+def test_wrong_calls_are_refused(words, reason, capsys):
     with pytest.raises(SystemExit, match="2"):
         prepare(*words)
-    assert why in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 def test_sums_are_made(tmp_path):

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from types import SimpleNamespace
 
 import psutil
@@ -50,10 +51,10 @@ def scrape(folder, ended):
     """What Prometheus would have got last from the run's files and from its engines."""
     found = {}
     while not ended.wait(0.3):
-        for file in folder.glob("*.prom"):
-            found["training"] = file.read_text()
-        for file in folder.glob("*.json"):
-            with contextlib.suppress(OSError, ValueError):  # not there any more
+        with contextlib.suppress(OSError, HTTPException, ValueError):  # not there any more
+            for file in folder.glob("*.prom"):
+                found["training"] = file.read_text()
+            for file in folder.glob("*.json"):
                 (group,) = json.loads(file.read_text())
                 (address,) = group["targets"]
                 with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:

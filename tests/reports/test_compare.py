@@ -288,7 +288,7 @@ def test_equal_answers_are_counted(runs):
 
 
 @pytest.mark.parametrize(
-    ("step", "log_probs", "cause", "why"),
+    ("step", "log_probs", "cause", "reason"),
     [
         (1, [-0.5, -0.250002, -3.0], "forward", "the weights were the same, but a pass over several positions rounds"),
         (2, [-0.5, -0.250002, -3.0], "forward", "the weights were the same"),
@@ -296,7 +296,7 @@ def test_equal_answers_are_counted(runs):
         (2, None, "unknown", "the runs logged no log-probabilities"),
     ],
 )
-def test_first_difference_is_located_and_explained(runs, step, log_probs, cause, why):
+def test_first_difference_is_located_and_explained(runs, step, log_probs, cause, reason):
     def change(on):
         on[step, 1, 0] = ("h1", [5, 6, 9, 9], log_probs and [*log_probs, -1.0])
         on[2, 1, 1] = ("h1", [8, 8], None)
@@ -314,7 +314,7 @@ def test_first_difference_is_located_and_explained(runs, step, log_probs, cause,
     assert (first["log_prob_off"], first["log_prob_on"]) == ((-1.0, -3.0) if log_probs else (-1.0, None))
     text = words().equal_tokens(sampled, "SAM on")
     assert f"training step {step}, prompt 1, answer 0, position 2" in text
-    assert "token 7 (log-probability -1.0000000) off, token 9" in text and why in text
+    assert "token 7 (log-probability -1.0000000) off, token 9" in text and reason in text
 
 
 def test_other_prompts_and_answers_of_one_run_alone(runs):

@@ -82,9 +82,9 @@ def test_the_automaton_drafts_what_two_suffix_trees_draft(outputs, prompt, answe
     out, parents, lengths = np.zeros((1, k), np.int32), np.zeros((1, k), np.int32), np.zeros(1, np.int32)
     scores = np.zeros((1, k), np.float32)
 
-    def step(slot, tokens, most):
+    def step(slot, tokens, max_drafts):
         new, count = np.array(tokens, np.int32), np.array([len(tokens)], np.int32)
-        pool.step(np.array([slot], np.int32), new, count, most, out, lengths, scores, parents)
+        pool.step(np.array([slot], np.int32), new, count, max_drafts, out, lengths, scores, parents)
 
     # A first token of its own for each text: a prompt that begins as a text of its named group would continue it.
     outputs = [[100 + number, *output] for number, output in enumerate(outputs)]

@@ -13,13 +13,13 @@ enum {
     HISTORY = 1 << RULE_HISTORY,
     COMMON = 1 << RULE_COMMON
 };
-enum { MOST_OPEN = 8, MOST_TOKENS = 3000, MOST_OPERATIONS = 400, RUN = 160, PROMPTS = 5 };
+enum { MAX_OPEN = 8, MAX_TOKENS = 3000, MAX_OPERATIONS = 400, RUN = 160, PROMPTS = 5 };
 
 static uint64_t operations, continued, forgotten, evicted_groups, evicted_history;
 
 typedef struct {
     pool p;
-    int32_t open[MOST_OPEN];
+    int32_t open[MAX_OPEN];
     size_t count;
     uint32_t tokens; // appended so far
     int32_t draft[RULE_MAX_DRAFT];
@@ -79,7 +79,7 @@ static void open_slot(state *s, input *in) {
     int32_t prompt[RUN];
     uint32_t byte = next_byte(in), slot;
     size_t size = make_prompt(byte % PROMPTS, prompt);
-    if (s->count == MOST_OPEN || s->tokens > MOST_TOKENS)
+    if (s->count == MAX_OPEN || s->tokens > MAX_TOKENS)
         return;
     pool_status status =
         pool_open(&s->p, prompt, size, (pool_key)(byte / 8 % 3), "names", byte / 32 % 4, &slot);
@@ -98,7 +98,7 @@ static void continue_text(state *s, input *in) {
     for (uint32_t i = 0; g && i < g->text_count && !(from && i > byte / 32); i++)
         if (g->texts[i] && text_of(g, i)->slot == SAM_NONE && !text_of(g, i)->removed)
             from = text_of(g, i);
-    if (!from || s->count == MOST_OPEN || s->tokens > MOST_TOKENS)
+    if (!from || s->count == MAX_OPEN || s->tokens > MAX_TOKENS)
         return;
     lost = byte & 128 && lost <= from->body.size ? lost : 0;
     uint32_t size = from->body.size - lost + more;
@@ -129,7 +129,7 @@ static void continue_text(state *s, input *in) {
 // Tokens for one row: given one by one, a run, or the last draft.
 static uint32_t take_tokens(state *s, input *in, int32_t *tokens) {
     uint32_t byte = next_byte(in), count = byte % 8;
-    if (s->tokens > MOST_TOKENS)
+    if (s->tokens > MAX_TOKENS)
         return 0;
     if (byte / 8 % 4 == 3) {
         count = count * RUN / 8;
@@ -149,7 +149,7 @@ static uint32_t take_tokens(state *s, input *in, int32_t *tokens) {
 }
 
 static void step(state *s, input *in) {
-    int32_t slots[MOST_OPEN], counts[MOST_OPEN], k[MOST_OPEN] = {0}, tokens[MOST_OPEN * RUN];
+    int32_t slots[MAX_OPEN], counts[MAX_OPEN], k[MAX_OPEN] = {0}, tokens[MAX_OPEN * RUN];
     uint32_t mask = next_byte(in), form = next_byte(in);
     size_t rows = 0, size = 0, width = form / 8;
     for (size_t i = 0; i < s->count; i++) {
@@ -417,7 +417,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         s.p.many_rows = 1;
     if (limit & 512)
         s.p.num_threads = 3;
-    for (uint32_t i = 0; in.left && i < MOST_OPERATIONS; i++)
+    for (uint32_t i = 0; in.left && i < MAX_OPERATIONS; i++)
         operate(&s, &in);
     write_listed(&s);
     check_pool(&s.p);
