@@ -2,12 +2,10 @@
 """Models, prompts and the reference engine; see ascend_engine for how engines of two platforms live side by side."""
 
 import json
-import random
 
 import pytest
 import tiny_qwen3
 from ascend_engine import HERE, Engine, start
-from tiny_qwen3 import VOCAB
 
 
 @pytest.fixture(scope="session")
@@ -77,9 +75,7 @@ def graphs(model):
 @pytest.fixture(scope="session")
 def prompts():
     """64 prompts of 5 to 40 tokens; the second half repeats the first."""
-    rng = random.Random(0)
-    first = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(5, 41))] for _ in range(32)]
-    return first + first
+    return tiny_qwen3.repeated_prompts(32)
 
 
 @pytest.fixture(scope="session")
