@@ -207,19 +207,20 @@ def _training(arms, steps):
 
 
 def _differences(arms):
-    """By bound: share of tokens whose log-probabilities in rollout and training differ by at most it; none unless all have it."""
+    """By bound of the difference of log-probabilities in rollout and training: tokens above the bound before, and the share so far.
+
+    None unless all runs have them.
+    """
     counts = [arm["log_prob_differences"] for arm in arms]
     if not all(sum(of_arm.values()) for of_arm in counts):
         return []
-    bounds = sorted({bound for of_arm in counts for bound in of_arm}, key=float)
-    shares = [
-        [
-            sum(n for other, n in of_arm.items() if float(other) <= float(bound)) / sum(of_arm.values())
-            for bound in bounds
-        ]
-        for of_arm in counts
-    ]
-    return [[bound, *(f"{share[i]:.2%}" for share in shares)] for i, bound in enumerate(bounds) if bound != "inf"]
+    rows, below = [], [0] * len(arms)
+    for bound in sorted({bound for of_arm in counts for bound in of_arm}, key=float):
+        rows.append([bound])
+        for i, of_arm in enumerate(counts):
+            below[i] += of_arm.get(bound, 0)
+            rows[-1] += [f"{of_arm.get(bound, 0):,.0f}", f"{below[i] / sum(of_arm.values()):.2%}"]
+    return rows
 
 
 def _sampled(sampled):

@@ -185,6 +185,7 @@ def test_rollout_log_probs_agree_with_the_trainers(run):
         tokens = {key.removeprefix(name): n for key, n in step["data"].items() if key.startswith(name)}
         assert [*tokens][-1] == "inf" and tokens["0.1"] == tokens["inf"] == 0
         assert 64 < sum(tokens.values()) <= step["data"]["rollout/spec/tokens"] and tokens["1e-05"] > 0
+        assert sum(tokens.values()) == pytest.approx(64 * step["data"]["response_length/mean"]), "each token trained on"
 
 
 def test_log_begins_with_what_runs(run):

@@ -45,7 +45,8 @@ def test_tables_have_the_figures_of_the_runs(runs):
     assert "| `request` | 24 | 10 | 41.7% | 24 | 10 | 41.7% |" in text
     assert "SAM on: texts and indexes took 3.0 MiB at most" in text
     assert "| 2 | -0.300 | -0.300 | -0.300 | 13.0 | 13.0 | 13.0 | 2.5 | 2.0 | 2.0 |" in text
-    assert "| 1e-07 | 75.00% | 75.00% | 75.00% |\n| 1e-06 | 100.00% | 97.50% | 97.50% |\n\n" in text
+    assert "| 1e-07 | 90 | 75.00% | 90 | 75.00% | 90 | 75.00% |\n| 1e-06 | 30 | 100.00% | 27 | 97.50% |" in text
+    assert "| 27 | 97.50% |\n| inf | 0 | 100.00% | 3 | 100.00% | 3 | 100.00% |\n\n" in text
     equal = "{} of 6 tokens sampled with {} equal those with SAM off."
     assert equal.format(6, "SAM on") in text
     assert equal.format(4, "SAM auto") + " The first that differs: training step 1" in text
