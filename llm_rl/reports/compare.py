@@ -224,8 +224,11 @@ def rollout_sentence(summary, arm):
     off, on = (_rollout_ms_per_token(summary[of], first - 1) for of in ("off", arm))
     names = ("rollout_s_per_step", "tokens_per_training_step")
     steps = zip(*(summary[of][name][first - 1 :] for of in ("off", arm) for name in names), strict=True)
-    gains = [old * new_tokens / new / tokens - 1 for old, tokens, new, new_tokens in steps if tokens and new]
+    gains = [
+        old * new_tokens / new / tokens - 1 for old, tokens, new, new_tokens in steps if tokens and new_tokens and new
+    ]
     return (
         f"A token of the rollout took {on:.3f} ms with {NAMES[arm]}, {off:.3f} ms with SAM off: "
-        f"{summary[arm]['gain']['rollout_per_token']:+.1%} over training steps {first} to {last}, from {min(gains):+.1%} to {max(gains):+.1%} in single ones."
+        f"{summary[arm]['gain']['rollout_per_token']:+.1%} over training steps {first} to {last}"
+        + (f", from {min(gains):+.1%} to {max(gains):+.1%} in single ones." if gains else ".")
     )

@@ -92,12 +92,13 @@ def _step_costs(axes, summary):
 
 
 def _rollout(axes, summary, runs, article):
-    """Running requests of the busiest replica over time, in the last training step."""
+    """Running requests of the busiest replica over time, in the last training step in which the run generated."""
     (axes,) = axes
     threshold = summary["threshold"]
-    peak = max(row[3] for run in runs.values() for row in run.engine[-1])
+    last = {arm: next(part for part in reversed(run.engine) if part) for arm, run in runs.items()}
+    peak = max(row[3] for rows in last.values() for row in rows)
     for place, arm in enumerate(arms_of(summary)):
-        rows = runs[arm].engine[-1]
+        rows = last[arm]
         busy = Counter()
         for replica, _, seconds, *_ in rows:
             busy[replica] += seconds
@@ -118,7 +119,8 @@ def _rollout(axes, summary, runs, article):
         off, on = (CURVES["stages"][arm]["tail"] for arm in ("off", "on"))
         speedups.append(f"the article {off / on:.2f}")
     tail = f"; tail, all steps: {', '.join(speedups)}" if speedups else ""
-    axes.set_title("Requests running in the last training step" + tail)
+    generated = "" if all(run.engine[-1] for run in runs.values()) else " that generated"
+    axes.set_title(f"Requests running in the last training step{generated}{tail}")
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.1 * peak])
     axes.set(xlabel="seconds since the rollout began", ylabel="running requests")
     axes.set_ylim(-0.04 * peak * len(runs), 1.05 * peak)

@@ -118,15 +118,16 @@ def _read_engine(folder):
 def _split(rows, tokens):
     """Cut engine rows into training steps by their count of tokens, [] if the two logs do not belong together.
 
-    Every row has tokens, and no replica generates between two training steps, so the cuts are exact.
+    Every row has tokens. The cuts are exact unless replicas go on while they are counted, as those of asynchronous trainers;
+    there a step may have no row.
     """
     if sum(row[4] for row in rows) != sum(tokens):
         return []
-    parts, at = [], 0
-    for count in tokens:
-        begin = at
-        while count > 0:
-            count -= rows[at][4]
-            at += 1
-        parts.append(rows[begin:at])
+    parts, step, left = [[] for _ in tokens], 0, tokens[0]
+    for row in rows:
+        while left <= 0:
+            step += 1
+            left += tokens[step]
+        parts[step].append(row)
+        left -= row[4]
     return parts

@@ -49,6 +49,16 @@ def test_pictures_are_drawn_and_stand_in_every_page(tmp_path):
         assert {base64.b64decode(data) for data in inline} == set(pictures.values())
 
 
+def test_a_last_step_in_which_no_engine_ran(tmp_path):
+    """As in asynchronous trainers: the picture of requests shows the step before."""
+    args = report(tmp_path, "off", "on")
+    for arm in ("off", "on"):
+        edit_steps(tmp_path / arm, (2,), **{"rollout/spec/tokens": 80})
+        edit_steps(tmp_path / arm, (3,), **{"rollout/spec/tokens": 0})
+    assert main(["report", *args]) == 0
+    assert (tmp_path / "report" / "pictures" / "rollout.png").exists()
+
+
 def test_the_article_s_curves_stand_beside_the_run_s(tmp_path):
     args = report(tmp_path, "off", "on")
     drawn = {}

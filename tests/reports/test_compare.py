@@ -187,6 +187,29 @@ def test_replicas_are_merged_and_foreign_engine_rows_are_not_used(runs):
     assert read_run(folder).engine == []
 
 
+def set_tokens(folder, tokens):
+    for number, of_step in enumerate(tokens, 1):
+        edit_steps(folder, (number,), **{"rollout/spec/tokens": of_step})
+
+
+def test_replicas_that_go_on_while_they_are_counted(runs):
+    """As in asynchronous trainers: no cut falls between two rows, and each row is in one step."""
+    set_tokens(runs / "on", (41, 39, 40))
+    run = read_run(runs / "on")
+    assert [len(part) for part in run.engine] == [16, 14, 15]
+    assert len({row for part in run.engine for row in part}) == 45
+
+
+def test_a_step_without_engine_rows(runs):
+    """An asynchronous trainer may train on answers that were there before."""
+    for arm in ("off", "on"):
+        set_tokens(runs / arm, (40, 80, 0))
+    assert [len(part) for part in read_run(runs / "on").engine] == [15, 30, 0]
+    assert rollout_sentence(summary_of(runs), "on").endswith("from +25.0% to +25.0% in single ones.")
+    set_tokens(runs / "off", (40, 0, 80))
+    assert rollout_sentence(summary_of(runs), "on").endswith("over training steps 2 to 3.")
+
+
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [
