@@ -9,7 +9,7 @@ from llm_rl.reports.drafting import positions, sources, step_costs
 from llm_rl.reports.runs import SPEC
 from llm_rl.steps import round_seconds, step_seconds
 
-LOG_PROB_DIFF = "rollout_corr/log_prob_diff/"
+LOG_PROB_DIFF, TOTAL = "rollout_corr/log_prob_diff/", "/total"
 ARMS = ("on", "auto")
 """Runs with speculation, each compared with `off`."""
 NAMES = {"off": "SAM off", "on": "SAM on", "auto": "SAM auto"}
@@ -134,7 +134,7 @@ def _log_prob_differences(run):
     for step in run.steps:
         for name, count in step.items():
             if name.startswith(LOG_PROB_DIFF):
-                bound = name.removeprefix(LOG_PROB_DIFF)
+                bound = name.removeprefix(LOG_PROB_DIFF).removesuffix(TOTAL)
                 counts[bound] = counts.get(bound, 0) + count
     return counts
 

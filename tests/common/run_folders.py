@@ -41,7 +41,7 @@ def write_run(folder, sam, steps=3, engine=True, **record):
             spec |= {"proposed_corpus": 0}
         data = {"timing_s/gen": busy + 0.5, "timing_s/step": busy + 3.5}
         counts = {"1e-07": 30, "1e-06": 9 if on else 10, "inf": int(on)}
-        data |= {f"rollout_corr/log_prob_diff/{bound}": count for bound, count in counts.items()}
+        data |= {f"rollout_corr/log_prob_diff/{bound}/total": count for bound, count in counts.items()}
         data |= {"critic/rewards/mean": -0.5 + 0.1 * number, "response_length/mean": 13.0}
         data |= {f"rollout/spec/{name}": value for name, value in spec.items()}
         lines.append(json.dumps({"step": number, "data": data}))

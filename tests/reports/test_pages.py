@@ -60,7 +60,7 @@ def test_a_section_without_data_says_what_is_missing(tmp_path):
         names = ("steps_from_0", "steps_from_1024", "proposed_request", "proposed_group", "index_bytes", "draft_ms")
         edit_steps(folder, (1, 2, 3), **{f"rollout/spec/{name}": None for name in names})
         bounds = ("1e-07", "1e-06", "inf")
-        edit_steps(folder, (1, 2, 3), **{f"rollout_corr/log_prob_diff/{bound}": None for bound in bounds})
+        edit_steps(folder, (1, 2, 3), **{f"rollout_corr/log_prob_diff/{bound}/total": None for bound in bounds})
     text = text_of(tmp_path, arms=("off", "on"))
     for missing in (
         "no `engine-*.jsonl` that matches its step log",

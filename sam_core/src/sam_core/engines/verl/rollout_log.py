@@ -88,8 +88,8 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def log_prob_histogram(differences: Any) -> dict[str, int]:
     """Metrics of a training step: tokens by the size of their difference of log-probabilities between rollout and training.
 
-    `rollout_corr/log_prob_diff/<bound>` counts the tokens whose difference is at most this bound and above the one
-    before; the last is `inf`.
+    `rollout_corr/log_prob_diff/<bound>/total` counts the tokens whose difference is at most this bound and above the one
+    before; the last is `inf`. verl adds up what is called total where a step has several updates, and averages the rest.
 
     Args:
         differences: a tensor of one difference a token.
@@ -98,7 +98,7 @@ def log_prob_histogram(differences: Any) -> dict[str, int]:
 
     classes = torch.bucketize(differences.detach().abs().float(), torch.tensor(DIFFERENCES, device=differences.device))
     counts = torch.bincount(classes, minlength=len(DIFFERENCES) + 1).tolist()
-    return {f"rollout_corr/log_prob_diff/{bound:g}": n for bound, n in zip((*DIFFERENCES, float("inf")), counts)}
+    return {f"rollout_corr/log_prob_diff/{bound:g}/total": n for bound, n in zip((*DIFFERENCES, float("inf")), counts)}
 
 
 def rollout_meta(replica: int, rollout: int, taken: Mapping[str, float]) -> dict[str, Mapping[str, float]]:
