@@ -113,7 +113,7 @@ test-mutants: ## remove each patch in turn; every test that it names must fail (
 	ci/setup-env $(PIN)
 	ci/test-mutants $(PIN)
 
-test-modes: ## every trainer mode of verl on the tiny model, with SAM (minutes)
+test-modes: ## every trainer mode of verl on the tiny model, with SAM and without (up to an hour)
 	ci/setup-env $(PIN)
 	TRAINER_MODES=all $(ENV)/python -m pytest tests/recipes/test_modes.py
 

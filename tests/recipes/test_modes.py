@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asynchronous trainers of verl, with SAM: drafts are verified, and answers are those of a synchronous run without.
+"""The trainers of verl, with SAM and without: drafts are verified, and the answers are the same, those of a synchronous run.
 
 The learning rate is 0, so that the weights of each update are the first ones again: a token then depends on its request's seed
 and its position alone, in whichever order a trainer asks, aborts and resumes requests. The engines start with random
@@ -8,10 +8,12 @@ weights: an update that did not arrive would show.
 
 import json
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
 
+from llm_rl.reports.__main__ import main as report
 from llm_rl.reports.answers import read_answers
 from llm_rl.resume import read_steps
 
@@ -21,28 +23,54 @@ TWO = [f"{key}=2" for key in ("data.train_batch_size", "data.gen_batch_size", "t
 RUNS = {
     # of eight prompts in flight the first two are trained on, and the new weights interrupt the others
     "fully_async": ("tiny_tools", [ALL_PROMPTS, *TWO, "steps=4", "verl.async_training.staleness_threshold=3"]),
-    "one_step_off": ("tiny", [ALL_PROMPTS]),
+    "one_step_off": ("tiny", [ALL_PROMPTS, "verl.algorithm.rollout_correction.bypass_mode=false"]),
     "colocate_async": ("tiny_tools", []),
-    "separate_async": ("tiny", []),
+    "separate_async": ("tiny", ["train.ppo_mini_batch_size=4"]),  # two updates a step
+    "sync": ("tiny_tools", []),
 }
-"""By trainer mode: the recipe, and overrides."""
-TESTED = [*RUNS][: None if os.environ.get("TRAINER_MODES") == "all" else 1]
-"""`make test-modes` asks for all; a run takes most of a minute."""
+"""By trainer mode: the recipe, and overrides. test_dapo_run.py has sync without tools."""
+ALL = os.environ.get("TRAINER_MODES") == "all"
+"""`make test-modes` asks for all modes, with SAM and without; a run takes most of a minute."""
+ANSWERS_PLACED_BY_TIME = ("colocate_async", "separate_async")
+"""How many prompts a step replaces depends on which were answered when it looked; the next step's are numbered after them."""
 
 
-@pytest.fixture(scope="module", params=TESTED)
-def run(request, train, tmp_path_factory):
-    script, overrides = RUNS[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    common = [f"trainer.mode={request.param}", "sam=batch", "sam_options.threshold=64", "train.lr=0", "steps=2"]
-    train(folder, *common, *overrides, script=script)
-    rows = [json.loads(line) for path in folder.glob("engine-*.jsonl") for line in path.read_text().splitlines()]
-    return SimpleNamespace(
-        mode=request.param,
-        answers=read_answers(folder),
-        steps=[step["data"] for step in read_steps(folder / "steps.jsonl")],
-        rows=rows,
-    )
+@pytest.fixture(scope="module", params=[*RUNS] if ALL else [*RUNS][:1])
+def mode(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def train_mode(mode, train, tmp_path_factory):
+    """train_mode(sam): a finished run of the mode."""
+
+    def run(sam):
+        script, overrides = RUNS[mode]
+        folder = tmp_path_factory.mktemp(f"{mode}-{sam}")
+        common = [f"trainer.mode={mode}", f"sam={sam}", "sam_options.threshold=64", "train.lr=0", "steps=2"]
+        train(folder, *common, *overrides, script=script)
+        rows = [json.loads(line) for path in folder.glob("engine-*.jsonl") for line in path.read_text().splitlines()]
+        return SimpleNamespace(
+            mode=mode,
+            folder=folder,
+            answers=read_answers(folder),
+            steps=[step["data"] for step in read_steps(folder / "steps.jsonl")],
+            rows=rows,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(train_mode):
+    return train_mode("batch")
+
+
+@pytest.fixture(scope="module")
+def without(train_mode):
+    if not ALL:
+        pytest.skip("TRAINER_MODES=all runs each mode without SAM too")
+    return train_mode("off")
 
 
 def total(run, name):
@@ -59,6 +87,49 @@ def test_drafts_are_verified_and_logged(run):
     assert total(run, SPEC + "tokens") == sum(row[3] for row in run.rows) > 2000
     if run.mode == "fully_async":
         assert total(run, "fully_async/partial/total_partial_num") > 0
+
+
+def test_without_sam_nothing_is_drafted(without):
+    assert total(without, SPEC + "tokens") == sum(row[3] for row in without.rows) > 2000
+    assert not any(row[4] or row[5] for row in without.rows)
+    for step in without.steps:
+        assert [step[SPEC + name] for name in ("drafts", "drafted", "accepted")] == [0, 0, 0]
+        assert not {SPEC + "proposed", "rollout/spec_accept_rate", "rollout/spec_accept_length"} & step.keys()
+    if without.mode == "fully_async":
+        assert total(without, "fully_async/partial/total_partial_num") > 0
+
+
+def test_answers_are_those_of_the_mode_without_sam(run, without):
+    """All of them whole, of tools the second turn too, but those in which rounding has turned a token: at most one in twenty."""
+    both = run.answers.keys() & without.answers.keys()
+    moved = {place for place in both if run.answers[place].prompt_hash != without.answers[place].prompt_hash}
+    if run.mode in ANSWERS_PLACED_BY_TIME:
+        assert all(step > 1 for step, *_ in moved)
+    else:
+        assert not moved
+    same_prompt = both - moved
+    assert len(same_prompt) > 48
+    equal = sum(run.answers[place].tokens == without.answers[place].tokens for place in same_prompt)
+    assert equal >= 0.95 * len(same_prompt)
+
+
+def test_report_compares_the_log_probs_of_rollout_and_training(run, without, tmp_path):
+    """Of each token that was trained on, once. one_step_off computes them anew because it is told to, fully_async does not."""
+    assert report(["report", f"--off={without.folder}", f"--on={run.folder}", f"--out={tmp_path}"]) == 0
+    text = (tmp_path / "report.md").read_text()
+    missing = ["a step log has no `rollout_corr/log_prob_diff/*`"] if run.mode == "fully_async" else []
+    assert re.findall("Missing: (.*?),", text) == missing
+    if missing:
+        return
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    for arm, of_run in (("off", without), ("on", run)):
+        counts = summary[arm]["log_prob_differences"]
+        answered = round(sum(64 * step["response_length/mean"] for step in of_run.steps))
+        assert counts["0.1"] == counts["inf"] == 0
+        if RUNS[run.mode][0] == "tiny_tools":
+            assert 0.5 * answered < sum(counts.values()) < answered, "what the tool says is not trained on"
+        else:
+            assert sum(counts.values()) == answered
 
 
 def test_answers_are_those_of_a_synchronous_run(run, off):
