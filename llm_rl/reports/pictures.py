@@ -121,9 +121,10 @@ def _rollout(axes, summary, runs, article):
     tail = f"; tail, all steps: {', '.join(speedups)}" if speedups else ""
     generated = "" if all(run.engine[-1] for run in runs.values()) else " that generated"
     axes.set_title(f"Requests running in the last training step{generated}{tail}")
-    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.1 * peak])
-    axes.set(xlabel="seconds since the rollout began", ylabel="running requests")
     axes.set_ylim(-0.04 * peak * len(runs), 1.05 * peak)
+    axes.locator_params(axis="y", integer=True)
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * peak])
+    axes.set(xlabel="seconds since the rollout began", ylabel="running requests")
     axes.legend(frameon=False)
 
 
