@@ -507,6 +507,24 @@ class Changing(Machine):
         super().__init__(seconds=seconds, **kwargs)
 
 
+@pytest.mark.parametrize("verify", [0.0, 0.04])
+def test_what_verification_costs_is_learned_where_every_step_reads_a_prompt(verify):
+    """Drafts add few rows to a prompt's, and the machine's speed drifts; tokens are worth little beside so many of prompts."""
+    machine = Changing(
+        lambda step: 1 + 0.3 * math.sin(step / 60),
+        batch=8,
+        accept=0.3,
+        read=2048,
+        seconds=lambda rows: 0.05 + verify * (rows > 8 + 2048),
+    )
+    machine.run(100)
+    before = machine.switch.steps_on
+    machine.run(600)
+    share = (machine.switch.steps_on - before) / 600
+    assert share < 0.05 if verify else share > 0.9
+    assert machine.switch.prompt_cost.verify == pytest.approx(verify, abs=0.01)
+
+
 def tokens_a_step(accept, k):
     return sum(accept**i for i in range(k + 1))
 

@@ -55,6 +55,9 @@ is due at once."""
 MIN_COMPARED_STEPS, MIN_GAP = 1.5, 0.2
 """Steps with drafts, and without, of equal rows that show what verification costs; before, it is what the steps with drafts
 take more than a line through them predicts for none, if that is such a share of a step."""
+NEAR_ROWS, MIN_PAIRS, MAX_PAIRS = 0.05, 4, 12
+"""Two steps one after the other that read prompts, one of them with drafts, show what verification costs if their rows differ
+by no more than this share; of so many such pairs at least, and the latest at most."""
 SPEED_WINDOW = 5
 """Steps whose median residual shows that the machine's speed has changed."""
 MIN_SPEED_CHANGE = 0.12
@@ -104,9 +107,6 @@ class StepCost:
     Args:
         memory: steps; by default nothing is forgotten.
     """
-
-    COMPARES_SIZES = True
-    """Whether steps of other sizes may show what verification costs."""
 
     def __init__(self, memory: float = math.inf) -> None:
         self.memory = memory
@@ -225,8 +225,14 @@ class StepCost:
 
     def unsettled(self, rows: int) -> bool:
         """Whether another step of this many rows would add information."""
-        known = self.known(rows)
-        return known < SETTLED_WEIGHT and (known < 1 or self._now - self._since[_bin(rows)] >= SETTLED_INTERVAL)
+        return self._open(self.known(rows), self._since[_bin(rows)])
+
+    def plain_unsettled(self) -> bool:
+        """Whether another step without drafts would add information on what verification costs."""
+        return False
+
+    def _open(self, weight: float, since: float) -> bool:
+        return weight < SETTLED_WEIGHT and (weight < 1 or self._now - since >= SETTLED_INTERVAL)
 
     @staticmethod
     def next_size(rows: int) -> int:
@@ -262,8 +268,8 @@ class StepCost:
             residual = centred[3] - slopes @ np.stack(centred[:3])
             weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
         drafts, steps = np.bincount(same, drafting), np.bincount(same)
-        if self.COMPARES_SIZES and (drafts * (steps - drafts) / steps).sum() < MIN_COMPARED_STEPS:
-            slopes[2] = _gap(rows, seconds - slopes[:2] @ x[:2], drafting > 0)
+        if (drafts * (steps - drafts) / steps).sum() < MIN_COMPARED_STEPS:
+            slopes[2] = self._gap(rows, seconds - slopes[:2] @ x[:2], drafting > 0)
         a, b, verify = slopes.tolist()
         noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
         slowest = np.lexsort((residual, bins))[np.cumsum(kept) - 1]
@@ -283,6 +289,23 @@ class StepCost:
         self._level[used[settled]] = level[settled]
         if centre[-1] > MAX_EXACT_BIN:
             self._spread(used, np.sqrt(weights), bins, rows - centre[bins], seconds - level[bins])
+
+    def _gap(self, rows: Float64, seconds: Float64, drafting: npt.NDArray[np.bool_]) -> float:
+        """Seconds by which the line through the steps with drafts lies above the plain steps of the nearest size.
+
+        0 if it is too little to tell, or if the steps with drafts have one size only.
+        """
+        if drafting.all() or len(np.unique(rows[drafting])) < 2:
+            return 0.0
+        plain = rows[~drafting]
+        nearest = plain[np.argmin(np.abs(plain - np.median(rows[drafting])))]
+        level = float(np.median(seconds[~drafting & (rows == nearest)]))
+        low = drafting & (rows <= 2 * max(nearest, rows[drafting].min()))
+        if len(np.unique(rows[low])) < 2:
+            return 0.0
+        slope, _ = np.polyfit(rows[low], seconds[low], 1)
+        gap = float(np.median(seconds[low] - max(slope, 0.0) * (rows[low] - nearest))) - level
+        return gap if gap > MIN_GAP * level else 0.0
 
     def _spread(self, used: npt.NDArray[np.int64], w: Float64, bins: Any, rows: Float64, seconds: Float64) -> None:
         """Give wide bins the share of the curve's slope that their own steps show: none where sizes are padded.
@@ -354,7 +377,36 @@ class PromptCost(StepCost):
     the mean seconds per row, and equal to it if sizes differ too little to show one.
     """
 
-    COMPARES_SIZES = False
+    def __init__(self, memory: float = math.inf) -> None:
+        super().__init__(memory)
+        self._latest: tuple[bool, int, float] | None = None  # whether it had drafts, rows, seconds
+        self._pairs: deque[float] = deque(maxlen=MAX_PAIRS)  # seconds more with drafts
+        self._plain_weight = self._plain_since = 0.0  # of steps without drafts
+
+    def plain_unsettled(self) -> bool:
+        return self._open(self._plain_weight * self._faded(self._plain_since), self._plain_since)
+
+    def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
+        drafting = draft_context > 0
+        if self._latest is not None:
+            pair = sorted([(drafting, rows, seconds), self._latest])
+            (_, rows_plain, of_plain), (_, rows_drafting, of_drafting) = pair
+            if drafting != self._latest[0] and abs(rows_drafting - rows_plain) <= NEAR_ROWS * rows_plain:
+                more = max(0, rows_drafting - rows_plain) / rows_plain
+                self._pairs.append(of_drafting - (1 + more) * of_plain)
+        self._latest = drafting, rows, seconds
+        super().observe(rows, context, draft_context, seconds)
+        if not drafting:
+            gap = (self._now - self._plain_since) / SETTLED_INTERVAL if self._plain_weight else 1.0
+            self._plain_weight = min(1.0, gap) + self._plain_weight * self._faded(self._plain_since)
+            self._plain_since = self._now
+
+    def _gap(self, rows: Float64, seconds: Float64, drafting: npt.NDArray[np.bool_]) -> float:
+        """Median of what drafts took more in two steps one after the other; 0 unless three quarters of them show it."""
+        if len(self._pairs) < MIN_PAIRS:
+            return 0.0
+        low, gap = np.quantile(self._pairs, (0.25, 0.5)).tolist()
+        return gap if low > 0 else 0.0
 
     def fit(self) -> None:
         super().fit()
@@ -368,6 +420,7 @@ class PromptCost(StepCost):
 
     def _scale(self, factor: float) -> None:
         super()._scale(factor)
+        self._pairs = deque((factor * more for more in self._pairs), MAX_PAIRS)
         self._mean *= factor
         self._slope *= factor
 
@@ -395,7 +448,9 @@ class Expected:
 
     def __init__(self, plain: StepCost, prompt: PromptCost, prompt_tokens: Sequence[int]) -> None:
         self._plain, self._prompt, self._prompt_tokens = plain, prompt, prompt_tokens
-        self.context, self.draft_context, self.verify = plain.context, plain.draft_context, plain.verify
+        self.context, self.draft_context = plain.context, plain.draft_context
+        reading = sum(n > 0 for n in prompt_tokens) / len(prompt_tokens)
+        self.verify = plain.verify + reading * max(0.0, prompt.verify - plain.verify)
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         rows = np.asarray(rows, float)
@@ -409,24 +464,6 @@ class Expected:
         rows = rows + prompt_tokens
         of_plain = self._plain.covers(rows) & ~self._prompt.covers(rows)
         return np.where(of_plain, self._plain.rows_cost(rows), self._prompt.rows_cost(rows))
-
-
-def _gap(rows: Float64, seconds: Float64, drafting: npt.NDArray[np.bool_]) -> float:
-    """Seconds by which the line through the steps with drafts lies above the plain steps of the nearest size.
-
-    0 if it is too little to tell, or if the steps with drafts have one size only.
-    """
-    if drafting.all() or len(np.unique(rows[drafting])) < 2:
-        return 0.0
-    plain = rows[~drafting]
-    nearest = plain[np.argmin(np.abs(plain - np.median(rows[drafting])))]
-    level = float(np.median(seconds[~drafting & (rows == nearest)]))
-    low = drafting & (rows <= 2 * max(nearest, rows[drafting].min()))
-    if len(np.unique(rows[low])) < 2:
-        return 0.0
-    slope, _ = np.polyfit(rows[low], seconds[low], 1)
-    gap = float(np.median(seconds[low] - max(slope, 0.0) * (rows[low] - nearest))) - level
-    return gap if gap > MIN_GAP * level else 0.0
 
 
 def _slopes(w: Float64, x: Float64, t: Float64, ridge: Float64) -> Float64:

@@ -390,7 +390,7 @@ class AutoSwitch(Switch):
             min(max_total, cost.next_size(base + n) - base)
             for n in (total, max_total - 1, max_total // 2, max_total // 4)
         }
-        sizes = {n for n in (sizes | {0}) - {total} if cost.unsettled(base + n)}
+        sizes = {n for n in (sizes | {0}) - {total} if cost.unsettled(base + n) or not n and cost.plain_unsettled()}
         if not sizes:
             return
         drafts = np.flatnonzero(live)
