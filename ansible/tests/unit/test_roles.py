@@ -24,7 +24,11 @@ def named(settings, *variables):
     """Variables of role container_image, templated by Ansible."""
     loader = DataLoader()
     values = {"pin_set": "p", "container_image_source": {"tree": "a" * 40}, "container_image_archive": "", **settings}
-    values = {**loader.load_from_file(str(ROLES / "container_image/vars/main.yml"), trusted_as_template=True), "install_root": "/o", **values}
+    values = {
+        **loader.load_from_file(str(ROLES / "container_image/vars/main.yml"), trusted_as_template=True),
+        "install_root": "/o",
+        **values,
+    }
     templar = Templar(loader, variables={**values, "container_image_backend": "fsdp"})
     return [templar.template(trust_as_template(f"{{{{ container_image_{name} }}}}")) for name in variables]
 
