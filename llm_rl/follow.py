@@ -34,8 +34,8 @@ def follow(
 ) -> str | None:
     """Print a line for each training step as the trainer logs it, until the process ends.
 
-    `loads` gets the load of the machine in each step (load.Load.take), by the step's number; `publish` gets the new lines of
-    the log, often none.
+    `loads` gets the load of the machine in each step (load.Load.take), by the step's number; `publish` gets all
+    steps of the log when it has grown, else none.
 
     Returns None, or one sentence if a step took more than `timeout` seconds; the caller then ends the process.
     """

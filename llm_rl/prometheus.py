@@ -37,7 +37,7 @@ def verl_file(run_dir: Path) -> Path:
 
 @contextmanager
 def published(run_dir: Path) -> Iterator[Callable[[Sequence[Mapping[str, Any]]], None]]:
-    """What publishes the lines of a run's step log so far, and its engines; both are withdrawn when the block ends.
+    """What publishes the last of a run's steps so far, and its engines; both are withdrawn when the block ends.
 
     A folder that cannot be written is a warning, and the run goes on.
     """
@@ -50,8 +50,8 @@ def published(run_dir: Path) -> Iterator[Callable[[Sequence[Mapping[str, Any]]],
     def publish(steps: Sequence[Mapping[str, Any]]) -> None:
         nonlocal last, known, writable
         try:
-            if steps and steps[-1]["step"] != last:
-                last = steps[-1]["step"]
+            if steps and steps[-1] != last:  # a trainer may log a step in parts
+                last = steps[-1]
                 with replacing(metrics) as new:
                     new.write_text(exposition(run_dir.name, steps[-1]))
             if (found := addresses(source)) != known:

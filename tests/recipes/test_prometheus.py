@@ -50,6 +50,15 @@ def test_steps_and_engines_are_there_while_the_run_lasts(places):
     assert not list(folder.iterdir())
 
 
+def test_what_is_logged_of_a_step_later_is_published_too(places):
+    folder, run_dir = places
+    with prometheus.published(run_dir) as publish:
+        publish(STEPS)
+        data = {**STEPS[-1]["data"], "val/reward": 0.5}
+        publish([*STEPS[:-1], {"step": 2, "data": data}])
+        assert 'verl_val_reward{run="a \\"run\\""} 0.5\n' in (folder / f"{run_dir.name}.prom").read_text()
+
+
 def test_without_monitoring_nothing_is_written(places):
     folder, run_dir = places
     folder.rmdir()

@@ -26,7 +26,7 @@ def legend(text: str, labels: dict[str, str]) -> str:
     return re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), text)
 
 
-def draw(axes, panel: dict, answers: dict[str, list[dict]], begin: float) -> None:
+def draw(axes, panel: dict, answers: dict[str, list[dict]], begin: float, end: float) -> None:
     scale, unit = SCALES.get(panel["fieldConfig"]["defaults"]["unit"], (1, ""))
     lines = [(target, series) for target in panel["targets"] for series in answers[target["expr"]]]
     for target, series in lines:
@@ -34,6 +34,7 @@ def draw(axes, panel: dict, answers: dict[str, list[dict]], begin: float) -> Non
         axes.plot(times, values, linewidth=1, label=legend(target["legendFormat"], series["metric"]))
     axes.set_title(panel["title"] + (f" ({unit})" if unit else ""), fontsize=9, loc="left")
     axes.tick_params(labelsize=7)
+    axes.set_xlim(0, end - begin)
     axes.set_ylim(bottom=0 if panel["fieldConfig"]["defaults"].get("min") == 0 else None)
     if len(lines) <= MAX_LEGEND:
         axes.legend(fontsize=6, frameon=False)
@@ -50,13 +51,14 @@ def main() -> None:
         parser.exit(1)
     read = json.loads(options.answers.read_text())
     shown = json.loads(DASHBOARD.read_text())["panels"]
-    figure, axes = figures.panels(-(-len(shown) // 2), 2, (12, 14))
+    figure, axes = figures.panels(-(-len(shown) // 2), 2, (10, 13))
+    end = max(time for found in read["answers"].values() for series in found for time, _ in series["values"])
     places = sorted(shown, key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"]))
     for one, panel in zip(axes.flat, places):
-        draw(one, panel, read["answers"], read["begin"])
+        draw(one, panel, read["answers"], read["begin"], end)
     for unused in axes.flat[len(places) :]:
         unused.remove()
-    figure.supxlabel("s", fontsize=8)
+    figure.supxlabel("s since train.yml was called", fontsize=8)
     figures.save(figure, options.out)
     print(options.out)
 

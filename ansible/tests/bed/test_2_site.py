@@ -248,11 +248,25 @@ def monitored(bed: Bed, site: Site, converged: Result) -> Result:
     result = site.play("monitoring", **exporter, monitoring_grafana_package="grafana").must_fail()
     note("Grafana's package is not there", "monitoring", result)
     assert re.match(r"bed1: Grafana was not installed from grafana \(.*'grafana'.*\): set ", result.sentence)
-    return site.play("monitoring", **exporter).must_pass()
+    head, worker, _ = bed.hosts
+    # As if the playbook had ended after it wrote the unit, and Grafana were there from an earlier call.
+    worker.run("touch", "/etc/systemd/system/sam-rl-node-exporter.service")
+    head.write(
+        "etc/systemd/system/grafana-server.service",
+        "[Service]\nExecStart=sleep infinity\n[Install]\nWantedBy=multi-user.target\n",
+    )
+    head.write("etc/systemd/system/grafana-server.service.d/sam-rl.conf", "[Service]\n")
+    head.run("systemctl", "daemon-reload")
+    head.run("systemctl", "start", "grafana-server")
+    result = site.play("monitoring", **exporter).must_pass()
+    assert head.run("systemctl", "is-active", "grafana-server", check=False).strip() == "inactive"
+    head.run("rm", "/etc/systemd/system/grafana-server.service")
+    return result
 
 
 def test_monitoring_listens_where_it_should(bed: Bed, monitored: Result) -> None:
-    assert monitored.changed == [], "all was there but Grafana"
+    stopped = {("bed1", task) for task in ("Stop them", "Remove them", "Remove folders that are empty now")}
+    assert set(monitored.changed) == {*stopped, ("bed2", "Start the units")}, "all was there but Grafana"
     assert any("watches 3 hosts" in text and "Grafana is not installed" in text for text in monitored.messages)
     for host in bed.hosts:
         listening = {line.split()[3] for line in host.run("ss", "-Hltn").splitlines()}
@@ -337,11 +351,13 @@ def environments(bed: Bed) -> list[tuple[str, set[str]]]:
 def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: Result) -> None:
     """Other sources while a run goes on, then another pin set, then the former one."""
     head = bed.hosts[0]
-    request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": ["steps=90", "pause=2", "every=3"]}
+    # More minutes than a slow machine takes to create the environments; without pauses once it is resumed.
+    request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": ["steps=150", "pause=5", "every=3"]}
     endless = {"recipe_launch_run": "endless", "recipe_launch_overrides": ["steps=9999", "pause=0.5", "every=0"]}
     ((former, _),) = {used: names for used, names in environments(bed)}.items()
     for host in bed.hosts:
-        (host.root / ENVIRONMENTS / "an-older-one").mkdir()
+        (host.root / ENVIRONMENTS / "an-older-one/used").mkdir(parents=True)
+    head.run("mount", "-t", "tmpfs", "used", f"/{ENVIRONMENTS}/an-older-one/used")
 
     other = site.repository / "patches" / f"{PIN_SET}-next"
     shutil.copytree(site.repository / "patches" / PIN_SET, other)
@@ -365,9 +381,13 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     log = (head.root / RUNS / "upgraded/launch.log").read_text()
     (resumed,) = re.findall(r"^resumed after step (\d+)$", log, re.MULTILINE)
     assert int(resumed) % 3 == 0 < int(resumed)
-    assert [line["step"] for line in steps(head, "upgraded")] == list(range(1, 91))
+    assert [line["step"] for line in steps(head, "upgraded")] == list(range(1, 151))
     ((new, _),) = {used: names for used, names in environments(bed)}.items()
-    assert new != former and all(names == {former, new} for _, names in environments(bed))
+    assert new != former
+    assert [names for _, names in environments(bed)] == [{former, new, "an-older-one"}, {former, new}, {former, new}]
+    assert any(text.startswith("bed1: old environments are still there (") for text in result.messages)
+    head.run("umount", f"/{ENVIRONMENTS}/an-older-one/used")
+    head.run("rm", "-r", f"/{ENVIRONMENTS}/an-older-one")
     assert site.play("upgrade", **request).must_pass().changed == []
 
     result = site.play("upgrade", pin_set=other.name).must_pass()
@@ -389,6 +409,7 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     TIMES.append(("upgrade.yml back to the former pin set", result.seconds))
     assert not [task for _, task in result.changed if task.startswith("Install the req")]
     assert {name for name, _ in environments(bed)} == {new}
+    assert site.play("cluster", "--check").must_pass().changed == []
 
     record = bed.hosts[1].root / "opt/sam-rl/etc/environment.json"
     text = record.read_text()

@@ -243,6 +243,7 @@ def test_archives(folder: Path, image: Path, settings: dict, environment: dict) 
     """One of another architecture is refused and not kept; where one is loaded, older images are removed."""
     machine, other = ("amd64", "arm64") if platform.machine() == "x86_64" else ("arm64", "amd64")
     name, context, archive = f"localhost/sam-rl:{image.parent.name}", folder / "archive", folder / "archive.tar"
+    sources = image.parent.name.rpartition("-")[0]
     context.mkdir()
     (context / "Containerfile").write_text("FROM scratch\nADD Containerfile /\n")
 
@@ -264,4 +265,7 @@ def test_archives(folder: Path, image: Path, settings: dict, environment: dict) 
     assert f"localhost: {archive} is for {other}, expected one for {machine} as this host: " in out
     assert run(*images, environment=environment).split() == ["older"]
     load(machine)
-    assert run(*images, environment=environment).split() == [image.parent.name]
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert run(*images, environment=environment).split() == [
+        f"{sources}-{hashlib.sha256(digest.encode()).hexdigest()[:8]}"
+    ]

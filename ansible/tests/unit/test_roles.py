@@ -2,11 +2,14 @@
 """What roles read back from hosts, secrets that leave none, and the templates of what runs there."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import jinja2
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.module_utils.secrets import mask
 
@@ -15,6 +18,52 @@ PINS = {
     "name": "p",
     "module": {"vllm": {"recorded": {"patched_tree": "a" * 40}}, "verl": {"recorded": {"patched_tree": "b" * 40}}},
 }
+
+
+def named(settings, *variables):
+    """Variables of role container_image, templated by Ansible."""
+    loader = DataLoader()
+    values = {"pin_set": "p", "container_image_source": {"tree": "a" * 40}, "container_image_archive": "", **settings}
+    values = {
+        **loader.load_from_file(str(ROLES / "container_image/vars/main.yml"), trusted_as_template=True),
+        "install_root": "/o",
+        **values,
+    }
+    templar = Templar(loader, variables={**values, "container_image_backend": "fsdp"})
+    return [templar.template(trust_as_template(f"{{{{ container_image_{name} }}}}")) for name in variables]
+
+
+def test_an_environment_made_from_something_else_has_another_name(tmp_path):
+    lock = tmp_path / "requirements.lock"
+    settings = [
+        {"container_engine": "docker", "container_image_base": "a@sha256:1"},
+        {"container_engine": "docker", "container_image_base": "a@sha256:2"},
+        {"container_engine": "docker", "container_image_archive": "/a.tar", "container_image_archive_sha256": "1"},
+        {"container_engine": "none", "container_image_requirements": str(lock)},
+    ]
+    lock.write_text("a==1")
+    names = [named(one, "key", "folder", "wanted") for one in settings]
+    assert names == [named(one, "key", "folder", "wanted") for one in settings]
+    lock.write_text("a==2")
+    names.append(named(settings[-1], "key", "folder", "wanted"))
+    for one in zip(*names):
+        assert len(set(one)) == len(one)
+    assert all(re.fullmatch("p-a{12}-[0-9a-f]{8}", key) for key, _, _ in names)
+
+
+@pytest.mark.parametrize(
+    ("said", "image"),
+    [
+        ("Loaded image: localhost/sam-rl:p-aaaaaaaaaaaa-12345678", "localhost/sam-rl:p-aaaaaaaaaaaa-12345678"),
+        ("Loaded image: localhost/sam-rl:p-aaaaaaaaaaaa", "localhost/sam-rl:p-aaaaaaaaaaaa"),
+        ("Loaded image: localhost/sam-rl:p-bbbbbbbbbbbb-12345678", ""),
+        ("Loaded image: localhost/sam-rl:p-aaaaaaaaaaaa-megatron-12345678", ""),
+        ("Loaded image ID: sha256:1", ""),
+    ],
+)
+def test_the_image_of_an_archive(said, image):
+    settings = {"container_image_archive": "/a.tar", "container_image_loaded": {"stdout": f"Copying blob\n{said}"}}
+    assert named(settings, "new") == [image]
 
 
 def test_sysctl_changes():

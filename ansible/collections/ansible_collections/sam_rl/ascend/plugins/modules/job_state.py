@@ -36,12 +36,14 @@ lost: {description: Hosts that do not answer, type: list, elements: str, returne
 import concurrent.futures
 import os
 import subprocess
+import threading
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import free_gb, reachable
 
 BLOCK = 1 << 20
 TAIL = 4096
+STORAGE_SECONDS = 30
 
 
 def new_lines(path, offset):
@@ -79,9 +81,21 @@ def main():
     if done.returncode != 0:
         module.fail_json(msg=f"systemctl does not answer ({done.stderr.strip()}): is systemd running?")
     found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    lines, offset = new_lines(module.params["log"], module.params["offset"])
+    peers, log, folder = module.params["peers"], module.params["log"], os.path.dirname(module.params["log"])
+
+    def files():
+        free = free_gb(folder) if os.path.isdir(folder) else None
+        return (*new_lines(log, module.params["offset"]), free, text_of(module.params["watch"]))
+
+    try:
+        lines, offset, free, watched = within(STORAGE_SECONDS, files)
+    except (OSError, concurrent.futures.TimeoutError) as error:
+        reason = getattr(error, "strerror", None) or f"no answer within {STORAGE_SECONDS} s"
+        module.fail_json(
+            msg=f"{folder} cannot be read ({reason}), expected the storage that all hosts share: see `mount` and its server; "
+            f"{module.params['unit']} was not stopped: run the playbook again, which joins it."
+        )
     status, result = int(found.get("ExecMainStatus") or 0), found.get("Result", "")
-    peers, folder = module.params["peers"], os.path.dirname(module.params["log"])
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda peer: answers_at(peer, module.params["timeout"]), peers))
     module.exit_json(
@@ -91,10 +105,24 @@ def main():
         status=status,
         lines=lines,
         offset=offset,
-        free_gb=free_gb(folder) if os.path.isdir(folder) else None,
-        watched=text_of(module.params["watch"]),
+        free_gb=free,
+        watched=watched,
         lost=[peer["host"] for peer, answered in zip(peers, answers) if not answered],
     )
+
+
+def within(seconds, read):
+    """What read() returns; its exception, or TimeoutError where it hangs as long as a server of storage does not answer."""
+    answer = concurrent.futures.Future()
+
+    def run():
+        try:
+            answer.set_result(read())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(seconds)
 
 
 def text_of(path):
