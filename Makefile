@@ -72,7 +72,7 @@ test-ansible: ## the playbooks' plugins, syntax and style; contacts no host (abo
 test-bed: ## the playbooks on systemd-nspawn hosts; skipped without root and Debian's debootstrap (minutes)
 	ci/test-bed
 
-test-bed-long: ## the bed with an upgrade and back, a folder lost in a run and the dashboard's queries too (minutes more)
+test-bed-long: ## the bed with monitoring, a host and a folder lost in a run, and an upgrade and back too (minutes more)
 	SAM_BED_LONG=1 ci/test-bed
 
 test-image: ## the playbooks' image, built by podman on a stand-in base and run; skipped without root, podman and a registry (minutes)

@@ -28,6 +28,7 @@ PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.p
 """Files that packages leave when they are installed, add a user or have services enabled, and Debian's daily copies of them;
 the clock stays in step."""
 BARE: dict[str, dict] = {}
+in_the_long_bed = pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
 
 
 def steps(head: Host, run: str) -> list[dict]:
@@ -264,6 +265,7 @@ def monitored(bed: Bed, site: Site, converged: Result) -> Result:
     return result
 
 
+@in_the_long_bed
 def test_monitoring_listens_where_it_should(bed: Bed, monitored: Result) -> None:
     stopped = {("bed1", task) for task in ("Stop them", "Remove them", "Remove folders that are empty now")}
     assert set(monitored.changed) == {*stopped, ("bed2", "Start the units")}, "all was there but Grafana"
@@ -300,6 +302,7 @@ def train_while(site: Site, head: Host, fault: Callable[[], None], **request: ob
     return result
 
 
+@in_the_long_bed
 def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     bed: Bed, site: Site, converged: Result
 ) -> None:
@@ -321,7 +324,7 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     assert "resumed after step" in (head.root / RUNS / "lost/launch.log").read_text()
 
 
-@pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
+@in_the_long_bed
 def test_every_query_of_the_dashboard_returns_data(bed: Bed, site: Site, monitored: Result) -> None:
     head = bed.hosts[0]
     request = {"recipe_launch_run": "watched", "recipe_launch_overrides": ["steps=30", "pause=1"]}
@@ -347,7 +350,7 @@ def environments(bed: Bed) -> list[tuple[str, set[str]]]:
     return found
 
 
-@pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
+@in_the_long_bed
 def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: Result) -> None:
     """Other sources while a run goes on, then another pin set, then the former one."""
     head = bed.hosts[0]
@@ -420,7 +423,7 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     assert result.sentence.startswith(f"bed2: its environment is {former}, expected {new} as on bed1: ")
 
 
-@pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
+@in_the_long_bed
 def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site, converged: Result) -> None:
     head, unmounted, _ = bed.hosts
     request = {"recipe_launch_run": "apart", "recipe_launch_overrides": ["steps=90", "pause=1"]}
