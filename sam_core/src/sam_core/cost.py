@@ -177,10 +177,14 @@ class StepCost:
         index = int(self._count[i] % STEPS_PER_BIN)
         self._samples[i, index] = rows, context, draft_context, seconds, self._now
         self._count[i] += 1
-        gap = (self._now - self._since[i]) / SETTLED_INTERVAL if self._count[i] > 1 else 1.0
-        self._weight[i] = min(1.0, gap) + self._weight[i] * self._faded(self._since[i])
+        self._weight[i] = self._weight_with_step(self._weight[i], self._since[i])
         self._since[i] = self._now
         return index
+
+    def _weight_with_step(self, weight: float, since: float) -> float:
+        """Weight of steps, the last one at `since`, and of one now."""
+        gap = (self._now - since) / SETTLED_INTERVAL if weight else 1.0
+        return min(1.0, gap) + weight * self._faded(since)
 
     def _faded(self, since: float) -> float:
         return math.exp((since - self._now) / self.memory)
@@ -388,17 +392,16 @@ class PromptCost(StepCost):
 
     def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
         drafting = draft_context > 0
-        if self._latest is not None:
+        if self._latest is not None and drafting != self._latest[0]:
             pair = sorted([(drafting, rows, seconds), self._latest])
             (_, rows_plain, of_plain), (_, rows_drafting, of_drafting) = pair
-            if drafting != self._latest[0] and abs(rows_drafting - rows_plain) <= NEAR_ROWS * rows_plain:
+            if abs(rows_drafting - rows_plain) <= NEAR_ROWS * rows_plain:
                 more = max(0, rows_drafting - rows_plain) / rows_plain
                 self._pairs.append(of_drafting - (1 + more) * of_plain)
         self._latest = drafting, rows, seconds
         super().observe(rows, context, draft_context, seconds)
         if not drafting:
-            gap = (self._now - self._plain_since) / SETTLED_INTERVAL if self._plain_weight else 1.0
-            self._plain_weight = min(1.0, gap) + self._plain_weight * self._faded(self._plain_since)
+            self._plain_weight = self._weight_with_step(self._plain_weight, self._plain_since)
             self._plain_since = self._now
 
     def _gap(self, rows: Float64, seconds: Float64, drafting: npt.NDArray[np.bool_]) -> float:
