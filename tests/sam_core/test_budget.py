@@ -20,9 +20,9 @@ def curve(rows, context=0.0, draft_context=0.0):
     return 0.08 * np.maximum(1, np.asarray(rows) / 6) ** 0.9 + 0.011 * context + 0.0047 * draft_context
 
 
-def learned(steps=3000, noise=0.05, spikes=0.05, seed=0):
+def learned(steps=3000, noise=0.05, spikes=0.05, seed=0, of=StepCost):
     rng = np.random.default_rng(seed)
-    cost = StepCost()
+    cost = of()
     for _ in range(steps):
         batch = int(rng.integers(1, 33))
         drafts = int(rng.integers(0, 3 * batch + 1))
@@ -66,6 +66,13 @@ def test_a_cost_is_proportional_beyond_what_was_seen():
     cost = learned(noise=0.5)
     most = cost.max_rows
     assert cost.rows_cost(3 * most) == pytest.approx(3 * cost.rows_cost(most))
+
+
+@pytest.mark.parametrize("of", [StepCost, PromptCost])
+def test_one_size_costs_what_it_costs_among_others(of):
+    cost = learned(noise=0.5, of=of)
+    rows = np.arange(3 * int(cost.max_rows))
+    assert [cost.size_cost(n) for n in rows.tolist()] == pytest.approx(cost.rows_cost(rows).tolist(), rel=1e-12)
 
 
 def test_a_cost_follows_a_machine_that_changes():
@@ -505,6 +512,28 @@ class Changing(Machine):
             return slow(self.done) * base(rows)
 
         super().__init__(seconds=seconds, **kwargs)
+
+
+def test_drafts_among_plain_steps_are_no_slower_machine():
+    """They have the bin of the plain steps, and take twice as long whatever their number."""
+    cost = StepCost(300.0)
+    for step in range(200):
+        drafting = step >= 100 and step % 20 < 8
+        rows = 140 + step % 5 if drafting else 133
+        cost.learn(rows, 0.0, float(drafting), 0.08 if drafting else 0.04)
+        if cost.fitted:
+            assert cost.size_cost(133) == pytest.approx(0.04, rel=0.1), step
+    assert cost.verify == pytest.approx(0.04, rel=0.1)
+
+
+def test_what_verification_costs_is_seen_where_sizes_are_padded():
+    """Drafts padded to 128 rows, and once to 256, show what they cost over a plain step that is padded to 128 too."""
+    cost = StepCost(300.0)
+    for rows, steps in ((92, 4), (96, 8), (104, 2), (120, 12), (144, 5)):
+        for _ in range(steps):
+            cost.observe(rows, 0.0, float(rows > 92), (0.007 if rows <= 128 else 0.010) + 0.003 * (rows > 92))
+    cost.fit()
+    assert cost.verify == pytest.approx(0.003, rel=0.05)
 
 
 @pytest.mark.parametrize("verify", [0.0, 0.04])

@@ -70,12 +70,11 @@ def choose(
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
-    plain = float(cost.rows_cost(batch)) + base
     live = np.arange(k) < lengths[:, None]
     if uniform:
         tokens = batch + float(scores[live].sum())
-        seconds = float(cost.rows_cost(batch * (1 + uniform))) + base + cost.draft_context * uniform * contexts.sum()
-        seconds += cost.verify
+        plain, seconds = (cost.rows_cost([batch, batch * (1 + uniform)]) + base).tolist()
+        seconds += cost.draft_context * uniform * contexts.sum() + cost.verify
         gain = max(1.0, tokens / seconds * plain / batch)
         rate = gain * batch / plain
         if beside:
@@ -83,18 +82,19 @@ def choose(
             more = float(of_rows[1] - of_rows[0]) + beside.draft_context * uniform * contexts.sum() + beside.verify
             gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
         return Choice(np.full(batch, uniform if gain > 1 else 0, np.int32), gain, rate)
-    value = scores[live].astype(float)
-    owner = np.repeat(np.arange(batch), np.minimum(lengths, k))
+    owner, column = np.nonzero(live)
+    value = scores[owner, column].astype(float)
     price = cost.draft_context * contexts[owner]
     f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
     f[1:] += cost.verify
+    plain = float(f[0])
     rate, best = batch / plain, np.empty(0, np.int64)
     order = None
     while True:
         if order is None or cost.draft_context:
             order = np.argsort(rate * price - value)
-            tokens = batch + np.concatenate([[0.0], np.cumsum(value[order])])
-            seconds = f + np.concatenate([[0.0], np.cumsum(price[order])])
+            tokens = batch + _sums(value[order])
+            seconds = f + _sums(price[order])
         total = int(np.argmax(tokens - rate * seconds))
         better = tokens[total] / seconds[total]
         if not better > rate * (1 + 1e-12):
@@ -104,13 +104,20 @@ def choose(
     if beside:
         price = beside.draft_context * contexts[owner]
         order = np.argsort(rate * price - value)
-        tokens = np.concatenate([[0.0], np.cumsum(value[order])])
-        seconds = beside.rows_cost(batch + np.arange(len(value) + 1)) + np.concatenate([[0.0], np.cumsum(price[order])])
+        tokens = _sums(value[order])
+        seconds = beside.rows_cost(batch + np.arange(len(value) + 1)) + _sums(price[order])
         seconds[1:] += beside.verify
         worth = tokens - rate * seconds
         best = order[: int(np.argmax(worth))]
         gain = min(gain, 1 + float(worth[len(best)] - worth[0]) / batch)
     return Choice(np.bincount(owner[best], minlength=batch).astype(np.int32), gain, float(rate))
+
+
+def _sums(values: Float64) -> Float64:
+    """Of the first 0, 1, ... values."""
+    sums = np.zeros(len(values) + 1)
+    np.cumsum(values, out=sums[1:])
+    return sums
 
 
 class Calibration:
@@ -152,9 +159,7 @@ class Calibration:
             self.offered * self._centre + self.PRIOR_SAMPLES * self._centre
         )
         corrected = np.minimum(np.asarray(scores) * factor[self._bins(scores)], 1.0)
-        for j in range(1, corrected.shape[1]):  # much faster than np.minimum.accumulate on short rows
-            np.minimum(corrected[:, j], corrected[:, j - 1], out=corrected[:, j])
-        return corrected
+        return np.minimum.accumulate(corrected, axis=1)
 
     def state(self) -> dict[str, list[float]]:
         """The counts, as JSON can hold them."""

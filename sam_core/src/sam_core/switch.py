@@ -349,20 +349,22 @@ class AutoSwitch(Switch):
         live = np.arange(self.k) < lengths[:, None]
 
         def seconds(drafted: Int32) -> float:
-            of_rows = float(of_step.rows_cost(batch + int(drafted.sum()))) + of_step.verify * bool(drafted.any())
-            return of_rows + of_step.context * float(contexts.sum()) + of_step.draft_context * float(drafted @ contexts)
+            """What the step costs with these drafts, but for the contexts that it reads in any case."""
+            total = int(drafted.sum())
+            of_drafts = of_step.draft_context * float(drafted @ contexts) + of_step.verify * (total > 0)
+            return of_step.size_cost(batch + total) + of_drafts
 
-        def net_seconds(drafted: Int32) -> float:
-            return seconds(drafted) - float(worth[live & (np.arange(self.k) < drafted[:, None])].sum()) / rate
-
-        for candidate in self._unsettled(chosen, worth, live, cost, batch + prompt_tokens, uniform):
-            more = net_seconds(candidate) - net_seconds(chosen)
-            loss = max(0.0, more)
+        expected: tuple[float, float] | None = None  # of `chosen`: seconds, and accepted tokens
+        for candidate, accepted in self._unsettled(chosen, worth, live, cost, batch + prompt_tokens, uniform):
+            if not expected:
+                of_chosen = worth[live & (np.arange(self.k) < chosen[:, None])]
+                expected = seconds(chosen), float(of_chosen.sum())
+            slower, gained = seconds(candidate) - expected[0], (accepted - expected[1]) / rate
+            loss = max(0.0, slower - gained)
             if loss <= self._credit:
                 self._credit -= loss
-                worth = seconds(candidate) - seconds(chosen) - more
                 drafts = candidate - chosen
-                self._probe = int(drafts.sum()), float(drafts @ contexts), worth, loss
+                self._probe = int(drafts.sum()), float(drafts @ contexts), gained, loss
                 self.explored += 1
                 return candidate
         return chosen
@@ -375,16 +377,16 @@ class AutoSwitch(Switch):
         cost: StepCost,
         base: int,
         uniform: bool,
-    ) -> Iterator[Int32]:
-        """The best drafts for each size whose cost is not settled, the least known size first."""
+    ) -> Iterator[tuple[Int32, float]]:
+        """The best drafts for each size whose cost is not settled, the least known size first, and their expected tokens."""
         batch = len(chosen)
         if uniform:
-            other = np.full(batch, 0 if chosen.any() else self.k, np.int32)
-            if cost.unsettled(base + int(other.sum())):
-                yield other
+            other = 0 if chosen.any() else self.k
+            if cost.unsettled(base + batch * other):
+                yield np.full(batch, other, np.int32), float(worth[live].sum()) if other else 0.0
             return
         max_rows = max(int(self.MAX_GROWTH * cost.max_rows), int(cost.max_rows) + 2)
-        max_total = min(int(live.sum()), max(1, max_rows - base))
+        max_total = min(int(np.count_nonzero(live)), max(1, max_rows - base))
         total = int(chosen.sum())
         sizes = {
             min(max_total, cost.next_size(base + n) - base)
@@ -395,11 +397,11 @@ class AutoSwitch(Switch):
             return
         drafts = np.flatnonzero(live)
         best = drafts[np.argsort(-worth.ravel()[drafts], kind="stable")]
-        gains = np.concatenate([[0.0], np.cumsum(worth.ravel()[best])])
+        gains = [0.0, *np.cumsum(worth.ravel()[best]).tolist()]
         for size in sorted(sizes, key=lambda n: (cost.known(base + n), n)):
             # skip drafts that would not pay even if they cost nothing
             if not size or gains[size] >= (self.MIN_GAIN_OFF - 1) * batch:
-                yield np.bincount(best[:size] // self.k, minlength=batch).astype(np.int32)
+                yield np.bincount(best[:size] // self.k, minlength=batch).astype(np.int32), gains[size]
 
     def take_over(self, state: dict[str, Any]) -> None:
         """Begin with what another process learned, perhaps on another machine; ValueError if `state` is no record.
