@@ -113,6 +113,26 @@ def index(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def megatron(folder: Path, index: str) -> dict[str, str]:
+    """Addresses of two repositories, each with an empty package, as a site has those of Megatron-LM and MindSpeed inside."""
+    addresses = {}
+    for name, package in (("megatron_lm", "megatron"), ("mindspeed", "mindspeed")):
+        tree, bare = folder / name, folder / "index" / f"{name}.git"
+        (tree / package).mkdir(parents=True)
+        (tree / package / "__init__.py").write_text("")
+        (tree / "pyproject.toml").write_text(
+            f'[project]\nname = "{package}"\nversion = "0"\n[tool.setuptools]\npackages = ["{package}"]\n'
+        )
+        git = ["git", "-C", tree, "-c", "user.name=test", "-c", "user.email=test@localhost"]
+        for words in (["init"], ["add", "."], ["commit", "-m", name], ["tag", PINS["runtime"]["npu"][name]]):
+            run(*git, *words)
+        run("git", "clone", "--bare", tree, bare)
+        run("git", "-C", bare, "update-server-info")  # for a server that only sends files
+        addresses[f"container_image_{name}"] = f"{index}{name}.git"
+    return addresses
+
+
+@pytest.fixture(scope="session")
 def environment(folder: Path) -> dict[str, str]:
     """Variables of a process whose podman mounts the third-party packages and keeps its images in `folder`."""
     packages = folder / "packages"
@@ -160,7 +180,7 @@ def base(folder: Path, index: str, environment: dict[str, str]) -> Iterator[str]
 
 
 @pytest.fixture(scope="session")
-def settings(folder: Path, base: str, index: str) -> dict[str, object]:
+def settings(folder: Path, base: str, index: str, megatron: dict[str, str]) -> dict[str, object]:
     return {
         "pin_set": PIN_SET,
         "recipe": "dapo_qwen3_32b_32die",
@@ -168,6 +188,7 @@ def settings(folder: Path, base: str, index: str) -> dict[str, object]:
         "container_image_base": base,
         "container_image_archive": "",
         "container_image_index": index,
+        **megatron,
         "cluster_interface": "lo",
         "install_root": f"{folder}/root",
         "work_dir": f"{folder}/work",
@@ -204,6 +225,7 @@ def test_the_modules_are_imported(folder: Path, image: Path, environment: dict, 
     standin = Path(settings["work_dir"]) / "npu"
     shutil.copytree(ROOT / "tests/patches/npu", standin)
     code = "import vllm, vllm_ascend, verl, sam_core, llm_rl.check_operators; from vllm.platforms import current_platform as p"
+    code += "; import importlib.util as u; assert all(map(u.find_spec, ('megatron', 'mindspeed', 'mbridge')))"
     code += "; print(p.device_type, sam_core.Pool().stats()['appended'], vllm.__file__, verl.__file__)"
     (image.parent / "env").write_text(f"PYTHONPATH={standin}\nVLLM_VERSION={VERSIONS['vllm']}\n")
     out = run(image, "imports", "python3", "-c", code, environment=environment)
