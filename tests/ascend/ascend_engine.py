@@ -16,6 +16,9 @@ STANDIN = HERE.parent / "patches" / "npu"
 VERSION = importlib.metadata.version("vllm_ascend").partition(".post")[0]  # also vLLM's
 OLD = VERSION == "0.11.0"
 DECODE = "_npu_paged_attention" if OLD else "npu_fused_infer_attention_score"  # the operator for one token a request
+MODULES = ["forked", "vllm.platforms", "vllm.v1.engine.llm_engine", "sam_core.engines.vllm.step_log"]
+if not OLD:  # what vllm-ascend's patches import
+    MODULES += ["compressed_tensors", "vllm.entrypoints.openai.chat_completion.serving"]
 COLUMNS = ("start", "seconds", "running", "tokens", "drafted", "accepted")
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -44,11 +47,8 @@ def start(platform, *arguments, environment=MappingProxyType({})):
 
 @functools.cache
 def zygote(platform):
-    """The process that those of a platform are forks of."""
-    modules = ["forked", "vllm.platforms", "vllm.v1.engine.llm_engine", "sam_core.engines.vllm.step_log"]
-    if not OLD:  # what vllm-ascend's patches import
-        modules += ["compressed_tensors", "vllm.entrypoints.openai.chat_completion.serving"]
-    return Zygote(variables(platform), modules)
+    """The process that those of a platform are forks of. It has imported MODULES."""
+    return Zygote(variables(platform), MODULES)
 
 
 def variables(platform):

@@ -5,7 +5,9 @@ import json
 
 import pytest
 import tiny_qwen3
-from ascend_engine import HERE, Engine, start
+from ascend_engine import HERE, MODULES, Engine, start
+
+MODULES.append("waits")
 
 
 @pytest.fixture(scope="session")

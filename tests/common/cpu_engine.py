@@ -2,6 +2,7 @@
 """A real engine of the pinned vLLM on the CPU, multi-process as users run it; its processes are forks of the tests'."""
 
 import forked  # noqa: F401
+import waits  # noqa: F401
 from sam_core.engines.vllm.step_log import StepLog
 
 

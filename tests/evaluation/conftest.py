@@ -6,3 +6,4 @@ import os
 os.environ["VLLM_PLUGINS"] = ""
 
 import forked  # noqa: E402, F401
+import waits  # noqa: E402, F401

@@ -43,7 +43,6 @@ def device():
     import numpy as np
     import torch
     from triton_interpreter.speed import speed_up
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
@@ -89,7 +88,6 @@ def device():
             setattr(output, name, copy)
 
     AsyncOutput.__init__ = launch_copies
-    SpinCondition.__init__.__defaults__ = (0,)  # who waits for another process leaves it the processor
     topk_topp_sampler.HAS_TRITON = False  # the interpreter cannot run this kernel
     CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
     torch.Event = torch.cuda.Event = Event
