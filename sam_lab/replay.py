@@ -23,7 +23,9 @@ BINS = {"0-1k": 1024, "1-2k": 2048, "2-4k": 4096, "4-8k": 8192, "8-16k": 16384, 
 MIN_BIN_STEPS = 200
 
 Counts = dict[str, list[int]]
-"""Tokens and steps by prompt."""
+"""Sums by prompt: tokens, steps, accepted and drafted tokens; or others, of which `quotient` and `interval` divide two."""
+RATE, DRAFTED, PRECISION = (0, 1), (3, 1), (2, 3)
+"""What they divide: tokens by steps, drafted tokens by steps, accepted tokens by drafted ones."""
 RESAMPLES = 2000
 
 
@@ -146,7 +148,7 @@ def replay(
         k: maximum tokens of a chain, or nodes of a tree.
         tree: draft trees.
         progress: called after each scope with the tokens replayed so far.
-        by_prompt: where each prompt's tokens and steps are added.
+        by_prompt: where each prompt's tokens, steps, accepted and drafted tokens are added.
 
     Returns:
         tokens_per_step, proposed_per_step (drafted tokens a step), precision (accepted of the drafted tokens), accepted,
@@ -182,9 +184,9 @@ def replay(
             request.at += len(row)
             rows.append(row)
             if by_prompt is not None:
-                tokens_steps = by_prompt.setdefault(request.prompt_id, [0, 0])
-                tokens_steps[0] += len(row)
-                tokens_steps[1] += 1
+                sums = by_prompt.setdefault(request.prompt_id, [0, 0, 0, 0])
+                for place, count in enumerate((len(row), 1, accepted, len(tokens))):
+                    sums[place] += count
         append(batch, rows)
         for request in batch:
             if request.at >= len(request.response):
@@ -220,24 +222,35 @@ def replay(
     return figures
 
 
-def interval(counts: Counts, others: Counts | None = None) -> list[float] | None:
-    """95 % of the tokens a step, or of their ratio to those of `others`, by bootstrap over prompts; None with fewer than two.
+def quotient(counts: Counts, others: Counts | None = None, parts: tuple[int, int] = RATE) -> float | None:
+    """One sum over all prompts divided by another, or the ratio of two such; None where that is not a number."""
+    (value,) = _quotients(counts, others, parts, [[*range(len(counts))]])
+    return float(value) if np.isfinite(value) else None
+
+
+def interval(counts: Counts, others: Counts | None = None, parts: tuple[int, int] = RATE) -> list[float] | None:
+    """95 % of `quotient` by bootstrap over prompts; None with fewer than two, or where there are draws without a number.
 
     The prompts of both are drawn together.
     """
-    prompts = sorted(counts)
-    if len(prompts) < 2:
+    if len(counts) < 2:
         return None
-    drawn = np.random.default_rng(0).integers(len(prompts), size=(RESAMPLES, len(prompts)))
+    drawn = np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))
+    values = _quotients(counts, others, parts, drawn)
+    return np.percentile(values, [2.5, 97.5]).tolist() if np.isfinite(values).all() else None
 
-    def tokens_per_step(of: Counts) -> npt.NDArray[np.float64]:
-        tokens, steps = np.array([of[prompt] for prompt in prompts]).T
-        return tokens[drawn].sum(axis=1) / steps[drawn].sum(axis=1)
 
-    values = tokens_per_step(counts)
-    if others is not None:
-        values = values / tokens_per_step(others)
-    return np.percentile(values, [2.5, 97.5]).tolist()
+def _quotients(
+    counts: Counts, others: Counts | None, parts: tuple[int, int], drawn: npt.ArrayLike
+) -> npt.NDArray[np.float64]:
+    """`quotient` of each row of `drawn`, numbers of prompts."""
+    prompts, found = sorted(counts), []
+    for of in (counts,) if others is None else (counts, others):
+        sums = np.array([[of[prompt][part] for part in parts] for prompt in prompts], np.float64)[drawn].sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found.append(sums[:, 0] / sums[:, 1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return found[0] if others is None else found[0] / found[1]
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -4,6 +4,7 @@
 replayed    SuffixDecoding's and REST's experiments, on recordings
 article     the article's, on recordings
 decoded     experiments on models
+claims      what the papers claim, and whether a table agrees
 merges      how far the draft model's distributions at merged nodes lie apart
 figure      figures of the results
 command     `python -m sam_lab papers`
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from sam_lab.replay import RATE, Counts, interval, quotient
 
 Row = dict[str, Any]
 """A row of a table by the names of its columns; texts, integers and floats, None where there is nothing to say."""
@@ -36,6 +39,11 @@ class Experiment:
     text: str
     run: Callable[[Any, Limits], list[Row]]
     of: Literal["recording", "recordings", "models"] = "recording"
+
+
+def measured(name: str, counts: Counts, others: Counts | None = None, parts: tuple[int, int] = RATE) -> Row:
+    """A column with a `quotient`, and one with its interval by bootstrap over prompts."""
+    return {name: quotient(counts, others, parts), f"{name}: 95 %": interval(counts, others, parts)}
 
 
 def experiment(name: str, title: str, text: str, of: str = "recording") -> Callable[[Callable], Experiment]:

@@ -13,7 +13,7 @@ from sam_core.console import Progress
 
 import sam_core
 from sam_lab.cli import LabError, Results, digest, positive
-from sam_lab.papers import Experiment, Limits, Row, article, decoded, figure, replayed
+from sam_lab.papers import Experiment, Limits, Row, article, claims, decoded, figure, replayed
 from sam_lab.recordings import DATA, SEED
 
 EXPERIMENTS = {each.name: each for each in (*replayed.EXPERIMENTS, *article.EXPERIMENTS, *decoded.EXPERIMENTS)}
@@ -63,7 +63,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"{experiment.name}: {name}: {len(result['rows'])} rows", flush=True)
         first = {"recording": name} if experiment.of == "recording" else {}
         tables[experiment.name] += [first | row for row in result["rows"]]
+    judged = list(claims.judge(tables))
+    for row in judged:
+        of = f" ({row['of']})" if row["of"] else ""
+        interval = f", 95 %: {_cell(row['95 %'])}" if row["95 %"] != [row["value"]] * 2 else ""
+        print(f"{row['paper']}: {row['claim']}{of}: {_cell(row['value'])}{interval}: {row['verdict']}")
     text = "".join(render(EXPERIMENTS[name], rows) for name, rows in tables.items())
+    not_shown = [{"paper": paper, "what": what, "reason": reason} for (paper, what), reason in claims.NOT_SHOWN.items()]
+    text += f"## Claims\n\n{claims.RULE}\n\n{_table(judged)}" if judged else ""
+    text += f"## Not shown\n\n{_table(not_shown)}"
     (args.out / "papers.md").write_text(text)
     drawn = figure.draw(args.out, tables)
     print(f"wrote {', '.join(str(path) for path in (store, args.out / 'papers.md', *drawn))}")
@@ -97,13 +105,15 @@ def _units(
 def render(experiment: Experiment, rows: Sequence[Row]) -> str:
     """A section of Markdown."""
     text = f"## {experiment.title}\n\n{experiment.text}\n\n"
-    if not rows:
-        return text + "The data are too few.\n\n"
+    return text + (_table(rows) if rows else "The data are too few.\n\n")
+
+
+def _table(rows: Sequence[Row]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     numbers = [all(not isinstance(row.get(column), str) for row in rows) for column in columns]
     lines = [columns, ["---:" if number else "---" for number in numbers]]
     lines += [[_cell(row.get(column)) for column in columns] for row in rows]
-    return text + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
 
 
 def _cell(value: Any) -> str:

@@ -16,21 +16,22 @@ from sam_core.console import Progress
 from sam_lab import methods, models
 from sam_lab.methods.draft_model import DraftModel
 from sam_lab.methods.pool import Global
-from sam_lab.papers import Limits, Row, experiment
+from sam_lab.papers import Limits, Row, experiment, measured
 from sam_lab.papers.merges import Merges, divergence
 from sam_lab.papers.replayed import at_random
 from sam_lab.papers.shapes import GRAMS, Shapes
 from sam_lab.recordings import temporary_corpus
-from sam_lab.replay import Counts, interval
-from sam_lab.tree.command import compare, decode, pass_times
+from sam_lab.replay import PRECISION, Counts, interval
+from sam_lab.tree.command import GRAFTED, NODES, compare, decode, pass_times
 
 SAMPLING = {"greedy": None, "T 0.8, top-p 0.95": (0.8, 0.95), "T 0.7, top-p 0.8": (0.7, 0.8)}
 """REST's: HumanEval's and MT-Bench's."""
 GSD_SAMPLING = {"greedy": None, "T 0.7, top-p 0.7": (0.7, 0.7)}
 PRUNING = {"0.2, 0.3": (0.2, 0.3, 2), "0.4, 0.1": (0.4, 0.1, 1), "0.05, 0.05": (0.05, 0.05, 2)}
 """theta_prob and theta_sib, and tau: the paper's for 70B, for 7B and 13B, and one that leaves large trees."""
+THRESHOLDS = {"tau": (1, 2, 3, 4), "theta_prob": (0.05, 0.1, 0.2, 0.4), "theta_sib": (0.05, 0.1, 0.3, 0.5, 0.7)}
 EARLIER, PROMPTS, TOKENS = 32, 24, 160
-GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES = 12, 128, 256
+GRAPH_TOKENS, GRAPH_NODES = 128, 256
 WIDTHS = (1, 2, 3, 4, 6)
 SIBLINGS = (0.1, 0.3, 0.5, 0.7)
 TAUS = (1, 2, 3, 4)
@@ -56,15 +57,29 @@ class Models:
         self,
         sampler: Any,
         makers: dict[str, Callable[[], Any]],
-        count: int,
         limit: int,
         nodes: int = 64,
         repeat: int = REPEAT,
     ) -> list[Row]:
-        """Rows of sam_lab.tree.command.compare, plain decoding's first, of `count` prompts."""
+        """Rows of sam_lab.tree.command.compare, plain decoding's first."""
         decoder = self.decoder(sampler, limit, nodes)
-        prompts = self.prompts[EARLIER : EARLIER + count]
+        prompts = self.prompts[EARLIER : EARLIER + PROMPTS]
         return compare(decoder, makers, prompts, EARLIER, 1, repeat, Progress())[0]
+
+    def compare_drafts(
+        self, limits: Limits, makers: dict[str, Callable[[], Any]], options: tuple[float, float] | None = None
+    ) -> list[Row]:
+        """Rows of one run with large drafts of a draft model, without plain decoding's; options: see SAMPLING."""
+        return self.compare(_sampler(options, limits.seed), makers, GRAPH_TOKENS, GRAPH_NODES, 1)[1:]
+
+    def note(self, limits: Limits, drafter: Any, sums: Callable[[], Any]) -> list[Any]:
+        """Decode the prompts greedily, one after another; what `sums` returns before each, and after the last."""
+        decoder = self.decoder(_sampler(None, limits.seed), GRAPH_TOKENS, GRAPH_NODES)
+        noted = [sums()]
+        for place, prompt in enumerate(self.prompts[EARLIER : EARLIER + PROMPTS]):
+            decode(decoder, [prompt], drafter, EARLIER + place, 1, Progress(), type(drafter).__name__)
+            noted.append(sums())
+        return noted
 
     def decoder(self, sampler: Any, limit: int, nodes: int = 64) -> Any:
         from sam_lab.tree.decoder import Decoder
@@ -94,7 +109,7 @@ def _figures(row: Row) -> Row:
         "tokens a step": row["tokens_per_step"],
         "95 %": interval(row["by_prompt"]),
         "nodes a step": row["drafted_per_step"],
-        "accepted share": row["precision"] if row["drafted"] else None,
+        **measured("accepted share", row["by_prompt"], parts=PRECISION),
         **{f"{name}, ms": time for name, time in pass_times(row).items()},
         "ms a token": 1e3 * row["decode_s"] / row["tokens"],
         "tokens a second": row["tokens"] / row["decode_s"],
@@ -113,7 +128,7 @@ def all_methods(pair: Models, limits: Limits) -> list[Row]:
         settings = methods.Settings()
         known = settings, earlier, corpus, pair.draft
         makers = {name: functools.partial(methods.make, name, *known) for name in methods.METHODS}
-        rows = pair.compare(sampler, makers, PROMPTS, TOKENS)
+        rows = pair.compare(sampler, makers, TOKENS)
     return [{"method": row["method"]} | _figures(row) for row in rows]
 
 
@@ -131,14 +146,14 @@ def nucleus(pair: Models, limits: Limits) -> list[Row]:
                 "SD-T": functools.partial(Global, "both", earlier),
                 "GSD": functools.partial(methods.make, "gsd", methods.Settings(), earlier, corpus, pair.draft),
             }
-            for row in pair.compare(sampler, makers, PROMPTS, TOKENS, repeat=1)[1:]:
+            for row in pair.compare(sampler, makers, TOKENS, repeat=1)[1:]:
                 into = rows.setdefault(row["method"], {"method": row["method"]})
                 into[f"{name}: tokens a step"] = row["tokens_per_step"]
                 into[f"{name}: 95 %"] = interval(row["by_prompt"])
                 if options is None:
                     greedy[row["method"]] = row["by_prompt"]
                 else:
-                    into[f"{name} / greedy: 95 %"] = interval(row["by_prompt"], greedy[row["method"]])
+                    into |= measured(f"{name} / greedy", row["by_prompt"], greedy[row["method"]])
                 into[f"{name}: equal texts"] = f"{row['equal']}/{row['of']}"
     return list(rows.values())
 
@@ -147,7 +162,7 @@ def nucleus(pair: Models, limits: Limits) -> list[Row]:
     "gsd",
     "GSD: chains, trees and graphs of a draft model",
     "Drafted by the model and expanded: nodes a draft. Graph success: drafts of which a token behind a merged node "
-    "was accepted.",
+    "was accepted. Ratios of tokens a step, and of nodes.",
     of="models",
 )
 def graphs(pair: Models, limits: Limits) -> list[Row]:
@@ -157,16 +172,24 @@ def graphs(pair: Models, limits: Limits) -> list[Row]:
             name: functools.partial(DraftModel, pair.draft, width, theta_prob=prob, theta_sib=sib, tau=merged)
             for name, width, merged in (("ssd", 1, 0), ("tsd", methods.Settings.width, 0), ("gsd", 4, tau))
         }
-        compared = pair.compare(_sampler(options, limits.seed), makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES, 1)
-        for row in compared[1:]:
-            drafts = max(row["counts"]["drafts"], 1)
-            rows.append(
-                {"sampling": sampling, "theta_prob, theta_sib": pruning, "tau": tau, "method": row["method"]}
-                | {"drafted by the model": row["counts"]["nodes"] / drafts}
-                | {"expanded": row["counts"]["expanded"] / drafts, "graph success": row["counts"]["grafted"] / drafts}
-                | _figures(row)
-            )
+        compared = pair.compare_drafts(limits, makers, options)
+        counts = {row["method"]: row["by_prompt"] for row in compared}
+        for row in compared:
+            name = row["method"]
+            into = {"sampling": sampling, "theta_prob, theta_sib": pruning, "tau": tau, "method": name}
+            into |= _drafted(row) | measured("graph success", counts[name], parts=GRAFTED) | _figures(row)
+            if name != "ssd":
+                into |= measured("/ ssd", counts[name], counts["ssd"])
+            if name == "gsd":
+                into |= measured("/ tsd", counts[name], counts["tsd"])
+                into |= measured("nodes / tsd", counts[name], counts["tsd"], NODES)
+            rows.append(into)
     return rows
+
+
+def _drafted(row: Row) -> Row:
+    expanded = row["counts"]["expanded"] / max(row["counts"]["drafts"], 1)
+    return measured("drafted by the model", row["by_prompt"], parts=NODES) | {"expanded": expanded}
 
 
 @experiment(
@@ -181,22 +204,34 @@ def divergences(pair: Models, limits: Limits) -> list[Row]:
     rows = []
     for (pruning, (prob, sib, _)), tau in itertools.product(PRUNING.items(), TAUS):
         drafter = Merges(pair.draft, theta_prob=prob, theta_sib=sib, tau=tau)
-        decoder = pair.decoder(_sampler(None, limits.seed), GRAPH_TOKENS, GRAPH_NODES)
-        decode(decoder, pair.prompts[EARLIER : EARLIER + GRAPH_PROMPTS], drafter, EARLIER, 1, Progress(), "merges")
+        ends = pair.note(limits, drafter, lambda drafter=drafter: len(drafter.merged))
         drawn = np.random.default_rng(limits.seed).permutation(len(drafter.merged))[:MERGES]
-        values = []
-        for _, group in itertools.groupby(sorted(drawn), key=lambda place: len(drafter.merged[place][0])):
-            chosen = [drafter.merged[place] for place in group]
-            for text in {tuple(text) for text, _, _ in chosen}:
-                pairs = [(path, first) for other, path, first in chosen if tuple(other) == text]
+        values: list[float] = []
+        counts: Counts = {}
+        for prompt, (begin, end) in enumerate(itertools.pairwise(ends)):
+            chosen = [drafter.merged[place] for place in sorted(drawn) if begin <= place < end]
+            first = len(values)
+            for text in dict.fromkeys(tuple(text) for text, _, _ in chosen):
+                pairs = [(path, shared) for other, path, shared in chosen if tuple(other) == text]
                 values += divergence(pair.draft, text, pairs)
+            counts[str(prompt)] = [sum(values[first:]), len(values) - first]
         row: Row = {"theta_prob, theta_sib": pruning, "tau": tau, "merged nodes": len(drafter.merged)}
-        figures = (np.mean(values), np.median(values), np.percentile(values, 95)) if values else (None, None, None)
-        rows.append(row | dict(zip(("KL, mean", "KL, median", "KL, 95 %"), figures, strict=True)))
+        row |= measured("KL, mean", counts)
+        if tau == TAUS[0]:
+            least = counts
+        elif values:
+            row |= measured("KL / tau = 1", counts, least)
+        figures = (np.median(values), np.percentile(values, 95)) if values else (None, None)
+        rows.append(row | dict(zip(("KL, median", "KL, 95th percentile"), figures, strict=True)))
     return rows
 
 
-@experiment("gsd-width", "GSD: maximum out-degree k", "Figure 5 (a): greedy. k = 1 is a chain.", of="models")
+@experiment(
+    "gsd-width",
+    "GSD: maximum out-degree k",
+    "Figure 5 (a): greedy. k = 1 is a chain. Ratios of tokens a step to k = 1, and of a graph's nodes to the tree's.",
+    of="models",
+)
 def widths(pair: Models, limits: Limits) -> list[Row]:
     rows = []
     for pruning, (prob, sib, tau) in PRUNING.items():
@@ -206,16 +241,42 @@ def widths(pair: Models, limits: Limits) -> list[Row]:
             )
             for name, width in itertools.product(("tsd", "gsd"), WIDTHS)
         }
-        sampler = _sampler(None, limits.seed)
-        for row in pair.compare(sampler, makers, GRAPH_PROMPTS, GRAPH_TOKENS, GRAPH_NODES, 1)[1:]:
+        compared = pair.compare_drafts(limits, makers)
+        counts = {row["method"]: row["by_prompt"] for row in compared}
+        for row in compared:
             name, width = row["method"].split()
-            drafts = max(row["counts"]["drafts"], 1)
-            rows.append(
-                {"theta_prob, theta_sib": pruning, "tau": tau, "method": name, "k": int(width)}
-                | {"drafted by the model": row["counts"]["nodes"] / drafts}
-                | {"expanded": row["counts"]["expanded"] / drafts, "tokens a step": row["tokens_per_step"]}
-                | {"95 %": interval(row["by_prompt"])}
-            )
+            into = {"theta_prob, theta_sib": pruning, "tau": tau, "method": name, "k": int(width)} | _drafted(row)
+            into |= measured("tokens a step", counts[row["method"]])
+            if width != "1":
+                into |= measured("/ k = 1", counts[row["method"]], counts[f"{name} 1"])
+            if name == "gsd":
+                into |= measured("nodes / tsd", counts[row["method"]], counts[f"tsd {width}"], NODES)
+            rows.append(into)
+    return rows
+
+
+@experiment(
+    "gsd-thresholds",
+    "GSD: thresholds",
+    "Figure 5 (b) to (d): greedy graphs. One differs from tau = 1, theta_prob = 0.05, theta_sib = 0.05. Ratios of tokens a "
+    "step and of nodes: to the smallest value.",
+    of="models",
+)
+def thresholds(pair: Models, limits: Limits) -> list[Row]:
+    default = {"tau": 1, "theta_prob": 0.05, "theta_sib": 0.05}
+    rows = []
+    for name, values in THRESHOLDS.items():
+        makers = {
+            str(value): functools.partial(DraftModel, pair.draft, **(default | {name: value})) for value in values
+        }
+        compared = pair.compare_drafts(limits, makers)
+        least = compared[0]["by_prompt"]
+        for row in compared:
+            into: Row = {"threshold": name, "value": row["method"]} | _drafted(row)
+            into |= measured("tokens a step", row["by_prompt"])
+            if row is not compared[0]:
+                into |= measured("ratio", row["by_prompt"], least) | measured("nodes", row["by_prompt"], least, NODES)
+            rows.append(into)
     return rows
 
 
@@ -223,22 +284,33 @@ def widths(pair: Models, limits: Limits) -> list[Row]:
     "gsd-shapes",
     "GSD: tokens that occur again, and which child is accepted",
     "Figure 3: share of the nodes of a tree (k = 4) in an n-gram that stands on another branch too. Figures 7 and 8: accepted "
-    "tokens by the rank of the child.",
+    "tokens by the rank of the child; ratio to theta_sib 0.1.",
     of="models",
 )
 def shapes(pair: Models, limits: Limits) -> list[Row]:
     rows = []
-    settings = {(0.2, 0.3, 0), (0.2, 0.3, 2), (0.05, 0.05, 0)} | {(0.4, sib, 1) for sib in SIBLINGS}
+    settings = {(0.2, 0.3, 0), (0.2, 0.3, 2), (0.05, 0.05, 0)}
+    settings |= {(prob, sib, 1) for prob, sib in itertools.product((0.05, 0.4), SIBLINGS)}
+    least: Counts = {}
     for prob, sib, tau in sorted(settings):
         drafter = Shapes(pair.draft, theta_prob=prob, theta_sib=sib, tau=tau)
-        decoder = pair.decoder(_sampler(None, limits.seed), GRAPH_TOKENS, GRAPH_NODES)
-        prompts = pair.prompts[EARLIER : EARLIER + GRAPH_PROMPTS]
-        decode(decoder, prompts, drafter, EARLIER, 1, Progress(), "shapes")
+        noted = pair.note(limits, drafter, lambda drafter=drafter: (drafter.repeated.copy(), drafter.ranks.copy()))
+        ranks: Counts = {}
+        repeated: Counts = {}
+        for prompt, (before, after) in enumerate(itertools.pairwise(noted)):
+            of_nodes, of_ranks = (now - then for then, now in zip(before, after, strict=True))
+            repeated[str(prompt)] = [of_nodes[n] for n in (0, *GRAMS)]
+            ranks[str(prompt)] = [of_ranks.total(), of_ranks.total() - of_ranks[1]]
         row: Row = {"theta_prob": prob, "theta_sib": sib, "tau": tau, "nodes": drafter.repeated[0]}
-        row |= {f"{n}-grams again": drafter.repeated[n] / drafter.repeated[0] for n in GRAMS}
-        accepted = sum(drafter.ranks.values())
-        rows.append(row | {f"child {rank}": drafter.ranks[rank] / accepted for rank in (1, 2, 3, 4)})
+        for n in GRAMS:
+            row |= measured(f"{n}-grams again", repeated, parts=(n, 0))
+        row |= measured("not child 1", ranks, parts=(1, 0))
+        if (sib, tau) == (SIBLINGS[0], 1):
+            least = ranks
+        elif tau == 1:
+            row |= measured("not child 1: ratio", ranks, least, (1, 0))
+        rows.append(row | {f"child {rank}": drafter.ranks[rank] / drafter.ranks.total() for rank in (1, 2, 3, 4)})
     return rows
 
 
-EXPERIMENTS = (all_methods, nucleus, graphs, widths, shapes, divergences)
+EXPERIMENTS = (all_methods, nucleus, graphs, widths, thresholds, shapes, divergences)

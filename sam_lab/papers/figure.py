@@ -9,7 +9,7 @@ from typing import Any
 
 from sam_lab import figures
 from sam_lab.papers import Row
-from sam_lab.papers.replayed import SIZES
+from sam_lab.papers.replayed import COMMON, SIZES
 
 COLOURS = ("#30638e", "#d1495b", "#edae49", "#66a182", "#7a7a7a", "#8d5b8c", "#c77b30", "#2e4057", "#9fb8ad")
 
@@ -42,6 +42,7 @@ def _by(rows: Sequence[Row], column: str) -> dict[Any, list[Row]]:
 
 
 def _matches(pair: Any, rows: Sequence[Row]) -> None:
+    rows = [row for row in rows if row["match"] not in COMMON]
     for axes, name in zip(pair, ("SD-T", "REST"), strict=True):
         for colour, (recording, rows_of) in zip(COLOURS, _by(rows, "recording").items(), strict=False):
             known = [row for row in rows_of if row["match"] != "none" and row[f"{name}: share of the steps"] > 0.005]

@@ -16,9 +16,9 @@ from sam_lab.cli import LabError, digest
 from sam_lab.methods import retrieval
 from sam_lab.methods.exact import TREES, Exact
 from sam_lab.methods.rest import Rest
-from sam_lab.papers import Limits, Row, experiment
-from sam_lab.recordings import MAX_RESPONSES, Answer, make_scopes, read_answers, split_fold, temporary_corpus
-from sam_lab.replay import Counts, interval, replay
+from sam_lab.papers import Limits, Row, experiment, measured
+from sam_lab.recordings import MAX_RESPONSES, Answer, Scope, make_scopes, read_answers, split_fold, temporary_corpus
+from sam_lab.replay import DRAFTED, PRECISION, Counts, interval, quotient, replay
 from sam_lab.score import shift
 from sam_lab.score.methods import measure
 
@@ -27,12 +27,16 @@ EXAMPLES = 256
 SIZES = (16, 64, 256, 1000)
 LIMITS = (2, 4, 6, 8, 12, 16)
 ALPHAS = (1, 2, 3, 4)
-LENGTHS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5-6": 6, "7-9": 9, "10-15": 15, "16 or more": 1 << 30}
-"""Classes of match lengths: the longest of each."""
+LENGTHS = {"none": (0, 0), "1": (1, 1), "2": (2, 2), "3": (3, 3), "4": (4, 4), "5-6": (5, 6), "7-9": (7, 9)}
+LENGTHS |= {"10-15": (10, 15), "16 or more": (16, 1 << 30)}
+"""Classes of match lengths: the first and the last of each."""
+COMMON = {"2-9": (2, 9)}  # of figure 13 of REST's paper
 ONLINE_SHARE = 4  # of the tokens, one in so many is replayed where outputs are kept
 KNOWN = 20_000  # maximum tokens of earlier outputs that are known before
 RANDOM_SEQUENCES, RANDOM_TOKENS, RANDOM_RUNS = 8, 8, 3
 STORED = 10_000_000
+REST_SETTINGS = {"n_max": 16, "m": 10, "k": NODES}  # k: the paper's c
+GAIN = 2, 1  # accepted tokens a step
 
 
 @dataclass(frozen=True)
@@ -96,16 +100,20 @@ def _replayed(recording: Recording, limits: Limits, method: str, **options: Any)
         drafter = Exact(known, options.get("trees", "both"))
         figures = replay(drafter, scopes, "request", NODES, method == "SD-T", by_prompt=counts)
         return figures | {"largest": drafter.largest}, counts
-    chosen = {"context": "request", "method": "rest" if method == "rest" else "sd-tree", "tree": True, "k": NODES}
-    chosen |= {"trees": "both", "alpha": ALPHA, "n_max": 16, "m": 10} | options
+    chosen = {"context": "request", "method": "rest" if method == "rest" else "sd-tree", "tree": True}
+    chosen |= {"trees": "both", "alpha": ALPHA} | REST_SETTINGS | options
     size = MAX_RESPONSES, limits.max_tokens
     return measure(chosen, recording.scored, known, *size, seed=limits.seed, by_prompt=counts), counts
 
 
-def _columns(name: str, figures: Row, counts: Counts | None = None) -> Row:
-    names = {"tokens a step": "tokens_per_step", "drafted": "proposed_per_step", "accepted share": "precision"}
-    row = {f"{name}: {column}" if name else column: figures[figure] for column, figure in names.items()}
-    return row if counts is None else row | {f"{name}: 95 %": interval(counts)}
+def _columns(name: str, counts: Counts) -> Row:
+    first = f"{name}: " if name else ""
+    row = {f"{first}tokens a step": quotient(counts), f"{first}95 %": interval(counts)}
+    return (
+        row
+        | {f"{first}drafted": quotient(counts, parts=DRAFTED)}
+        | measured(f"{first}accepted share", counts, parts=PRECISION)
+    )
 
 
 # ---- SuffixDecoding
@@ -121,26 +129,31 @@ def forms(recording: Recording, limits: Limits) -> list[Row]:
     row: Row = {"earlier outputs": len(recording.outputs)}
     counts = {}
     for name in ("SD-L", "SD-T", "rule suffix"):
-        figures, counts[name] = _replayed(recording, limits, name)
-        row |= _columns(name, figures, counts[name])
+        _, counts[name] = _replayed(recording, limits, name)
+        row |= _columns(name, counts[name])
     for name in ("SD-L", "rule suffix"):
-        row[f"SD-T / {name}: 95 %"] = interval(counts["SD-T"], counts[name])
+        row |= measured(f"SD-T / {name}", counts["SD-T"], counts[name])
     return [row]
 
 
 @experiment(
-    "sd-trees", "SuffixDecoding: both trees and each alone", "SD-T after at most 256 earlier outputs; its largest tree."
+    "sd-trees",
+    "SuffixDecoding: both trees and each alone",
+    "SD-T after at most 256 earlier outputs; its largest tree. Better: the one that gains more alone.",
 )
 def trees(recording: Recording, limits: Limits) -> list[Row]:
     row: Row = {"earlier outputs": min(EXAMPLES, len(recording.outputs))}
+    counts: dict[str, Counts] = {}
     for name in TREES:
-        figures, counts = _replayed(recording, limits, "SD-T", trees=name, earlier=EXAMPLES)
-        row |= _columns(name, figures, counts)
+        figures, counts[name] = _replayed(recording, limits, "SD-T", trees=name, earlier=EXAMPLES)
+        row |= _columns(name, counts[name])
         if name == "both":
             parents = figures["largest"][1]
             row["largest tree: nodes"], row["leaves"] = len(parents), len(parents) - len({*parents} - {-1})
             row["depth"] = max(_depths(parents), default=0)
-    return [row]
+    better = max(("global", "request"), key=lambda name: quotient(counts[name]))
+    row |= measured("both / better", counts["both"], counts[better])
+    return [row | measured("global / request", counts["global"], counts["request"])]
 
 
 def _depths(parents: Sequence[int]) -> list[int]:
@@ -153,19 +166,29 @@ def _depths(parents: Sequence[int]) -> list[int]:
 @experiment(
     "sizes",
     "Size of the global tree and of the datastore",
-    "SD-T and REST after so many earlier outputs to other prompts.",
+    "SD-T and REST after so many earlier outputs to other prompts; ratios to those after the fewest.",
 )
 def sizes(recording: Recording, limits: Limits) -> list[Row]:
     rows = []
+    fewest: dict[str, Counts] = {}
     for size in sorted({min(size, len(recording.outputs)) for size in SIZES}):
         row: Row = {"earlier outputs": size}
         for name, method in (("SD-T", "SD-T"), ("REST", "rest")):
-            row |= _columns(name, *_replayed(recording, limits, method, earlier=size))
+            _, counts = _replayed(recording, limits, method, earlier=size)
+            row |= _columns(name, counts)
+            if name in fewest:
+                row |= measured(f"{name}: ratio", counts, fewest[name])
+                row |= measured(f"{name}: ratio of accepted shares", counts, fewest[name], PRECISION)
+            fewest.setdefault(name, counts)
         rows.append(row)
     return rows
 
 
-def _online(recording: Recording, limits: Limits, alpha: int | None, nodes: int = NODES) -> tuple[Exact, Row]:
+Matches = dict[str, np.ndarray]
+"""By prompt accepted tokens and steps, [2, lengths], by the length of the match."""
+
+
+def _online(recording: Recording, limits: Limits, alpha: int | None, nodes: int = NODES) -> tuple[Matches, Counts]:
     """Replay one answer a prompt, each kept, after at most EXAMPLES outputs and KNOWN tokens of them."""
     known: list[Sequence[int]] = []
     left = KNOWN
@@ -174,9 +197,20 @@ def _online(recording: Recording, limits: Limits, alpha: int | None, nodes: int 
         left -= len(known[-1])
         if not left:
             break
-    drafter = Exact(known, alpha=alpha, keep=True)
     scopes = [[(answer, True)] for answer in _up_to(recording.one_a_prompt(limits), limits.max_tokens // ONLINE_SHARE)]
-    return drafter, replay(drafter, scopes, "request", nodes, tree=True)
+    return _matched(Exact(known, alpha=alpha, keep=True), scopes, nodes)
+
+
+def _matched(drafter: Exact | Rest, scopes: Sequence[Scope], nodes: int) -> tuple[Matches, Counts]:
+    """Replay scopes of one answer each, one after another with one drafter."""
+    matches: Matches = {}
+    counts: Counts = {}
+    for scope in scopes:
+        before = np.array([drafter.accepted, drafter.matches])
+        replay(drafter, [scope], "request", nodes, tree=True, by_prompt=counts)
+        prompt = scope[0][0].prompt_id
+        matches[prompt] = matches.get(prompt, 0) + np.array([drafter.accepted, drafter.matches]) - before
+    return matches, counts
 
 
 def _up_to(answers: Sequence[Answer], tokens: int) -> Iterator[Answer]:
@@ -191,55 +225,58 @@ def _up_to(answers: Sequence[Answer], tokens: int) -> Iterator[Answer]:
 @experiment(
     "sd-limit",
     "SuffixDecoding: MAX_SPEC = alpha p and constant limits",
-    "SD-T after at most 256 earlier outputs and 20,000 tokens of them; then one answer a prompt comes, and is kept.",
+    "SD-T after at most 256 earlier outputs and 20,000 tokens of them; then one answer a prompt comes, and is kept. Ratio: to "
+    "the constant limit that drafts most nearly as many tokens.",
 )
 def spec_limit(recording: Recording, limits: Limits) -> list[Row]:
+    constant = {most: _online(recording, limits, None, most)[1] for most in LIMITS}
     rows = []
-    for name, alpha, nodes in [
-        *((f"{alpha} p", alpha, NODES) for alpha in ALPHAS),
-        *((f"constant {most}", None, most) for most in LIMITS),
-    ]:
-        _, figures = _online(recording, limits, alpha, nodes)
-        rows.append({"MAX_SPEC": name} | _columns("", figures))
-    return rows
+    for alpha in ALPHAS:
+        _, counts = _online(recording, limits, alpha)
+        drafted = quotient(counts, parts=DRAFTED)
+        nearest = min(LIMITS, key=lambda most: abs(quotient(constant[most], parts=DRAFTED) - drafted))
+        row = {"MAX_SPEC": f"{alpha} p"} | _columns("", counts) | {"constant": nearest}
+        rows.append(row | measured("ratio", counts, constant[nearest]))
+    return [*rows, *({"MAX_SPEC": f"constant {most}"} | _columns("", counts) for most, counts in constant.items())]
 
 
 @experiment(
     "matches",
     "Accepted tokens by the length of the match",
-    "SD-T: of the tree that won, as in sd-limit with alpha = 4. REST: of the longest suffix found, at most 16.",
+    "SD-T: of the tree that won, as in sd-limit with alpha = 4. REST: of the longest suffix found, at most 16. Ratio: to a "
+    "match of one token.",
 )
 def matches(recording: Recording, limits: Limits) -> list[Row]:
-    drafter, _ = _online(recording, limits, ALPHA)
-    figures, _ = _replayed(recording, limits, "rest")
-    counted = {
-        "SD-T": by_length(drafter.matches, drafter.accepted),
-        "REST": by_length(figures["matches"], figures["accepted_by_match"]),
-    }
-    rows: list[Row] = [{"match": name} for name in LENGTHS]
-    for method, classes in counted.items():
+    scopes = make_scopes(recording.scored, "request", MAX_RESPONSES, limits.max_tokens, limits.seed)
+    alone = [[answer] for scope in scopes for answer in scope]
+    with temporary_corpus(recording.outputs) as corpus:
+        found = {"SD-T": _online(recording, limits, ALPHA)[0], "REST": _matched(Rest(corpus), alone, NODES)[0]}
+    rows: list[Row] = [{"match": name} for name in LENGTHS | COMMON]
+    for method, of in found.items():
+        classes = by_length(of, LENGTHS | COMMON)
         for row in rows:
-            row[f"{method}: share of the steps"], row[f"{method}: accepted"] = classes[row["match"]]
+            counts = classes[row["match"]]
+            row |= measured(f"{method}: share of the steps", counts, parts=(1, 2))
+            row |= measured(f"{method}: accepted", counts) | measured(f"{method}: ratio", counts, classes["1"])
     return rows
 
 
-def by_length(counts: Sequence[int], accepted: Sequence[int]) -> dict[str, tuple[float, float | None]]:
-    """Of each class of LENGTHS its share of the steps and the mean of the accepted tokens, None where it has no step.
-
-    counts and accepted have steps and accepted tokens by match length, from 0.
-    """
-    classes, begin = {}, 0
-    for name, longest in LENGTHS.items():
-        steps, tokens = sum(counts[begin : longest + 1]), sum(accepted[begin : longest + 1])
-        classes[name] = float(steps / sum(counts)), float(tokens / steps) if steps else None
-        begin = longest + 1
-    return classes
+def by_length(matches: Matches, lengths: dict[str, tuple[int, int]]) -> dict[str, Counts]:
+    """Of each class of lengths by prompt the accepted tokens, the steps, and the steps of all lengths."""
+    return {
+        name: {
+            prompt: [*sums[:, first : last + 1].sum(axis=1).tolist(), int(sums[1].sum())]
+            for prompt, sums in matches.items()
+        }
+        for name, (first, last) in lengths.items()
+    }
 
 
 @experiment(
     "sd-shift",
     "SuffixDecoding: answers of another kind",
-    "Tokens a step. The tree knows answers of the recording named before, none, or answers of the new kind.",
+    "Tokens a step. The tree knows answers of the recording named before, none, or answers of the new kind. Ratios: of the "
+    "last quarter.",
 )
 def adapts(recording: Recording, limits: Limits) -> list[Row]:
     new = recording.one_a_prompt(limits)
@@ -249,25 +286,37 @@ def adapts(recording: Recording, limits: Limits) -> list[Row]:
     quarter = -(-len(replayed) // 4)
     outputs = [answer.response_ids for answer in trained]
     arms = shift.measure(recording.known, outputs, replayed, quarter, NODES, trees="both")
-    return [
-        {"known before": len(recording.known) if name in ("frozen", "online") else len(trained) * (name == "trained")}
-        | {"answers": len(replayed), "the tree": name}
-        | {f"quarter {place}": chunk["tokens_per_step"] for place, chunk in enumerate(chunks, 1)}
-        for name, chunks in arms.items()
-    ]
+    rows = []
+    for name, chunks in arms.items():
+        known = len(recording.known) if name in ("frozen", "online") else len(trained) * (name == "trained")
+        row: Row = {"known before": known, "answers": len(replayed), "the tree": name}
+        for place, chunk in enumerate(chunks, 1):
+            row |= measured(f"quarter {place}", chunk["by_prompt"])
+        for other in ("frozen", "trained"):
+            row |= measured(f"/ {other}", chunks[-1]["by_prompt"], arms[other][-1]["by_prompt"])
+        rows.append(row)
+    return rows
 
 
 # ---- REST
 
 
-@experiment("rest-settings", "REST: its settings", "One setting differs from n_max = 16, m = 10, c = 64.")
+@experiment(
+    "rest-settings",
+    "REST: its settings",
+    "One setting differs from n_max = 16, m = 10, c = 64. Ratio: to the row with these.",
+)
 def settings(recording: Recording, limits: Limits) -> list[Row]:
     varied = [("n_max", value) for value in (2, 4, 6, 8, 16)]
     varied += [("m", value) for value in (2, 5, 10, 20)] + [("c", value) for value in (8, 16, 32, 64)]
+    _, default = _replayed(recording, limits, "rest")
     rows = []
     for name, value in varied:
-        figures, counts = _replayed(recording, limits, "rest", **{"k" if name == "c" else name: value})
-        rows.append({"setting": f"{name} = {value}"} | _columns("REST", figures, counts))
+        option = "k" if name == "c" else name
+        counts = default
+        if value != REST_SETTINGS[option]:
+            _, counts = _replayed(recording, limits, "rest", **{option: value})
+        rows.append({"setting": f"{name} = {value}"} | _columns("REST", counts) | measured("ratio", counts, default))
     return rows
 
 
@@ -275,7 +324,7 @@ def settings(recording: Recording, limits: Limits) -> list[Row]:
     "rest-datastore",
     "REST: a datastore of the task, a generic one",
     "Own: all earlier outputs of the task. Generic: the answers of the other recordings, as many tokens as own has or all. "
-    "Both together. 95 %: bootstrap over prompts.",
+    "Both together. Gain: accepted tokens a step. 95 %: bootstrap over prompts.",
     of="recordings",
 )
 def datastores(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
@@ -293,9 +342,11 @@ def datastores(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
         counts = {}
         stores = {"own": recording.outputs, "generic, same size": same, "generic, all": generic}
         for name, texts in (stores | {"both": [*recording.outputs, *generic]}).items():
-            figures, counts[name] = _replayed(replace(recording, outputs=texts), limits, "rest")
-            row |= _columns(name, figures, counts[name])
-        row["generic, all / own: 95 %"] = interval(counts["generic, all"], counts["own"])
+            _, counts[name] = _replayed(replace(recording, outputs=texts), limits, "rest")
+            row |= _columns(name, counts[name])
+        for name in ("generic, same size", "generic, all", "both"):
+            row |= measured(f"{name} / own", counts[name], counts["own"])
+            row |= measured(f"{name} / own: gain", counts[name], counts["own"], GAIN)
         rows.append(row)
     return rows
 
@@ -307,21 +358,13 @@ def datastores(recordings: Sequence[Recording], limits: Limits) -> list[Row]:
 )
 def choice(recording: Recording, limits: Limits) -> list[Row]:
     scopes = make_scopes(recording.scored, "request", MAX_RESPONSES, limits.max_tokens, limits.seed)
-    figures: dict[str, list[Row]] = {"trie": [], "random": []}
     trie: Counts = {}
     random_: Counts = {}
     with temporary_corpus(recording.outputs) as corpus:
-        figures["trie"].append(replay(Rest(corpus), scopes, "request", NODES, tree=True, by_prompt=trie))
+        replay(Rest(corpus), scopes, "request", NODES, tree=True, by_prompt=trie)
         for run in range(RANDOM_RUNS):
-            drafter = at_random(corpus, limits.seed + run)
-            figures["random"].append(replay(drafter, scopes, "request", NODES, tree=True, by_prompt=random_))
-    row: Row = {}
-    for name, runs in figures.items():
-        row |= _columns(name, {key: sum(run[key] for run in runs) / len(runs) for key in AVERAGED})
-    return [row | {"trie / random: 95 %": interval(trie, random_)}]
-
-
-AVERAGED = ("tokens_per_step", "proposed_per_step", "precision")
+            replay(at_random(corpus, limits.seed + run), scopes, "request", NODES, tree=True, by_prompt=random_)
+    return [_columns("trie", trie) | _columns("random", random_) | measured("trie / random", trie, random_)]
 
 
 def at_random(corpus: str | Path, seed: int) -> Rest:

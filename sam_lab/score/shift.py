@@ -19,7 +19,7 @@ from sam_core.files import write_json
 from sam_lab.cli import LabError, check_outputs, positive
 from sam_lab.methods.exact import TREES, Exact
 from sam_lab.recordings import SEED, Answer, read_answers
-from sam_lab.replay import replay
+from sam_lab.replay import Counts, replay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +46,13 @@ def one_a_prompt(answers: Sequence[Answer], rng: random.Random) -> list[Answer]:
 
 
 def chunks(drafter: Any, answers: Sequence[Answer], size: int, nodes: int, tree: bool = True) -> list[dict[str, Any]]:
-    """The figures of each chunk of answers, replayed one after another with one drafter."""
-    parts = [answers[at : at + size] for at in range(0, len(answers), size)]
-    return [replay(drafter, [[(answer, True)] for answer in part], "request", nodes, tree) for part in parts]
+    """The figures of each chunk of answers, replayed one after another with one drafter, and its Counts as by_prompt."""
+    found = []
+    for at in range(0, len(answers), size):
+        counts: Counts = {}
+        scopes = [[(answer, True)] for answer in answers[at : at + size]]
+        found.append(replay(drafter, scopes, "request", nodes, tree, by_prompt=counts) | {"by_prompt": counts})
+    return found
 
 
 def measure(

@@ -130,7 +130,7 @@ def compare(
 ) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Decode prompts plainly and with the drafters of `makers`, by name.
 
-    Returns a row of figures each, plain decoding's first: Figures.summary(), method, counts, by_prompt (tokens and steps of
+    Returns a row of figures each, plain decoding's first: Figures.summary(), method, counts, by_prompt (of
     each batch of prompts), equal and of (texts that equal plain decoding's, of how many) and speedup, by the fastest of `repeat` runs in turn; and plain decoding's texts.
     Raises LabError where nothing drafted was accepted.
     """
@@ -164,12 +164,17 @@ def decode(
     name: str,
     by_prompt: Counts | None = None,
 ) -> tuple[list[list[int]], Any]:
-    """Decode in batches; the texts of all and the sums of their figures. Tokens and steps of each batch go to by_prompt."""
+    """Decode in batches; the texts of all and the sums of their figures.
+
+    Each batch's tokens, steps, accepted and drafted tokens go to by_prompt, and what a draft model counted: nodes, drafts and
+    grafted.
+    """
     from sam_lab.tree.decoder import Figures
 
     texts: list[list[int]] = []
     total = Figures()
     for at in range(0, len(prompts), batch):
+        before = _counted(drafter)
         answers, figures = decoder.run(
             prompts[at : at + batch],
             drafter,
@@ -179,8 +184,17 @@ def decode(
         texts += answers
         total += figures
         if by_prompt is not None:
-            by_prompt[str(at)] = [figures.tokens, figures.steps]
+            counted = [now - then for now, then in zip(_counted(drafter), before, strict=True)]
+            by_prompt[str(at)] = [figures.tokens, figures.steps, figures.accepted, figures.drafted, *counted]
     return texts, total
+
+
+NODES, GRAFTED = (4, 5), (6, 5)
+"""Parts of by_prompt for sam_lab.replay.quotient: nodes a draft, drafts of which a token behind a merged node was accepted."""
+
+
+def _counted(drafter: Any) -> list[int]:
+    return [getattr(drafter, "counts", {}).get(name, 0) for name in ("nodes", "drafts", "grafted")]
 
 
 def _row(row: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import json
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from sam_core.corpus import build_corpus
@@ -13,9 +14,9 @@ from sam_lab import __main__ as lab
 from sam_lab.methods.draft_model import Node
 from sam_lab.methods.exact import Exact
 from sam_lab.methods.pool import SamDrafter
-from sam_lab.papers import article, merges, replayed, shapes
+from sam_lab.papers import Limits, article, claims, decoded, merges, replayed, shapes
 from sam_lab.recordings import read_answers
-from sam_lab.replay import interval, replay
+from sam_lab.replay import DRAFTED, PRECISION, interval, quotient, replay
 from sam_lab.tree.decoder import Decoder
 from sam_lab.tree.verify import Greedy
 
@@ -45,8 +46,9 @@ def test_exact_knows_its_matches_and_keeps_alpha(path, alpha):
     counts = {}
     scopes = [[(answer, True)] for answer in answers[20:]]
     figures = replay(drafter, scopes, "request", 24, tree=True, by_prompt=counts)
-    assert sum(drafter.matches) == figures["steps"] == sum(steps for _, steps in counts.values())
-    assert sum(tokens for tokens, _ in counts.values()) == figures["tokens"]
+    sums = [sum(column) for column in zip(*counts.values(), strict=True)]
+    assert sums == [figures[name] for name in ("tokens", "steps", "accepted", "proposed")]
+    assert sum(drafter.matches) == figures["steps"]
     assert sum(drafter.accepted) == figures["accepted"] > 0
     assert sum(drafter.drafted) == figures["proposed"]
     most = drafter.matches * [24 if alpha is None else min(24, alpha * length) for length in range(65)]
@@ -124,14 +126,67 @@ def test_an_interval_is_of_prompts():
     assert interval(same) == [2.0, 2.0] and interval({"0": [2, 1]}) is None
     low, high = interval(half)
     assert 1.5 < low < 1.9 < 2.1 < high < 2.5
-    assert interval(half, half) == [1.0, 1.0]
+    assert interval(half, half) == [1.0, 1.0] and quotient(half) == 2 and quotient(half, same) == 1
+    drafts = {str(i): [30, 10, 4 * (i % 2), 8] for i in range(30)}
+    assert quotient(drafts, parts=PRECISION) == 0.25 and quotient(drafts, parts=DRAFTED) == 0.8
+    assert interval(drafts, parts=PRECISION)[0] < 0.25 < interval(drafts, parts=PRECISION)[1] < 0.4
+    without = {"0": [1, 1, 0, 0], "1": [1, 1, 1, 2]}
+    assert quotient(without, parts=PRECISION) == 0.5 and interval(without, parts=PRECISION) is None
 
 
 def test_classes_of_match_lengths():
     counts, accepted = [2, 3, 0, 0, 0, 1, 1] + [0] * 9 + [3], [0, 6, 0, 0, 0, 4, 5] + [0] * 9 + [30]
-    found = replayed.by_length(counts, accepted)
-    assert found["none"] == (0.2, 0) and found["1"] == (0.3, 2)
-    assert found["2"] == (0, None) and found["5-6"] == (0.2, 4.5) and found["16 or more"] == (0.3, 10)
+    matches = {"a": np.array([accepted, counts]), "b": np.array([accepted, counts]) * 2}
+    found = replayed.by_length(matches, replayed.LENGTHS | replayed.COMMON)
+    assert found["none"] == {"a": [0, 2, 10], "b": [0, 4, 20]} and found["1"] == {"a": [6, 3, 10], "b": [12, 6, 20]}
+    assert quotient(found["2"]) is None and quotient(found["5-6"]) == 4.5 and quotient(found["16 or more"]) == 10
+    assert quotient(found["2-9"], parts=(1, 2)) == 0.2
+
+
+def test_accepted_tokens_by_match_are_of_each_prompt(path):
+    answers = read_answers(path)
+    scopes = [[(answer, True)] for answer in answers[20:]]
+    matches, counts = replayed._matched(Exact([answer.response_ids for answer in answers[:20]]), scopes, 24)
+    assert len(counts) > 5 and matches.keys() == counts.keys()
+    for prompt, (accepted, steps) in matches.items():
+        assert [accepted.sum(), steps.sum()] == [counts[prompt][2], counts[prompt][1]]
+
+
+def test_a_claim_is_judged_by_its_interval():
+    claim = claims.Claim("a paper", "more", "a table", "ratio", 1, where={"k": 6})
+    verdicts = {(1.1, 1.3): "agrees", (0.9, 1.1): "not shown", (0.8, 1.0): "does not", None: "not shown"}
+    assert {bounds: claim.verdict(1.0, bounds) for bounds in verdicts} == verdicts
+    about = claims.Claim("a paper", "about", "a table", "share", 0.9, 1.1)
+    verdicts = {(0.95, 1.05): "agrees", (0.95, 1.2): "not shown", (1.2, 1.3): "does not", (0.5, 0.6): "does not"}
+    assert {bounds: about.verdict(1.0, bounds) for bounds in verdicts} == verdicts
+
+
+def test_a_generic_datastore_is_of_the_other_recordings(path, tmp_path):
+    both = replayed.read_recordings([path, recording(tmp_path / "other.jsonl", seed=1)], 0)
+    for row in replayed.datastores.run(both, Limits(600, 0)):
+        (other,) = (each for each in both if each.name != row["recording"])
+        assert row["generic, tokens"] == sum(len(answer.response_ids) for answer in other.answers)
+        assert row["own: tokens a step"] > 1.2 * row["generic, all: tokens a step"]  # other phrases
+        low, high = row["generic, all / own: 95 %"]
+        assert low <= row["generic, all / own"] <= high < 1
+        assert row["generic, all / own: gain"] < row["generic, all / own"]
+
+
+def test_claims_on_models_have_values(target, draft_model, prompts, monkeypatch):
+    small = {"EARLIER": 3, "PROMPTS": 2, "TOKENS": 32, "GRAPH_TOKENS": 16, "WIDTHS": (1, 2, 6), "SIBLINGS": (0.1, 0.7)}
+    small |= {"TAUS": (1, 4), "THRESHOLDS": {"tau": (1, 4), "theta_prob": (0.05, 0.4), "theta_sib": (0.05, 0.7)}}
+    for name, value in small.items():
+        monkeypatch.setattr(decoded, name, value)
+    pair = decoded.Models(target, draft_model, [], prompts[:6])
+    chosen = (decoded.nucleus, decoded.graphs, decoded.widths, decoded.thresholds, decoded.shapes, decoded.divergences)
+    tables = {each.name: each.run(pair, Limits(100, 0)) for each in chosen}
+    found = {(row["paper"], row["claim"]) for row in claims.judge(tables)}
+    assert found == {(claim.paper, claim.text) for claim in claims.CLAIMS if claim.table in tables}
+    wide = {
+        (row["method"], row["k"]): row for row in tables["gsd-width"] if row["theta_prob, theta_sib"] == "0.05, 0.05"
+    }
+    assert wide["tsd", 6]["drafted by the model"] > 4 * wide["tsd", 1]["drafted by the model"]
+    assert wide["gsd", 2]["nodes / tsd"] < 1 < wide["gsd", 6]["/ k = 1"]  # wider trees end at MAX_EXPANDED
 
 
 def test_a_random_choice_is_of_continuations(tmp_path):
@@ -204,11 +259,18 @@ def test_the_command_makes_tables_and_goes_on_where_it_ended(path, tmp_path, cap
     alone = {name for name in wanted if name != "rest-datastore"}
     assert done == {(name, of) for name in alone for of in ("phrases", "other")} | {("rest-datastore", "all")}
     assert all(result["rows"] for result in results)
+    measured = {
+        name: [row for result in results if result["experiment"] == name for row in result["rows"]] for name in wanted
+    }
+    expected = {claim.text for claim in claims.CLAIMS if claim.table in wanted}
+    assert {row["claim"] for row in claims.judge(measured)} == expected
+    printed = capsys.readouterr().out
+    assert printed.count("SuffixDecoding: trees accept more than chains") == 2 and ", 95 %: " in printed
     rows = {result["experiment"]: result["rows"] for result in results}
     accepted = [row["REST: accepted"] for row in rows["matches"] if row["match"] in ("1", "2", "10-15")]
     assert rows["sd-forms"][0]["SD-T: tokens a step"] > 1.5 and accepted
     tables = (out / "papers.md").read_text()
-    assert tables.count("\n## ") == len(wanted) - 1 and tables.count("| phrases |") == tables.count("| other |") > 30
+    assert tables.count("\n## ") == len(wanted) + 1 and tables.count("| phrases |") == tables.count("| other |") > 30
     for name in ("matches", "sizes", "sd-limit", "positions"):
         assert (out / f"{name}.png").stat().st_size > 10_000
     written = (out / "papers.json").stat().st_mtime_ns
