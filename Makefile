@@ -85,7 +85,7 @@ bench: ## time, memory and acceptance of sam_core beside four other drafters, ag
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab bench $(BENCH)
 
-evidence: ## gain of every way to speculate on the shipped answers, by the clocks of several devices (half an hour)
+evidence: ## gain of every way to speculate on the shipped answers, by the clocks of several devices (a quarter of an hour)
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab evidence $(EVIDENCE)
 

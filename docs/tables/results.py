@@ -66,8 +66,7 @@ CHINESE = {
     "earlier outputs": "先前输出的条数",
     "SD-L, tokens per step": "SD-L，每步 token 数",
     "SD-T, tokens per step": "SD-T，每步 token 数",
-    "16 outputs stored": "存 16 条输出",
-    "all: n_max = 16, m = 10, c = 64": "全部：n_max = 16，m = 10，c = 64",
+    "n_max = 16, m = 10, c = 64": "n_max = 16，m = 10，c = 64",
     "rule `suffix`, tokens per step": "规则 `suffix`，每步 token 数",
     "SD-T / rule `suffix`": "SD-T / 规则 `suffix`",
     "tokens: the task's outputs": "token：本任务的输出",
@@ -77,8 +76,49 @@ CHINESE = {
     "other tasks' answers, all": "存其他任务的回答，全部",
     "both": "两者都存",
     "random choice instead of the trie": "随机选取，不用前缀树",
-    "0.2, 0.3, 2 (the paper, 70B)": "0.2、0.3、2（论文，70B）",
+    "0.2, 0.3, 2 (70B)": "0.2、0.3、2（70B）",
+    "0.4, 0.1, 1 (7B, 13B)": "0.4、0.1、1（7B、13B）",
     "0.05, 0.05, 2": "0.05、0.05、2",
+    "REST, trie": "REST，前缀树",
+    "REST, random": "REST，随机选取",
+    "trees accept more than chains (table 2)": "树比链接受得多（表 2）",
+    "both trees beat the better one (figure 7)": "两棵树合用优于较好的一棵（图 7）",
+    "the global tree beats the request's (figure 7)": "全局树优于请求自己的树（图 7）",
+    "more earlier outputs help (figure 8)": "先前输出越多越好（图 8）",
+    "the accepted share changes by under 10 % with their number": "接受率随条数变化不到 10 %",
+    "longer matches accept more (figure 2 a)": "匹配越长，接受越多（图 2 a）",
+    "MAX_SPEC = alpha p beats a constant (figure 2 b)": "MAX_SPEC = alpha p 优于固定上限（图 2 b）",
+    "it adapts to answers of another kind (figure 9)": "能适应另一类回答（图 9）",
+    "then within 5 % of a tree of these answers": "适应后与用这类回答建的树相差不到 5 %",
+    "a larger datastore helps (table 2)": "数据仓越大越好（表 2）",
+    "n_max under 6 is slower (figure 3)": "n_max 小于 6 变慢（图 3）",
+    "m = 10 suffices: m = 20 gains under 2 %": "m = 10 够用：m = 20 多不到 2 %",
+    "c under 48 is slower (figure 12)": "c 小于 48 变慢（图 12）",
+    "a datastore of the task gains more than a generic one": "本任务的数据仓优于通用的",
+    "the same with as many tokens": "token 数相同时也是",
+    "the generic one's gain, of the own one's": "通用数据仓的收益占本任务的比例",
+    "80 to 90 % of the matches have 2 to 9 tokens (figure 13)": "80 到 90 % 的匹配有 2 到 9 个 token（图 13）",
+    "the trie beats a random choice (table 3)": "前缀树优于随机选取（表 3）",
+    "trees accept 10 % more than chains (table 1)": "树的接受比链多 10 %（表 1）",
+    "graphs accept 10 % more than chains (table 1)": "图的接受比链多 10 %（表 1）",
+    "graphs accept more than trees (table 1)": "图的接受比树多（表 1）",
+    "graphs have at most a third of the tree's nodes": "图的节点至多是树的三分之一",
+    "drafts with a token behind a merged node: 20 to 40 %": "接受了合并节点之后的 token 的草稿：20 到 40 %",
+    "more children accept more: 6 against 1 (figure 5 a): tsd": "子节点越多，接受越多：6 对 1（图 5 a），树",
+    "more children accept more: 6 against 1 (figure 5 a): gsd": "子节点越多，接受越多：6 对 1（图 5 a），图",
+    "a graph's nodes grow less than a tree's, k = 6": "k = 6 时图的节点比树的少",
+    "nodes with tau 4 against 1 (figure 5 b): more": "tau 为 4 时节点比为 1 时多（图 5 b）",
+    "tokens a step with tau 4 against 1: fewer": "tau 为 4 时每步 token 数比为 1 时少",
+    "with theta_prob 0.4 against 0.05: more": "theta_prob 为 0.4 时比 0.05 时多（图 5 c）",
+    "with theta_sib 0.7 against 0.05: fewer": "theta_sib 为 0.7 时比 0.05 时少（图 5 d）",
+    "60 to 80 % of a tree's tokens stand on several branches (figure 3)": "树中 60 到 80 % 的 token 在几个分支上（图 3）",
+    "40 to 60 % of the accepted tokens are not the first child (figure 7)": "被接受的 token 有 40 到 60 % 不是第一个子节点（图 7）",
+    "fewer siblings with theta_sib 0.7 than with 0.1 (figure 8)": "theta_sib 为 0.7 时兄弟节点比 0.1 时少（图 8）",
+    "merged nodes differ less with tau 4 than with 1 (table 5)": "tau 为 4 时合并节点的差别比为 1 时小（表 5）",
+    **{
+        f"merging changes a distribution by under 0.001 nats (table 5): tau {tau}": f"合并对分布的改变不到 0.001 nat（表 5），tau {tau}"
+        for tau in (1, 2, 3, 4)
+    },
     "plain": "不起草",
     "95 % interval": "95 % 区间",
     "mean answer, tokens": "平均回答长度，token",
@@ -285,6 +325,8 @@ def routing_count() -> Iterator[Row]:
 def cell(value: Any) -> str:
     """A count, a figure, or a figure with the ends of its interval."""
     if isinstance(value, list):
+        if value[0] >= 10:
+            return f"{value[0]:.1f} ({value[1]:.1f}-{value[2]:.1f})"
         digits = 3 if value[2] - value[1] < 0.1 else 2
         return f"{value[0]:.3f} ({value[1]:.{digits}f}-{value[2]:.{digits}f})"
     if isinstance(value, str):
@@ -347,16 +389,77 @@ def recordings(record: str, experiment: str, *names: str) -> Iterator[Row]:
         yield {"name": name} | {key: cell(value) for key, value in found[name].items()}
 
 
+def claimed(paper: str, *records: str) -> Iterator[Row]:
+    """A row a claim: its value in each recording, after the most outputs where there are several, and the verdicts' numbers."""
+    rows: dict[str, Row] = {}
+    for found in (found for record in records for found in output(record)["claims"]):
+        recording = found["of"].partition(", ")[0]
+        if found["paper"] == paper and recording:
+            row = rows.setdefault(found["claim"], dict.fromkeys(("code", "math-short", "sql", "rl-rollouts")))
+            row[recording] = found
+    for claim, row in rows.items():
+        values = {name: found and bounded(found) for name, found in row.items()}
+        yield {"name": claim} | values | verdicts(found for found in row.values() if found)
+
+
+def verdicts(rows: Iterable[Row]) -> Row:
+    """How often each verdict was given."""
+    given = [found["verdict"] for found in rows]
+    return {each: given.count(each) for each in ("agrees", "does not", "not shown")}
+
+
+def bounded(found: Row) -> str:
+    """A claim's value and its interval, if there is one."""
+    return cell([found["value"], *found["95 %"]]) if found["95 %"] else f"{found['value']:.3f}"
+
+
+PRUNING = {"0.2": "0.2, 0.3", "0.4": "0.4, 0.1", "0.05": "0.05, 0.05"}
+
+
 def drafts() -> Iterator[Row]:
-    for row in output("papers-drafts")["gsd"]:
-        if row["sampling"] == "greedy" and not row["setting"].startswith("0.4"):
-            paper = row["setting"].startswith("0.2")
-            setting = f"{row['setting']} (the paper, 70B)" if paper else row["setting"]
-            yield row | {"setting": setting, "tokens_per_step": cell(row["tokens_per_step"])}
+    for row in output("papers-model")["gsd"]:
+        if row["sampling"] == "greedy":
+            paper = {"0.2": " (70B)", "0.4": " (7B, 13B)"}.get(row["theta_prob, theta_sib"].partition(",")[0], "")
+            setting = f"{row['theta_prob, theta_sib']}, {row['tau']}{paper}"
+            figures = {key: cell(row[key]) for key in ("drafted", "tokens a step", "accepted share")}
+            yield row | figures | {"setting": setting}
 
 
-REST = ("16 outputs stored", "256", "all: n_max = 16, m = 10, c = 64", "n_max = 2", "m = 2", "m = 20", "c = 8")
-REST += ("random choice instead of the trie",)
+def widths() -> Iterator[Row]:
+    """A row an out-degree k of large trees, by the tree and by the graph."""
+    rows: dict[int, Row] = {}
+    for found in output("papers-model")["gsd-width"]:
+        if found["theta_prob, theta_sib"] == PRUNING["0.05"]:
+            row = rows.setdefault(found["k"], {"k": f"{found['k']}"})
+            for key in ("drafted", "tokens a step"):
+                row[f"{found['method']} {key}"] = cell(found[key])
+    yield from rows.values()
+
+
+def drafts_claimed() -> Iterator[Row]:
+    """A row a claim about greedy decoding: its value by theta_prob, and the verdicts' numbers."""
+    rows: dict[str, dict[str, Row]] = {}
+    for found in output("papers-model")["claims"]:
+        of = found["of"].split(", ")
+        if found["paper"] != "GSD" or of[0].startswith("T "):
+            continue
+        of = of[1:] if of[0] == "greedy" else of
+        name = found["claim"]
+        name += f": {of[-1]}" if "nats" in name or "children" in name else ""
+        rows.setdefault(name, {})[of[0] or "0.05"] = found
+    for name, row in rows.items():
+        values = {column: bounded(row[column]) if column in row else None for column in PRUNING}
+        yield {"name": name} | values | verdicts(row.values())
+
+
+def nucleus() -> Iterator[Row]:
+    for row in output("papers-model")["nucleus"]:
+        yield {key: value if isinstance(value, str) else cell(value) for key, value in row.items()}
+
+
+REST = ("n_max = 16, m = 10, c = 64", "n_max = 2", "n_max = 6", "m = 2", "m = 20", "c = 8", "c = 32")
+REST += ("random choice instead of the trie", "tokens: the task's outputs", "tokens: other tasks' answers")
+REST += ("other tasks' answers, as many tokens", "other tasks' answers, all", "both")
 
 
 def positions() -> Iterator[Row]:
@@ -394,6 +497,11 @@ def evaluation() -> Iterator[Row]:
 
 
 OFF_ON = ("| SAM off | SAM on", "| 不开 SAM | 开 SAM", "what | off | on")
+CLAIMED = (
+    "claim | code | math-short | sql | rl-rollouts | agrees | does not | not shown",
+    "说法 | | | | | 一致 | 不一致 | 未展示",
+    "name | code | math-short | sql | rl-rollouts | agrees:d | does not:d | not shown:d",
+)
 PAPERS = ("| code | math-short | sql | rl-rollouts", "| | | |", "name | code | math-short | sql | rl-rollouts")
 TABLES = {
     "headline": Table(
@@ -494,7 +602,18 @@ TABLES = {
         left=2,
     ),
     "papers-sd": Table(("papers-suffix",), lambda: recordings("papers-suffix", "sd"), *PAPERS),
-    "papers-rest": Table(("papers-recordings",), lambda: recordings("papers-recordings", "rest", *REST), *PAPERS),
+    "papers-sd-claims": Table(
+        ("papers-recordings",), lambda: claimed("SuffixDecoding", "papers-suffix", "papers-recordings"), *CLAIMED
+    ),
+    "papers-rest-claims": Table((), lambda: claimed("REST", "papers-recordings"), *CLAIMED),
+    "papers-nucleus": Table(
+        ("papers-model",),
+        nucleus,
+        "method | greedy | T 0.8, top-p 0.95 | of greedy | T 0.7, top-p 0.8 | of greedy",
+        "方法 | 贪心 | T 0.8，top-p 0.95 | 相对贪心 | T 0.7，top-p 0.8 | 相对贪心",
+        "method | greedy | T 0.8, top-p 0.95 | T 0.8, top-p 0.95 / greedy | T 0.7, top-p 0.8 | T 0.7, top-p 0.8 / greedy",
+    ),
+    "papers-rest": Table((), lambda: recordings("papers-recordings", "rest", *REST), *PAPERS),
     "kept": Table(
         ("kept",),
         kept,
@@ -504,12 +623,26 @@ TABLES = {
         left=2,
     ),
     "papers-gsd": Table(
-        ("papers-drafts",),
+        (),
         drafts,
         "theta_prob, theta_sib, tau | method | nodes drafted | expanded | tokens per step | accepted share",
         "theta_prob、theta_sib、tau | 方法 | 起草的节点 | 展开 | 每步 token 数 | 接受率",
-        "setting | method | drafted:g | expanded:g | tokens_per_step | accepted_share:.3f",
+        "setting | method | drafted | expanded:.1f | tokens a step | accepted share",
         left=2,
+    ),
+    "papers-gsd-width": Table(
+        (),
+        widths,
+        "k | tree: nodes drafted | tokens per step | graph: nodes drafted | tokens per step",
+        "k | 树：起草的节点 | 每步 token 数 | 图：起草的节点 | 每步 token 数",
+        "k | tsd drafted | tsd tokens a step | gsd drafted | gsd tokens a step",
+    ),
+    "papers-gsd-claims": Table(
+        (),
+        drafts_claimed,
+        "claim | theta_prob 0.2 | 0.4 | 0.05 | agrees | does not | not shown",
+        "说法 | theta_prob 0.2 | 0.4 | 0.05 | 一致 | 不一致 | 未展示",
+        "name | 0.2 | 0.4 | 0.05 | agrees:d | does not:d | not shown:d",
     ),
     "papers-positions": Table(
         ("papers-article",),
