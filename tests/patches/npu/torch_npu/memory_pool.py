@@ -14,8 +14,16 @@ import torch
 def storages():
     """Storages of all tensors, by address. Holding them keeps their addresses from being used again."""
     tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
-    taken = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
+    taken = [tensor.untyped_storage() for tensor in tensors if is_on_cpu(tensor)]
     return {storage.data_ptr(): storage for storage in taken}
+
+
+def is_on_cpu(tensor):
+    """False for one without a device too: such a tensor is being made or freed by another thread."""
+    try:
+        return tensor.device.type == "cpu"
+    except RuntimeError:
+        return False
 
 
 class CaMemAllocator:
