@@ -106,7 +106,7 @@ def cost(language: str) -> str:
             peers = [times(row["peers"].get(peer), row["ours"]) for peer in PEERS]
             lines.append([name(row, language), figure(row["ours"]["median"]), *peers, limit(row, language)])
     head = ["", "sam_core", *PEERS.values(), HEADS[language]["limit"]]
-    return f"{source(language, 'bench', 'bench-propose')}\n\n{table(head, lines)}"
+    return f"{source(language, 'bench', 'bench-propose', 'bench-budget')}\n\n{table(head, lines)}"
 
 
 def accepted(language: str) -> str:
@@ -124,7 +124,7 @@ def accepted(language: str) -> str:
 def sources(language: str) -> str:
     """Tokens per step with and without history and corpus; drafted tokens with and without calibrated lengths."""
     lines = []
-    for row in rows("bench"):
+    for row in rows("bench-budget", "bench"):
         other = row["peers"].get("without") or row["peers"].get("newest k=3")
         if is_acceptance(row) and not {"count", "count k=8"} & row["peers"].keys():
             note = row["note"] if "worst set" in row["what"] else ""

@@ -83,6 +83,15 @@ def test_a_cost_follows_a_machine_that_changes():
     assert cost.rows_cost(4) == pytest.approx(2.0)
 
 
+def test_fits_stay_frequent(monkeypatch):
+    cost, fits = StepCost(300.0), []
+    fit = StepCost.fit
+    monkeypatch.setattr(StepCost, "fit", lambda self: fits.append(step) or fit(self))
+    for step in range(2000):
+        cost.learn(4, 0.0, 0.0, 1.0)
+    assert len(fits) > 50 and max(np.diff(fits)) <= 32
+
+
 def test_memory_of_costs_is_bounded():
     cost = StepCost()
     size = cost._samples.nbytes
@@ -481,6 +490,15 @@ def test_costs_are_learned_where_every_step_reads_a_prompt(uniform):
     dear.read = 0
     dear.run(100, uniform=uniform)
     assert dear.switch.cost.fitted
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_drafts_start_where_every_other_step_reads_a_prompt(uniform):
+    machine = Machine(batch=2, accept=0.8, seconds=lambda rows: 0.02 + 1e-6 * rows)
+    for step in range(400):
+        machine.read = 1000 * (step % 2)
+        machine.step(uniform)
+    assert machine.switch.steps_on > 100
 
 
 def test_drafts_leave_room_for_the_prompts_that_come_with_them():
