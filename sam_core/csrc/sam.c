@@ -712,18 +712,18 @@ static uint32_t node_above(const sam_index *index, sam_state state) {
 static void ask_edge(const sam_index *index, uint32_t number, int32_t token) {
     uint32_t hash = edge_hash(number, token);
     if (index->table_size)
-        __builtin_prefetch(home(index, table_of(index, hash), hash));
+        sam_ask(home(index, table_of(index, hash), hash));
 }
 
 static void ask_node(const sam_index *index, uint32_t number) {
-    __builtin_prefetch(&index->nodes[number], 1);
+    sam_ask(&index->nodes[number]);
     if (index->counts)
-        __builtin_prefetch(&index->counts[number], 1);
+        sam_ask(&index->counts[number]);
 }
 
 static void ask_link(const sam_index *index, sam_state state) {
     if (!(state & SAM_NODE))
-        __builtin_prefetch(&index->links[state], 1);
+        sam_ask(&index->links[state]);
 }
 
 void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step) {
@@ -756,9 +756,9 @@ void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned st
             if (index->counts)
                 ask_edge(index, number, index->counts[number].best);
             if (node->place != SAM_NONE && index->plain)
-                __builtin_prefetch(&index->texts[0]->tokens[node->place]);
+                sam_ask(&index->texts[0]->tokens[node->place]);
             else if (node->place != SAM_NONE)
-                __builtin_prefetch(&index->chunks[node->place / SAM_CHUNK]);
+                sam_ask(&index->chunks[node->place / SAM_CHUNK]);
         }
         number = node->link;
     }
