@@ -58,4 +58,11 @@ void sam_give_back(void *block, size_t bytes);
 void *sam_grow(sam_memory *memory, void *array, uint32_t size, uint32_t more, uint32_t *capacity,
                size_t element);
 
+// Prefetches a cache line. gcc takes a function that does nothing but prefetch for one without effect and drops
+// calls of it; the empty statement prevents that.
+static inline void sam_ask(const void *memory) {
+    __builtin_prefetch(memory, 1);
+    __asm__ volatile("");
+}
+
 #endif

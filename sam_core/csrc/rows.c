@@ -16,7 +16,7 @@ enum {
 
 static void ask_bytes(const void *memory, size_t bytes) {
     for (size_t at = 0; at < bytes; at += LINE)
-        __builtin_prefetch((const char *)memory + at, 1);
+        sam_ask((const char *)memory + at);
 }
 
 void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
@@ -32,7 +32,7 @@ void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
         ask_bytes(text, sizeof(pool_text));
         ask_bytes(slot->record.block, slot->record.kept ? 8 * LINE : 0);
     } else if (text->body.tokens) {
-        __builtin_prefetch(&text->body.tokens[text->body.size], 1);
+        sam_ask(&text->body.tokens[text->body.size]);
     }
 }
 
@@ -52,7 +52,7 @@ void rows_ask_draft(const pool *p, const pool_row *row, unsigned step) {
     const pool_slot *slot = &p->slots[row->slot];
     if (step == 0) {
         ask_bytes(slot, sizeof(pool_slot));
-        __builtin_prefetch(slot->text); // the slot was read just now
+        sam_ask(slot->text); // the slot was read just now
         return;
     }
     if (!slot->drafts || !row->k)

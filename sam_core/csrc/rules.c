@@ -374,10 +374,17 @@ static void consider_blend(draft *d, node *n) {
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
         c->set = (uint16_t)(j < named ? set : frequent_set);
+        uint32_t counts[MAX_MATCHES];
+        for (uint32_t i = j < named ? count : 0; i--;) {
+            const match *a = &matches[i];
+            // What never followed a suffix of an index's match never followed the match.
+            bool never =
+                a->source != RULE_CORPUS && i + 1 < count && a[1].source == a->source && !counts[i + 1];
+            counts[i] = never ? 0 : followed(context, a, c->token);
+        }
         for (uint32_t i = 0; i < count && j < named; i++) {
             const match *a = &matches[i];
-            uint32_t count_here = followed(context, a, c->token);
-            add_input(m, c, a->cells + model_cell(count_here, a->marks, c->token == a->newest),
+            add_input(m, c, a->cells + model_cell(counts[i], a->marks, c->token == a->newest),
                       a->source * MODEL_RANKS + a->rank);
         }
         if (follower != SAM_NO_TOKEN && j < named)

@@ -711,34 +711,70 @@ static uint32_t node_above(const sam_index *index, sam_state state) {
 
 static void ask_edge(const sam_index *index, uint32_t number, int32_t token) {
     uint32_t hash = edge_hash(number, token);
-    if (index->table_size)
-        __builtin_prefetch(home(index, table_of(index, hash), hash));
+    if (index->table_size) {
+        const sam_edge *edge = home(index, table_of(index, hash), hash);
+        sam_ask(edge);
+        sam_ask(edge + 3); // the search may go on to the next line
+    }
 }
 
 static void ask_node(const sam_index *index, uint32_t number) {
-    __builtin_prefetch(&index->nodes[number], 1);
+    sam_ask(&index->nodes[number]);
     if (index->counts)
-        __builtin_prefetch(&index->counts[number], 1);
+        sam_ask(&index->counts[number]);
 }
 
 static void ask_link(const sam_index *index, sam_state state) {
     if (!(state & SAM_NODE))
-        __builtin_prefetch(&index->links[state], 1);
+        sam_ask(&index->links[state]);
+}
+
+// Where an edge leads: to a node, or to a place that may have become one. SAM_NONE: there is no edge.
+static sam_state edge_end(const sam_index *index, uint32_t number, int32_t token) {
+    const sam_node *node = &index->nodes[number];
+    if (node->token == token)
+        return node->target;
+    return node->more == SAM_NO_TOKEN ? SAM_NONE : edge_entry(index, number, token)->target;
 }
 
 void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step) {
+    enum { WALK = SAM_APPEND_ASKS - 3 }; // nodes of the walk
     if (step == 0) {
         ask_edge(index, 0, token);
         ask_link(index, cursor->last);
         ask_link(index, cursor->near);
+        if (cursor->place != SAM_NONE)
+            sam_ask(&index->chunks[cursor->place / SAM_CHUNK]);
         return;
     }
     uint32_t number = node_above(index, cursor->last);
-    for (unsigned up = 1; up < step && number; up++)
+    if (step <= WALK) {
+        for (unsigned up = 1; up < step && number; up++)
+            number = index->nodes[number].link;
+        if (number) {
+            ask_node(index, number);
+            ask_edge(index, number, token);
+        }
+        return;
+    }
+    // Where the walk ends, then the link from there.
+    sam_state end = edge_end(index, number, token);
+    for (unsigned up = 1; up < WALK && end == SAM_NONE && number; up++) {
         number = index->nodes[number].link;
-    if (number) {
-        ask_node(index, number);
-        ask_edge(index, number, token);
+        end = edge_end(index, number, token);
+    }
+    if (end == SAM_NONE)
+        return;
+    if (step == WALK + 1) {
+        ask_link(index, end);
+        if (end & SAM_NODE)
+            ask_node(index, end & ~SAM_NODE);
+        else
+            sam_ask(&index->chunks[end / SAM_CHUNK]);
+    } else if (end & SAM_NODE) {
+        ask_node(index, index->nodes[end & ~SAM_NODE].link);
+    } else {
+        ask_node(index, node_above(index, end));
     }
 }
 
@@ -756,9 +792,9 @@ void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned st
             if (index->counts)
                 ask_edge(index, number, index->counts[number].best);
             if (node->place != SAM_NONE && index->plain)
-                __builtin_prefetch(&index->texts[0]->tokens[node->place]);
+                sam_ask(&index->texts[0]->tokens[node->place]);
             else if (node->place != SAM_NONE)
-                __builtin_prefetch(&index->chunks[node->place / SAM_CHUNK]);
+                sam_ask(&index->chunks[node->place / SAM_CHUNK]);
         }
         number = node->link;
     }

@@ -193,7 +193,7 @@ bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint3
 // Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from
 // there, in this many stages: each reads what the stage before it has prefetched. If the owner does something
 // else in between, the memory arrives in time. They change nothing.
-enum { SAM_APPEND_ASKS = 5, SAM_MATCH_ASKS = 4 };
+enum { SAM_APPEND_ASKS = 7, SAM_MATCH_ASKS = 4 };
 void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step);
 void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step);
 
