@@ -66,8 +66,7 @@ class Rows:
 
     def accepted(self, accept: torch.Tensor) -> torch.Tensor:
         """Draft tokens of each request before the first that `accept` bool [R] refuses: int64 [B, 1]."""
-        refused = torch.where(accept[self.index], self.column.shape[0], self.column)
-        return refused.amin(1, keepdim=True).minimum(self.count)
+        return torch.where(accept[self.index], self.count, self.column).amin(1, keepdim=True)
 
     def tokens(self, drafted: torch.Tensor, accepted: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Accepted draft tokens, then `last` int32 [B, 1], then PLACEHOLDER: int32 [B, K + 1]."""
