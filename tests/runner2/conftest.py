@@ -37,6 +37,23 @@ def pool_stats(worker):
     return worker.model_runner.speculator.proposer.pool.stats()
 
 
+def note_answers(worker):
+    """Runs in a worker: from now on notes the answers that the drafter indexes whole."""
+    worker.noted, proposer = [], worker.model_runner.speculator.proposer
+    complete = type(proposer).complete
+
+    def noting(req_id, answer):
+        worker.noted.append(answer)
+        complete(proposer, req_id, answer)
+
+    proposer.complete = noting
+
+
+def noted_answers(worker):
+    """Runs in a worker: what was noted since note_answers."""
+    return worker.noted
+
+
 @pytest.fixture(scope="session", autouse=True)
 def device():
     """Asynchronous scheduling, which the CPU backend switches off, and a device that is not always done."""
@@ -117,8 +134,18 @@ def watch_reads():
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
+    return save(tmp_path_factory, seed=0)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The same model with other weights."""
+    return save(tmp_path_factory, seed=1)
+
+
+def save(tmp_path_factory, seed):
     folder = tmp_path_factory.mktemp("qwen3")
-    tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    tiny_qwen3.save(folder, seed, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
     return folder
 
 

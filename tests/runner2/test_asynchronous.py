@@ -4,7 +4,7 @@
 import random
 import time
 
-from conftest import SEEDED, pool_stats, start
+from conftest import SEEDED, note_answers, noted_answers, pool_stats, start
 from engine_checks import settled, speculated
 from sam_core.proposer import REPORT_INTERVAL_S
 from test_same_text import SAMPLED
@@ -51,6 +51,59 @@ def test_abort_and_the_end_of_the_context(plain, asynchronous, prompts):
     assert asynchronous.run(long, 60) == plain.run(long, 60)
     speculated(asynchronous)
     settled(asynchronous)
+
+
+def test_texts_go_on_behind_a_reset_of_the_cache(plain, asynchronous, prompts):
+    """All requests are preempted at once, and what steps in flight sample for them is dropped and sampled again."""
+    for each in (None, SAMPLED):
+        expected = plain.run(prompts[:4], 40, each=each)
+        asynchronous.engine.collective_rpc(note_answers)
+        assert asynchronous.run(prompts[:4], 40, each=each, interrupt=reset_cache) == expected
+        assert asynchronous.log.preemptions >= 3
+        speculated(asynchronous)
+        settled(asynchronous)
+        assert sorted(asynchronous.engine.collective_rpc(noted_answers)[0]) == sorted(expected)
+
+
+def reset_cache(engine):
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+
+
+def renew(weights, mode="keep"):
+    """Puts an engine to sleep, gives it new weights and wakes it. On a CPU its memory stays; all else is as on a GPU."""
+
+    def sleep_and_wake(engine):
+        engine.sleep(level=2, mode=mode)
+        assert engine.is_sleeping()
+        engine.collective_rpc("reload_weights", kwargs={"weights_path": str(weights)})
+        assert engine.wake_up()
+
+    return sleep_and_wake
+
+
+def test_new_weights_between_sleep_and_wake(plain, asynchronous, prompts, model, trained):
+    """Requests that are kept go on with the new weights, aborted ones end; later texts are those of the new weights."""
+    old = plain.run(prompts[:4], 40)
+    answers = asynchronous.run(prompts[:4], 40, interrupt=renew(trained))
+    speculated(asynchronous)
+    renew(trained)(plain.engine)
+    kept = [shared(*pair) for pair in zip(answers, old, strict=True)]
+    assert max(kept) > 0 and max(kept) < 40, kept
+    rest = [prompt + answer[:n] for prompt, answer, n in zip(prompts, answers, kept, strict=False)]
+    assert [answer[n:] for answer, n in zip(answers, kept, strict=True)] == plain.run(rest, [40 - n for n in kept])
+    new = plain.run(prompts[:4], 40)
+    assert new != old
+    answers = asynchronous.run(prompts[:4], 40, interrupt=renew(model, "abort"))
+    assert all(answer == whole[: len(answer)] and len(answer) < 40 for answer, whole in zip(answers, new, strict=True))
+    settled(asynchronous)
+    renew(model)(plain.engine)
+    assert asynchronous.run(prompts[:4], 40) == old == plain.run(prompts[:4], 40)
+    speculated(asynchronous)
+
+
+def shared(one, other):
+    """How many tokens two answers have in common before they differ."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 def test_no_drafts_above_the_threshold(asynchronous, prompts):
