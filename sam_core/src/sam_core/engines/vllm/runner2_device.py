@@ -152,13 +152,13 @@ class DeviceSpeculator(Speculator):
         while self.unread and (len(self.unread) > max_unread or self.unread[0].source.copy_event.query()):
             output = self.unread.popleft()
             for text, tokens, num_drafts in zip(output.texts, output.read(), output.num_drafts, strict=True):
-                if text is None or text.row < 0 or text.ended or not tokens:
+                if text is None:
                     continue
-                before = int(self.texts.ends[text.row])
-                self.texts.append(text, tokens)
-                if num_drafts:
-                    position = before - int(self.texts.prompts[text.row])
-                    self.proposer.count(num_drafts, position, int(self.texts.ends[text.row]) - before)
+                gained = self.texts.append(text, tokens)
+                if num_drafts and gained:
+                    end = int(self.texts.ends[text.row])
+                    position = end - gained - int(self.texts.prompts[text.row])
+                    self.proposer.count(num_drafts, position, gained)
 
     def _tabulate(self, rows: slice) -> None:
         """Bring the table on the host up to date."""
