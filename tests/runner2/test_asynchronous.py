@@ -4,11 +4,37 @@
 import random
 import time
 
+import numpy as np
 from conftest import SEEDED, note_answers, noted_answers, pool_stats, start
 from engine_checks import settled, speculated
 from sam_core.proposer import REPORT_INTERVAL_S
 from test_same_text import SAMPLED
 from tiny_qwen3 import VOCAB
+
+
+def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
+    """Texts are fed once in 32 steps then. A preempted request may have lost tokens that the drafter has read."""
+    from sam_core.engines.vllm.runner2_device import ChainProposer
+
+    proposer = ChainProposer(3, {"sources": ["group"]}, 2, max_model_len=64, vocab_size=VOCAB)
+    prompt, dropped, answer = [1, 2, 3, 4], [10, 11, 12, 13], [10, 11, 20, 21, 22]
+    rows = np.zeros((1, 64), np.int32)
+
+    def chains(req_id, tokens, should_draft):
+        rows[0, :4], rows[0, 4 : 4 + len(tokens)] = prompt, tokens
+        return proposer.chains(
+            [req_id], rows, np.array([4 + len(tokens)], np.int32), np.array([4], np.int32), 9, should_draft
+        )
+
+    chains("again", dropped, True)
+    chains("again", answer[:2], False)
+    chains("short", answer[:3], False)
+    for req_id in ("again", "short"):
+        proposer.complete(req_id, answer)
+    proposer.finish(["again", "short"])
+    assert proposer.pool.stats()["appended"] == len(dropped) + 2 * len(answer)
+    drafted, _ = chains("sibling", answer[:2], True)
+    assert drafted[0, :3].tolist() == answer[2:]
 
 
 def pool(engine):
@@ -106,11 +132,18 @@ def shared(one, other):
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
-def test_no_drafts_above_the_threshold(asynchronous, prompts):
-    asynchronous.run(prompts, [10, 16, 22, 28, 34, 40, 46, 52])
+def test_no_drafts_above_the_threshold(plain, asynchronous, prompts):
+    """The answers are indexed nevertheless."""
+    short, lengths = [prompt[:5] for prompt in prompts], [6, 8, 10, 12, 14, 16, 18, 20]
+    expected = plain.run(short, lengths)
+    before = pool(asynchronous)["appended"]
+    assert asynchronous.run(short, lengths) == expected
     rows = asynchronous.rows
+    assert max(row[2] for row in rows) == 8
     assert all(after[4] == 0 for before, after in zip(rows, rows[1:], strict=False) if before[2] > 6)
     assert any(row[4] > 0 for row in rows)
+    settled(asynchronous)
+    assert pool(asynchronous)["appended"] - before == sum(lengths)
 
 
 def test_counters_are_those_of_the_engine(asynchronous, prompts):
