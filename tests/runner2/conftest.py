@@ -59,13 +59,14 @@ def device():
     """Asynchronous scheduling, which the CPU backend switches off, and a device that is not always done."""
     import numpy as np
     import torch
+    from sam_core.engines.vllm.runner2_device import DeviceSpeculator
     from triton_interpreter.speed import speed_up
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.sample.ops import topk_topp_sampler
     from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
     from vllm.v1.worker.gpu.async_utils import AsyncOutput
 
-    check, rng = CpuPlatform.check_and_update_config, random.Random(0)
+    check, rng, begun = CpuPlatform.check_and_update_config, random.Random(0), [0]
 
     def keep_asynchronous(vllm_config):
         asynchronous = vllm_config.scheduler_config.async_scheduling
@@ -73,20 +74,29 @@ def device():
         vllm_config.scheduler_config.async_scheduling = asynchronous
 
     class Event(shm._EventPlaceholder):
-        """Done when the engine has waited for it, or when it was asked for often enough."""
+        """Done when the engine has waited for it, or when it was asked for often enough.
+
+        The engine begins a step once it has had all outputs but the last, so the drafter waits for nothing if it has been
+        told that an output is there, or if that is the last but one.
+        """
+
+        step = 0
 
         def __init__(self, *args, **kwargs):
             super().__init__()
             self.done, self.copies, self.synchronize = False, [], self._synchronize
+            self.told = False
 
         def query(self):
             if rng.random() < 0.4:
                 self.finish()
+            self.told = self.done
             return self.done
 
         def _synchronize(self):
             reader = sys._getframe(2).f_globals["__name__"]
-            assert self.done or reader != "sam_core.engines.vllm.runner2_device", "the drafter waits for the device"
+            had = self.told or begun[0] - self.step >= 2
+            assert had or reader != "sam_core.engines.vllm.runner2_device", "the drafter waits for the device"
             self.finish()
 
         def finish(self):
@@ -98,13 +108,20 @@ def device():
 
     def launch_copies(output, *args, **kwargs):
         launch(output, *args, **kwargs)
+        output.copy_event.step = begun[0]
         for name in ("sampled_token_ids", "num_sampled_tokens_np"):
             source = getattr(output, name)
             copy = np.full_like(source, 1)
             output.copy_event.copies.append((copy, source))
             setattr(output, name, copy)
 
-    AsyncOutput.__init__ = launch_copies
+    update_requests = DeviceSpeculator.update_requests
+
+    def begin(*args):
+        begun[0] += 1
+        update_requests(*args)
+
+    AsyncOutput.__init__, DeviceSpeculator.update_requests = launch_copies, begin
     topk_topp_sampler.HAS_TRITON = False  # the interpreter cannot run this kernel
     CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
     torch.Event = torch.cuda.Event = Event
