@@ -128,12 +128,19 @@ class Engine:
         self.process.stdin.flush()
         return self.answer()
 
-    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, **sampling):
+    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, renew=None, **sampling):
         """Answers of token ids; for the arguments see engine_server. each: further sampling arguments of each request."""
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
         sampling = [sampling | own for own in each] if each else sampling
+        arguments = {"renew": str(renew)} if renew else {}
         done = self.ask(
-            "run", prompts=prompts, max_tokens=lengths, stagger=stagger, abort=list(abort), sampling=sampling
+            "run",
+            prompts=prompts,
+            max_tokens=lengths,
+            stagger=stagger,
+            abort=list(abort),
+            sampling=sampling,
+            **arguments,
         )
         self.rows, self.preemptions, self.logprobs = done["rows"], done["preemptions"], done["logprobs"]
         self.routed_experts = done["routed_experts"]

@@ -14,9 +14,9 @@ MODULES.append("waits")
 def make_model(tmp_path_factory):
     """Makes a tiny Qwen3 with attention heads of this shape."""
 
-    def make(**shape):
+    def make(seed=0, **shape):
         folder = tmp_path_factory.mktemp("qwen3")
-        tiny_qwen3.save(folder, **shape)
+        tiny_qwen3.save(folder, seed, **shape)
         return folder
 
     return make

@@ -58,9 +58,9 @@ def classes(worker):
     return [f"{type(part).__module__}.{type(part).__name__}" for part in parts]
 
 
-def keep_off(worker):
-    """Runs in a worker: from now on the switch is off, also for one request alone."""
-    worker.model_runner.drafter.switch.threshold = 0
+def keep_off(worker, threshold=0):
+    """Runs in a worker: from now on the switch is off, also for one request alone; or it has this threshold."""
+    worker.model_runner.drafter.switch.threshold = threshold
 
 
 def never_pays(worker):
@@ -72,20 +72,27 @@ def never_pays(worker):
 
 def note_answers(worker):
     """Runs in a worker that is scheduled asynchronously: from now on notes the answers that its drafter indexes."""
-    runner, complete = worker.model_runner, worker.model_runner.drafter.complete
-    runner.noted = []
+    runner, drafter = worker.model_runner, worker.model_runner.drafter
+    runner.noted, complete = [], type(drafter).complete
 
     def noting(req_id, answer):
         runner.noted.append(list(itertools.takewhile(lambda token: token >= 0, answer)))
-        complete(req_id, answer)
+        complete(drafter, req_id, answer)
 
-    runner.drafter.complete = noting
+    drafter.complete = noting
 
 
 def noted_answers(worker):
     """Runs in a worker: what note_answers noted since the last time."""
     noted, worker.model_runner.noted = worker.model_runner.noted, []
     return noted
+
+
+def load_weights(worker, folder):
+    """Runs in a worker: reads the weights in this folder, as verl's rollout writes those of the trainer."""
+    from safetensors.torch import load_file
+
+    worker.model_runner.get_model().load_weights(load_file(os.path.join(folder, "model.safetensors")).items())
 
 
 def refuse_draft_calls(worker):
@@ -199,7 +206,7 @@ class Server:
             self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), stat_loggers=[self.log])
         self.requests = 0
 
-    def run(self, prompts, max_tokens, stagger, abort, sampling):
+    def run(self, prompts, max_tokens, stagger, abort, sampling, renew=None):
         """Answer prompts of token ids.
 
         Args:
@@ -208,6 +215,7 @@ class Server:
             abort: indexes of requests that end after 5 tokens.
             sampling: further arguments of SamplingParams, for all requests or a list with those of each; and `regex`,
                 which the answer matches.
+            renew: the argument of `renew`, which is called after 8 outputs.
 
         Returns:
             answers: token ids of each.
@@ -256,6 +264,8 @@ class Server:
                 if i in abort and len(answers[i]) >= 5 and not output.finished:
                     self.engine.abort_request([output.request_id])
             outputs += 1
+            if renew and outputs == 8:
+                self.renew(renew)
         return {
             "answers": [answers[i] for i in range(len(prompts))],
             "logprobs": [
@@ -266,6 +276,19 @@ class Server:
             "rows": self.log._rows,
             "preemptions": self.preemptions() - preempted,
         }
+
+    def renew(self, weights):
+        """Read the weights in this folder: in a pause if requests run, which go on after it, else asleep."""
+        core = self.engine.engine_core
+        if self.engine.has_unfinished_requests():  # vLLM would go on with them once the first memory is back
+            core.call_utility("pause_scheduler", "keep", True)
+            self.engine.collective_rpc(load_weights, args=(weights,))
+            core.call_utility("resume_scheduler")
+            return
+        self.engine.sleep(2)
+        self.engine.wake_up(["weights"])
+        self.engine.collective_rpc(load_weights, args=(weights,))
+        self.engine.wake_up(["kv_cache"])
 
     def preemptions(self):
         return sum(metric.value for metric in self.engine.get_metrics() if metric.name == "vllm:num_preemptions")
@@ -302,8 +325,8 @@ class Server:
     def never_pays(self):
         self.engine.collective_rpc(never_pays)
 
-    def keep_off(self):
-        self.engine.collective_rpc(keep_off)
+    def keep_off(self, threshold=0):
+        self.engine.collective_rpc(keep_off, args=(threshold,))
 
     def collected_objects(self):
         """In the first rank."""

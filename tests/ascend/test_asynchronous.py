@@ -28,6 +28,8 @@ def tight(model):
         max_num_batched_tokens=48,
         num_gpu_blocks_override=6,
         enable_prefix_caching=False,
+        enable_sleep_mode=True,
+        environment={"VLLM_ASCEND_ENABLE_NZ": "0"},
     )
     yield engine
     engine.stop()
@@ -94,6 +96,32 @@ def test_texts_and_indexes_of_random_schedules(cpu, tight):
     assert preemptions > 0
     tight.run(prompts[:5], 40, abort={1, 3})
     settled(tight)
+
+
+@pytest.mark.parametrize("threshold", [6, 0], ids=["drafting", "switched off"])
+def test_new_weights_in_a_pause_and_asleep(cpu, tight, make_model, model, prompts, threshold):
+    """Requests that were running go on with the new weights behind what they have."""
+    trained = make_model(1, num_attention_heads=2, num_key_value_heads=1, head_dim=128)
+    old = cpu.run(prompts[:4], 40)
+    tight.ask("keep_off", threshold=threshold)
+    tight.ask("note_answers")
+    answers = tight.run(prompts[:4], 40, renew=trained)
+    assert (tight.count("drafted") > 0) == (threshold > 0)
+    settled(tight)
+    assert sorted(tight.ask("noted_answers")) == sorted(answers)
+    tight.ask("keep_off", threshold=6)
+    kept = [shared(*pair) for pair in zip(answers, old, strict=True)]
+    assert 0 < max(kept) < 40, kept
+    rest = [prompt + answer[:n] for prompt, answer, n in zip(prompts, answers, kept, strict=False)]
+    assert [answer[n:] for answer, n in zip(answers, kept, strict=True)] == tight.run(rest, [40 - n for n in kept])
+    tight.ask("renew", weights=str(model))
+    assert tight.run(prompts[:4], 40) == old
+    speculated(tight)
+
+
+def shared(one, other):
+    """How many tokens two answers have in common before they differ."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 def test_vllms_own_runner(model, cpu, prompts):

@@ -31,7 +31,7 @@ def common(**shape: Any) -> dict[str, Any]:
     }
 
 
-def save(folder, **shape):
+def save(folder, seed=0, **shape):
     """Saves a Qwen3 of 0.2 M parameters, untrained but with weights large enough for a peaked distribution.
 
     `shape`: num_attention_heads, num_key_value_heads and head_dim; num_hidden_layers (2).
@@ -39,7 +39,7 @@ def save(folder, **shape):
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     network = Qwen3ForCausalLM(Qwen3Config(**common(**shape)))
     torch.nn.init.normal_(network.lm_head.weight, std=0.5)
     network.save_pretrained(folder)

@@ -4,11 +4,37 @@
 import random
 import time
 
-from conftest import SEEDED, pool_stats, start
+import numpy as np
+from conftest import SEEDED, note_answers, noted_answers, pool_stats, start
 from engine_checks import settled, speculated
 from sam_core.proposer import REPORT_INTERVAL_S
 from test_same_text import SAMPLED
 from tiny_qwen3 import VOCAB
+
+
+def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
+    """Texts are fed once in 32 steps then. A preempted request may have lost tokens that the drafter has read."""
+    from sam_core.engines.vllm.runner2_device import ChainProposer
+
+    proposer = ChainProposer(3, {"sources": ["group"]}, 2, max_model_len=64, vocab_size=VOCAB)
+    prompt, dropped, answer = [1, 2, 3, 4], [10, 11, 12, 13], [10, 11, 20, 21, 22]
+    rows = np.zeros((1, 64), np.int32)
+
+    def chains(req_id, tokens, should_draft):
+        rows[0, :4], rows[0, 4 : 4 + len(tokens)] = prompt, tokens
+        return proposer.chains(
+            [req_id], rows, np.array([4 + len(tokens)], np.int32), np.array([4], np.int32), 9, should_draft
+        )
+
+    chains("again", dropped, True)
+    chains("again", answer[:2], False)
+    chains("short", answer[:3], False)
+    for req_id in ("again", "short"):
+        proposer.complete(req_id, answer)
+    proposer.finish(["again", "short"])
+    assert proposer.pool.stats()["appended"] == len(dropped) + 2 * len(answer)
+    drafted, _ = chains("sibling", answer[:2], True)
+    assert drafted[0, :3].tolist() == answer[2:]
 
 
 def pool(engine):
@@ -53,11 +79,71 @@ def test_abort_and_the_end_of_the_context(plain, asynchronous, prompts):
     settled(asynchronous)
 
 
-def test_no_drafts_above_the_threshold(asynchronous, prompts):
-    asynchronous.run(prompts, [10, 16, 22, 28, 34, 40, 46, 52])
+def test_texts_go_on_behind_a_reset_of_the_cache(plain, asynchronous, prompts):
+    """All requests are preempted at once, and what steps in flight sample for them is dropped and sampled again."""
+    for each in (None, SAMPLED):
+        expected = plain.run(prompts[:4], 40, each=each)
+        asynchronous.engine.collective_rpc(note_answers)
+        assert asynchronous.run(prompts[:4], 40, each=each, interrupt=reset_cache) == expected
+        assert asynchronous.log.preemptions >= 3
+        speculated(asynchronous)
+        settled(asynchronous)
+        assert sorted(asynchronous.engine.collective_rpc(noted_answers)[0]) == sorted(expected)
+
+
+def reset_cache(engine):
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+
+
+def renew(weights, mode="keep"):
+    """Puts an engine to sleep, gives it new weights and wakes it. On a CPU its memory stays; all else is as on a GPU."""
+
+    def sleep_and_wake(engine):
+        engine.sleep(level=2, mode=mode)
+        assert engine.is_sleeping()
+        engine.collective_rpc("reload_weights", kwargs={"weights_path": str(weights)})
+        assert engine.wake_up()
+
+    return sleep_and_wake
+
+
+def test_new_weights_between_sleep_and_wake(plain, asynchronous, prompts, model, trained):
+    """Requests that are kept go on with the new weights, aborted ones end; later texts are those of the new weights."""
+    old = plain.run(prompts[:4], 40)
+    answers = asynchronous.run(prompts[:4], 40, interrupt=renew(trained))
+    speculated(asynchronous)
+    renew(trained)(plain.engine)
+    kept = [shared(*pair) for pair in zip(answers, old, strict=True)]
+    assert max(kept) > 0 and max(kept) < 40, kept
+    rest = [prompt + answer[:n] for prompt, answer, n in zip(prompts, answers, kept, strict=False)]
+    assert [answer[n:] for answer, n in zip(answers, kept, strict=True)] == plain.run(rest, [40 - n for n in kept])
+    new = plain.run(prompts[:4], 40)
+    assert new != old
+    answers = asynchronous.run(prompts[:4], 40, interrupt=renew(model, "abort"))
+    assert all(answer == whole[: len(answer)] and len(answer) < 40 for answer, whole in zip(answers, new, strict=True))
+    settled(asynchronous)
+    renew(model)(plain.engine)
+    assert asynchronous.run(prompts[:4], 40) == old == plain.run(prompts[:4], 40)
+    speculated(asynchronous)
+
+
+def shared(one, other):
+    """How many tokens two answers have in common before they differ."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
+def test_no_drafts_above_the_threshold(plain, asynchronous, prompts):
+    """The answers are indexed nevertheless."""
+    short, lengths = [prompt[:5] for prompt in prompts], [6, 8, 10, 12, 14, 16, 18, 20]
+    expected = plain.run(short, lengths)
+    before = pool(asynchronous)["appended"]
+    assert asynchronous.run(short, lengths) == expected
     rows = asynchronous.rows
+    assert max(row[2] for row in rows) == 8
     assert all(after[4] == 0 for before, after in zip(rows, rows[1:], strict=False) if before[2] > 6)
     assert any(row[4] > 0 for row in rows)
+    settled(asynchronous)
+    assert pool(asynchronous)["appended"] - before == sum(lengths)
 
 
 def test_counters_are_those_of_the_engine(asynchronous, prompts):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rejection`, the default: what is sampled has the model's law, whatever is drafted. 10,000 tokens, half of them each way."""
+"""`rejection`, the default: what is sampled has the model's law, whatever is drafted."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from conftest import start
 from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
-TEXTS, LENGTH = 20, 250
+LENGTH = 250
 TEMPERATURE = 0.5
 
 
@@ -29,13 +29,13 @@ def chain(tmp_path_factory):
     return folder, (logits.double() / TEMPERATURE).softmax(1).numpy()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
-def test_law_of_the_next_token(chain, device, asynchronous):
+@pytest.mark.parametrize(("asynchronous", "texts"), [(False, 20), (True, 40)], ids=["synchronous", "asynchronous"])
+def test_law_of_the_next_token(chain, device, asynchronous, texts):
     """Chi-square over all pairs of tokens that follow each other; those expected less than 5 times are one cell a token."""
     folder, law = chain
-    engine = start(folder, {"threshold": 64, "min_prob": 0}, async_scheduling=asynchronous, max_num_seqs=TEXTS)
-    first = [7 * i % VOCAB for i in range(TEXTS)]
-    each = [{"temperature": TEMPERATURE, "seed": 1000 * asynchronous + i} for i in range(TEXTS)]
+    engine = start(folder, {"threshold": 64, "min_prob": 0}, async_scheduling=asynchronous, max_num_seqs=texts)
+    first = [7 * i % VOCAB for i in range(texts)]
+    each = [{"temperature": TEMPERATURE, "seed": 1000 * asynchronous + i} for i in range(texts)]
     answers = engine.run([[token] for token in first], LENGTH, each=each)
     engine.stop()
     speculated(engine)
@@ -43,7 +43,7 @@ def test_law_of_the_next_token(chain, device, asynchronous):
     counts = np.zeros_like(law)
     for token, answer in zip(first, answers, strict=True):
         np.add.at(counts, ([token, *answer[:-1]], answer), 1)
-    assert counts.sum() == TEXTS * LENGTH
+    assert counts.sum() == texts * LENGTH
     expected = law * counts.sum(1, keepdims=True)
     rare = expected < 5
     cells = np.concatenate([expected[~rare], (expected * rare).sum(1)])

@@ -12,20 +12,21 @@ def stop_tokens(params: Any) -> set[int | None]:
 
 
 def cut(
-    tokens: list[int], params: Any, stops: set[int | None], num_tokens: int, num_places: int
-) -> tuple[list[int], bool]:
-    """Those of a step's tokens that belong to the answer, and whether it is complete with them.
+    tokens: list[int], params: Any, stops: set[int | None], num_tokens: int, last: int, num_places: int
+) -> list[int]:
+    """Those of a step's tokens that belong to the answer; none if it was complete before.
 
     Args:
         tokens: what the step sampled for the request.
         params: its SamplingParams; stops: their `stop_tokens`.
-        num_tokens: the answer's tokens before them.
+        num_tokens: the answer's tokens before them; last: the last of these, if there are any.
         num_places: tokens that the text may still take before `max_model_len`.
     """
     if params.max_tokens is not None:
         num_places = min(num_places, params.max_tokens - num_tokens)
-    num_places = max(num_places, 0)
+    if num_places <= 0 or (num_tokens and last in stops and num_tokens >= params.min_tokens):
+        return []
     for i, token in enumerate(tokens[:num_places], 1):
         if token in stops and num_tokens + i >= params.min_tokens:
-            return tokens[:i], True
-    return tokens[:num_places], len(tokens) >= num_places
+            return tokens[:i]
+    return tokens[:num_places]

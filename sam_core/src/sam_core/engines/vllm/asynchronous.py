@@ -215,7 +215,10 @@ class AsyncDrafts:
                 last = (
                     state.output_token_ids[first - 1] if index is None else int(batch.token_ids_cpu[index, start - 1])
                 )
-            tokens = self._kept(state, start, last, [token for token in rows[row] if token >= 0])
+            params = state.sampling_params
+            sampled_tokens = [token for token in rows[row] if token >= 0]
+            num_places = self.runner.max_model_len - start
+            tokens = cut(sampled_tokens, params, stop_tokens(params), first, last, num_places)
             end = start + len(tokens)
             state.output_token_ids[first : first + 1] = tokens
             if index is None:  # preempted, or complete and not yet reported as finished
@@ -225,18 +228,6 @@ class AsyncDrafts:
             batch.num_tokens_no_spec[index] += len(tokens) - 1
             sampled.add(req_id)
         return sampled
-
-    def _kept(self, state: Any, start: int, last: int, tokens: list[int]) -> list[int]:
-        """Those of a step's tokens that belong to the text. Steps run beyond its end until the scheduler knows of it.
-
-        Args:
-            last: the answer's token before them; -1: they are its first.
-        """
-        params, first = state.sampling_params, start - state.num_prompt_tokens
-        stops = stop_tokens(params)
-        if last in stops and first >= params.min_tokens:
-            return []
-        return cut(tokens, params, stops, first, self.runner.max_model_len - start)[0]
 
     def _with_drafts(self, scheduler_output: Any, drafts: dict[str, list[int]]) -> Any:
         """The plan without tokens that the step before refused, and with drafts in the place of placeholders."""

@@ -27,13 +27,11 @@ class Text:
     """A request in the batch.
 
     row: of its text in Texts; -1 once it has left the batch.
-    ended: whether its answer is complete. Steps run beyond its end until the scheduler knows of it.
     """
 
     def __init__(self, req_id: str, row: int, params: Any) -> None:
         self.req_id, self.row, self.params = req_id, row, params
         self.stops = stop_tokens(params)
-        self.ended = False
 
 
 class Texts:
@@ -59,14 +57,16 @@ class Texts:
         self.by_id[req_id] = text = Text(req_id, row, params)
         return text
 
-    def append(self, text: Text, tokens: list[int]) -> None:
-        """Append what a step sampled, without what lies behind the end of the answer."""
-        if text.ended or text.row < 0:
-            return
-        start, answer = int(self.ends[text.row]), int(self.ends[text.row] - self.prompts[text.row])
-        tokens, text.ended = cut(tokens, text.params, text.stops, answer, self.tokens.shape[1] - start)
-        self.tokens[text.row, start : start + len(tokens)] = tokens
+    def append(self, text: Text, tokens: list[int]) -> int:
+        """Append what a step sampled, without what lies behind the end of the answer. Returns how many tokens that is."""
+        if text.row < 0:
+            return 0
+        row, start = self.tokens[text.row], int(self.ends[text.row])
+        answer = start - int(self.prompts[text.row])
+        tokens = cut(tokens, text.params, text.stops, answer, int(row[start - 1]), len(row) - start)
+        row[start : start + len(tokens)] = tokens
         self.ends[text.row] = start + len(tokens)
+        return len(tokens)
 
     def answer(self, req_id: str) -> list[int]:
         row = self.by_id[req_id].row

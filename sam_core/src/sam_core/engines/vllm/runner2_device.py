@@ -69,14 +69,13 @@ class ChainProposer(SamProposer):
             slots = np.array([self._slots.get(req_id, -1) for req_id in req_ids], np.int32)
             step = self._step = _Step(list(req_ids), slots)
         step.token_rows, step.ends, step.prompts = token_rows, ends[:batch].copy(), prompts[:batch].copy()
-        chains = None
+        chains, starts = None, self._open_changed(step)
         if should_draft:
-            starts = self._open_changed(step)
             chains = np.zeros((batch, self.chain_length), np.int32), np.empty(batch, np.int32)
             self.pool.step(step.slots, token_rows, step.ends - starts, self.chain_length, *chains, starts=starts)
             self._requests["fed"][step.slots] = step.ends
         else:
-            self._feed_turn(step, None)
+            self._feed_turn(step, starts, num_steps=1)
         self._seconds += time.perf_counter() - start
         return chains
 
@@ -152,13 +151,13 @@ class DeviceSpeculator(Speculator):
         while self.unread and (len(self.unread) > max_unread or self.unread[0].source.copy_event.query()):
             output = self.unread.popleft()
             for text, tokens, num_drafts in zip(output.texts, output.read(), output.num_drafts, strict=True):
-                if text is None or text.row < 0 or text.ended or not tokens:
+                if text is None:
                     continue
-                before = int(self.texts.ends[text.row])
-                self.texts.append(text, tokens)
-                if num_drafts:
-                    position = before - int(self.texts.prompts[text.row])
-                    self.proposer.count(num_drafts, position, int(self.texts.ends[text.row]) - before)
+                gained = self.texts.append(text, tokens)
+                if num_drafts and gained:
+                    end = int(self.texts.ends[text.row])
+                    position = end - gained - int(self.texts.prompts[text.row])
+                    self.proposer.count(num_drafts, position, gained)
 
     def _tabulate(self, rows: slice) -> None:
         """Bring the table on the host up to date."""
