@@ -52,6 +52,24 @@ def test_an_environment_made_from_something_else_has_another_name(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("manager", "wanted"),
+    [
+        ("apt", ["make", "dkms", "gcc", "linux-headers-5.10.0-1"]),
+        ("dnf5", ["make", "dkms", "gcc", "kernel-headers-5.10.0-1", "kernel-devel-5.10.0-1"]),
+    ],
+)
+def test_what_the_driver_is_built_with(manager, wanted):
+    loader = DataLoader()
+    role = ROLES / "ascend_driver"
+    values = loader.load_from_file(str(role / "defaults/main.yml"), trusted_as_template=True)
+    tasks = loader.load_from_file(str(role / "tasks/install.yml"), trusted_as_template=True)
+    (task,) = (task for task in tasks if "ansible.builtin.package" in task)
+    facts = {"pkg_mgr": manager, "kernel": "5.10.0-1"}
+    templar = Templar(loader, variables={**values, **task["vars"], "ansible_facts": facts})
+    assert templar.template(task["ansible.builtin.package"]["name"]) == wanted
+
+
+@pytest.mark.parametrize(
     ("said", "image"),
     [
         ("Loaded image: localhost/sam-rl:p-aaaaaaaaaaaa-12345678", "localhost/sam-rl:p-aaaaaaaaaaaa-12345678"),
