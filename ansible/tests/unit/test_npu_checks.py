@@ -132,7 +132,9 @@ def test_unfit_host():
 def test_hosts_that_send_packets_of_other_sizes():
     states = {"a": HOST, "b": {**HOST, "mtu": 9000}, "c": HOST, "d": {**HOST, "mtu": None}}
     (problem,) = preflight.mtu_problems(states, "eth0")
-    assert problem.startswith("the MTU of eth0 differs between hosts (1500 on a, c; 9000 on b), expected the same on all: ")
+    assert problem.startswith(
+        "the MTU of eth0 differs between hosts (1500 on a, c; 9000 on b), expected the same on all: "
+    )
     assert preflight.mtu_problems({"a": HOST, "c": HOST}, "eth0") == []
 
 
