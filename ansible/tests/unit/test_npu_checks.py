@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of dies and hosts: each fault gives its sentence with host, what was found, what was expected, what to do."""
 
+from pathlib import Path
+
 import npu_outputs
 from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
+from ansible_collections.sam_rl.ascend.plugins.modules import host_info
 
 
 def dies(host=0, **changes):
@@ -79,12 +82,17 @@ HOST = {
     "clock_offset": 0.001,
     "clock_missing": False,
     "clock_problem": None,
+    "mtu": 1500,
+    "engine_root": None,
+    "engine_problem": None,
 }
 WANT = {
     "host": "npu1",
     "interface": "eth0",
     "address": "10.0.0.1",
     "free_gb": {"/data": 50},
+    "engine": "docker",
+    "engine_gb": 60,
     "ports": [6379],
     "unit_active": False,
     "clock_limit": 1.0,
@@ -108,12 +116,41 @@ def test_unfit_host():
             {"unreachable_peers": [{"address": "10.0.0.2", "reason": "time-out"}]},
             "npu1: no answer from 10.0.0.2 (time-out)",
         ),
+        ({"engine_problem": "there is no docker"}, "npu1: there is no docker, expected a docker that answers: install"),
+        (
+            {"engine_root": "/var/lib/docker", "free_gb": {"/data": 100.0, "/var/lib/docker": 59.9}},
+            "npu1: 59.9 GB are free for /var/lib/docker, where docker keeps images, expected at least 60 GB: free",
+        ),
         ({"clock_offset": -2.5}, "npu1: its clock is off by -2.500 s, expected at most 1.0 s"),
         ({"clock_offset": None, "clock_problem": "x"}, "npu1: its clock cannot be checked (x)"),
     ]
     for change, sentence in changes:
         (problem,) = preflight.host_problems({**HOST, **change}, WANT)
         assert problem.startswith(sentence) and problem.endswith("."), problem
+
+
+def test_hosts_that_send_packets_of_other_sizes():
+    states = {"a": HOST, "b": {**HOST, "mtu": 9000}, "c": HOST, "d": {**HOST, "mtu": None}}
+    (problem,) = preflight.mtu_problems(states, "eth0")
+    assert problem.startswith(
+        "the MTU of eth0 differs between hosts (1500 on a, c; 9000 on b), expected the same on all: "
+    )
+    assert preflight.mtu_problems({"a": HOST, "c": HOST}, "eth0") == []
+
+
+def test_what_an_engine_says_of_its_folder(tmp_path, monkeypatch):
+    """Of programs that print what docker does, whose daemon is away, and that are not there."""
+    program = tmp_path / "docker"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    program.write_text('#!/bin/sh\n[ "$1 $2 $3" = "info --format {{.DockerRootDir}}" ] && echo /var/lib/docker\n')
+    program.chmod(0o755)
+    assert host_info.engine_root("docker", 30) == ("/var/lib/docker", None)
+    program.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    assert host_info.engine_root("docker", 30) == (None, "`docker info` says: Cannot connect to the Docker daemon")
+    assert host_info.engine_root("no-engine", 30) == (None, "there is no no-engine")
+    assert host_info.engine_root("none", 30) == (None, None)
+    assert host_info.mtu_of("lo") == int(Path("/sys/class/net/lo/mtu").read_text())
+    assert host_info.mtu_of("none0") is None
 
 
 def test_what_provisioning_mends_is_no_error_before_it():

@@ -51,6 +51,40 @@ def test_an_environment_made_from_something_else_has_another_name(tmp_path):
     assert all(re.fullmatch("p-a{12}-[0-9a-f]{8}", key) for key, _, _ in names)
 
 
+BASE, VENV = {"chrony", "git", "nftables", "python3", "rsync"}, {"gcc", "python3-packaging"}
+
+
+@pytest.mark.parametrize(
+    ("role", "tasks", "facts", "wanted"),
+    [
+        ("host_base", "main", {"pkg_mgr": "apt"}, BASE),
+        ("host_base", "main", {"pkg_mgr": "dnf5"}, BASE),
+        (
+            "host_base",
+            "main",
+            {"pkg_mgr": "apt", "engine": "none"},
+            BASE | VENV | {"libc6-dev", "python3-dev", "python3-venv"},
+        ),
+        ("host_base", "main", {"pkg_mgr": "dnf", "engine": "none"}, BASE | VENV | {"python3-devel"}),
+        ("ascend_driver", "install", {"pkg_mgr": "apt"}, {"make", "dkms", "gcc", "linux-headers-5.10.0-1"}),
+        (
+            "ascend_driver",
+            "install",
+            {"pkg_mgr": "dnf"},
+            {"make", "gcc", "kernel-headers-5.10.0-1", "kernel-devel-5.10.0-1"},
+        ),
+    ],
+)
+def test_packages_of_a_family(role, tasks, facts, wanted):
+    loader = DataLoader()
+    values = loader.load_from_file(str(ROLES / role / "defaults/main.yml"), trusted_as_template=True)
+    listed = loader.load_from_file(str(ROLES / role / f"tasks/{tasks}.yml"), trusted_as_template=True)
+    (task,) = (task for task in listed if "ansible.builtin.package" in task)
+    values |= {**task["vars"], "ansible_facts": {"kernel": "5.10.0-1", **facts}}
+    templar = Templar(loader, variables={**values, "container_engine": facts.get("engine", "docker")})
+    assert set(templar.template(task["ansible.builtin.package"]["name"])) == wanted
+
+
 @pytest.mark.parametrize(
     ("said", "image"),
     [

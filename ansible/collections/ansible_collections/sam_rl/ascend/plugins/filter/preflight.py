@@ -10,13 +10,25 @@ from typing import Any
 def host_problems(state: Mapping, want: Mapping) -> list[str]:
     """Sentences on the problems in one result of host_info.
 
-    want: host, interface, address, free_gb {path: GB}, ports [..], unit_active, clock_limit, provisioned.
+    want: host, interface, address, free_gb {path: GB}, engine, engine_gb (0: no matter), ports [..], unit_active, clock_limit,
+    provisioned.
     """
     host, problems = want["host"], []
     if state["address"] != want["address"]:
         problems.append(
             f"{host}: interface {want['interface']} has the address {state['address'] or 'none'}, expected "
             f"{want['address']}: correct cluster_interface or cluster_address in the inventory, or the host's network."
+        )
+    if state["engine_problem"]:
+        problems.append(
+            f"{host}: {state['engine_problem']}, expected a {want['engine']} that answers: install and start it, or correct "
+            "container_engine in the inventory."
+        )
+    root = state["engine_root"]
+    if root and state["free_gb"][root] < want["engine_gb"]:
+        problems.append(
+            f"{host}: {state['free_gb'][root]:.1f} GB are free for {root}, where {want['engine']} keeps images, expected at "
+            f"least {want['engine_gb']} GB: free some, or move that folder to a larger disk."
         )
     for path, min_gb in want["free_gb"].items():
         if state["free_gb"][path] < min_gb:
@@ -123,6 +135,21 @@ def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
     return problems
 
 
+def mtu_problems(states: Mapping[str, Mapping], interface: str) -> list[str]:
+    """A sentence if hosts send packets of different sizes: large ones of some would be lost. states: {host: result of host_info}."""
+    groups: dict[int, list[str]] = {}
+    for host, state in states.items():
+        if state["mtu"] is not None:
+            groups.setdefault(state["mtu"], []).append(host)
+    if len(groups) < 2:
+        return []
+    listed = "; ".join(f"{mtu} on {', '.join(hosts)}" for mtu, hosts in sorted(groups.items()))
+    return [
+        f"the MTU of {interface} differs between hosts ({listed}), expected the same on all: set it alike, "
+        "on the switches between them too."
+    ]
+
+
 def ping_targets(states: Mapping[str, Mapping], host: str) -> dict[str, str]:
     """{physical id: address} of the same dies of the next host (of the first host for the last one); empty with one host.
 
@@ -145,5 +172,6 @@ class FilterModule:
             "host_problems": host_problems,
             "npu_problems": npu_problems,
             "across_hosts": across_hosts,
+            "mtu_problems": mtu_problems,
             "ping_targets": ping_targets,
         }

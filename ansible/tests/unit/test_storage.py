@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storage that does not answer ends a playbook with a sentence before a task waits for it."""
+
+import errno
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.sam_rl.ascend.plugins.module_utils import host_state
+
+ANSIBLE = Path(__file__).resolve().parents[2]
+PLAYS = """
+- hosts: localhost
+  gather_facts: false
+  roles:
+    - role: shared_storage
+      shared_storage_needed: false
+  tasks:
+    - ansible.builtin.debug: {msg: "goes on: {{ shared_storage_answer.reason }}"}
+- hosts: localhost
+  gather_facts: false
+  roles:
+    - role: shared_storage
+"""
+
+
+@pytest.fixture
+def dead(tmp_path):
+    """A folder on a file system whose server, this process, never answers."""
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    try:
+        server = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        pytest.skip("needs root and /dev/fuse")
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+    mount = ["mount", "--internal-only", "--types", "fuse", "--options", options, "dead", folder]
+    done = subprocess.run(mount, pass_fds=[server], capture_output=True, text=True)
+    if done.returncode != 0:
+        os.close(server)
+        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+    yield folder
+    os.close(server)
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_storage_that_answers(tmp_path):
+    assert host_state.no_answer(str(tmp_path / "none/at/all"), 30) is None
+    (tmp_path / "file").write_text("")
+    assert host_state.no_answer(str(tmp_path / "file/runs"), 30) == os.strerror(errno.ENOTDIR)
+
+
+def test_storage_that_does_not(dead):
+    began = time.monotonic()
+    assert host_state.no_answer(f"{dead}/runs", 0.3) == "no answer within 0.3 s"
+    assert time.monotonic() - began < 5
+
+
+def test_a_playbook_says_so(dead, tmp_path):
+    path = tmp_path / "play.yml"
+    path.write_text(PLAYS)
+    words = [Path(sys.executable).parent / "ansible-playbook", "--connection=local", "--inventory=localhost,", path]
+    for setting in (f"ansible_python_interpreter={sys.executable}", f"work_dir={dead} shared_storage_timeout=1"):
+        words += ["-e", setting]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 2 and "goes on: no answer within 1 s" in said
+    assert f"localhost: the storage of {dead} cannot be read (no answer within 1 s), expected the storage that" in said
+
+
+def uses_work_dir(role):
+    files = [*(ANSIBLE / "roles" / role).glob("[tv]a[rs]*s/*.yml"), *(ANSIBLE / "roles" / role).glob("templates/*")]
+    return any("work_dir" in file.read_text() for file in files)
+
+
+@pytest.mark.parametrize("path", sorted((ANSIBLE / "playbooks").glob("*.yml")), ids=lambda path: path.stem)
+def test_every_playbook_asks_first(path):
+    """Roles in the order of the plays; npu_preflight asks itself."""
+    names = []
+    for play in yaml.safe_load(path.read_text()):
+        names += [role["role"] for role in play.get("roles", [])]
+        names += re.findall(r"'name': '(\w+)'", str(play.get("tasks", [])))
+    asks = [number for number, name in enumerate(names) if name in ("shared_storage", "npu_preflight")]
+    waits = [number for number, name in enumerate(names) if number not in asks and uses_work_dir(name)]
+    assert not waits or min(asks, default=len(names)) < waits[0], names[waits[0]]
+
+
+def test_preflight_asks_before_it_looks():
+    names = re.findall(r"shared_storage|work_dir", (ANSIBLE / "roles/npu_preflight/tasks/main.yml").read_text())
+    assert names[0] == "shared_storage"
