@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from tables._records import output, source, table
+from tables.evidence import WORLDS
 
 from sam_lab.bench.rows import figure
 from sam_lab.replay import BINS, geometric_mean
@@ -32,6 +33,7 @@ CHINESE = {
     "`auto`, against an oracle with foresight": "`auto`，与有预见的先知相比",
     "`batch`, `threshold` 8": "`batch`，`threshold` 8",
     "no drafts": "不起草",
+    **dict(WORLDS.values()),
     "reached": "达到",
     "open": "未定",
     "missed": "未达到",
@@ -239,6 +241,13 @@ def switch_worlds() -> Iterator[Row]:
     }
     for key, name in names.items():
         yield dict(zip(("name", "median", "99 %", "largest"), (name, *output("switch-worlds")[key]), strict=True))
+
+
+def switch_devices() -> Iterator[Row]:
+    """A row a clock: medians, and the largest of `auto`."""
+    for clock, figures in output("switch-worlds-devices").items():
+        regrets = {name: figures[name][0] for name in ("regret", "regret_batch", "regret_plain")}
+        yield {"name": WORLDS[clock][0], "largest": figures["regret"][2]} | regrets
 
 
 def runners() -> Iterator[Row]:
@@ -555,6 +564,13 @@ TABLES = {
         "| median | 99 % | largest",
         "| 中位数 | | 最大",
         "name | median:.1% | 99 %:.1% | largest:.1%",
+    ),
+    "switch-worlds-devices": Table(
+        ("switch-worlds-devices",),
+        switch_devices,
+        "clock | `auto`: median | largest | `batch`, `threshold` 8: median | no drafts: median",
+        "时钟 | `auto`：中位数 | 最大 | `batch`，`threshold` 8：中位数 | 不起草：中位数",
+        "name | regret:.1% | largest:.1% | regret_batch:.1% | regret_plain:.1%",
     ),
     "bench-runners": Table(
         ("bench-runners",),
