@@ -92,6 +92,10 @@ class _Request:
         self.number, self.response, self.prompt_id, self.at = number, response, prompt_id, 0
 
 
+def _bin(at: int) -> str:
+    return next(name for name, end in BINS.items() if at < end)
+
+
 class _Tally:
     """Sums over the steps of one configuration."""
 
@@ -106,7 +110,7 @@ class _Tally:
         self.proposed += proposed
         self.accepted += accepted
         self.drafts += proposed > 0
-        steps_tokens = self.bins[next(name for name, end in BINS.items() if at < end)]
+        steps_tokens = self.bins[_bin(at)]
         steps_tokens[0] += 1
         steps_tokens[1] += tokens
 
@@ -138,6 +142,7 @@ def replay(
     tree: bool = False,
     progress: Callable[[int], None] = lambda tokens: None,
     by_prompt: Counts | None = None,
+    by_bin: dict[str, Counts] | None = None,
 ) -> dict[str, Any]:
     """Run one configuration and return its figures.
 
@@ -149,6 +154,7 @@ def replay(
         tree: draft trees.
         progress: called after each scope with the tokens replayed so far.
         by_prompt: where each prompt's tokens, steps, accepted and drafted tokens are added.
+        by_bin: the same of each bin of positions.
 
     Returns:
         tokens_per_step, proposed_per_step (drafted tokens a step), precision (accepted of the drafted tokens), accepted,
@@ -183,10 +189,11 @@ def replay(
             tally.add(at, len(tokens), accepted, len(row))
             request.at += len(row)
             rows.append(row)
-            if by_prompt is not None:
-                sums = by_prompt.setdefault(request.prompt_id, [0, 0, 0, 0])
-                for place, count in enumerate((len(row), 1, accepted, len(tokens))):
-                    sums[place] += count
+            for counts in (by_prompt, by_bin if by_bin is None else by_bin.setdefault(_bin(at), {})):
+                if counts is not None:
+                    sums = counts.setdefault(request.prompt_id, [0, 0, 0, 0])
+                    for place, count in enumerate((len(row), 1, accepted, len(tokens))):
+                        sums[place] += count
         append(batch, rows)
         for request in batch:
             if request.at >= len(request.response):

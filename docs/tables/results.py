@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 from tables._records import output, source, table
+from tables.evidence import WORLDS
 
 from sam_lab.bench.rows import figure
-from sam_lab.replay import geometric_mean
+from sam_lab.replay import BINS, geometric_mean
 
 CHINESE = {
     "RL answers, 5": "RL 回答，5",
@@ -32,6 +33,7 @@ CHINESE = {
     "`auto`, against an oracle with foresight": "`auto`，与有预见的先知相比",
     "`batch`, `threshold` 8": "`batch`，`threshold` 8",
     "no drafts": "不起草",
+    **dict(WORLDS.values()),
     "reached": "达到",
     "open": "未定",
     "missed": "未达到",
@@ -239,6 +241,13 @@ def switch_worlds() -> Iterator[Row]:
     }
     for key, name in names.items():
         yield dict(zip(("name", "median", "99 %", "largest"), (name, *output("switch-worlds")[key]), strict=True))
+
+
+def switch_devices() -> Iterator[Row]:
+    """A row a clock: medians, and the largest of `auto`."""
+    for clock, figures in output("switch-worlds-devices").items():
+        regrets = {name: figures[name][0] for name in ("regret", "regret_batch", "regret_plain")}
+        yield {"name": WORLDS[clock][0], "largest": figures["regret"][2]} | regrets
 
 
 def runners() -> Iterator[Row]:
@@ -464,7 +473,17 @@ REST += ("other tasks' answers, as many tokens", "other tasks' answers, all", "b
 
 def positions() -> Iterator[Row]:
     for row in output("papers-article")["positions"]:
-        yield row | {"rule": row["rule"].replace("blend", "`blend`")}
+        figures = {place: None if row[place] is None else cell(row[place]) for place in (*BINS, "all")}
+        yield {"recording": row["recording"], "rule": row["rule"].replace("blend", "`blend`")} | figures
+
+
+def tails() -> Iterator[Row]:
+    """A row a recording; intervals where it has more than two batches."""
+    for name, row in output("papers-article")["tails"].items():
+        shown = {
+            key: cell(row[key] if row["batches"] > 2 else row[key][0]) for key in row if isinstance(row[key], list)
+        }
+        yield {"name": name} | row | shown
 
 
 def article_rule() -> Iterator[Row]:
@@ -545,6 +564,13 @@ TABLES = {
         "| median | 99 % | largest",
         "| 中位数 | | 最大",
         "name | median:.1% | 99 %:.1% | largest:.1%",
+    ),
+    "switch-worlds-devices": Table(
+        ("switch-worlds-devices",),
+        switch_devices,
+        "clock | `auto`: median | largest | `batch`, `threshold` 8: median | no drafts: median",
+        "时钟 | `auto`：中位数 | 最大 | `batch`，`threshold` 8：中位数 | 不起草：中位数",
+        "name | regret:.1% | largest:.1% | regret_batch:.1% | regret_plain:.1%",
     ),
     "bench-runners": Table(
         ("bench-runners",),
@@ -649,15 +675,15 @@ TABLES = {
         positions,
         "recording | rule | 0-1k | 1-2k | 2-4k | 4-8k | 8-16k | 16k+ | all",
         "记录 | 规则 | | | | | | | 全部",
-        "recording | rule | 0-1k:.3f | 1-2k:.3f | 2-4k:.3f | 4-8k:.3f | 8-16k:.3f | 16k+:.3f | all:.3f",
+        "recording | rule | 0-1k | 1-2k | 2-4k | 4-8k | 8-16k | 16k+ | all",
         left=2,
     ),
     "papers-tails": Table(
         (),
-        lambda: [{"name": name} | values for name, values in output("papers-article")["tails"].items()],
-        "recording | steps without drafts | in the tail | the article's rule: all | tail | `blend`: all | tail",
-        "记录 | 不起草的步数 | 其中尾部 | 文章的规则：全部 | 尾部 | `blend`：全部 | 尾部",
-        "name | steps:, | tail_steps:, | article:.3f | article_tail:.3f | blend:.3f | blend_tail:.3f",
+        tails,
+        "recording | batches | steps without drafts | in the tail | the article's rule: all | tail | `blend`: all | tail",
+        "记录 | 批数 | 不起草的步数 | 其中尾部 | 文章的规则：全部 | 尾部 | `blend`：全部 | 尾部",
+        "name | batches | steps:, | tail_steps:, | article | article_tail | blend | blend_tail",
     ),
     "article-rule": Table(
         ("article-rule",),

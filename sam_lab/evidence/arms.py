@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sam_core.options import MAX_AUTO_MIN_PROB
 from sam_core.proposer import SamProposer
 
 from sam_lab.cli import LabError
@@ -16,9 +17,10 @@ from sam_lab.recordings import Answer
 
 Int32 = npt.NDArray[np.int32]
 
-METHODS = ("ngram", "suffix", "oldest", "batch")
-"""vLLM's two, the article's rule (oldest occurrence, own text), and sam_core's default rule and sources."""
-ARM = re.compile(r"(ngram|suffix|oldest|batch):([1-9][0-9]*)(?::([1-9][0-9]*))?|auto:([1-9][0-9]*)")
+METHODS = ("ngram", "suffix", "oldest", "batch", "wide")
+"""vLLM's two, the article's rule (oldest occurrence, own text), sam_core's default rule and sources, and the same with drafts
+as improbable as those of `auto` may be."""
+ARM = re.compile(r"(ngram|suffix|oldest|batch|wide):([1-9][0-9]*)(?::([1-9][0-9]*))?|auto:([1-9][0-9]*)")
 ALWAYS = 1 << 20
 """Threshold of an arm that drafts in every step."""
 
@@ -43,6 +45,8 @@ def make(arm: str, clock: Callable[[], float]) -> Any:
     sam: dict[str, Any] = {"switch": "batch", "threshold": threshold}
     if method == "oldest":
         sam |= {"rule": "oldest", "sources": ["request"]}
+    if method == "wide":
+        sam |= {"min_prob": MAX_AUTO_MIN_PROB}
     if method == "auto":
         sam = {"switch": "auto"}
     return Sam(k, sam, clock)

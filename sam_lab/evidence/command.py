@@ -18,7 +18,7 @@ from sam_lab.cli import LabError, check_outputs, positive
 from sam_lab.evidence import data, report, tuning
 from sam_lab.evidence.arms import METHODS
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, Steps, run_all
-from sam_lab.evidence.statistics import by_running, pooled, seconds, summary
+from sam_lab.evidence.statistics import by_running, foreseen, pooled, seconds, summary
 from sam_lab.evidence.worlds import NAMES, VERIFY, World, worlds
 
 NAMED = ("ngram:3", "ngram:8", "suffix:3", "suffix:8", "suffix:15", "oldest:3:8")
@@ -37,6 +37,7 @@ arms:
   ngram:K, suffix:K  vLLM's own methods, with vLLM's defaults; in every step
   oldest:3:8         the article's: what followed the oldest occurrence in the request's own text, up to 8 requests
   batch:K            sam_core's default rule and sources, in every step
+  wide:K             the same with min_prob 0.02, the most that counts with auto, instead of 0.1
   METHOD:K:T         only while at most T requests run: vLLM's num_speculative_tokens_per_batch_size {"1-T": K}
   auto:K             sam's switch auto, which knows nothing at its first step and keeps learning from batch to batch
   saved              the same with what it learned on the dev prompts, and with answers of an earlier epoch (RL answers)
@@ -192,6 +193,7 @@ def _result(
                         {"set": of, "world": world.name, "arm": arm} | {"bins": by_running(plain, steps[arm], world)}
                     )
             auto = next(row for row in rows[::-1] if row["arm"] == DEFAULT)
+            best = steps[arms["all"]]
             best_row = next(row for row in rows[::-1] if row["arm"] == arms["all"])
             goals.append(
                 {
@@ -202,6 +204,7 @@ def _result(
                     "best": arms["all"],
                     "best_gain": best_row["pooled"],
                     "over_best": best_row["auto_over"],
+                    "foresight": pooled(seconds(best, world), seconds(foreseen(best), world))[0],
                     "goal": "reached" if best_row["auto_over"][0] >= GOAL else "missed",
                     "worst_goal": "reached" if auto["worst"][0] >= WORST else "missed",
                 }

@@ -9,7 +9,8 @@ from typing import Any
 from sam_lab import figures
 from sam_lab.engine_replay.report import BINS
 
-COLOURS = {"oldest": "#E69F00", "suffix": "#CC79A7", "ngram": "#56B4E9", "batch": "#0072B2", "auto": "#009E73"}
+COLOURS = {"oldest": "#E69F00", "suffix": "#CC79A7", "ngram": "#56B4E9", "batch": "#0072B2"}
+COLOURS |= {"wide": "#D55E00", "auto": "#009E73"}
 
 
 def cell(interval: list[float] | None) -> str:
@@ -36,7 +37,8 @@ def show(result: dict[str, Any]) -> None:
     for goal in result["goals"]:
         print(
             f"  {goal['set']:5}{goal['world']:12}{goal['best']:12}{cell(goal['over_best']):>20}  {goal['goal']:8}"
-            f"worst batch against plain {goal['worst'][0]:.2f} {goal['worst_goal']}"
+            f"worst batch against plain {goal['worst'][0]:.2f} {goal['worst_goal']:8}"
+            f"with foresight {goal['foresight']:.2f}"
         )
 
 
@@ -57,7 +59,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 panel.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
             panel.axhline(1, color="#555555", linewidth=1)
             panel.set_xticks(range(len(bins)), bins)
-            panel.set_title(f"{result['sets'][name]['title']}, {world}", fontsize=9)
+            panel.set_title(f"{result['sets'][name]['title']}\n{result['worlds'][world]}", fontsize=9)
             panel.tick_params(labelsize=8)
             panel.legend(fontsize=7)
         axes[0].set_ylabel("tokens a second over plain", fontsize=8)

@@ -14,7 +14,7 @@ from sam_lab.evidence.rollout import column
 from sam_lab.evidence.statistics import seconds
 from sam_lab.evidence.worlds import World
 
-LENGTHS = {"ngram": (3, 8), "suffix": (3, 8, 15), "oldest": (3, 8, 15), "batch": (1, 2, 3, 5, 8, 15)}
+LENGTHS = {"ngram": (3, 8), "suffix": (3, 8, 15), "oldest": (3, 8, 15), "batch": (1, 2, 3, 5, 8, 15), "wide": (15,)}
 THRESHOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 SHORTLIST = 2
 """Thresholds of a method that are run on dev, of those that its runs in every step predict to be best."""

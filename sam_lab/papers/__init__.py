@@ -5,6 +5,7 @@ replayed    SuffixDecoding's and REST's experiments, on recordings
 article     the article's, on recordings
 decoded     experiments on models
 claims      what the papers claim, and whether a table agrees
+shapes      what trees of a draft model look like
 merges      how far the draft model's distributions at merged nodes lie apart
 figure      figures of the results
 command     `python -m sam_lab papers`

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sam_lab.methods.pool import SamDrafter
-from sam_lab.papers import Limits, Row, experiment
+from sam_lab.papers import Limits, Row, experiment, measured
 from sam_lab.papers.replayed import Recording
 from sam_lab.recordings import MAX_RESPONSES, make_scopes
-from sam_lab.replay import BINS, replay
+from sam_lab.replay import BINS, Counts, replay
 
 BATCH, THRESHOLD = 64, 8
 ANSWER_LENGTHS = {"0-512": 512, "512-1k": 1024, "1-2k": 2048, "2-4k": 4096, "4-8k": 8192, "8k+": 1 << 30}
@@ -24,11 +24,11 @@ OURS = {"rule": "blend", "sources": ("request", "group", "history")}
 @experiment(
     "positions",
     "The article: acceptance by position in the answer",
-    "Tokens a step. Article: rule oldest, source request, k = 3. Bins of 200 steps or more.",
+    "Tokens a step. Article: rule oldest, source request, k = 3. Bins of 200 steps or more; ratio: to the first one.",
 )
 def positions(recording: Recording, limits: Limits) -> list[Row]:
     """Each configuration has a fresh drafter."""
-    columns = {}
+    columns: dict[str, dict[str, Counts]] = {}
     for name, options, context, k in (
         ("article", ARTICLE, "request", 3),
         ("blend, request, k = 3", OURS, "request", 3),
@@ -36,10 +36,22 @@ def positions(recording: Recording, limits: Limits) -> list[Row]:
         ("blend, group, k = 8", OURS, "group", 8),
     ):
         scopes = make_scopes(recording.answers, context, MAX_RESPONSES, 2 * limits.max_tokens, limits.seed)
-        columns[name] = replay(SamDrafter(**options), scopes, context, k)
-    places = [place for place in BINS if any(place in figures["bins"] for figures in columns.values())]
-    rows = [{"position": place} | {name: f["bins"].get(place) for name, f in columns.items()} for place in places]
-    return [*rows, {"position": "all"} | {name: figures["tokens_per_step"] for name, figures in columns.items()}]
+        every: Counts = {}
+        by_bin: dict[str, Counts] = {}
+        figures = replay(SamDrafter(**options), scopes, context, k, by_prompt=every, by_bin=by_bin)
+        none = dict.fromkeys(every, [0, 0, 0, 0])
+        columns[name] = {place: none | by_bin[place] for place in figures["bins"]} | {"all": every}
+    rows = []
+    for place in (*BINS, "all"):
+        row: Row = {"position": place}
+        for name, counts in columns.items():
+            if place in counts:
+                row |= measured(name, counts[place])
+                if place not in ("all", first := next(iter(counts))):
+                    row |= measured(f"{name} / {first}", counts[place], counts[first])
+        if len(row) > 1:
+            rows.append(row)
+    return rows
 
 
 @experiment(
@@ -88,7 +100,7 @@ class Tail:
     "tails",
     "The article: the tail of a batch",
     "64 answers start together; drafts are made while at most 8 run. Steps of the whole batch, and steps without "
-    "drafts by steps with them, of all and in the tail.",
+    "drafts by steps with them, of all and in the tail. 95 %: bootstrap over batches.",
 )
 def tails(recording: Recording, limits: Limits) -> list[Row]:
     order = random.Random(limits.seed)
@@ -97,26 +109,22 @@ def tails(recording: Recording, limits: Limits) -> list[Row]:
     size = min(BATCH, len(answers))
     batches = [answers[at : at + size] for at in range(0, len(answers) - size + 1, size)]
     order.shuffle(batches)
-    plain = plain_tail = 0
-    sums = {"article, k = 3": [0, 0], "blend, k = 3": [0, 0]}
-    done = taken = 0
+    sums: dict[str, Counts] = {"article, k = 3": {}, "blend, k = 3": {}}
+    done = 0
     for batch in batches:
         if done >= 4 * limits.max_tokens:
             break
-        taken += 1
         done += sum(len(answer.response_ids) for answer in batch)
         ends = sorted((len(answer.response_ids) for answer in batch), reverse=True)
         before = ends[THRESHOLD] if len(ends) > THRESHOLD else 0
-        plain += ends[0]
-        plain_tail += ends[0] - before
         for (name, counts), options in zip(sums.items(), (ARTICLE, OURS), strict=True):
             drafter = Tail(SamDrafter(**options), THRESHOLD)
             replay(drafter, [[(answer, True) for answer in batch]], "group", 3)
-            counts[0] += drafter.steps
-            counts[1] += drafter.tail
-    row: Row = {"batches": taken, "steps without": plain, "of them in the tail": plain_tail}
-    for name, (steps, tail) in sums.items():
-        row |= {f"{name}: steps": steps, f"{name}: all": plain / steps, f"{name}: tail": plain_tail / max(tail, 1)}
+            counts[str(len(counts))] = [ends[0], drafter.steps, ends[0] - before, drafter.tail]
+    plain, _, plain_tail, _ = (sum(column) for column in zip(*counts.values(), strict=True))
+    row: Row = {"batches": len(counts), "steps without": plain, "of them in the tail": plain_tail}
+    for name, counts in sums.items():
+        row |= measured(f"{name}: all", counts, parts=(0, 1)) | measured(f"{name}: tail", counts, parts=(2, 3))
     return [row]
 
 

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         interval = f", 95 %: {_cell(row['95 %'])}" if row["95 %"] != [row["value"]] * 2 else ""
         print(f"{row['paper']}: {row['claim']}{of}: {_cell(row['value'])}{interval}: {row['verdict']}")
     text = "".join(render(EXPERIMENTS[name], rows) for name, rows in tables.items())
-    not_shown = [{"paper": paper, "what": what, "reason": reason} for (paper, what), reason in claims.NOT_SHOWN.items()]
+    not_shown = [dict(zip(("paper", "what", "reason"), each, strict=True)) for each in claims.NOT_SHOWN]
     text += f"## Claims\n\n{claims.RULE}\n\n{_table(judged)}" if judged else ""
     text += f"## Not shown\n\n{_table(not_shown)}"
     (args.out / "papers.md").write_text(text)

@@ -32,6 +32,7 @@ PRUNING = {"0.2, 0.3": (0.2, 0.3, 2), "0.4, 0.1": (0.4, 0.1, 1), "0.05, 0.05": (
 THRESHOLDS = {"tau": (1, 2, 3, 4), "theta_prob": (0.05, 0.1, 0.2, 0.4), "theta_sib": (0.05, 0.1, 0.3, 0.5, 0.7)}
 EARLIER, PROMPTS, TOKENS = 32, 24, 160
 GRAPH_TOKENS, GRAPH_NODES = 128, 256
+WIDTH = methods.Settings.width
 WIDTHS = (1, 2, 3, 4, 6)
 SIBLINGS = (0.1, 0.3, 0.5, 0.7)
 TAUS = (1, 2, 3, 4)
@@ -170,7 +171,7 @@ def graphs(pair: Models, limits: Limits) -> list[Row]:
     for (sampling, options), (pruning, (prob, sib, tau)) in itertools.product(GSD_SAMPLING.items(), PRUNING.items()):
         makers = {
             name: functools.partial(DraftModel, pair.draft, width, theta_prob=prob, theta_sib=sib, tau=merged)
-            for name, width, merged in (("ssd", 1, 0), ("tsd", methods.Settings.width, 0), ("gsd", 4, tau))
+            for name, width, merged in (("ssd", 1, 0), ("tsd", WIDTH, 0), ("gsd", WIDTH, tau))
         }
         compared = pair.compare_drafts(limits, makers, options)
         counts = {row["method"]: row["by_prompt"] for row in compared}

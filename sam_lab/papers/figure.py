@@ -65,7 +65,9 @@ def _sizes(pair: Any, rows: Sequence[Row]) -> None:
             axes.set(xscale="log", xlabel="earlier outputs known", ylabel=column)
             axes.set_xticks(SIZES, [f"{size:,}" for size in SIZES])
             axes.minorticks_off()
-    pair[0].set_title("tokens a step (line: SD-T, dotted: REST)")
+    for style, label in (("ko-", "SD-T"), ("ks:", "REST")):
+        pair[0].plot([], [], style, ms=4, label=label)
+    pair[0].set_title("tokens a step")
     pair[1].set_title("accepted share of the drafted tokens")
 
 
@@ -77,8 +79,10 @@ def _limits(pair: Any, rows: Sequence[Row]) -> None:
             for axes, column in zip(pair, ("drafted", "accepted share"), strict=True):
                 axes.plot([row[column] for row in series], tokens, style, color=colour, ms=4, label=label)
                 axes.set_ylabel("tokens a step")
-    pair[0].set(xlabel="drafted tokens a step", title="solid: constant limits 2 to 16")
-    pair[1].set(xlabel="accepted share of the drafted tokens", title="dashed: alpha p, alpha 1 to 4")
+    for style, label in (("ko-", "constant, 2 to 16"), ("ks--", "alpha p, alpha 1 to 4")):
+        pair[0].plot([], [], style, ms=4, label=label)
+    pair[0].set(xlabel="drafted tokens a step", title="by drafted tokens")
+    pair[1].set(xlabel="accepted share of the drafted tokens", title="by their accepted share")
 
 
 def _divergences(pair: Any, rows: Sequence[Row]) -> None:
@@ -87,7 +91,7 @@ def _divergences(pair: Any, rows: Sequence[Row]) -> None:
         label = f"theta_prob, theta_sib\n{pruning}" if known else None
         for axes, column in zip(pair, ("KL, mean", "KL, median"), strict=True):
             axes.plot([row["tau"] for row in known], [row[column] for row in known], "o-", color=colour, label=label)
-            axes.set(yscale="log", ylim=(1e-6, 20), xlabel="tau, tokens that are the same", ylabel="nats", title=column)
+            axes.set(yscale="log", ylim=(1e-7, 20), xlabel="tau, tokens that are the same", ylabel="nats", title=column)
             axes.set_xticks([1, 2, 3, 4])
 
 

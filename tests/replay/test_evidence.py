@@ -14,7 +14,7 @@ from sam_lab.evidence import data, jobs, tuning
 from sam_lab.evidence.arms import make, parse
 from sam_lab.evidence.jobs import Job, Settings
 from sam_lab.evidence.rollout import FIELDS, column, roll_out
-from sam_lab.evidence.statistics import by_running, pooled, rate_ratio, resamples, summary
+from sam_lab.evidence.statistics import by_running, foreseen, pooled, rate_ratio, resamples, summary
 from sam_lab.evidence.worlds import NAMES, World, worlds
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.plan.cost import Cost
@@ -168,6 +168,22 @@ def test_rates_count_the_steps_with_so_many_requests():
     assert list(by_running(plain, arm, FLAT)) == ["1"]
 
 
+def test_foresight_verifies_what_is_accepted():
+    steps = roll_out(answers_of([5, 5, 5, 9, 5, 5]), Fixed([5, 5, 9, 1]), 64)
+    (known,) = foreseen([steps])
+    assert column(known, "drafted").tolist() == [0, 3, 0]
+    assert column(known, "rows").tolist() == [2, 4, 1]
+    assert column(known, "draft_context").tolist() == [0, 9, 0]
+    for name in ("running", "emitted", "context", "prompt"):
+        assert np.array_equal(column(known, name), column(steps, name))
+
+
+def test_wide_drafts_more_at_less_probability():
+    steps = {arm: np.concatenate(jobs.run(Job("math", "dev", arm), SMALL)) for arm in ("batch:15", "wide:15")}
+    drafted = {arm: column(s, "drafted").sum() for arm, s in steps.items()}
+    assert drafted["wide:15"] > 1.2 * drafted["batch:15"] and len(steps["wide:15"]) <= len(steps["batch:15"])
+
+
 def test_the_best_arm_is_that_of_the_dev_prompts():
     done = {Job("math", "dev", "plain"): of_seconds(50), Job("math", "test", "batch:1"): of_seconds(1)}
     for method, lengths in tuning.LENGTHS.items():
@@ -189,7 +205,8 @@ def test_the_command_compares_the_arms(tmp_path, capsys):
     assert main(words) == 0
     result = json.loads((out / "evidence.json").read_text())
     (goal,) = result["goals"]
-    assert goal["goal"] in ("reached", "missed") and goal["best"].startswith(("batch:", "oldest:"))
+    assert goal["goal"] in ("reached", "missed") and goal["best"].startswith(("batch:", "oldest:", "wide:"))
+    assert goal["foresight"] >= 1
     rows = {row["arm"]: row for row in result["rows"]}
     assert {"oldest:3:8", "auto:3", "auto:8", "auto:15", "saved", goal["best"]} <= set(rows)
     for row in rows.values():

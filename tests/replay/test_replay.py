@@ -104,6 +104,10 @@ def test_bins_tell_tokens_a_step_by_position(tmp_path):
     answers = read_answers(write(tmp_path / "a.jsonl", [line(response=[1] * 1024 + [3] * 1124)]))
     bins = figures(drafter, answers, "request", k=1)["bins"]
     assert bins == {"0-1k": 1.0, "1-2k": 2.0}  # 2-4k has 50 steps, too few to tell
+    of_bins, prompt = {}, answers[0].prompt_id
+    replay(drafter, make_scopes(answers, "request", 8, 10**6, 0), "request", 1, by_bin=of_bins)
+    sums = {place: of_prompt[prompt] for place, of_prompt in of_bins.items()}
+    assert sums == {"0-1k": [1024, 1024, 0, 1024], "1-2k": [1024, 512, 512, 512], "2-4k": [100, 50, 50, 50]}
 
 
 @pytest.mark.parametrize("tree", [False, True])

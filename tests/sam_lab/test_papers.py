@@ -267,6 +267,10 @@ def test_the_command_makes_tables_and_goes_on_where_it_ended(path, tmp_path, cap
     printed = capsys.readouterr().out
     assert printed.count("SuffixDecoding: trees accept more than chains") == 2 and ", 95 %: " in printed
     rows = {result["experiment"]: result["rows"] for result in results}
+    (tail,), everywhere = rows["tails"], rows["positions"][-1]
+    assert tail["batches"] == 1 and tail["blend, k = 3: tail: 95 %"] is None  # one batch has no interval
+    low, high = everywhere["article: 95 %"]
+    assert everywhere["position"] == "all" and low < everywhere["article"] < high
     accepted = [row["REST: accepted"] for row in rows["matches"] if row["match"] in ("1", "2", "10-15")]
     assert rows["sd-forms"][0]["SD-T: tokens a step"] > 1.5 and accepted
     tables = (out / "papers.md").read_text()
