@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMMON = Path(__file__).resolve().parents[1] / "common"
 HIDDEN = """
 import json, types
@@ -19,9 +21,9 @@ ones = torch.ones(2, 3)
 batch = {"rollout_log_probs": -ones, "old_log_probs": -ones, "response_mask": ones, "responses": ones}
 print(json.dumps(calculate_debug_metrics(types.SimpleNamespace(batch=batch))))
 """
-TRAINERS = """
+TRAINER = """
 try:
-    import verl.trainer.ppo.v1
+    import {}
 except ImportError as error:
     print(json.dumps(str(error)))
 """
@@ -39,5 +41,13 @@ def test_differences_of_log_probabilities_have_no_histogram():
     assert not [name for name in metrics if "log_prob_diff" in name]
 
 
-def test_trainers_name_the_package():
-    assert "needs the package sam_core, which is not installed here" in answer(TRAINERS)
+@pytest.mark.parametrize(
+    "module",
+    [
+        "trainer.ppo.v1",
+        "experimental.one_step_off_policy.ray_trainer",
+        "experimental.fully_async_policy.fully_async_rollouter",
+    ],
+)
+def test_trainers_name_the_package(module):
+    assert "needs the package sam_core, which is not installed here" in answer(TRAINER.format(f"verl.{module}"))
