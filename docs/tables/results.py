@@ -499,7 +499,8 @@ def article_rule() -> Iterator[Row]:
 def methods() -> Iterator[Row]:
     for row in output("tree")["rows"]:
         name = row["method"] if row["method"] == "plain" else f"`{row['method']}`"
-        yield row | {"method": name, "precision": "" if row["precision"] is None else row["precision"]}
+        precision = "" if row["precision"] is None else row["precision"]
+        yield row | {"method": name, "precision": precision, "tokens_per_step": cell(row["tokens_per_step"])}
 
 
 def evaluation() -> Iterator[Row]:
@@ -697,7 +698,7 @@ TABLES = {
         methods,
         "method | tokens per step | nodes per step | accepted of the nodes | speed-up",
         "方法 | 每步 token 数 | 每步节点数 | 节点接受率 | 加速比",
-        "method | tokens_per_step:.3f | nodes:g | precision:.3f | speedup:g",
+        "method | tokens_per_step | nodes:g | precision:.3f | speedup:g",
     ),
     "evaluation": Table(("evaluation",), evaluation, *OFF_ON, commands=False),
 }
