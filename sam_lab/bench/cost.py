@@ -93,6 +93,7 @@ class Cost:
         for count in REQUESTS:
             what = f"propose for {count} request{'s' * (count > 1)}"
             proposers.append(([row(f"{what}, {name}", "us") for name in SWITCHES], partial(self.proposers, count)))
+        proposers.append(([row("propose for 512 requests, auto: deciding", "us")], partial(self.deciding, 512)))
         pauses = [row(f"append, {what}", "us") for what in ("p99", "longest pause")]
         corpus = [("size", "bytes a token"), ("build", "tokens a second"), ("look-up (append and draft k=1)", "us")]
         return [
@@ -348,6 +349,33 @@ class Cost:
                 f"{drafted / steps / count:.2f} draft tokens a request and step; "
                 f"from {self.running} tokens a request on; {remark}"
             )
+
+    def deciding(self, count: int, rows: list[Row]) -> None:
+        """What switch auto takes in a step, learning included: microseconds."""
+        table, remark = self.texts.ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
+        engine = Engine(table, self.running, 3, **SWITCHES["auto"])
+        switch, taken = engine.proposer.switch, [0.0]
+
+        def timed(call: Callable, *args: Any) -> Any:
+            start = clock()
+            result = call(*args)
+            taken[0] += clock() - start
+            return result
+
+        for name in ("observe", "should_draft", "choose"):
+            setattr(switch, name, partial(timed, getattr(switch, name)))
+
+        def sample() -> float:
+            taken[0] = 0.0
+            for _ in range(self.steps):
+                engine.step()
+            return 1e6 * taken[0] / self.steps
+
+        alternate({"auto": sample}, 2)  # it has learned then
+        before = engine.drafted
+        rows[0].ours = alternate({"auto": sample}, self.rounds)["auto"]
+        drafted = (engine.drafted - before) / self.rounds / self.steps / count
+        rows[0].note = f"{drafted:.2f} draft tokens a request and step; {remark}"
 
     # ---- building, memory, corpus
 
