@@ -326,10 +326,13 @@ class Cost:
             _fill(row, {"ours": figures[rule], **others})
             row.note = f"after {size} tokens a row"
 
+    def _of_proposers(self, count: int) -> tuple[np.ndarray, str]:
+        """A table wide enough for an Engine that drafts 3 tokens a step, and a remark on it."""
+        return self.texts.ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
+
     def proposers(self, count: int, rows: list[Row]) -> None:
         """A call of the proposer for each of its switches: microseconds."""
-        width = self.running + 4 * self.steps * (self.rounds + 2) + 8
-        table, remark = self.texts.ordinary(count, width)
+        table, remark = self._of_proposers(count)
         engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
         engines["off"].proposer.switch.threshold = 0  # one request is as many as options allow
 
@@ -352,7 +355,7 @@ class Cost:
 
     def deciding(self, count: int, rows: list[Row]) -> None:
         """What switch auto takes in a step, learning included: microseconds."""
-        table, remark = self.texts.ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
+        table, remark = self._of_proposers(count)
         engine = Engine(table, self.running, 3, **SWITCHES["auto"])
         switch, taken = engine.proposer.switch, [0.0]
 

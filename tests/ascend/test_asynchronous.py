@@ -7,7 +7,7 @@ import string
 import device_costs
 import pytest
 from ascend_engine import OLD, Engine
-from engine_checks import settled, speculated
+from engine_checks import go_on_from_what_they_had, settled, speculated
 from tiny_qwen3 import VOCAB
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -110,18 +110,10 @@ def test_new_weights_in_a_pause_and_asleep(cpu, tight, make_model, model, prompt
     settled(tight)
     assert sorted(tight.ask("noted_answers")) == sorted(answers)
     tight.ask("keep_off", threshold=6)
-    kept = [shared(*pair) for pair in zip(answers, old, strict=True)]
-    assert 0 < max(kept) < 40, kept
-    rest = [prompt + answer[:n] for prompt, answer, n in zip(prompts, answers, kept, strict=False)]
-    assert [answer[n:] for answer, n in zip(answers, kept, strict=True)] == tight.run(rest, [40 - n for n in kept])
+    go_on_from_what_they_had(tight, prompts, answers, old)
     tight.ask("renew", weights=str(model))
     assert tight.run(prompts[:4], 40) == old
     speculated(tight)
-
-
-def shared(one, other):
-    """How many tokens two answers have in common before they differ."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 def test_vllms_own_runner(model, cpu, prompts):

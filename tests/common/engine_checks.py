@@ -21,6 +21,19 @@ def settled(engine):
     raise AssertionError(f"{counters['requests']} requests are still indexed")
 
 
+def go_on_from_what_they_had(engine, prompts, answers, old):
+    """Answers whose weights changed on the way begin as the old ones, and go on as `engine`, which has the new weights, does.
+
+    old: answers with the old weights, as long as `answers`.
+    """
+    pairs = [list(zip(*pair, strict=True)) for pair in zip(answers, old, strict=True)]
+    kept = [next((i for i, (a, b) in enumerate(pair) if a != b), len(pair)) for pair in pairs]
+    assert 0 < max(kept) < len(old[0]), kept
+    rest = [prompt + answer[:n] for prompt, answer, n in zip(prompts, answers, kept, strict=False)]
+    left = [answer[n:] for answer, n in zip(answers, kept, strict=True)]
+    assert left == engine.run(rest, [len(whole) - n for whole, n in zip(old, kept, strict=True)])
+
+
 def history_is_found_again(start, folder, rank, prompts, answers):
     """An engine drafts from what the one before it, of the same rank, had answered, answers the same, and adds to it.
 

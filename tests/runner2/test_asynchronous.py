@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 from conftest import SEEDED, note_answers, noted_answers, pool_stats, start
-from engine_checks import settled, speculated
+from engine_checks import go_on_from_what_they_had, settled, speculated
 from sam_core.proposer import REPORT_INTERVAL_S
 from test_same_text import SAMPLED
 from tiny_qwen3 import VOCAB
@@ -113,10 +113,7 @@ def test_new_weights_between_sleep_and_wake(plain, asynchronous, prompts, model,
     answers = asynchronous.run(prompts[:4], 40, interrupt=renew(trained))
     speculated(asynchronous)
     renew(trained)(plain.engine)
-    kept = [shared(*pair) for pair in zip(answers, old, strict=True)]
-    assert max(kept) > 0 and max(kept) < 40, kept
-    rest = [prompt + answer[:n] for prompt, answer, n in zip(prompts, answers, kept, strict=False)]
-    assert [answer[n:] for answer, n in zip(answers, kept, strict=True)] == plain.run(rest, [40 - n for n in kept])
+    go_on_from_what_they_had(plain, prompts, answers, old)
     new = plain.run(prompts[:4], 40)
     assert new != old
     answers = asynchronous.run(prompts[:4], 40, interrupt=renew(model, "abort"))
@@ -125,11 +122,6 @@ def test_new_weights_between_sleep_and_wake(plain, asynchronous, prompts, model,
     renew(model)(plain.engine)
     assert asynchronous.run(prompts[:4], 40) == old == plain.run(prompts[:4], 40)
     speculated(asynchronous)
-
-
-def shared(one, other):
-    """How many tokens two answers have in common before they differ."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 def test_no_drafts_above_the_threshold(plain, asynchronous, prompts):
