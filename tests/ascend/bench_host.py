@@ -4,7 +4,7 @@
     make bench-host PIN=vllm-0.23
 
 The model is so small that a step is all host: scheduler, runner, launches, sampler, proposer, and the messages between
-processes. Engines take turns at the same requests, and those whose turn it is not are stopped (SIGSTOP), so that none
+processes; larger matrices would count the work of a device, which grows with the rows. Engines take turns at the same requests, and those whose turn it is not are stopped (SIGSTOP), so that none
 polls. They run as one process; with the worker in a process of its own; and as verl's server runs them, an AsyncLLM that
 holds each request as a task, the worker in a process of its own. On the platform npu operators run in the stand-in for
 torch_npu. The seconds inside its own attention and cache operators, which no host would spend, are taken off, and those
@@ -35,6 +35,7 @@ from sam_core.files import write_json
 K = 3
 NUM_TOKENS = 48  # of each answer
 PROMPT = 16  # tokens
+MODEL = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20}
 PLACEMENTS = {
     "one process": {"in_process": True},
@@ -95,7 +96,7 @@ def running(engine: Engine):
 def engines_of(platform: str, placement: str):
     """An engine of each arm, none of them running."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=128)
+        tiny_qwen3.save(folder, **MODEL)
         engines = {}
         for arm in ARMS:
             engines[arm] = engine = start(folder, platform, placement, arm)

@@ -12,6 +12,7 @@ come from.
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from ascend_engine import OLD, VERSION, Engine
 from sam_core.files import write_json
 
 K = 3
+MAX_BATCH = 64  # of an engine
 LAYERS = (2, 4)
 NUM_TOKENS = 20  # of each answer
 KINDS = ("wait", "AICPU", "unknown", "copy", "launch")
@@ -46,27 +48,24 @@ class Arm(NamedTuple):
 
 
 def arms(graphs: bool) -> dict[str, Arm]:
-    """By name; those without speculation first."""
-    always, never = {"min_prob": 0, "threshold": 64}, {"min_prob": 0, "threshold": 1}
-    seeded = {"additional_config": {"sam_verify": "seeded"}}
+    """By name; each behind the one without speculation that it stands beside."""
+    always = {"min_prob": 0, "threshold": MAX_BATCH}
     some = {"compilation_config": GRAPHS} if graphs else {}
     if not OLD:
         some["async_scheduling"] = False  # so that a step waits for itself alone
-    seeds = SAMPLED | {"seed": 1}
-    return {
-        "plain, greedy": Arm(None, some, {}, False, None),
-        "plain, sampled": Arm(None, some, SAMPLED, False, None),
-        "plain, sampled, log-probabilities": Arm(None, some, SAMPLED | {"logprobs": 1}, False, None),
-        "plain, seeded": Arm(None, some | seeded, seeds, False, None),
-        "switch off, greedy": Arm(never, some, {}, False, "plain, greedy"),
-        "switch off, sampled": Arm(never, some, SAMPLED, False, "plain, sampled"),
-        "greedy": Arm(always, some, {}, True, "plain, greedy"),
-        "rejection": Arm(always, some, SAMPLED, True, "plain, sampled"),
-        "rejection, log-probabilities": Arm(
-            always, some, SAMPLED | {"logprobs": 1}, True, "plain, sampled, log-probabilities"
-        ),
-        "seeded": Arm(always | {"verify": "seeded"}, some, seeds, True, "plain, seeded"),
+    engines = {  # the options of sam, further settings, and how requests are sampled
+        "greedy": (always, {}, {}),
+        "rejection": (always, {}, SAMPLED),
+        "seeded": (always | {"verify": "seeded"}, {"additional_config": {"sam_verify": "seeded"}}, SAMPLED | {"seed": 1}),
     }
+    found = {}
+    for (name, (sam, settings, sampling)), logprobs in itertools.product(engines.items(), (False, True)):
+        name, sampling = (f"{name}, log-probabilities", sampling | {"logprobs": 1}) if logprobs else (name, sampling)
+        plain = f"plain, {name.replace('rejection', 'sampled')}"
+        found[plain] = Arm(None, some | settings, sampling, False, None)
+        found[f"switch off, {name}"] = Arm(sam, some, sampling, False, plain)
+        found[name] = Arm(sam, some, sampling, True, plain)
+    return found
 
 
 def step_of(engine: Engine, arm: Arm, batch: int) -> Counter:
@@ -95,10 +94,11 @@ def measure(names: dict[str, Arm], batches: tuple[int, ...], layers: tuple[int, 
                     engine.ask("meter_steps")  # one at a time: engines that start together may choose the same port
                     engines[arm.engine] = engine
             for name, arm in names.items():
+                if arm.sam:
+                    engines[arm.engine].ask("keep_off", threshold=MAX_BATCH if arm.drafts else 0)
                 for batch in batches:
-                    if batch > 1 or arm.sam is None or arm.drafts:  # one request alone turns the switch on
-                        events = step_of(engines[arm.engine], arm, batch)
-                        found.setdefault(name, {}).setdefault(batch, {})[count] = events
+                    events = step_of(engines[arm.engine], arm, batch)
+                    found.setdefault(name, {}).setdefault(batch, {})[count] = events
     return found
 
 

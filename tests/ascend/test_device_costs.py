@@ -15,7 +15,7 @@ from ascend_engine import HERE, OLD, variables
 
 BATCH = 4
 WITH_LAYERS = ("plain, sampled", "rejection")
-WITH_GRAPHS = ("plain, sampled", "plain, seeded", "switch off, sampled", "rejection", "seeded")
+WITH_GRAPHS = ("plain, sampled", "plain, seeded", "switch off, rejection", "rejection", "seeded")
 
 
 @pytest.fixture(scope="module", params=[False] if OLD else [False, True], ids=["eager", "graphs"][: 2 - OLD])
