@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_corpus("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
     add_corpus("--corpus-from-others", action="store_true", help="draft from a corpus of the other folds' answers too")
     add("--fold", type=fold, metavar="I/N", help="score only the prompts of fold I of the folds 0 .. N-1")
+    add("--without", nargs="+", type=Path, default=[], metavar="FILE", help="leave out the prompts of these recordings")
     add("--max-responses", type=positive, default=MAX_RESPONSES, metavar="N", help=f"default {MAX_RESPONSES}")
     add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
     add("--seed", type=int, default=SEED, metavar="N", help=f"default {SEED}")
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     settings = {
         "sam_core": sam_core.__version__,
         "fold": "/".join(map(str, args.fold)) if args.fold else None,
+        "without": sorted(map(digest, args.without)),
         "corpus": "others" if args.corpus_from_others else digest(args.corpus) if args.corpus else None,
         "max_responses": args.max_responses,
         "max_tokens": args.max_tokens,
@@ -84,8 +86,12 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress()
     shown = []
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
+    left_out = {bytes(answer.prompt_ids) for path in args.without for answer in recordings.read_answers(path)}
     for path in args.files:
         answers, others = recordings.read_answers(path), []
+        answers = [answer for answer in answers if bytes(answer.prompt_ids) not in left_out]
+        if not answers:
+            raise LabError(f"{path} has no prompt that the recordings of --without lack")
         if args.fold:
             answers, others = recordings.split_fold(answers, args.fold)
         if not answers or (args.corpus_from_others and not others):

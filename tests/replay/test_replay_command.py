@@ -64,6 +64,20 @@ def test_default_draft_lengths_and_rules_multiply(answers, tmp_path):
     assert found == [(rule, k, False) for rule in ("newest", "oldest") for k in (3, 4, 8, 16)]
 
 
+def test_prompts_of_other_recordings_are_left_out(answers, tmp_path, capsys):
+    """By their tokens, whatever they are called."""
+    lines = answers.read_text().splitlines(keepends=True)
+    renamed = [line | {"prompt_id": "another name"} for line in map(json.loads, lines[:8])]
+    (tmp_path / "rest.jsonl").write_text("".join(lines[8:]))
+    words = [*RULE, "--k", 3, "--context", "request"]
+    without = command("replay", answers, *words, "--without", write(tmp_path / "seen.jsonl", renamed))
+    alone = command("replay", tmp_path / "rest.jsonl", *words)
+    assert [*rows(without.stdout).values()] == [*rows(alone.stdout).values()] != [], without.stderr
+    assert "no prompt that the recordings of --without lack" in refused(
+        capsys, "replay", str(answers), "--without", str(answers)
+    )
+
+
 def test_several_recordings_end_with_geometric_means(answers, tmp_path):
     other = recording(tmp_path / "b.jsonl", seed=2)
     done = command("replay", answers, other, *RULE, "--k", 3, "--context", "request")
