@@ -516,6 +516,22 @@ def evaluation() -> Iterator[Row]:
         yield {"what": what, "off": cells[0], "on": cells[1]}
 
 
+HELD_OUT_GOALS = {"request": (1.65, 1.79), "group": (1.83, 2.03), "sequential": (2.02, 2.36)}
+
+
+def held_out() -> Iterator[Row]:
+    """A row a context and k: geometric mean over the recordings, of drafts from all sources and from two."""
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in output("held-out"):
+        sources = "some" if row["drafter"] else "all"
+        found.setdefault((row["context"], row["k"]), {}).setdefault(sources, []).append(row["tokens_per_step"])
+    for (context, k), figures in found.items():
+        means = {sources: geometric_mean(values) for sources, values in figures.items()}
+        goal = HELD_OUT_GOALS[context][k == 8]
+        reached = "reached" if min(means.values()) >= goal else "missed"
+        yield {"name": f"k={k}, {context}", "goal": f"{goal:.2f}", "reached": reached} | means
+
+
 OFF_ON = ("| SAM off | SAM on", "| 不开 SAM | 开 SAM", "what | off | on")
 CLAIMED = (
     "claim | code | math-short | sql | rl-rollouts | agrees | does not | not shown",
@@ -602,6 +618,13 @@ TABLES = {
         "goal 1.25, 1.15",
         "引擎 | 请求 | 不开投机，ms | 关 | 目标 1.02 | | 目标 1.25，1.15 | | 目标 1.25，1.15",
         "engine | batch | plain:.2f | off | off goal | rejection | rejection goal | seeded | seeded goal",
+    ),
+    "held-out": Table(
+        ("held-out",),
+        held_out,
+        "drafts | tokens per step | without `common` | goal | both",
+        "草稿 | 每步 token | 没有 `common` | 目标 | 两者",
+        "name | all:.3f | some:.3f | goal | reached",
     ),
     "routing": Table(
         ("routing",),
