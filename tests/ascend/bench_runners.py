@@ -6,28 +6,33 @@
 
 A drafter on the host keeps the engine on runner 1. So engines take turns at the same requests: without speculation on
 runner 2 and on runner 1, and with `sam`, its switch off and on, those on runner 1 scheduled asynchronously and not.
-Answers are greedy and of one length. The worker is a process of its own, which computes while the engine schedules.
+Answers are greedy and of one length. The worker is a process of its own, which computes while the engine schedules;
+engines whose turn it is not are stopped. Printed are the median over all turns with quartiles, and as in bench_host the mean
+over starts of the median ratio to the asynchronous engine without speculation in the same turn.
 
 On the platform npu vllm-ascend runs over the stand-in for torch_npu, eagerly, with a tiny model in float32; it has no
 runner 2 there. On the platform gpu vLLM runs a model from a folder, once for each mode of graphs.
 """
 
 import argparse
+import itertools
 import os
 import random
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import tiny_qwen3
 from ascend_engine import Engine
+from bench_host import processes, ratio, running
 from sam_core.files import write_json
 from transformers import AutoConfig
 
 K = 3
 PROMPT = 16  # tokens
+PLAIN = "asynchronous"
 SAM = {"threshold": 1 << 20, "min_prob": 0}
 ARMS = {  # whether on runner 2; scheduled asynchronously; options of sam
     "runner 2, asynchronous": (True, True, None),
@@ -71,15 +76,28 @@ def measure(
         rng = random.Random(turn)
         prompts = [[rng.randrange(vocab_size - 1) for _ in range(PROMPT)] for _ in range(batch)]
         for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
-            began = time.perf_counter()
-            engines[arm].run(prompts, tokens)
-            seconds, steps = time.perf_counter() - began, len(engines[arm].rows)
+            with running(engines[arm]):
+                began = time.perf_counter()
+                engines[arm].run(prompts, tokens)
+                seconds = time.perf_counter() - began
+            steps = len(engines[arm].rows)
             gained = batch * tokens / engines[arm].count("running")
             drafted = engines[arm].count("drafted")
             if bool(drafted) != ("on" in arm.split(", ")):
                 sys.exit(f"bench_runners: {drafted} draft tokens were verified in the arm {arm!r}")
             found[arm].append((1e3 * seconds / steps, gained))
     return {arm: figures[1:] for arm, figures in found.items()}
+
+
+def line(starts: list[dict[str, list[tuple[float, float]]]], arm: str, batch: int) -> str:
+    """A row of the table."""
+    turns = np.array([start[arm] for start in starts])  # [starts, turns, 2]
+    low, middle, high = np.quantile(turns[:, :, 0], [0.25, 0.5, 0.75])
+    cells = [str(batch), arm, f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{np.median(turns[:, :, 1]):.2f}", ""]
+    if arm != PLAIN and PLAIN in starts[0]:
+        mean, low, high = ratio(turns[:, :, 0] / np.array([start[PLAIN] for start in starts])[:, :, 0])
+        cells[-1] = f"{mean:.3f} ({low:.3f} to {high:.3f})"
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -95,7 +113,8 @@ def main() -> int:
     )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128], help="requests at a time")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (default 128)")
-    parser.add_argument("--rounds", type=int, default=9, help="timed turns of each arm (default 9)")
+    parser.add_argument("--starts", type=int, default=1, help="starts of all engines (default 1)")
+    parser.add_argument("--rounds", type=int, default=9, help="timed turns of each arm a start (default 9)")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench-runners"), help="folder of the JSON file")
     args = parser.parse_args()
     if (args.platform == "gpu") != bool(args.model):
@@ -109,20 +128,23 @@ def main() -> int:
         model = args.model or folder
         vocab_size = AutoConfig.from_pretrained(model).vocab_size
         for graphs in args.graphs if args.model else ["eager"]:
-            print(f"\n{graphs}\n\n| requests | arm | ms a step | quartiles | shortest | tokens a request and step |")
-            print("|---:|---|---:|---:|---:|---:|", flush=True)
-            engines = {arm: start(arm, args.platform, model, graphs) for arm in arms_of(args.platform, args.arms)}
+            starts: dict[int, list] = {batch: [] for batch in args.batch}
+            for number in range(args.starts):
+                engines = {arm: start(arm, args.platform, model, graphs) for arm in arms_of(args.platform, args.arms)}
+                for process in itertools.chain.from_iterable(map(processes, engines.values())):
+                    process.suspend()
+                for batch in args.batch:
+                    starts[batch].append(measure(engines, vocab_size, batch, args.tokens, args.rounds))
+                for engine in engines.values():
+                    for process in processes(engine):
+                        process.resume()
+                    engine.stop()
+                print(f"start {number + 1} of {args.starts} done", file=sys.stderr, flush=True)
+            print(f"\n{graphs}\n\n| requests | arm | ms a step | quartiles | tokens a request and step | beside plain |")
+            print("|---:|---|---:|---:|---:|---|", flush=True)
             for batch in args.batch:
-                found = measure(engines, vocab_size, batch, args.tokens, args.rounds)
-                for arm, figures in found.items():
-                    times, gained = zip(*figures, strict=True)
-                    low, middle, high = statistics.quantiles(times, n=4)
-                    cells = [f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{min(times):.2f}"]
-                    cells.append(f"{statistics.median(gained):.2f}")
-                    print(f"| {batch} | {arm} | {' | '.join(cells)} |", flush=True)
-                record.setdefault(graphs, {})[batch] = found
-            for engine in engines.values():
-                engine.stop()
+                print(*(line(starts[batch], arm, batch) for arm in starts[batch][0]), sep="\n", flush=True)
+            record[graphs] = starts
     print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
     args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / f"{args.platform}.json", {"tokens": args.tokens, "ms_and_tokens_a_step": record})
