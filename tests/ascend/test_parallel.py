@@ -2,7 +2,7 @@
 """Two tensor-parallel ranks over gloo: the same tokens, one index, the drafts that the first rank decides on by its clock."""
 
 import pytest
-from ascend_engine import Engine
+from ascend_engine import OLD, Engine
 from engine_checks import speculated
 
 
@@ -20,5 +20,7 @@ def test_two_ranks_give_the_same_tokens_and_only_the_first_keeps_an_index(cpu, p
     first, second = pair.ask("pools")
     assert first["appended"] >= sum(lengths) and first["drafts"] > 0
     assert second["appended"] == second["groups"] == second["tokens"] == 0
+    if not OLD:
+        assert pair.ask("scheduling") == [[False, True]] * 2  # asynchronously
     calls = pair.ask("calls")
     assert calls[0] == calls[1] and calls[0]["npu_fused_infer_attention_score"] > 0

@@ -163,6 +163,7 @@ def test_prometheus_has_the_drafters_counters(asynchronous, prompts):
 
 def test_two_ranks_have_the_same_drafts(model, device, plain, prompts):
     engine = start(model, SEEDED, tensor_parallel_size=2)
+    assert engine.engine.vllm_config.scheduler_config.async_scheduling
     assert engine.run(prompts[:3], 24) == plain.run(prompts[:3], 24)
     speculated(engine)
     engine.stop()
