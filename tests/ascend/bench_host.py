@@ -14,6 +14,8 @@ A turn's figure is the lower quartile of its steps in which all requests decode,
 steps only longer. One start of a process can be a tenth slower than the next for as long as it lives, so all engines
 start several times. Printed are the median over all turns, and the mean over starts of the median ratio to the arm beside
 in the same turn, with a bootstrap interval of 95 % over starts and their turns.
+
+--parts prints what the parts of a step take, in one process: by timers around methods of the scheduler, runner and drafter.
 """
 
 import argparse
@@ -109,23 +111,48 @@ def engines_of(platform: str, placement: str):
                 process.resume()
 
 
-def step_ms(engine: Engine, arm: str, batch: int, turn: int) -> float:
-    """Lower quartile of the host time of steps in which `batch` requests decode."""
-    drafts, seeded, _ = ARMS[arm]
+def decode(engine: Engine, arm: str, batch: int, turn: int) -> None:
     rng = random.Random(turn)
     prompts = [[rng.randrange(tiny_qwen3.VOCAB - 1) for _ in range(PROMPT)] for _ in range(batch)]
-    sampling = SAMPLED | ({"seed": turn} if seeded else {})
+    engine.run(prompts, NUM_TOKENS, **SAMPLED, **({"seed": turn} if ARMS[arm][1] else {}))
+
+
+def step_ms(engine: Engine, arm: str, batch: int, turn: int) -> float:
+    """Lower quartile of the host time of steps in which `batch` requests decode."""
     with running(engine):
-        engine.run(prompts, NUM_TOKENS, **sampling)
+        decode(engine, arm, batch, turn)
         noted = engine.ask("operator_seconds")
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in engine.rows]
-    drafted = K * batch if drafts == "always" else 0
+    drafted = K * batch if ARMS[arm][0] == "always" else 0
     inside = [seconds for *shape, seconds in noted if shape == [batch, drafted]]
     # the first decoding step drafts nothing yet; a step's outputs may come in two rows where answers end
     steps = [row["seconds"] for row in rows if row["running"] == batch and row["drafted"] == drafted][2:]
     if len(steps) < 5:
         sys.exit(f"bench_host: {len(steps)} steps of {batch} requests had {drafted} draft tokens in the arm {arm!r}")
     return 1e3 * (statistics.quantiles(steps, n=4)[0] - statistics.quantiles(inside, n=4)[0])
+
+
+def parts(platform: str, batch: int, turns: int) -> None:
+    """Print what the parts of a step take, by arm."""
+    found: dict[str, dict[str, float]] = {}
+    with engines_of(platform, "one process") as engines:
+        for arm, engine in engines.items():
+            drafted, steps = K * batch if ARMS[arm][0] == "always" else 0, []
+            with running(engine):
+                engine.ask("time_parts")
+                for turn in range(turns + 1):  # the first warms up
+                    decode(engine, arm, batch, turn)
+                    steps = [*steps, *engine.ask("parts_timed")] if turn else []
+            steps = [seconds for *shape, seconds in steps if shape == [batch, drafted]]
+            names = dict.fromkeys(name for seconds in steps for name in seconds)
+            found[arm] = {name: 1e6 * statistics.quantiles([s.get(name, 0) for s in steps], n=4)[0] for name in names}
+    names = dict.fromkeys(name for figures in found.values() for name in figures)
+    for figures in found.values():
+        whole = figures.pop("step")
+        figures |= {"the rest": whole - sum(figures.values()), "step": whole}
+    print(f"\n| us of a step of {batch} requests | {' | '.join(found)} |\n|---|{'---:|' * len(found)}")
+    for name in [*(name for name in names if name != "step"), "the rest", "step"]:
+        print(f"| {name} | {' | '.join(f'{figures.get(name, 0):.0f}' for figures in found.values())} |")
 
 
 def ratio(ratios: np.ndarray) -> tuple[float, float, float]:
@@ -168,7 +195,13 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=6, help="starts of all engines (default 6)")
     parser.add_argument("--turns", type=int, default=5, help="timed turns of each arm a start (default 5)")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench-host"), help="folder of the JSON file")
+    parser.add_argument("--parts", action="store_true", help="print what the parts of a step take, and no ratios")
     args = parser.parse_args()
+    if args.parts:
+        for platform, batch in itertools.product(args.platform, args.batch):
+            print(f"\nvLLM {VERSION}, {platform}", flush=True)
+            parts(platform, batch, args.turns)
+        return 0
     record: dict = {}
     print(f"load average {os.getloadavg()[0]:.1f}", flush=True)
     for platform, placement in itertools.product(args.platform, args.placement):

@@ -140,7 +140,9 @@ def main() -> int:
                         process.resume()
                     engine.stop()
                 print(f"start {number + 1} of {args.starts} done", file=sys.stderr, flush=True)
-            print(f"\n{graphs}\n\n| requests | arm | ms a step | quartiles | tokens a request and step | beside plain |")
+            print(
+                f"\n{graphs}\n\n| requests | arm | ms a step | quartiles | tokens a request and step | beside plain |"
+            )
             print("|---:|---|---:|---:|---:|---|", flush=True)
             for batch in args.batch:
                 print(*(line(starts[batch], arm, batch) for arm in starts[batch][0]), sep="\n", flush=True)

@@ -56,7 +56,11 @@ def arms(graphs: bool) -> dict[str, Arm]:
     engines = {  # the options of sam, further settings, and how requests are sampled
         "greedy": (always, {}, {}),
         "rejection": (always, {}, SAMPLED),
-        "seeded": (always | {"verify": "seeded"}, {"additional_config": {"sam_verify": "seeded"}}, SAMPLED | {"seed": 1}),
+        "seeded": (
+            always | {"verify": "seeded"},
+            {"additional_config": {"sam_verify": "seeded"}},
+            SAMPLED | {"seed": 1},
+        ),
     }
     found = {}
     for (name, (sam, settings, sampling)), logprobs in itertools.product(engines.items(), (False, True)):

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import sys
+import time
 import traceback
 
 from ascend_engine import OLD
@@ -130,15 +131,18 @@ def steps_and_replays(worker):
     return steps, torch_npu.npu.NPUGraph.replays
 
 
-def time_operators(worker):
-    """Runs in a worker: from now on notes of each step its requests, drafted tokens and the seconds that the stand-in takes:
-    inside its operators, and by its device at each torch call."""
+def standin_clock():
+    """Seconds that the stand-in has taken so far, as a function: inside its operators, and by its device at each torch call."""
     standin = sys.modules.get("torch_npu")
-    of_call = standin.dispatch_seconds() if standin else 0.0
+    if not standin:
+        return lambda: 0.0
+    of_call = standin.dispatch_seconds()
+    return lambda: standin.SECONDS[0] + of_call * standin.DISPATCHED[0]
 
-    def seconds():
-        return standin.SECONDS[0] + of_call * standin.DISPATCHED[0] if standin else 0.0
 
+def time_operators(worker):
+    """Runs in a worker: from now on notes of each step its requests, drafted tokens and the seconds that the stand-in takes."""
+    seconds = standin_clock()
     runner, execute = worker.model_runner, worker.model_runner.execute_model
     runner.timed, before = [], [0, 0, seconds()]
 
@@ -157,14 +161,71 @@ def operator_seconds(worker):
     return steps
 
 
-def meter_steps(worker):
-    """Runs in a worker that shares its process with the engine's core: from now on counts each step (meter.py)."""
-    from torch_npu.meter import METER
+PARTS = {  # of a step, by the object whose methods they are
+    "scheduler": ("schedule", "update_from_output", "update_draft_token_ids"),
+    "runner": ("_update_states", "_prepare_inputs", "_model_forward", "_sample", "_bookkeeping_sync"),
+    "drafter": ("propose",),
+}
+
+
+def time_parts(worker):
+    """Runs in a worker that shares its process with the engine's core: from now on notes of each step its requests, drafted
+    tokens, and the seconds of the step and of its PARTS, without the stand-in's."""
+    seconds, core, runner = standin_clock(), calling_core(), worker.model_runner
+    step, parts, shape = core.step_fn, collections.Counter(), []
+    objects = {"scheduler": core.scheduler, "runner": runner, "drafter": getattr(runner, "drafter", None)}
+    runner.parts, schedule = [], core.scheduler.schedule
+
+    def timed(name, function):
+        def timing(*args, **kwargs):
+            start = time.perf_counter() - seconds()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                parts[name] += time.perf_counter() - seconds() - start
+
+        return timing
+
+    def scheduling(*args, **kwargs):
+        scheduled = schedule(*args, **kwargs)
+        shape[:] = len(scheduled.num_scheduled_tokens), sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        return scheduled
+
+    def noting():
+        parts.clear()
+        result = whole()
+        runner.parts.append([*shape, dict(parts)])
+        return result
+
+    core.scheduler.schedule = scheduling
+    for name, methods in PARTS.items():
+        for method in methods:
+            if function := getattr(objects[name], method, None):
+                setattr(objects[name], method, timed(f"{name}.{method}", function))
+    whole, core.step_fn = timed("step", step), noting
+
+
+def parts_timed(worker):
+    """Runs in a worker: what time_parts noted since the last time."""
+    steps, worker.model_runner.parts = worker.model_runner.parts, []
+    return steps
+
+
+def calling_core():
+    """The EngineCore that called what runs in its worker, in its own process."""
     from vllm.v1.engine.core import EngineCore
 
     frame = sys._getframe()
-    while not isinstance(core := frame.f_locals.get("self"), EngineCore):  # which is what calls this
+    while not isinstance(core := frame.f_locals.get("self"), EngineCore):
         frame = frame.f_back
+    return core
+
+
+def meter_steps(worker):
+    """Runs in a worker that shares its process with the engine's core: from now on counts each step (meter.py)."""
+    from torch_npu.meter import METER
+
+    core = calling_core()
     runner, step, execute = worker.model_runner, core.step_fn, worker.model_runner.execute_model
     runner.metered = []
 
@@ -348,6 +409,12 @@ class Server:
     def operator_seconds(self):
         """Of the first rank."""
         return self.engine.collective_rpc(operator_seconds)[0]
+
+    def time_parts(self):
+        self.engine.collective_rpc(time_parts)
+
+    def parts_timed(self):
+        return self.engine.collective_rpc(parts_timed)[0]
 
     def stop(self):
         self.engine.engine_core.shutdown()
