@@ -164,22 +164,45 @@ static void list(const rule_context *context, match *m) {
     m->all_listed = sum == m->marks;
 }
 
-// The number of times that `token` followed a match (corpus: 0 if it is not among the most frequent ones).
-static uint32_t followed(const rule_context *context, const match *m, int32_t token) {
-    if (token == m->best)
-        return m->best_count;
+// Whether the number of times that `token` followed a match is known without a look-up (corpus: 0 if it is not
+// among the most frequent ones).
+static bool is_known(const match *m, int32_t token, uint32_t *count) {
+    *count = 0;
+    if (token == m->best) {
+        *count = m->best_count;
+        return true;
+    }
     for (uint32_t i = 1; i < m->listed; i++)
-        if (m->tokens[i] == token)
-            return m->counts[i];
+        if (m->tokens[i] == token) {
+            *count = m->counts[i];
+            return true;
+        }
     if (m->all_listed || m->best_count == m->marks || m->source == RULE_CORPUS)
-        return 0;
-    if (m->best_count + 1 == m->marks && m->newest != m->best)
-        return token == m->newest; // the only other one
+        return true;
+    if (m->best_count + 1 == m->marks && m->newest != m->best) {
+        *count = token == m->newest; // the only other one
+        return true;
+    }
+    return false;
+}
+
+// The number of times that `token` followed a match.
+static uint32_t followed(const rule_context *context, const match *m, int32_t token) {
+    uint32_t count;
+    if (is_known(m, token, &count))
+        return count;
     const sam_index *index = context->index[m->source];
     sam_state child = sam_child(index, m->state, token);
     if (child == SAM_NONE)
         return 0;
     return child & SAM_NODE ? index->counts[child & ~SAM_NODE].arrivals : 1;
+}
+
+// Prefetches what `followed` looks up; several look-ups then overlap.
+static void ask_followed(const rule_context *context, const match *m, int32_t token, unsigned step) {
+    uint32_t count;
+    if (!is_known(m, token, &count))
+        sam_ask_child(context->index[m->source], m->state, token, step);
 }
 
 // The root of a draft: the end of the text.
@@ -371,6 +394,10 @@ static void consider_blend(draft *d, node *n) {
     uint32_t frequent_set = weight_set(n, MODEL_FREQUENT);
     uint32_t least_share = shared ? model_share_cell(0, shared->appended) : 0;
     candidate *first = &d->work->candidates[n->seen.first];
+    for (unsigned step = 0; step < SAM_CHILD_ASKS; step++)
+        for (uint32_t j = 0; j < named; j++)
+            for (uint32_t i = 0; i < count; i++)
+                ask_followed(context, &matches[i], first[j].token, step);
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
         c->set = (uint16_t)(j < named ? set : frequent_set);

@@ -802,6 +802,23 @@ void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned st
         ask_node(index, number);
 }
 
+void sam_ask_child(const sam_index *index, sam_state state, int32_t token, unsigned step) {
+    if (!(state & SAM_NODE))
+        return;
+    uint32_t number = state & ~SAM_NODE;
+    if (step == 0) {
+        if (index->nodes[number].token != token)
+            ask_edge(index, number, token);
+        return;
+    }
+    sam_state end = edge_end(index, number, token);
+    if (end == SAM_NONE)
+        return;
+    ask_link(index, end);
+    if (end & SAM_NODE && index->counts)
+        sam_ask(&index->counts[end & ~SAM_NODE]);
+}
+
 bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch) {
     if (!reserve_nodes(index, 1))
         return false;

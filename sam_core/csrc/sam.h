@@ -190,12 +190,13 @@ bool sam_index_free_some(sam_index *index, size_t max_bytes);
 // has changed.
 bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position);
 
-// Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from
-// there, in this many stages: each reads what the stage before it has prefetched. If the owner does something
-// else in between, the memory arrives in time. They change nothing.
-enum { SAM_APPEND_ASKS = 7, SAM_MATCH_ASKS = 4 };
+// Prefetch the memory for appending `token` to the text of the cursor, for sam_match and drafting from there, or
+// for the child of a node and its count, in this many stages: each reads what the stage before it has prefetched.
+// If the owner does something else in between, the memory arrives in time. They change nothing.
+enum { SAM_APPEND_ASKS = 7, SAM_MATCH_ASKS = 4, SAM_CHILD_ASKS = 2 };
 void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step);
 void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step);
+void sam_ask_child(const sam_index *index, sam_state state, int32_t token, unsigned step);
 
 // Begins another text with the text of `cursor`: *branch becomes its cursor. Returns false without memory:
 // nothing has changed.
