@@ -36,19 +36,21 @@ void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
     }
 }
 
-void rows_ask_feed(const pool *p, const pool_row *row, unsigned step) {
+void rows_ask_feed(const pool *p, pool_row *row, unsigned step) {
     const pool_slot *slot = &p->slots[row->slot];
     if (!slot->drafts)
         return;
     const pool_text *text = slot->text;
     const pool_group *g = slot->group;
     if (slot->request.memory && slot->cursor.length < text->body.size && step < SAM_APPEND_ASKS)
-        sam_ask_append(&slot->request, &slot->cursor, text->body.tokens[slot->cursor.length], step);
+        sam_ask_append(&slot->request, &slot->cursor, text->body.tokens[slot->cursor.length], step,
+                       &row->asked[RULE_REQUEST]);
     if (step && g && g->index.memory && text->indexed && text->cursor.length < text->body.size)
-        sam_ask_append(&g->index, &text->cursor, text->body.tokens[text->cursor.length], step - 1);
+        sam_ask_append(&g->index, &text->cursor, text->body.tokens[text->cursor.length], step - 1,
+                       &row->asked[RULE_GROUP]);
 }
 
-void rows_ask_draft(const pool *p, const pool_row *row, unsigned step) {
+void rows_ask_draft(const pool *p, pool_row *row, unsigned step) {
     const pool_slot *slot = &p->slots[row->slot];
     if (step == 0) {
         ask_bytes(slot, sizeof(pool_slot));
@@ -58,9 +60,9 @@ void rows_ask_draft(const pool *p, const pool_row *row, unsigned step) {
     if (!slot->drafts || !row->k)
         return;
     if (slot->request.memory)
-        sam_ask_match(&slot->request, &slot->cursor, step - 1);
+        sam_ask_match(&slot->request, &slot->cursor, step - 1, &row->asked[RULE_REQUEST]);
     if (slot->group && slot->group->index.memory && slot->text->indexed)
-        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1);
+        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1, &row->asked[RULE_GROUP]);
 }
 
 // ---- threads
@@ -155,13 +157,8 @@ static void run_block(worker *w, uint32_t from, uint32_t to) {
         pool_slot *slot = &p->slots[row->slot];
         if (j->feeds && !is_complete(slot->group))
             continue;
-        rows_counts counts = {0};
-        pool_draft(p, slot, row->k, j->out, j->order[i - asks], w->work, &w->memory, &counts);
+        pool_draft(p, slot, row->k, j->out, j->order[i - asks], w->work, &w->memory, &w->counts);
         row->drafted = !w->refused;
-        for (int s = 0; row->drafted && s < RULE_SOURCES; s++) {
-            w->counts.drafts[s] += counts.drafts[s];
-            w->counts.drafted[s] += counts.drafted[s];
-        }
     }
 #undef ROW
     w->used += w->memory.used;

@@ -34,8 +34,8 @@ typedef struct {
 // Prefetch what a row needs to store its tokens, to be fed and to draft, in so many stages.
 enum { STORE_ASKS = 3, FEED_ASKS = SAM_APPEND_ASKS + 1, DRAFT_ASKS = SAM_MATCH_ASKS + 1 };
 void rows_ask_store(const pool *p, const pool_row *row, unsigned step);
-void rows_ask_feed(const pool *p, const pool_row *row, unsigned step);
-void rows_ask_draft(const pool *p, const pool_row *row, unsigned step);
+void rows_ask_feed(const pool *p, pool_row *row, unsigned step);
+void rows_ask_draft(const pool *p, pool_row *row, unsigned step);
 
 // Feeds the drafting rows of a large step and drafts those that need nothing else, or does nothing. Sets
 // `fed` and `drafted` of these rows.

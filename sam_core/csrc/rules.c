@@ -192,17 +192,8 @@ static uint32_t followed(const rule_context *context, const match *m, int32_t to
     if (is_known(m, token, &count))
         return count;
     const sam_index *index = context->index[m->source];
-    sam_state child = sam_child(index, m->state, token);
-    if (child == SAM_NONE)
-        return 0;
-    return child & SAM_NODE ? index->counts[child & ~SAM_NODE].arrivals : 1;
-}
-
-// Prefetches what `followed` looks up; several look-ups then overlap.
-static void ask_followed(const rule_context *context, const match *m, int32_t token, unsigned step) {
-    uint32_t count;
-    if (!is_known(m, token, &count))
-        sam_ask_child(context->index[m->source], m->state, token, step);
+    sam_state end = sam_edge_end(index, m->state, token);
+    return end == SAM_NONE ? 0 : sam_arrivals(index, end);
 }
 
 // The root of a draft: the end of the text.
@@ -350,6 +341,34 @@ static int32_t find_follower(const draft *d, const node *n, const sam_index *ind
     return SAM_NO_TOKEN;
 }
 
+// Counts how often the first `named` candidates of a node followed each match.
+static void count_followed(const draft *d, const node *n, const match *matches, uint32_t count,
+                           uint32_t named, uint32_t counts[][MAX_MATCHES]) {
+    const candidate *first = &d->work->candidates[n->seen.first];
+    sam_state ends[MAX_CANDIDATES][MAX_MATCHES]; // SAM_NONE: the count is known
+#define INDEX(i) d->context->index[matches[i].source]
+    for (uint32_t j = 0; j < named; j++)
+        for (uint32_t i = 0; i < count; i++) {
+            bool known = is_known(&matches[i], first[j].token, &counts[j][i]);
+            ends[j][i] = known ? SAM_NONE : SAM_ROOT;
+            if (!known)
+                sam_ask_edge(INDEX(i), matches[i].state, first[j].token);
+        }
+    for (uint32_t j = 0; j < named; j++)
+        for (uint32_t i = count; i--;) {
+            // What never followed a suffix of an index's match never followed the match.
+            bool never = i + 1 < count && matches[i + 1].source == matches[i].source &&
+                         ends[j][i + 1] == SAM_NONE && !counts[j][i + 1];
+            if (ends[j][i] != SAM_NONE)
+                ends[j][i] = never ? SAM_NONE : sam_edge_end(INDEX(i), matches[i].state, first[j].token);
+        }
+    for (uint32_t j = 0; j < named; j++)
+        for (uint32_t i = 0; i < count; i++)
+            if (ends[j][i] != SAM_NONE)
+                counts[j][i] = sam_arrivals(INDEX(i), ends[j][i]);
+#undef INDEX
+}
+
 static void consider_blend(draft *d, node *n) {
     const rule_context *context = d->context;
     const model *m = &d->model->model;
@@ -394,24 +413,14 @@ static void consider_blend(draft *d, node *n) {
     uint32_t frequent_set = weight_set(n, MODEL_FREQUENT);
     uint32_t least_share = shared ? model_share_cell(0, shared->appended) : 0;
     candidate *first = &d->work->candidates[n->seen.first];
-    for (unsigned step = 0; step < SAM_CHILD_ASKS; step++)
-        for (uint32_t j = 0; j < named; j++)
-            for (uint32_t i = 0; i < count; i++)
-                ask_followed(context, &matches[i], first[j].token, step);
+    uint32_t counts[MAX_CANDIDATES][MAX_MATCHES];
+    count_followed(d, n, matches, count, named, counts);
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
         c->set = (uint16_t)(j < named ? set : frequent_set);
-        uint32_t counts[MAX_MATCHES];
-        for (uint32_t i = j < named ? count : 0; i--;) {
-            const match *a = &matches[i];
-            // What never followed a suffix of an index's match never followed the match.
-            bool never =
-                a->source != RULE_CORPUS && i + 1 < count && a[1].source == a->source && !counts[i + 1];
-            counts[i] = never ? 0 : followed(context, a, c->token);
-        }
         for (uint32_t i = 0; i < count && j < named; i++) {
             const match *a = &matches[i];
-            add_input(m, c, a->cells + model_cell(counts[i], a->marks, c->token == a->newest),
+            add_input(m, c, a->cells + model_cell(counts[j][i], a->marks, c->token == a->newest),
                       a->source * MODEL_RANKS + a->rank);
         }
         if (follower != SAM_NO_TOKEN && j < named)
