@@ -341,31 +341,38 @@ static int32_t find_follower(const draft *d, const node *n, const sam_index *ind
     return SAM_NO_TOKEN;
 }
 
-// Counts how often the first `named` candidates of a node followed each match.
+// A question how often a candidate followed a match.
+typedef struct {
+    uint8_t candidate, match;
+    sam_state end; // of the candidate's edge, SAM_NONE: there is none
+} question;
+
+// Counts how often the first `named` candidates of a node followed each match. Look-ups are in three passes, so that
+// their cache misses overlap.
 static void count_followed(const draft *d, const node *n, const match *matches, uint32_t count,
                            uint32_t named, uint32_t counts[][MAX_MATCHES]) {
     const candidate *first = &d->work->candidates[n->seen.first];
-    sam_state ends[MAX_CANDIDATES][MAX_MATCHES]; // SAM_NONE: the count is known
-#define INDEX(i) d->context->index[matches[i].source]
-    for (uint32_t j = 0; j < named; j++)
-        for (uint32_t i = 0; i < count; i++) {
-            bool known = is_known(&matches[i], first[j].token, &counts[j][i]);
-            ends[j][i] = known ? SAM_NONE : SAM_ROOT;
-            if (!known)
-                sam_ask_edge(INDEX(i), matches[i].state, first[j].token);
-        }
+    question questions[MAX_CANDIDATES * MAX_MATCHES], *end = questions;
+#define INDEX(match) d->context->index[(match)->source]
     for (uint32_t j = 0; j < named; j++)
         for (uint32_t i = count; i--;) {
-            // What never followed a suffix of an index's match never followed the match.
-            bool never = i + 1 < count && matches[i + 1].source == matches[i].source &&
-                         ends[j][i + 1] == SAM_NONE && !counts[j][i + 1];
-            if (ends[j][i] != SAM_NONE)
-                ends[j][i] = never ? SAM_NONE : sam_edge_end(INDEX(i), matches[i].state, first[j].token);
+            const match *m = &matches[i];
+            if (is_known(m, first[j].token, &counts[j][i]))
+                continue;
+            *end++ = (question){(uint8_t)j, (uint8_t)i, SAM_NONE};
+            sam_ask_edge(INDEX(m), m->state, first[j].token);
         }
-    for (uint32_t j = 0; j < named; j++)
-        for (uint32_t i = 0; i < count; i++)
-            if (ends[j][i] != SAM_NONE)
-                counts[j][i] = sam_arrivals(INDEX(i), ends[j][i]);
+    for (question *q = questions; q < end; q++) {
+        const match *m = &matches[q->match];
+        uint32_t *counted = &counts[q->candidate][q->match];
+        // What never followed a suffix of a match never followed the match.
+        if (q->match + 1u == count || m[1].source != m->source || counted[1])
+            q->end = sam_edge_end(INDEX(m), m->state, first[q->candidate].token);
+        *counted = q->end != SAM_NONE;
+    }
+    for (const question *q = questions; q < end; q++)
+        if (q->end != SAM_NONE)
+            counts[q->candidate][q->match] = sam_arrivals(INDEX(&matches[q->match]), q->end);
 #undef INDEX
 }
 
