@@ -157,7 +157,7 @@ typedef struct {
     uint32_t slot, count, k;
     uint32_t next;                 // row of the same group (rows.h)
     bool fed, drafted;             // in this step
-    sam_asked asked[RULE_INDEXES]; // by rows.c
+    sam_asked asked[RULE_INDEXES]; // how far it is prefetched (rows.h)
 } pool_row;
 
 typedef struct {
