@@ -155,8 +155,9 @@ typedef struct {
 typedef struct {
     const int32_t *tokens; // count of them
     uint32_t slot, count, k;
-    uint32_t next;     // row of the same group (rows.h)
-    bool fed, drafted; // in this step
+    uint32_t next;                 // row of the same group (rows.h)
+    bool fed, drafted;             // in this step
+    sam_asked asked[RULE_INDEXES]; // how far it is prefetched (rows.h)
 } pool_row;
 
 typedef struct {

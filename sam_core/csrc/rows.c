@@ -36,19 +36,21 @@ void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
     }
 }
 
-void rows_ask_feed(const pool *p, const pool_row *row, unsigned step) {
+void rows_ask_feed(const pool *p, pool_row *row, unsigned step) {
     const pool_slot *slot = &p->slots[row->slot];
     if (!slot->drafts)
         return;
     const pool_text *text = slot->text;
     const pool_group *g = slot->group;
     if (slot->request.memory && slot->cursor.length < text->body.size && step < SAM_APPEND_ASKS)
-        sam_ask_append(&slot->request, &slot->cursor, text->body.tokens[slot->cursor.length], step);
+        sam_ask_append(&slot->request, &slot->cursor, text->body.tokens[slot->cursor.length], step,
+                       &row->asked[RULE_REQUEST]);
     if (step && g && g->index.memory && text->indexed && text->cursor.length < text->body.size)
-        sam_ask_append(&g->index, &text->cursor, text->body.tokens[text->cursor.length], step - 1);
+        sam_ask_append(&g->index, &text->cursor, text->body.tokens[text->cursor.length], step - 1,
+                       &row->asked[RULE_GROUP]);
 }
 
-void rows_ask_draft(const pool *p, const pool_row *row, unsigned step) {
+void rows_ask_draft(const pool *p, pool_row *row, unsigned step) {
     const pool_slot *slot = &p->slots[row->slot];
     if (step == 0) {
         ask_bytes(slot, sizeof(pool_slot));
@@ -58,9 +60,9 @@ void rows_ask_draft(const pool *p, const pool_row *row, unsigned step) {
     if (!slot->drafts || !row->k)
         return;
     if (slot->request.memory)
-        sam_ask_match(&slot->request, &slot->cursor, step - 1);
+        sam_ask_match(&slot->request, &slot->cursor, step - 1, &row->asked[RULE_REQUEST]);
     if (slot->group && slot->group->index.memory && slot->text->indexed)
-        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1);
+        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1, &row->asked[RULE_GROUP]);
 }
 
 // ---- threads
@@ -92,26 +94,61 @@ static bool refuse(void *owner) {
     return false;
 }
 
-// As `feed`, with the block's memory and without a limit of work.
-static void feed_index(worker *w, sam_index *index, sam_cursor *cursor, uint32_t number, uint32_t size) {
-    sam_memory *memory = index->memory;
-    index->memory = &w->memory;
-    while (!w->refused && cursor->length < size) {
-        w->spent += index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
-        if (!sam_index_append(index, cursor, number, cursor->length))
-            w->refused = true;
+// The next token of a text for an index.
+typedef struct {
+    sam_index *index;
+    sam_cursor *cursor;
+    const pool_text *text;
+    uint32_t number; // of the text in the index
+    sam_asked asked;
+} token;
+
+// Appends tokens with the block's memory.
+static void append_tokens(worker *w, token *tokens, uint32_t count) {
+    for (uint32_t i = 0; !w->refused && i < count + SAM_APPEND_ASKS; i++) {
+        for (uint32_t step = 0; step < SAM_APPEND_ASKS; step++)
+            if (i - step < count) {
+                token *t = &tokens[i - step];
+                sam_ask_append(t->index, t->cursor, t->text->body.tokens[t->cursor->length], step, &t->asked);
+            }
+        if (i < SAM_APPEND_ASKS)
+            continue;
+        const token *t = &tokens[i - SAM_APPEND_ASKS];
+        sam_memory *memory = t->index->memory;
+        t->index->memory = &w->memory;
+        w->spent += t->index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
+        w->refused = !sam_index_append(t->index, t->cursor, t->number, t->cursor->length);
+        t->index->memory = memory;
     }
-    index->memory = memory;
 }
 
-static void feed_slot(worker *w, pool_slot *slot) {
-    pool_text *text = slot->text;
-    pool_group *g = slot->group;
-    if (slot->request.memory)
-        feed_index(w, &slot->request, &slot->cursor, 0, text->body.size);
-    if (g && g->index.memory)
-        feed_index(w, &g->index, &text->cursor, text->number, text->body.size);
-    slot->waits = false;
+// Feeds rows, without a limit of work. Each pass over the rows appends the next token of each request's text, and of the
+// first of a group's texts that has one, so that neighbouring tokens seldom are of the same text.
+static void feed_block(worker *w, uint32_t from, uint32_t to) {
+    enum { TOKENS = 128 };
+    const pool *p = w->job->p;
+    token tokens[TOKENS + RULE_INDEXES];
+    for (bool more = true; more && !w->refused;) {
+        uint32_t count = 0;
+        const pool_group *last = NULL;
+        more = false;
+        for (uint32_t i = from; i < to; i++) {
+            pool_slot *slot = &p->slots[p->rows[w->job->order[i]].slot];
+            pool_text *text = slot->text;
+            pool_group *g = slot->group;
+            if (slot->request.memory && slot->cursor.length < text->body.size)
+                tokens[count++] = (token){&slot->request, &slot->cursor, text, .number = 0};
+            if (g && g != last && g->index.memory && text->cursor.length < text->body.size) {
+                tokens[count++] = (token){&g->index, &text->cursor, text, .number = text->number};
+                last = g;
+            }
+            if (count < TOKENS && i + 1 < to)
+                continue;
+            append_tokens(w, tokens, count);
+            more |= count > 0;
+            count = 0;
+        }
+    }
 }
 
 // Whether the group has nothing else to be fed in this step. Removes what has been fed from its queue.
@@ -130,21 +167,16 @@ static bool is_complete(pool_group *g) {
 static void run_block(worker *w, uint32_t from, uint32_t to) {
     const job *j = w->job;
     pool *p = j->p;
-    uint32_t asks = j->feeds ? FEED_ASKS : 0;
     w->memory = (sam_memory){.limit = j->share, .make_room = refuse, .owner = w};
     w->refused = false;
+    if (j->feeds)
+        feed_block(w, from, to);
 #define ROW(i) (&p->rows[j->order[i]])
-    for (uint32_t i = from; j->feeds && i < to + asks; i++) {
-        for (uint32_t step = 0; step < asks; step++)
-            if (i - step >= from && i - step < to)
-                rows_ask_feed(p, ROW(i - step), step);
-        if (i < from + asks)
-            continue;
-        pool_row *row = ROW(i - asks);
-        feed_slot(w, &p->slots[row->slot]);
-        row->fed = !w->refused;
+    for (uint32_t i = from; j->feeds && !w->refused && i < to; i++) {
+        ROW(i)->fed = true;
+        p->slots[ROW(i)->slot].waits = false;
     }
-    asks = DRAFT_ASKS;
+    const uint32_t asks = DRAFT_ASKS;
     for (uint32_t i = from; !w->refused && i < to + asks; i++) {
         for (uint32_t step = 0; step < asks; step++)
             if (i - step >= from && i - step < to)
@@ -155,13 +187,8 @@ static void run_block(worker *w, uint32_t from, uint32_t to) {
         pool_slot *slot = &p->slots[row->slot];
         if (j->feeds && !is_complete(slot->group))
             continue;
-        rows_counts counts = {0};
-        pool_draft(p, slot, row->k, j->out, j->order[i - asks], w->work, &w->memory, &counts);
+        pool_draft(p, slot, row->k, j->out, j->order[i - asks], w->work, &w->memory, &w->counts);
         row->drafted = !w->refused;
-        for (int s = 0; row->drafted && s < RULE_SOURCES; s++) {
-            w->counts.drafts[s] += counts.drafts[s];
-            w->counts.drafted[s] += counts.drafted[s];
-        }
     }
 #undef ROW
     w->used += w->memory.used;

@@ -3,7 +3,8 @@
 // The rows of a step with many requests, which do not fit the caches.
 //
 // Prefetching. The memory of a row is prefetched some rows ahead, in stages: each stage reads what the stage
-// before it has prefetched, and neighbouring rows are in successive stages. For a few rows it does not pay.
+// before it has prefetched, and neighbouring rows are in successive stages. Blocks of rows (below) are fed in
+// the same way, but a token at a time. For a few rows it does not pay.
 //
 // Threads. Rows of different groups share no index, and drafting changes nothing but the row's own slot. So
 // several threads feed and draft blocks of rows; a block has whole groups. They live as long as the call. The
@@ -34,8 +35,8 @@ typedef struct {
 // Prefetch what a row needs to store its tokens, to be fed and to draft, in so many stages.
 enum { STORE_ASKS = 3, FEED_ASKS = SAM_APPEND_ASKS + 1, DRAFT_ASKS = SAM_MATCH_ASKS + 1 };
 void rows_ask_store(const pool *p, const pool_row *row, unsigned step);
-void rows_ask_feed(const pool *p, const pool_row *row, unsigned step);
-void rows_ask_draft(const pool *p, const pool_row *row, unsigned step);
+void rows_ask_feed(const pool *p, pool_row *row, unsigned step);
+void rows_ask_draft(const pool *p, pool_row *row, unsigned step);
 
 // Feeds the drafting rows of a large step and drafts those that need nothing else, or does nothing. Sets
 // `fed` and `drafted` of these rows.

@@ -164,22 +164,36 @@ static void list(const rule_context *context, match *m) {
     m->all_listed = sum == m->marks;
 }
 
-// The number of times that `token` followed a match (corpus: 0 if it is not among the most frequent ones).
-static uint32_t followed(const rule_context *context, const match *m, int32_t token) {
-    if (token == m->best)
-        return m->best_count;
+// Whether the number of times that `token` followed a match is known without a look-up (corpus: 0 if it is not
+// among the most frequent ones).
+static bool is_known(const match *m, int32_t token, uint32_t *count) {
+    *count = 0;
+    if (token == m->best) {
+        *count = m->best_count;
+        return true;
+    }
     for (uint32_t i = 1; i < m->listed; i++)
-        if (m->tokens[i] == token)
-            return m->counts[i];
+        if (m->tokens[i] == token) {
+            *count = m->counts[i];
+            return true;
+        }
     if (m->all_listed || m->best_count == m->marks || m->source == RULE_CORPUS)
-        return 0;
-    if (m->best_count + 1 == m->marks && m->newest != m->best)
-        return token == m->newest; // the only other one
+        return true;
+    if (m->best_count + 1 == m->marks && m->newest != m->best) {
+        *count = token == m->newest; // the only other one
+        return true;
+    }
+    return false;
+}
+
+// The number of times that `token` followed a match.
+static uint32_t followed(const rule_context *context, const match *m, int32_t token) {
+    uint32_t count;
+    if (is_known(m, token, &count))
+        return count;
     const sam_index *index = context->index[m->source];
-    sam_state child = sam_child(index, m->state, token);
-    if (child == SAM_NONE)
-        return 0;
-    return child & SAM_NODE ? index->counts[child & ~SAM_NODE].arrivals : 1;
+    sam_state end = sam_edge_end(index, m->state, token);
+    return end == SAM_NONE ? 0 : sam_arrivals(index, end);
 }
 
 // The root of a draft: the end of the text.
@@ -327,6 +341,41 @@ static int32_t find_follower(const draft *d, const node *n, const sam_index *ind
     return SAM_NO_TOKEN;
 }
 
+// A question how often a candidate followed a match.
+typedef struct {
+    uint8_t candidate, match;
+    sam_state end; // of the candidate's edge, SAM_NONE: there is none
+} question;
+
+// Counts how often the first `named` candidates of a node followed each match. Look-ups are in three passes, so that
+// their cache misses overlap.
+static void count_followed(const draft *d, const node *n, const match *matches, uint32_t count,
+                           uint32_t named, uint32_t counts[][MAX_MATCHES]) {
+    const candidate *first = &d->work->candidates[n->seen.first];
+    question questions[MAX_CANDIDATES * MAX_MATCHES], *end = questions;
+#define INDEX(match) d->context->index[(match)->source]
+    for (uint32_t j = 0; j < named; j++)
+        for (uint32_t i = count; i--;) {
+            const match *m = &matches[i];
+            if (is_known(m, first[j].token, &counts[j][i]))
+                continue;
+            *end++ = (question){(uint8_t)j, (uint8_t)i, SAM_NONE};
+            sam_ask_edge(INDEX(m), m->state, first[j].token);
+        }
+    for (question *q = questions; q < end; q++) {
+        const match *m = &matches[q->match];
+        uint32_t *counted = &counts[q->candidate][q->match];
+        // What never followed a suffix of a match never followed the match.
+        if (q->match + 1u == count || m[1].source != m->source || counted[1])
+            q->end = sam_edge_end(INDEX(m), m->state, first[q->candidate].token);
+        *counted = q->end != SAM_NONE;
+    }
+    for (const question *q = questions; q < end; q++)
+        if (q->end != SAM_NONE)
+            counts[q->candidate][q->match] = sam_arrivals(INDEX(&matches[q->match]), q->end);
+#undef INDEX
+}
+
 static void consider_blend(draft *d, node *n) {
     const rule_context *context = d->context;
     const model *m = &d->model->model;
@@ -371,20 +420,14 @@ static void consider_blend(draft *d, node *n) {
     uint32_t frequent_set = weight_set(n, MODEL_FREQUENT);
     uint32_t least_share = shared ? model_share_cell(0, shared->appended) : 0;
     candidate *first = &d->work->candidates[n->seen.first];
+    uint32_t counts[MAX_CANDIDATES][MAX_MATCHES];
+    count_followed(d, n, matches, count, named, counts);
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
         c->set = (uint16_t)(j < named ? set : frequent_set);
-        uint32_t counts[MAX_MATCHES];
-        for (uint32_t i = j < named ? count : 0; i--;) {
-            const match *a = &matches[i];
-            // What never followed a suffix of an index's match never followed the match.
-            bool never =
-                a->source != RULE_CORPUS && i + 1 < count && a[1].source == a->source && !counts[i + 1];
-            counts[i] = never ? 0 : followed(context, a, c->token);
-        }
         for (uint32_t i = 0; i < count && j < named; i++) {
             const match *a = &matches[i];
-            add_input(m, c, a->cells + model_cell(counts[i], a->marks, c->token == a->newest),
+            add_input(m, c, a->cells + model_cell(counts[j][i], a->marks, c->token == a->newest),
                       a->source * MODEL_RANKS + a->rank);
         }
         if (follower != SAM_NO_TOKEN && j < named)

@@ -737,67 +737,64 @@ static sam_state edge_end(const sam_index *index, uint32_t number, int32_t token
     return node->more == SAM_NO_TOKEN ? SAM_NONE : edge_entry(index, number, token)->target;
 }
 
-void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step) {
+void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
+                    sam_asked *asked) {
     enum { WALK = SAM_APPEND_ASKS - 3 }; // nodes of the walk
+    uint32_t number = asked->node;
+    sam_state end = asked->end;
     if (step == 0) {
         ask_edge(index, 0, token);
         ask_link(index, cursor->last);
         ask_link(index, cursor->near);
         if (cursor->place != SAM_NONE)
             sam_ask(&index->chunks[cursor->place / SAM_CHUNK]);
-        return;
-    }
-    uint32_t number = node_above(index, cursor->last);
-    if (step <= WALK) {
-        for (unsigned up = 1; up < step && number; up++)
-            number = index->nodes[number].link;
-        if (number) {
+    } else if (step == 1) {
+        number = node_above(index, cursor->last);
+        ask_node(index, number);
+        ask_edge(index, number, token);
+        *asked = (sam_asked){number, SAM_NONE};
+    } else if (step <= WALK + 1) {
+        if (end == SAM_NONE)
+            asked->end = end = edge_end(index, number, token);
+        if (number && step <= WALK) {
+            asked->node = number = index->nodes[number].link;
             ask_node(index, number);
-            ask_edge(index, number, token);
+            if (end == SAM_NONE)
+                ask_edge(index, number, token);
         }
-        return;
-    }
-    // Where the walk ends, then the link from there.
-    sam_state end = edge_end(index, number, token);
-    for (unsigned up = 1; up < WALK && end == SAM_NONE && number; up++) {
-        number = index->nodes[number].link;
-        end = edge_end(index, number, token);
-    }
-    if (end == SAM_NONE)
-        return;
-    if (step == WALK + 1) {
-        ask_link(index, end);
-        if (end & SAM_NODE)
-            ask_node(index, end & ~SAM_NODE);
-        else
-            sam_ask(&index->chunks[end / SAM_CHUNK]);
-    } else if (end & SAM_NODE) {
-        ask_node(index, index->nodes[end & ~SAM_NODE].link);
-    } else {
-        ask_node(index, node_above(index, end));
+        if (step == WALK + 1 && end != SAM_NONE) {
+            ask_link(index, end);
+            if (end & SAM_NODE)
+                ask_node(index, end & ~SAM_NODE);
+            else
+                sam_ask(&index->chunks[end / SAM_CHUNK]);
+        }
+    } else if (end != SAM_NONE) {
+        ask_node(index, end & SAM_NODE ? index->nodes[end & ~SAM_NODE].link : node_above(index, end));
     }
 }
 
-void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step) {
+void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step, sam_asked *asked) {
+    uint32_t number = asked->node;
     if (step == 0) {
         ask_link(index, cursor->near);
         return;
     }
-    uint32_t number = node_above(index, cursor->near);
-    for (unsigned up = 1; up < step && number; up++) {
-        const sam_node *node = &index->nodes[number];
-        if (up == step - 1) { // the tokens that followed it
-            if (node->target != SAM_NONE)
-                ask_link(index, node->target);
-            if (index->counts)
-                ask_edge(index, number, index->counts[number].best);
-            if (node->place != SAM_NONE && index->plain)
-                sam_ask(&index->texts[0]->tokens[node->place]);
-            else if (node->place != SAM_NONE)
-                sam_ask(&index->chunks[node->place / SAM_CHUNK]);
-        }
+    if (step == 1) {
+        number = node_above(index, cursor->near);
+    } else if (number) {
+        const sam_node *node = &index->nodes[number]; // then the tokens that followed it
+        if (node->target != SAM_NONE)
+            ask_link(index, node->target);
+        if (index->counts)
+            ask_edge(index, number, index->counts[number].best);
+        if (node->place != SAM_NONE && index->plain)
+            sam_ask(&index->texts[0]->tokens[node->place]);
+        else if (node->place != SAM_NONE)
+            sam_ask(&index->chunks[node->place / SAM_CHUNK]);
         number = node->link;
     }
+    asked->node = number;
     if (number)
         ask_node(index, number);
 }
@@ -812,6 +809,26 @@ bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch) 
 }
 
 // ---- reading
+
+void sam_ask_edge(const sam_index *index, sam_state node, int32_t token) {
+    if (sam_node_of(index, node)->token != token)
+        ask_edge(index, node & ~SAM_NODE, token);
+}
+
+sam_state sam_edge_end(const sam_index *index, sam_state node, int32_t token) {
+    sam_state end = edge_end(index, node & ~SAM_NODE, token);
+    if (end == SAM_NONE)
+        return end;
+    ask_link(index, end);
+    if (end & SAM_NODE)
+        sam_ask(&index->counts[end & ~SAM_NODE]);
+    return end;
+}
+
+uint32_t sam_arrivals(const sam_index *index, sam_state end) {
+    sam_state child = sam_resolve(index, end);
+    return child & SAM_NODE ? index->counts[child & ~SAM_NODE].arrivals : 1;
+}
 
 void sam_follow(const sam_index *index, sam_state state, sam_following *following) {
     *following = (sam_following){0};

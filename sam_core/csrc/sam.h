@@ -190,12 +190,19 @@ bool sam_index_free_some(sam_index *index, size_t max_bytes);
 // has changed.
 bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t position);
 
-// Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from
-// there, in this many stages: each reads what the stage before it has prefetched. If the owner does something
-// else in between, the memory arrives in time. They change nothing.
+// How far prefetching for a cursor has got; zeroed at first.
+typedef struct {
+    uint32_t node; // that was prefetched last
+    sam_state end; // where the edge that ends the walk leads
+} sam_asked;
+
+// Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from there,
+// in this many stages: each reads what the stage before it has prefetched. If the owner does something else in
+// between, the memory arrives in time. They change nothing but *asked.
 enum { SAM_APPEND_ASKS = 7, SAM_MATCH_ASKS = 4 };
-void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step);
-void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step);
+void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
+                    sam_asked *asked);
+void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step, sam_asked *asked);
 
 // Begins another text with the text of `cursor`: *branch becomes its cursor. Returns false without memory:
 // nothing has changed.
@@ -253,6 +260,12 @@ uint32_t sam_length(const sam_index *index, sam_state state);
 
 // The target of the edge by `token`, SAM_NONE if there is none.
 sam_state sam_child(const sam_index *index, sam_state state, int32_t token);
+
+// How often `token` followed the strings of a node, in three parts, so that the cache misses of several such
+// questions overlap: prefetch; find where its edge leads, SAM_NONE if there is none; count.
+void sam_ask_edge(const sam_index *index, sam_state node, int32_t token);
+sam_state sam_edge_end(const sam_index *index, sam_state node, int32_t token);
+uint32_t sam_arrivals(const sam_index *index, sam_state end);
 
 // Statistics of the tokens that followed the strings of a state.
 void sam_follow(const sam_index *index, sam_state state, sam_following *following);

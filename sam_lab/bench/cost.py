@@ -427,9 +427,10 @@ class Cost:
     def memory_request(self, rows: list[Row]) -> None:
         (row,) = rows
         size = len(self.long)
+        texts = self.table[:, :size]
         pool = sam_core.Pool(memory_bytes=MEMORY, **RULES["newest"])
-        feed(pool, np.array([pool.open(self.long, None)], np.int32), size)
-        row.ours = Figure.of([pool.stats()["bytes_used"] / size])
+        feed(pool, np.array([pool.open(text, None) for text in texts], np.int32), texts.size)
+        row.ours = Figure.of([pool.stats()["bytes_used"] / texts.size])
         tokens = self.long[:8192].tolist()  # tracing is slow
         tracemalloc.start()
         sam = peers.PythonSam()
@@ -442,7 +443,7 @@ class Cost:
             row.peers["arctic"] = Figure.of([peers.ArcticBatch(self.long[None], size).bytes()[0] / size])
         if self.available(rows, "sglang", sglang.corpus_class):
             row.peers["sglang"] = Figure.of([sglang.memory(self.long[None]) / size])
-        row.note = f"a sequence of {size} tokens; ngram has the text alone"
+        row.note = f"{BATCH} requests of {size} tokens, of which the peers have one; ngram has the text alone"
 
     def memory_group(self, rows: list[Row]) -> None:
         (row,) = rows
