@@ -111,7 +111,7 @@ class NgramTable:
             same = self.memory[old % UNIT] == followers
             new = np.where(known & ~same & (old >= CONFIRMED), old % UNIT, positions)
             self._write(pairs, new + CONFIRMED * (known & same))
-            self._write(pairs + 1, checks)
+            self.memory[pairs + 1] = checks
         np.add.at(self._counts, tokens, 1)
         leader = tokens[self._counts[tokens].argmax()]
         if self._counts[leader] > self._counts[self.memory[0]]:
@@ -125,6 +125,7 @@ class NgramTable:
         """The cells that changed since the last call, int64 [E], each once, and what they hold, int32 [E]."""
         cells = np.unique(np.concatenate(self._changed)) if self._changed else np.zeros(0, np.int64)
         self._changed = []
+        cells = np.concatenate([cells, cells[cells >= self.base] + 1])  # checks
         return cells, self.memory[cells]
 
 
