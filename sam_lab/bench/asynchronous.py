@@ -4,7 +4,7 @@
 Under asynchronous scheduling the host drafts before it knows what the latest step sampled, and `sam_core.device_drafts`
 completes the drafts on the device. Acceptance: answers are replayed with 64 requests at a time, by that drafter and by
 the pool alone, which knows all tokens. Cost: processor time of the host's part and of the device's part of a step, both
-on one thread of a CPU; a device runs its part as some fifty kernels, which were not timed.
+on one thread of a CPU; a device runs its part as some eighty kernels, which were not timed.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class LateDrafter(SamDrafter):
     def settle(self) -> None:
         """Close all requests that have ended, as if steps had passed."""
         while self._ended:
-            self._host([])
+            self._upload(self._host([])[2])
             self._close()
 
     def drop(self, group: str) -> None:
@@ -141,12 +141,13 @@ class LateDrafter(SamDrafter):
             tails[row, MAX_NGRAM - len(last) :] = last
             num_sampled[row], groups[row] = len(each.pending), each.group
             sampled[row, : num_sampled[row]] = each.pending
+        self._upload(changes)
+        arguments = (out.astype(np.int64), lengths.astype(np.int64), tails, groups, sampled, num_sampled)
+        return draft(self.memory, self.num_slots, *map(torch.from_numpy, arguments))
+
+    def _upload(self, changes: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]) -> None:
         cells, values = map(torch.from_numpy, changes)
         self.memory[cells] = values
-        arguments = (out.astype(np.int64), lengths.astype(np.int64), tails, groups, sampled, num_sampled)
-        return draft(
-            self.memory, self.num_slots, torch.tensor(self.table.most_frequent), *map(torch.from_numpy, arguments)
-        )
 
     def _close(self) -> None:
         """Close the requests that have ended and of which the host has fed all; the others are known a step later."""

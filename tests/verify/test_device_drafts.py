@@ -7,7 +7,20 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from sam_core.device_drafts import CHECK, COMMON, MAX_NGRAM, MAX_TOKEN, NO_TOKEN, NgramTable, _factors, draft
+from sam_core.device_drafts import (
+    CHECK,
+    COMMON,
+    CONFIRMED,
+    LOOK_UPS,
+    MAX_NGRAM,
+    MAX_TOKEN,
+    NO_TOKEN,
+    OF_GROUP,
+    OF_TOKEN,
+    NgramTable,
+    _factors,
+    draft,
+)
 
 K = 3
 VOCABULARY = 200
@@ -32,27 +45,39 @@ class Oracle:
         for text, group, tokens in zip(texts, groups, new, strict=True):
             known = self.texts.setdefault(text, [])
             for token in tokens:
-                places += [(group, known[-n:], text, len(known)) for n in range(1, min(MAX_NGRAM, len(known)) + 1)]
+                for n in range(1, min(MAX_NGRAM, len(known)) + 1):
+                    places.append((group, known[-n:], token, text, len(known)))
                 known.append(token)
                 self.counts[token] += 1
         for common in (False, True):
-            for group, ngram, text, at in places:
+            before = dict(self.slots)
+            for group, ngram, token, text, at in places:
                 slot, check = self.hashes(COMMON if common else group, ngram)
-                self.slots[slot] = check, text, at
+                entry, confirmed = (check, text, at), False
+                if slot in before and before[slot][0][0] == check:
+                    old, was_confirmed = before[slot]
+                    confirmed = self.texts[old[1]][old[2]] == token
+                    if was_confirmed and not confirmed:
+                        entry = old
+                self.slots[slot] = entry, confirmed
 
     def following(self, group, text, k):
-        for n in range(MAX_NGRAM, 0, -1):
+        best, tokens = 0, []
+        for n in range(1, MAX_NGRAM + 1):
             for number in (group, COMMON):
                 slot, check = self.hashes(number, text[-n:])
-                entry = self.slots.get(slot)
-                if entry and entry[0] == check:
-                    return self.texts[entry[1]][entry[2] : entry[2] + k]
-        return []
+                entry, confirmed = self.slots.get(slot, ((-1, 0, 0), False))
+                priority = OF_TOKEN * n + OF_GROUP * (number == group) + CONFIRMED * confirmed
+                if entry[0] == check and priority > best:
+                    best, tokens = priority, self.texts[entry[1]][entry[2] : entry[2] + k]
+        return tokens
 
     def draft(self, group, text, chain, sampled, frequent, k):
-        ahead = chain[len(sampled) :][:k] if chain[: len(sampled)] == sampled else []
-        more = self.following(group, text + sampled + ahead, k) or [frequent]
-        return (ahead + more)[:k]
+        tokens = chain[len(sampled) :][:k] if chain[: len(sampled)] == sampled else []
+        for _ in range(LOOK_UPS):
+            tokens = tokens + (self.following(group, text + sampled + tokens, k) or [frequent])
+            tokens = tokens[:k]
+        return tokens
 
 
 def rows_of(texts):
@@ -87,7 +112,7 @@ class Device:
             last = text[-MAX_NGRAM:]
             row[MAX_NGRAM - len(last) :] = last
         lengths, counts = np.array([*map(len, chains)]), np.array([*map(len, sampled)])
-        arguments = self.table.most_frequent, padded, lengths, tails, np.array(groups, np.int64), tokens, counts
+        arguments = padded, lengths, tails, np.array(groups, np.int64), tokens, counts
         out, lengths = draft(self.memory, self.table.num_slots, *map(torch.as_tensor, arguments))
         drafts = [row[:n] for row, n in zip(out.tolist(), lengths.tolist(), strict=True)]
         assert out.tolist() == [row + row[-1:] * (k - len(row)) for row in drafts]
@@ -113,18 +138,18 @@ def test_drafts_are_those_of_dictionaries(k, seed):
         ends = [*map(len, texts)]
         table.append(numbers, np.array(groups, np.int32), rows_of(texts), *np.array([starts, ends], np.int32))
         device.update()
-        assert oracle.counts[table.most_frequent] == max(oracle.counts.values())
+        assert oracle.counts[int(table.memory[0])] == max(oracle.counts.values())
         sampled = [[rng.randrange(size) for _ in range(rng.randrange(k + 2))] for _ in texts]
         chains = [[rng.randrange(size) for _ in range(rng.randrange(2 * k + 2))] for _ in texts]
         for chain, tokens in zip(chains, sampled, strict=True):
             if rng.random() < 0.5:
                 chain[: len(tokens)] = tokens[: len(chain)]
         enough = [i for i in range(6) if len(texts[i]) >= MAX_NGRAM]
-        expected = [oracle.draft(groups[i], texts[i], chains[i], sampled[i], table.most_frequent, k) for i in enough]
+        expected = [oracle.draft(groups[i], texts[i], chains[i], sampled[i], int(table.memory[0]), k) for i in enough]
         got = device.draft(k, *([values[i] for i in enough] for values in (groups, texts, chains, sampled)))
         assert got == expected
         held += sum(chains[i][: len(sampled[i])] == sampled[i] for i in enough)
-        looked_up += sum(draft != [table.most_frequent] for draft in got)
+        looked_up += sum(draft != [int(table.memory[0])] for draft in got)
     assert looked_up > 30 and held > 15
 
 
@@ -137,8 +162,8 @@ def table_of(texts, groups, num_slots=1 << 12):
 
 def test_the_most_frequent_token_is_drafted_where_the_last_is_new():
     device = Device(table_of([[5, 1, 2, 3, 1, 4]], [9]))
-    assert device.draft(K, [9], [[4]], [[]], [[77]]) == [[1]]
-    assert device.draft(K, [9], [[4]], [[77, 78]], [[77]]) == [[78, 1]]
+    assert device.draft(K, [9], [[4]], [[]], [[77]]) == [[1, 4]]
+    assert device.draft(K, [9], [[4]], [[77, 78]], [[77]]) == [[78, 1, 4]]
 
 
 def test_a_row_that_is_used_again_gives_the_new_text():
@@ -146,19 +171,38 @@ def test_a_row_that_is_used_again_gives_the_new_text():
     device = Device(table)
     table.append(*np.array([[0], [2]], np.int32), rows_of([[1, 2, 9]]), *np.array([[0], [3]], np.int32))
     device.update()
-    assert device.draft(K, [2], [[0, 0, 0, 0, 1]], [[]], [[2]]) == [[9]]
+    assert device.draft(1, [2], [[0, 0, 0, 0, 1]], [[]], [[2]]) == [[9]]
+    assert device.draft(1, [3], [[0, 0, 0, 1, 2]], [[]], [[3]]) == [[0]]  # where 4 stood, the text ends
 
 
-def test_a_match_in_the_group_goes_before_one_as_long_elsewhere():
-    device = Device(table_of([[1, 2, 3], [1, 2, 4], [8, 1, 2, 5]], [10, 11, 12]))
-    tails = [[0, 0, 0, 0, 1]] * 3 + [[0, 0, 0, 8, 1]]
-    assert device.draft(K, [10, 11, 13, 10], tails, [[]] * 4, [[2]] * 4) == [[3], [4], [5], [5]]
+def test_a_match_in_the_group_goes_before_one_elsewhere_that_is_one_token_longer():
+    device = Device(table_of([[1, 2, 3], [1, 2, 4], [7, 8, 1, 2, 5]], [10, 11, 12]))
+    tails = [[0, 0, 0, 0, 1]] * 3 + [[0, 0, 0, 8, 1], [0, 0, 7, 8, 1]]
+    drafts = device.draft(1, [10, 11, 13, 10, 10], tails, [[]] * 5, [[2]] * 5)
+    assert drafts == [[3], [4], [5], [3], [5]]
+
+
+def test_a_token_that_followed_twice_stays_until_two_others_came():
+    device = Device(table_of([[1, 5]] + [[0] * 2] * 7, [10] * 8))
+    found = []
+    for text, follower in enumerate([5, 6, 5, 7, 7, 8], 2):
+        rows = np.full((1, 2), [1, follower], np.int32)
+        device.table.append(*np.array([[text], [10]], np.int32), rows, *np.array([[0], [2]], np.int32))
+        device.update()
+        found += device.draft(1, [10], [[0] * 5], [[]], [[1]])[0]
+    assert found == [5, 5, 5, 5, 7, 8]
+
+
+def test_a_copy_that_ends_is_continued_once():
+    device = Device(table_of([[1, 2], [2, 3, 4], [4, 5, 6, 7]], [10] * 3))
+    assert device.draft(8, [10], [[0] * 5], [[]], [[1]]) == [[2, 3, 4]]
+    assert device.draft(8, [10], [[0] * 5], [[1, 2]], [[1]]) == [[2, 3, 4, 5, 6, 7]]
 
 
 def test_hashes_of_the_largest_numbers_do_not_overflow():
     token = MAX_TOKEN - 1
     device = Device(table_of([[token] * 8], [MAX_TOKEN - 1]))
-    assert device.draft(K, [token], [[token] * 5], [[]], [[token]]) == [[token]]
+    assert device.draft(K, [token], [[token] * 5], [[]], [[token]]) == [[token, token]]
     Oracle(1).hashes(token, [token] * MAX_NGRAM)
 
 

@@ -3,10 +3,10 @@
 
 While the host drafts, a step still runs on the device, so the host does not know the tokens that the step will sample.
 The host's chain begins behind the last token that it knows. On the device, `draft` takes what follows in the chain where
-the sampled tokens are its beginning. Else, and where the chain is too short, it continues with what followed the newest
-occurrence of the last tokens, the longest suffix of 1 to MAX_NGRAM of them, in the texts of the request's group or, if
-that is longer, in those of all requests. Where even the last token is new, it drafts the most frequent token. The host
-keeps the texts in an `NgramTable`; the device gets what changed together with the chains, one step late.
+the sampled tokens are its beginning. Else, and where the chain is too short, it looks up what followed the last 1 to
+MAX_NGRAM tokens in the texts of the request's group and in those of all requests, and copies from the best match; where
+the copy reaches the end of a text, it looks up once more. Where even the last token is new, it drafts the most frequent one. The host keeps the texts in an `NgramTable`; the device gets what changed together with the chains, one
+step late.
 
 Neither side waits for the other. A wrong draft costs speed only, as every draft is verified: the table may forget. Its
 hashes are sums of products below 2**63, so that no integer overflows, whatever a device does then.
@@ -33,6 +33,14 @@ COMMON = 1
 """Number of the group that all texts belong to beside their own. No group is 0: an empty slot is that of token 0."""
 NO_TOKEN = -1
 """Stands behind the last token of a text."""
+TEXTS = 2
+"""Where the texts begin in a table's memory, behind the most frequent token and NO_TOKEN: a text of its own."""
+UNIT = 1 << 29
+"""Positions are below it, priorities are multiples of it."""
+OF_TOKEN, OF_GROUP, CONFIRMED = 4 * UNIT, 6 * UNIT, 3 * UNIT
+"""Priority of a match: for each of its tokens, in the group, and where its follower is confirmed. The highest is copied."""
+LOOK_UPS = 2
+"""For a draft."""
 
 
 @functools.cache
@@ -46,10 +54,12 @@ def _factors() -> Int64:
 
 
 class NgramTable:
-    """What followed the newest occurrence of each n-gram in the texts of a group: one array of int32, and its changes.
+    """What followed each n-gram in the texts of a group: one array of int32, and its changes.
 
-    `memory` holds the texts, one a row, then pairs of a position and a check, one a slot. A position is the index in
-    `memory` of the token that followed. N-grams share slots, of which the newest has it.
+    `memory` holds the most frequent token, the texts, one a row, then pairs of a position and a check, one a slot. A position
+    is the index in `memory` of the token that followed the newest occurrence. A follower that came again is confirmed,
+    which adds CONFIRMED to the position: a different token replaces it only when others came twice in a row. N-grams
+    share slots, of which the newest has it.
 
     Args:
         num_texts: rows. A text that has ended stays until its row is needed.
@@ -60,17 +70,17 @@ class NgramTable:
 
     def __init__(self, num_texts: int, max_length: int, num_slots: int, vocab_size: int) -> None:
         self.width = max_length + 1
-        self.base = num_texts * self.width
+        self.base = TEXTS + num_texts * self.width
+        if self.base > UNIT:
+            raise ValueError(f"{num_texts} texts of {max_length} tokens are more than a table holds: {UNIT} tokens")
         self.num_slots = num_slots
         self.memory = np.zeros(self.base + 2 * num_slots, np.int32)
-        self.memory[: self.base : self.width] = NO_TOKEN
-        self.most_frequent = 0
-        """The token that came most often."""
+        self.memory[TEXTS - 1] = NO_TOKEN
         self._counts = np.zeros(vocab_size, np.int64)
         self._changed: list[Int64] = []
 
     def append(self, texts: Int32, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
-        """Add the tokens `starts` to `ends` of each of B texts.
+        """Add the tokens `starts` to `ends` of each of B texts. Of an n-gram that occurs several times there, the last counts.
 
         Args:
             texts: int32 [B], the row of each text.
@@ -84,7 +94,7 @@ class NgramTable:
             return
         first = np.cumsum(counts) - counts
         column = np.arange(len(row)) - (first - starts)[row]
-        cells = texts[row].astype(np.int64) * self.width + column
+        cells = TEXTS + texts[row].astype(np.int64) * self.width + column
         behind = cells[(first + counts)[counts > 0] - 1] + 1
         tokens = token_rows[row, column]
         self._write(cells, tokens)
@@ -92,16 +102,20 @@ class NgramTable:
         before = column[:, None] + np.arange(-MAX_NGRAM, 0)
         last = token_rows[row[:, None], np.maximum(before, 0)]
         whole = before[:, ::-1] >= 0
-        positions = np.broadcast_to(cells[:, None], whole.shape)[whole]
+        positions, followers = (np.broadcast_to(each[:, None], whole.shape)[whole] for each in (cells, tokens))
         for numbers in (groups[row], np.full(len(row), COMMON, np.int32)):
             sums = np.concatenate([numbers[:, None], last], axis=1).astype(np.int64) @ _factors()
             pairs = self.base + 2 * (sums[:, :MAX_NGRAM][whole] & self.num_slots - 1)
-            self._write(pairs, positions)
-            self._write(pairs + 1, sums[:, MAX_NGRAM:][whole] & CHECK)
+            checks = sums[:, MAX_NGRAM:][whole] & CHECK
+            old, known = self.memory[pairs], self.memory[pairs + 1] == checks
+            same = self.memory[old % UNIT] == followers
+            new = np.where(known & ~same & (old >= CONFIRMED), old % UNIT, positions)
+            self._write(pairs, new + CONFIRMED * (known & same))
+            self.memory[pairs + 1] = checks
         np.add.at(self._counts, tokens, 1)
         leader = tokens[self._counts[tokens].argmax()]
-        if self._counts[leader] > self._counts[self.most_frequent]:
-            self.most_frequent = int(leader)
+        if self._counts[leader] > self._counts[self.memory[0]]:
+            self._write(np.zeros(1, np.int64), leader)
 
     def _write(self, cells: Int64, values: npt.ArrayLike) -> None:
         self.memory[cells] = values
@@ -111,13 +125,13 @@ class NgramTable:
         """The cells that changed since the last call, int64 [E], each once, and what they hold, int32 [E]."""
         cells = np.unique(np.concatenate(self._changed)) if self._changed else np.zeros(0, np.int64)
         self._changed = []
+        cells = np.concatenate([cells, cells[cells >= self.base] + 1])  # checks
         return cells, self.memory[cells]
 
 
 def draft(
     memory: torch.Tensor,
     num_slots: int,
-    most_frequent: torch.Tensor,
     chains: torch.Tensor,
     chain_lengths: torch.Tensor,
     tails: torch.Tensor,
@@ -129,7 +143,6 @@ def draft(
 
     Args:
         memory: int32, that of an NgramTable of `num_slots`.
-        most_frequent: int64 [], that of the table.
         chains: int64 [B, 2k + 1], what the host drafts behind the tokens that it knows.
         chain_lengths: int64 [B].
         tails: int64 [B, MAX_NGRAM], the last tokens that the host knows, oldest first.
@@ -142,33 +155,49 @@ def draft(
     """
     k = sampled.shape[1] - 1
     count = num_sampled.unsqueeze(1)
-    columns, factors, priorities = _constants(k, memory.device)
+    columns, factors, _ = _constants(k, memory.device)
     follows = ((chains[:, : k + 1] == sampled) | (columns[: k + 1] >= count)).all(1, keepdim=True)
-    ahead = torch.where(follows, (chain_lengths - num_sampled).clamp(0, k).unsqueeze(1), 0)
-    # what the chain leaves is looked up behind the text with that much of the chain
     text = torch.cat([tails, torch.where(follows, chains[:, : k + 1], sampled), chains[:, k + 1 :]], 1)
-    last = text.gather(1, count + ahead + columns[:MAX_NGRAM])
-    sums = (last.unsqueeze(2) * factors[1:]).sum(1)
-    sums = torch.stack([groups.unsqueeze(1) * factors[0], factors[0].expand(len(groups), -1)], 1) + sums.unsqueeze(1)
-    sums = sums.unflatten(2, (2, MAX_NGRAM))
-    pairs = (sums[:, :, 0] & num_slots - 1) * 2 + (memory.shape[0] - 2 * num_slots)
-    entries = memory[torch.stack([pairs, pairs + 1])]
-    priority = torch.where(entries[1] == (sums[:, :, 1] & CHECK), priorities, 0).flatten(1)
-    best = priority.amax(1, keepdim=True)
-    position = torch.where((priority == best) & (best > 0), entries[0].flatten(1), 0).sum(1, keepdim=True)
+    places = columns[: text.shape[1]] - MAX_NGRAM  # counted from the first token that the host does not know
+    end = count + torch.where(follows, (chain_lengths - num_sampled).clamp(0, k).unsqueeze(1), 0)
+    of_groups = torch.stack([groups.unsqueeze(1) * factors[0], factors[0].expand(len(groups), -1)], 1)
+    for _ in range(LOOK_UPS):
+        last = text.gather(1, end + columns[:MAX_NGRAM])
+        following, found = _look_up(memory, num_slots, of_groups, last, k)
+        text = torch.where(places < end, text, following.gather(1, (places - end).clamp(0, k - 1)))
+        end = torch.minimum(end + found, count + k)
+    index = torch.minimum(count + columns[:k], end - 1)
+    return text.gather(1, index + MAX_NGRAM), (end - count).squeeze(1)
+
+
+def _look_up(
+    memory: torch.Tensor, num_slots: int, of_groups: torch.Tensor, last: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Look up what followed.
+
+    Args:
+        memory, num_slots: as for draft.
+        of_groups: int64 [B, 2, 2 * MAX_NGRAM], summands of the hashes: of the request's group, of all.
+        last: int64 [B, MAX_NGRAM], tokens, oldest first.
+
+    Returns:
+        Tokens int64 [B, k], and how many of them there are, int64 [B, 1], 1 .. k.
+    """
+    columns, factors, priorities = _constants(k, memory.device)
+    sums = of_groups + (last.unsqueeze(2) * factors[1:]).sum(1).unsqueeze(1)
+    slots, checks = sums.unflatten(2, (2, MAX_NGRAM)).unbind(2)
+    entries = memory[-2 * num_slots :].view(num_slots, 2)[slots & num_slots - 1]
+    matches = torch.where(entries[..., 1] == (checks & CHECK), priorities + entries[..., 0], 0)
+    position = matches.flatten(1).amax(1, keepdim=True) & UNIT - 1  # 0 without a match
     following = memory[position + columns[:k]].long()
-    found = torch.where((following < 0) | (best == 0), columns[:k], k).amin(1, keepdim=True)
-    following[:, :1] = torch.where(found > 0, following[:, :1], most_frequent)
-    lengths = (ahead + found.clamp(min=1)).clamp(max=k)
-    index = torch.minimum(columns[:k], lengths - 1)
-    from_chain = chains.gather(1, count + columns[:k])
-    tokens = torch.where(columns[:k] < ahead, from_chain, following.gather(1, (columns[:k] - ahead).clamp(min=0)))
-    return tokens.gather(1, index), lengths.squeeze(1)
+    found = torch.where(following < 0, columns[:k], k).amin(1, keepdim=True)
+    # a position in a row that has a shorter text now may be its end
+    return following.clamp(min=0), found.clamp(min=1)
 
 
 @functools.lru_cache(8)
 def _constants(k: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Column numbers, factors, and the priorities of matches: longer ones first, the group's before common ones."""
-    lengths = torch.arange(1, MAX_NGRAM + 1, device=device)
-    columns = torch.arange(max(k, MAX_NGRAM) + 1, device=device)
-    return columns, torch.from_numpy(_factors()).to(device), torch.stack([2 * lengths + 1, 2 * lengths])
+    """Column numbers, factors, and the priorities of unconfirmed matches [2, MAX_NGRAM]: in the group, anywhere."""
+    lengths = OF_TOKEN * torch.arange(1, MAX_NGRAM + 1, device=device)
+    columns = torch.arange(MAX_NGRAM + 2 * k + 1, device=device)
+    return columns, torch.from_numpy(_factors()).to(device), torch.stack([lengths + OF_GROUP, lengths])

@@ -29,7 +29,7 @@ from sam_core.verify import to_device
 Int32 = npt.NDArray[np.int32]
 MAX_SLOTS = 1 << 22
 """N-grams in the table, at most: 32 MiB."""
-NUM_FIELDS = 4
+NUM_FIELDS = 3
 """Numbers of a row that are uploaded before its last tokens and its chain."""
 
 
@@ -176,29 +176,25 @@ class DeviceSpeculator(Speculator):
         self._tabulate(slice(len(texts.req_ids)))
         rows = np.array([texts.by_id[req_id].row for req_id in input_batch.req_ids])
         uploaded = self._upload(rows, *chains)
-        known, groups, lengths, frequent = uploaded[:, :NUM_FIELDS].unbind(1)
+        known, groups, lengths = uploaded[:, :NUM_FIELDS].unbind(1)
         tails, chain_rows = uploaded[:, NUM_FIELDS : NUM_FIELDS + MAX_NGRAM], uploaded[:, NUM_FIELDS + MAX_NGRAM :]
         index, text = input_batch.idx_mapping, self.req_states.all_token_ids.gpu
         count = (self.req_states.total_len.gpu[index] - known).clamp(0, self.width)
         columns = known.unsqueeze(1) + torch.arange(self.width, device=self.device)
         sampled = text[index.unsqueeze(1), columns.clamp(max=text.shape[1] - 1)].long()
-        completed, _ = draft(
-            self.memory, self.table.num_slots, frequent[0], chain_rows, lengths, tails, groups, sampled, count
-        )
+        completed, _ = draft(self.memory, self.table.num_slots, chain_rows, lengths, tails, groups, sampled, count)
         drafts.copy_(completed[:, : self.k])
 
     def _upload(self, rows: npt.NDArray[Any], chains: Int32, lengths: Int32) -> torch.Tensor:
         """Bring the table on the device up to date, and upload what the host knows of the rows of a step.
 
         Returns:
-            int64 [B, NUM_FIELDS + MAX_NGRAM + 2W - 1]: tokens of the text, number of its group, length of its chain,
-            the table's most frequent token; last tokens; chain.
+            int64 [B, NUM_FIELDS + MAX_NGRAM + 2W - 1]: tokens of the text, number of its group, length of its chain;
+            last tokens; chain.
         """
         ends, end = self.texts.ends[rows], NUM_FIELDS + MAX_NGRAM
         packed = np.zeros((len(rows), end + 2 * self.width - 1), np.int64)
-        packed[:, :NUM_FIELDS] = np.stack(
-            [ends, self._groups[rows], lengths[rows], np.full(len(rows), self.table.most_frequent)], 1
-        )
+        packed[:, :NUM_FIELDS] = np.stack([ends, self._groups[rows], lengths[rows]], 1)
         packed[:, NUM_FIELDS:end] = self.texts.tokens[
             rows[:, None], np.maximum(ends[:, None] + np.arange(-MAX_NGRAM, 0), 0)
         ]
