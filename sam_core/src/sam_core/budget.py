@@ -34,11 +34,13 @@ class Choice(NamedTuple):
     gain: predicted tokens a second as a multiple of those without drafts; with prompts, if that is less, one plus the
         net value of the drafts as a share of the B tokens of a step without drafts.
     rate: tokens a second of the best step without prompts.
+    accepted: tokens of the drafts that are expected to be accepted.
     """
 
     lengths: Int32
     gain: float
     rate: float
+    accepted: float
 
 
 def choose(
@@ -81,7 +83,8 @@ def choose(
             of_rows = beside.rows_cost([batch, batch * (1 + uniform)])
             more = float(of_rows[1] - of_rows[0]) + beside.draft_context * uniform * contexts.sum() + beside.verify
             gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
-        return Choice(np.full(batch, uniform if gain > 1 else 0, np.int32), gain, rate)
+        pays = gain > 1
+        return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
     owner, column = np.nonzero(live)
     value = scores[owner, column].astype(float)
     price = cost.draft_context * contexts[owner]
@@ -110,7 +113,8 @@ def choose(
         worth = tokens - rate * seconds
         best = order[: int(np.argmax(worth))]
         gain = min(gain, 1 + float(worth[len(best)] - worth[0]) / batch)
-    return Choice(np.bincount(owner[best], minlength=batch).astype(np.int32), gain, float(rate))
+    lengths = np.bincount(owner[best], minlength=batch).astype(np.int32)
+    return Choice(lengths, gain, float(rate), float(value[best].sum()))
 
 
 def _sums(values: Float64) -> Float64:

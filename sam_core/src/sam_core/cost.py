@@ -110,10 +110,12 @@ class StepCost:
 
     Args:
         memory: steps; by default nothing is forgotten.
+
+    speed: the product of the factors by which kept seconds were scaled.
     """
 
     def __init__(self, memory: float = math.inf) -> None:
-        self.memory = memory
+        self.memory, self.speed = memory, 1.0
         self._jumped = False
         self._since_fit, self._interval = 0, FIRST_FIT_INTERVAL
         self._surprises = 0
@@ -209,6 +211,7 @@ class StepCost:
             self._usual += 0.03 * (min(abs(latest), 0.3) - self._usual)
 
     def _scale(self, factor: float) -> None:
+        self.speed *= factor
         self._samples[:, :, 3] *= factor
         self._seconds = self._seconds * factor
         self._level *= factor

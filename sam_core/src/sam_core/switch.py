@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sam_core.budget import Calibration, choose
 from sam_core.cost import Expected, PromptCost, StepCost
+from sam_core.proof import PlainSteps, Proof
 
 Int32 = npt.NDArray[np.int32]
 
@@ -127,7 +128,7 @@ class AutoSwitch(Switch):
     Learns both while it runs: the time between two calls of `observe` is that of a whole engine step with the tokens
     chosen before. Steps that read prompts have costs of their own, since engines run them in other ways; there drafts
     are worth what they save in steps without prompts. The next step is expected to read what the latest steps have
-    read.
+    read. What is learned may be wrong, so drafting pauses where its steps are seen to lose, see `Proof`.
 
     A wall clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It
     does not work under pipeline parallelism, where the steps of micro-batches overlap.
@@ -168,6 +169,9 @@ class AutoSwitch(Switch):
         self.cost = StepCost(self.DECAY_STEPS)
         self.prompt_cost = PromptCost(self.DECAY_STEPS)
         self.calibration = Calibration()
+        self._proof = Proof()
+        self._plain, self._plain_reading = PlainSteps(), PlainSteps()
+        self._accepted = 0.0  # tokens of the chosen drafts that are expected to be accepted
         self.explored = 0
         self._trial: list[float] | None = None
         self._credit = 0.0  # seconds that exploration may lose; less than 0 if it lost more
@@ -219,6 +223,7 @@ class AutoSwitch(Switch):
             self.calibration.fade()
         self._credit = min(self._credit + self.EXPLORATION_SHARE * seconds, self.MAX_CREDIT * seconds)
         read = prompt_tokens > 0 or not known.all()
+        self._prove(read, len(slots), num_tokens, int(drafted.sum()), context, seconds)
         self._settle_probe(self.prompt_cost if read else self.cost, num_tokens, context, draft_context, seconds)
         if read:
             self.prompt_cost.learn(num_tokens, context, draft_context, seconds)
@@ -230,6 +235,22 @@ class AutoSwitch(Switch):
         self.cost.learn(num_tokens, context, draft_context, seconds)
         if self.cost.fitted and not fitted:
             self._credit = self.INITIAL_CREDIT * seconds
+
+    def _prove(self, read: bool, batch: int, num_tokens: int, drafted: int, context: float, seconds: float) -> None:
+        """Compare a step that had drafts with plain steps, and keep one that had none for that.
+
+        Accepted tokens count as often as is expected of them, since few requests gain now many, now none.
+        """
+        cost, plain_steps = (self.prompt_cost, self._plain_reading) if read else (self.cost, self._plain)
+        if not drafted:
+            plain_steps.add(cost, num_tokens, context, seconds)
+            return
+        plain = plain_steps.seconds(cost, num_tokens - drafted, context, self._proof.seen)
+        if plain:
+            # beside prompts a token is worth what it takes in a step without
+            without = self.cost if self.cost.fitted else self.prompt_cost
+            price = min(plain, without.seconds(batch, context, 0.0)) / batch if read else plain / batch
+            self._proof.add((plain + self._accepted * price - seconds) / plain, self._step)
 
     def _settle_probe(
         self, cost: StepCost, num_tokens: int, context: float, draft_context: float, seconds: float
@@ -311,9 +332,11 @@ class AutoSwitch(Switch):
         beside = self._beside()
         choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside)
         pays = bool(choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF))
+        pays = pays and not self._proof.pauses(self._step)
         if self._set(pays):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", len(contexts))
         chosen = choice.lengths if pays else np.zeros(len(contexts), np.int32)
+        self._accepted = choice.accepted if pays else 0.0
         return self._explore(chosen, worth, lengths, contexts, choice.rate, beside, uniform)
 
     def _beside(self) -> Expected | None:
@@ -354,17 +377,17 @@ class AutoSwitch(Switch):
             of_drafts = of_step.draft_context * float(drafted @ contexts) + of_step.verify * (total > 0)
             return of_step.size_cost(batch + total) + of_drafts
 
-        expected: tuple[float, float] | None = None  # of `chosen`: seconds, and accepted tokens
+        of_chosen: float | None = None  # seconds
         for candidate, accepted in self._unsettled(chosen, worth, live, cost, batch + prompt_tokens, uniform):
-            if not expected:
-                of_chosen = worth[live & (np.arange(self.k) < chosen[:, None])]
-                expected = seconds(chosen), float(of_chosen.sum())
-            slower, gained = seconds(candidate) - expected[0], (accepted - expected[1]) / rate
+            if of_chosen is None:
+                of_chosen = seconds(chosen)
+            slower, gained = seconds(candidate) - of_chosen, (accepted - self._accepted) / rate
             loss = max(0.0, slower - gained)
             if loss <= self._credit:
                 self._credit -= loss
                 drafts = candidate - chosen
                 self._probe = int(drafts.sum()), float(drafts @ contexts), gained, loss
+                self._accepted = accepted
                 self.explored += 1
                 return candidate
         return chosen
