@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -85,36 +85,38 @@ def choose(
             gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
         pays = gain > 1
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
-    owner, column = np.nonzero(live)
-    value = scores[owner, column].astype(float)
+    drafts = np.flatnonzero(live)
+    owner, value = drafts // k, scores.ravel()[drafts].astype(float, copy=False)
     price = cost.draft_context * contexts[owner]
+    accepted = 0.0
     f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
     f[1:] += cost.verify
     plain = float(f[0])
-    rate, best = batch / plain, np.empty(0, np.int64)
-    order = None
+    rate, best = batch / plain, owner[:0]
+    tokens = seconds = None
     while True:
-        if order is None or cost.draft_context:
-            order = np.argsort(rate * price - value)
-            tokens = batch + _sums(value[order])
-            seconds = f + _sums(price[order])
+        net = rate * price - value
+        if tokens is None or (net[1:] < net[:-1]).any():  # at the next rate few change places
+            order = np.argsort(net, kind="stable")
+            owner, value, price = owner[order], value[order], price[order]
+            tokens, seconds = batch + _sums(value), f + _sums(price)
         total = int(np.argmax(tokens - rate * seconds))
         better = tokens[total] / seconds[total]
         if not better > rate * (1 + 1e-12):
             break
-        rate, best = better, order[:total]
+        rate, best, accepted = better, owner[:total], tokens[total] - batch
     gain = float(rate * plain / batch)
     if beside:
         price = beside.draft_context * contexts[owner]
-        order = np.argsort(rate * price - value)
+        order = np.argsort(rate * price - value, kind="stable")
         tokens = _sums(value[order])
         seconds = beside.rows_cost(batch + np.arange(len(value) + 1)) + _sums(price[order])
         seconds[1:] += beside.verify
         worth = tokens - rate * seconds
-        best = order[: int(np.argmax(worth))]
-        gain = min(gain, 1 + float(worth[len(best)] - worth[0]) / batch)
-    lengths = np.bincount(owner[best], minlength=batch).astype(np.int32)
-    return Choice(lengths, gain, float(rate), float(value[best].sum()))
+        total = int(np.argmax(worth))
+        best, accepted = owner[order[:total]], tokens[total]
+        gain = min(gain, 1 + float(worth[total] - worth[0]) / batch)
+    return Choice(np.bincount(best, minlength=batch).astype(np.int32), gain, float(rate), float(accepted))
 
 
 def _sums(values: Float64) -> Float64:
@@ -150,7 +152,7 @@ class Calibration:
         bins = self._bins(scores)
         self.fade()
         self.offered += np.bincount(bins, minlength=self.NUM_BINS)
-        self.accepted += np.bincount(bins, accepted, minlength=self.NUM_BINS)
+        self.accepted += np.bincount(bins[accepted], minlength=self.NUM_BINS)
 
     def fade(self) -> None:
         """A step has ended. Counts decay without drafts as well, so that refused scores are tried again."""
@@ -162,8 +164,11 @@ class Calibration:
         factor = (self.accepted + self.PRIOR_SAMPLES * self._centre) / (
             self.offered * self._centre + self.PRIOR_SAMPLES * self._centre
         )
-        corrected = np.minimum(np.asarray(scores) * factor[self._bins(scores)], 1.0)
-        return np.minimum.accumulate(corrected, axis=1)
+        corrected = np.asarray(scores) * factor[self._bins(scores)]
+        before: Any = 1.0
+        for column in corrected.T:  # as np.minimum.accumulate, which is slow along short rows
+            before = np.minimum(column, before, out=column)
+        return corrected
 
     def state(self) -> dict[str, list[float]]:
         """The counts, as JSON can hold them."""

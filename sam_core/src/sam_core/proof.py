@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
 from sam_core.cost import StepCost
 
 
@@ -31,10 +29,13 @@ class PlainSteps:
         """
         if not self._steps or not cost.fitted:
             return 0.0
-        of_rows, contexts, seconds, speeds = zip(*self._steps, strict=True)
-        costs = cost.rows_cost([*of_rows, rows]) + cost.context * np.array([*contexts, context])
-        scaled = np.array(seconds) * (costs[-1] / costs[:-1])
-        return float(np.median(scaled * (cost.speed / np.array(speeds)) if follow else scaled))
+        *costs, now = cost.rows_cost([*(step[0] for step in self._steps), rows]).tolist()
+        now += cost.context * context
+        scaled = [
+            seconds * now / (of_rows + cost.context * contexts) * (cost.speed / speed if follow else 1.0)
+            for of_rows, (_, contexts, seconds, speed) in zip(costs, self._steps, strict=True)
+        ]
+        return sorted(scaled)[len(scaled) // 2]
 
 
 class Proof:

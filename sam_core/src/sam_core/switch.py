@@ -186,39 +186,41 @@ class AutoSwitch(Switch):
         self._reading = False  # a prompt is still being read
         self._step = 0
         self._drafting = False
-        # by slot: the last step of its request, with its draft tokens, thousands of context tokens, and scores
-        fields = [("step", np.int64), ("drafted", np.int32), ("context", np.float64), ("scores", np.float32, (k,))]
-        self._requests = np.zeros(0, fields)
+        # the next step: its slots; draft tokens and thousands of context tokens, with a 0 behind them; and scores
+        self._slots = np.zeros(0, np.int32)
+        self._drafted, self._contexts = np.zeros(1, np.int32), np.zeros(1)
+        self._scores: npt.NDArray[np.floating] = np.zeros((0, k))
+        self._places = np.full(0, -1)  # of slots among those; -1: not there
 
     def _make_room(self, slots: Int32) -> None:
-        missing = int(slots.max(initial=-1)) + 1 - len(self._requests)
+        missing = int(slots.max(initial=-1)) + 1 - len(self._places)
         if missing > 0:
-            more = np.zeros(max(missing, len(self._requests), 64), self._requests.dtype)
-            more["step"] = -1
-            self._requests = np.concatenate([self._requests, more])
+            more = np.full(max(missing, len(self._places), 64), -1)
+            self._places = np.concatenate([self._places, more])
 
     def forget(self, slot: int) -> None:
-        if slot < len(self._requests):
-            self._requests["step"][slot] = -1
+        if slot < len(self._places):
+            self._places[slot] = -1
 
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
         now = self.clock()
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
         self._make_room(slots)
-        known = self._requests["step"][slots] == self._step
+        places = self._places[slots]
+        known = places >= 0
         self._reading = bool((gained == 0).any())
-        drafted = np.where(known, self._requests["drafted"][slots], 0)
+        drafted = self._drafted[places]
         prompt_tokens = max(0, num_tokens - len(slots) - int(drafted.sum()))
         self._prompt_tokens.append(prompt_tokens)
         if seconds <= 0 or not known.any():
             return
-        contexts = np.where(known, self._requests["context"][slots], 0.0)
+        contexts = self._contexts[places]
         context, draft_context = float(contexts.sum()), float(drafted @ contexts)
         if self._drafting:
-            verified = (np.arange(self.k) < drafted[:, None]) & (gained > 0)[:, None]
+            verified = np.arange(self.k) < (drafted * (gained > 0))[:, None]
             accepted = np.arange(self.k) < (gained - 1)[:, None]
-            self.calibration.observe(self._requests["scores"][slots][verified], accepted[verified])
+            self.calibration.observe(self._scores[places][verified], accepted[verified])
         else:
             self.calibration.fade()
         self._credit = min(self._credit + self.EXPLORATION_SHARE * seconds, self.MAX_CREDIT * seconds)
@@ -308,7 +310,7 @@ class AutoSwitch(Switch):
                 chosen[:] = 0
         self._record(slots, thousands, chosen)
         if self._drafting:
-            self._requests["scores"][slots] = scores
+            self._scores = scores.copy()
         return chosen
 
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
@@ -318,9 +320,13 @@ class AutoSwitch(Switch):
         self._make_room(slots)
         self._step += 1
         self._drafting = bool(drafted.any())
-        self._requests["step"][slots] = self._step
-        self._requests["context"][slots] = contexts
-        self._requests["drafted"][slots] = drafted
+        batch = len(slots)
+        self._places[self._slots] = -1
+        self._slots = slots.copy()
+        self._places[slots] = np.arange(batch)
+        self._drafted, self._contexts = np.zeros(batch + 1, np.int32), np.zeros(batch + 1)
+        self._drafted[:batch] = drafted
+        self._contexts[:batch] = contexts
         self.steps += 1
         self.steps_on += self._drafting
 
@@ -369,7 +375,6 @@ class AutoSwitch(Switch):
         if not cost.fitted:
             return chosen
         batch, of_step = len(contexts), beside or cost
-        live = np.arange(self.k) < lengths[:, None]
 
         def seconds(drafted: Int32) -> float:
             """What the step costs with these drafts, but for the contexts that it reads in any case."""
@@ -378,7 +383,7 @@ class AutoSwitch(Switch):
             return of_step.size_cost(batch + total) + of_drafts
 
         of_chosen: float | None = None  # seconds
-        for candidate, accepted in self._unsettled(chosen, worth, live, cost, batch + prompt_tokens, uniform):
+        for candidate, accepted in self._unsettled(chosen, worth, lengths, cost, batch + prompt_tokens, uniform):
             if of_chosen is None:
                 of_chosen = seconds(chosen)
             slower, gained = seconds(candidate) - of_chosen, (accepted - self._accepted) / rate
@@ -396,7 +401,7 @@ class AutoSwitch(Switch):
         self,
         chosen: Int32,
         worth: npt.NDArray[np.floating],
-        live: npt.NDArray[np.bool_],
+        lengths: Int32,
         cost: StepCost,
         base: int,
         uniform: bool,
@@ -406,10 +411,11 @@ class AutoSwitch(Switch):
         if uniform:
             other = 0 if chosen.any() else self.k
             if cost.unsettled(base + batch * other):
-                yield np.full(batch, other, np.int32), float(worth[live].sum()) if other else 0.0
+                live = np.arange(other) < lengths[:, None]
+                yield np.full(batch, other, np.int32), float(worth[:, :other][live].sum())
             return
         max_rows = max(int(self.MAX_GROWTH * cost.max_rows), int(cost.max_rows) + 2)
-        max_total = min(int(np.count_nonzero(live)), max(1, max_rows - base))
+        max_total = min(int(lengths.sum()), max(1, max_rows - base))
         total = int(chosen.sum())
         sizes = {
             min(max_total, cost.next_size(base + n) - base)
@@ -418,7 +424,7 @@ class AutoSwitch(Switch):
         sizes = {n for n in (sizes | {0}) - {total} if cost.unsettled(base + n) or not n and cost.plain_unsettled()}
         if not sizes:
             return
-        drafts = np.flatnonzero(live)
+        drafts = np.flatnonzero(np.arange(self.k) < lengths[:, None])
         best = drafts[np.argsort(-worth.ravel()[drafts], kind="stable")]
         gains = [0.0, *np.cumsum(worth.ravel()[best]).tolist()]
         for size in sorted(sizes, key=lambda n: (cost.known(base + n), n)):
