@@ -132,6 +132,10 @@ def test_the_choice_is_the_best_of_all(step):
     assert (chosen <= lengths).all()
     assert rate(chosen.tolist(), scores, contexts, cost) == pytest.approx(best)
     assert gain == pytest.approx(best / rate([0] * len(lengths), scores, contexts, cost))
+    for times in (1e-3, 0.9, 1.0, 1.1, 1e3):
+        guessed = choose(scores, lengths, contexts, cost, guess=times * best)
+        assert guessed.gain == pytest.approx(gain), "it depends on the guess"
+        assert rate(guessed.lengths.tolist(), scores, contexts, cost) == pytest.approx(best)
 
 
 @settings(max_examples=100, deadline=None)

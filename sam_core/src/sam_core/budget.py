@@ -50,6 +50,7 @@ def choose(
     cost: Cost,
     uniform: int = 0,
     beside: Cost | None = None,
+    guess: float = 0.0,
 ) -> Choice:
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
@@ -69,6 +70,7 @@ def choose(
         uniform: 0, or a number of tokens that all requests get or none does, as captured graphs need; padding of
             shorter drafts is assumed to be rejected.
         beside: cost of the step with the prompts that it reads, by its other rows; None: it reads none.
+        guess: of the rate, which changes nothing but the time to find it, as that of the step before.
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
@@ -92,7 +94,7 @@ def choose(
     f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
     f[1:] += cost.verify
     plain = float(f[0])
-    rate, best = batch / plain, owner[:0]
+    rate, best = guess or batch / plain, owner[:0]
     tokens = seconds = None
     while True:
         net = rate * price - value
@@ -102,8 +104,9 @@ def choose(
             tokens, seconds = batch + _sums(value), f + _sums(price)
         total = int(np.argmax(tokens - rate * seconds))
         better = tokens[total] / seconds[total]
-        if not better > rate * (1 + 1e-12):
+        if not better > rate * (1 + 1e-12) and not guess:
             break
+        guess = 0.0  # one step from any price leads to one that is not too high
         rate, best, accepted = better, owner[:total], tokens[total] - batch
     gain = float(rate * plain / batch)
     if beside:

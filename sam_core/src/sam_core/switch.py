@@ -172,6 +172,7 @@ class AutoSwitch(Switch):
         self._proof = Proof()
         self._plain, self._plain_reading = PlainSteps(), PlainSteps()
         self._accepted = 0.0  # tokens of the chosen drafts that are expected to be accepted
+        self._rate = 0.0  # of the latest choice
         self.explored = 0
         self._trial: list[float] | None = None
         self._credit = 0.0  # seconds that exploration may lose; less than 0 if it lost more
@@ -336,7 +337,8 @@ class AutoSwitch(Switch):
         worth = self.calibration.correct(scores)
         cost = self.cost if self.cost.fitted else self.prompt_cost
         beside = self._beside()
-        choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside)
+        choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside, self._rate)
+        self._rate = choice.rate
         pays = bool(choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF))
         pays = pays and not self._proof.pauses(self._step)
         if self._set(pays):
