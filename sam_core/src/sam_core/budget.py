@@ -99,7 +99,8 @@ def choose(
     while True:
         net = rate * price - value
         if tokens is None or (net[1:] < net[:-1]).any():  # at the next rate few change places
-            order = np.argsort(net, kind="stable")
+            # not stable at first: among equal drafts, the first requests would always win
+            order = np.argsort(net, kind=None if tokens is None else "stable")
             owner, value, price = owner[order], value[order], price[order]
             tokens, seconds = batch + _sums(value), f + _sums(price)
         total = int(np.argmax(tokens - rate * seconds))
@@ -111,7 +112,7 @@ def choose(
     gain = float(rate * plain / batch)
     if beside:
         price = beside.draft_context * contexts[owner]
-        order = np.argsort(rate * price - value, kind="stable")
+        order = np.argsort(rate * price - value)
         tokens = _sums(value[order])
         seconds = beside.rows_cost(batch + np.arange(len(value) + 1)) + _sums(price[order])
         seconds[1:] += beside.verify
