@@ -67,7 +67,7 @@ class Acceptance:
                 draws = max(8, DRAWS // int(n))
                 for _ in range(draws):
                     drawn = rng.integers(len(self.accepted[bin_]), size=n)
-                    chosen, better, _ = choose(self.worth[bin_][drawn], lengths[bin_][drawn], held, steps)
+                    chosen, better, *_ = choose(self.worth[bin_][drawn], lengths[bin_][drawn], held, steps)
                     if better >= margin:
                         drafted += chosen.sum()
                         gain += np.minimum(chosen, self.accepted[bin_][drawn]).sum()

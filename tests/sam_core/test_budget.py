@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sam_core.budget import Calibration, choose
+from sam_core.budget import Calibration, Choice, choose
 from sam_core.cost import STEPS_PER_BIN, Expected, PromptCost, StepCost
+from sam_core.proof import PlainSteps, Proof
 from sam_core.switch import AutoSwitch, BatchSwitch
 
 
@@ -126,11 +127,15 @@ def rate(n, scores, contexts, cost):
 @given(steps())
 def test_the_choice_is_the_best_of_all(step):
     scores, lengths, contexts, cost = step
-    chosen, gain, _ = choose(scores, lengths, contexts, cost)
+    chosen, gain, *_ = choose(scores, lengths, contexts, cost)
     best = max(rate(n, scores, contexts, cost) for n in itertools.product(*(range(m + 1) for m in lengths)))
     assert (chosen <= lengths).all()
     assert rate(chosen.tolist(), scores, contexts, cost) == pytest.approx(best)
     assert gain == pytest.approx(best / rate([0] * len(lengths), scores, contexts, cost))
+    for times in (1e-3, 0.9, 1.0, 1.1, 1e3):
+        guessed = choose(scores, lengths, contexts, cost, guess=times * best)
+        assert guessed.gain == pytest.approx(gain), "it depends on the guess"
+        assert rate(guessed.lengths.tolist(), scores, contexts, cost) == pytest.approx(best)
 
 
 @settings(max_examples=100, deadline=None)
@@ -138,7 +143,7 @@ def test_the_choice_is_the_best_of_all(step):
 def test_with_captured_graphs_all_get_k_or_none(step):
     scores, lengths, contexts, cost = step
     batch, k = scores.shape
-    chosen, gain, _ = choose(scores, lengths, contexts, cost, uniform=k)
+    chosen, gain, *_ = choose(scores, lengths, contexts, cost, uniform=k)
     assert set(chosen.tolist()) in ({0}, {k})
     guessed = np.where(np.arange(k) < lengths[:, None], scores, 0)
     rates = {n: rate([n] * batch, guessed, contexts, cost) for n in (0, k)}
@@ -156,8 +161,8 @@ def test_beside_prompts_the_choice_is_the_best_at_the_price_of_steps_without(ste
         prompt.observe(rows, 0.0, 0.0, 0.3 + 0.1 * (rows > 4) + 0.01 * rows)
     prompt.fit()
     expected = Expected(cost, prompt, read)
-    chosen, gain, _ = choose(scores, lengths, contexts, cost, k * uniform, expected)
-    without, gain_without, price = choose(scores, lengths, contexts, cost, k * uniform)
+    chosen, gain, *_ = choose(scores, lengths, contexts, cost, k * uniform, expected)
+    without, gain_without, price, _ = choose(scores, lengths, contexts, cost, k * uniform)
     guessed = np.where(np.arange(k) < lengths[:, None], scores, 0.0)
     assert price == pytest.approx(rate(without.tolist(), guessed, contexts, cost))
     if uniform and not without.any():
@@ -295,6 +300,62 @@ def test_auto_does_not_lose_where_drafts_are_bad_or_rows_are_dear(uniform):
     ):
         assert machine.run(2000, uniform=uniform) > 0.99 * machine.batch / machine.seconds(machine.batch)
         assert machine.switch.explored < 100
+
+
+@pytest.mark.parametrize("read", [0, 2048])
+def test_drafts_that_lose_end_whatever_is_believed_of_their_cost(monkeypatch, read):
+    """The budget is made to believe that one token more for each request doubles the tokens a second."""
+
+    def believed(worth, lengths, contexts, cost, *args):
+        return Choice(np.ones(len(lengths), np.int32), 2.0, len(lengths) / 0.05, 0.0)
+
+    monkeypatch.setattr("sam_core.switch.choose", believed)
+    machine = Machine(batch=40, accept=0.0, read=read, seconds=lambda rows: 0.05 + 0.03 * (rows > 40 + read))
+    machine.run(1500)
+    assert machine.tokens > 0.985 * machine.now * 40 / 0.05
+    assert machine.switch.steps_on > 10, "it does not try again"
+
+
+def test_pauses_double_until_drafts_are_seen_to_pay():
+    proof, step, pauses = Proof(), 0, []
+
+    def lose():
+        """Two steps that lose, as one counts at most a half, and the pause behind them; returns the step after it."""
+        proof.add(-5.0, step)
+        assert not proof.pauses(step)
+        proof.add(-5.0, step)
+        pauses.append(sum(proof.pauses(later) for later in range(step, step + 1000)))
+        return step + pauses[-1]
+
+    for _ in range(6):
+        step = lose()
+    assert pauses == [16, 32, 64, 128, 256, 256] and not proof.seen
+    for _ in range(4):
+        proof.add(5.0, step)
+    assert proof.seen
+    for _ in range(4):
+        proof.add(-0.5, step)
+    assert proof.seen and not proof.pauses(step), "what they gained may be lost"
+    pauses.clear()
+    for _ in range(5):
+        step = lose()
+    assert pauses == [4, 8, 16, 32, 32] and not proof.seen
+
+
+def test_plain_steps_are_compared_at_the_same_size_and_speed():
+    cost, steps = StepCost(300.0), PlainSteps()
+    assert steps.seconds(cost, 4, 0.0, True) == 0
+    for rows in (2, 4, 8) * STEPS_PER_BIN:
+        cost.observe(rows, 0.0, 0.0, 0.01 * rows)
+    cost.fit()
+    assert steps.seconds(cost, 4, 0.0, True) == 0, "none is known"
+    for odd in (1, 1, 6, 1, 1):
+        steps.add(cost, 4, 0.0, 0.05 * odd)
+    assert steps.seconds(cost, 8, 0.0, True) == pytest.approx(0.1, rel=0.05)
+    cost._scale(3.0)
+    assert steps.seconds(cost, 4, 0.0, True) == pytest.approx(0.15) and steps.seconds(cost, 4, 0.0, False) == 0.05
+    cost.context = 0.12
+    assert steps.seconds(cost, 4, 1.0, False) == pytest.approx(0.1, rel=0.05), "contexts have grown"
 
 
 def test_exploring_loses_no_more_than_its_share():

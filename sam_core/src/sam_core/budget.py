@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +34,13 @@ class Choice(NamedTuple):
     gain: predicted tokens a second as a multiple of those without drafts; with prompts, if that is less, one plus the
         net value of the drafts as a share of the B tokens of a step without drafts.
     rate: tokens a second of the best step without prompts.
+    accepted: tokens of the drafts that are expected to be accepted.
     """
 
     lengths: Int32
     gain: float
     rate: float
+    accepted: float
 
 
 def choose(
@@ -48,6 +50,7 @@ def choose(
     cost: Cost,
     uniform: int = 0,
     beside: Cost | None = None,
+    guess: float = 0.0,
 ) -> Choice:
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
@@ -67,6 +70,7 @@ def choose(
         uniform: 0, or a number of tokens that all requests get or none does, as captured graphs need; padding of
             shorter drafts is assumed to be rejected.
         beside: cost of the step with the prompts that it reads, by its other rows; None: it reads none.
+        guess: of the rate, which changes nothing but the time to find it, as that of the step before.
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
@@ -81,25 +85,30 @@ def choose(
             of_rows = beside.rows_cost([batch, batch * (1 + uniform)])
             more = float(of_rows[1] - of_rows[0]) + beside.draft_context * uniform * contexts.sum() + beside.verify
             gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
-        return Choice(np.full(batch, uniform if gain > 1 else 0, np.int32), gain, rate)
-    owner, column = np.nonzero(live)
-    value = scores[owner, column].astype(float)
+        pays = gain > 1
+        return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
+    drafts = np.flatnonzero(live)
+    owner, value = drafts // k, scores.ravel()[drafts].astype(float, copy=False)
     price = cost.draft_context * contexts[owner]
+    accepted = 0.0
     f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
     f[1:] += cost.verify
     plain = float(f[0])
-    rate, best = batch / plain, np.empty(0, np.int64)
-    order = None
+    rate, best = guess or batch / plain, owner[:0]
+    tokens = seconds = None
     while True:
-        if order is None or cost.draft_context:
-            order = np.argsort(rate * price - value)
-            tokens = batch + _sums(value[order])
-            seconds = f + _sums(price[order])
+        net = rate * price - value
+        if tokens is None or (net[1:] < net[:-1]).any():  # at the next rate few change places
+            # not stable at first: among equal drafts, the first requests would always win
+            order = np.argsort(net, kind=None if tokens is None else "stable")
+            owner, value, price = owner[order], value[order], price[order]
+            tokens, seconds = batch + _sums(value), f + _sums(price)
         total = int(np.argmax(tokens - rate * seconds))
         better = tokens[total] / seconds[total]
-        if not better > rate * (1 + 1e-12):
+        if not better > rate * (1 + 1e-12) and not guess:
             break
-        rate, best = better, order[:total]
+        guess = 0.0  # one step from any price leads to one that is not too high
+        rate, best, accepted = better, owner[:total], tokens[total] - batch
     gain = float(rate * plain / batch)
     if beside:
         price = beside.draft_context * contexts[owner]
@@ -108,9 +117,10 @@ def choose(
         seconds = beside.rows_cost(batch + np.arange(len(value) + 1)) + _sums(price[order])
         seconds[1:] += beside.verify
         worth = tokens - rate * seconds
-        best = order[: int(np.argmax(worth))]
-        gain = min(gain, 1 + float(worth[len(best)] - worth[0]) / batch)
-    return Choice(np.bincount(owner[best], minlength=batch).astype(np.int32), gain, float(rate))
+        total = int(np.argmax(worth))
+        best, accepted = owner[order[:total]], tokens[total]
+        gain = min(gain, 1 + float(worth[total] - worth[0]) / batch)
+    return Choice(np.bincount(best, minlength=batch).astype(np.int32), gain, float(rate), float(accepted))
 
 
 def _sums(values: Float64) -> Float64:
@@ -146,7 +156,7 @@ class Calibration:
         bins = self._bins(scores)
         self.fade()
         self.offered += np.bincount(bins, minlength=self.NUM_BINS)
-        self.accepted += np.bincount(bins, accepted, minlength=self.NUM_BINS)
+        self.accepted += np.bincount(bins[accepted], minlength=self.NUM_BINS)
 
     def fade(self) -> None:
         """A step has ended. Counts decay without drafts as well, so that refused scores are tried again."""
@@ -158,8 +168,11 @@ class Calibration:
         factor = (self.accepted + self.PRIOR_SAMPLES * self._centre) / (
             self.offered * self._centre + self.PRIOR_SAMPLES * self._centre
         )
-        corrected = np.minimum(np.asarray(scores) * factor[self._bins(scores)], 1.0)
-        return np.minimum.accumulate(corrected, axis=1)
+        corrected = np.asarray(scores) * factor[self._bins(scores)]
+        before: Any = 1.0
+        for column in corrected.T:  # as np.minimum.accumulate, which is slow along short rows
+            before = np.minimum(column, before, out=column)
+        return corrected
 
     def state(self) -> dict[str, list[float]]:
         """The counts, as JSON can hold them."""

@@ -110,14 +110,17 @@ class StepCost:
 
     Args:
         memory: steps; by default nothing is forgotten.
+
+    speed: the product of the factors by which kept seconds were scaled.
     """
 
     def __init__(self, memory: float = math.inf) -> None:
-        self.memory = memory
+        self.memory, self.speed = memory, 1.0
         self._jumped = False
         self._since_fit, self._interval = 0, FIRST_FIT_INTERVAL
         self._surprises = 0
-        self._samples = np.zeros((len(_EDGES), STEPS_PER_BIN, 5))  # rows, context, draft context, seconds, step
+        # rows, context, draft context, seconds at a speed of 1, step
+        self._samples = np.zeros((len(_EDGES), STEPS_PER_BIN, 5))
         self._count = np.zeros(len(_EDGES), np.int64)
         self._known_bins = np.zeros(len(_EDGES), bool)
         # f of settled bins, for steps without drafts and with drafts: nan where the bin has none of them
@@ -182,7 +185,7 @@ class StepCost:
 
     def _keep(self, i: int, rows: float, context: float, draft_context: float, seconds: float) -> int:
         index = int(self._count[i] % STEPS_PER_BIN)
-        self._samples[i, index] = rows, context, draft_context, seconds, self._now
+        self._samples[i, index] = rows, context, draft_context, seconds / self.speed, self._now
         self._count[i] += 1
         self._weight[i] = self._weight_with_step(self._weight[i], self._since[i])
         self._since[i] = self._now
@@ -209,7 +212,7 @@ class StepCost:
             self._usual += 0.03 * (min(abs(latest), 0.3) - self._usual)
 
     def _scale(self, factor: float) -> None:
-        self._samples[:, :, 3] *= factor
+        self.speed *= factor
         self._seconds = self._seconds * factor
         self._level *= factor
         self.context *= factor
@@ -261,6 +264,7 @@ class StepCost:
         kept = kept[used]
         bins = np.repeat(np.arange(len(used)), kept)
         rows, context, draft, seconds, when = self._samples[used][np.arange(STEPS_PER_BIN) < kept[:, None]].T
+        seconds = seconds * self.speed
         fresh = np.maximum(np.exp((when - self._now) / self.memory), MIN_WEIGHT)
         weights = fresh / seconds
         drafting = (draft > 0).astype(float)
@@ -371,7 +375,8 @@ class StepCost:
     def state(self) -> dict[str, Any]:
         """The kept steps, as JSON can hold them."""
         used = np.flatnonzero(self._count)
-        return {"samples": [self._oldest_first(i)[:, :4].tolist() for i in used]}
+        speed = np.array([1, 1, 1, self.speed])
+        return {"samples": [(self._oldest_first(i)[:, :4] * speed).tolist() for i in used]}
 
     def _oldest_first(self, i: int) -> Float64:
         count = int(self._count[i])

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sam_core.budget import Calibration, choose
 from sam_core.cost import Expected, PromptCost, StepCost
+from sam_core.proof import PlainSteps, Proof
 
 Int32 = npt.NDArray[np.int32]
 
@@ -127,7 +128,7 @@ class AutoSwitch(Switch):
     Learns both while it runs: the time between two calls of `observe` is that of a whole engine step with the tokens
     chosen before. Steps that read prompts have costs of their own, since engines run them in other ways; there drafts
     are worth what they save in steps without prompts. The next step is expected to read what the latest steps have
-    read.
+    read. What is learned may be wrong, so drafting pauses where its steps are seen to lose, see `Proof`.
 
     A wall clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It
     does not work under pipeline parallelism, where the steps of micro-batches overlap.
@@ -168,6 +169,10 @@ class AutoSwitch(Switch):
         self.cost = StepCost(self.DECAY_STEPS)
         self.prompt_cost = PromptCost(self.DECAY_STEPS)
         self.calibration = Calibration()
+        self._proof = Proof()
+        self._plain, self._plain_reading = PlainSteps(), PlainSteps()
+        self._accepted = 0.0  # tokens of the chosen drafts that are expected to be accepted
+        self._rate = 0.0  # of the latest choice
         self.explored = 0
         self._trial: list[float] | None = None
         self._credit = 0.0  # seconds that exploration may lose; less than 0 if it lost more
@@ -182,43 +187,46 @@ class AutoSwitch(Switch):
         self._reading = False  # a prompt is still being read
         self._step = 0
         self._drafting = False
-        # by slot: the last step of its request, with its draft tokens, thousands of context tokens, and scores
-        fields = [("step", np.int64), ("drafted", np.int32), ("context", np.float64), ("scores", np.float32, (k,))]
-        self._requests = np.zeros(0, fields)
+        # the next step: its slots; draft tokens and thousands of context tokens, with a 0 behind them; and scores
+        self._slots = np.zeros(0, np.int32)
+        self._drafted, self._contexts = np.zeros(1, np.int32), np.zeros(1)
+        self._scores: npt.NDArray[np.floating] = np.zeros((0, k))
+        self._places = np.full(0, -1)  # of slots among those; -1: not there
 
     def _make_room(self, slots: Int32) -> None:
-        missing = int(slots.max(initial=-1)) + 1 - len(self._requests)
+        missing = int(slots.max(initial=-1)) + 1 - len(self._places)
         if missing > 0:
-            more = np.zeros(max(missing, len(self._requests), 64), self._requests.dtype)
-            more["step"] = -1
-            self._requests = np.concatenate([self._requests, more])
+            more = np.full(max(missing, len(self._places), 64), -1)
+            self._places = np.concatenate([self._places, more])
 
     def forget(self, slot: int) -> None:
-        if slot < len(self._requests):
-            self._requests["step"][slot] = -1
+        if slot < len(self._places):
+            self._places[slot] = -1
 
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
         now = self.clock()
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
         self._make_room(slots)
-        known = self._requests["step"][slots] == self._step
+        places = self._places[slots]
+        known = places >= 0
         self._reading = bool((gained == 0).any())
-        drafted = np.where(known, self._requests["drafted"][slots], 0)
+        drafted = self._drafted[places]
         prompt_tokens = max(0, num_tokens - len(slots) - int(drafted.sum()))
         self._prompt_tokens.append(prompt_tokens)
         if seconds <= 0 or not known.any():
             return
-        contexts = np.where(known, self._requests["context"][slots], 0.0)
+        contexts = self._contexts[places]
         context, draft_context = float(contexts.sum()), float(drafted @ contexts)
         if self._drafting:
-            verified = (np.arange(self.k) < drafted[:, None]) & (gained > 0)[:, None]
+            verified = np.arange(self.k) < (drafted * (gained > 0))[:, None]
             accepted = np.arange(self.k) < (gained - 1)[:, None]
-            self.calibration.observe(self._requests["scores"][slots][verified], accepted[verified])
+            self.calibration.observe(self._scores[places][verified], accepted[verified])
         else:
             self.calibration.fade()
         self._credit = min(self._credit + self.EXPLORATION_SHARE * seconds, self.MAX_CREDIT * seconds)
         read = prompt_tokens > 0 or not known.all()
+        self._prove(read, len(slots), num_tokens, int(drafted.sum()), context, seconds)
         self._settle_probe(self.prompt_cost if read else self.cost, num_tokens, context, draft_context, seconds)
         if read:
             self.prompt_cost.learn(num_tokens, context, draft_context, seconds)
@@ -230,6 +238,22 @@ class AutoSwitch(Switch):
         self.cost.learn(num_tokens, context, draft_context, seconds)
         if self.cost.fitted and not fitted:
             self._credit = self.INITIAL_CREDIT * seconds
+
+    def _prove(self, read: bool, batch: int, num_tokens: int, drafted: int, context: float, seconds: float) -> None:
+        """Compare a step that had drafts with plain steps, and keep one that had none for that.
+
+        Accepted tokens count as often as is expected of them, since few requests gain now many, now none.
+        """
+        cost, plain_steps = (self.prompt_cost, self._plain_reading) if read else (self.cost, self._plain)
+        if not drafted:
+            plain_steps.add(cost, num_tokens, context, seconds)
+            return
+        plain = plain_steps.seconds(cost, num_tokens - drafted, context, self._proof.seen)
+        if plain:
+            # beside prompts a token is worth what it takes in a step without
+            without = self.cost if self.cost.fitted else self.prompt_cost
+            price = min(plain, without.seconds(batch, context, 0.0)) / batch if read else plain / batch
+            self._proof.add((plain + self._accepted * price - seconds) / plain, self._step)
 
     def _settle_probe(
         self, cost: StepCost, num_tokens: int, context: float, draft_context: float, seconds: float
@@ -287,7 +311,7 @@ class AutoSwitch(Switch):
                 chosen[:] = 0
         self._record(slots, thousands, chosen)
         if self._drafting:
-            self._requests["scores"][slots] = scores
+            self._scores = scores.copy()
         return chosen
 
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
@@ -297,9 +321,13 @@ class AutoSwitch(Switch):
         self._make_room(slots)
         self._step += 1
         self._drafting = bool(drafted.any())
-        self._requests["step"][slots] = self._step
-        self._requests["context"][slots] = contexts
-        self._requests["drafted"][slots] = drafted
+        batch = len(slots)
+        self._places[self._slots] = -1
+        self._slots = slots.copy()
+        self._places[slots] = np.arange(batch)
+        self._drafted, self._contexts = np.zeros(batch + 1, np.int32), np.zeros(batch + 1)
+        self._drafted[:batch] = drafted
+        self._contexts[:batch] = contexts
         self.steps += 1
         self.steps_on += self._drafting
 
@@ -309,11 +337,14 @@ class AutoSwitch(Switch):
         worth = self.calibration.correct(scores)
         cost = self.cost if self.cost.fitted else self.prompt_cost
         beside = self._beside()
-        choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside)
+        choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside, self._rate)
+        self._rate = choice.rate
         pays = bool(choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF))
+        pays = pays and not self._proof.pauses(self._step)
         if self._set(pays):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", len(contexts))
         chosen = choice.lengths if pays else np.zeros(len(contexts), np.int32)
+        self._accepted = choice.accepted if pays else 0.0
         return self._explore(chosen, worth, lengths, contexts, choice.rate, beside, uniform)
 
     def _beside(self) -> Expected | None:
@@ -346,7 +377,6 @@ class AutoSwitch(Switch):
         if not cost.fitted:
             return chosen
         batch, of_step = len(contexts), beside or cost
-        live = np.arange(self.k) < lengths[:, None]
 
         def seconds(drafted: Int32) -> float:
             """What the step costs with these drafts, but for the contexts that it reads in any case."""
@@ -354,17 +384,17 @@ class AutoSwitch(Switch):
             of_drafts = of_step.draft_context * float(drafted @ contexts) + of_step.verify * (total > 0)
             return of_step.size_cost(batch + total) + of_drafts
 
-        expected: tuple[float, float] | None = None  # of `chosen`: seconds, and accepted tokens
-        for candidate, accepted in self._unsettled(chosen, worth, live, cost, batch + prompt_tokens, uniform):
-            if not expected:
-                of_chosen = worth[live & (np.arange(self.k) < chosen[:, None])]
-                expected = seconds(chosen), float(of_chosen.sum())
-            slower, gained = seconds(candidate) - expected[0], (accepted - expected[1]) / rate
+        of_chosen: float | None = None  # seconds
+        for candidate, accepted in self._unsettled(chosen, worth, lengths, cost, batch + prompt_tokens, uniform):
+            if of_chosen is None:
+                of_chosen = seconds(chosen)
+            slower, gained = seconds(candidate) - of_chosen, (accepted - self._accepted) / rate
             loss = max(0.0, slower - gained)
             if loss <= self._credit:
                 self._credit -= loss
                 drafts = candidate - chosen
                 self._probe = int(drafts.sum()), float(drafts @ contexts), gained, loss
+                self._accepted = accepted
                 self.explored += 1
                 return candidate
         return chosen
@@ -373,7 +403,7 @@ class AutoSwitch(Switch):
         self,
         chosen: Int32,
         worth: npt.NDArray[np.floating],
-        live: npt.NDArray[np.bool_],
+        lengths: Int32,
         cost: StepCost,
         base: int,
         uniform: bool,
@@ -383,10 +413,11 @@ class AutoSwitch(Switch):
         if uniform:
             other = 0 if chosen.any() else self.k
             if cost.unsettled(base + batch * other):
-                yield np.full(batch, other, np.int32), float(worth[live].sum()) if other else 0.0
+                live = np.arange(other) < lengths[:, None]
+                yield np.full(batch, other, np.int32), float(worth[:, :other][live].sum())
             return
         max_rows = max(int(self.MAX_GROWTH * cost.max_rows), int(cost.max_rows) + 2)
-        max_total = min(int(np.count_nonzero(live)), max(1, max_rows - base))
+        max_total = min(int(lengths.sum()), max(1, max_rows - base))
         total = int(chosen.sum())
         sizes = {
             min(max_total, cost.next_size(base + n) - base)
@@ -395,7 +426,7 @@ class AutoSwitch(Switch):
         sizes = {n for n in (sizes | {0}) - {total} if cost.unsettled(base + n) or not n and cost.plain_unsettled()}
         if not sizes:
             return
-        drafts = np.flatnonzero(live)
+        drafts = np.flatnonzero(np.arange(self.k) < lengths[:, None])
         best = drafts[np.argsort(-worth.ravel()[drafts], kind="stable")]
         gains = [0.0, *np.cumsum(worth.ravel()[best]).tolist()]
         for size in sorted(sizes, key=lambda n: (cost.known(base + n), n)):

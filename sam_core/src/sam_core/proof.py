@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether drafts pay, as steps show it, whatever their cost is believed to be."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sam_core.cost import StepCost
+
+
+class PlainSteps:
+    """The latest steps without drafts, with which those that have drafts are compared."""
+
+    WINDOW = 5
+
+    def __init__(self) -> None:
+        # rows, thousands of context tokens, seconds, and the speed of the cost at that time
+        self._steps: deque[tuple[int, float, float, float]] = deque(maxlen=self.WINDOW)
+
+    def add(self, cost: StepCost, rows: int, context: float, seconds: float) -> None:
+        """A step without drafts has ended."""
+        self._steps.append((rows, context, seconds, cost.speed))
+
+    def seconds(self, cost: StepCost, rows: int, context: float, follow: bool) -> float:
+        """What a plain step would take now: the median of the latest, each scaled to these rows and contexts; 0: unknown.
+
+        Args:
+            follow: whether changes of the machine's speed that `cost` has seen since count.
+        """
+        if not self._steps or not cost.fitted:
+            return 0.0
+        *costs, now = cost.rows_cost([*(step[0] for step in self._steps), rows]).tolist()
+        now += cost.context * context
+        scaled = [
+            seconds * now / (of_rows + cost.context * contexts) * (cost.speed / speed if follow else 1.0)
+            for of_rows, (_, contexts, seconds, speed) in zip(costs, self._steps, strict=True)
+        ]
+        return sorted(scaled)[len(scaled) // 2]
+
+
+class Proof:
+    """Ends drafting for a while when steps with drafts yield less than plain steps would have yielded in their time.
+
+    It keeps an account of what drafts gained, in plain steps. When that has fallen to -LIMIT, drafting pauses, and the
+    account begins anew; each pause is twice as long as the one before. At MOST, drafts are seen to pay. After that pauses
+    are short: what was measured once will mostly pay again, and a machine that got slower looks like drafts that do not.
+
+    seen: drafts were seen to pay since the last pause.
+    """
+
+    LIMIT, MOST = 1.0, 2.0
+    MAX_STEP = 0.5
+    """The most that one step counts: a machine may be slow for a moment."""
+    PAUSES, PAUSES_ONCE_SEEN = (16, 256), (4, 32)
+    """Steps of the first pause, and of the longest."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._account = 0.0
+        self._pause, self._longest = self.PAUSES
+        self._until = 0
+
+    def add(self, gain: float, step: int) -> None:
+        """A step with drafts has ended. `gain`: in plain steps; less than 0: a loss."""
+        self._account = min(self._account + min(max(gain, -self.MAX_STEP), self.MAX_STEP), self.MOST)
+        if self._account == self.MOST:
+            self.seen = True
+            self._pause, self._longest = self.PAUSES_ONCE_SEEN
+        elif self._account <= -self.LIMIT:
+            self.seen = False
+            self._account = 0.0
+            self._until = step + self._pause
+            self._pause = min(2 * self._pause, self._longest)
+
+    def pauses(self, step: int) -> bool:
+        """Whether the step is to have no drafts but those that explore."""
+        return step < self._until
