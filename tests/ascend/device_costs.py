@@ -99,7 +99,7 @@ def measure(names: dict[str, Arm], batches: tuple[int, ...], layers: tuple[int, 
                     engines[arm.engine] = engine
             for name, arm in names.items():
                 if arm.sam:
-                    engines[arm.engine].ask("keep_off", threshold=MAX_BATCH if arm.drafts else 0)
+                    engines[arm.engine].ask("keep_off", threshold=arm.sam["threshold"] if arm.drafts else 0)
                 for batch in batches:
                     events = step_of(engines[arm.engine], arm, batch)
                     found.setdefault(name, {}).setdefault(batch, {})[count] = events

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """DAPO for real: verl's trainer, vLLM's engine, the tiny Qwen3, two training steps with SAM and two without.
 
-The run with SAM is killed while its second step is made, all of its processes at once, and started again.
+The run with SAM is killed while its second step is made, all of its processes at once, and started again. From then on
+its engine schedules asynchronously, which vLLM's CPU backend must be made to do.
 """
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import threading
@@ -13,6 +15,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -24,6 +27,7 @@ from llm_rl.reports.__main__ import main as report
 from llm_rl.reports.answers import compare_answers, read_answers
 from sam_core import Pool
 
+HERE = Path(__file__).resolve().parent
 SCRIPT = launch.ROOT / "llm_rl" / "qwen3" / "run_dapo_qwen3_tiny_cpu.sh"
 DASHBOARD = launch.ROOT / "ansible/roles/monitoring/files/dashboard.json"
 
@@ -67,11 +71,13 @@ def run(train, tmp_path_factory):
     folder, metrics = tmp_path_factory.mktemp("dapo"), tmp_path_factory.mktemp("metrics")
     overrides = ["sam=auto", "steps=2", "checkpoints.every=1"]
     train_until_killed(folder, *overrides)
+    inherited = os.environ.get("PYTHONPATH")
+    path = [str(HERE / "asynchronous"), str(HERE.parent / "common"), *([inherited] if inherited else [])]
     ended = threading.Event()
     with ThreadPoolExecutor() as pool:
         scraped = pool.submit(scrape, metrics, ended)
         try:
-            result = train(folder, *overrides, SAM_RL_METRICS=str(metrics))
+            result = train(folder, *overrides, SAM_RL_METRICS=str(metrics), PYTHONPATH=os.pathsep.join(path))
         finally:
             ended.set()
     return SimpleNamespace(
@@ -100,6 +106,11 @@ def test_the_killed_run_went_on_after_its_checkpoint(run):
     assert sum(row[3] for row in run.rows) == sum(step["data"]["rollout/spec/tokens"] for step in run.steps)
     assert run.record["summary"]["tokens"] == run.steps[1]["data"]["rollout/spec/tokens"]
     assert run.record["load"].keys() == {"2"}, "of the steps that this launcher has seen"
+
+
+def test_the_resumed_engine_schedules_asynchronously(run):
+    first, resumed = (log.count("Asynchronous scheduling is enabled") for log in run.log.split("pin set ")[1:])
+    assert first == 0 < resumed
 
 
 def test_history_outlives_the_run(run):
