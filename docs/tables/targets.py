@@ -86,8 +86,8 @@ def limit(row: dict[str, Any], language: str) -> str:
     return text + (HEADS[language]["missed"] if missed else "")
 
 
-def rows(*records: str) -> list[dict[str, Any]]:
-    return [row for record in records for row in output(record)["rows"] if not LEFT_OUT.search(row["what"])]
+def rows() -> list[dict[str, Any]]:
+    return [row for row in output("bench")["rows"] if not LEFT_OUT.search(row["what"])]
 
 
 def is_acceptance(row: dict[str, Any]) -> bool:
@@ -103,18 +103,18 @@ def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
 def cost(language: str) -> str:
     """Time and memory: our figure, how many times it each peer's is, and the limit."""
     lines = []
-    for row in rows("bench", "bench-propose"):
+    for row in rows():
         if not is_acceptance(row):
             peers = [times(row["peers"].get(peer), row["ours"]) for peer in PEERS]
             lines.append([name(row, language), figure(row["ours"]["median"]), *peers, limit(row, language)])
     head = ["", "sam_core", *PEERS.values(), HEADS[language]["limit"]]
-    return f"{source(language, 'bench', 'bench-propose', 'bench-budget')}\n\n{table(head, lines)}"
+    return f"{source(language, 'bench')}\n\n{table(head, lines)}"
 
 
 def accepted(language: str) -> str:
     """Tokens per step of `blend`, of `count` and of each peer, and the limit."""
     lines = []
-    for row in rows("bench"):
+    for row in rows():
         own = row["peers"].get("count") or row["peers"].get("count k=8")
         if is_acceptance(row) and own:
             peers = [own, *(row["peers"].get(peer) for peer in PEERS)]
@@ -126,7 +126,7 @@ def accepted(language: str) -> str:
 def sources(language: str) -> str:
     """Tokens per step with and without history and corpus; drafted tokens with and without calibrated lengths."""
     lines = []
-    for row in rows("bench-budget", "bench"):
+    for row in rows():
         other = row["peers"].get("without") or row["peers"].get("newest k=3")
         if is_acceptance(row) and not {"count", "count k=8"} & row["peers"].keys():
             note = row["note"] if "worst set" in row["what"] else ""
