@@ -4,8 +4,8 @@
     make bench-host PIN=vllm-0.23
 
 The model is so small that a step is all host: scheduler, runner, launches, sampler, proposer, and the messages between
-processes; larger matrices would count the work of a device, which grows with the rows. Engines take turns at the same requests, and those whose turn it is not are stopped (SIGSTOP), so that none
-polls. They run as one process; with the worker in a process of its own; and as verl's server runs them, an AsyncLLM that
+processes; larger matrices would count the work of a device, which grows with the rows. Engines take turns at the same
+requests, and those whose turn it is not are stopped (SIGSTOP), so that none polls. They run as one process; with the worker in a process of its own; and as verl's server runs them, an AsyncLLM that
 holds each request as a task, the worker in a process of its own. On the platform npu operators run in the stand-in for
 torch_npu. The seconds inside its own attention and cache operators, which no host would spend, are taken off, and those
 by which its device, a mode in Python, delays every torch call: some microseconds, as long as the call itself.
@@ -20,12 +20,14 @@ in the same turn, with a bootstrap interval of 95 % over starts and their turns.
 
 import argparse
 import contextlib
+import functools
 import itertools
 import os
 import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -95,13 +97,12 @@ def running(engine: Engine):
 
 
 @contextlib.contextmanager
-def engines_of(platform: str, placement: str):
-    """An engine of each arm, none of them running."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        tiny_qwen3.save(folder, **MODEL)
+def taking_turns(starts: dict[str, Callable[[], Engine]]):
+    """Engines by name, started one after another; none of them runs but within `running`."""
+    with contextlib.ExitStack() as stack:
         engines = {}
-        for arm in ARMS:
-            engines[arm] = engine = start(folder, platform, placement, arm)
+        for name, start_one in starts.items():
+            engines[name] = engine = start_one()
             stack.callback(engine.stop)
             with running(engine):
                 pass
@@ -109,6 +110,20 @@ def engines_of(platform: str, placement: str):
         for engine in engines.values():
             for process in processes(engine):
                 process.resume()
+
+
+@contextlib.contextmanager
+def engines_of(platform: str, placement: str):
+    """An engine of each arm, none of them running."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_qwen3.save(folder, **MODEL)
+        with taking_turns({arm: functools.partial(start, folder, platform, placement, arm) for arm in ARMS}) as engines:
+            yield engines
+
+
+def num_drafted(arm: str, batch: int) -> int:
+    """Draft tokens of a step in which all requests decode."""
+    return K * batch if ARMS[arm][0] == "always" else 0
 
 
 def decode(engine: Engine, arm: str, batch: int, turn: int) -> None:
@@ -123,7 +138,7 @@ def step_ms(engine: Engine, arm: str, batch: int, turn: int) -> float:
         decode(engine, arm, batch, turn)
         noted = engine.ask("operator_seconds")
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in engine.rows]
-    drafted = K * batch if ARMS[arm][0] == "always" else 0
+    drafted = num_drafted(arm, batch)
     inside = [seconds for *shape, seconds in noted if shape == [batch, drafted]]
     # the first decoding step drafts nothing yet; a step's outputs may come in two rows where answers end
     steps = [row["seconds"] for row in rows if row["running"] == batch and row["drafted"] == drafted][2:]
@@ -137,13 +152,13 @@ def parts(platform: str, batch: int, turns: int) -> None:
     found: dict[str, dict[str, float]] = {}
     with engines_of(platform, "one process") as engines:
         for arm, engine in engines.items():
-            drafted, steps = K * batch if ARMS[arm][0] == "always" else 0, []
             with running(engine):
+                decode(engine, arm, batch, turn=0)  # warms up
                 engine.ask("time_parts")
-                for turn in range(turns + 1):  # the first warms up
+                for turn in range(1, turns + 1):
                     decode(engine, arm, batch, turn)
-                    steps = [*steps, *engine.ask("parts_timed")] if turn else []
-            steps = [seconds for *shape, seconds in steps if shape == [batch, drafted]]
+                timed = engine.ask("parts_timed")
+            steps = [seconds for *shape, seconds in timed if shape == [batch, num_drafted(arm, batch)]]
             names = dict.fromkeys(name for seconds in steps for name in seconds)
             found[arm] = {name: 1e6 * statistics.quantiles([s.get(name, 0) for s in steps], n=4)[0] for name in names}
     names = dict.fromkeys(name for figures in found.values() for name in figures)

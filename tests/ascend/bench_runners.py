@@ -15,7 +15,7 @@ runner 2 there. On the platform gpu vLLM runs a model from a folder, once for ea
 """
 
 import argparse
-import itertools
+import functools
 import os
 import random
 import sys
@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import tiny_qwen3
 from ascend_engine import Engine
-from bench_host import processes, ratio, running
+from bench_host import ratio, running, taking_turns
 from sam_core.files import write_json
 from transformers import AutoConfig
 
@@ -130,15 +130,12 @@ def main() -> int:
         for graphs in args.graphs if args.model else ["eager"]:
             starts: dict[int, list] = {batch: [] for batch in args.batch}
             for number in range(args.starts):
-                engines = {arm: start(arm, args.platform, model, graphs) for arm in arms_of(args.platform, args.arms)}
-                for process in itertools.chain.from_iterable(map(processes, engines.values())):
-                    process.suspend()
-                for batch in args.batch:
-                    starts[batch].append(measure(engines, vocab_size, batch, args.tokens, args.rounds))
-                for engine in engines.values():
-                    for process in processes(engine):
-                        process.resume()
-                    engine.stop()
+                arms = arms_of(args.platform, args.arms)
+                with taking_turns(
+                    {arm: functools.partial(start, arm, args.platform, model, graphs) for arm in arms}
+                ) as engines:
+                    for batch in args.batch:
+                        starts[batch].append(measure(engines, vocab_size, batch, args.tokens, args.rounds))
                 print(f"start {number + 1} of {args.starts} done", file=sys.stderr, flush=True)
             print(
                 f"\n{graphs}\n\n| requests | arm | ms a step | quartiles | tokens a request and step | beside plain |"

@@ -131,8 +131,13 @@ def steps_and_replays(worker):
     return steps, torch_npu.npu.NPUGraph.replays
 
 
+def shape_of(scheduled):
+    """Requests and draft tokens of a SchedulerOutput."""
+    return len(scheduled.num_scheduled_tokens), sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+
+
 def standin_clock():
-    """Seconds that the stand-in has taken so far, as a function: inside its operators, and by its device at each torch call."""
+    """A function: seconds that the stand-in has taken so far, inside its operators and by its device at each torch call."""
     standin = sys.modules.get("torch_npu")
     if not standin:
         return lambda: 0.0
@@ -141,15 +146,14 @@ def standin_clock():
 
 
 def time_operators(worker):
-    """Runs in a worker: from now on notes of each step its requests, drafted tokens and the seconds that the stand-in takes."""
+    """Runs in a worker: from now on notes of each step its requests, drafted tokens and the stand-in's seconds."""
     seconds = standin_clock()
     runner, execute = worker.model_runner, worker.model_runner.execute_model
     runner.timed, before = [], [0, 0, seconds()]
 
     def noting(scheduled, *args, **kwargs):
         runner.timed.append([*before[:2], seconds() - before[2]])
-        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        before[:] = len(scheduled.num_scheduled_tokens), drafted, seconds()
+        before[:] = *shape_of(scheduled), seconds()
         return execute(scheduled, *args, **kwargs)
 
     runner.execute_model = noting
@@ -174,7 +178,7 @@ def time_parts(worker):
     seconds, core, runner = standin_clock(), calling_core(), worker.model_runner
     step, parts, shape = core.step_fn, collections.Counter(), []
     objects = {"scheduler": core.scheduler, "runner": runner, "drafter": getattr(runner, "drafter", None)}
-    runner.parts, schedule = [], core.scheduler.schedule
+    runner.parts, execute = [], runner.execute_model
 
     def timed(name, function):
         def timing(*args, **kwargs):
@@ -186,23 +190,22 @@ def time_parts(worker):
 
         return timing
 
-    def scheduling(*args, **kwargs):
-        scheduled = schedule(*args, **kwargs)
-        shape[:] = len(scheduled.num_scheduled_tokens), sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        return scheduled
+    def noting(scheduled, *args, **kwargs):
+        shape[:] = shape_of(scheduled)
+        return execute(scheduled, *args, **kwargs)
 
-    def noting():
+    def stepping():
         parts.clear()
         result = whole()
         runner.parts.append([*shape, dict(parts)])
         return result
 
-    core.scheduler.schedule = scheduling
     for name, methods in PARTS.items():
         for method in methods:
             if function := getattr(objects[name], method, None):
                 setattr(objects[name], method, timed(f"{name}.{method}", function))
-    whole, core.step_fn = timed("step", step), noting
+    whole = timed("step", step)
+    runner.execute_model, core.step_fn = noting, stepping
 
 
 def parts_timed(worker):
@@ -230,8 +233,8 @@ def meter_steps(worker):
     runner.metered = []
 
     def noting(scheduled, *args, **kwargs):
-        drafts = [len(drafts) for drafts in scheduled.scheduled_spec_decode_tokens.values()]
-        METER.shape = [len(scheduled.num_scheduled_tokens), scheduled.total_num_scheduled_tokens, sum(drafts)]
+        requests, drafted = shape_of(scheduled)
+        METER.shape = [requests, scheduled.total_num_scheduled_tokens, drafted]
         return execute(scheduled, *args, **kwargs)
 
     def counted():

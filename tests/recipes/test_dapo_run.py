@@ -71,8 +71,7 @@ def run(train, tmp_path_factory):
     folder, metrics = tmp_path_factory.mktemp("dapo"), tmp_path_factory.mktemp("metrics")
     overrides = ["sam=auto", "steps=2", "checkpoints.every=1"]
     train_until_killed(folder, *overrides)
-    inherited = os.environ.get("PYTHONPATH")
-    path = [str(HERE / "asynchronous"), str(HERE.parent / "common"), *([inherited] if inherited else [])]
+    path = [str(HERE / "asynchronous"), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
     ended = threading.Event()
     with ThreadPoolExecutor() as pool:
         scraped = pool.submit(scrape, metrics, ended)

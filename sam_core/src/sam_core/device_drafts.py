@@ -5,8 +5,8 @@ While the host drafts, a step still runs on the device, so the host does not kno
 The host's chain begins behind the last token that it knows. On the device, `draft` takes what follows in the chain where
 the sampled tokens are its beginning. Else, and where the chain is too short, it looks up what followed the last 1 to
 MAX_NGRAM tokens in the texts of the request's group and in those of all requests, and copies from the best match; where
-the copy reaches the end of a text, it looks up once more. Where even the last token is new, it drafts the most frequent one. The host keeps the texts in an `NgramTable`; the device gets what changed together with the chains, one
-step late.
+the copy reaches the end of a text, it looks up once more. Where even the last token is new, it drafts the most frequent
+one. The host keeps the texts in an `NgramTable`; the device gets what changed together with the chains, one step late.
 
 Neither side waits for the other. A wrong draft costs speed only, as every draft is verified: the table may forget. Its
 hashes are sums of products below 2**63, so that no integer overflows, whatever a device does then.

@@ -42,13 +42,14 @@ class Proof:
     """Ends drafting for a while when steps with drafts yield less than plain steps would have yielded in their time.
 
     It keeps an account of what drafts gained, in plain steps. When that has fallen to -LIMIT, drafting pauses, and the
-    account begins anew; each pause is twice as long as the one before. At MOST, drafts are seen to pay. After that pauses
-    are short: what was measured once will mostly pay again, and a machine that got slower looks like drafts that do not.
+    account begins anew; each pause is twice as long as the one before. At MAX_ACCOUNT, drafts are seen to pay. After
+    that pauses are short: what was measured once will mostly pay again, and a machine that got slower looks like drafts
+    that do not.
 
     seen: drafts were seen to pay since the last pause.
     """
 
-    LIMIT, MOST = 1.0, 2.0
+    LIMIT, MAX_ACCOUNT = 1.0, 2.0
     MAX_STEP = 0.5
     """The most that one step counts: a machine may be slow for a moment."""
     PAUSES, PAUSES_ONCE_SEEN = (16, 256), (4, 32)
@@ -62,8 +63,8 @@ class Proof:
 
     def add(self, gain: float, step: int) -> None:
         """A step with drafts has ended. `gain`: in plain steps; less than 0: a loss."""
-        self._account = min(self._account + min(max(gain, -self.MAX_STEP), self.MAX_STEP), self.MOST)
-        if self._account == self.MOST:
+        self._account = min(self._account + min(max(gain, -self.MAX_STEP), self.MAX_STEP), self.MAX_ACCOUNT)
+        if self._account == self.MAX_ACCOUNT:
             self.seen = True
             self._pause, self._longest = self.PAUSES_ONCE_SEEN
         elif self._account <= -self.LIMIT:
