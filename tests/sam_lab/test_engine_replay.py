@@ -23,7 +23,7 @@ ticks = itertools.count()
 time.process_time = lambda: next(ticks) / 1000
 from sam_lab.engine_replay.command import DEFAULTS, ENVIRONMENT
 os.environ.update(DEFAULTS | os.environ | ENVIRONMENT)
-sys.path.append("tests/ascend")
+sys.path.append("tests/common")
 import asynchronous_cpu
 asynchronous_cpu.allow()
 from sam_lab.__main__ import main
