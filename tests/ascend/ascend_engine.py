@@ -128,11 +128,13 @@ class Engine:
         self.process.stdin.flush()
         return self.answer()
 
-    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, renew=None, **sampling):
+    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, renew=None, reset=False, after=8, **sampling):
         """Answers of token ids; for the arguments see engine_server. each: further sampling arguments of each request."""
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
         sampling = [sampling | own for own in each] if each else sampling
-        arguments = {"renew": str(renew)} if renew else {}
+        arguments = {"after": after, "reset": reset} if reset else {}
+        if renew:
+            arguments = {"after": after, "renew": str(renew)}
         done = self.ask(
             "run",
             prompts=prompts,

@@ -8,13 +8,13 @@ or {"error": text}. The first line says which platform vLLM chose. Everything el
 
 import collections
 import gc
-import itertools
 import json
 import os
 import sys
 import time
 import traceback
 
+import noting_pool
 from ascend_engine import OLD
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
@@ -72,21 +72,13 @@ def never_pays(worker):
 
 
 def note_answers(worker):
-    """Runs in a worker that is scheduled asynchronously: from now on notes the answers that its drafter indexes."""
-    runner, drafter = worker.model_runner, worker.model_runner.drafter
-    runner.noted, complete = [], type(drafter).complete
-
-    def noting(req_id, answer):
-        runner.noted.append(list(itertools.takewhile(lambda token: token >= 0, answer)))
-        complete(drafter, req_id, answer)
-
-    drafter.complete = noting
+    """Runs in a worker: from now on notes the answers that its drafter indexes."""
+    noting_pool.note_answers(worker.model_runner.drafter)
 
 
 def noted_answers(worker):
     """Runs in a worker: what note_answers noted since the last time."""
-    noted, worker.model_runner.noted = worker.model_runner.noted, []
-    return noted
+    return noting_pool.noted_answers(worker.model_runner.drafter)
 
 
 def load_weights(worker, folder):
@@ -270,16 +262,17 @@ class Server:
             self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), stat_loggers=[self.log])
         self.requests = 0
 
-    def run(self, prompts, max_tokens, stagger, abort, sampling, renew=None):
+    def run(self, prompts, max_tokens, stagger, abort, sampling, renew=None, reset=False, after=8):
         """Answer prompts of token ids.
 
         Args:
             max_tokens: tokens of each answer.
             stagger: engine outputs between arrivals, 0: all at once.
-            abort: indexes of requests that end after 5 tokens.
+            abort: indexes of requests that end after 5 tokens, or, with renew, in its pause.
             sampling: further arguments of SamplingParams, for all requests or a list with those of each; and `regex`,
                 which the answer matches.
-            renew: the argument of `renew`, which is called after 8 outputs.
+            renew: the argument of `renew`, which is called after `after` outputs.
+            reset: whether vLLM's cache is reset then, and the requests that run compute their texts again.
 
         Returns:
             answers: token ids of each.
@@ -296,7 +289,7 @@ class Server:
         self.log._rows = []
         preempted = self.preemptions()
         waiting = list(enumerate(prompts))
-        names, answers, logprobs, routed, outputs = {}, {}, {}, {}, 0
+        names, answers, logprobs, routed, outputs, pausing = {}, {}, {}, {}, 0, renew is not None
         sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
         for arguments in sampling:
             if "logit_bias" in arguments:  # JSON has no integer keys
@@ -325,27 +318,36 @@ class Server:
                 answers[i] = list(output.outputs[0].token_ids)
                 logprobs[i] = output.outputs[0].logprobs
                 routed[i] = routed_experts(output)
-                if i in abort and len(answers[i]) >= 5 and not output.finished:
+                if not pausing and i in abort and len(answers[i]) >= 5 and not output.finished:
                     self.engine.abort_request([output.request_id])
             outputs += 1
-            if renew and outputs == 8:
-                self.renew(renew)
+            if renew and outputs >= after:
+                self.renew(renew, [name for name, i in names.items() if i in abort])
+                renew = None
+            if reset and outputs >= after:
+                assert self.engine.reset_prefix_cache(reset_running_requests=True)
+                reset = False
         return {
-            "answers": [answers[i] for i in range(len(prompts))],
+            "answers": [answers.get(i, []) for i in range(len(prompts))],
             "logprobs": [
-                logprobs[i] and [[[token, entry.logprob] for token, entry in place.items()] for place in logprobs[i]]
+                logprobs.get(i)
+                and [[[token, entry.logprob] for token, entry in place.items()] for place in logprobs[i]]
                 for i in range(len(prompts))
             ],
-            "routed_experts": [routed[i] for i in range(len(prompts))],
+            "routed_experts": [routed.get(i) for i in range(len(prompts))],
             "rows": self.log._rows,
             "preemptions": self.preemptions() - preempted,
         }
 
-    def renew(self, weights):
-        """Read the weights in this folder: in a pause if requests run, which go on after it, else asleep."""
+    def renew(self, weights, abort=()):
+        """Read the weights in this folder: in a pause if requests run, which go on after it, else asleep.
+
+        abort: names of requests that end in the pause, in a step that computes nothing.
+        """
         core = self.engine.engine_core
         if self.engine.has_unfinished_requests():  # vLLM would go on with them once the first memory is back
             core.call_utility("pause_scheduler", "keep", True)
+            self.engine.abort_request(list(abort))
             self.engine.collective_rpc(load_weights, args=(weights,))
             core.call_utility("resume_scheduler")
             return

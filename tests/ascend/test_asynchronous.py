@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts under asynchronous scheduling: the same texts, and indexes that hold the answers and nothing else."""
 
+import collections
 import random
 import string
 
@@ -73,35 +74,76 @@ def test_while_off_what_is_sampled_is_indexed(cpu, sam, prompts):
     assert sam.pool()["appended"] - before == sum(lengths)
 
 
-def test_texts_and_indexes_of_random_schedules(cpu, tight):
-    """Arrivals, aborts, preemption, chunked prompts, and ends by length and by stop tokens, also in the middle of a draft."""
+@pytest.fixture(scope="module")
+def trained(make_model):
+    """The model with other weights."""
+    return make_model(1, num_attention_heads=2, num_key_value_heads=1, head_dim=128)
+
+
+def test_texts_and_indexes_of_random_schedules(cpu, tight, model, trained):
+    """Arrivals, aborts, preemption, chunked prompts, and ends by length and by stop tokens, also in the middle of a draft;
+    in one run of three new weights while requests run, wait and are read in chunks, and two end; in one of three a reset of
+    the cache, which drops what the device is sampling."""
     rng, preemptions = random.Random(0), 0
+    cpu_trained = Engine(trained, "cpu")
+    weights = [(cpu, model), (cpu_trained, trained)]
     tight.ask("note_answers")
-    for _ in range(4):
+    for turn in range(6):
+        (old, _), (new, folder) = weights
         prompts = [
             [rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 30))] * rng.randrange(1, 4) for _ in range(14)
         ]
         lengths = [rng.randrange(1, 150) for _ in prompts]
-        plain = cpu.run(prompts, lengths)
+        plain = old.run(prompts, lengths)
         stops = [{"stop_token_ids": [rng.choice(answer)]} if rng.random() < 0.4 else {} for answer in plain]
-        expected = cpu.run(prompts, lengths, each=stops)
+        expected = old.run(prompts, lengths, each=stops)
         assert sum(map(len, expected)) < sum(map(len, plain))
-        before = tight.pool()["appended"]
-        assert tight.run(prompts, lengths, stagger=rng.randrange(4), each=stops) == expected
+        before, stagger = tight.pool()["appended"], rng.randrange(4)
+        aborted, after = set(), rng.randrange(4, 40)
+        if turn % 3 == 1:
+            aborted = set(rng.sample(range(14), 2))
+            answers = tight.run(prompts, lengths, stagger, aborted, stops, folder, after=after)
+            whole = [
+                arguments
+                for i, arguments in enumerate(zip(prompts, answers, expected, lengths, stops, strict=True))
+                if i not in aborted
+            ]
+            go_on_from_what_they_had(new, *zip(*whole, strict=True))
+            answers = [answer for _, answer, *_ in whole]
+            weights.reverse()
+        else:
+            reset = turn % 3 == 2
+            answers = tight.run(prompts, lengths, stagger, each=stops, reset=reset, after=after)
+            assert answers == expected
         speculated(tight)
         preemptions += tight.preemptions
         settled(tight)
-        assert tight.pool()["appended"] - before == sum(map(len, expected))
-        assert sorted(tight.ask("noted_answers")) == sorted(expected)
+        if turn % 3 == 0:
+            assert tight.pool()["appended"] - before == sum(map(len, answers))
+        noted = [tuple(answer) for answer in tight.ask("noted_answers")]
+        more = collections.Counter(noted) - collections.Counter(map(tuple, answers))
+        assert len(noted) == len(answers) + more.total() and more.total() <= len(aborted)
     assert preemptions > 0
     tight.run(prompts[:5], 40, abort={1, 3})
     settled(tight)
+    tight.ask("renew", weights=str(model))
+    cpu_trained.stop()
+
+
+@pytest.mark.parametrize("requests", [6, 12], ids=["drafting", "switched off"])
+def test_what_a_reset_drops_is_not_indexed(sam, prompts, requests):
+    """Sampled again without a seed, tokens differ from those that were dropped."""
+    sam.ask("note_answers")
+    for after in (9, 14, 19):
+        answers = sam.run(prompts[:requests], 40, reset=True, after=after, temperature=1.0)
+        assert sam.preemptions == requests
+        settled(sam)
+        assert sorted(sam.ask("noted_answers")) == sorted(answers)
 
 
 @pytest.mark.parametrize("threshold", [6, 0], ids=["drafting", "switched off"])
-def test_new_weights_in_a_pause_and_asleep(cpu, tight, make_model, model, prompts, threshold):
+def test_new_weights_in_a_pause_and_asleep(cpu, tight, trained, model, prompts, threshold):
     """Requests that were running go on with the new weights behind what they have."""
-    trained = make_model(1, num_attention_heads=2, num_key_value_heads=1, head_dim=128)
     old = cpu.run(prompts[:4], 40)
     tight.ask("keep_off", threshold=threshold)
     tight.ask("note_answers")

@@ -42,10 +42,10 @@ class Engine:
         self.requests = 0
         self.rows = []
 
-    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, interrupt=None, **sampling):
+    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, interrupt=None, after=8, **sampling):
         """Answer prompts; `stagger` engine outputs lie between arrivals; the requests in `abort` end after 5 tokens.
 
-        `interrupt` is called with vLLM's engine after 8 outputs.
+        `interrupt` is called with vLLM's engine after `after` outputs.
 
         `sampling` holds for all requests, `each` has more settings for each of them.
 
@@ -77,8 +77,9 @@ class Engine:
                 if i in abort and len(answers[i]) >= 5 and not output.finished:
                     self.engine.abort_request([output.request_id])
             outputs += 1
-            if interrupt and outputs == 8:
+            if interrupt and outputs >= after:
                 interrupt(self.engine)
+                interrupt = None
         self.rows, self.log._rows, self.log.path = self.log._rows, [], None
         return [answers[i] for i in range(len(prompts))]
 

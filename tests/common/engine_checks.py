@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of every kind of engine: count(), drafter(), run(), stop() are those of tests/engine and tests/ascend."""
 
+import os
 import time
 
 from sam_core import Pool
@@ -21,17 +22,20 @@ def settled(engine):
     raise AssertionError(f"{counters['requests']} requests are still indexed")
 
 
-def go_on_from_what_they_had(engine, prompts, answers, old):
+def go_on_from_what_they_had(engine, prompts, answers, old, lengths=None, each=None):
     """Answers whose weights changed on the way begin as the old ones, and go on as `engine`, which has the new weights, does.
 
-    old: answers with the old weights, as long as `answers`.
+    old: whole answers with the old weights; lengths: tokens asked for, as many as `old` has unless given; each: see run().
     """
-    pairs = [list(zip(*pair, strict=True)) for pair in zip(answers, old, strict=True)]
-    kept = [next((i for i, (a, b) in enumerate(pair) if a != b), len(pair)) for pair in pairs]
-    assert 0 < max(kept) < len(old[0]), kept
-    rest = [prompt + answer[:n] for prompt, answer, n in zip(prompts, answers, kept, strict=False)]
-    left = [answer[n:] for answer, n in zip(answers, kept, strict=True)]
-    assert left == engine.run(rest, [len(whole) - n for whole, n in zip(old, kept, strict=True)])
+    kept = [len(os.path.commonprefix(pair)) for pair in zip(answers, old, strict=True)]
+    lengths = lengths or [len(whole) for whole in old]
+    changed = [i for i, whole in enumerate(old) if answers[i] != whole]
+    assert any(kept[i] for i in changed), f"no answer changed on its way: they kept {kept} tokens"
+    assert [answers[i][kept[i] :] for i in changed] == engine.run(
+        [prompts[i] + answers[i][: kept[i]] for i in changed],
+        [lengths[i] - kept[i] for i in changed],
+        each=each and [each[i] for i in changed],
+    )
 
 
 def history_is_found_again(start, folder, rank, prompts, answers):

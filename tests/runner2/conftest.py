@@ -25,6 +25,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
+import noting_pool
 import pytest
 import tiny_qwen3
 from cpu_engine import Engine
@@ -38,20 +39,13 @@ def pool_stats(worker):
 
 
 def note_answers(worker):
-    """Runs in a worker: from now on notes the answers that the drafter indexes whole."""
-    worker.noted, proposer = [], worker.model_runner.speculator.proposer
-    complete = type(proposer).complete
-
-    def noting(req_id, answer):
-        worker.noted.append(answer)
-        complete(proposer, req_id, answer)
-
-    proposer.complete = noting
+    """Runs in a worker: from now on notes the answers that the drafter indexes."""
+    noting_pool.note_answers(worker.model_runner.speculator.proposer)
 
 
 def noted_answers(worker):
     """Runs in a worker: what was noted since note_answers."""
-    return worker.noted
+    return noting_pool.noted_answers(worker.model_runner.speculator.proposer)
 
 
 @pytest.fixture(scope="session", autouse=True)

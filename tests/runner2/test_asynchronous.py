@@ -50,22 +50,33 @@ def test_text_is_that_of_plain_runner_2(plain, asynchronous, prompts):
     speculated(asynchronous)
 
 
-def test_texts_and_indexes_of_random_schedules(plain, asynchronous):
-    """Arrivals, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also inside a draft."""
+def test_texts_and_indexes_of_random_schedules(plain, asynchronous, model, trained):
+    """Arrivals, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also inside a draft;
+    in one run a reset of the cache, in one sleep and new weights."""
     rng, preemptions = random.Random(0), 0
-    for _ in range(2):
+    asynchronous.engine.collective_rpc(note_answers)
+    for interrupt in (None, reset_cache, renew(trained)):
         prompts = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 70))] for _ in range(5)] * 2
         lengths = [rng.randrange(1, 70) for _ in prompts]
         answers = plain.run(prompts, lengths)
         stops = [{"stop_token_ids": [rng.choice(answer)]} if rng.random() < 0.4 else {} for answer in answers]
         expected = plain.run(prompts, lengths, each=stops)
-        before = pool(asynchronous)["appended"]
-        assert asynchronous.run(prompts, lengths, stagger=rng.randrange(4), each=stops) == expected
+        before, stagger, after = pool(asynchronous)["appended"], rng.randrange(4), rng.randrange(4, 30)
+        answers = asynchronous.run(prompts, lengths, stagger, each=stops, interrupt=interrupt, after=after)
         speculated(asynchronous)
         preemptions += asynchronous.log.preemptions
         settled(asynchronous)
-        assert pool(asynchronous)["appended"] - before == sum(map(len, expected))
+        assert sorted(asynchronous.engine.collective_rpc(noted_answers)[0]) == sorted(answers)
+        if interrupt in (None, reset_cache):
+            assert answers == expected
+        else:
+            renew(trained)(plain.engine)
+            go_on_from_what_they_had(plain, prompts, answers, expected, lengths, stops)
+        if interrupt is None:
+            assert pool(asynchronous)["appended"] - before == sum(map(len, expected))
     assert preemptions > 0
+    for engine in (plain, asynchronous):
+        renew(model)(engine.engine)
 
 
 def test_abort_and_the_end_of_the_context(plain, asynchronous, prompts):

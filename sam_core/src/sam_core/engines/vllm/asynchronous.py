@@ -116,6 +116,11 @@ class AsyncDrafts:
         for step in self._unread:
             index = self._index(step)
             lengths[index[index >= 0]] = step.starts[index >= 0]
+        cached = scheduler_output.scheduled_cached_reqs
+        for req_id in cached.resumed_req_ids & batch.req_id_to_index.keys():
+            # preempted by a reset of the cache since the last step, whose tokens are dropped
+            row = batch.req_id_to_index[req_id]
+            lengths[row] = batch.num_prompt_tokens[row] + cached.num_output_tokens[cached.req_ids.index(req_id)]
         decoding = sampled if read or latest is None else set(latest.req_ids)
         drafts = SamProposer.propose(
             drafter,

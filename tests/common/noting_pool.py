@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in a worker: what a drafter's indexes hold."""
+
+
+class NotingPool:
+    """A Pool that notes the answers it keeps: `answers`, token ids of each text that was closed, without its prompt."""
+
+    def __init__(self, pool):
+        self.pool, self.answers, self._open = pool, [], {}
+
+    def __getattr__(self, name):
+        return getattr(self.pool, name)
+
+    def open(self, *args):
+        slot = self.pool.open(*args)
+        self._open[slot] = []
+        return slot
+
+    def step(self, slots, tokens, counts, *args, starts):
+        for slot, row, start, count in zip(slots.tolist(), tokens, starts, counts, strict=False):
+            self._open[slot] += row[start : start + count].tolist()
+        self.pool.step(slots, tokens, counts, *args, starts=starts)
+
+    def append(self, slot, tokens):
+        self._open[slot] += tokens.tolist()
+        self.pool.append(slot, tokens)
+
+    def close(self, slot, keep=True):
+        answer = self._open.pop(slot)
+        if keep:
+            self.answers.append(answer)
+        self.pool.close(slot, keep)
+
+
+def note_answers(drafter):
+    """From now on notes the answers that the drafter's pool keeps. The drafter has no requests now."""
+    drafter.pool = NotingPool(getattr(drafter.pool, "pool", drafter.pool))
+
+
+def noted_answers(drafter):
+    """What was noted since the last time."""
+    noted, drafter.pool.answers = drafter.pool.answers, []
+    return noted
