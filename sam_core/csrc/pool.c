@@ -546,7 +546,7 @@ static void feed_rows(pool *p, size_t rows, bool drafting) {
             catch_up(p, &p->slots[p->rows[i - asks].slot]);
     }
 #undef IS_DUE
-    for (size_t i = 0; i < rows && p->work > 0; i++)
+    for (size_t i = 0; i < rows; i++)
         if ((p->rows[i].k > 0) == drafting && !p->rows[i].drafted && p->slots[p->rows[i].slot].group)
             group_feed_others(p, p->slots[p->rows[i].slot].group);
 }

@@ -157,6 +157,7 @@ typedef struct {
     uint32_t slot, count, k;
     uint32_t next;                 // row of the same group (rows.h)
     bool fed, drafted;             // in this step
+    bool left;                     // the row, or a group if it is its first, is not ready (rows.h)
     bool learns, in_group;         // from what was appended; also what its group's index was worth
     sam_asked asked[RULE_INDEXES]; // how far it is prefetched (rows.h)
 } pool_row;

@@ -3,6 +3,7 @@
 #include "rows.h"
 
 #include "group.h"
+#include "room.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -162,19 +163,6 @@ static void feed_tokens(worker *w, uint32_t from, uint32_t to) {
     }
 }
 
-// Whether the group has nothing else to be fed in this step. Removes what has been fed from its queue.
-static bool is_complete(pool_group *g) {
-    if (!g || !g->index.memory)
-        return true;
-    pool_text *text;
-    while ((text = g->first_due) && !text->removed && text->indexed &&
-           text->cursor.length == text->body.size) {
-        g->first_due = text->next_due;
-        text->due = false;
-    }
-    return !text && !g->next_past;
-}
-
 static void begin(worker *w) {
     w->memory = (sam_memory){.limit = w->job->share, .make_room = refuse, .owner = w};
     w->refused = false;
@@ -212,7 +200,7 @@ static void draft_block(worker *w, uint32_t from, uint32_t to) {
             continue;
         pool_row *row = ROW(i - asks);
         pool_slot *slot = &p->slots[row->slot];
-        if (j->feeds && !(row->fed && is_complete(slot->group)))
+        if (j->feeds && !(row->fed && (!slot->group || group_is_complete(slot->group))))
             continue;
         pool_draft(p, slot, row->k, j->out, j->order[i - asks], w->work, &w->memory, &w->counts);
         row->drafted = !w->refused;
@@ -330,35 +318,58 @@ static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool 
     return true;
 }
 
-// Whether a drafting row needs nothing but its new tokens to be fed. Adds the work that this may take.
-static bool is_ready(const pool *p, const pool_slot *slot, int64_t *work) {
-    const pool_text *text = slot->text;
-    const pool_group *g = slot->group;
-    if (has_source(p, RULE_REQUEST)) {
-        if (!slot->request.memory)
-            return false;
-        *work += (int64_t)POOL_LARGE_COST * (text->body.size - slot->cursor.length);
-    }
-    if (!g)
-        return true;
-    if (!g->index.memory)
-        return g->kept < 2 && has_source(p, RULE_REQUEST);
-    if (!text->indexed || (g->kind == POOL_BY_PROMPT && !g->has_prompt))
-        return false;
-    *work += (int64_t)POOL_LARGE_COST * (text->body.size - text->cursor.length);
-    return true;
+// What the indexes of the drafting rows lack.
+typedef struct {
+    uint64_t small, large; // tokens of indexes that may become large in this step, or not
+    uint64_t new;          // tokens of indexes that are to be begun
+} lack;
+
+static void add_lack(lack *l, const sam_index *index, uint32_t tokens) {
+    *(index->node_count < POOL_LARGE / 2 ? &l->small : &l->large) += tokens;
 }
 
-// Writes the drafting rows to p->order, those of a group one after another. False: the loops must feed them.
+// Whether a drafting row needs nothing but its new tokens to be fed. Adds what its indexes lack.
+static bool is_ready(const pool *p, const pool_slot *slot, lack *l) {
+    const pool_text *text = slot->text;
+    const pool_group *g = slot->group;
+    bool ready = true;
+    if (has_source(p, RULE_REQUEST)) {
+        ready = slot->request.memory != NULL;
+        l->new += ready ? 0 : text->body.size;
+        add_lack(l, &slot->request, text->body.size - (ready ? slot->cursor.length : 0));
+    }
+    if (!g || (!g->index.memory && g->kept < 2 && has_source(p, RULE_REQUEST)))
+        return ready;
+    if (g->index.memory && text->indexed && !(g->kind == POOL_BY_PROMPT && !g->has_prompt)) {
+        add_lack(l, &g->index, text->body.size - text->cursor.length);
+        return ready;
+    }
+    l->new += g->tokens;
+    add_lack(l, &g->index, text->body.size + (g->carrier ? g->carrier->prompt_size : text->prompt_size));
+    return false;
+}
+
+// Whether the work of this step and the memory suffice for all that the indexes lack, in any order.
+static bool suffices(const pool *p, const lack *l) {
+    bool stay_small = l->small + l->large < POOL_LARGE / 2;
+    uint64_t work = l->small * (stay_small ? 1 : POOL_LARGE_COST) + l->large * POOL_LARGE_COST;
+    return (int64_t)work < p->work &&
+           (!l->new || p->memory.limit - p->memory.used > 2 * room_needed(p, 2 * l->new));
+}
+
+// Writes the drafting rows to p->order, those of a group one after another, but for those that the loops must feed
+// because they or others of their group are not ready. False: the loops must feed all.
 static bool order_rows(pool *p, size_t rows, uint32_t *count) {
-    int64_t work = 0;
+    lack l = {0};
     for (uint32_t i = 0; i < rows; i++) {
         pool_row *row = &p->rows[i];
         const pool_slot *slot = &p->slots[row->slot];
         pool_group *g = slot->drafts ? slot->group : NULL;
         if (!row->k || !slot->drafts)
             continue;
-        if (!is_ready(p, slot, &work))
+        bool ready = is_ready(p, slot, &l);
+        if (!ready &&
+            (slot->needs || (g && (g->needs || g->lost)))) // it depends on what the rows before it leave
             return false;
         row->next = SAM_NONE;
         if (g && g->step == p->steps)
@@ -369,16 +380,18 @@ static bool order_rows(pool *p, size_t rows, uint32_t *count) {
         }
         if (g)
             g->last_row = i;
+        if (!ready)
+            p->rows[g ? g->first_row : i].left = true;
     }
     *count = 0;
     for (uint32_t i = 0; i < rows; i++) {
         const pool_slot *slot = &p->slots[p->rows[i].slot];
-        if (!p->rows[i].k || !slot->drafts || (slot->group && slot->group->first_row != i))
+        if (!p->rows[i].k || !slot->drafts || p->rows[i].left || (slot->group && slot->group->first_row != i))
             continue;
         for (uint32_t at = i; at != SAM_NONE; at = p->rows[at].next)
             p->order[(*count)++] = at;
     }
-    return work < p->work;
+    return suffices(p, &l);
 }
 
 void rows_feed(pool *p, size_t rows, const pool_drafts *out) {

@@ -9,8 +9,9 @@
 // Threads. Rows of different groups share no index, and drafting changes nothing but the row's own slot. So
 // several threads feed and draft blocks of rows; a block has whole groups. They live as long as the call. The
 // result is that of the loops of pool_step, in the order of the rows, for any number of threads:
-//   - rows are fed in blocks only if the index of every drafting row exists and has at least a part of its
-//     text, and the work of the step suffices for the rest of all of them;
+//   - a group's rows are fed in blocks only if the indexes of those that draft exist and have at least a part of
+//     their texts; the loops feed the others later. The work and the memory of the step must suffice for all that
+//     drafting rows lack, so that this order changes nothing;
 //   - one thread learns from the tokens of the step, in the order of the rows, while the others feed; they draft
 //     when it has learned;
 //   - a block has an account of its own, with an equal part of the free memory. If that does not suffice, or
