@@ -517,8 +517,20 @@ static void feed_past(pool *p, pool_group *g) {
     }
 }
 
-void group_feed_others(pool *p, pool_group *g) {
+bool group_is_complete(pool_group *g) {
     if (!g->index.memory)
+        return true;
+    pool_text *text;
+    while ((text = g->first_due) && !text->removed && text->indexed &&
+           text->cursor.length == text->body.size) {
+        g->first_due = text->next_due;
+        text->due = false;
+    }
+    return !text && !g->next_past;
+}
+
+void group_feed_others(pool *p, pool_group *g) {
+    if (group_is_complete(g)) // also without work: the queue does not depend on rows.h
         return;
     pool_text *text;
     while ((text = g->first_due) && p->work > 0) {

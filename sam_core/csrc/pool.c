@@ -388,30 +388,53 @@ static void note(uint64_t *accepted, uint64_t *appended, uint64_t more, uint64_t
     }
 }
 
-// Learns from what came after the last draft.
-static void learn(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t count) {
+static uint32_t bounded(size_t count) { return count < SAM_MAX_PLACES ? (uint32_t)count : SAM_MAX_PLACES; }
+
+static bool can_learn(const pool_slot *slot) {
+    return slot->drafts && (slot->record.kept || slot->record.drafts);
+}
+
+// Learns from what came after the last draft. in_group: the slot's group has an index.
+static void learn(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t count, bool in_group) {
     uint64_t accepted[RULE_SOURCES] = {0};
     rule_learn(p->model, p->rule, &slot->record, tokens, count, accepted);
     for (int i = 0; i < RULE_SOURCES; i++)
         p->accepted[i] += accepted[i];
-    pool_group *g = slot->group;
-    if (!g || !g->index.memory)
+    if (!in_group)
         return;
+    pool_group *g = slot->group;
     uint64_t from_group = accepted[RULE_GROUP] + accepted[RULE_HISTORY];
     note(&g->accepted, &g->appended, from_group, count, 1 << 12);
     note(&p->accepted_in_groups, &p->appended_in_groups, from_group, count, 1 << 16);
 }
 
-// Appends tokens to a slot and learns from them. Returns whether the slot can draft.
+static bool has_group_index(const pool_slot *slot) { return slot->group && slot->group->index.memory; }
+
+void pool_learn(pool *p) {
+    size_t from = p->learned, end = p->stored;
+    unsigned asks = end - from < MANY_ROWS ? 0 : LEARN_ASKS;
+    for (size_t i = from; i < end + asks; i++) {
+        for (unsigned step = 0; step < asks; step++)
+            if (i - step >= from && i - step < end && p->rows[i - step].learns)
+                rows_ask_learn(p, &p->rows[i - step], step);
+        if (i < from + asks)
+            continue;
+        const pool_row *row = &p->rows[i - asks];
+        if (row->learns)
+            learn(p, &p->slots[row->slot], row->tokens, bounded(row->count), row->in_group);
+    }
+    p->learned = end;
+}
+
+// Appends tokens to a slot. Returns whether the slot can draft.
 static bool append(pool *p, pool_slot *slot, const int32_t *tokens, size_t count) {
     p->appended += count;
     if (!slot->drafts || !count)
         return slot->drafts;
-    uint32_t size = count < SAM_MAX_PLACES ? (uint32_t)count : SAM_MAX_PLACES;
-    if (slot->record.kept || slot->record.drafts)
-        learn(p, slot, tokens, size);
+    uint32_t size = bounded(count);
     if (size < SAM_MAX_PLACES && store(p, slot, tokens, size))
         return true;
+    pool_learn(p); // from the record that is freed now
     exhaust(p, slot);
     return false;
 }
@@ -523,7 +546,7 @@ static void feed_rows(pool *p, size_t rows, bool drafting) {
             catch_up(p, &p->slots[p->rows[i - asks].slot]);
     }
 #undef IS_DUE
-    for (size_t i = 0; i < rows && p->work > 0; i++)
+    for (size_t i = 0; i < rows; i++)
         if ((p->rows[i].k > 0) == drafting && !p->rows[i].drafted && p->slots[p->rows[i].slot].group)
             group_feed_others(p, p->slots[p->rows[i].slot].group);
 }
@@ -560,6 +583,7 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
         return status;
     bool drafting = false;
     p->work = 0;
+    p->stored = p->learned = 0;
     unsigned asks = rows < MANY_ROWS ? 0 : STORE_ASKS;
     for (size_t i = 0; i < rows + asks; i++) {
         for (unsigned step = 0; step < asks; step++)
@@ -567,8 +591,11 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
                 rows_ask_store(p, &p->rows[i - step], step);
         if (i < asks)
             continue;
-        const pool_row *row = &p->rows[i - asks];
-        append(p, &p->slots[row->slot], row->tokens, row->count);
+        pool_row *row = &p->rows[p->stored++];
+        pool_slot *slot = &p->slots[row->slot];
+        row->learns = row->count && can_learn(slot);
+        row->in_group = has_group_index(slot);
+        append(p, slot, row->tokens, row->count);
         p->work += row->k ? 2 * POOL_LARGE_COST * (int64_t)row->count : 0;
         drafting |= row->k > 0;
     }
@@ -576,6 +603,7 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
     room_free_dying(p);
     if (drafting)
         rows_feed(p, rows, out);
+    pool_learn(p);
     feed_rows(p, rows, true);
     feed_rows(p, rows, false);
     if (drafting)
@@ -592,6 +620,8 @@ pool_status pool_append(pool *p, int64_t number, const int32_t *tokens, size_t c
         if (tokens[i] < 0)
             return refuse(error, POOL_BAD_TOKEN, i, tokens[i]);
     p->work = p->slice + 2 * POOL_LARGE_COST * (int64_t)count;
+    if (count && can_learn(slot))
+        learn(p, slot, tokens, bounded(count), has_group_index(slot));
     if (append(p, slot, tokens, count))
         catch_up(p, slot);
     return POOL_OK;

@@ -157,6 +157,8 @@ typedef struct {
     uint32_t slot, count, k;
     uint32_t next;                 // row of the same group (rows.h)
     bool fed, drafted;             // in this step
+    bool left;                     // the row, or a group if it is its first, is not ready (rows.h)
+    bool learns, in_group;         // from what was appended; also what its group's index was worth
     sam_asked asked[RULE_INDEXES]; // how far it is prefetched (rows.h)
 } pool_row;
 
@@ -175,8 +177,9 @@ typedef struct {
     pool_row *rows;                             // the step's arguments, copied once checked
     uint32_t *order;                            // numbers of rows (rows.h)
     size_t row_capacity;                        // of both
-    uint32_t num_threads;                       // of large steps, up to POOL_MAX_THREADS
-    uint32_t many_rows;                         // of a large step: MANY_ROWS; tests change it
+    size_t stored, learned; // rows of this step; those that have learned from their tokens
+    uint32_t num_threads;   // of large steps, up to POOL_MAX_THREADS
+    uint32_t many_rows;     // of a large step: MANY_ROWS; tests change it
     pool_group **buckets;
     size_t bucket_count;         // 0 or a power of two
     pool_list opened;            // groups with open slots

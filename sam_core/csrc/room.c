@@ -3,6 +3,7 @@
 #include "room.h"
 
 #include "group.h"
+#include "rows.h"
 
 enum {
     DYING_PART = 4 << 20,  // bytes of a portion
@@ -215,6 +216,7 @@ static bool shrink_least(pool *p) {
 
 bool room_make(void *owner) {
     pool *p = owner;
+    pool_learn(p); // what groups are worth
     if (room_free_dying(p) || free_idle(p))
         return true;
     if (p->power == POOL_FOR_SPARE)

@@ -3,6 +3,7 @@
 #include "rows.h"
 
 #include "group.h"
+#include "room.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,7 +23,8 @@ static void ask_bytes(const void *memory, size_t bytes) {
 void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
     const pool_slot *slot = &p->slots[row->slot];
     if (step == 0) {
-        ask_bytes(slot, sizeof(pool_slot));
+        sam_ask(slot);
+        ask_bytes(&slot->record, sizeof(rule_record));
         return;
     }
     if (!slot->drafts || !row->count)
@@ -30,10 +32,17 @@ void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
     const pool_text *text = slot->text;
     if (step == 1) {
         ask_bytes(text, sizeof(pool_text));
-        ask_bytes(slot->record.block, slot->record.kept ? 8 * LINE : 0);
     } else if (text->body.tokens) {
         sam_ask(&text->body.tokens[text->body.size]);
     }
+}
+
+void rows_ask_learn(const pool *p, const pool_row *row, unsigned step) {
+    const rule_record *record = &p->slots[row->slot].record;
+    if (step == 0)
+        ask_bytes(record, sizeof(rule_record));
+    else
+        ask_bytes(record->block, record->kept ? 8 * LINE : 0);
 }
 
 void rows_ask_feed(const pool *p, pool_row *row, unsigned step) {
@@ -73,8 +82,11 @@ typedef struct {
     const uint32_t *order; // rows, those of a group one after another if they are to be fed
     uint32_t count, blocks;
     bool feeds;
-    size_t share; // bytes that a block may allocate
-    atomic_uint next;
+    size_t share; // bytes that a block may allocate when it is fed, and when it is drafted
+    atomic_uint taken;
+    atomic_bool learned;
+    pthread_mutex_t lock;
+    pthread_cond_t has_learned;
 } job;
 
 typedef struct {
@@ -122,9 +134,9 @@ static void append_tokens(worker *w, token *tokens, uint32_t count) {
     }
 }
 
-// Feeds rows, without a limit of work. Each pass over the rows appends the next token of each request's text, and of the
+// Feeds a block, without a limit of work. Each pass over the rows appends the next token of each request's text, and of the
 // first of a group's texts that has one, so that neighbouring tokens seldom are of the same text.
-static void feed_block(worker *w, uint32_t from, uint32_t to) {
+static void feed_tokens(worker *w, uint32_t from, uint32_t to) {
     enum { TOKENS = 128 };
     const pool *p = w->job->p;
     token tokens[TOKENS + RULE_INDEXES];
@@ -151,31 +163,34 @@ static void feed_block(worker *w, uint32_t from, uint32_t to) {
     }
 }
 
-// Whether the group has nothing else to be fed in this step. Removes what has been fed from its queue.
-static bool is_complete(pool_group *g) {
-    if (!g || !g->index.memory)
-        return true;
-    pool_text *text;
-    while ((text = g->first_due) && !text->removed && text->indexed &&
-           text->cursor.length == text->body.size) {
-        g->first_due = text->next_due;
-        text->due = false;
-    }
-    return !text && !g->next_past;
+static void begin(worker *w) {
+    w->memory = (sam_memory){.limit = w->job->share, .make_room = refuse, .owner = w};
+    w->refused = false;
 }
 
-static void run_block(worker *w, uint32_t from, uint32_t to) {
-    const job *j = w->job;
-    pool *p = j->p;
-    w->memory = (sam_memory){.limit = j->share, .make_room = refuse, .owner = w};
-    w->refused = false;
-    if (j->feeds)
-        feed_block(w, from, to);
+static void end(worker *w) {
+    w->used += w->memory.used;
+    w->visited += w->memory.work;
+}
+
 #define ROW(i) (&p->rows[j->order[i]])
-    for (uint32_t i = from; j->feeds && !w->refused && i < to; i++) {
+
+static void feed_block(worker *w, uint32_t from, uint32_t to) {
+    const job *j = w->job;
+    const pool *p = j->p;
+    begin(w);
+    feed_tokens(w, from, to);
+    for (uint32_t i = from; !w->refused && i < to; i++) {
         ROW(i)->fed = true;
         p->slots[ROW(i)->slot].waits = false;
     }
+    end(w);
+}
+
+static void draft_block(worker *w, uint32_t from, uint32_t to) {
+    const job *j = w->job;
+    pool *p = j->p;
+    begin(w);
     const uint32_t asks = DRAFT_ASKS;
     for (uint32_t i = from; !w->refused && i < to + asks; i++) {
         for (uint32_t step = 0; step < asks; step++)
@@ -185,15 +200,15 @@ static void run_block(worker *w, uint32_t from, uint32_t to) {
             continue;
         pool_row *row = ROW(i - asks);
         pool_slot *slot = &p->slots[row->slot];
-        if (j->feeds && !is_complete(slot->group))
+        if (j->feeds && !(row->fed && (!slot->group || group_is_complete(slot->group))))
             continue;
         pool_draft(p, slot, row->k, j->out, j->order[i - asks], w->work, &w->memory, &w->counts);
         row->drafted = !w->refused;
     }
-#undef ROW
-    w->used += w->memory.used;
-    w->visited += w->memory.work;
+    end(w);
 }
+
+#undef ROW
 
 // The first row from ROWS_BLOCK * block on that does not belong to the group of the row before it.
 static uint32_t block_start(const job *j, uint32_t block) {
@@ -206,16 +221,54 @@ static uint32_t block_start(const job *j, uint32_t block) {
     return at < j->count ? at : j->count;
 }
 
+// Takes the last block that is left: learning begins with the first rows.
+static bool take_block(job *j, uint32_t *block) {
+    uint32_t taken = atomic_fetch_add(&j->taken, 1);
+    *block = j->blocks - 1 - taken;
+    return taken < j->blocks;
+}
+
+static void wait_until_learned(job *j) {
+    pthread_mutex_lock(&j->lock);
+    while (!atomic_load(&j->learned))
+        pthread_cond_wait(&j->has_learned, &j->lock);
+    pthread_mutex_unlock(&j->lock);
+}
+
+static void learn(job *j) {
+    pool_learn(j->p);
+    pthread_mutex_lock(&j->lock);
+    atomic_store(&j->learned, true);
+    pthread_cond_broadcast(&j->has_learned);
+    pthread_mutex_unlock(&j->lock);
+}
+
+#define RUN(call) call(w, block_start(j, block), block_start(j, block + 1))
+
+// Drafts no block before all is learned.
 static void *run_blocks(void *argument) {
+    enum { MAX_FED = 64 };
     worker *w = argument;
-    uint32_t block;
-    while ((block = atomic_fetch_add(&w->job->next, 1)) < w->job->blocks) {
-        uint32_t from = block_start(w->job, block), to = block_start(w->job, block + 1);
-        if (from < to)
-            run_block(w, from, to);
+    job *j = w->job;
+    uint32_t fed[MAX_FED], count = 0, block;
+    while (j->feeds && !atomic_load(&j->learned) && count < MAX_FED && take_block(j, &block)) {
+        RUN(feed_block);
+        fed[count++] = block;
+    }
+    wait_until_learned(j);
+    while (count) {
+        block = fed[--count];
+        RUN(draft_block);
+    }
+    while (take_block(j, &block)) {
+        if (j->feeds)
+            RUN(feed_block);
+        RUN(draft_block);
     }
     return NULL;
 }
+
+#undef RUN
 
 // Runs all blocks of a job, in this thread and in others as far as these can be created.
 static void run(job *j) {
@@ -235,6 +288,7 @@ static void run(job *j) {
         }
         count++;
     }
+    learn(j);
     run_blocks(&workers[0]);
     for (uint32_t i = 0; i < count; i++) {
         if (i) {
@@ -258,39 +312,64 @@ static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool 
                .count = count,
                .blocks = blocks,
                .feeds = feeds,
-               .share = (p->memory.limit - p->memory.used) / blocks};
+               .share = (p->memory.limit - p->memory.used) / blocks / (feeds ? 2 : 1),
+               .lock = PTHREAD_MUTEX_INITIALIZER,
+               .has_learned = PTHREAD_COND_INITIALIZER};
     return true;
 }
 
-// Whether a drafting row needs nothing but its new tokens to be fed. Adds the work that this may take.
-static bool is_ready(const pool *p, const pool_slot *slot, int64_t *work) {
+// What the indexes of the drafting rows lack.
+typedef struct {
+    uint64_t small, large; // tokens of indexes that may become large in this step, or not
+    uint64_t new;          // tokens of indexes that are to be begun
+} lack;
+
+static void add_lack(lack *l, const sam_index *index, uint32_t tokens) {
+    *(index->node_count < POOL_LARGE / 2 ? &l->small : &l->large) += tokens;
+}
+
+// Whether a drafting row needs nothing but its new tokens to be fed. Adds what its indexes lack.
+static bool is_ready(const pool *p, const pool_slot *slot, lack *l) {
     const pool_text *text = slot->text;
     const pool_group *g = slot->group;
+    bool ready = true;
     if (has_source(p, RULE_REQUEST)) {
-        if (!slot->request.memory)
-            return false;
-        *work += (int64_t)POOL_LARGE_COST * (text->body.size - slot->cursor.length);
+        ready = slot->request.memory != NULL;
+        l->new += ready ? 0 : text->body.size;
+        add_lack(l, &slot->request, text->body.size - (ready ? slot->cursor.length : 0));
     }
-    if (!g)
-        return true;
-    if (!g->index.memory)
-        return g->kept < 2 && has_source(p, RULE_REQUEST);
-    if (!text->indexed || (g->kind == POOL_BY_PROMPT && !g->has_prompt))
-        return false;
-    *work += (int64_t)POOL_LARGE_COST * (text->body.size - text->cursor.length);
-    return true;
+    if (!g || (!g->index.memory && g->kept < 2 && has_source(p, RULE_REQUEST)))
+        return ready;
+    if (g->index.memory && text->indexed && !(g->kind == POOL_BY_PROMPT && !g->has_prompt)) {
+        add_lack(l, &g->index, text->body.size - text->cursor.length);
+        return ready;
+    }
+    l->new += g->tokens;
+    add_lack(l, &g->index, text->body.size + (g->carrier ? g->carrier->prompt_size : text->prompt_size));
+    return false;
 }
 
-// Writes the drafting rows to p->order, those of a group one after another. False: the loops must feed them.
+// Whether the work of this step and the memory suffice for all that the indexes lack, in any order.
+static bool suffices(const pool *p, const lack *l) {
+    bool stay_small = l->small + l->large < POOL_LARGE / 2;
+    uint64_t work = l->small * (stay_small ? 1 : POOL_LARGE_COST) + l->large * POOL_LARGE_COST;
+    return (int64_t)work < p->work &&
+           (!l->new || p->memory.limit - p->memory.used > 2 * room_needed(p, 2 * l->new));
+}
+
+// Writes the drafting rows to p->order, those of a group one after another, but for those that the loops must feed
+// because they or others of their group are not ready. False: the loops must feed all.
 static bool order_rows(pool *p, size_t rows, uint32_t *count) {
-    int64_t work = 0;
+    lack l = {0};
     for (uint32_t i = 0; i < rows; i++) {
         pool_row *row = &p->rows[i];
         const pool_slot *slot = &p->slots[row->slot];
         pool_group *g = slot->drafts ? slot->group : NULL;
         if (!row->k || !slot->drafts)
             continue;
-        if (!is_ready(p, slot, &work))
+        bool ready = is_ready(p, slot, &l);
+        if (!ready &&
+            (slot->needs || (g && (g->needs || g->lost)))) // it depends on what the rows before it leave
             return false;
         row->next = SAM_NONE;
         if (g && g->step == p->steps)
@@ -301,16 +380,18 @@ static bool order_rows(pool *p, size_t rows, uint32_t *count) {
         }
         if (g)
             g->last_row = i;
+        if (!ready)
+            p->rows[g ? g->first_row : i].left = true;
     }
     *count = 0;
     for (uint32_t i = 0; i < rows; i++) {
         const pool_slot *slot = &p->slots[p->rows[i].slot];
-        if (!p->rows[i].k || !slot->drafts || (slot->group && slot->group->first_row != i))
+        if (!p->rows[i].k || !slot->drafts || p->rows[i].left || (slot->group && slot->group->first_row != i))
             continue;
         for (uint32_t at = i; at != SAM_NONE; at = p->rows[at].next)
             p->order[(*count)++] = at;
     }
-    return work < p->work;
+    return suffices(p, &l);
 }
 
 void rows_feed(pool *p, size_t rows, const pool_drafts *out) {

@@ -9,8 +9,11 @@
 // Threads. Rows of different groups share no index, and drafting changes nothing but the row's own slot. So
 // several threads feed and draft blocks of rows; a block has whole groups. They live as long as the call. The
 // result is that of the loops of pool_step, in the order of the rows, for any number of threads:
-//   - rows are fed in blocks only if the index of every drafting row exists and has at least a part of its
-//     text, and the work of the step suffices for the rest of all of them;
+//   - a group's rows are fed in blocks only if the indexes of those that draft exist and have at least a part of
+//     their texts; the loops feed the others later. The work and the memory of the step must suffice for all that
+//     drafting rows lack, so that this order changes nothing;
+//   - one thread learns from the tokens of the step, in the order of the rows, while the others feed; they draft
+//     when it has learned;
 //   - a block has an account of its own, with an equal part of the free memory. If that does not suffice, or
 //     if little memory is free, the rest is left to the loops, which can make room;
 //   - rows that draft nothing, and other texts of the groups, are fed by the loops, in between. The rows of
@@ -32,18 +35,22 @@ typedef struct {
     uint64_t drafts[RULE_SOURCES], drafted[RULE_SOURCES];
 } rows_counts;
 
-// Prefetch what a row needs to store its tokens, to be fed and to draft, in so many stages.
-enum { STORE_ASKS = 3, FEED_ASKS = SAM_APPEND_ASKS + 1, DRAFT_ASKS = SAM_MATCH_ASKS + 1 };
+// Prefetch what a row needs to store its tokens, to learn from them, to be fed and to draft, in so many stages.
+enum { STORE_ASKS = 3, LEARN_ASKS = 2, FEED_ASKS = SAM_APPEND_ASKS + 1, DRAFT_ASKS = SAM_MATCH_ASKS + 1 };
 void rows_ask_store(const pool *p, const pool_row *row, unsigned step);
+void rows_ask_learn(const pool *p, const pool_row *row, unsigned step);
 void rows_ask_feed(const pool *p, pool_row *row, unsigned step);
 void rows_ask_draft(const pool *p, pool_row *row, unsigned step);
 
-// Feeds the drafting rows of a large step and drafts those that need nothing else, or does nothing. Sets
+// Feeds the drafting rows of a large step, learns, and drafts those that need nothing else, or does nothing. Sets
 // `fed` and `drafted` of these rows.
 void rows_feed(pool *p, size_t rows, const pool_drafts *out);
 
 // Drafts the rows of a large step that are not drafted yet, but for those that are out of memory.
 void rows_draft(pool *p, size_t rows, const pool_drafts *out);
+
+// In pool.c: learns from the tokens of the step's rows that are stored by now, if that is not done.
+void pool_learn(pool *p);
 
 // In pool.c: drafts into row `at` of `out` with memory from `memory`, and counts it.
 void pool_draft(const pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t at,

@@ -28,14 +28,14 @@ typedef struct {
     uint16_t probability; // of MODEL_ONE
     uint16_t set;         // of weights
     uint8_t source;
-    uint8_t inputs; // used of the following three
+    uint8_t cells;  // used of `cell`
     uint32_t share; // occurrences of the token overall, if it is among the most frequent
     uint16_t cell[MAX_MATCHES + 2];
-    int16_t stretch[MAX_MATCHES + 2];
-    uint8_t input[MAX_MATCHES + 2];
     uint16_t hash[MODEL_TOKENS];
-    int16_t hash_stretch[MODEL_TOKENS];
+    int16_t stretch[MODEL_INPUTS]; // 0: the candidate lacks this input
 } candidate;
+
+_Static_assert(sizeof(candidate) == 64, "a candidate takes a cache line");
 
 // The part of a node that is kept to learn from.
 typedef struct {
@@ -263,16 +263,15 @@ static candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, uint
     candidate *c = &first[n->seen.count++];
     c->token = token;
     c->source = (uint8_t)source;
-    c->inputs = 0;
+    c->cells = 0;
     c->share = 0;
+    memset(c->stretch, 0, sizeof c->stretch);
     return c;
 }
 
 static void add_input(const model *m, candidate *c, uint32_t cell, uint32_t input) {
-    uint32_t i = c->inputs++;
-    c->cell[i] = (uint16_t)cell;
-    c->stretch[i] = m->stretch[model_probability(m->learned.cells[cell])];
-    c->input[i] = (uint8_t)input;
+    c->cell[c->cells++] = (uint16_t)cell;
+    c->stretch[input] = m->stretch[model_probability(m->learned.cells[cell])];
 }
 
 // The set of weights for a node's matches and a kind of candidates.
@@ -287,17 +286,17 @@ static uint32_t weight_set(const node *n, uint32_t kind) {
 static void mix(const draft *d, const node *n, candidate *c) {
     const model *m = &d->model->model;
     const int32_t *weights = m->learned.weights[c->set];
-    int64_t sum = (int64_t)weights[MODEL_CONSTANT] * 256;
-    for (uint32_t i = 0; i < c->inputs; i++)
-        sum += (int64_t)weights[c->input[i]] * c->stretch[i];
     for (uint32_t order = 0; order < MODEL_TOKENS; order++) {
         uint32_t hash = model_hash(order, c->token, n->last[0], n->last[1]);
         uint32_t entry = m->learned.tokens[order][hash], seen = entry & 1023;
         c->hash[order] = (uint16_t)hash;
-        c->hash_stretch[order] =
+        c->stretch[MODEL_TOKEN_INPUT + order] =
             (int16_t)(m->stretch[model_probability(entry)] * (int32_t)m->trust[seen] / 256);
-        sum += (int64_t)weights[MODEL_TOKEN_INPUT + order] * c->hash_stretch[order];
     }
+    c->stretch[MODEL_CONSTANT] = 128; // counts twice
+    int64_t sum = (int64_t)weights[MODEL_CONSTANT] * 128;
+    for (uint32_t i = 0; i < MODEL_INPUTS; i++)
+        sum += (int64_t)weights[i] * c->stretch[i];
     c->probability = (uint16_t)model_squash((int32_t)(sum / 65536));
 }
 
@@ -976,31 +975,24 @@ uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, ru
     return record->drafted;
 }
 
-// Arithmetic shift with rounding.
-static int32_t shifted(int32_t value, unsigned by) {
-    int32_t half = 1 << (by - 1);
-    return value >= 0 ? (value + half) >> by : -((half - value) >> by);
-}
-
-static void move_weight(int32_t *weight, int32_t error, int32_t input) {
-    int32_t moved = *weight + shifted(error * input, 12);
-    *weight = moved > MODEL_MOST_WEIGHT    ? MODEL_MOST_WEIGHT
-              : moved < -MODEL_MOST_WEIGHT ? -MODEL_MOST_WEIGHT
-                                           : moved;
+// Moves the weights of a set by the product of error and input, of which 1/4096 is taken, rounded. Inputs that a
+// candidate lacks are 0 and move nothing. There are no branches, so that compilers make vectors of it.
+static void move_weights(int32_t *weights, int16_t error, const int16_t *inputs) {
+    for (uint32_t i = 0; i < MODEL_INPUTS; i++) {
+        int32_t product = (int32_t)error * inputs[i];
+        int32_t moved = weights[i] + ((product + 2048 + (product >> 31)) >> 12);
+        moved = moved > MODEL_MOST_WEIGHT ? MODEL_MOST_WEIGHT : moved;
+        weights[i] = moved < -MODEL_MOST_WEIGHT ? -MODEL_MOST_WEIGHT : moved;
+    }
 }
 
 static void learn_candidate(model *m, const candidate *c, bool outcome) {
-    int32_t error = (outcome ? MODEL_ONE - 1 : 0) - (int32_t)c->probability;
-    int32_t *weights = m->learned.weights[c->set];
-    for (uint32_t i = 0; i < c->inputs; i++) {
-        move_weight(&weights[c->input[i]], error, c->stretch[i]);
+    int16_t error = (int16_t)((outcome ? MODEL_ONE - 1 : 0) - c->probability);
+    move_weights(m->learned.weights[c->set], error, c->stretch);
+    for (uint32_t i = 0; i < c->cells; i++)
         model_update(&m->learned.cells[c->cell[i]], outcome);
-    }
-    for (uint32_t order = 0; order < MODEL_TOKENS; order++) {
-        move_weight(&weights[MODEL_TOKEN_INPUT + order], error, c->hash_stretch[order]);
+    for (uint32_t order = 0; order < MODEL_TOKENS; order++)
         model_update(&m->learned.tokens[order][c->hash[order]], outcome);
-    }
-    move_weight(&weights[MODEL_CONSTANT], error, 128);
 }
 
 void rule_learn(rule_model *rm, rule_name rule, rule_record *record, const int32_t *tokens, uint32_t count,

@@ -426,13 +426,17 @@ class AutoSwitch(Switch):
         sizes = {n for n in (sizes | {0}) - {total} if cost.unsettled(base + n) or not n and cost.plain_unsettled()}
         if not sizes:
             return
-        drafts = np.flatnonzero(np.arange(self.k) < lengths[:, None])
-        best = drafts[np.argsort(-worth.ravel()[drafts], kind="stable")]
-        gains = [0.0, *np.cumsum(worth.ravel()[best]).tolist()]
+        owner, depth = np.nonzero(np.arange(self.k) < lengths[:, None])
+        worth = worth[owner, depth]
+        falling = np.sort(worth)[::-1]  # quicker than argsort
+        gains = np.cumsum(falling)
         for size in sorted(sizes, key=lambda n: (cost.known(base + n), n)):
-            # skip drafts that would not pay even if they cost nothing
-            if not size or gains[size] >= (self.MIN_GAIN_OFF - 1) * batch:
-                yield np.bincount(best[:size] // self.k, minlength=batch).astype(np.int32), gains[size]
+            if not size:
+                yield np.zeros(batch, np.int32), 0.0
+            elif gains[size - 1] >= (self.MIN_GAIN_OFF - 1) * batch:  # others would not pay even if they cost nothing
+                best = worth > falling[size - 1]
+                best[np.flatnonzero(worth == falling[size - 1])[: size - np.count_nonzero(best)]] = True
+                yield np.bincount(owner[best], minlength=batch).astype(np.int32), float(gains[size - 1])
 
     def take_over(self, state: dict[str, Any]) -> None:
         """Begin with what another process learned, perhaps on another machine; ValueError if `state` is no record.
