@@ -311,8 +311,10 @@ def test_drafts_that_lose_end_whatever_is_believed_of_their_cost(monkeypatch, re
 
     monkeypatch.setattr("sam_core.switch.choose", believed)
     machine = Machine(batch=40, accept=0.0, read=read, seconds=lambda rows: 0.05 + 0.03 * (rows > 40 + read))
+    machine.run(AutoSwitch.MAX_WAIT if read else 4)
+    now, tokens = machine.now, machine.tokens
     machine.run(1500)
-    assert machine.tokens > 0.985 * machine.now * 40 / 0.05
+    assert machine.tokens - tokens > 0.985 * (machine.now - now) * 40 / 0.05
     assert machine.switch.steps_on > 10, "it does not try again"
 
 
@@ -363,6 +365,33 @@ def test_exploring_loses_no_more_than_its_share():
     lost = (0.0075 * 400 + 3) * 0.16  # what the documentation promises
     machine.run(400)
     assert 0 < machine.now - machine.tokens * 0.01 <= lost
+
+
+def test_exploring_gets_no_share_of_the_time_that_prompts_take():
+    """One request at a time decodes for 50 steps, behind a prompt that takes as long as 2000 of them."""
+    machine = Machine(batch=1, k=5, accept=0.3, noise=0.0, seconds=lambda rows: 0.01 * np.asarray(rows))
+    read = 0
+    for step in range(600):
+        machine.read = 2000 * (step % 50 == 10)
+        read += machine.read
+        machine.step()
+    lost = machine.now - 0.01 * (machine.tokens + read)
+    assert 0 < lost <= (0.0075 * 600 + 3) * 0.01
+
+
+def test_drafts_wait_for_steps_that_read_no_prompt():
+    """What a token is worth beside prompts is not known before, nor what a step without takes."""
+    machine = Machine(batch=8, accept=0.8, read=2048, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
+    machine.run(60)
+    machine.read = 0
+    machine.run(3)
+    assert machine.switch.steps_on == 0
+    machine.run(60)
+    before = machine.switch.steps_on
+    assert before > 40
+    machine.read = 2048
+    machine.run(60)
+    assert machine.switch.steps_on > before + 40
 
 
 def test_turns_are_few_where_drafts_hardly_pay():
@@ -543,10 +572,10 @@ def test_steps_that_read_prompts_have_costs_of_their_own():
 @pytest.mark.parametrize("uniform", [False, True])
 def test_costs_are_learned_where_every_step_reads_a_prompt(uniform):
     cheap = Machine(batch=2, accept=0.8, read=1000, seconds=lambda rows: 0.02 + 1e-6 * rows)
-    cheap.run(400, uniform=uniform)
+    cheap.run(AutoSwitch.MAX_WAIT + 400, uniform=uniform)
     assert cheap.switch.steps_on > 100 and not cheap.switch.cost.fitted
     dear = Machine(batch=2, accept=0.4, read=10, seconds=lambda rows: 1e-4 * rows)
-    dear.run(400, uniform=uniform)
+    dear.run(AutoSwitch.MAX_WAIT + 400, uniform=uniform)
     assert dear.switch.steps_on < 20
     dear.read = 0
     dear.run(100, uniform=uniform)
@@ -625,7 +654,7 @@ def test_what_verification_costs_is_learned_where_every_step_reads_a_prompt(veri
         read=2048,
         seconds=lambda rows: 0.05 + verify * (rows > 8 + 2048),
     )
-    machine.run(100)
+    machine.run(AutoSwitch.MAX_WAIT + 100)
     before = machine.switch.steps_on
     machine.run(600)
     share = (machine.switch.steps_on - before) / 600

@@ -38,6 +38,13 @@ def test_drafts_that_never_pay_are_left(seed):
     assert took["plain"] < 1.005 * took["best"] and took["plain"] > 0.98 * took["auto"]
 
 
+@pytest.mark.parametrize("seed", [120_860, 140_018])
+def test_prompts_do_not_tempt_to_draft(seed):
+    """Prompts take a thousand times as long as tokens; nothing else is known while a rollout's prompts are read."""
+    took = play(World(seed, RECORDS))["seconds"]
+    assert took["plain"] < 1.005 * took["best"] and took["plain"] > 0.985 * took["auto"]
+
+
 def test_no_step_beats_the_oracle_with_foresight():
     for seed in range(500_100, 500_103):
         took = play(World(seed, RECORDS))["seconds"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -127,8 +128,8 @@ class AutoSwitch(Switch):
 
     Learns both while it runs: the time between two calls of `observe` is that of a whole engine step with the tokens
     chosen before. Steps that read prompts have costs of their own, since engines run them in other ways; there drafts
-    are worth what they save in steps without prompts. The next step is expected to read what the latest steps have
-    read. What is learned may be wrong, so drafting pauses where its steps are seen to lose, see `Proof`.
+    are worth what they save in steps without prompts, so they begin when those are known. The next step is expected to
+    read what the latest steps have read. What is learned may be wrong, so drafting pauses where its steps are seen to lose, see `Proof`.
 
     A wall clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It
     does not work under pipeline parallelism, where the steps of micro-batches overlap.
@@ -154,6 +155,8 @@ class AutoSwitch(Switch):
     """dropped if the steps took so many times longer or shorter."""
     MAX_IDLE_STEPS = 4
     """Consecutive steps without a look at drafts, while they are not worth it."""
+    MAX_WAIT = 1000
+    """Steps after which drafts begin even if all have read prompts, so that what a token is worth is a guess."""
     PROMPT_WINDOW = 16
     """Latest steps from which the prompt tokens of the next step are predicted."""
 
@@ -185,6 +188,8 @@ class AutoSwitch(Switch):
         self._start: float | None = None
         self._prompt_tokens = deque([0], maxlen=self.PROMPT_WINDOW)
         self._reading = False  # a prompt is still being read
+        self._read = False  # the latest step read prompts
+        self._reads_after = [False, True]  # whether the step after one that read none did, and after one that read some
         self._step = 0
         self._drafting = False
         # the next step: its slots; draft tokens and thousands of context tokens, with a 0 behind them; and scores
@@ -224,8 +229,10 @@ class AutoSwitch(Switch):
             self.calibration.observe(self._scores[places][verified], accepted[verified])
         else:
             self.calibration.fade()
-        self._credit = min(self._credit + self.EXPLORATION_SHARE * seconds, self.MAX_CREDIT * seconds)
+        plain = min(seconds, self._plain_seconds(len(slots), context))
+        self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
         read = prompt_tokens > 0 or not known.all()
+        self._reads_after[self._read], self._read = read, read
         self._prove(read, len(slots), num_tokens, int(drafted.sum()), context, seconds)
         self._settle_probe(self.prompt_cost if read else self.cost, num_tokens, context, draft_context, seconds)
         if read:
@@ -237,7 +244,15 @@ class AutoSwitch(Switch):
         fitted = self.cost.fitted
         self.cost.learn(num_tokens, context, draft_context, seconds)
         if self.cost.fitted and not fitted:
-            self._credit = self.INITIAL_CREDIT * seconds
+            self._credit = self.INITIAL_CREDIT * min(seconds, self._plain_seconds(len(slots), context))
+
+    def _plain_seconds(self, batch: int, context: float) -> float:
+        """What a step of these requests takes that has no drafts and reads no prompt; infinite while that is unknown."""
+        cost = self._cost_without_prompts()
+        return cost.seconds(batch, context, 0.0) if cost.fitted else math.inf
+
+    def _cost_without_prompts(self) -> StepCost:
+        return self.cost if self.cost.fitted else self.prompt_cost
 
     def _prove(self, read: bool, batch: int, num_tokens: int, drafted: int, context: float, seconds: float) -> None:
         """Compare a step that had drafts with plain steps, and keep one that had none for that.
@@ -251,8 +266,7 @@ class AutoSwitch(Switch):
         plain = plain_steps.seconds(cost, num_tokens - drafted, context, self._proof.seen)
         if plain:
             # beside prompts a token is worth what it takes in a step without
-            without = self.cost if self.cost.fitted else self.prompt_cost
-            price = min(plain, without.seconds(batch, context, 0.0)) / batch if read else plain / batch
+            price = (min(plain, self._plain_seconds(batch, context)) if read else plain) / batch
             self._proof.add((plain + self._accepted * price - seconds) / plain, self._step)
 
     def _settle_probe(
@@ -279,7 +293,8 @@ class AutoSwitch(Switch):
         if running < self._batch:
             self._idle = self._skip = 0
         self._batch = running
-        if not self.cost.fitted and not self.prompt_cost.fitted:
+        waits = not self.cost.fitted and self._step < self.MAX_WAIT
+        if waits or not self._next_cost().fitted:
             return False
         if self._skip:
             self._skip -= 1
@@ -335,7 +350,7 @@ class AutoSwitch(Switch):
         self, contexts: npt.NDArray[np.float64], lengths: Int32, scores: npt.NDArray[np.floating], uniform: bool
     ) -> Int32:
         worth = self.calibration.correct(scores)
-        cost = self.cost if self.cost.fitted else self.prompt_cost
+        cost = self._cost_without_prompts()
         beside = self._beside()
         choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside, self._rate)
         self._rate = choice.rate
@@ -352,7 +367,11 @@ class AutoSwitch(Switch):
         prompt_tokens = [n for n in self._prompt_tokens if n or not self._reading]
         if not any(prompt_tokens) or not self.prompt_cost.fitted:
             return None
-        return Expected(self.cost if self.cost.fitted else self.prompt_cost, self.prompt_cost, prompt_tokens)
+        return Expected(self._cost_without_prompts(), self.prompt_cost, prompt_tokens)
+
+    def _next_cost(self) -> StepCost:
+        """The cost of the next step: whether it reads prompts is guessed from what followed the last step of this kind."""
+        return self.prompt_cost if self._reading or self._reads_after[self._read] else self.cost
 
     def _explore(
         self,
@@ -372,10 +391,8 @@ class AutoSwitch(Switch):
             rate: tokens a second, the price at which seconds and draft tokens are compared.
             beside: see `budget.choose`.
         """
-        prompt_tokens = self._prompt_tokens[-1]
-        cost = self.prompt_cost if self._reading or prompt_tokens else self.cost
-        if not cost.fitted:
-            return chosen
+        cost = self._next_cost()
+        prompt_tokens = next((n for n in reversed(self._prompt_tokens) if n), 0) if cost is self.prompt_cost else 0
         batch, of_step = len(contexts), beside or cost
 
         def seconds(drafted: Int32) -> float:
