@@ -151,12 +151,13 @@ def parts(platform: str, batch: int, turns: int) -> None:
     """Print what the parts of a step take, by arm."""
     found: dict[str, dict[str, float]] = {}
     with engines_of(platform, "one process") as engines:
+        for turn, (arm, engine) in itertools.product(range(turns + 1), engines.items()):
+            with running(engine):
+                decode(engine, arm, batch, turn)
+                if turn == 0:  # it warmed up
+                    engine.ask("time_parts")
         for arm, engine in engines.items():
             with running(engine):
-                decode(engine, arm, batch, turn=0)  # warms up
-                engine.ask("time_parts")
-                for turn in range(1, turns + 1):
-                    decode(engine, arm, batch, turn)
                 timed = engine.ask("parts_timed")
             steps = [seconds for *shape, seconds in timed if shape == [batch, num_drafted(arm, batch)]]
             names = dict.fromkeys(name for seconds in steps for name in seconds)

@@ -133,8 +133,8 @@ def standin_clock():
     standin = sys.modules.get("torch_npu")
     if not standin:
         return lambda: 0.0
-    of_call = standin.dispatch_seconds()
-    return lambda: standin.SECONDS[0] + of_call * standin.DISPATCHED[0]
+    factor = standin.delay_factor()
+    return lambda: standin.SECONDS[0] + factor * standin.DELAY[0]
 
 
 def time_operators(worker):
@@ -162,6 +162,9 @@ PARTS = {  # of a step, by the object whose methods they are
     "runner": ("_update_states", "_prepare_inputs", "_model_forward", "_sample", "_bookkeeping_sync"),
     "drafter": ("propose",),
 }
+if OLD:  # one method runs the model, samples and notes the tokens
+    PARTS["runner"] = ("_update_states", "_prepare_inputs", "_generate_process_reqs_hidden_states")
+    PARTS |= {"sampler": ("forward",), "rejection_sampler": ("verify", "parse_output")}
 
 
 def time_parts(worker):
@@ -169,7 +172,8 @@ def time_parts(worker):
     tokens, and the seconds of the step and of its PARTS, without the stand-in's."""
     seconds, core, runner = standin_clock(), calling_core(), worker.model_runner
     step, parts, shape = core.step_fn, collections.Counter(), []
-    objects = {"scheduler": core.scheduler, "runner": runner, "drafter": getattr(runner, "drafter", None)}
+    objects = {"scheduler": core.scheduler, "runner": runner}
+    objects |= {name: getattr(runner, name, None) for name in ("drafter", "sampler", "rejection_sampler")}
     runner.parts, execute = [], runner.execute_model
 
     def timed(name, function):

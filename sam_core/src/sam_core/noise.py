@@ -25,19 +25,22 @@ STRIDE = 0xD1342543DE82EF95
 """Distance between the unmixed states of successive positions: odd, so that all differ; no small multiple of GAMMA."""
 
 
-def _swap(z: torch.Tensor) -> torch.Tensor:
-    """An int64 tensor with the 32-bit halves of each word swapped."""
-    return z.unsqueeze(-1).view(torch.int32).flip(-1).view(torch.int64).squeeze(-1)
+def _halves(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The low and the high 32 bits of each word of a contiguous int64 tensor: int32 views, flat."""
+    low, high = z.view(-1, 1).view(torch.int32).unbind(1)
+    return low, high
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:
-    """A bijection of 64-bit words, int64, whose top 32 bits are well mixed: twice z ^= z >> 32; z *= MIXER.
+    """A bijection of 64-bit words, int64, whose top 32 bits are well mixed: twice z ^= z >> 32; z *= MIXER. In place.
 
-    It is degski's hash without its last step, z ^= z >> 32, which leaves the top bits as they are. Halves are swapped
-    instead of shifted, because integer shifts run on the AICPU of a 910C.
+    It is degski's hash without its last step, z ^= z >> 32, which leaves the top bits as they are. Nothing is shifted,
+    because integer shifts run on the AICPU of a 910C: the high half is applied to the low one.
     """
+    low, high = _halves(z)
     for _ in range(2):
-        z = (z ^ _swap(z) & (1 << 32) - 1) * to_int64(MIXER)
+        low.bitwise_xor_(high)
+        z.mul_(to_int64(MIXER))
     return z
 
 
@@ -67,7 +70,8 @@ def _words(start: torch.Tensor, length: int) -> torch.Tensor:
     little-endian words gives the same result on every device and in every batch.
     """
     states = start.unsqueeze(1) + _steps(length, start.device)
-    return _mix(states).unsqueeze(-1).view(torch.int32)[..., 1] & (1 << 31) - 1
+    _, high = _halves(_mix(states))
+    return (high & (1 << 31) - 1).view(states.shape)
 
 
 def _negated_exponentials(words: torch.Tensor) -> torch.Tensor:

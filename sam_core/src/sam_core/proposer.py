@@ -37,12 +37,13 @@ class _Step:
 
     slots, ends, prompts: int32 [B]; ends and prompts are the tokens of each row that are certain, and those of its
     prompt.
+    index: the slots as int64 [B], by which NumPy indexes five times as fast.
     """
 
-    __slots__ = ("req_ids", "slots", "token_rows", "ends", "prompts")
+    __slots__ = ("req_ids", "slots", "index", "token_rows", "ends", "prompts")
 
     def __init__(self, req_ids: list[str], slots: Int32) -> None:
-        self.req_ids, self.slots = req_ids, slots
+        self.req_ids, self.slots, self.index = req_ids, slots, slots.astype(np.int64)
         self.token_rows: Int32
         self.ends: Int32
         self.prompts: Int32
@@ -221,15 +222,15 @@ class SamProposer:
 
         Returns int32 [B], the tokens of each row that are in the pool.
         """
-        fed = self._requests["fed"][step.slots]
-        changed = (step.slots < 0) | (step.ends < fed) | (step.prompts != self._requests["prompt"][step.slots])
-        if changed.any():
+        fed = self._requests["fed"][step.index]
+        changed = (step.slots < 0) | (step.ends < fed) | (step.prompts != self._requests["prompt"][step.index])
+        if np.count_nonzero(changed):
             for i in np.flatnonzero(changed).tolist():
                 req_id, prompt = step.req_ids[i], step.token_rows[i, : step.prompts[i]]
                 self._close(req_id, keep=False)
-                step.slots[i] = self._open(req_id, np.ascontiguousarray(prompt))
+                step.slots[i] = step.index[i] = self._open(req_id, np.ascontiguousarray(prompt))
             self._step = step  # closing forgets it
-            fed = self._requests["fed"][step.slots]
+            fed = self._requests["fed"][step.index]
         return fed
 
     def _open(self, req_id: str, prompt: Int32) -> int:
@@ -285,12 +286,12 @@ class SamProposer:
         guessed = np.empty(len(starts), np.int32)
         scores = np.zeros((len(starts), self.k), np.float32)
         self.pool.step(step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts)
-        self._requests["fed"][step.slots] = step.ends
+        self._requests["fed"][step.index] = step.ends
         if self.uniform:
             self._count_padding(step, starts, counts)
         if self._has_drafts:
-            gained = self._requests["drafted"][step.slots] & (counts > 0)
-            answered = starts - self._requests["own_prompt"][step.slots]
+            gained = self._requests["drafted"][step.index] & (counts > 0)
+            answered = starts - self._requests["own_prompt"][step.index]
             self._positions.add(answered[gained], counts[gained])
         return self._select_drafts(step, decoding, out, guessed, scores, room)
 
@@ -299,7 +300,7 @@ class SamProposer:
         room = np.maximum(np.minimum(self.max_model_len - 1 - step.ends, self.k), 0)
         if not decoding:
             room *= np.fromiter(map(bool, may_draft), bool, len(room))
-        room[self._requests["excluded"][step.slots]] = 0
+        room[self._requests["excluded"][step.index]] = 0
         if self.uniform and decoding and (room < self.k).any():
             room[:] = 0
         return room
@@ -323,7 +324,7 @@ class SamProposer:
         if self._has_drafts:
             self._requests["drafted"] = False
         self._has_drafts = pad or bool(drafted.any())
-        self._requests["drafted"][step.slots] = pad | drafted
+        self._requests["drafted"][step.index] = pad | drafted
         if pad:
             return self._pad(step, out, guessed, lengths)
         if not self._has_drafts:

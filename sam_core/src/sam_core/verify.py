@@ -68,10 +68,9 @@ class Rows:
         """Draft tokens of each request before the first that `accept` bool [R] refuses: int64 [B, 1]."""
         return torch.where(accept[self.index], self.count, self.column).amin(1, keepdim=True)
 
-    def tokens(self, drafted: torch.Tensor, accepted: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Accepted draft tokens, then `last` int32 [B, 1], then PLACEHOLDER: int32 [B, K + 1]."""
-        emitted = drafted[self.index].scatter_(1, accepted, last)
-        return torch.where(self.column <= accepted, emitted, PLACEHOLDER)
+    def tokens(self, emitted: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+        """`emitted` [B, K + 1] with PLACEHOLDER behind the token that follows the `accepted` ones; changed in place."""
+        return emitted.masked_fill_(self.column > accepted, PLACEHOLDER)
 
 
 @functools.lru_cache(64)
@@ -97,9 +96,9 @@ def keep_equal(sampled: torch.Tensor, draft_token_ids: torch.Tensor, num_draft_t
     Returns int32 [B, K + 1], PLACEHOLDER after a request's last token.
     """
     rows = rows_of(tuple(num_draft_tokens), sampled.device)
-    drafted, sampled = rows.drafted(draft_token_ids), sampled.int()
-    accepted = rows.accepted(drafted == sampled)
-    return rows.tokens(drafted, accepted, sampled[rows.index.gather(1, accepted)])
+    sampled = sampled.int()
+    accepted = rows.accepted(rows.drafted(draft_token_ids) == sampled)
+    return rows.tokens(sampled[rows.index], accepted)  # an accepted draft token is the sampled one
 
 
 REFUSED_WEIGHT = 2.0**-100
@@ -176,12 +175,12 @@ def rejection_sample(
     accepted = rows.accepted(accept)
     ends = rows.index.gather(1, accepted)
     # a request that ends before its last row has refused the draft token of that row
-    probs.scatter_(1, at, torch.where(rows.of_draft, REFUSED_WEIGHT, p).unsqueeze(1))
+    probs.scatter_(1, at, p.masked_fill(rows.of_draft, REFUSED_WEIGHT).unsqueeze(1))
     weights = probs.index_select(0, ends.squeeze(1))
     last = weights.div_(draws.exponential).argmax(1, keepdim=True).int()
     if is_greedy is not None:
         last = torch.where(is_greedy.unsqueeze(1), best[ends], last)
-    return rows.tokens(drafted, accepted, last)
+    return rows.tokens(drafted[rows.index].scatter_(1, accepted, last), accepted)
 
 
 def first_rows(num_draft_tokens: Sequence[int]) -> list[int]:

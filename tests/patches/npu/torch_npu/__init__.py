@@ -3,7 +3,7 @@
 
 from . import device, distributed, experts, npu, placeholders  # noqa: F401  importing them is what registers the device
 from .attention import *  # noqa: F403
-from .calls import CALLS, DISPATCHED, SECONDS, dispatch_seconds, missing  # noqa: F401
+from .calls import CALLS, DELAY, SECONDS, delay_factor, missing  # noqa: F401
 from .experts import *  # noqa: F403
 from .ops import *  # noqa: F403
 

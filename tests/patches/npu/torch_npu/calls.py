@@ -2,6 +2,7 @@
 """Which operators were called, and what those say that the stand-in does not have."""
 
 import functools
+import statistics
 import time
 from collections import Counter
 
@@ -13,8 +14,8 @@ CALLS: Counter[str] = Counter()
 """Calls by operator name in this process, replays of graphs included; tests read it through collective_rpc."""
 SECONDS = [0.0]
 """Time spent inside the stand-in's operators in this process."""
-DISPATCHED = [0]
-"""Torch calls outside these operators that went through the stand-in's device in this process."""
+DELAY = [0.0]
+"""Time that the stand-in's device took to pass on torch calls outside these operators; `delay_factor` times that is its whole cost."""
 
 
 def counted(op):
@@ -25,30 +26,36 @@ def counted(op):
         if graphs.takes(wrapped, args, kwargs):
             return None
         CALLS[op.__name__] += 1
-        dispatched, before, start = DISPATCHED[0], SECONDS[0], time.perf_counter()
+        delay, before, start = DELAY[0], SECONDS[0], time.perf_counter()
         try:
             return graphs.kernel(wrapped, metered, args, kwargs)
         finally:
             SECONDS[0] = before + time.perf_counter() - start  # operators that this one called are in it
-            DISPATCHED[0] = dispatched
+            DELAY[0] = delay
 
     return wrapped
 
 
-def dispatch_seconds():
-    """How much longer a torch call takes because it goes through the stand-in's device."""
-    number, count, x = DISPATCHED[0], 2000, torch.ones(8)
+def delay_factor():
+    """How much longer a torch call takes through the stand-in's device, as a multiple of its DELAY.
+
+    A ratio of two times of the same moment, as the time of a call changes with what else the machine does.
+    """
+    delay, count, x, factors = DELAY[0], 1000, torch.ones(8), []
 
     def seconds():
         start = time.perf_counter()
         for _ in range(count):
             torch.add(x, x)
-        return (time.perf_counter() - start) / count
+        return time.perf_counter() - start
 
-    through = min(seconds() for _ in range(5))
-    DISPATCHED[0] = number
-    with torch._C.DisableTorchFunction():
-        return max(0.0, through - min(seconds() for _ in range(5)))
+    for _ in range(15):
+        before, through = DELAY[0], seconds()
+        delayed = DELAY[0] - before
+        with torch._C.DisableTorchFunction():
+            factors.append((through - seconds()) / delayed)
+    DELAY[0] = delay
+    return max(1.0, statistics.median(factors))
 
 
 def missing(name):

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device `npu` as a second name of the CPU, or with STANDIN_METER as a device of its own (meter.py)."""
 
+import functools
 import threading
+import time
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from . import late, meter
-from .calls import DISPATCHED
+from .calls import DELAY
 from .meter import METERED
 from .operators import PYTHON_OPERATIONS
 
@@ -30,30 +32,43 @@ class NpuOnCpu(TorchFunctionMode):
     """Every torch call that names device npu runs on the CPU; pinned memory is ordinary memory."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        DISPATCHED[0] += 1
-        kwargs = dict(kwargs or {})
+        start = time.perf_counter()
+        call = self.redirect(func, args, dict(kwargs or {}))
+        DELAY[0] += time.perf_counter() - start
+        return call()
+
+    def redirect(self, func, args, kwargs):
+        """What a torch call comes to on the CPU: a function without arguments."""
         if func is torch.device:
-            return func(*args, **kwargs)
+            return functools.partial(func, *args, **kwargs)
         if python := PYTHON_OPERATIONS.get(getattr(func, "_qualified_op_name", None)):
-            with self:  # off in here, and its body names the device too
-                return python(*args, **kwargs)
+            return functools.partial(self.in_python, python, *args, **kwargs)
         if func is torch.Tensor.pin_memory:
-            return args[0]
+            return lambda: args[0]
         if func is torch.histc and not args[0].is_floating_point():  # a CPU has it for floats only
-            return func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
+            return lambda: func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
         kwargs.pop("pin_memory", None)
         if "device" in kwargs:
             kwargs["device"] = on_cpu(kwargs["device"])
         if isinstance(generator := kwargs.get("generator"), Generator):
             generator.before_draw()
         args = [on_cpu(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args]
-        if not late.is_late(func, args, kwargs):
-            return func(*args, **kwargs)
-        out, source = (args[0], args[1]) if func is torch.Tensor.copy_ else (func(*args, **kwargs), args[0])
-        if func is torch.Tensor.to:
-            out = torch.zeros_like(out)
-        late.copy(out, source)
-        return out
+        if late.is_late(func, args, kwargs):
+            return functools.partial(copy_late, func, *args, **kwargs)
+        return functools.partial(func, *args, **kwargs)
+
+    def in_python(self, operation, /, *args, **kwargs):
+        with self:  # off in here, and its body names the device too
+            return operation(*args, **kwargs)
+
+
+def copy_late(func, /, *args, **kwargs):
+    """The result of Tensor.to or Tensor.copy_, filled in later."""
+    out, source = (args[0], args[1]) if func is torch.Tensor.copy_ else (func(*args, **kwargs), args[0])
+    if func is torch.Tensor.to:
+        out = torch.zeros_like(out)
+    late.copy(out, source)
+    return out
 
 
 class Generator(torch.Generator):

@@ -62,7 +62,7 @@ def verify_step(
     Returns:
         Tokens int32 [B, K + 1], PLACEHOLDER after a request's last one, and the logits that they were sampled from.
     """
-    metadata = sampling_metadata
+    metadata, num_draft_tokens = sampling_metadata, tuple(num_draft_tokens)
     best = None if metadata.all_random else logits.argmax(1)
     if metadata.all_greedy:
         return keep_equal(best, draft_token_ids, num_draft_tokens), logits
@@ -75,7 +75,7 @@ def verify_step(
     logits.div_(temperature.unsqueeze(1))
     for processor in metadata.logitsprocs.argmax_invariant:
         if _active(processor, "min_p_count"):
-            last = rows_of(tuple(num_draft_tokens), logits.device).last
+            last = rows_of(num_draft_tokens, logits.device).last
             logits.index_copy_(0, last, processor.apply(logits.index_select(0, last)))
     logits = apply_top_k_top_p(logits, top_k, top_p)
     probs = logits.softmax(dim=-1, dtype=torch.float32)
