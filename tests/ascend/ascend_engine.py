@@ -138,9 +138,7 @@ class Engine:
         """Answers of token ids; for the arguments see engine_server. each: further sampling arguments of each request."""
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
         sampling = [sampling | own for own in each] if each else sampling
-        arguments = {"after": after, "reset": reset} if reset else {}
-        if renew:
-            arguments = {"after": after, "renew": str(renew)}
+        arguments = {"renew": renew and str(renew), "reset": reset, "after": after} if renew or reset else {}
         done = self.ask(
             "run",
             prompts=prompts,

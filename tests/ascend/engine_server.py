@@ -293,7 +293,7 @@ class Server:
         self.log._rows = []
         preempted = self.preemptions()
         waiting = list(enumerate(prompts))
-        names, answers, logprobs, routed, outputs, pausing = {}, {}, {}, {}, 0, renew is not None
+        names, answers, logprobs, routed, outputs, interrupted = {}, {}, {}, {}, 0, False
         sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
         for arguments in sampling:
             if "logit_bias" in arguments:  # JSON has no integer keys
@@ -322,15 +322,15 @@ class Server:
                 answers[i] = list(output.outputs[0].token_ids)
                 logprobs[i] = output.outputs[0].logprobs
                 routed[i] = routed_experts(output)
-                if not pausing and i in abort and len(answers[i]) >= 5 and not output.finished:
+                if not renew and i in abort and len(answers[i]) >= 5 and not output.finished:
                     self.engine.abort_request([output.request_id])
             outputs += 1
-            if renew and outputs >= after:
-                self.renew(renew, [name for name, i in names.items() if i in abort])
-                renew = None
-            if reset and outputs >= after:
-                assert self.engine.reset_prefix_cache(reset_running_requests=True)
-                reset = False
+            if outputs >= after and not interrupted:
+                interrupted = True
+                if renew:
+                    self.renew(renew, [name for name, i in names.items() if i in abort])
+                if reset:
+                    assert self.engine.reset_prefix_cache(reset_running_requests=True)
         return {
             "answers": [answers.get(i, []) for i in range(len(prompts))],
             "logprobs": [

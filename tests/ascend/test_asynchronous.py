@@ -149,6 +149,7 @@ def test_new_weights_in_a_pause_and_asleep(cpu, tight, trained, model, prompts, 
     tight.ask("note_answers")
     answers = tight.run(prompts[:4], 40, renew=trained)
     assert (tight.count("drafted") > 0) == (threshold > 0)
+    assert all(answer != whole for answer, whole in zip(answers, old, strict=True))
     settled(tight)
     assert sorted(tight.ask("noted_answers")) == sorted(answers)
     tight.ask("keep_off", threshold=6)

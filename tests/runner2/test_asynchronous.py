@@ -122,6 +122,7 @@ def test_new_weights_between_sleep_and_wake(plain, asynchronous, prompts, model,
     """Requests that are kept go on with the new weights, aborted ones end; later texts are those of the new weights."""
     old = plain.run(prompts[:4], 40)
     answers = asynchronous.run(prompts[:4], 40, interrupt=renew(trained))
+    assert all(answer != whole for answer, whole in zip(answers, old, strict=True))
     speculated(asynchronous)
     renew(trained)(plain.engine)
     go_on_from_what_they_had(plain, prompts, answers, old)

@@ -346,8 +346,8 @@ class SamProposer:
 
     def _count_padding(self, step: _Step, starts: Int32, counts: Int32) -> None:
         """Count the padding of the last drafts, and how much of it the tokens fed now confirm."""
-        rows = np.flatnonzero((self._requests["unpadded"][step.slots] < self.k) & (counts > 0))
-        slots, ahead = step.slots[rows], np.arange(self.k)
+        rows = np.flatnonzero((self._requests["unpadded"][step.index] < self.k) & (counts > 0))
+        slots, ahead = step.index[rows], np.arange(self.k)
         columns = np.minimum(starts[rows, None] + ahead, step.token_rows.shape[1] - 1)
         same = (self._requests["padded"][slots] == step.token_rows[rows[:, None], columns]) & (
             ahead < counts[rows, None]

@@ -129,7 +129,8 @@ class AutoSwitch(Switch):
     Learns both while it runs: the time between two calls of `observe` is that of a whole engine step with the tokens
     chosen before. Steps that read prompts have costs of their own, since engines run them in other ways; there drafts
     are worth what they save in steps without prompts, so they begin when those are known. The next step is expected to
-    read what the latest steps have read. What is learned may be wrong, so drafting pauses where its steps are seen to lose, see `Proof`.
+    read what the latest steps have read. What is learned may be wrong, so drafting pauses where its steps are seen to
+    lose, see `Proof`.
 
     A wall clock decides, so two processes do not decide alike: it belongs to the one rank whose drafts are used. It
     does not work under pipeline parallelism, where the steps of micro-batches overlap.

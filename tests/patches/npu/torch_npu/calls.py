@@ -15,7 +15,8 @@ CALLS: Counter[str] = Counter()
 SECONDS = [0.0]
 """Time spent inside the stand-in's operators in this process."""
 DELAY = [0.0]
-"""Time that the stand-in's device took to pass on torch calls outside these operators; `delay_factor` times that is its whole cost."""
+"""Time that the stand-in's device took to pass on torch calls outside these operators; `delay_factor` times that is its
+whole cost."""
 
 
 def counted(op):

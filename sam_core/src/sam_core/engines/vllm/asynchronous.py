@@ -117,10 +117,12 @@ class AsyncDrafts:
             index = self._index(step)
             lengths[index[index >= 0]] = step.starts[index >= 0]
         cached = scheduler_output.scheduled_cached_reqs
-        for req_id in cached.resumed_req_ids & batch.req_id_to_index.keys():
-            # preempted by a reset of the cache since the last step, whose tokens are dropped
-            row = batch.req_id_to_index[req_id]
-            lengths[row] = batch.num_prompt_tokens[row] + cached.num_output_tokens[cached.req_ids.index(req_id)]
+        if preempted := cached.resumed_req_ids & batch.req_id_to_index.keys():
+            # by a reset of the cache since the last step, whose tokens are dropped
+            kept = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
+            for req_id in preempted:
+                row = batch.req_id_to_index[req_id]
+                lengths[row] = batch.num_prompt_tokens[row] + kept[req_id]
         decoding = sampled if read or latest is None else set(latest.req_ids)
         drafts = SamProposer.propose(
             drafter,

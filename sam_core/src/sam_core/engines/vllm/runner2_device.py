@@ -73,7 +73,7 @@ class ChainProposer(SamProposer):
         if should_draft:
             chains = np.zeros((batch, self.chain_length), np.int32), np.empty(batch, np.int32)
             self.pool.step(step.slots, token_rows, step.ends - starts, self.chain_length, *chains, starts=starts)
-            self._requests["fed"][step.slots] = step.ends
+            self._requests["fed"][step.index] = step.ends
         else:
             self._feed_turn(step, starts, num_steps=1)
         self._seconds += time.perf_counter() - start
