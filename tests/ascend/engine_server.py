@@ -71,9 +71,9 @@ def never_pays(worker):
     switch._credit = -float("inf")
 
 
-def note_answers(worker):
+def note_answers(worker, feed_all):
     """Runs in a worker: from now on notes the answers that its drafter indexes."""
-    noting_pool.note_answers(worker.model_runner.drafter)
+    noting_pool.note_answers(worker.model_runner.drafter, feed_all)
 
 
 def noted_answers(worker):
@@ -402,8 +402,8 @@ class Server:
         """In the first rank."""
         return self.engine.collective_rpc(collected_objects)[0]
 
-    def note_answers(self):
-        self.engine.collective_rpc(note_answers)
+    def note_answers(self, feed_all=False):
+        self.engine.collective_rpc(note_answers, args=(feed_all,))
 
     def noted_answers(self):
         """Of the first rank."""

@@ -87,8 +87,8 @@ def test_texts_and_indexes_of_random_schedules(cpu, tight, model, trained):
     rng, preemptions = random.Random(0), 0
     cpu_trained = Engine(trained, "cpu")
     weights = [(cpu, model), (cpu_trained, trained)]
-    tight.ask("note_answers")
     for turn in range(6):
+        tight.ask("note_answers", feed_all=turn % 2 == 1)
         (old, _), (new, folder) = weights
         prompts = [
             [rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 30))] * rng.randrange(1, 4) for _ in range(14)
@@ -146,7 +146,7 @@ def test_new_weights_in_a_pause_and_asleep(cpu, tight, trained, model, prompts, 
     """Requests that were running go on with the new weights behind what they have."""
     old = cpu.run(prompts[:4], 40)
     tight.ask("keep_off", threshold=threshold)
-    tight.ask("note_answers")
+    tight.ask("note_answers", feed_all=True)
     answers = tight.run(prompts[:4], 40, renew=trained)
     assert (tight.count("drafted") > 0) == (threshold > 0)
     assert all(answer != whole for answer, whole in zip(answers, old, strict=True))

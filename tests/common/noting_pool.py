@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs in a worker: what a drafter's indexes hold."""
 
+from sam_core.proposer import FEED_INTERVAL
+
 
 class NotingPool:
     """A Pool that notes the answers it keeps: `answers`, token ids of each text that was closed, without its prompt."""
@@ -32,9 +34,16 @@ class NotingPool:
         self.pool.close(slot, keep)
 
 
-def note_answers(drafter):
-    """From now on notes the answers that the drafter's pool keeps. The drafter has no requests now."""
+def note_answers(drafter, feed_all=False):
+    """From now on notes the answers that the drafter's pool keeps. The drafter has no requests now.
+
+    feed_all: a step without drafts feeds all requests, not only those whose turn it is.
+    """
     drafter.pool = NotingPool(getattr(drafter.pool, "pool", drafter.pool))
+    vars(drafter).pop("_feed_turn", None)
+    if feed_all:
+        feed_turn = drafter._feed_turn
+        drafter._feed_turn = lambda step, starts, num_steps: feed_turn(step, starts, FEED_INTERVAL)
 
 
 def noted_answers(drafter):

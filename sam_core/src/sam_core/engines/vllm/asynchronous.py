@@ -118,11 +118,11 @@ class AsyncDrafts:
             lengths[index[index >= 0]] = step.starts[index >= 0]
         cached = scheduler_output.scheduled_cached_reqs
         if preempted := cached.resumed_req_ids & batch.req_id_to_index.keys():
-            # by a reset of the cache since the last step, whose tokens are dropped
+            # by a reset of the cache since the last step: tokens that were in flight are dropped
             kept = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
             for req_id in preempted:
                 row = batch.req_id_to_index[req_id]
-                lengths[row] = batch.num_prompt_tokens[row] + kept[req_id]
+                lengths[row] = min(lengths[row], batch.num_prompt_tokens[row] + kept[req_id])
         decoding = sampled if read or latest is None else set(latest.req_ids)
         drafts = SamProposer.propose(
             drafter,
