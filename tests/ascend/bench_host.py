@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host time of an engine's steps, without speculation, with the switch off and verifying.
+"""Host time of an engine's steps, without speculation, with the switch off and verifying; also verifying drafts that cost
+nothing, which is what any drafter's steps take.
 
     make bench-host PIN=vllm-0.23
 
 The model is so small that a step is all host: scheduler, runner, launches, sampler, proposer, and the messages between
 processes; larger matrices would count the work of a device, which grows with the rows. Engines take turns at the same
-requests, and those whose turn it is not are stopped (SIGSTOP), so that none polls. They run as one process; with the worker in a process of its own; and as verl's server runs them, an AsyncLLM that
-holds each request as a task, the worker in a process of its own. On the platform npu operators run in the stand-in for
-torch_npu. The seconds inside its own attention and cache operators, which no host would spend, are taken off, and those
-by which its device, a mode in Python, delays every torch call: some microseconds, as long as the call itself.
+requests, and those whose turn it is not are stopped (SIGSTOP), so that none polls. They run as one process; with the worker
+in a process of its own; and as verl's server runs them, an AsyncLLM that holds each request as a task, the worker in a
+process of its own. On the platform npu operators run in the stand-in for torch_npu. The seconds inside its own attention
+and cache operators, which no host would spend, are taken off, and those by which its device, a mode in Python, delays every
+torch call: some microseconds, as long as the call itself.
 
 A turn's figure is the lower quartile of its steps in which all requests decode, as what else the machine does makes
 steps only longer. One start of a process can be a tenth slower than the next for as long as it lives, so all engines
@@ -46,9 +48,10 @@ PLACEMENTS = {
     "worker apart": {"distributed_executor_backend": "mp"},
     "server": {"distributed_executor_backend": "mp", "front_end": "AsyncLLM"},
 }
-ARMS = {  # whether it drafts, whether it is seeded, and the arm that it stands beside
+ARMS = {  # when it drafts, whether it is seeded, and the arm that it stands beside
     "plain": (None, False, None),
     "off": ("never", False, "plain"),
+    "free drafts": ("free", False, "plain"),
     "rejection": ("always", False, "plain"),
     "plain, seeded": (None, True, None),
     "seeded": ("always", True, "plain, seeded"),
@@ -75,6 +78,8 @@ def start(folder: str, platform: str, placement: str, arm: str) -> Engine:
     engine = Engine(folder, platform, sam=sam, k=K, **settings)
     if drafts == "never":
         engine.ask("keep_off")
+    if drafts == "free":
+        engine.ask("free_drafts")
     engine.ask("time_operators")
     return engine
 
@@ -123,7 +128,7 @@ def engines_of(platform: str, placement: str):
 
 def num_drafted(arm: str, batch: int) -> int:
     """Draft tokens of a step in which all requests decode."""
-    return K * batch if ARMS[arm][0] == "always" else 0
+    return K * batch if ARMS[arm][0] in ("always", "free") else 0
 
 
 def decode(engine: Engine, arm: str, batch: int, turn: int) -> None:

@@ -64,6 +64,13 @@ def keep_off(worker, threshold=0):
     worker.model_runner.drafter.switch.threshold = threshold
 
 
+def free_drafts(worker):
+    """Runs in a worker: from now on each request gets a draft of k tokens, which takes no time."""
+    runner = worker.model_runner
+    k = runner.drafter.k
+    runner.drafter.propose = lambda *args: [[0] * k for _ in range(runner.input_batch.num_reqs)]
+
+
 def never_pays(worker):
     """Runs in a worker: from now on switch auto finds no drafts worth their cost, and none to explore."""
     switch = worker.model_runner.drafter.switch
@@ -398,6 +405,9 @@ class Server:
     def keep_off(self, threshold=0):
         self.engine.collective_rpc(keep_off, args=(threshold,))
 
+    def free_drafts(self):
+        self.engine.collective_rpc(free_drafts)
+
     def collected_objects(self):
         """In the first rank."""
         return self.engine.collective_rpc(collected_objects)[0]
@@ -492,6 +502,9 @@ class AsyncServer:
 
     def keep_off(self):
         self.loop.run_until_complete(self.engine.collective_rpc(keep_off))
+
+    def free_drafts(self):
+        self.loop.run_until_complete(self.engine.collective_rpc(free_drafts))
 
     def calls(self):
         return self.loop.run_until_complete(self.engine.collective_rpc(operator_calls))
