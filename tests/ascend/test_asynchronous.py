@@ -130,6 +130,17 @@ def test_texts_and_indexes_of_random_schedules(cpu, tight, model, trained):
     cpu_trained.stop()
 
 
+def test_a_request_with_penalties_joins_while_the_switch_is_off(cpu, sam, prompts):
+    """The runner then completes the output tokens of all requests, also of those whose last tokens are not read yet."""
+    penalty = [{}] * 12 + [{"repetition_penalty": 1.3}] * 2
+    for shortest in (20, 60):
+        lengths = [shortest + 2 * i for i in range(12)] + [15, 30]
+        expected = cpu.run(prompts[:14], lengths, stagger=1, each=penalty)
+        assert sam.run(prompts[:14], lengths, stagger=1, each=penalty) == expected
+        speculated(sam)
+        settled(sam)
+
+
 @pytest.mark.parametrize("requests", [6, 12], ids=["drafting", "switched off"])
 def test_what_a_reset_drops_is_not_indexed(sam, prompts, requests):
     """Sampled again without a seed, tokens differ from those that were dropped."""
@@ -139,6 +150,31 @@ def test_what_a_reset_drops_is_not_indexed(sam, prompts, requests):
         assert sam.preemptions == requests
         settled(sam)
         assert sorted(sam.ask("noted_answers")) == sorted(answers)
+
+
+def test_what_a_reset_drops_is_not_indexed_where_requests_wait(model):
+    """One request a step goes on, and has as many tokens again when the drafter sees it."""
+    rng = random.Random(5)
+    engine = Engine(
+        model,
+        sam={"threshold": 6, "min_prob": 0},
+        k=K,
+        max_model_len=64,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        enable_chunked_prefill=False,
+        block_size=128,
+        enable_prefix_caching=False,
+    )
+    for after in range(8, 16):
+        engine.ask("note_answers")
+        prompts = [[rng.randrange(VOCAB - 1) for _ in range(36)] for _ in range(6)]
+        answers = engine.run(prompts, 24, reset=True, after=after, temperature=1.0)
+        assert engine.preemptions > 3
+        speculated(engine)
+        settled(engine)
+        assert sorted(engine.ask("noted_answers")) == sorted(answers)
+    engine.stop()
 
 
 @pytest.mark.parametrize("threshold", [6, 0], ids=["drafting", "switched off"])

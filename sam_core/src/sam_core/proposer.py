@@ -389,6 +389,13 @@ class SamProposer:
                 self.pool.append(slot, np.array(rest, np.int32))
                 request["fed"] += len(rest)
 
+    def take_back(self, req_id: str, length: int) -> None:
+        """Forget a request, until it is in a step again, if the pool has more than `length` tokens of its prompt and answer:
+        the engine has dropped the others and may sample as many anew before that step."""
+        slot = self._slots.get(req_id)
+        if slot is not None and self._requests["fed"][slot] > length:
+            self._close(req_id, keep=False)
+
     def stats(self) -> dict[str, Any]:
         """Counters since the start: flat, numbers only, so that two snapshots can be subtracted.
 

@@ -117,12 +117,14 @@ class AsyncDrafts:
             index = self._index(step)
             lengths[index[index >= 0]] = step.starts[index >= 0]
         cached = scheduler_output.scheduled_cached_reqs
-        if preempted := cached.resumed_req_ids & batch.req_id_to_index.keys():
-            # by a reset of the cache since the last step: tokens that were in flight are dropped
+        if cached.resumed_req_ids:  # after a reset of the cache, which drops tokens in flight
             kept = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
-            for req_id in preempted:
-                row = batch.req_id_to_index[req_id]
-                lengths[row] = min(lengths[row], batch.num_prompt_tokens[row] + kept[req_id])
+            for req_id in cached.resumed_req_ids:
+                length = self.runner.requests[req_id].num_prompt_tokens + kept[req_id]
+                if (row := batch.req_id_to_index.get(req_id)) is None:
+                    drafter.take_back(req_id, length)
+                else:
+                    lengths[row] = min(lengths[row], length)
         decoding = sampled if read or latest is None else set(latest.req_ids)
         drafts = SamProposer.propose(
             drafter,
