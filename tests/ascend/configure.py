@@ -3,12 +3,14 @@
 
 usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config, in which
 "graphs" stands for the compilation_config of an engine that does not run eagerly)
-Prints a JSON list of what became of each: {"method", "k", "sam", "repr"} or {"error": the sentence}.
+Prints a JSON list of what became of each, then of method sam with a hybrid model and without sam_core:
+{"method", "k", "sam", "repr"} or {"error": the sentence}.
 """
 
 import json
 import os
 import sys
+from unittest import mock
 
 
 def configure(model, speculative, additional):
@@ -37,6 +39,8 @@ if __name__ == "__main__":
     asked = json.loads(sys.argv[2])
     additional = json.loads(sys.argv[3]) if len(sys.argv) > 3 else [{}] * len(asked)
     results = [configure(sys.argv[1], *both) for both in zip(asked, additional, strict=True)]
+    with mock.patch("vllm.config.ModelConfig.is_hybrid", True):
+        results.append(configure(sys.argv[1], {"method": "sam"}, {}))
     for name in [name for name in sys.modules if name.startswith("sam_core")]:
         del sys.modules[name]
     sys.modules["sam_core"] = None

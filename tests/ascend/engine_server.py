@@ -88,6 +88,23 @@ def noted_answers(worker):
     return noting_pool.noted_answers(worker.model_runner.drafter)
 
 
+def note_outputs(worker):
+    """Runs in a worker: from now on notes the output tokens of requests that leave the batch, as far as they are read."""
+    runner = worker.model_runner
+    drafts, complete, runner.noted_outputs = runner.async_drafts, runner.async_drafts._complete_output, []
+
+    def noting(req_id):
+        complete(req_id)
+        runner.noted_outputs.append(runner.requests[req_id].output_token_ids.copy())
+
+    drafts._complete_output = noting
+
+
+def noted_outputs(worker):
+    """Runs in a worker: what note_outputs noted."""
+    return worker.model_runner.noted_outputs
+
+
 def load_weights(worker, folder):
     """Runs in a worker: reads the weights in this folder, as verl's rollout writes those of the trainer."""
     from safetensors.torch import load_file
@@ -418,6 +435,13 @@ class Server:
     def noted_answers(self):
         """Of the first rank."""
         return self.engine.collective_rpc(noted_answers)[0]
+
+    def note_outputs(self):
+        self.engine.collective_rpc(note_outputs)
+
+    def noted_outputs(self):
+        """Of each rank."""
+        return self.engine.collective_rpc(noted_outputs)
 
     def refuse_draft_calls(self):
         self.engine.collective_rpc(refuse_draft_calls)

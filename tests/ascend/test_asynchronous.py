@@ -130,13 +130,15 @@ def test_texts_and_indexes_of_random_schedules(cpu, tight, model, trained):
     cpu_trained.stop()
 
 
-def test_a_request_with_penalties_joins_while_the_switch_is_off(cpu, sam, prompts):
+def test_a_request_with_penalties_joins_while_the_switch_is_off(cpu, plain, sam, prompts):
     """The runner then completes the output tokens of all requests, also of those whose last tokens are not read yet."""
-    penalty = [{}] * 12 + [{"repetition_penalty": 1.3}] * 2
+    minimum = {"min_tokens": 30, "stop_token_ids": list(range(0, VOCAB, 2))}
+    each = [{}] * 11 + [minimum] + [{"repetition_penalty": 1.3}] * 2
     for shortest in (20, 60):
         lengths = [shortest + 2 * i for i in range(12)] + [15, 30]
-        expected = cpu.run(prompts[:14], lengths, stagger=1, each=penalty)
-        assert sam.run(prompts[:14], lengths, stagger=1, each=penalty) == expected
+        expected = cpu.run(prompts[:14], lengths, stagger=1, each=each)
+        assert plain.run(prompts[:14], lengths, stagger=1, each=each) == expected
+        assert sam.run(prompts[:14], lengths, stagger=1, each=each) == expected
         speculated(sam)
         settled(sam)
 

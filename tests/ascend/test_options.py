@@ -18,7 +18,7 @@ MODES = ["FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"]
 
 @pytest.fixture(scope="module", params=["npu", "cpu"])
 def configured(request, model):
-    """What became of GOOD, of no options, of each of BAD, and of a configuration without sam_core."""
+    """What became of GOOD, of no options, of each of BAD, of a hybrid model, and of a configuration without sam_core."""
     asked = [{"method": "sam", "num_speculative_tokens": 4, "sam": GOOD}, {"method": "sam"}]
     asked += [{"method": "sam", "num_speculative_tokens": k, "sam": sam} for k, sam, _ in BAD]
     out, _ = start(request.param, str(HERE / "configure.py"), str(model), json.dumps(asked)).communicate(timeout=300)
@@ -34,9 +34,13 @@ def test_good_options_reach_the_config(configured):
 
 
 def test_bad_option_is_one_sentence(configured):
-    for (_, _, sentence), result in zip(BAD, configured[2:-1], strict=True):
+    for (_, _, sentence), result in zip(BAD, configured[2:-2], strict=True):
         assert result["error"].startswith(f"Value error, {sentence}")
         assert "\n" not in result["error"]
+
+
+def test_models_that_keep_a_state_are_refused(configured):
+    assert "some layers of this model keep a state instead" in configured[-2]["error"]
 
 
 def test_missing_sam_core_is_one_sentence(configured):
@@ -48,7 +52,7 @@ def refusals(model, asked, additional):
     words = [str(HERE / "configure.py"), str(model), json.dumps(asked), json.dumps(additional)]
     out, _ = start("npu", *words).communicate(timeout=300)
     assert out, "configure.py failed: see its standard error"
-    return json.loads(out)[:-1]
+    return json.loads(out)[:-2]
 
 
 @pytest.mark.skipif(OLD, reason="0.11 has no such settings")

@@ -24,3 +24,16 @@ def test_two_ranks_give_the_same_tokens_and_only_the_first_keeps_an_index(cpu, p
         assert pair.ask("scheduling") == [[False, True]] * 2  # asynchronously
     calls = pair.ask("calls")
     assert calls[0] == calls[1] and calls[0]["npu_fused_infer_attention_score"] > 0
+
+
+@pytest.mark.skipif(OLD, reason="vLLM 0.11 schedules with drafts synchronously")
+def test_every_rank_waits_for_the_tokens_that_it_reads(pair, prompts):
+    """The first rank's are on the host when the scheduler has had them; nobody fetches those of the other."""
+    lengths = [30 + 5 * i for i in range(10)]
+    pair.ask("never_pays")
+    pair.ask("note_outputs")
+    answers = pair.run(prompts[:10], lengths)
+    for noted in pair.ask("noted_outputs"):
+        read = [[token for token in output if token >= 0] for output in noted]
+        assert len(read) == len(answers) and all(len(output) > 25 for output in read)
+        assert all(any(answer[: len(output)] == output for answer in answers) for output in read)

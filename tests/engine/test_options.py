@@ -57,6 +57,12 @@ def test_auto_under_pipeline_parallelism_is_refused(model):
         configure(model, sam, pipeline_parallel_size=2)
 
 
+def test_models_that_keep_a_state_are_refused(model, monkeypatch):
+    monkeypatch.setattr("vllm.config.ModelConfig.is_hybrid", True)
+    with pytest.raises(ValidationError, match="some layers of this model keep a state instead"):
+        configure(model, {"method": "sam"})
+
+
 def test_additional_config_need_not_be_a_mapping():
     from vllm.config import VllmConfig
 

@@ -47,6 +47,12 @@ def test_bad_options_are_one_sentence(model, device, sam, settings, sentence):
     assert error["msg"].startswith(f"Value error, {sentence}") and "\n" not in error["msg"]
 
 
+def test_models_that_keep_a_state_are_refused(model, device, monkeypatch):
+    monkeypatch.setattr("vllm.config.ModelConfig.is_hybrid", True)
+    with pytest.raises(ValidationError, match="some layers of this model keep a state instead"):
+        configure(model, {})
+
+
 def test_the_first_runner_is_refused(model, device, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     import vllm.envs

@@ -280,7 +280,7 @@ class AutoSwitch(Switch):
         self._probe = None
         if cost.fitted:
             chosen = cost.seconds(num_tokens - more, context, draft_context - more_context)
-            lost = min(max(0.0, seconds - chosen - worth), self.MAX_CREDIT * seconds)
+            lost = min(max(0.0, seconds - chosen - worth), self.MAX_CREDIT * chosen)  # not what a pause takes
             self._credit += reserved - lost
 
     def may_be_on(self, running: int) -> bool:

@@ -132,7 +132,7 @@ class AsyncDrafts:
             batch.token_ids_cpu,
             lengths,
             batch.num_prompt_tokens,
-            [req_id in decoding for req_id in batch.req_ids],
+            [req_id in decoding and (not planned or req_id in planned) for req_id in batch.req_ids],
             self._num_tokens,
             self._skipped + 1,
             may_draft,
@@ -187,9 +187,11 @@ class AsyncDrafts:
     def _read_without_drafts(self) -> None:
         """Write the tokens of all steps but the latest into the rows of their requests.
 
-        The scheduler has had the output of these steps, so their tokens are on the host. They had no drafts.
+        They had no drafts. On the first rank their tokens are on the host, as the scheduler has had them.
         """
         steps = [self._unread.popleft() for _ in range(len(self._unread) - 1)]
+        if steps and not self.tp_group.is_first_rank:
+            steps[-1].ready.synchronize()  # and with it those before it
         for _, same in itertools.groupby(steps, lambda step: (step.req_ids, step.rows.tolist(), len(step.tokens))):
             part = list(same)
             index = self._index(part[0])
