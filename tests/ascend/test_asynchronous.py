@@ -81,9 +81,9 @@ def trained(make_model):
 
 
 def test_texts_and_indexes_of_random_schedules(cpu, tight, model, trained):
-    """Arrivals, aborts, preemption, chunked prompts, and ends by length and by stop tokens, also in the middle of a draft;
-    in one run of three new weights while requests run, wait and are read in chunks, and two end; in one of three a reset of
-    the cache, which drops what the device is sampling."""
+    """Arrivals, aborts, preemption, chunked prompts, penalties, and ends by length and by stop tokens, also in the middle of
+    a draft; in one run of three new weights while requests run, wait and are read in chunks, and two end; in one of three a
+    reset of the cache, which drops what the device is sampling."""
     rng, preemptions = random.Random(0), 0
     cpu_trained = Engine(trained, "cpu")
     weights = [(cpu, model), (cpu_trained, trained)]
@@ -96,6 +96,7 @@ def test_texts_and_indexes_of_random_schedules(cpu, tight, model, trained):
         lengths = [rng.randrange(1, 150) for _ in prompts]
         plain = old.run(prompts, lengths)
         stops = [{"stop_token_ids": [rng.choice(answer)]} if rng.random() < 0.4 else {} for answer in plain]
+        stops = [{"repetition_penalty": 1.3} if rng.random() < 0.15 else stop for stop in stops]
         expected = old.run(prompts, lengths, each=stops)
         assert sum(map(len, expected)) < sum(map(len, plain))
         before, stagger = tight.pool()["appended"], rng.randrange(4)
