@@ -175,6 +175,30 @@ def test_a_row_that_is_used_again_gives_the_new_text():
     assert device.draft(1, [3], [[0, 0, 0, 1, 2]], [[]], [[3]]) == [[0]]  # where 4 stood, the text ends
 
 
+def test_changes_of_a_long_time_without_drafts_are_as_many_as_the_cells():
+    rng = random.Random(1)
+    table = table_of([[1] * 20] * 4, [10] * 4, num_slots=1 << 6)
+    device = Device(table)
+    for turn in range(300):
+        rows = rows_of([[rng.randrange(9) for _ in range(20)]])
+        table.append(*np.array([[turn % 4], [10]], np.int32), rows, *np.array([[0], [20]], np.int32))
+    assert sum(map(len, table._changed)) < 2 * len(table.memory)
+    device.update()
+    assert sum(map(len, table._changed)) == 0
+    table.append(*np.array([[0], [10]], np.int32), rows, *np.array([[0], [20]], np.int32))
+    device.update()
+
+
+def test_tokens_outside_the_vocabulary_are_not_drafted():
+    table = NgramTable(1, 400, 1 << 12, 10)
+    table.append(
+        *np.array([[0], [10]], np.int32), rows_of([[10, 1, 2, 11, 3, 11, 11]]), *np.array([[0], [7]], np.int32)
+    )
+    device = Device(table)
+    drafts = device.draft(K, [10] * 3, [[0] * 5] * 3, [[]] * 3, [[1], [2], [11]])
+    assert drafts[0][0] == 2 and all(token < 10 for draft in drafts for token in draft)
+
+
 def test_a_match_in_the_group_goes_before_one_elsewhere_that_is_one_token_longer():
     device = Device(table_of([[1, 2, 3], [1, 2, 4], [7, 8, 1, 2, 5]], [10, 11, 12]))
     tails = [[0, 0, 0, 0, 1]] * 3 + [[0, 0, 0, 8, 1], [0, 0, 7, 8, 1]]

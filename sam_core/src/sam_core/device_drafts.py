@@ -41,6 +41,8 @@ OF_TOKEN, OF_GROUP, CONFIRMED = 4 * UNIT, 6 * UNIT, 3 * UNIT
 """Priority of a match: for each of its tokens, in the group, and where its follower is confirmed. The highest is copied."""
 LOOK_UPS = 2
 """For a draft."""
+SORTED_SHARE = 64
+"""Changes of up to 1/64 of the memory are sorted; of more, as after a time without drafts, all of it is searched."""
 
 
 @functools.cache
@@ -78,6 +80,7 @@ class NgramTable:
         self.memory[TEXTS - 1] = NO_TOKEN
         self._counts = np.zeros(vocab_size, np.int64)
         self._changed: list[Int64] = []
+        self._is_changed = np.zeros(len(self.memory), bool)
 
     def append(self, texts: Int32, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
         """Add the tokens `starts` to `ends` of each of B texts. Of an n-gram that occurs several times there, the last counts.
@@ -85,7 +88,8 @@ class NgramTable:
         Args:
             texts: int32 [B], the row of each text.
             groups: int32 [B], the number of the group it belongs to, COMMON + 1 .. MAX_TOKEN - 1.
-            token_rows: int32 [B or more, W], the tokens of each text from its first on.
+            token_rows: int32 [B or more, W], the tokens of each text from its first on. Those outside the vocabulary are
+                never drafted.
             starts, ends: int32 [B].
         """
         counts = ends - starts
@@ -97,6 +101,7 @@ class NgramTable:
         cells = TEXTS + texts[row].astype(np.int64) * self.width + column
         behind = cells[(first + counts)[counts > 0] - 1] + 1
         tokens = token_rows[row, column]
+        tokens = np.where(tokens < len(self._counts), tokens, NO_TOKEN)
         self._write(cells, tokens)
         self._write(behind, NO_TOKEN)
         before = column[:, None] + np.arange(-MAX_NGRAM, 0)
@@ -112,18 +117,26 @@ class NgramTable:
             new = np.where(known & ~same & (old >= CONFIRMED), old % UNIT, positions)
             self._write(pairs, new + CONFIRMED * (known & same))
             self.memory[pairs + 1] = checks
-        np.add.at(self._counts, tokens, 1)
-        leader = tokens[self._counts[tokens].argmax()]
-        if self._counts[leader] > self._counts[self.memory[0]]:
-            self._write(np.zeros(1, np.int64), leader)
+        valid = tokens[tokens != NO_TOKEN]
+        np.add.at(self._counts, valid, 1)
+        if len(valid):
+            leader = valid[self._counts[valid].argmax()]
+            if self._counts[leader] > self._counts[self.memory[0]]:
+                self._write(np.zeros(1, np.int64), leader)
 
     def _write(self, cells: Int64, values: npt.ArrayLike) -> None:
         self.memory[cells] = values
-        self._changed.append(cells)
+        new = cells[~self._is_changed[cells]]
+        self._is_changed[new] = True
+        self._changed.append(new)
 
     def changes(self) -> tuple[Int64, Int32]:
         """The cells that changed since the last call, int64 [E], each once, and what they hold, int32 [E]."""
-        cells = np.unique(np.concatenate(self._changed)) if self._changed else np.zeros(0, np.int64)
+        if sum(map(len, self._changed)) > len(self.memory) // SORTED_SHARE:
+            cells = np.flatnonzero(self._is_changed)
+        else:
+            cells = np.unique(np.concatenate([np.zeros(0, np.int64), *self._changed]))
+        self._is_changed[cells] = False
         self._changed = []
         cells = np.concatenate([cells, cells[cells >= self.base] + 1])  # checks
         return cells, self.memory[cells]

@@ -361,7 +361,8 @@ class SamProposer:
     def finish(self, req_ids: Iterable[str]) -> None:
         """Requests have ended (finished or aborted); unknown ids are ignored.
 
-        Call it before the engine moves or reuses their rows of the last step, from which missing tokens are fed.
+        Call it before the engine moves or reuses rows of the last step, from which missing tokens are fed, or after
+        `forget_rows`.
 
         With the last request the history is saved, if `history` names a folder; before that, by a thread.
         """
@@ -376,6 +377,10 @@ class SamProposer:
         if self.saved and self._unsaved:
             save = self.saved.save_busy if self._slots else self.saved.save
             self._unsaved = not save(self.pool, self.switch)
+
+    def forget_rows(self) -> None:
+        """The engine moves or reuses rows of the last step: nothing more is fed from them."""
+        self._step = None
 
     def complete(self, req_id: str, answer: Sequence[int]) -> None:
         """Feed what the indexes lack of a request's answer, given whole: for a request that has left the engine's rows.

@@ -159,7 +159,9 @@ class Speculator:
         for req_id in (*finished, *preempted, *(request.req_id for request in new)):
             if (row := self.texts.remove(req_id)) is not None:
                 self.leave(row)
+                self.proposer.forget_rows()
         for request in new:
+            self.proposer.take_back(request.req_id, len(request.prefill_token_ids))
             text = self.texts.add(
                 request.req_id, request.prompt_len, request.prefill_token_ids, request.sampling_params
             )

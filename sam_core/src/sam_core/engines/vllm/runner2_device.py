@@ -29,6 +29,8 @@ from sam_core.verify import to_device
 Int32 = npt.NDArray[np.int32]
 MAX_SLOTS = 1 << 22
 """N-grams in the table, at most: 32 MiB."""
+MAX_CHAIN = 64
+"""Tokens that a pool drafts at most."""
 NUM_FIELDS = 3
 """Numbers of a row that are uploaded before its last tokens and its chain."""
 
@@ -38,13 +40,13 @@ class ChainProposer(SamProposer):
 
     Args:
         k, sam: as for SamProposer. A chain is not cut by `min_prob`: each request has its k tokens anyway.
-        max_concurrent: steps whose tokens a chain reaches over.
+        max_concurrent: steps whose tokens a chain reaches over, as far as MAX_CHAIN goes.
         settings: SamProposer's other arguments.
     """
 
     def __init__(self, k: int, sam: Mapping[str, Any] | None, max_concurrent: int, **settings: Any) -> None:
         super().__init__(k, {**(sam or {}), "min_prob": 0}, **settings)
-        self.chain_length = max_concurrent * (k + 1) + k
+        self.chain_length = min(max_concurrent * (k + 1) + k, MAX_CHAIN)
         self._num_verified = 0
 
     def chains(

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the drafter of the second runner feeds its pool when steps preempt, drop or end requests."""
+
+import types
+
+import noting_pool
+import numpy as np
+import pytest
+import torch
+from sam_core.engines.vllm.runner2_device import MAX_CHAIN, ChainProposer, DeviceSpeculator
+
+K = 3
+MAX_LEN = 100
+PARAMS = types.SimpleNamespace(eos_token_id=None, stop_token_ids=None, max_tokens=50, min_tokens=0)
+
+
+class Steps:
+    """An engine of one rank, in which the output of each step is on the host when it drafts."""
+
+    def __init__(self):
+        self.states = types.SimpleNamespace(
+            all_token_ids=types.SimpleNamespace(gpu=torch.zeros(8, MAX_LEN, dtype=torch.int32)),
+            total_len=types.SimpleNamespace(gpu=torch.zeros(8, dtype=torch.int32)),
+        )
+        alone = types.SimpleNamespace(broadcast=lambda drafts: drafts)
+        proposer = ChainProposer(K, {"min_prob": 0}, 2, max_model_len=MAX_LEN)
+        noting_pool.note_answers(proposer)
+        device = torch.device("cpu")
+        self.speculator = DeviceSpeculator(proposer, 8, MAX_LEN, device, alone, self.states, 100, 2)
+
+    def begin(self, new=None, finished=(), preempted=()):
+        """new: the tokens of requests that join, by id; their prompts have two."""
+        requests = [
+            types.SimpleNamespace(req_id=name, prompt_len=2, prefill_token_ids=tokens, sampling_params=PARAMS)
+            for name, tokens in (new or {}).items()
+        ]
+        self.speculator.update_requests(
+            types.SimpleNamespace(
+                scheduled_spec_decode_tokens={},
+                finished_req_ids=set(finished),
+                preempted_req_ids=preempted,
+                scheduled_new_reqs=requests,
+            )
+        )
+
+    def end(self, sampled, drafts=True):
+        """sampled: the token of each request of the step, by id."""
+        output = types.SimpleNamespace(
+            model_runner_output=types.SimpleNamespace(req_ids=list(sampled)),
+            copy_event=types.SimpleNamespace(query=lambda: True, synchronize=lambda: None),
+            sampled_token_ids=np.array([[token] for token in sampled.values()]),
+            num_sampled_tokens_np=np.ones(len(sampled), np.int64),
+        )
+        self.speculator.observe_output(output)
+        batch = types.SimpleNamespace(
+            req_ids=list(sampled),
+            num_reqs=len(sampled),
+            idx_mapping=torch.arange(len(sampled)),
+        )
+        self.speculator.propose(batch, num_speculative_tokens=K if drafts else 0)
+
+    def answers(self):
+        return noting_pool.noted_answers(self.speculator.proposer)
+
+
+def test_a_token_that_a_reset_drops_gives_way_to_another():
+    """The request goes on at once, and has as many tokens again when it drafts."""
+    steps = Steps()
+    steps.begin({"a": [1, 2]})
+    steps.end({"a": 3})
+    steps.begin()
+    steps.end({"a": 7})
+    steps.begin({"a": [1, 2, 3]}, preempted=["a"])
+    steps.end({"a": 9})
+    steps.begin(finished=["a"])
+    assert steps.answers() == [[3, 9]]
+
+
+def test_a_request_that_ends_preempted_is_fed_nothing_of_the_row_that_took_its_place():
+    steps = Steps()
+    steps.begin({"a": [1, 2], "b": [1, 3], "c": [1, 4]})
+    steps.end({"a": 5, "b": 6, "c": 7}, drafts=False)
+    for token in (10, 20, 30):
+        steps.begin()
+        steps.end({"a": 5 + token, "b": 6 + token, "c": 7 + token}, drafts=False)
+    steps.begin(preempted=["a", "b", "c"])
+    steps.begin(finished=["a"])
+    (answer,) = steps.answers()
+    assert answer == [5, 15, 25, 35][: len(answer)]
+
+
+@pytest.mark.parametrize("stages", [1, 16])
+def test_chains_over_many_steps_are_no_longer_than_a_pool_drafts(stages):
+    proposer = ChainProposer(15, {}, stages + 1, max_model_len=MAX_LEN)
+    row, ends = np.arange(40, dtype=np.int32)[None] % 4, np.array([40], np.int32)
+    chains, lengths = proposer.chains(["a"], row, ends, np.array([8], np.int32), 1, True)
+    assert chains.shape[1] == min(16 * (stages + 1) + 15, MAX_CHAIN) and lengths[0] > 0
