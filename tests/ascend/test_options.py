@@ -39,6 +39,12 @@ def test_bad_option_is_one_sentence(configured):
         assert "\n" not in result["error"]
 
 
+def test_pipelines_are_refused(model):
+    """By 0.11 all, by 0.23 with a switch that cannot time their steps."""
+    (refused,) = refusals(model, [{"method": "sam", "sam": {"switch": "auto"}, "stages": 2}], [{}])
+    assert ("set pipeline_parallel_size to 1" if OLD else "pipeline_parallel_size 1 instead of 2") in refused["error"]
+
+
 def test_models_that_keep_a_state_are_refused(configured):
     assert "some layers of this model keep a state instead" in configured[-2]["error"]
 

@@ -2,11 +2,14 @@
 """Seeded sampling: at temperature 1 the text is the same with and without drafts, token for token."""
 
 import random
+import types
 
+import numpy as np
 import pytest
 import torch
 from cpu_engine import Engine
 from engine_checks import speculated
+from sam_core.noise import Noise
 from tiny_qwen3 import VOCAB
 
 
@@ -202,3 +205,27 @@ def test_a_runner_made_without_its_constructor_samples_as_released():
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     assert GPUModelRunner.request_noise is None
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_one_function_filters_batches_of_all_sizes(monkeypatch, rows):
+    """With Triton vLLM filters eight rows or more by another one, which keeps other tokens of equal probability."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+
+    called, k = [], torch.full((rows,), 2)
+    monkeypatch.setattr(topk_topp_sampler, "HAS_TRITON", True)
+    monkeypatch.setattr(topk_topp_sampler, "current_platform", types.SimpleNamespace(is_cpu=lambda: False))
+    for name in ("apply_top_k_top_p_triton", "apply_top_k_top_p_pytorch"):
+        monkeypatch.setattr(
+            topk_topp_sampler, name, lambda logits, k, p, name=name: called.append(name) or logits, raising=False
+        )
+    noise, logits = Noise(np.zeros(rows, np.int64), np.zeros(rows, np.int64), None, "cpu"), torch.zeros(rows, VOCAB)
+    plain = types.SimpleNamespace(logprobs_mode="raw_logprobs", use_fp64_gumbel=False)
+    topk_topp_sampler.TopKTopPSampler.forward_native(plain, logits, noise, k, None)
+    verifying = types.SimpleNamespace(
+        verify_by_sam_core=lambda metadata, logits, sampling, apply: apply(logits, k, None)
+    )
+    metadata, sampling = types.SimpleNamespace(max_spec_len=1), types.SimpleNamespace(generators=noise)
+    RejectionSampler.forward(verifying, metadata, None, logits, sampling)
+    assert called == ["apply_top_k_top_p_triton"] * 2
