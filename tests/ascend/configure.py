@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures engines without starting them.
 
-usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config; "stages" in
-the former is the pipeline_parallel_size, "graphs" in the latter the compilation_config of an engine that does not run eagerly)
+usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config; "stages" and
+"processors" in the former are pipeline_parallel_size and logits_processors, "graphs" in the latter is the compilation_config of
+an engine that does not run eagerly)
 Prints a JSON list of what became of each, then of method sam with a hybrid model and without sam_core:
 {"method", "k", "sam", "repr"} or {"error": the sentence}.
 """
@@ -21,7 +22,10 @@ def configure(model, speculative, additional):
     if graphs := additional.pop("graphs", None):
         how = {"compilation_config": graphs}
     arguments = EngineArgs(model=model, skip_tokenizer_init=True, dtype="float32", **how)
-    arguments.pipeline_parallel_size = (speculative or {}).pop("stages", 1)
+    speculative = speculative and dict(speculative)
+    for name, argument in (("stages", "pipeline_parallel_size"), ("processors", "logits_processors")):
+        if name in (speculative or {}):
+            setattr(arguments, argument, speculative.pop(name))
     arguments.speculative_config = speculative
     arguments.additional_config = additional
     try:

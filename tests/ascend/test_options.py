@@ -45,6 +45,13 @@ def test_pipelines_are_refused(model):
     assert ("set pipeline_parallel_size to 1" if OLD else "pipeline_parallel_size 1 instead of 2") in refused["error"]
 
 
+@pytest.mark.skipif(not OLD, reason="vLLM 0.23 itself refuses them together with speculation, when the engine starts")
+def test_processors_of_logits_are_refused(model):
+    """vllm-ascend would apply them to the rows behind drafts alone."""
+    (refused,) = refusals(model, [{"method": "sam", "processors": ["some.module:Processor"]}], [{}])
+    assert "cannot apply the engine's argument logits_processors to drafts" in refused["error"]
+
+
 def test_models_that_keep_a_state_are_refused(configured):
     assert "some layers of this model keep a state instead" in configured[-2]["error"]
 
