@@ -18,15 +18,14 @@ class Steps:
     """An engine of one rank, in which the output of each step is on the host when it drafts."""
 
     def __init__(self):
-        self.states = types.SimpleNamespace(
+        states = types.SimpleNamespace(
             all_token_ids=types.SimpleNamespace(gpu=torch.zeros(8, MAX_LEN, dtype=torch.int32)),
             total_len=types.SimpleNamespace(gpu=torch.zeros(8, dtype=torch.int32)),
         )
         alone = types.SimpleNamespace(broadcast=lambda drafts: drafts)
-        proposer = ChainProposer(K, {"min_prob": 0}, 2, max_model_len=MAX_LEN)
+        proposer = ChainProposer(K, {}, 2, max_model_len=MAX_LEN)
         noting_pool.note_answers(proposer)
-        device = torch.device("cpu")
-        self.speculator = DeviceSpeculator(proposer, 8, MAX_LEN, device, alone, self.states, 100, 2)
+        self.speculator = DeviceSpeculator(proposer, 8, MAX_LEN, torch.device("cpu"), alone, states, 100, 2)
 
     def begin(self, new=None, finished=(), preempted=()):
         """new: the tokens of requests that join, by id; their prompts have two."""

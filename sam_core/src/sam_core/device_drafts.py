@@ -127,8 +127,9 @@ class NgramTable:
     def _write(self, cells: Int64, values: npt.ArrayLike) -> None:
         self.memory[cells] = values
         new = cells[~self._is_changed[cells]]
-        self._is_changed[new] = True
-        self._changed.append(new)
+        if len(new):
+            self._is_changed[new] = True
+            self._changed.append(new)
 
     def changes(self) -> tuple[Int64, Int32]:
         """The cells that changed since the last call, int64 [E], each once, and what they hold, int32 [E]."""
