@@ -35,7 +35,8 @@ ENVIRONMENT = {
     "VLLM_USE_AOT_COMPILE": "0",
 }
 PORTS = itertools.count(20_000 + os.getpid() % 300 * 40)
-"""One for each engine: vLLM listens some time after it chose a port, and connections may have taken one of the kernel's."""
+"""One for each engine: vLLM listens some time after it chose a port, and connections may have taken one of the kernel's.
+Data-parallel engines keep choosing their own, as vLLM reserves the ports behind the first for their master."""
 ANSWER_SECONDS = 600
 """Longer than any run here takes on a slow machine."""
 FOR_ALL = (

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures engines without starting them.
 
-usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config; "stages" and
-"processors" in the former are pipeline_parallel_size and logits_processors, "graphs" in the latter is the compilation_config of
-an engine that does not run eagerly)
+usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config; "engine" in
+the latter has further arguments of the engine, which runs eagerly unless a compilation_config is among them)
 Prints a JSON list of what became of each, then of method sam with a hybrid model and without sam_core:
 {"method", "k", "sam", "repr"} or {"error": the sentence}.
 """
@@ -18,14 +17,9 @@ def configure(model, speculative, additional):
     from pydantic import ValidationError
     from vllm.engine.arg_utils import EngineArgs
 
-    how = {"enforce_eager": True}
-    if graphs := additional.pop("graphs", None):
-        how = {"compilation_config": graphs}
+    how = additional.pop("engine", {})
+    how["enforce_eager"] = "compilation_config" not in how
     arguments = EngineArgs(model=model, skip_tokenizer_init=True, dtype="float32", **how)
-    speculative = speculative and dict(speculative)
-    for name, argument in (("stages", "pipeline_parallel_size"), ("processors", "logits_processors")):
-        if name in (speculative or {}):
-            setattr(arguments, argument, speculative.pop(name))
     arguments.speculative_config = speculative
     arguments.additional_config = additional
     try:

@@ -91,13 +91,13 @@ def noted_answers(worker):
 def note_outputs(worker):
     """Runs in a worker: from now on notes the output tokens of requests that leave the batch, as far as they are read."""
     runner = worker.model_runner
-    drafts, complete, runner.noted_outputs = runner.async_drafts, runner.async_drafts._complete_output, []
+    complete, runner.noted_outputs = runner.async_drafts._complete_output, []
 
     def noting(req_id):
         complete(req_id)
         runner.noted_outputs.append(runner.requests[req_id].output_token_ids.copy())
 
-    drafts._complete_output = noting
+    runner.async_drafts._complete_output = noting
 
 
 def noted_outputs(worker):

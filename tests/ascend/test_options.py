@@ -41,14 +41,16 @@ def test_bad_option_is_one_sentence(configured):
 
 def test_pipelines_are_refused(model):
     """By 0.11 all, by 0.23 with a switch that cannot time their steps."""
-    (refused,) = refusals(model, [{"method": "sam", "sam": {"switch": "auto"}, "stages": 2}], [{}])
+    asked = {"method": "sam", "sam": {"switch": "auto"}}
+    (refused,) = refusals(model, [asked], [{"engine": {"pipeline_parallel_size": 2}}])
     assert ("set pipeline_parallel_size to 1" if OLD else "pipeline_parallel_size 1 instead of 2") in refused["error"]
 
 
 @pytest.mark.skipif(not OLD, reason="vLLM 0.23 itself refuses them together with speculation, when the engine starts")
 def test_processors_of_logits_are_refused(model):
     """vllm-ascend would apply them to the rows behind drafts alone."""
-    (refused,) = refusals(model, [{"method": "sam", "processors": ["some.module:Processor"]}], [{}])
+    processors = {"logits_processors": ["some.module:Processor"]}
+    (refused,) = refusals(model, [{"method": "sam"}], [{"engine": processors}])
     assert "cannot apply the engine's argument logits_processors to drafts" in refused["error"]
 
 
@@ -90,8 +92,10 @@ def test_settings_that_change_the_distribution_or_the_noise_are_refused(model):
 
 @pytest.mark.skipif(not OLD, reason="0.23 has full graphs of k + 1 tokens a request")
 def test_full_graphs_are_refused(model):
-    full, piecewise, default = ({"graphs": {"cudagraph_mode": mode}} for mode in MODES)
-    torchair = {"torchair_graph_config": {"enabled": True}, "refresh": True, "graphs": {"cudagraph_mode": "NONE"}}
+    full, piecewise, default, none = (
+        {"engine": {"compilation_config": {"cudagraph_mode": mode}}} for mode in [*MODES, "NONE"]
+    )
+    torchair = {"torchair_graph_config": {"enabled": True}, "refresh": True, **none}
     asked = [{"method": "sam"}] * 3 + [None, {"method": "sam"}]
     full, piecewise, default, plain, torchair = refusals(model, asked, [full, piecewise, default, full, torchair])
     for result in (full, torchair):

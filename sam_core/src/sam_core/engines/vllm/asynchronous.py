@@ -117,7 +117,7 @@ class AsyncDrafts:
             index = self._index(step)
             lengths[index[index >= 0]] = step.starts[index >= 0]
         cached = scheduler_output.scheduled_cached_reqs
-        if cached.resumed_req_ids:  # after a reset of the cache, which drops tokens in flight
+        if cached.resumed_req_ids:  # perhaps after a reset of the cache, which drops tokens in flight
             kept = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
             for req_id in cached.resumed_req_ids:
                 length = self.runner.requests[req_id].num_prompt_tokens + kept[req_id]
