@@ -21,7 +21,7 @@ def read_pins() -> list[dict[str, Any]]:
 def pin_sets(language: str) -> str:
     name, use, demo, engines = {
         "en": ["pin set", "for", "GPU, Atlas A3, the demo on a CPU", "vLLM alone, on a GPU, with its second runner"],
-        "zh": ["版本组合", "用于", "GPU、Atlas A3、CPU 上的演示", "GPU 上单独使用 vLLM 的第二代运行器"],
+        "zh": ["版本组合", "用于", "GPU、Atlas A3、CPU 上的演示", "GPU 上单独使用 vLLM 的第二代 model runner"],
     }[language]
     rows = []
     for pins in read_pins():
