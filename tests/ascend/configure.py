@@ -2,7 +2,8 @@
 """Configures engines without starting them.
 
 usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config; "engine" in
-the latter has further arguments of the engine, which runs eagerly unless a compilation_config is among them)
+the latter has further arguments of the engine, which runs eagerly unless a compilation_config is among them; "path" has
+folders of packages to add)
 Prints a JSON list of what became of each, then of method sam with a hybrid model and without sam_core:
 {"method", "k", "sam", "repr"} or {"error": the sentence}.
 """
@@ -17,6 +18,7 @@ def configure(model, speculative, additional):
     from pydantic import ValidationError
     from vllm.engine.arg_utils import EngineArgs
 
+    sys.path += additional.pop("path", [])
     how = additional.pop("engine", {})
     how["enforce_eager"] = "compilation_config" not in how
     arguments = EngineArgs(model=model, skip_tokenizer_init=True, dtype="float32", **how)

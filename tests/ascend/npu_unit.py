@@ -5,9 +5,6 @@ usage: npu_unit.py   (prints one JSON object, {check: null, or the text of what 
 A check is a function of this module or of npu_graphs whose name begins with `check_`; each stands for one test.
 """
 
-import collections
-import concurrent.futures
-import contextlib
 import json
 import os
 import sys
@@ -364,23 +361,6 @@ def check_greedy_rows_beside_sampled_ones_take_the_best_logit():
         found = verifying_step([1] * requests, drafts, logits, sampling_of(greedy.tolist(), generators))
         assert (found[greedy] == best).all(), found[greedy]
         assert (found[~greedy, 0] != best).any()
-
-
-def check_drafts_reach_the_scheduler_where_steps_overlap():
-    """Under pipeline parallelism the core keeps a queue of batches."""
-    from vllm.v1.engine.core import EngineCore
-
-    core, output, drafts = object.__new__(EngineCore), concurrent.futures.Future(), []
-    output.set_result(types.SimpleNamespace(draft_token_ids="drafts"))
-    core.batch_queue, core.batch_queue_size = collections.deque([(output, None) if OLD else (output, None, None)]), 2
-    core.log_error_detail = core.log_iteration_details = contextlib.nullcontext
-    core.execute_model_with_error_logging = lambda execute, scheduled: execute(scheduled)
-    core._process_aborts_queue, core.async_scheduling = lambda: None, False
-    core.scheduler = types.SimpleNamespace(
-        has_requests=lambda: False, update_from_output=lambda *_: {}, update_draft_token_ids=drafts.append
-    )
-    core.step_with_batch_queue()
-    assert drafts == ["drafts"], drafts
 
 
 def check_fused_moe_decoding_is_kept():

@@ -123,7 +123,3 @@ def test_sampled_distribution_is_the_models(network, ascend):
 def test_the_test_notices_a_wrong_temperature(network, ascend):
     pairs, _, _ = sample(ascend, 1280, 0.8)
     assert chi_square_p_value(pairs.ravel(), model_distribution(network).ravel() * 1280) < 1e-6
-
-
-def test_drafts_reach_the_scheduler_where_steps_overlap(npu_unit):
-    assert npu_unit["check_drafts_reach_the_scheduler_where_steps_overlap"] is None

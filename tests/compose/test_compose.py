@@ -149,6 +149,10 @@ def test_the_option_block_reaches_the_engine():
     for rollout in composed(f"{block}enable=true", f"+{engine}speculative_config.method=sam"):
         with pytest.raises(ValueError, match="are both given: keep one"):
             vllm_engine_kwargs(rollout)
+    split = ["actor_rollout_ref.rollout.disaggregation.enabled=true"] if "disaggregation" in composed()[0] else []
+    for rollout in composed(f"{block}enable=true", *split) if split else []:
+        with pytest.raises(ValueError, match="disaggregation.enabled are both on: keep one"):
+            vllm_engine_kwargs(rollout)
     for rollout in composed(f"{block}enable=true", "actor_rollout_ref.rollout.name=sglang"):
         with pytest.raises(ValueError, match="speculative is for vLLM, and rollout.name is sglang"):
             uses_sam(rollout)

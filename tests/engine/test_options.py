@@ -51,10 +51,10 @@ def test_ranks_with_schedulers_of_their_own_are_refused(model, monkeypatch):
             configure(model, {"method": "sam", "sam": sam}, **ranks)
 
 
-def test_auto_under_pipeline_parallelism_is_refused(model):
-    sam = {"method": "sam", "sam": {"switch": "auto"}}
-    with pytest.raises(ValidationError, match="switch 'auto' cannot time the steps of a pipeline"):
-        configure(model, sam, pipeline_parallel_size=2)
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "prefill_context_parallel_size"])
+def test_ranks_that_would_draft_each_for_itself_are_refused(model, name):
+    with pytest.raises(ValidationError, match=f"does not work with {name} above 1: set it to 1 instead of 2"):
+        configure(model, {"method": "sam"}, **{name: 2})
 
 
 def test_models_that_keep_a_state_are_refused(model, monkeypatch):

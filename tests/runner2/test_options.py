@@ -38,6 +38,12 @@ def test_good_options_reach_the_config(model, device):
             "sam's switch 'auto' needs the tokens of a step before the next",
         ),
         ({}, {"speculative": {"rejection_sample_method": "block"}}, "speculative method 'sam' verifies exactly, which"),
+        ({}, {"data_parallel_size": 2}, "sam's switch 'batch' needs vLLM's schedule by batch size, which"),
+        (
+            {"switch": "auto"},
+            {"pipeline_parallel_size": 2},
+            "switch 'auto' cannot time the steps of a pipeline",
+        ),
     ],
 )
 def test_bad_options_are_one_sentence(model, device, sam, settings, sentence):
