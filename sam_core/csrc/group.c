@@ -149,6 +149,7 @@ void pool_free_group(pool *p, pool_group *g) {
 
 void group_remove(pool *p, pool_group *g) {
     p->spare -= g->spare;
+    p->idle_bytes -= g->idle_bytes;
     p->fresh_bytes -= g->by_state.list == &p->fresh ? g->spare : 0;
     group_move(g, offsetof(pool_group, by_state), NULL);
     group_move(g, offsetof(pool_group, by_index), NULL);
@@ -350,6 +351,12 @@ void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep) {
         g->kept--;
         g->removed++;
     }
+    if (g->lost) { // what has no memory is smaller now
+        size_t bytes = (size_t)text->body.size * ROOM_TOKEN_BYTES, min = room_needed(p, 0);
+        g->needs = g->needs > min + bytes ? g->needs - bytes : min;
+    }
+    if (text->number < g->first_text)
+        g->first_text = text->number;
     if (text->indexed || text->due)
         g->closed_tokens += text->body.size;
     else if (!keep)
@@ -445,7 +452,7 @@ static void give_up(pool *p, pool_group *g) {
 static bool begin(pool *p, pool_group *g) {
     if (g->index.memory)
         return true;
-    if (g->kept < 2 && has_source(p, RULE_REQUEST))
+    if (!group_is_worthwhile(p, g))
         return false;
     size_t available = room_available(p), requests = 0;
     if (g->lost && available < g->needs)
@@ -473,8 +480,11 @@ static bool begin(pool *p, pool_group *g) {
         lose(p, g, tokens);
         return false;
     }
+    if (g->lost) {
+        g->max_closed_tokens = UINT64_MAX;
+        g->needs = 0;
+    }
     g->lost = false;
-    g->max_closed_tokens = UINT64_MAX;
     g->swaps = needed > available;
     g->next_past = g->text_count;
     for (uint32_t i = 0; i < g->text_count; i++)
@@ -497,15 +507,16 @@ static void feed_past(pool *p, pool_group *g) {
             g->next_past--;
             continue;
         }
+        // A few of the newest texts for each open slot may displace other groups' texts; the others may not.
+        bool few = g->closed_tokens * g->kept < PAST_TEXTS * g->open * g->tokens;
+        pool_power power = few ? POOL_FOR_BUILD : POOL_FOR_SPARE;
         if (g->closed_tokens + text->body.size > g->max_closed_tokens) {
-            if (room_available(p) < g->needs)
+            if (room_for(p, power) < g->needs)
                 return;
             g->max_closed_tokens = UINT64_MAX;
             g->needs = 0;
         }
-        // A few of the newest texts for each open slot may displace other groups' texts; the others may not.
-        bool few = g->closed_tokens * g->kept < PAST_TEXTS * g->open * g->tokens;
-        if (!feed_with(p, g, text, true, few ? POOL_FOR_BUILD : POOL_FOR_SPARE)) {
+        if (!feed_with(p, g, text, true, power)) {
             g->max_closed_tokens = g->closed_tokens;
             g->needs = room_needed(p, text->body.size);
             return;

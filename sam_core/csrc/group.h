@@ -91,6 +91,11 @@ bool group_is_complete(pool_group *g);
 // Feeds the rest of other texts to the automaton, if it is begun.
 void group_feed_others(pool *p, pool_group *g);
 
+// Whether the group should have an automaton.
+static inline bool group_is_worthwhile(const pool *p, const pool_group *g) {
+    return g->kept > 1 || !has_source(p, RULE_REQUEST);
+}
+
 // Whether a slot may draft from the automaton: all of the slot's text is in it.
 static inline bool group_is_ready(const pool_group *g, const pool_text *text) {
     return g->index.memory && text->indexed && text->cursor.length == text->body.size;

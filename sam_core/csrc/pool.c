@@ -155,7 +155,7 @@ static bool continue_text(pool *p, pool_slot *slot, uint32_t number, const int32
     p->uses = g;
     *stored = new_text(p, slot, number, text->prompt_size, prompt, size) && group_enter(p, g, slot->text);
     p->uses = NULL;
-    if (text_of(g, old)) // not freed for lack of memory
+    if (*stored && text_of(g, old)) // not freed for lack of memory
         group_forget_text(p, g, text_of(g, old));
     if (*stored)
         slot->group = g;
@@ -444,12 +444,13 @@ static bool append(pool *p, pool_slot *slot, const int32_t *tokens, size_t count
 static void feed_request(pool *p, pool_slot *slot) {
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
+    pool_power power = slot->group && slot->group->index.memory && text->indexed ? POOL_FOR_SPARE : POOL_FOR_ALL;
     if (!slot->request.memory) {
-        if (slot->needs && room_available(p) < slot->needs)
+        if (slot->needs && room_for(p, power) < slot->needs)
             return;
         slot->needs = 0;
     }
-    p->power = slot->group && slot->group->index.memory && text->indexed ? POOL_FOR_SPARE : POOL_FOR_ALL;
+    p->power = power;
     p->uses_slot = slot;
     bool done = slot->request.memory != NULL;
     if (!done) {
@@ -534,17 +535,35 @@ void pool_count(pool *p, const rows_counts *counts) {
     }
 }
 
-// Feeds the automata of the rows that draft in this step, or of those that do not, until the work is used up.
+bool pool_is_behind(const pool *p, const pool_row *row) {
+    const pool_slot *slot = &p->slots[row->slot];
+    const pool_text *text = slot->text;
+    const pool_group *g = slot->group;
+    if (!slot->drafts)
+        return false;
+    uint32_t old = text->body.size - row->count;
+    if (has_source(p, RULE_REQUEST) && !slot->needs && (slot->request.memory ? slot->cursor.length : 0) < old)
+        return true;
+    if (!g || !g->index.memory)
+        return g && group_is_worthwhile(p, g) && !g->lost;
+    return !text->indexed || text->cursor.length < old;
+}
+
+// Feeds the automata of the rows that draft in this step, or of those that do not, until the work is used up. Drafting
+// rows that are behind come last, so that they do not hold up the others.
 static void feed_rows(pool *p, size_t rows, bool drafting) {
     unsigned asks = rows < MANY_ROWS ? 0 : FEED_ASKS;
-#define IS_DUE(row) (((row)->k > 0) == drafting && !(row)->fed)
-    for (size_t i = 0; i < rows + asks && p->work > 0; i++) {
-        for (unsigned step = 0; step < asks; step++)
-            if (i - step < rows && IS_DUE(&p->rows[i - step]))
-                rows_ask_feed(p, &p->rows[i - step], step);
-        if (i >= asks && IS_DUE(&p->rows[i - asks]))
-            catch_up(p, &p->slots[p->rows[i - asks].slot]);
-    }
+    for (size_t i = 0; i < rows && drafting; i++)
+        p->rows[i].behind = p->rows[i].k && !p->rows[i].fed && pool_is_behind(p, &p->rows[i]);
+#define IS_DUE(row) (((row)->k > 0) == drafting && !(row)->fed && (row)->behind == behind)
+    for (int behind = 0; behind <= drafting; behind++)
+        for (size_t i = 0; i < rows + asks && p->work > 0; i++) {
+            for (unsigned step = 0; step < asks; step++)
+                if (i - step < rows && IS_DUE(&p->rows[i - step]))
+                    rows_ask_feed(p, &p->rows[i - step], step);
+            if (i >= asks && IS_DUE(&p->rows[i - asks]))
+                catch_up(p, &p->slots[p->rows[i - asks].slot]);
+        }
 #undef IS_DUE
     for (size_t i = 0; i < rows; i++)
         if ((p->rows[i].k > 0) == drafting && !p->rows[i].drafted && p->slots[p->rows[i].slot].group)
@@ -640,7 +659,7 @@ static bool reads(const sam_index *index, const sam_text *text, const sam_cursor
 
 typedef struct {
     size_t bytes;
-    size_t spare, fresh;
+    size_t spare, fresh, idle;
     uint64_t tokens, past_texts, past_tokens;
 } pool_totals;
 
@@ -663,7 +682,9 @@ static bool validate_group(pool *p, const pool_group *g, pool_totals *totals, co
     SAM_REQUIRE(g->by_index.list == (!g->open && g->index.memory ? &p->idle : NULL),
                 "a group's automaton is in a wrong list");
     SAM_REQUIRE(!g->index.memory || g->index.texts == g->texts, "an automaton does not know its texts");
-    SAM_REQUIRE(!g->open || !g->spare, "a group is counted wrongly among what is spare");
+    SAM_REQUIRE(!g->open || (!g->spare && !g->idle_bytes), "a group is counted wrongly among what is spare");
+    SAM_REQUIRE(g->has_prompt || !g->carrier || g->carrier->cursor.length <= g->carrier->prompt_size,
+                "the end of a group's prompt was missed");
     uint32_t open = 0, kept = 0, removed = 0, past = 0, due = 0;
     uint64_t tokens = 0, past_tokens = 0;
     for (uint32_t i = 0; i < g->text_count; i++) {
@@ -698,6 +719,7 @@ static bool validate_group(pool *p, const pool_group *g, pool_totals *totals, co
     totals->past_texts += past;
     totals->past_tokens += past_tokens;
     totals->spare += g->spare;
+    totals->idle += g->idle_bytes;
     totals->fresh += g->by_state.list == &p->fresh ? g->spare : 0;
     totals->bytes += sizeof(pool_group) + g->key_bytes + g->text_capacity * sizeof(sam_text *);
     totals->bytes += g->index.memory ? sam_index_bytes(&g->index) : 0;
@@ -764,7 +786,8 @@ bool pool_validate(pool *p, const char **reason) {
                 "the number of open slots is wrong");
     SAM_REQUIRE(members == 0, "groups and slots disagree on who belongs to whom");
     SAM_REQUIRE(totals.tokens == p->tokens, "the number of tokens is wrong");
-    SAM_REQUIRE(totals.spare == p->spare && totals.fresh == p->fresh_bytes, "what is spare is miscounted");
+    SAM_REQUIRE(totals.spare == p->spare && totals.fresh == p->fresh_bytes && totals.idle == p->idle_bytes,
+                "what is spare is miscounted");
     if (!has_source(p, RULE_HISTORY))
         totals.past_texts = totals.past_tokens = 0;
     SAM_REQUIRE(totals.past_texts == p->history_texts && totals.past_tokens == p->history_tokens,

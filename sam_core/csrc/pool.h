@@ -129,7 +129,7 @@ typedef struct pool_group {
     bool swaps;                      // it was begun for the memory of its slots' request indexes
 
     uint64_t accepted, appended; // tokens of its slots while they could draft from it, decaying
-    size_t spare;                // bytes that a closed group could free, as counted in the pool's
+    size_t spare, idle_bytes;    // bytes of a closed group, and of its automaton, as counted in the pool's
 
     uint64_t step;                // the latest large step with drafting rows (rows.h)
     uint32_t first_row, last_row; // these
@@ -158,6 +158,7 @@ typedef struct {
     uint32_t next;                 // row of the same group (rows.h)
     bool fed, drafted;             // in this step
     bool left;                     // the row, or a group if it is its first, is not ready (rows.h)
+    bool behind;                   // its indexes lack more than the tokens of this step
     bool learns, in_group;         // from what was appended; also what its group's index was worth
     sam_asked asked[RULE_INDEXES]; // how far it is prefetched (rows.h)
 } pool_row;
@@ -186,6 +187,7 @@ typedef struct {
     pool_list fresh, settled;    // closed groups, recent and older ones (room.h)
     pool_list idle;              // closed groups with an automaton
     size_t fresh_bytes, spare;   // sums over `fresh`, and over `fresh` and `settled`; see pool_group
+    size_t idle_bytes;           // sum over `idle`
     sam_index dying[POOL_DYING]; // large automata that are freed in portions; zeroed: none
     uint8_t *lives;              // [POOL_LIVES] recent lives, by the hash of a group's key
     uint32_t lives_count;        // since they were halved

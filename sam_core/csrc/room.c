@@ -16,12 +16,14 @@ enum {
     MAX_LAG = 64,          // tokens of a text that may be missing in an automaton that replaces its index
 };
 
-size_t room_available(const pool *p) {
-    size_t bytes = p->memory.limit - p->memory.used + p->spare;
+size_t room_for(const pool *p, pool_power power) {
+    size_t bytes = p->memory.limit - p->memory.used;
     for (int i = 0; i < POOL_DYING; i++)
         bytes += p->dying[i].memory ? sam_index_bytes(&p->dying[i]) : 0;
-    return bytes;
+    return bytes + (power == POOL_FOR_SPARE ? p->idle_bytes : p->spare);
 }
+
+size_t room_available(const pool *p) { return room_for(p, POOL_FOR_BUILD); }
 
 size_t room_needed(const pool *p, uint64_t tokens) {
     return (size_t)(tokens * ROOM_TOKEN_BYTES + (p->memory.limit - pool_min_bytes()) / SLACK_SHARE);
@@ -71,7 +73,10 @@ void room_relist(pool *p, pool_group *g) {
         group_move(g, by_state, &p->opened);
     else if (g->by_state.list == &p->opened || !g->by_state.list)
         group_move(g, by_state, &p->fresh);
-    size_t spare = g->open ? 0 : sam_index_bytes(&g->index) + g->tokens * sizeof(int32_t);
+    size_t idle = g->open || !g->index.memory ? 0 : sam_index_bytes(&g->index);
+    p->idle_bytes += idle - g->idle_bytes;
+    g->idle_bytes = idle;
+    size_t spare = g->open ? 0 : idle + g->tokens * sizeof(int32_t);
     p->spare += spare - g->spare;
     p->fresh_bytes -= fresh ? g->spare : 0;
     p->fresh_bytes += g->by_state.list == &p->fresh ? spare : 0;
@@ -132,7 +137,7 @@ static bool evict(pool *p) {
     uint64_t lowest = worth(p, victim);
     for (int i = 0; i < CANDIDATES && g; i++, g = g->by_state.newer) {
         uint64_t its = worth(p, g);
-        if (its >= lowest && lowest)
+        if (lowest ? its >= lowest : its > 0)
             continue;
         victim = g;
         lowest = its;

@@ -35,7 +35,10 @@ enum { ROOM_TOKEN_BYTES = 56 }; // approximate bytes per token of an automaton, 
 // make_room of the pool's sam_memory; `owner` is the pool.
 bool room_make(void *owner);
 
-// Bytes that are free or can be freed without loss to open slots.
+// Bytes that are free or can be freed without loss to open slots, with this power.
+size_t room_for(const pool *p, pool_power power);
+
+// The same for slots that could not draft otherwise, or to build a group's automaton.
 size_t room_available(const pool *p);
 
 // Bytes that must be available before indexing `tokens` that did not fit is tried again.

@@ -338,9 +338,9 @@ static bool is_ready(const pool *p, const pool_slot *slot, lack *l) {
         l->new += ready ? 0 : text->body.size;
         add_lack(l, &slot->request, text->body.size - (ready ? slot->cursor.length : 0));
     }
-    if (!g || (!g->index.memory && g->kept < 2 && has_source(p, RULE_REQUEST)))
+    if (!g || (!g->index.memory && !group_is_worthwhile(p, g)))
         return ready;
-    if (g->index.memory && text->indexed && !(g->kind == POOL_BY_PROMPT && !g->has_prompt)) {
+    if (g->index.memory && text->indexed && g->has_prompt) {
         add_lack(l, &g->index, text->body.size - text->cursor.length);
         return ready;
     }
@@ -357,8 +357,8 @@ static bool suffices(const pool *p, const lack *l) {
            (!l->new || p->memory.limit - p->memory.used > 2 * room_needed(p, 2 * l->new));
 }
 
-// Writes the drafting rows to p->order, those of a group one after another, but for those that the loops must feed
-// because they or others of their group are not ready. False: the loops must feed all.
+// Writes the drafting rows to p->order, those of a group one after another in the loops' order, but for those that the
+// loops must feed because they or others of their group are not ready. False: the loops must feed all.
 static bool order_rows(pool *p, size_t rows, uint32_t *count) {
     lack l = {0};
     for (uint32_t i = 0; i < rows; i++) {
@@ -372,6 +372,7 @@ static bool order_rows(pool *p, size_t rows, uint32_t *count) {
             (slot->needs || (g && (g->needs || g->lost)))) // it depends on what the rows before it leave
             return false;
         row->next = SAM_NONE;
+        row->behind = g && pool_is_behind(p, row);
         if (g && g->step == p->steps)
             p->rows[g->last_row].next = i;
         if (g && g->step != p->steps) {
@@ -388,8 +389,10 @@ static bool order_rows(pool *p, size_t rows, uint32_t *count) {
         const pool_slot *slot = &p->slots[p->rows[i].slot];
         if (!p->rows[i].k || !slot->drafts || p->rows[i].left || (slot->group && slot->group->first_row != i))
             continue;
-        for (uint32_t at = i; at != SAM_NONE; at = p->rows[at].next)
-            p->order[(*count)++] = at;
+        for (int behind = 0; behind < 2; behind++)
+            for (uint32_t at = i; at != SAM_NONE; at = p->rows[at].next)
+                if (p->rows[at].behind == behind)
+                    p->order[(*count)++] = at;
     }
     return suffices(p, &l);
 }

@@ -52,6 +52,10 @@ void rows_draft(pool *p, size_t rows, const pool_drafts *out);
 // In pool.c: learns from the tokens of the step's rows that are stored by now, if that is not done.
 void pool_learn(pool *p);
 
+// In pool.c: whether a row's indexes lack more than its new tokens, or are to be begun. The loops feed such drafting rows
+// after the others.
+bool pool_is_behind(const pool *p, const pool_row *row);
+
 // In pool.c: drafts into row `at` of `out` with memory from `memory`, and counts it.
 void pool_draft(const pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t at,
                 rule_work *work, sam_memory *memory, rows_counts *counts);

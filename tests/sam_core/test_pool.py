@@ -1101,3 +1101,94 @@ def test_other_threads_run_during_a_step():
         stop.set()
         thread.join()
     assert during >= 3
+
+
+def test_a_named_group_gets_its_whole_prompt_in_steps_of_any_size():
+    """Its first text of a life is fed over several steps, the last of which many rows share."""
+    rng = np.random.default_rng(0)
+    prompt, answer = rng.integers(0, 1000, 2500).tolist(), rng.integers(0, 1000, 40).tolist()
+    pool = make("newest")
+    others = [pool.open([E], None) for _ in range(256)]
+    finish(pool, prompt, answer, b"g")
+    slots = [pool.open(prompt, b"g")]
+    for _ in range(4):
+        step(pool, [(slot, [number]) for number, slot in enumerate([*others, slots[0]])], 3)
+    slots.append(pool.open(prompt, b"g"))
+    for _ in range(4):
+        step(pool, [(slot, []) for slot in slots], 3)
+    assert pool._validate() is None
+    assert draft(pool, slots[1], answer[:10], k=3) == answer[10:13] and "history" in by_source(pool)
+
+
+def test_a_long_prompt_holds_up_no_other_request():
+    rng = np.random.default_rng(0)
+    texts = rng.integers(0, 1000, (8, 200)).tolist()
+    pool = make("newest", sources=("request",))
+    slots = [pool.open(text) for text in texts]
+    step(pool, [(slot, []) for slot in slots], 3)
+    slots[3] = pool.open(rng.integers(0, 1000, 8000).tolist())
+    drafts = step(pool, [(slot, text[:20]) for slot, text in zip(slots, texts, strict=True)], 3)
+    assert [d for at, d in enumerate(drafts) if at != 3] == [t[20:23] for at, t in enumerate(texts) if at != 3]
+    assert drafts[3] == []
+
+
+def test_a_text_that_cannot_be_continued_stays():
+    pool = make("newest", memory_bytes=empty_bytes() + 120_000)
+    finish(pool, [A], [B, C, D] * 10, b"g")
+    slot = pool.open([A, *[B, C, D] * 9, *range(100_000)], b"g")
+    assert pool.stats()["exhausted"] == 1
+    pool.close(slot)
+    assert pool.stats()["history_tokens"] == 31 and pool._validate() is None
+
+
+def drops(pool, slots, rng, steps, count):
+    """Steps, each with `count` tokens a slot and drafts, in which an index was freed; and rows that had drafts."""
+    freed, drafted, before = 0, 0, pool.stats()["bytes_used"]
+    for _ in range(steps):
+        drafted += sum(map(bool, step(pool, [(slot, rng.integers(0, 1000, count).tolist()) for slot in slots], 4)))
+        after = pool.stats()["bytes_used"]
+        freed += after < before - 30_000
+        before = after
+    return freed, drafted
+
+
+def test_beside_a_full_history_request_indexes_are_not_built_again_and_again():
+    """Nothing that closed texts hold may be freed for them where the group has the text."""
+    rng = np.random.default_rng(0)
+    pool = make("count", memory_bytes=empty_bytes("count") + (8 << 20))
+    for number in range(1200):
+        finish(pool, [E, number], rng.integers(0, 1000, 2000, np.int32))
+    freed, drafted = drops(pool, [pool.open([A]) for _ in range(4)], rng, 800, 10)
+    assert freed < 20 and drafted > 3100 and pool._validate() is None
+
+
+def test_groups_that_do_not_fit_together_are_not_built_again_and_again():
+    rng = np.random.default_rng(0)
+    pool = make("count", memory_bytes=empty_bytes("count") + (3 << 19))
+    slots = []
+    for prompt in ([A], [B]):
+        slots += [pool.open(prompt) for _ in range(2)]
+        for _ in range(16):
+            slot = pool.open(prompt)
+            for _ in range(10):
+                draft(pool, slot, rng.integers(0, 1000, 100).tolist())
+            pool.close(slot)
+    for _ in range(60):
+        step(pool, [(slot, []) for slot in slots], 4)
+    freed, drafted = drops(pool, slots, rng, 800, 5)
+    assert freed < 20 and drafted > 3100 and pool._validate() is None
+    assert 0 < pool.stats()["evicted_history"] < 8
+
+
+def test_texts_that_close_after_their_group_lost_its_index_make_room():
+    rng = np.random.default_rng(0)
+    pool = make("count", memory_bytes=empty_bytes("count") + 300_000)
+    slots = [pool.open([A]) for _ in range(16)]
+    for _ in range(100):
+        step(pool, [(slot, rng.integers(0, 1000, 20).tolist()) for slot in slots], 4)
+    for slot in slots[1:]:
+        pool.close(slot)
+    exhausted, other = pool.stats()["exhausted"], pool.open([E], None)
+    while pool.stats()["exhausted"] == exhausted:
+        pool.append(other, rng.integers(0, 1000, 200, np.int32))
+    assert pool.stats()["tokens"] < 10_000 and pool._validate() is None

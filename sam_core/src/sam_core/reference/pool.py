@@ -126,10 +126,14 @@ class _Group:
             self.drop_index()
         self.past = len(self.texts)
 
+    def is_worthwhile(self) -> bool:
+        """Whether the group should have an index."""
+        return self.alone or sum(not text.removed for text in self.texts) > 1
+
     def catch_up(self, text: _Text, work: _Work) -> None:
         """Feed what the index lacks of a slot's text; begin the index if it is worth having."""
         if not self.index:
-            if sum(not text.removed for text in self.texts) < 2 and not self.alone:
+            if not self.is_worthwhile():
                 return
             self.index = Index(self.kind, [text.tokens for text in self.texts])
             self.next_past = len(self.texts)
@@ -307,14 +311,15 @@ class Pool:
         wanted = {"scores": scores, "parents": parents, "sources": sources, "match_lengths": match_lengths}
         self._check(numbers, tokens, counts, k, out, lengths, wanted, starts)
         at = 0
+        new = {self._slots[number]: count for number, count in zip(numbers, counts)}
         for row, (number, count) in enumerate(zip(numbers, counts)):
-            new = tokens[at : at + count] if starts is None else tokens[row, starts[row] : starts[row] + count]
-            self._append(self._slots[number], _tokens(new, "tokens"))
+            added = tokens[at : at + count] if starts is None else tokens[row, starts[row] : starts[row] + count]
+            self._append(self._slots[number], _tokens(added, "tokens"))
             at += count
         work = _Work(sum(6 * count for count, size in zip(counts, k) if size) + (SLICE if any(k) else OFF_SLICE))
         for drafting in (True, False):
             rows = [self._slots[number] for number, size in zip(numbers, k) if bool(size) == drafting]
-            for slot in rows:
+            for slot in sorted(rows, key=lambda slot: drafting and self._is_behind(slot, new[slot])):
                 self._catch_up(slot, work)
             for slot in rows:
                 if slot.group and work.left > 0:
@@ -416,6 +421,17 @@ class Pool:
             slot.group.grew(slot.text)
         for token in new if slot.corpus_at else []:
             slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
+
+    def _is_behind(self, slot: _Slot, count: int) -> bool:
+        """Whether a slot's indexes lack more than its `count` new tokens, or are to be begun."""
+        if not slot.text:
+            return False
+        old, group = len(slot.text.tokens) - count, slot.group
+        if slot.request and slot.fed < old:
+            return True
+        if not group or not group.index:
+            return group is not None and group.is_worthwhile()
+        return slot.text.state is None or slot.text.fed < old
 
     def _catch_up(self, slot: _Slot, work: _Work) -> None:
         if not slot.text or work.left <= 0:
