@@ -66,7 +66,9 @@ class SavedHistory:
     """One engine's files in the folder `options.history`: the pool's texts, and what switch `auto` learned.
 
     `engine-<rank>/pool` is what Pool.save writes, `engine-<rank>/switch.json` the state of the switch. Each is replaced
-    as a whole. They are written when no request runs; less often, while requests run, by a thread. See SaveTimer.
+    as a whole, by a thread: when no request runs, and less often while requests run. See SaveTimer.
+
+    failed: whether the latest save failed.
 
     Args:
         options: with `history`.
@@ -91,7 +93,10 @@ class SavedHistory:
         self.logger = logger
         self.model = {"vocab_size": vocab_size, "tokenizer": tokenizer}
         self.timer, self.busy_timer = SaveTimer(), SaveTimer(min_interval=MIN_BUSY_INTERVAL_S)
+        self.failed = False
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._next: tuple[SaveTimer, Pool, dict[str, Any] | None] | None = None
         self.folder = Path(options.history) / f"engine-{rank}"
         self.texts = self.folder / "pool"
         self.switch_state = self.folder / "switch.json"
@@ -162,41 +167,45 @@ class SavedHistory:
         except (OSError, ValueError, RecursionError) as e:
             raise ValueError(f"{self.switch_state} cannot be used ({e}): remove it") from None
 
-    def save(self, pool: Pool, switch: Switch) -> bool:
-        """Save if it is due, while no request runs; whether it was saved.
+    def save(self, pool: Pool, switch: Switch, idle: bool) -> bool:
+        """Have a thread save, if it is due; whether it will be saved.
 
-        A failure is logged and leaves the old files in place; the engine goes on.
+        No caller waits for it, and other users of the pool wait only while texts are listed. A process that
+        ends waits for it. A failure is logged and leaves the old files in place.
+
+        Args:
+            idle: no request runs. Else it is due at most every MIN_BUSY_INTERVAL_S, and not while the thread saves.
         """
-        if not self.timer.due:
+        timer = self.timer if idle else self.busy_timer
+        if not timer.due or self._thread and not idle:
             return False
-        if self._thread:
-            self._thread.join()
-        return self._save(self.timer, pool, switch.state())
-
-    def save_busy(self, pool: Pool, switch: Switch) -> bool:
-        """Start a thread that saves while requests run, if it is due and none is running; whether one was started.
-
-        The caller does not wait for it, and other users of the pool wait only while texts are listed. A failure is
-        logged.
-        """
-        if self._thread and self._thread.is_alive() or not self.busy_timer.due:
-            return False
-        state = switch.state()
-        self._thread = threading.Thread(target=self._save, args=(self.busy_timer, pool, state), name="sam-history")
+        with self._lock:
+            self._next = timer, pool, switch.state()
+            if self._thread:
+                return True
+            self._thread = threading.Thread(target=self._run, name="sam-history", daemon=False)
         try:
             self._thread.start()
         except RuntimeError:  # the system has no thread to spare
-            self._thread = None
-            return self._save(self.busy_timer, pool, state)
+            self._run()
         return True
 
-    def _save(self, timer: SaveTimer, pool: Pool, state: dict[str, Any] | None) -> bool:
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._next is None:
+                    self._thread = None
+                    return
+                task, self._next = self._next, None
+            self._save(*task)
+
+    def _save(self, timer: SaveTimer, pool: Pool, state: dict[str, Any] | None) -> None:
+        self.failed = False
         try:
             timer.run(lambda: self._write(pool, state))
         except (OSError, MemoryError) as e:
             self.logger.warning("history was not saved to %s (%s); trying again later", self.folder, e)
-            return False
-        return True
+            self.failed = True
 
     def _write(self, pool: Pool, state: dict[str, Any] | None) -> None:
         pool.save(self.texts)
