@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine answered outlives it, and never gets in its way."""
 
+import errno
 import json
 import logging
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,7 +123,7 @@ def test_one_save_at_a_time(tmp_path, monkeypatch):
     def write(pool, state):
         saves.append(threading.current_thread().name)
         begun.set()
-        assert len(saves) > 1 or write_on.wait(60)
+        assert len(saves) > 1 or write_on.wait(10)
         Pool.save(pool, proposer.saved.texts)
 
     monkeypatch.setattr(proposer.saved, "_write", write)
@@ -129,7 +132,7 @@ def test_one_save_at_a_time(tmp_path, monkeypatch):
         proposer.finish([name])
     proposer.finish(["open"])
     thread = proposer.saved._thread
-    assert begun.wait(60) and saves == ["sam-history"]
+    assert begun.wait(10) and saves == ["sam-history"]
     write_on.set()
     thread.join()
     assert saves == 2 * ["sam-history"] and proposer.saved._thread is None
@@ -236,6 +239,11 @@ def test_a_failure_is_logged_and_the_engine_goes_on(tmp_path, caplog):
     proposer.finish([])
     saved(proposer)
     assert Pool.describe(obstacle)["texts"] == 1
+    obstacle.unlink()
+    proposer.saved.timer._next = 0
+    proposer.finish([])
+    saved(proposer)
+    assert not obstacle.exists(), "it is saved already"
     assert answer(proposer, "b") > 3
 
 
@@ -407,10 +415,22 @@ def test_one_engine_may_build_its_proposer_twice(tmp_path):
     assert first.saved and second.saved
 
 
+OLDER = b"sampool\0" + struct.pack("<II", 2, 0x01020304) + bytes(64)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("engine-0/pool", b"x" * 100, "is no"),
+        (
+            "engine-0/pool",
+            b"x" * 100,
+            "is no saved pool: name a file that Pool.save wrote; an engine starts without it if",
+        ),
+        (
+            "engine-0/pool",
+            OLDER,
+            "is from another version of sam_core: load it there, or start with a new pool; an engine",
+        ),
         ("engine-0/switch.json", b"{", "cannot be used (Expecting property name"),
         ("engine-0/switch.json", b"[" * 200_000, "cannot be used (maximum recursion"),
         ("engine-0/switch.json", b'{"cost": {"samples": [[[1' + b"0" * 400 + b", 0, 0, 1]]]}}", "cannot be used ("),
@@ -459,6 +479,14 @@ def test_a_folder_of_another_model(tmp_path):
         make(tmp_path, **of)
 
 
+def test_a_corpus_of_another_model_is_no_reason_to_move_the_history(tmp_path):
+    answer(make(tmp_path, vocab_size=1000))
+    end_process()
+    build_corpus([[2000, 2001, 2002]], tmp_path / "corpus")
+    with pytest.raises(ValueError, match=r"corpus' is of another vocabulary: .* build it with the model's tokenizer$"):
+        make(tmp_path, vocab_size=1000, sam={"corpus": str(tmp_path / "corpus")})
+
+
 def test_a_start_reads_the_file_once(tmp_path, monkeypatch):
     answer(make(tmp_path))
     end_process()
@@ -483,6 +511,31 @@ def test_a_start_reads_the_file_once(tmp_path, monkeypatch):
     again.make_uniform()
     again.make_uniform()
     assert len(loads) == 1 and again.pool.min_prob == 0 and again.options.min_prob == 0.5
+
+
+@pytest.mark.parametrize("place", ["mkdir", "_check_folder"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch, caplog, place, number):
+    """The engine drafts from what was saved, and saves as soon as it can."""
+    answer(make(tmp_path))
+    end_process()
+    caplog.clear()
+
+    def fail(*arguments, **more):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as full:
+        full.setattr(*(Path, place) if place == "mkdir" else (history.SavedHistory, place), fail)
+        proposer = make(tmp_path)
+        assert answer(proposer) > 3
+    once = f"history cannot be saved to {tmp_path}/engine-0 ({os.strerror(number)}); trying again later"
+    again = f"history was not saved to {tmp_path}/engine-0 ([Errno {number}] {os.strerror(number)}); trying again later"
+    assert caplog.messages == [once, again]
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
+    proposer.saved.timer._next = 0
+    proposer.finish([])
+    saved(proposer)
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2 and len(history._locks) == 1
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -28,6 +29,9 @@ RETRY_S = 60.0
 
 LOCK_TIMEOUT_S = 60.0
 """Seconds that an engine waits for the previous one, which may still be shutting down."""
+
+NOT_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a folder that can be read, and perhaps written later: an engine starts, and tries again when it saves."""
 
 _locks: dict[Path, Any] = {}
 """Locks that this process holds until it ends; an engine may build its proposer twice."""
@@ -77,7 +81,7 @@ class SavedHistory:
         vocab_size, tokenizer: of the model, as for Pool.
 
     Raises:
-        ValueError: one sentence: the folder cannot be used, or another engine uses it.
+        ValueError: one sentence: the folder cannot be used, or another engine uses it. A full disk is only a warning.
     """
 
     def __init__(
@@ -100,20 +104,28 @@ class SavedHistory:
         self.folder = Path(options.history) / f"engine-{rank}"
         self.texts = self.folder / "pool"
         self.switch_state = self.folder / "switch.json"
+        self._prepared = False
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _lock(self.folder.resolve() / "lock")
-            for partial in (*self.folder.glob(".pool-*"), *self.folder.glob(".switch.json.*")):
-                partial.unlink()
-            self._check_folder()
+            self._prepare()
         except BlockingIOError:
             raise ValueError(
                 f"history {options.history!r} is in use by another engine: end that one, or name another folder"
             ) from None
         except OSError as e:
-            raise ValueError(
-                f"history {options.history!r} cannot be used ({e.strerror}): name a folder that can be written"
-            ) from None
+            if e.errno not in NOT_NOW:
+                raise ValueError(
+                    f"history {options.history!r} cannot be used ({e.strerror}): name a folder that can be written"
+                ) from None
+            logger.warning("history cannot be saved to %s (%s); trying again later", self.folder, e.strerror)
+
+    def _prepare(self) -> None:
+        """Make the folder, for this engine alone."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _lock(self.folder.resolve() / "lock")
+        for partial in (*self.folder.glob(".pool-*"), *self.folder.glob(".switch.json.*")):
+            partial.unlink()
+        self._check_folder()
+        self._prepared = True
 
     def _check_folder(self) -> None:
         """Some file systems force a mode or an owner that Pool.load refuses: fail now, not when a run resumes."""
@@ -133,6 +145,10 @@ class SavedHistory:
             pool = Pool.load(self.texts, options.memory_bytes, options.corpus, options.pool_min_prob, **self.model)
         except FileNotFoundError:
             return None
+        except ValueError as e:
+            if not str(e).startswith(f"{str(self.texts)!r} is "):
+                raise
+            raise ValueError(f"{e}; an engine starts without it if you move it away") from None
         except OSError as e:
             raise ValueError(f"{self.texts} cannot be read ({e.strerror}): make it readable, or move it away") from None
         if pool.rule != options.rule or set(pool.sources) != set(options.sources):
@@ -203,11 +219,13 @@ class SavedHistory:
         self.failed = False
         try:
             timer.run(lambda: self._write(pool, state))
-        except (OSError, MemoryError) as e:
+        except (OSError, MemoryError, ValueError) as e:
             self.logger.warning("history was not saved to %s (%s); trying again later", self.folder, e)
             self.failed = True
 
     def _write(self, pool: Pool, state: dict[str, Any] | None) -> None:
+        if not self._prepared:
+            self._prepare()
         pool.save(self.texts)
         if state is not None:
             write_json(self.switch_state, state)
