@@ -39,6 +39,8 @@ FITTED = {
     "verify": ("what it takes beyond, ms a layer", 1e3),
     "us_a_wait": ("the same by the four waits a layer, us", 1),
 }
+REPLACED = {"cost": ("device",), "lengths": ("spread", "family"), "rounds": ("kept",)}
+"""Options that have no effect beside another one."""
 STACKS = {
     "article": "the article's stack, verifying steps wait",
     "no waits": "without these waits",
@@ -113,13 +115,20 @@ def run(args: argparse.Namespace) -> int:
         if args.recipe:
             raise LabError("--article and --steps need no recipe: leave it out")
         mode = "--article" if args.article else "--steps"
-        for action in args.planned + (args.drawn if args.steps else []):
-            if getattr(args, action.dest) != action.default:
-                raise LabError(f"{action.option_strings[0]} has no effect with {mode}: leave it out")
+        _check_unset(args, args.planned + (args.drawn if args.steps else []), mode)
         return _article(args) if args.article else _steps(args)
     if args.recipe is None:
         raise LabError("name a recipe, as llm_rl/qwen3/dapo_qwen3_32b_32die.yaml, or --article or --steps FILE")
+    for name, others in REPLACED.items():
+        if getattr(args, name) is not None:
+            _check_unset(args, [action for action in args.planned if action.dest in others], f"--{name}")
     return _recipe(args)
+
+
+def _check_unset(args: argparse.Namespace, actions: Sequence[argparse.Action], mode: str) -> None:
+    for action in actions:
+        if getattr(args, action.dest) != action.default:
+            raise LabError(f"{action.option_strings[0]} has no effect with {mode}: leave it out")
 
 
 def _article(args: argparse.Namespace) -> int:

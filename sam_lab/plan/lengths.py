@@ -78,7 +78,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Lengths of recorded groups, drawn with replacement; scale: factor of the lengths."""
+    """Lengths of recorded groups, drawn with replacement, times `scale` and then cut at `limit`."""
 
     groups: tuple[tuple[int, ...], ...]
     limit: int
@@ -86,11 +86,12 @@ class Recorded:
 
     @staticmethod
     def of(answers: Sequence[Answer], limit: int, mean: float | None = None) -> Recorded:
+        """mean: of the cut lengths, tokens; None: they keep their scale."""
         groups: dict[str, list[int]] = defaultdict(list)
         for answer in answers:
             groups[answer.group].append(len(answer.response_ids))
         every = [length for group in groups.values() for length in group]
-        scale = 1.0 if mean is None else mean / (sum(every) / len(every))
+        scale = 1.0 if mean is None else _scale(every, limit, mean)
         return Recorded(tuple(map(tuple, groups.values())), limit, scale)
 
     def longer(self, factor: float) -> Recorded:
@@ -107,3 +108,14 @@ class Recorded:
         chosen = rng.integers(len(self.groups), size=prompts)
         lengths = np.array([rng.choice(self.groups[group], n) for group in chosen])
         return np.clip(np.rint(self.scale * lengths), 1, self.limit).astype(np.int64)
+
+
+def _scale(lengths: Sequence[int], limit: int, mean: float) -> float:
+    """The factor that gives positive lengths this mean after the cut."""
+    if not 1 <= mean < limit:
+        raise ValueError(f"the mean length {mean:g} must lie between 1 and the limit {limit}")
+    uncut, rest, wanted = sorted(lengths), sum(lengths), mean * len(lengths)
+    while wanted / rest * uncut[-1] > limit:
+        rest -= uncut.pop()
+        wanted -= limit
+    return wanted / rest

@@ -57,4 +57,7 @@ def history_is_found_again(start, folder, rank, prompts, answers):
     assert engine.drafter()["accepted_history"] > 50, "it drafted from its own texts alone"
     settled(engine)
     engine.stop()
+    end = time.monotonic() + 10
+    while Pool.describe(path)["texts"] == len(prompts) and time.monotonic() < end:
+        time.sleep(0.05)
     assert Pool.describe(path)["texts"] == 2 * len(prompts), "what it answered itself was not saved"

@@ -35,6 +35,11 @@ def test_prompts_return_to_their_replica_in_a_run_that_is_started_again(tmp_path
         assert not file.exists(), "a request is running"
         router.release_server(home, request_id=str(i))
     assert len(json.loads(file.read_text())) == 8
+    router.acquire_server("0", prompt_ids=prompts[0])
+    router.clear_sticky_cache()  # as when replicas join
+    router._save_timer._next = 0
+    router.release_server(homes[0], request_id="0")
+    assert len(json.loads(file.read_text())) == 8
     again = PromptRouter({f"second-{i}": object() for i in range(4)})
     late = PromptRouter({})  # its replicas come later, as with elastic ones
     late.add_servers({f"second-{i}": object() for i in range(4)})

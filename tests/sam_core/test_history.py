@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine answered outlives it, and never gets in its way."""
 
+import errno
 import json
 import logging
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +38,14 @@ def answer(proposer, name="a", end=True):
         proposer.propose([name], ROWS, [length], [3], [True], 1)
     if end:
         proposer.finish([name])
+        saved(proposer)
     return proposer.stats()["accepted_history"] - before
+
+
+def saved(proposer):
+    """Wait until nothing is being saved."""
+    if proposer.saved and (thread := proposer.saved._thread):
+        thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +80,7 @@ def test_it_is_written_when_no_request_runs(tmp_path):
     proposer.finish(["a"])
     assert not (tmp_path / "engine-0/pool").exists()
     proposer.finish(["b"])
+    saved(proposer)
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
 
 
@@ -85,42 +96,73 @@ def busy(tmp_path, **more):
 def test_an_engine_that_is_never_idle_saves_beside_its_requests(tmp_path):
     proposer = busy(tmp_path, sam={"switch": "auto"})
     answer(proposer, "a")
-    proposer.saved._thread.join()
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
     assert json.loads((tmp_path / "engine-0/switch.json").read_text()).keys() == {"cost", "calibration"}
     answer(proposer, "b")
-    assert 59 < proposer.saved.busy_timer._next - time.monotonic() <= 60 and not proposer.saved._thread.is_alive()
+    assert 59 < proposer.saved.busy_timer._next - time.monotonic() <= 60
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
     proposer.finish(["open"])
+    saved(proposer)
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 3, "the last one ends: all is saved at once"
 
 
 def test_nothing_is_saved_twice_beside_requests(tmp_path):
     proposer = busy(tmp_path)
     answer(proposer, "a")
-    proposer.saved._thread.join()
     (tmp_path / "engine-0/pool").unlink()
     proposer.saved.busy_timer._next = 0
     proposer.finish([])
+    saved(proposer)
     assert not (tmp_path / "engine-0/pool").exists()
 
 
 def test_one_save_at_a_time(tmp_path, monkeypatch):
-    """No call waits for a thread that saves, but the one that saves with no request open."""
-    proposer, saves, write_on = busy(tmp_path), [], threading.Event()
+    """No call waits for the thread, also not the one after which no request is open: that is saved next."""
+    proposer, saves, begun, write_on = busy(tmp_path), [], threading.Event(), threading.Event()
 
     def write(pool, state):
         saves.append(threading.current_thread().name)
-        assert len(saves) > 1 or write_on.wait(60)
+        begun.set()
+        assert len(saves) > 1 or write_on.wait(10)
         Pool.save(pool, proposer.saved.texts)
 
     monkeypatch.setattr(proposer.saved, "_write", write)
-    answer(proposer, "a")
-    answer(proposer, "b")
-    assert saves == ["sam-history"]
-    threading.Timer(0.2, write_on.set).start()
+    for name in "ab":
+        answer(proposer, name, end=False)
+        proposer.finish([name])
     proposer.finish(["open"])
-    assert saves == ["sam-history", "MainThread"]
+    thread = proposer.saved._thread
+    assert begun.wait(10) and saves == ["sam-history"]
+    write_on.set()
+    thread.join()
+    assert saves == 2 * ["sam-history"] and proposer.saved._thread is None
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 3
+
+
+END = """
+import sys, threading, time
+import numpy as np
+from sam_core.proposer import SamProposer
+from sam_core.history import SavedHistory
+
+write = SavedHistory._write
+SavedHistory._write = lambda *arguments: (time.sleep(0.5), write(*arguments))
+
+def engine():
+    proposer = SamProposer(3, {"history": sys.argv[1]}, max_model_len=64)
+    proposer.propose(["a"], np.arange(64, dtype=np.int32)[None], [9], [3], [True], 1)
+    proposer.finish(["a"])
+
+thread = threading.Thread(target=engine, daemon=True)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_process_that_ends_saves_first(tmp_path):
+    """Whichever of its threads runs the engine."""
+    subprocess.run([sys.executable, "-c", END, str(tmp_path)], check=True)
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
 
 
 def test_without_a_thread_the_engine_saves_itself(tmp_path, monkeypatch):
@@ -139,12 +181,10 @@ def test_a_thread_that_cannot_save_is_logged_and_tries_later(tmp_path, caplog):
     proposer = busy(tmp_path)
     (tmp_path / "engine-0/pool").mkdir()
     answer(proposer, "a")
-    proposer.saved._thread.join()
     assert caplog.text.count(f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory") == 1
     (tmp_path / "engine-0/pool").rmdir()
     proposer.saved.busy_timer._next = 0
     answer(proposer, "b")
-    proposer.saved._thread.join()
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
 
 
@@ -154,6 +194,7 @@ def test_it_is_not_written_again_when_nothing_was_added(tmp_path):
     (tmp_path / "engine-0/pool").unlink()
     proposer.saved.timer._next = 0
     proposer.finish([])
+    saved(proposer)
     assert not (tmp_path / "engine-0/pool").exists()
 
 
@@ -180,6 +221,7 @@ def test_what_was_too_soon_is_saved_later(tmp_path):
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
     proposer.saved.timer._next = 0
     proposer.finish([])
+    saved(proposer)
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
 
 
@@ -190,11 +232,18 @@ def test_a_failure_is_logged_and_the_engine_goes_on(tmp_path, caplog):
     answer(proposer, "a")
     assert f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory" in caplog.text
     proposer.finish([])
+    saved(proposer)
     assert caplog.text.count("was not saved") == 1 and not proposer.saved.timer.due, "it does not try all the time"
     obstacle.rmdir()
     proposer.saved.timer._next = 0
     proposer.finish([])
+    saved(proposer)
     assert Pool.describe(obstacle)["texts"] == 1
+    obstacle.unlink()
+    proposer.saved.timer._next = 0
+    proposer.finish([])
+    saved(proposer)
+    assert not obstacle.exists(), "it is saved already"
     assert answer(proposer, "b") > 3
 
 
@@ -233,6 +282,7 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
         first.propose([str(i)], row[None], [4096], [8], [True], 1)
         first.saved.timer._next = 0
         first.finish([str(i)])
+        saved(first)
     assert first.stats()["evicted_groups"] == 0
     end_process()
     smaller = make(tmp_path, sam=sam | {"memory_bytes": 1 << 20}, logger=logging.getLogger("the engine"))
@@ -272,6 +322,7 @@ def test_an_engine_that_had_learned_nothing_yet(tmp_path):
     first = make(tmp_path, sam={"switch": "auto"})
     first.propose(["a"], ROWS, [9], [3], [True], 1)
     first.finish(["a"])
+    saved(first)
     assert json.loads((tmp_path / "engine-0/switch.json").read_text())["cost"] == {"samples": []}
     end_process()
     second = make(tmp_path, sam={"switch": "auto"})
@@ -364,10 +415,22 @@ def test_one_engine_may_build_its_proposer_twice(tmp_path):
     assert first.saved and second.saved
 
 
+OLDER = b"sampool\0" + struct.pack("<II", 2, 0x01020304) + bytes(64)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("engine-0/pool", b"x" * 100, "is no"),
+        (
+            "engine-0/pool",
+            b"x" * 100,
+            "is no saved pool: name a file that Pool.save wrote; an engine starts without it if",
+        ),
+        (
+            "engine-0/pool",
+            OLDER,
+            "is from another version of sam_core: load it there, or start with a new pool; an engine",
+        ),
         ("engine-0/switch.json", b"{", "cannot be used (Expecting property name"),
         ("engine-0/switch.json", b"[" * 200_000, "cannot be used (maximum recursion"),
         ("engine-0/switch.json", b'{"cost": {"samples": [[[1' + b"0" * 400 + b", 0, 0, 1]]]}}", "cannot be used ("),
@@ -416,6 +479,14 @@ def test_a_folder_of_another_model(tmp_path):
         make(tmp_path, **of)
 
 
+def test_a_corpus_of_another_model_is_no_reason_to_move_the_history(tmp_path):
+    answer(make(tmp_path, vocab_size=1000))
+    end_process()
+    build_corpus([[2000, 2001, 2002]], tmp_path / "corpus")
+    with pytest.raises(ValueError, match=r"corpus' is of another vocabulary: .* build it with the model's tokenizer$"):
+        make(tmp_path, vocab_size=1000, sam={"corpus": str(tmp_path / "corpus")})
+
+
 def test_a_start_reads_the_file_once(tmp_path, monkeypatch):
     answer(make(tmp_path))
     end_process()
@@ -440,6 +511,31 @@ def test_a_start_reads_the_file_once(tmp_path, monkeypatch):
     again.make_uniform()
     again.make_uniform()
     assert len(loads) == 1 and again.pool.min_prob == 0 and again.options.min_prob == 0.5
+
+
+@pytest.mark.parametrize("place", ["mkdir", "_check_folder"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch, caplog, place, number):
+    """The engine drafts from what was saved, and saves as soon as it can."""
+    answer(make(tmp_path))
+    end_process()
+    caplog.clear()
+
+    def fail(*arguments, **more):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as full:
+        full.setattr(*(Path, place) if place == "mkdir" else (history.SavedHistory, place), fail)
+        proposer = make(tmp_path)
+        assert answer(proposer) > 3
+    once = f"history cannot be saved to {tmp_path}/engine-0 ({os.strerror(number)}); trying again later"
+    again = f"history was not saved to {tmp_path}/engine-0 ([Errno {number}] {os.strerror(number)}); trying again later"
+    assert caplog.messages == [once, again]
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
+    proposer.saved.timer._next = 0
+    proposer.finish([])
+    saved(proposer)
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2 and len(history._locks) == 1
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

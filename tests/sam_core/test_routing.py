@@ -125,6 +125,22 @@ def test_a_conversation_stays_where_it_began():
     assert fleet.ask(0) != home
 
 
+def test_requests_are_spread_anew_and_prompts_keep_their_homes():
+    """As when servers join, while requests run or wait to go on."""
+    fleet = Fleet(2)
+    homes = [fleet.ask(prompt, f"talk {prompt}") for prompt in range(8)]
+    saved = fleet.routes.homes([0, 1])
+    fleet.routes.forget_servers()
+    assert fleet.routes.homes([0, 1]) == saved
+    fleet.end_all()
+    assert not fleet.routes._running
+    assert fleet.ask((1, "and its answer so far"), "talk 1") == homes[1], "it is of the prompt that it began with"
+    assert [fleet.ask(prompt) for prompt in range(8)] == homes
+    fleet.end_all()
+    fleet.in_flight[homes[0]] += 40
+    assert fleet.ask(0, "talk 0") != homes[0], "its server is busy, and it was not in the middle of a conversation"
+
+
 def test_a_server_that_is_gone_is_not_chosen():
     fleet = Fleet(2)
     home = fleet.ask(0, "talk")

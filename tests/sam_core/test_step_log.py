@@ -18,7 +18,7 @@ def clock(monkeypatch):
     return now
 
 
-def record(log, running, tokens, drafted=None, accepted=0, left=1):
+def record(log, running, tokens, drafted=None, accepted=0, left=1, engine=0):
     spec = (
         None
         if drafted is None
@@ -28,7 +28,7 @@ def record(log, running, tokens, drafted=None, accepted=0, left=1):
     iteration = SimpleNamespace(
         time_to_first_tokens_iter=[], inter_token_latencies_iter=[0.0] * running, num_generation_tokens=tokens
     )
-    log.record(scheduler, iteration)
+    log.record(scheduler, iteration, engine_idx=engine)
 
 
 def test_sums_tail_and_idleness(clock, monkeypatch):
@@ -152,7 +152,18 @@ def test_a_log_that_cannot_be_written_is_given_up_with_a_warning(monkeypatch, tm
 def test_engine_index_as_vllm_0_11_passes_it(clock):
     log = step_log.StepLog()
     scheduler = SimpleNamespace(num_running_reqs=1, num_waiting_reqs=0, spec_decoding_stats=None)
-    for engine, seconds in [(0, 1), (1, 1), (0, 1), (1, 1)]:
-        clock[0] += seconds
+    for engine in (0, 1, 0, 1, 1):
+        clock[0] += 1
         log.record(scheduler, None, engine)
-    assert log.take(None)["busy_s"] == 4  # two engines, each 2 s after its own last step
+    assert log.take(None)["busy_s"] == 3  # of the second engine, whose steps came 2 s and 1 s after its own last one
+
+
+def test_engines_that_run_at_the_same_time(clock):
+    log = step_log.StepLog()
+    for engine, running in [(0, 9), (1, 1)] * 3 + [(1, 1)]:
+        clock[0] += 1
+        record(log, running, running, engine=engine)
+    sums = log.take(None)
+    assert (sums["decode_steps"], sums["tokens"], sums["tail_tokens"]) == (7, 31, 4)
+    assert (sums["busy_s"], sums["tail_s"]) == (5, 5)
+    assert log.take(None)["busy_s"] == 0

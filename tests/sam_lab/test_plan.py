@@ -15,10 +15,10 @@ from sam_lab.methods.pool import SamDrafter
 from sam_lab.plan import article, check, quoted, words
 from sam_lab.plan.acceptance import given, of_article, recorded
 from sam_lab.plan.cost import DEVICES, Cost, Held, fitted, roofline
-from sam_lab.plan.lengths import Lengths
+from sam_lab.plan.lengths import Lengths, Recorded
 from sam_lab.plan.simulate import BINS, EDGES, Engines, Policy
 from sam_lab.plan.step import Tails, deal, engines
-from sam_lab.recordings import DATA, read_answers
+from sam_lab.recordings import DATA, Answer, read_answers
 from sam_lab.replay import accept_chain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,6 +208,17 @@ def test_lengths(family, spread):
     for bad in ({"mean": 40000}, {"spread": 0}, {"family": "normal"}):
         with pytest.raises(ValueError):
             replace(lengths, **bad)
+
+
+@pytest.mark.parametrize("mean", [50, 800, 999])
+def test_recorded_lengths_have_the_mean_that_was_asked_for(mean):
+    """After the cut at the limit, which some of them reach."""
+    answers = [Answer([1], [2] * length, "p", str(i % 3), None) for i, length in enumerate((10, 40, 90, 90, 200, 700))]
+    lengths = Recorded.of(answers, 1000, mean)
+    assert lengths.mean == pytest.approx(mean)
+    assert lengths.sample(2000, 8, np.random.default_rng(0)).mean() == pytest.approx(mean, rel=0.03)
+    with pytest.raises(ValueError, match="the mean length 1000 must lie between 1 and the limit 1000"):
+        Recorded.of(answers, 1000, 1000)
 
 
 def test_routing():
@@ -452,6 +463,10 @@ def test_what_is_advised_is_what_is_doubted():
         (["--article", "--mean", "7000"], "--mean has no effect with --article"),
         (["--steps", "steps.json", "--device", "H100"], "--device has no effect with --steps"),
         (["--steps", "steps.json", "--picture", "x.png"], "--picture has no effect with --steps"),
+        ([RECIPE, "--cost", "steps.json", "--device", "H100"], "--device has no effect with --cost"),
+        ([RECIPE, "--lengths", "answers.jsonl", "--spread", "1"], "--spread has no effect with --lengths"),
+        ([RECIPE, "--lengths", "answers.jsonl", "--family", "weibull"], "--family has no effect with --lengths"),
+        ([RECIPE, "--rounds", "2", "--kept", "0.5"], "--kept has no effect with --rounds"),
         ([RECIPE, "--json", str(DATA)], "is a folder: name a file"),
         ([RECIPE, "--cost", "nosuch.json"], "nosuch.json: No such file"),
         (["--article", "--draws", "-1"], "--draws -1"),

@@ -11,7 +11,11 @@ from sam_core.engines.vllm.runner2_device import MAX_CHAIN, ChainProposer, Devic
 
 K = 3
 MAX_LEN = 100
-PARAMS = types.SimpleNamespace(eos_token_id=None, stop_token_ids=None, max_tokens=50, min_tokens=0)
+
+
+def params(name=None):
+    group = name and {"sam_group": name}
+    return types.SimpleNamespace(eos_token_id=None, stop_token_ids=None, max_tokens=50, min_tokens=0, extra_args=group)
 
 
 class Steps:
@@ -27,10 +31,17 @@ class Steps:
         noting_pool.note_answers(proposer)
         self.speculator = DeviceSpeculator(proposer, 8, MAX_LEN, torch.device("cpu"), alone, states, 100, 2)
 
-    def begin(self, new=None, finished=(), preempted=()):
-        """new: the tokens of requests that join, by id; their prompts have two."""
+    def begin(self, new=None, finished=(), preempted=(), groups={}, images={}):
+        """new: the tokens of requests that join, by id; their prompts have two. groups, images: what some of them name."""
         requests = [
-            types.SimpleNamespace(req_id=name, prompt_len=2, prefill_token_ids=tokens, sampling_params=PARAMS)
+            types.SimpleNamespace(
+                req_id=name,
+                prompt_len=2,
+                prompt_token_ids=tokens[:2],
+                prefill_token_ids=tokens,
+                sampling_params=params(groups.get(name)),
+                mm_features=[types.SimpleNamespace(identifier=image) for image in images.get(name, ())],
+            )
             for name, tokens in (new or {}).items()
         ]
         self.speculator.update_requests(
@@ -86,6 +97,21 @@ def test_a_request_that_ends_preempted_is_fed_nothing_of_the_row_that_took_its_p
     steps.begin(finished=["a"])
     (answer,) = steps.answers()
     assert answer == [5, 15, 25, 35][: len(answer)]
+
+
+def test_groups_are_those_of_names_and_images():
+    """In the pool, and in the table from which the device completes drafts."""
+    steps = Steps()
+    new = {"a": [1, 2], "b": [5, 6], "c": [1, 2], "d": [1, 2], "e": [1, 2]}
+    steps.begin(new, groups={"a": "one", "b": "one"}, images={"d": "x", "e": "y"})
+    steps.end(dict.fromkeys(new, 7))
+    a, b, c, d, e = steps.speculator._groups[:5].tolist()
+    assert a == b and len({a, c, d, e}) == 4
+    assert steps.speculator.proposer.pool.stats()["groups"] == 4
+    steps.begin(preempted=list(new), finished=["a"])
+    steps.begin({"b": [5, 6, 7]}, finished=["c", "d", "e"], groups={"b": "one"})
+    steps.end({"b": 8})
+    assert steps.speculator._groups[0] == b and list(steps.speculator.groups) == ["b"]
 
 
 @pytest.mark.parametrize("stages", [1, 16])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -28,6 +29,9 @@ RETRY_S = 60.0
 
 LOCK_TIMEOUT_S = 60.0
 """Seconds that an engine waits for the previous one, which may still be shutting down."""
+
+NOT_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a folder that can be read, and perhaps written later: an engine starts, and tries again when it saves."""
 
 _locks: dict[Path, Any] = {}
 """Locks that this process holds until it ends; an engine may build its proposer twice."""
@@ -66,7 +70,9 @@ class SavedHistory:
     """One engine's files in the folder `options.history`: the pool's texts, and what switch `auto` learned.
 
     `engine-<rank>/pool` is what Pool.save writes, `engine-<rank>/switch.json` the state of the switch. Each is replaced
-    as a whole. They are written when no request runs; less often, while requests run, by a thread. See SaveTimer.
+    as a whole, by a thread: when no request runs, and less often while requests run. See SaveTimer.
+
+    failed: whether the latest save failed.
 
     Args:
         options: with `history`.
@@ -75,7 +81,7 @@ class SavedHistory:
         vocab_size, tokenizer: of the model, as for Pool.
 
     Raises:
-        ValueError: one sentence: the folder cannot be used, or another engine uses it.
+        ValueError: one sentence: the folder cannot be used, or another engine uses it. A full disk is only a warning.
     """
 
     def __init__(
@@ -91,24 +97,35 @@ class SavedHistory:
         self.logger = logger
         self.model = {"vocab_size": vocab_size, "tokenizer": tokenizer}
         self.timer, self.busy_timer = SaveTimer(), SaveTimer(min_interval=MIN_BUSY_INTERVAL_S)
+        self.failed = False
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._next: tuple[SaveTimer, Pool, dict[str, Any] | None] | None = None
         self.folder = Path(options.history) / f"engine-{rank}"
         self.texts = self.folder / "pool"
         self.switch_state = self.folder / "switch.json"
+        self._prepared = False
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _lock(self.folder.resolve() / "lock")
-            for partial in (*self.folder.glob(".pool-*"), *self.folder.glob(".switch.json.*")):
-                partial.unlink()
-            self._check_folder()
+            self._prepare()
         except BlockingIOError:
             raise ValueError(
                 f"history {options.history!r} is in use by another engine: end that one, or name another folder"
             ) from None
         except OSError as e:
-            raise ValueError(
-                f"history {options.history!r} cannot be used ({e.strerror}): name a folder that can be written"
-            ) from None
+            if e.errno not in NOT_NOW:
+                raise ValueError(
+                    f"history {options.history!r} cannot be used ({e.strerror}): name a folder that can be written"
+                ) from None
+            logger.warning("history cannot be saved to %s (%s); trying again later", self.folder, e.strerror)
+
+    def _prepare(self) -> None:
+        """Make the folder, for this engine alone."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _lock(self.folder.resolve() / "lock")
+        for partial in (*self.folder.glob(".pool-*"), *self.folder.glob(".switch.json.*")):
+            partial.unlink()
+        self._check_folder()
+        self._prepared = True
 
     def _check_folder(self) -> None:
         """Some file systems force a mode or an owner that Pool.load refuses: fail now, not when a run resumes."""
@@ -128,6 +145,10 @@ class SavedHistory:
             pool = Pool.load(self.texts, options.memory_bytes, options.corpus, options.pool_min_prob, **self.model)
         except FileNotFoundError:
             return None
+        except ValueError as e:
+            if not str(e).startswith(f"{str(self.texts)!r} is "):
+                raise
+            raise ValueError(f"{e}; an engine starts without it if you move it away") from None
         except OSError as e:
             raise ValueError(f"{self.texts} cannot be read ({e.strerror}): make it readable, or move it away") from None
         if pool.rule != options.rule or set(pool.sources) != set(options.sources):
@@ -162,43 +183,49 @@ class SavedHistory:
         except (OSError, ValueError, RecursionError) as e:
             raise ValueError(f"{self.switch_state} cannot be used ({e}): remove it") from None
 
-    def save(self, pool: Pool, switch: Switch) -> bool:
-        """Save if it is due, while no request runs; whether it was saved.
+    def save(self, pool: Pool, switch: Switch, idle: bool) -> bool:
+        """Have a thread save, if it is due; whether it will be saved.
 
-        A failure is logged and leaves the old files in place; the engine goes on.
+        No caller waits for it, and other users of the pool wait only while texts are listed. A process that
+        ends waits for it. A failure is logged and leaves the old files in place.
+
+        Args:
+            idle: no request runs. Else it is due at most every MIN_BUSY_INTERVAL_S, and not while the thread saves.
         """
-        if not self.timer.due:
+        timer = self.timer if idle else self.busy_timer
+        if not timer.due or self._thread and not idle:
             return False
-        if self._thread:
-            self._thread.join()
-        return self._save(self.timer, pool, switch.state())
-
-    def save_busy(self, pool: Pool, switch: Switch) -> bool:
-        """Start a thread that saves while requests run, if it is due and none is running; whether one was started.
-
-        The caller does not wait for it, and other users of the pool wait only while texts are listed. A failure is
-        logged.
-        """
-        if self._thread and self._thread.is_alive() or not self.busy_timer.due:
-            return False
-        state = switch.state()
-        self._thread = threading.Thread(target=self._save, args=(self.busy_timer, pool, state), name="sam-history")
+        with self._lock:
+            self._next = timer, pool, switch.state()
+            if self._thread:
+                return True
+            self._thread = threading.Thread(target=self._run, name="sam-history", daemon=False)
         try:
             self._thread.start()
         except RuntimeError:  # the system has no thread to spare
-            self._thread = None
-            return self._save(self.busy_timer, pool, state)
+            self._run()
         return True
 
-    def _save(self, timer: SaveTimer, pool: Pool, state: dict[str, Any] | None) -> bool:
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._next is None:
+                    self._thread = None
+                    return
+                task, self._next = self._next, None
+            self._save(*task)
+
+    def _save(self, timer: SaveTimer, pool: Pool, state: dict[str, Any] | None) -> None:
+        self.failed = False
         try:
             timer.run(lambda: self._write(pool, state))
-        except (OSError, MemoryError) as e:
+        except (OSError, MemoryError, ValueError) as e:
             self.logger.warning("history was not saved to %s (%s); trying again later", self.folder, e)
-            return False
-        return True
+            self.failed = True
 
     def _write(self, pool: Pool, state: dict[str, Any] | None) -> None:
+        if not self._prepared:
+            self._prepare()
         pool.save(self.texts)
         if state is not None:
             write_json(self.switch_state, state)

@@ -364,7 +364,7 @@ class SamProposer:
         Call it before the engine moves or reuses rows of the last step, from which missing tokens are fed, or after
         `forget_rows`.
 
-        With the last request the history is saved, if `history` names a folder; before that, by a thread.
+        If `history` names a folder, a thread saves the history: with the last request, and now and then before that.
         """
         ended = [req_id for req_id in req_ids if req_id in self._slots]
         if step := self._step:
@@ -374,9 +374,8 @@ class SamProposer:
                     self._feed(step, slice(row, row + 1), self._requests["fed"][step.slots[row : row + 1]])
         for req_id in ended:
             self._close(req_id)
-        if self.saved and self._unsaved:
-            save = self.saved.save_busy if self._slots else self.saved.save
-            self._unsaved = not save(self.pool, self.switch)
+        if self.saved and (self._unsaved or self.saved.failed):
+            self._unsaved = not self.saved.save(self.pool, self.switch, idle=not self._slots)
 
     def forget_rows(self) -> None:
         """The engine moves or reuses rows of the last step: nothing more is fed from them."""

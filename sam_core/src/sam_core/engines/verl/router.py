@@ -77,5 +77,5 @@ class PromptRouter(GlobalRequestLoadBalancer):
         write_json(self._file, self._routes.homes(self._replicas))
 
     def clear_sticky_cache(self):
-        self._routes = PromptRoutes()
+        self._routes.forget_servers()
         return super().clear_sticky_cache()

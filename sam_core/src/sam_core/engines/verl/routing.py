@@ -35,8 +35,9 @@ class PromptRoutes:
     def choose(self, request_id: str, prompt_ids: Sequence[int], in_flight: Mapping[Server, int]) -> Server:
         """The server for a new request; `in_flight` counts the requests of each server, in order of preference."""
         prompt, server = self._requests.pop(request_id, (None, None))
-        if prompt is None or server not in in_flight:
-            prompt = hash(tuple(prompt_ids))
+        if server not in in_flight:
+            if prompt is None:
+                prompt = hash(tuple(prompt_ids))
             server = self._homes.pop(prompt, None)
             least_loaded = min(in_flight, key=in_flight.__getitem__)
             largest = max(self._running.values(), default=1)
@@ -60,6 +61,10 @@ class PromptRoutes:
         for prompt, i in homes:
             if 0 <= i < len(servers):
                 _remember(self._homes, prompt, servers[i], self.MAX_REMEMBERED)
+
+    def forget_servers(self) -> None:
+        """Requests may go on at another server than they began: at the one that their prompt's other answers go to."""
+        self._requests = OrderedDict((request_id, (prompt, None)) for request_id, (prompt, _) in self._requests.items())
 
     def ended(self, request_id: str) -> None:
         """A request has finished or failed; unknown ones are ignored."""

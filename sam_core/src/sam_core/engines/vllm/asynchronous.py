@@ -96,7 +96,8 @@ class AsyncDrafts:
             self._num_tokens = scheduler_output.total_num_scheduled_tokens
             return scheduler_output
         latest = self._unread[-1] if self._unread else None
-        may_draft = bool(planned) and drafter.switch.may_be_on(self._running)
+        in_graph, room = self._room(scheduler_output, latest)
+        may_draft = room and drafter.switch.may_be_on(self._running)
         read = latest is not None and (latest.had_drafts or may_draft)
         if read:
             latest.ready.synchronize()
@@ -126,13 +127,14 @@ class AsyncDrafts:
                 else:
                     lengths[row] = min(lengths[row], length)
         decoding = sampled if read or latest is None else set(latest.req_ids)
+        uniform = in_graph and may_draft  # also where a request leaves
         drafts = SamProposer.propose(
             drafter,
             batch.req_ids,
             batch.token_ids_cpu,
             lengths,
             batch.num_prompt_tokens,
-            [req_id in decoding and (not planned or req_id in planned) for req_id in batch.req_ids],
+            [uniform or req_id in decoding and (not planned or req_id in planned) for req_id in batch.req_ids],
             self._num_tokens,
             self._skipped + 1,
             may_draft,
@@ -159,6 +161,18 @@ class AsyncDrafts:
         self._plan_drafts = plan_drafts
         drafts = [list(draft) for draft in self._verified.values()]
         return DraftTokenIds(list(self._verified), drafts, counters, plan_drafts)
+
+    def _room(self, scheduler_output: Any, latest: _Sampled | None) -> tuple[bool, bool]:
+        """Whether the next step may run in a graph of k + 1 tokens a request, and whether it has room for drafts.
+
+        Beside a request without room for k tokens, or that was not in the step before, no request of such a step drafts.
+        """
+        planned, counts = scheduler_output.scheduled_spec_decode_tokens, scheduler_output.num_scheduled_tokens
+        k = self.runner.num_spec_tokens
+        if not planned or not self.runner.drafter.uniform or max(counts.values()) > k + 1:
+            return False, bool(planned)
+        decoding = set(latest.req_ids) if latest else set()
+        return True, all(len(planned.get(req_id, ())) == k and req_id in decoding for req_id in counts)
 
     def _index(self, step: _Sampled) -> npt.NDArray[np.integer]:
         """Where the requests of a step are in the batch now: int [N]; -1: nowhere."""
@@ -253,12 +267,9 @@ class AsyncDrafts:
                 outputs[i] -= refused
         planned = scheduler_output.scheduled_spec_decode_tokens
         self._verified = {req_id: drafts.get(req_id, [])[: len(room)] for req_id, room in planned.items()}
-        num_scheduled = self._num_scheduled(scheduler_output)
-        counts = set(num_scheduled.values())
-        if self.runner.drafter.uniform and len(counts) > 1 and max(counts) <= self.runner.num_spec_tokens + 1:
-            # beside a request without room, or that was not in the step before, no request of a decoding step drafts
-            self._verified = dict.fromkeys(planned, [])
-            num_scheduled = self._num_scheduled(scheduler_output)
+        num_scheduled = dict(scheduler_output.num_scheduled_tokens)
+        for req_id, room in planned.items():
+            num_scheduled[req_id] += len(self._verified[req_id]) - len(room)
         return replace(
             scheduler_output,
             scheduled_cached_reqs=replace(cached, num_computed_tokens=computed, num_output_tokens=outputs),
@@ -266,10 +277,3 @@ class AsyncDrafts:
             total_num_scheduled_tokens=sum(num_scheduled.values()),
             scheduled_spec_decode_tokens={req_id: draft for req_id, draft in self._verified.items() if draft},
         )
-
-    def _num_scheduled(self, scheduler_output: Any) -> dict[str, int]:
-        """Tokens of each request, with its draft in the place of its placeholders."""
-        counts = dict(scheduler_output.num_scheduled_tokens)
-        for req_id, room in scheduler_output.scheduled_spec_decode_tokens.items():
-            counts[req_id] += len(self._verified[req_id]) - len(room)
-        return counts

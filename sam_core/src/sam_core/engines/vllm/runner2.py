@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from sam_core.engines.vllm.answers import cut, stop_tokens
+from sam_core.engines.vllm.groups import request_group
 from sam_core.proposer import SamProposer
 from sam_core.verify import to_device
 
@@ -135,6 +136,8 @@ class Speculator:
         self.drafts = torch.zeros(max_num_reqs, self.k, dtype=torch.int64, device=device)
         self.unread: deque[Output] = deque()
         self._num_drafts: dict[str, int] = {}
+        self.groups: dict[str, bytes | Literal["by_prompt"]] = {}
+        proposer.group_of = self.groups.__getitem__
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """The engine has decided on its graphs."""
@@ -160,7 +163,10 @@ class Speculator:
             if (row := self.texts.remove(req_id)) is not None:
                 self.leave(row)
                 self.proposer.forget_rows()
+        for req_id in finished:
+            self.groups.pop(req_id, None)
         for request in new:
+            self.groups[request.req_id] = request_group(request)
             self.proposer.take_back(request.req_id, len(request.prefill_token_ids))
             text = self.texts.add(
                 request.req_id, request.prompt_len, request.prefill_token_ids, request.sampling_params

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sam_core import BY_PROMPT
 from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, NgramTable, draft
 from sam_core.engines.vllm.runner2 import Speculator, Text
 from sam_core.proposer import SamProposer, _Step
@@ -127,10 +128,11 @@ class DeviceSpeculator(Speculator):
         self._table_rows, self._tabled, self._groups = np.zeros((3, max_num_reqs), np.int32)
 
     def join(self, text: Text) -> None:
-        row = text.row
-        prompt = self.texts.tokens[row, : self.texts.prompts[row]]
-        # Prompts with the same number share a group: drafts cost speed at worst.
-        self._groups[row] = COMMON + 1 + zlib.crc32(prompt.tobytes()) % (MAX_TOKEN - COMMON - 1)
+        row, key = text.row, self.groups[text.req_id]
+        if key == BY_PROMPT:
+            key = self.texts.tokens[row, : self.texts.prompts[row]].tobytes()
+        # Groups with the same number share their texts: drafts cost speed at worst.
+        self._groups[row] = COMMON + 1 + zlib.crc32(key) % (MAX_TOKEN - COMMON - 1)
         self._table_rows[row] = self._free_rows.popleft()
         self._tabled[row] = 0
 

@@ -69,8 +69,9 @@ class StepLog:
     It has the methods of vLLM's StatLoggerBase (v1/metrics/loggers.py) and is its own factory, so that it can be passed
     as `stat_loggers=[step_log]`.
 
-    A step's seconds are the time since the previous step; a step after idleness has none. Its running requests are
-    those that got a token in it, so tokens / request_steps is 1 without speculation.
+    A step's seconds are the time since the engine's previous step; a step after idleness has none. Its running requests
+    are those that got a token in it, so tokens / request_steps is 1 without speculation. Data-parallel engines run at
+    the same time, so sums of seconds are those of the engine with the most.
 
     cpu_s is read only at the ends of each span of busy steps, so a step costs nothing more for it. It includes waiting
     where the engine's processes poll for each other, as vLLM's do.
@@ -85,7 +86,8 @@ class StepLog:
         self._processes: list[Any] | None = None
         self._cpu_before: float | None = None
         self._rows: list[list[float]] = []
-        self._sums: dict[str, float] = self._zero()
+        self._sums: dict[int, dict[str, float]] = {}
+        self._cpu = 0.0
         self._drafter: dict[str, float] = {}
 
     def __call__(self, vllm_config: Any, engine_index: int = 0) -> StepLog:
@@ -113,12 +115,13 @@ class StepLog:
         if (spec := scheduler_stats.spec_decoding_stats) is not None:
             drafts, drafted, accepted = spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens
         tail = 0 < running <= self.threshold
+        sums = self._sums.setdefault(engine_idx, dict.fromkeys(SUMS, 0))
         for name, value in zip(
             SUMS,
             (running > 0, running, tokens, drafts, drafted, accepted, seconds, seconds * tail, tokens * tail),
             strict=True,
         ):
-            self._sums[name] += value
+            sums[name] += value
         if self.path:
             start = round(time.time() - seconds, 6)
             self._rows.append([start, round(seconds, 6), running, tokens, drafted, accepted])
@@ -144,7 +147,15 @@ class StepLog:
         self._processes = None  # workers come and go between rollouts
         if busy:
             self._count_cpu(busy=True)
-        sums, self._sums = self._sums, self._zero()
+        engines, self._sums = self._sums.values(), {}
+        sums = {
+            name: max((one[name] for one in engines), default=0)
+            if name.endswith("_s")
+            else sum(one[name] for one in engines)
+            for name in SUMS
+        }
+        if psutil is not None:
+            sums[CPU], self._cpu = self._cpu, 0.0
         if drafter is not None:
             before, self._drafter = self._drafter, dict(drafter)
             sums |= {f"sam_{n}": v if n in LEVELS else v - before.get(n, 0) for n, v in drafter.items()}
@@ -152,10 +163,6 @@ class StepLog:
             self._write()
         self._rows = []
         return sums
-
-    @staticmethod
-    def _zero() -> dict[str, float]:
-        return dict.fromkeys(SUMS if psutil is None else (*SUMS, CPU), 0)
 
     def _count_cpu(self, busy: bool) -> None:
         """End the current span of busy steps, if there is one, and begin the next if the engine is `busy`."""
@@ -165,7 +172,7 @@ class StepLog:
             self._processes = process_tree()
         now = cpu_seconds(self._processes)
         if self._cpu_before is not None:
-            self._sums[CPU] += max(now - self._cpu_before, 0.0)
+            self._cpu += max(now - self._cpu_before, 0.0)
         self._cpu_before = now if busy else None
 
     def _write(self) -> None:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which drafts a step verifies that was planned with placeholders: all that are counted, in graphs k of each request."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sam_core.engines.vllm.asynchronous import AsyncDrafts
+from sam_core.proposer import SamProposer
+
+K = 3
+TEXTS = {"a": [1, 2, 3] * 5, "b": [4, 5, 6] * 5, "c": [7, 8, 9, 8]}
+
+
+@dataclass
+class Cached:
+    req_ids: list
+    num_computed_tokens: list
+    num_output_tokens: list
+    resumed_req_ids: tuple = ()
+
+
+@dataclass
+class Plan:
+    num_scheduled_tokens: dict
+    total_num_scheduled_tokens: int
+    scheduled_spec_decode_tokens: dict
+    scheduled_cached_reqs: Cached
+    finished_req_ids: frozenset = frozenset()
+
+
+class Runner:
+    """An engine with graphs that has read the prompts of TEXTS and sampled the first token of each answer."""
+
+    num_spec_tokens, max_model_len = K, 64
+
+    def __init__(self):
+        self.drafter = SamProposer(K, {"rule": "newest", "min_prob": 0}, max_model_len=self.max_model_len)
+        self.drafter.make_uniform()
+        params = SimpleNamespace(eos_token_id=None, stop_token_ids=None, max_tokens=None, min_tokens=0)
+        self.requests = {
+            name: SimpleNamespace(
+                num_prompt_tokens=len(text) - 1, output_token_ids=[-1], sampling_params=params, prev_num_draft_len=0
+            )
+            for name, text in TEXTS.items()
+        }
+        rows = np.zeros((len(TEXTS), self.max_model_len), np.int32)
+        for row, text in zip(rows, TEXTS.values(), strict=True):
+            row[: len(text) - 1] = text[:-1]
+        lengths = np.array([len(text) for text in TEXTS.values()])
+        self.input_batch = SimpleNamespace(
+            req_ids=list(TEXTS),
+            req_id_to_index={name: row for row, name in enumerate(TEXTS)},
+            num_reqs=len(TEXTS),
+            token_ids_cpu=rows,
+            is_token_ids=np.zeros(rows.shape, bool),
+            num_tokens_no_spec=lengths,
+            num_prompt_tokens=lengths - 1,
+        )
+        self.waits = 0
+        self.async_drafts = AsyncDrafts(self, SimpleNamespace(world_size=1, is_first_rank=True))
+        sampled = torch.tensor([[text[-1]] for text in TEXTS.values()])
+        ready = SimpleNamespace(synchronize=self.wait, query=lambda: True)
+        self.async_drafts.launched(SimpleNamespace(sampled_token_ids_cpu=sampled, async_copy_ready_event=ready), ())
+
+    def wait(self):
+        self.waits += 1
+
+    def begin(self, counts):
+        """The step with these tokens of each request, placeholders included."""
+        running = [name for name in counts if name in TEXTS]
+        cached = Cached(running, [len(TEXTS[name]) - 1 for name in running], [1] * len(running))
+        planned = {name: [-1] * (counts[name] - 1) for name in running if counts[name] > 1}
+        return self.async_drafts.begin(Plan(counts, sum(counts.values()), planned, cached))
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"a": K + 1, "b": 1, "c": K + 1},
+        {"a": K + 1, "b": K, "c": K + 1},
+        {"a": K + 1, "b": K + 1, "c": K + 1, "new": 2},
+    ],
+    ids=["one has a grammar", "one has less room", "the last tokens of a prompt"],
+)
+def test_drafts_that_a_graph_cannot_verify_are_not_made(counts):
+    """Nor waited for, nor learned from as if they had been refused."""
+    runner = Runner()
+    step = runner.begin(counts)
+    assert not step.scheduled_spec_decode_tokens and runner.waits == 0
+    assert step.num_scheduled_tokens == {"a": 1, "b": 1, "c": 1} | {name: 2 for name in counts if name == "new"}
+    stats = runner.drafter.stats()
+    assert stats["proposed"] == stats["padding"] == 0 and not runner.drafter._requests["drafted"].any()
+
+
+@pytest.mark.parametrize("names", ["abc", "ac"], ids=["all go on", "one leaves"])
+def test_in_a_graph_each_request_verifies_k_tokens(names):
+    runner = Runner()
+    step = runner.begin(dict.fromkeys(names, K + 1))
+    assert step.num_scheduled_tokens == dict.fromkeys(names, K + 1) and runner.waits == 1
+    assert step.scheduled_spec_decode_tokens["a"] == [1, 2, 3]
+    assert step.scheduled_spec_decode_tokens["c"] == [9, 8, 8], "two tokens and one of padding"
+
+
+def test_beside_a_prompt_drafts_keep_their_lengths():
+    step = Runner().begin({"a": K + 1, "b": 1, "c": K + 1, "new": 20})
+    assert step.scheduled_spec_decode_tokens == {"a": [1, 2, 3], "c": [9, 8]}
