@@ -3,7 +3,9 @@
 
 import inspect
 import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tiny_qwen3 import VOCAB
@@ -47,3 +49,21 @@ def test_seeded_request_keeps_its_text_where_its_prompt_is_split(plain):
     split = plain.run(prompts, 12, temperature=1.0, seed=9)
     assert plain.run(prompts, 12, temperature=1.0, seed=9) == split
     assert plain.run(prompts, 12, temperature=1.0, seed=10) != split
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "sampled", "expected"),
+    [(None, [7], [5, -1, -1, -1, 7]), ([3], [7], [5, 7]), ([1], [7, 8], [5, -1, -1, 7, 8]), ([3], [7, -1], [5, 7])],
+)
+def test_the_placeholders_of_the_latest_step_are_completed(num_drafts, sampled, expected):
+    """One for each column of its output; where the plan counts drafts as accepted, one and one for each of them."""
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+    batch = InputBatch.__new__(InputBatch)
+    batch._req_ids, batch.prev_req_id_to_index = ["a"], {"a": 0}
+    batch.sampling_metadata = SimpleNamespace(output_token_ids=[[5, -1, -1, -1, -1]])
+    batch.sampled_token_ids_cpu, batch.async_copy_ready_event = torch.tensor([sampled]), SimpleNamespace(synchronize=lambda: None)
+    if num_drafts is not None:
+        batch.prev_num_draft_tokens = np.array(num_drafts)
+    batch.update_async_output_token_ids()
+    assert batch.sampling_metadata.output_token_ids == [expected]
