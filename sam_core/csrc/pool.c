@@ -444,7 +444,8 @@ static bool append(pool *p, pool_slot *slot, const int32_t *tokens, size_t count
 static void feed_request(pool *p, pool_slot *slot) {
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
-    pool_power power = slot->group && slot->group->index.memory && text->indexed ? POOL_FOR_SPARE : POOL_FOR_ALL;
+    pool_power power =
+        slot->group && slot->group->index.memory && text->indexed ? POOL_FOR_SPARE : POOL_FOR_ALL;
     if (!slot->request.memory) {
         if (slot->needs && room_for(p, power) < slot->needs)
             return;
