@@ -354,8 +354,10 @@ def environments(bed: Bed) -> list[tuple[str, set[str]]]:
 def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: Result) -> None:
     """Other sources while a run goes on, then another pin set, then the former one."""
     head = bed.hosts[0]
-    # More minutes than a slow machine takes to create the environments; without pauses once it is resumed.
-    request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": ["steps=150", "pause=5", "every=3"]}
+    # More minutes than a slow machine takes to create the environments; a checkpoint is written more than a poll before its
+    # step is logged, and the run goes on from no other step. Without pauses once it is resumed.
+    settings = ["steps=150", "pause=4", "sync=3", "every=3"]
+    request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": settings}
     endless = {"recipe_launch_run": "endless", "recipe_launch_overrides": ["steps=9999", "pause=0.5", "every=0"]}
     ((former, _),) = {used: names for used, names in environments(bed)}.items()
     for host in bed.hosts:

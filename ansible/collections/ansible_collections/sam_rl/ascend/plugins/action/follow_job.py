@@ -2,8 +2,8 @@
 """Follow a job on its host until it ends: show its new log lines and watch the hosts that it runs on.
 
 The module job_state reads the state. Returned: `outcome` is ended (`lost` are the hosts that did not answer when a job had
-failed), lost (the hosts in `lost` did not answer twice in a row), timeout, or, with `watch`, written (another content of
-that file); `result` and `status` are those of the unit.
+failed), lost (the hosts in `lost` did not answer twice in a row), timeout, or, with `watch`, written (a new checkpoint whose
+step is logged); `result` and `status` are those of the unit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_SILENT_READS = 3
 
 
 class ActionModule(ActionBase):
-    """Arguments: unit, log, offset, watch, peers as of job_state; host; poll and timeout in seconds."""
+    """Arguments: unit, log, offset, watch, steps, peers as of job_state; host; poll and timeout in seconds."""
 
     _requires_connection = True
 
@@ -32,7 +32,7 @@ class ActionModule(ActionBase):
         host, poll, timeout = args.pop("host"), float(args.pop("poll")), float(args.pop("timeout"))
         deadline = time.monotonic() + timeout
         display, before, silent = Display(), set(), 0
-        watched: list[str | None] = []
+        watched: list[int | None] = []
         while True:
             state = self._read_state(args, task_vars)
             if state is None:
@@ -56,7 +56,7 @@ class ActionModule(ActionBase):
                 return {**end, "outcome": "lost", "lost": sorted(lost)}
             before = set(state["lost"])
             watched = watched or [state["watched"]]
-            if state["watched"] != watched[0]:
+            if state["watched"] not in (None, watched[0]):
                 return {**end, "outcome": "written"}
             if time.monotonic() >= deadline:
                 return {**end, "outcome": "timeout"}
