@@ -179,9 +179,10 @@ def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, conver
 
 
 def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site, converged: Result) -> None:
-    """A checkpoint of 4 MB fits and no second one beside it, while it is written."""
+    """A checkpoint of 4 MB fits and no second one beside it, while it is written. Overrides arrive as they are."""
     head, folder = bed.hosts[0], f"/{RUNS}/full"
-    request = {"recipe_launch_run": "full", "recipe_launch_overrides": ["steps=6", "pad=4", "every=2"]}
+    text = r"""${oc.env:HOME} $HOME "50%" \t 'x'"""
+    request = {"recipe_launch_run": "full", "recipe_launch_overrides": ["steps=6", "pad=4", "every=2", f"text={text}"]}
     head.run("mkdir", folder)
     head.run("mount", "-t", "tmpfs", "-o", "size=6m", "full", folder)
     result = site.play("train", **request).must_fail()
@@ -190,6 +191,7 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
         rf"bed1: the run full ended with exit-code, .+ the disk of {folder} is full \(0.0 GB free\): ", result.sentence
     )
     assert json.loads(head.run("cat", f"{folder}/checkpoint.json"))["step"] == 2
+    assert text in head.run("cat", f"{folder}/launch.log").splitlines()
     head.run("mount", "-o", "remount,size=60m", folder)
     site.play("train", **request).must_pass()
     assert "resumed after step 2" in head.run("cat", f"{folder}/launch.log")

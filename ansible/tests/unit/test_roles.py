@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What roles read back from hosts, secrets that leave none, and the templates of what runs there."""
 
+import base64
 import json
 import re
 import subprocess
@@ -31,6 +32,41 @@ def named(settings, *variables):
     }
     templar = Templar(loader, variables={**values, "container_image_backend": "fsdp"})
     return [templar.template(trust_as_template(f"{{{{ container_image_{name} }}}}")) for name in variables]
+
+
+def rendered(path, **values):
+    """A template or expression of a role, as Ansible renders it."""
+    text = (ROLES / path).read_text() if path.endswith(".j2") else f"{{{{ {path} }}}}"
+    return Templar(DataLoader(), variables=values).template(trust_as_template(text))
+
+
+def listed_tasks(path):
+    """The tasks of a role's file by name."""
+    return {task["name"]: task for task in DataLoader().load_from_file(str(ROLES / path), trusted_as_template=True)}
+
+
+RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
+RUN |= {"recipe_launch_script": "run.sh", "recipe_launch_overrides": [], "recipe_launch_dir": "/d/runs/a"}
+
+
+def test_the_run_s_unit_passes_words_as_they_are():
+    """systemd reads backslashes, quotes, $ and % in a command."""
+    overrides = ["data.train_files=${oc.env:HOME}/own.parquet", 'a="50% \\ b"', "c=d\ne"]
+    unit = rendered("recipe_launch/templates/train.service.j2", **{**RUN, "recipe_launch_overrides": overrides})
+    (start,) = re.findall("^ExecStart=(.*)$", unit, re.MULTILINE)
+    said = start.partition(' train "run.sh" --run-dir "/d/runs/a" ')[2]
+    assert said == r'''"data.train_files=$${oc.env:HOME}/own.parquet" "a=\"50%% \\ b\"" "c=d\ne"'''
+    assert '\nExecStopPost=/o/bin/note-exit "/d/runs/a/exit.json"\n' in unit
+
+
+def test_a_run_whose_name_another_s_begins_with_is_another_run():
+    check = listed_tasks("recipe_launch/tasks/same_run.yml")["Stop if another run is active"]
+    for name, same in (("a", True), ("a-off", False)):
+        values = {**RUN, "recipe_launch_dir": f"/d/runs/{name}"}
+        unit = rendered("recipe_launch/templates/train.service.j2", **values)
+        content = base64.b64encode(unit.encode()).decode()
+        asked = {**RUN, "recipe_launch_unit": {"content": content}}
+        assert rendered(check["ansible.builtin.assert"]["that"], **asked) is same
 
 
 def test_an_environment_made_from_something_else_has_another_name(tmp_path):

@@ -4,8 +4,9 @@
 The policy is a table of logits for the next of 24 tokens given the last one. A worker on each host samples answers, with
 sam_core drafting and each draft verified against the sample; the reward is the share of tokens that follow their
 predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file, before their line; a second
-start goes on from it if the line is there, as llm_rl does. Settings: steps, pause (s a step) and sync (s between a checkpoint
-and the line of its step), both until it is resumed; every (steps between checkpoints, 0: none), pad (MB in a checkpoint).
+start goes on from it if the line is there, as llm_rl does. Settings: steps; pause (s a step) and sync (s between a checkpoint
+and the line of its step), both until it is resumed; every (steps between checkpoints, 0: none); pad (MB in a checkpoint); text
+(printed).
 It is watched as a run of verl is: each worker serves metrics under the names of vLLM's servers, with the values of its own
 sampling, and the driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
 """
@@ -119,8 +120,8 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
-    settings = {"steps": 8.0, "pause": 0.0, "sync": 0.0, "every": 1.0, "pad": 0.0}
-    settings |= {k: float(v) for k, v in (word.split("=") for word in options.settings)}
+    settings = {"steps": 8.0, "pause": 0.0, "sync": 0.0, "every": 1.0, "pad": 0.0, "text": ""}
+    settings |= {k: v if k == "text" else float(v) for k, v in (word.split("=") for word in options.settings)}
     folder, log = options.run_dir, options.run_dir / "steps.jsonl"
     if options.check:
         sys.exit("error: the run needs more steps" if settings["steps"] < 1 else 0)
@@ -133,6 +134,7 @@ def main():
         state = json.loads((folder / "checkpoint.json").read_text())
         settings["pause"] = settings["sync"] = 0.0
         print(f"resumed after step {state['step']}", flush=True)
+    print(settings["text"], flush=True)
     ray.init(address=os.environ["RAY_ADDRESS"])
     hosts = math.floor(ray.cluster_resources()["NPU"] / 16)
     group = placement_group([{"NPU": 16}] * hosts, strategy="STRICT_SPREAD")

@@ -97,6 +97,11 @@ def _argument_problems(settings: Mapping, options: Mapping) -> list[str]:
             problems.append(f"{name} is {_short(value)}, expected an absolute path below / without spaces.")
         elif kind == "int" and name.endswith("_port") and not 1024 <= value <= 65535:
             problems.append(f"{name} is {value}, expected a port from 1024 to 65535.")
+        elif name == "recipe_launch_run" and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", value, re.ASCII):
+            problems.append(
+                f"{name} is {_short(value)}, expected letters, digits, '.', '_' and '-', a letter or digit first: "
+                "name the run so."
+            )
     return problems
 
 
