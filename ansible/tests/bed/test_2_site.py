@@ -444,6 +444,9 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
         result.sentence,
     )
     unmounted.until(lambda: not unmounted.run("ls", "/srv/sam-rl"), "nothing is in the folder below the mount", 1)
+    result = site.play("cluster", "--limit", "bed2").must_fail()
+    note("host without the shared folder joins again", "cluster", result)
+    assert result.sentence.startswith("bed2: /srv/sam-rl/runs is not the folder that bed1 has, expected storage ")
     unmounted.run("mount", "--bind", "/mnt/kept", "/srv/sam-rl")
     unmounted.run("umount", "/mnt/kept")
     site.play("cluster").must_pass()

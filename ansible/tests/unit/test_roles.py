@@ -69,6 +69,16 @@ def test_a_run_whose_name_another_s_begins_with_is_another_run():
         assert rendered(check["ansible.builtin.assert"]["that"], **asked) is same
 
 
+@pytest.mark.parametrize(
+    ("mount", "bound", "right"),
+    [("", "", True), ("a.mount", "", True), ("b.mount", "a.mount", True), ("", "a.mount", False)],
+)
+def test_ray_stays_bound_to_mounted_storage(mount, bound, right):
+    check = listed_tasks("ray_cluster/tasks/main.yml")["Stop if that is gone"]["ansible.builtin.assert"]
+    values = {"ray_cluster_mount": {"stdout": mount}, "ray_cluster_bound": {"stdout": bound}}
+    assert rendered(check["that"], **values) is right
+
+
 def test_an_environment_made_from_something_else_has_another_name(tmp_path):
     lock = tmp_path / "requirements.lock"
     settings = [
