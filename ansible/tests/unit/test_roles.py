@@ -5,14 +5,17 @@ import base64
 import json
 import re
 import subprocess
+import tarfile
 from pathlib import Path
 
 import jinja2
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.module_utils.secrets import mask
+from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 PINS = {
@@ -258,10 +261,36 @@ def test_secrets_are_masked():
         b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\ntoken_count=5 tokens 7 of 9\n"
         b'{"hf_token": "hf_1", "steps": 4}\n'
     )
-    masked = mask(text).decode()
+    masked = mask(text, {}).decode()
     for secret in ("abc123", "top secret", "hunter2", "xyz.1", "AAAA", "hf_1"):
         assert secret not in masked
     assert "http://me:***@proxy:3128/x" in masked and "tokens 7 of 9" in masked and '"steps": 4' in masked
+
+
+def test_secret_variables_are_masked_wherever_they_are(tmp_path):
+    """Whatever their names; a value that is too short to be told from other text where its variable is set."""
+    hook = "https://open.example/hook/0123-abcd"
+    secrets = {
+        "FEISHU_WEBHOOK": hook,
+        "DB": "x",
+        "PHRASE": "two words, one; 'three'",
+        "LONG": f"{hook}/and-more",
+        "PIN": 12345,
+    }
+    log, environment = tmp_path / "launch.log", tmp_path / "env"
+    log.write_text(f"posting to {hook}\nconnected with 12345: two words, one; 'three'\nA=x\n")
+    environment.write_text("HCCL_BUFFSIZE=200\n" + "".join(f"{name}={value}\n" for name, value in secrets.items()))
+    dest = tmp_path / "out/a.tar.gz"
+    settings = {"dest": str(dest), "top": "h", "files": [f"{tmp_path}/*"], "secrets": secrets}
+    settings["commands"] = {"said.txt": ["echo", hook]}
+    with patch_module_args(settings), pytest.raises(SystemExit) as end:
+        support_archive.main()
+    assert end.value.code in (0, None)
+    with tarfile.open(dest) as archive:
+        texts = {Path(member.name).name: archive.extractfile(member).read().decode() for member in archive}
+    assert texts["launch.log"] == "posting to ***\nconnected with ***: ***\nA=x\n"
+    assert texts["env"] == "HCCL_BUFFSIZE=200\n" + "".join(f"{name}=***\n" for name in secrets)
+    assert texts["said.txt"] == "***\n"
 
 
 @pytest.mark.parametrize("engine", ["none", "docker", "podman"])
