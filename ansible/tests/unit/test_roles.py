@@ -100,6 +100,23 @@ def test_an_environment_made_from_something_else_has_another_name(tmp_path):
     assert all(re.fullmatch("p-a{12}-[0-9a-f]{8}", key) for key, _, _ in names)
 
 
+def test_ray_s_unit_changes_with_the_variables_of_runs():
+    """Units that changed restart Ray, whose workers have the variables of its start. Of secret ones it tells nothing."""
+    task = listed_tasks("ray_cluster/tasks/main.yml")["Read the SHA-256 of its variables"]
+    folder, wanted = named({"container_engine": "docker", "container_image_base": "a"}, "folder", "wanted")
+    values = {**RUN, **task["vars"], "ray_cluster_environment": {"content": base64.b64encode(wanted.encode()).decode()}}
+    templar = Templar(DataLoader(), variables=values)
+    assert templar.template(task["ansible.builtin.stat"]["path"]) == f"{folder}/env"
+    values |= {"ray_cluster_head": "h", "inventory_hostname": "h", "ray_cluster_asks": True, "container_engine": "none"}
+    values |= {"ray_cluster_mount": {"stdout": ""}, "ray_cluster_first_port": 20000, "ray_cluster_last_port": 20989}
+    values |= {"ray_cluster_cpus": 0, "ray_cluster_object_store": 0, "dashboard_port": 1, "dies_per_host": 16}
+    units = set()
+    for digit in "bbc":
+        values[task["register"]] = {"stat": {"checksum": digit * 64}}
+        units.add(rendered("ray_cluster/templates/ray.service.j2", **values))
+    assert len(units) == 2 and not any("b" * 17 in unit for unit in units)
+
+
 BASE, VENV = {"chrony", "git", "nftables", "python3", "rsync"}, {"gcc", "python3-packaging"}
 
 
