@@ -8,7 +8,7 @@ from ansible_collections.sam_rl.ascend.plugins.action import follow_job
 
 POLL = 10.0
 READ = {"active": "active", "result": "success", "status": 0, "lines": [], "offset": 0, "free_gb": 1.0, "watched": None}
-READ |= {"lost": []}
+READ |= {"refused": [], "silent": []}
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def follow(monkeypatch):
 
     def run(*states, **arguments):
         left = [state if state is None else {**READ, **state} for state in states]
-        arguments = {"host": "h", "poll": POLL, "timeout": 1000, "log": "l", "offset": 0, **arguments}
+        arguments = {"host": "h", "poll": POLL, "silence": 60, "timeout": 1000, "log": "l", "offset": 0, **arguments}
         plugin = follow_job.ActionModule.__new__(follow_job.ActionModule)
         plugin._task = types.SimpleNamespace(args=arguments)
         monkeypatch.setattr(follow_job.ActionBase, "run", lambda *_: {})
@@ -36,3 +36,20 @@ def test_the_next_checkpoint_is_waited_for_until_its_step_is_logged(follow):
     assert follow(before, before, unlogged, unlogged, after) == ("written", [], 4)
     assert follow(unlogged, before) == ("written", [], 5), "the step of a checkpoint may be logged first of all"
     assert follow(before, {"active": "inactive"})[0] == "ended"
+
+
+def test_a_host_is_lost_without_an_answer_for_a_while_or_with_two_refusals(follow):
+    """A network may be away for seconds; a host that refuses connections has no Ray."""
+    fine, silent, refused = {}, {"silent": ["b"]}, {"refused": ["b"]}
+    assert follow(*[silent] * 6, fine, *[silent] * 7) == ("lost", ["b"], 13)
+    assert follow(silent, refused, silent, refused, fine, refused, refused) == ("lost", ["b"], 19)
+    assert follow({"silent": ["c"], "refused": ["b"]}, {"silent": ["c"], "refused": ["b"]}) == ("lost", ["b"], 20)
+    assert follow(silent, {"active": "failed", "result": "exit-code", "refused": ["a"], "silent": ["b"]}) == (
+        "ended",
+        ["a", "b"],
+        21,
+    )
+
+
+def test_its_own_host_may_be_away_as_long(follow):
+    assert follow(*[None] * 6, {}, *[None] * 7) == ("lost", ["h"], 13)

@@ -166,6 +166,24 @@ def test_the_image_of_an_archive(said, image):
     assert named(settings, "new") == [image]
 
 
+def default_of(role, name, **values):
+    loader = DataLoader()
+    defaults = loader.load_from_file(str(ROLES / role / "defaults/main.yml"), trusted_as_template=True)
+    return Templar(loader, variables={**defaults, **values}).template(defaults[name])
+
+
+def test_ray_s_ports_are_reserved_and_watched_wherever_they_are():
+    """The kernel prints 20000-20990 for what is reserved by default."""
+    repository = {"repository": str(ROLES.parents[1]), "recipe": "dapo_qwen3_tiny_cpu"}
+    moved = {**repository, "ray_cluster_first_port": 30000, "ray_cluster_last_port": 30999, "container_image_port": 7}
+    ports = default_of("host_base", "host_base_reserved_ports", **repository)
+    name = "net.ipv4.ip_local_reserved_ports"
+    assert host.sysctl_changes(f"{name} = 20000-20990", {name: ports}) == []
+    assert default_of("host_base", "host_base_reserved_ports", **moved) == "30000-30999,7"
+    assert default_of("recipe_launch", "recipe_launch_watch_port", **repository) == 20000
+    assert default_of("recipe_launch", "recipe_launch_watch_port", **moved) == 30000
+
+
 def test_sysctl_changes():
     printed = "vm.swappiness = 60\nnet.core.somaxconn = 65535\nnet.ipv4.ip_local_reserved_ports = 2-3,1\nother = 1\n"
     wanted = {

@@ -31,7 +31,8 @@ lines: {description: Whole lines that are new, type: list, elements: str, return
 offset: {description: Where the next read starts, type: int, returned: always}
 free_gb: {description: Free GB where the log is or null without its folder, type: float, returned: always}
 watched: {description: The step in C(watch) if C(steps) has it or null, type: int, returned: always}
-lost: {description: Hosts that do not answer, type: list, elements: str, returned: always}
+refused: {description: Hosts that refuse the connection, type: list, elements: str, returned: always}
+silent: {description: Hosts that give no answer, type: list, elements: str, returned: always}
 """
 
 import concurrent.futures
@@ -41,7 +42,7 @@ import subprocess
 import threading
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import free_gb, reachable
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import REFUSED, free_gb, reachable
 
 BLOCK = 1 << 20
 TAIL = 4096
@@ -104,7 +105,7 @@ def main():
         )
     status, result = int(found.get("ExecMainStatus") or 0), found.get("Result", "")
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda peer: answers_at(peer, module.params["timeout"]), peers))
+        reasons = list(pool.map(lambda peer: no_connection(peer, module.params["timeout"]), peers))
     module.exit_json(
         changed=False,
         active=found.get("ActiveState", ""),
@@ -114,7 +115,8 @@ def main():
         offset=offset,
         free_gb=free,
         watched=watched,
-        lost=[peer["host"] for peer, answered in zip(peers, answers) if not answered],
+        refused=[peer["host"] for peer, reason in zip(peers, reasons) if reason == REFUSED],
+        silent=[peer["host"] for peer, reason in zip(peers, reasons) if reason not in (None, REFUSED)],
     )
 
 
@@ -157,9 +159,9 @@ def finishes(line, number):
         return False
 
 
-def answers_at(peer, timeout):
-    """Whether something listens at the peer's port; a refused connection counts as no answer."""
-    return reachable(str(peer["address"]), int(peer["port"]), timeout, refused_is_answer=False) is None
+def no_connection(peer, timeout):
+    """None, or why nothing listens at the peer's port."""
+    return reachable(str(peer["address"]), int(peer["port"]), timeout, refused_is_answer=False)
 
 
 if __name__ == "__main__":
