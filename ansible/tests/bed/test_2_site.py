@@ -193,9 +193,10 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
     assert json.loads(head.run("cat", f"{folder}/checkpoint.json"))["step"] == 2
     assert text in head.run("cat", f"{folder}/launch.log").splitlines()
     head.run("mount", "-o", "remount,size=60m", folder)
+    request["recipe_launch_overrides"] = ["steps=7", *request["recipe_launch_overrides"][1:]]
     site.play("train", **request).must_pass()
     assert "resumed after step 2" in head.run("cat", f"{folder}/launch.log")
-    assert json.loads(head.run("cat", f"{folder}/summary.json"))["steps"] == 6
+    assert json.loads(head.run("cat", f"{folder}/summary.json"))["steps"] == 7
     head.run("umount", folder)
 
 

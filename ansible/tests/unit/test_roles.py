@@ -72,6 +72,67 @@ def test_a_run_whose_name_another_s_begins_with_is_another_run():
         assert rendered(check["ansible.builtin.assert"]["that"], **asked) is same
 
 
+def asked(overrides, before, ended="", tracker=None):
+    """Variables of role recipe_launch on the head, with what a run was started with before."""
+    loader = DataLoader()
+    values = loader.load_from_file(str(ROLES / "recipe_launch/vars/main.yml"), trusted_as_template=True)
+    request = {"script": "run.sh", "overrides": before, "pin_set": "p"}
+    files = [json.dumps(request), json.dumps({"result": ended}), tracker]
+    contents = [{"content": base64.b64encode(text.encode()).decode()} if text else {} for text in files]
+    values |= {**RUN, "recipe_launch_overrides": overrides, "recipe_launch_before": {"results": contents}}
+    return {**values, "pin_set": "p", "work_dir": "/d", "repository": str(ROLES.parents[1])}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "before", "same"),
+    [
+        (["seed=1"], ["seed=1"], True),
+        (["seed=1"], ["seed=2"], False),
+        ([], ["seed=2"], False),
+        (["steps=200", "seed=1", "checkpoints.keep=2"], ["seed=1", "checkpoints.keep=5", "steps=100"], True),
+        (["trainer.step_timeout=9", "env.A=1"], [], True),
+        (["stepsize=9"], [], False),
+    ],
+)
+def test_a_run_goes_on_with_settings_that_the_launcher_lets_change(overrides, before, same):
+    task = listed_tasks("recipe_launch/tasks/request.yml")["Stop if the run was started with other settings"]
+    values = {**asked(overrides, before), **task["vars"]}
+    assert rendered(task["ansible.builtin.assert"]["that"], **values) is same
+    values["recipe_launch_before"] = {"results": [{}, {}, {}]}
+    assert rendered(task["ansible.builtin.assert"]["that"], **values) is True, "a new run"
+
+
+def test_what_a_run_was_asked_for_is_recorded_when_it_starts():
+    """Not when it is joined: a finished run is compared with what it did. A start that is cut short has no end on record."""
+    names = [task["name"] for task in listed_tasks("recipe_launch/tasks/follow.yml")["Start the run"]["block"]]
+    order = ["Remove the record of how the run ended before", "Write the settings of the run", "Start the unit"]
+    assert [name for name in names if name in order] == order
+
+
+@pytest.mark.parametrize(
+    ("overrides", "before", "ended", "starts"),
+    [
+        (["steps=6"], ["steps=6"], "success", False),
+        (["steps=8"], ["steps=6"], "success", True),
+        (["steps=8"], [], "success", True),
+        (["checkpoints.keep=3"], [], "success", False),
+        (["steps=6"], ["steps=6"], "exit-code", True),
+    ],
+)
+def test_a_run_that_has_succeeded_goes_on_with_other_steps_alone(overrides, before, ended, starts):
+    values = asked(overrides, before, ended)
+    (task,) = (
+        task for name, task in listed_tasks("recipe_launch/tasks/main.yml").items() if name.startswith("Start or")
+    )
+    assert rendered(task["when"][-1], **values) is starts
+    check = listed_tasks("recipe_launch/tasks/prepare.yml")[
+        "Stop if it has ended without a checkpoint and is asked for other steps"
+    ]
+    fits = check["ansible.builtin.assert"]["that"]
+    assert rendered(fits, **values) is (ended != "success" or not starts)
+    assert rendered(fits, **asked(overrides, before, ended, "6")) is True
+
+
 @pytest.mark.parametrize(
     ("mount", "bound", "right"),
     [("", "", True), ("a.mount", "", True), ("b.mount", "a.mount", True), ("", "a.mount", False)],
@@ -264,7 +325,7 @@ ALL_THERE = {"lost": [], "without_folder": []}
         ),
         (
             {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 0.01, **ALL_THERE},
-            "h: the run r ended with exit-code, status 3, and the disk of /data/runs/r is full (0.0 GB free): free some",
+            "h: the run r ended with exit-code, status 3, and the disk of /data/runs/r is full (0.0 GB free): free some, or lower",
         ),
         (
             {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 500.0, **ALL_THERE},

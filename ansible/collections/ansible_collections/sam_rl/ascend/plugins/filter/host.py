@@ -99,7 +99,7 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
     if end["free_gb"] < MIN_FREE_GB:
         return (
             f"{run} ended with {end['result']}, status {end['status']}, and the disk of {folder} is full ({end['free_gb']:.1f} GB "
-            "free): free some, or keep fewer checkpoints (checkpoints.keep); playbooks/train.yml then continues from the last "
+            "free): free some, or lower checkpoints.keep where it is above 2; playbooks/train.yml then continues from the last "
             "checkpoint."
         )
     return (
