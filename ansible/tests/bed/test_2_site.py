@@ -464,7 +464,11 @@ def packages(host: Host) -> set[str]:
 
 
 def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result) -> None:
+    head = bed.hosts[0]
+    head.run("mkdir", "-p", "/tmp/ray/of-another-user")
+    assert head.run("ls", "/tmp/sam-rl-ray/session_latest/logs")
     result = site.play("teardown", "-e", "teardown_data=true").must_pass()
+    assert head.run("ls", "/tmp/ray").split() == ["of-another-user"] and not head.run("ls", "/tmp/sam-rl-ray", check=False)
     TIMES.append(("teardown.yml", result.seconds))
     for host in bed.hosts:
         bare = BARE[host.name]

@@ -3,6 +3,7 @@
 
 import base64
 import json
+import os
 import re
 import subprocess
 import tarfile
@@ -131,6 +132,26 @@ def test_a_run_that_has_succeeded_goes_on_with_other_steps_alone(overrides, befo
     fits = check["ansible.builtin.assert"]["that"]
     assert rendered(fits, **values) is (ended != "success" or not starts)
     assert rendered(fits, **asked(overrides, before, ended, "6")) is True
+
+
+@pytest.mark.parametrize("mounted", ["", "runs"])
+def test_teardown_empties_storage_that_stays_mounted(mounted, tmp_path):
+    """As the storage of work_dir or of its runs; a second call finds nothing."""
+    (task,) = listed_tasks("model_store/tasks/remove.yml").values()
+    templar = Templar(DataLoader(), variables={"work_dir": str(tmp_path)})
+    words = templar.template(task["ansible.builtin.command"]["argv"])
+    (tmp_path / "runs").mkdir()
+    fill = (
+        'mount -t tmpfs full "$0/$1"; mkdir -p "$0/runs/a" "$0/models/m"; touch "$0/runs/a/f" "$0/models/m/f"; shift; '
+    )
+    script = fill + '"$@"; "$@"; cd "$0" && find . && mountpoint -q "$0/$MOUNTED"'
+    command = ["unshare", "--mount", "bash", "-ec", script, tmp_path, mounted, *words]
+    environment = {**os.environ, "MOUNTED": mounted}
+    if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "a", tmp_path], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == (["5", "0", ".", "./runs"] if mounted else ["6", "0", "."])
 
 
 @pytest.mark.parametrize(
@@ -401,4 +422,4 @@ def test_in_env_is_a_script(engine, tmp_path):
     subprocess.run(["bash", "-n", script], check=True)
     text = script.read_text()
     assert ("exec docker run" in text) == (engine == "docker") == ("--ulimit memlock=-1" in text)
-    assert ("mkdir -p /tmp/ray" in text) == (engine != "none"), "podman does not create the folder of a mount"
+    assert ("mkdir -p /tmp/sam-rl-ray" in text) == (engine != "none"), "podman does not create the folder of a mount"
