@@ -66,7 +66,7 @@ def check(needed: Needs, run_dir: Path) -> None:
     if free + there < needed.disk:
         raise UserError(
             f"{run_dir} is on a disk with {free:,.0f} GB free, the run needs {needed.disk - there:,.0f}: free some, take another "
-            "--run-dir, or keep fewer checkpoints (checkpoints.every, checkpoints.keep)"
+            "--run-dir, or lower checkpoints.keep where it is above 2"
         )
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if total < needed.memory:

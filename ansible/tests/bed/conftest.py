@@ -46,7 +46,8 @@ SETTINGS = {
     "ray_cluster_cpus": 2,
     "ray_cluster_object_store": 100_000_000,
     "recipe_launch_poll": 2,
-    "container_image_secret_env": {"WANDB_API_KEY": SECRET},
+    "recipe_launch_silence": 3,
+    "container_image_secret_env": {"FEISHU_WEBHOOK": SECRET},
 }
 WHEEL_PORT = 8099
 FAULTS: list[tuple[str, str, str, float]] = []

@@ -179,9 +179,10 @@ def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, conver
 
 
 def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site, converged: Result) -> None:
-    """A checkpoint of 4 MB fits and no second one beside it, while it is written."""
+    """A checkpoint of 4 MB fits and no second one beside it, while it is written. Overrides arrive as they are."""
     head, folder = bed.hosts[0], f"/{RUNS}/full"
-    request = {"recipe_launch_run": "full", "recipe_launch_overrides": ["steps=6", "pad=4", "every=2"]}
+    text = r"""${oc.env:HOME} $HOME "50%" \t 'x'"""
+    request = {"recipe_launch_run": "full", "recipe_launch_overrides": ["steps=6", "pad=4", "every=2", f"text={text}"]}
     head.run("mkdir", folder)
     head.run("mount", "-t", "tmpfs", "-o", "size=6m", "full", folder)
     result = site.play("train", **request).must_fail()
@@ -190,10 +191,12 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
         rf"bed1: the run full ended with exit-code, .+ the disk of {folder} is full \(0.0 GB free\): ", result.sentence
     )
     assert json.loads(head.run("cat", f"{folder}/checkpoint.json"))["step"] == 2
+    assert text in head.run("cat", f"{folder}/launch.log").splitlines()
     head.run("mount", "-o", "remount,size=60m", folder)
+    request["recipe_launch_overrides"] = ["steps=7", *request["recipe_launch_overrides"][1:]]
     site.play("train", **request).must_pass()
     assert "resumed after step 2" in head.run("cat", f"{folder}/launch.log")
-    assert json.loads(head.run("cat", f"{folder}/summary.json"))["steps"] == 6
+    assert json.loads(head.run("cat", f"{folder}/summary.json"))["steps"] == 7
     head.run("umount", folder)
 
 
@@ -354,8 +357,10 @@ def environments(bed: Bed) -> list[tuple[str, set[str]]]:
 def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: Result) -> None:
     """Other sources while a run goes on, then another pin set, then the former one."""
     head = bed.hosts[0]
-    # More minutes than a slow machine takes to create the environments; without pauses once it is resumed.
-    request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": ["steps=150", "pause=5", "every=3"]}
+    # More minutes than a slow machine takes to create the environments; a checkpoint is written more than a poll before its
+    # step is logged, and the run goes on from no other step. Without pauses once it is resumed.
+    settings = ["steps=150", "pause=4", "sync=3", "every=3"]
+    request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": settings}
     endless = {"recipe_launch_run": "endless", "recipe_launch_overrides": ["steps=9999", "pause=0.5", "every=0"]}
     ((former, _),) = {used: names for used, names in environments(bed)}.items()
     for host in bed.hosts:
@@ -440,6 +445,9 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
         result.sentence,
     )
     unmounted.until(lambda: not unmounted.run("ls", "/srv/sam-rl"), "nothing is in the folder below the mount", 1)
+    result = site.play("cluster", "--limit", "bed2").must_fail()
+    note("host without the shared folder joins again", "cluster", result)
+    assert result.sentence.startswith("bed2: /srv/sam-rl/runs is not the folder that bed1 has, expected storage ")
     unmounted.run("mount", "--bind", "/mnt/kept", "/srv/sam-rl")
     unmounted.run("umount", "/mnt/kept")
     site.play("cluster").must_pass()
@@ -456,7 +464,11 @@ def packages(host: Host) -> set[str]:
 
 
 def test_teardown_leaves_nothing_of_ours(bed: Bed, site: Site, converged: Result) -> None:
+    head = bed.hosts[0]
+    head.run("mkdir", "-p", "/tmp/ray/of-another-user")
+    assert head.run("ls", "/tmp/sam-rl-ray/session_latest/logs")
     result = site.play("teardown", "-e", "teardown_data=true").must_pass()
+    assert "of-another-user" in head.run("ls", "/tmp/ray") and not head.run("ls", "/tmp/sam-rl-ray", check=False)
     TIMES.append(("teardown.yml", result.seconds))
     for host in bed.hosts:
         bare = BARE[host.name]

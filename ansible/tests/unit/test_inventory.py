@@ -45,7 +45,7 @@ def problems(**changes):
 
 def test_good_inventory():
     assert problems() == []
-    assert problems(teardown_data="true") == []
+    assert problems(teardown_data="true", recipe_launch_run="2026-11-25_sam.off") == []
 
 
 @pytest.mark.parametrize("sample", ["sample-32die", "sample-128die", "bed"])
@@ -87,6 +87,12 @@ def test_inventories_of_the_repository(sample):
         ({"install_root": "/"}, "h1, h2: install_root is '/', expected an absolute path below /"),
         ({"ray_port": 80}, "h1, h2: ray_port is 80, expected a port from 1024 to 65535"),
         ({"ray_port": 8265}, "ray_port and dashboard_port are both 8265"),
+        (
+            {"ray_cluster_first_port": 30000},
+            "Ray's ports are 30000 to 20989, expected 10 of Ray's own and those of its",
+        ),
+        ({"recipe_launch_run": "sam off"}, "h1, h2: recipe_launch_run is 'sam off', expected letters, digits, "),
+        ({"recipe_launch_run": "../other"}, "h1, h2: recipe_launch_run is '../other', expected letters, digits, "),
         (
             {"ansible_ssh_common_args": "-o StrictHostKeyChecking=no"},
             "h1, h2: ansible_ssh_common_args disables the check",

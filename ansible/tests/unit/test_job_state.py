@@ -2,6 +2,7 @@
 """What is read of a job's files, and that storage which does not answer ends no playbook without a sentence."""
 
 import concurrent.futures
+import json
 import os
 
 import pytest
@@ -28,3 +29,28 @@ def test_a_read_that_hangs_ends(tmp_path):
     assert job_state.within(5, lambda: 1) == 1
     with pytest.raises(FileNotFoundError):
         job_state.within(5, lambda: os.stat(tmp_path / "none"))
+
+
+def test_a_checkpoint_counts_when_its_step_is_logged(tmp_path):
+    """verl writes the tracker file up to minutes before the step's line, which a trainer may write in parts."""
+    tracker, log = tmp_path / "latest", tmp_path / "steps.jsonl"
+    assert job_state.logged_checkpoint(None, None) is None
+    assert job_state.logged_checkpoint(tracker, log) is None
+    tracker.write_text("5")
+    assert job_state.logged_checkpoint(tracker, log) is None
+    rows = [{"step": 4, "data": {"timing_s/step": 1.0}}, {"step": 5, "data": {"critic/rewards/mean": 1.0}}]
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert job_state.logged_checkpoint(tracker, log) is None
+    last = json.dumps({"step": 5, "data": {"timing_s/step": 1.0}})
+    with log.open("a") as file:
+        file.write(last)
+        file.flush()
+        assert job_state.logged_checkpoint(tracker, log) is None, "the line may not be whole"
+        file.write("\n")
+    assert job_state.logged_checkpoint(tracker, log) == 5
+    with log.open("a") as file:
+        file.write(json.dumps({"step": 6, "data": {"pad": "x" * job_state.BLOCK, "timing_s/step": 1.0}}) + "\n")
+        file.write(json.dumps({"step": 7, "data": {"timing_s/step": 1.0}}) + "\n")
+    assert job_state.logged_checkpoint(tracker, log) == 5
+    tracker.write_text("")
+    assert job_state.logged_checkpoint(tracker, log) is None

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What roles read back from hosts, secrets that leave none, and the templates of what runs there."""
 
+import base64
 import json
+import os
 import re
 import subprocess
+import tarfile
 from pathlib import Path
 
 import jinja2
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.module_utils.secrets import mask
+from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 PINS = {
@@ -33,6 +38,132 @@ def named(settings, *variables):
     return [templar.template(trust_as_template(f"{{{{ container_image_{name} }}}}")) for name in variables]
 
 
+def rendered(path, **values):
+    """A template or expression of a role, as Ansible renders it."""
+    text = (ROLES / path).read_text() if path.endswith(".j2") else f"{{{{ {path} }}}}"
+    return Templar(DataLoader(), variables=values).template(trust_as_template(text))
+
+
+def listed_tasks(path):
+    """The tasks of a role's file by name."""
+    return {task["name"]: task for task in DataLoader().load_from_file(str(ROLES / path), trusted_as_template=True)}
+
+
+RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
+RUN |= {"recipe_launch_script": "run.sh", "recipe_launch_overrides": [], "recipe_launch_dir": "/d/runs/a"}
+
+
+def test_the_run_s_unit_passes_words_as_they_are():
+    """systemd reads backslashes, quotes, $ and % in a command."""
+    overrides = ["data.train_files=${oc.env:HOME}/own.parquet", 'a="50% \\ b"', "c=d\ne"]
+    unit = rendered("recipe_launch/templates/train.service.j2", **{**RUN, "recipe_launch_overrides": overrides})
+    (start,) = re.findall("^ExecStart=(.*)$", unit, re.MULTILINE)
+    said = start.partition(' train "run.sh" --run-dir "/d/runs/a" ')[2]
+    assert said == r'''"data.train_files=$${oc.env:HOME}/own.parquet" "a=\"50%% \\ b\"" "c=d\ne"'''
+    assert '\nExecStopPost=/o/bin/note-exit "/d/runs/a/exit.json"\n' in unit
+
+
+def test_a_run_whose_name_another_s_begins_with_is_another_run():
+    check = listed_tasks("recipe_launch/tasks/same_run.yml")["Stop if another run is active"]
+    for name, same in (("a", True), ("a-off", False)):
+        values = {**RUN, "recipe_launch_dir": f"/d/runs/{name}"}
+        unit = rendered("recipe_launch/templates/train.service.j2", **values)
+        content = base64.b64encode(unit.encode()).decode()
+        asked = {**RUN, "recipe_launch_unit": {"content": content}}
+        assert rendered(check["ansible.builtin.assert"]["that"], **asked) is same
+
+
+def asked(overrides, before, ended="", tracker=None):
+    """Variables of role recipe_launch on the head, with what a run was started with before."""
+    loader = DataLoader()
+    values = loader.load_from_file(str(ROLES / "recipe_launch/vars/main.yml"), trusted_as_template=True)
+    request = {"script": "run.sh", "overrides": before, "pin_set": "p"}
+    files = [json.dumps(request), json.dumps({"result": ended}), tracker]
+    contents = [{"content": base64.b64encode(text.encode()).decode()} if text else {} for text in files]
+    values |= {**RUN, "recipe_launch_overrides": overrides, "recipe_launch_before": {"results": contents}}
+    return {**values, "pin_set": "p", "work_dir": "/d", "repository": str(ROLES.parents[1])}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "before", "same"),
+    [
+        (["seed=1"], ["seed=1"], True),
+        (["seed=1"], ["seed=2"], False),
+        ([], ["seed=2"], False),
+        (["steps=200", "seed=1", "checkpoints.keep=2"], ["seed=1", "checkpoints.keep=5", "steps=100"], True),
+        (["trainer.step_timeout=9", "env.A=1"], [], True),
+        (["stepsize=9"], [], False),
+    ],
+)
+def test_a_run_goes_on_with_settings_that_the_launcher_lets_change(overrides, before, same):
+    task = listed_tasks("recipe_launch/tasks/request.yml")["Stop if the run was started with other settings"]
+    values = {**asked(overrides, before), **task["vars"]}
+    assert rendered(task["ansible.builtin.assert"]["that"], **values) is same
+    values["recipe_launch_before"] = {"results": [{}, {}, {}]}
+    assert rendered(task["ansible.builtin.assert"]["that"], **values) is True, "a new run"
+
+
+def test_what_a_run_was_asked_for_is_recorded_when_it_starts():
+    """Not when it is joined: a finished run is compared with what it did. A start that is cut short has no end on record."""
+    names = [task["name"] for task in listed_tasks("recipe_launch/tasks/follow.yml")["Start the run"]["block"]]
+    order = ["Remove the record of how the run ended before", "Write the settings of the run", "Start the unit"]
+    assert [name for name in names if name in order] == order
+
+
+@pytest.mark.parametrize(
+    ("overrides", "before", "ended", "starts"),
+    [
+        (["steps=6"], ["steps=6"], "success", False),
+        (["steps=8"], ["steps=6"], "success", True),
+        (["steps=8"], [], "success", True),
+        (["checkpoints.keep=3"], [], "success", False),
+        (["steps=6"], ["steps=6"], "exit-code", True),
+    ],
+)
+def test_a_run_that_has_succeeded_goes_on_with_other_steps_alone(overrides, before, ended, starts):
+    values = asked(overrides, before, ended)
+    (task,) = (
+        task for name, task in listed_tasks("recipe_launch/tasks/main.yml").items() if name.startswith("Start or")
+    )
+    assert rendered(task["when"][-1], **values) is starts
+    check = listed_tasks("recipe_launch/tasks/prepare.yml")[
+        "Stop if it has ended without a checkpoint and is asked for other steps"
+    ]
+    fits = check["ansible.builtin.assert"]["that"]
+    assert rendered(fits, **values) is (ended != "success" or not starts)
+    assert rendered(fits, **asked(overrides, before, ended, "6")) is True
+
+
+@pytest.mark.parametrize("mounted", ["", "runs"])
+def test_teardown_empties_storage_that_stays_mounted(mounted, tmp_path):
+    """As the storage of work_dir or of its runs; a second call finds nothing."""
+    (task,) = listed_tasks("model_store/tasks/remove.yml").values()
+    templar = Templar(DataLoader(), variables={"work_dir": str(tmp_path)})
+    words = templar.template(task["ansible.builtin.command"]["argv"])
+    (tmp_path / "runs").mkdir()
+    fill = (
+        'mount -t tmpfs full "$0/$1"; mkdir -p "$0/runs/a" "$0/models/m"; touch "$0/runs/a/f" "$0/models/m/f"; shift; '
+    )
+    script = fill + '"$@"; "$@"; cd "$0" && find . && mountpoint -q "$0/$MOUNTED"'
+    command = ["unshare", "--mount", "bash", "-ec", script, tmp_path, mounted, *words]
+    environment = {**os.environ, "MOUNTED": mounted}
+    if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "a", tmp_path], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == (["5", "0", ".", "./runs"] if mounted else ["6", "0", "."])
+
+
+@pytest.mark.parametrize(
+    ("mount", "bound", "right"),
+    [("", "", True), ("a.mount", "", True), ("b.mount", "a.mount", True), ("", "a.mount", False)],
+)
+def test_ray_stays_bound_to_mounted_storage(mount, bound, right):
+    check = listed_tasks("ray_cluster/tasks/main.yml")["Stop if that is gone"]["ansible.builtin.assert"]
+    values = {"ray_cluster_mount": {"stdout": mount}, "ray_cluster_bound": {"stdout": bound}}
+    assert rendered(check["that"], **values) is right
+
+
 def test_an_environment_made_from_something_else_has_another_name(tmp_path):
     lock = tmp_path / "requirements.lock"
     settings = [
@@ -49,6 +180,23 @@ def test_an_environment_made_from_something_else_has_another_name(tmp_path):
     for one in zip(*names):
         assert len(set(one)) == len(one)
     assert all(re.fullmatch("p-a{12}-[0-9a-f]{8}", key) for key, _, _ in names)
+
+
+def test_ray_s_unit_changes_with_the_variables_of_runs():
+    """Units that changed restart Ray, whose workers have the variables of its start. Of secret ones it tells nothing."""
+    task = listed_tasks("ray_cluster/tasks/main.yml")["Read the SHA-256 of its variables"]
+    folder, wanted = named({"container_engine": "docker", "container_image_base": "a"}, "folder", "wanted")
+    values = {**RUN, **task["vars"], "ray_cluster_environment": {"content": base64.b64encode(wanted.encode()).decode()}}
+    templar = Templar(DataLoader(), variables=values)
+    assert templar.template(task["ansible.builtin.stat"]["path"]) == f"{folder}/env"
+    values |= {"ray_cluster_head": "h", "inventory_hostname": "h", "ray_cluster_asks": True, "container_engine": "none"}
+    values |= {"ray_cluster_mount": {"stdout": ""}, "ray_cluster_first_port": 20000, "ray_cluster_last_port": 20989}
+    values |= {"ray_cluster_cpus": 0, "ray_cluster_object_store": 0, "dashboard_port": 1, "dies_per_host": 16}
+    units = set()
+    for digit in "bbc":
+        values[task["register"]] = {"stat": {"checksum": digit * 64}}
+        units.add(rendered("ray_cluster/templates/ray.service.j2", **values))
+    assert len(units) == 2 and not any("b" * 17 in unit for unit in units)
 
 
 BASE, VENV = {"chrony", "git", "nftables", "python3", "rsync"}, {"gcc", "python3-packaging"}
@@ -98,6 +246,24 @@ def test_packages_of_a_family(role, tasks, facts, wanted):
 def test_the_image_of_an_archive(said, image):
     settings = {"container_image_archive": "/a.tar", "container_image_loaded": {"stdout": f"Copying blob\n{said}"}}
     assert named(settings, "new") == [image]
+
+
+def default_of(role, name, **values):
+    loader = DataLoader()
+    defaults = loader.load_from_file(str(ROLES / role / "defaults/main.yml"), trusted_as_template=True)
+    return Templar(loader, variables={**defaults, **values}).template(defaults[name])
+
+
+def test_ray_s_ports_are_reserved_and_watched_wherever_they_are():
+    """The kernel prints 20000-20990 for what is reserved by default."""
+    repository = {"repository": str(ROLES.parents[1]), "recipe": "dapo_qwen3_tiny_cpu"}
+    moved = {**repository, "ray_cluster_first_port": 30000, "ray_cluster_last_port": 30999, "container_image_port": 7}
+    ports = default_of("host_base", "host_base_reserved_ports", **repository)
+    name = "net.ipv4.ip_local_reserved_ports"
+    assert host.sysctl_changes(f"{name} = 20000-20990", {name: ports}) == []
+    assert default_of("host_base", "host_base_reserved_ports", **moved) == "30000-30999,7"
+    assert default_of("recipe_launch", "recipe_launch_watch_port", **repository) == 20000
+    assert default_of("recipe_launch", "recipe_launch_watch_port", **moved) == 30000
 
 
 def test_sysctl_changes():
@@ -180,7 +346,7 @@ ALL_THERE = {"lost": [], "without_folder": []}
         ),
         (
             {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 0.01, **ALL_THERE},
-            "h: the run r ended with exit-code, status 3, and the disk of /data/runs/r is full (0.0 GB free): free some",
+            "h: the run r ended with exit-code, status 3, and the disk of /data/runs/r is full (0.0 GB free): free some, or lower",
         ),
         (
             {"outcome": "ended", "result": "exit-code", "status": 3, "free_gb": 500.0, **ALL_THERE},
@@ -212,10 +378,36 @@ def test_secrets_are_masked():
         b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\ntoken_count=5 tokens 7 of 9\n"
         b'{"hf_token": "hf_1", "steps": 4}\n'
     )
-    masked = mask(text).decode()
+    masked = mask(text, {}).decode()
     for secret in ("abc123", "top secret", "hunter2", "xyz.1", "AAAA", "hf_1"):
         assert secret not in masked
     assert "http://me:***@proxy:3128/x" in masked and "tokens 7 of 9" in masked and '"steps": 4' in masked
+
+
+def test_secret_variables_are_masked_wherever_they_are(tmp_path):
+    """Whatever their names; a value that is too short to be told from other text where its variable is set."""
+    hook = "https://open.example/hook/0123-abcd"
+    secrets = {
+        "FEISHU_WEBHOOK": hook,
+        "DB": "x",
+        "PHRASE": "two words, one; 'three'",
+        "LONG": f"{hook}/and-more",
+        "PIN": 12345,
+    }
+    log, environment = tmp_path / "launch.log", tmp_path / "env"
+    log.write_text(f"posting to {hook}\nconnected with 12345: two words, one; 'three'\nA=x\n")
+    environment.write_text("HCCL_BUFFSIZE=200\n" + "".join(f"{name}={value}\n" for name, value in secrets.items()))
+    dest = tmp_path / "out/a.tar.gz"
+    settings = {"dest": str(dest), "top": "h", "files": [f"{tmp_path}/*"], "secrets": secrets}
+    settings["commands"] = {"said.txt": ["echo", hook]}
+    with patch_module_args(settings), pytest.raises(SystemExit) as end:
+        support_archive.main()
+    assert end.value.code in (0, None)
+    with tarfile.open(dest) as archive:
+        texts = {Path(member.name).name: archive.extractfile(member).read().decode() for member in archive}
+    assert texts["launch.log"] == "posting to ***\nconnected with ***: ***\nA=x\n"
+    assert texts["env"] == "HCCL_BUFFSIZE=200\n" + "".join(f"{name}=***\n" for name in secrets)
+    assert texts["said.txt"] == "***\n"
 
 
 @pytest.mark.parametrize("engine", ["none", "docker", "podman"])
@@ -230,4 +422,4 @@ def test_in_env_is_a_script(engine, tmp_path):
     subprocess.run(["bash", "-n", script], check=True)
     text = script.read_text()
     assert ("exec docker run" in text) == (engine == "docker") == ("--ulimit memlock=-1" in text)
-    assert ("mkdir -p /tmp/ray" in text) == (engine != "none"), "podman does not create the folder of a mount"
+    assert ("mkdir -p /tmp/sam-rl-ray" in text) == (engine != "none"), "podman does not create the folder of a mount"

@@ -74,6 +74,53 @@ def test_a_playbook_says_so(dead, tmp_path):
     assert f"localhost: the storage of {dead} cannot be read (no answer within 1 s), expected the storage that" in said
 
 
+SHARED = """
+- hosts: npu_hosts
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: npu_preflight, tasks_from: runs}
+"""
+
+
+@pytest.mark.parametrize(
+    ("apart", "limit", "sentence"),
+    [
+        (None, "h2", None),
+        ("h2", "h2", "h2: {}/runs is not the folder that h1 has, expected storage that all hosts share,"),
+        ("h1", "h1", "h1: {}/runs is not the folder that h2 has, expected storage that all hosts share,"),
+    ],
+)
+def test_a_host_without_the_shared_folder_is_found_alone(apart, limit, sentence, tmp_path):
+    """By --limit. Both hosts are this machine, and one sees another folder there."""
+    work, own = tmp_path / "work", tmp_path / "own"
+    for folder in (work / "runs", own / "runs"):
+        folder.mkdir(parents=True)
+    script = tmp_path / "python"
+    mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
+    script.write_text(f"#!/bin/sh\nexec unshare --mount sh -c '{mount}' {own} {work} {sys.executable} \"$@\"\n")
+    script.chmod(0o755)
+    if apart and subprocess.run([script, "-c", ""], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount")
+    hosts = {host: {"ansible_python_interpreter": sys.executable} for host in ("h1", "h2")}
+    if apart:
+        hosts[apart]["ansible_python_interpreter"] = str(script)
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": hosts}}))
+    (tmp_path / "play.yml").write_text(SHARED)
+    words = [Path(sys.executable).parent / "ansible-playbook", "--connection=local", "--limit", limit]
+    words += ["--inventory", tmp_path / "hosts.yml", "-e", f"work_dir={work}", tmp_path / "play.yml"]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == (2 if sentence else 0), done.stdout
+    assert not sentence or sentence.format(work) in " ".join(done.stdout.split())
+    assert not [*work.glob("**/.sam-rl-shared-*"), *own.glob("**/.sam-rl-shared-*")]
+
+
+@pytest.mark.parametrize(("role", "then"), [("ray_cluster", "Write the units"), ("recipe_launch", "Prepare the run")])
+def test_roles_look_for_it_before_they_use_it(role, then):
+    text = (ANSIBLE / "roles" / role / "tasks/main.yml").read_text()
+    assert 0 < text.find("tasks_from: runs\n") < text.index(f"- name: {then}")
+
+
 def uses_work_dir(role):
     files = [*(ANSIBLE / "roles" / role).glob("[tv]a[rs]*s/*.yml"), *(ANSIBLE / "roles" / role).glob("templates/*")]
     return any("work_dir" in file.read_text() for file in files)

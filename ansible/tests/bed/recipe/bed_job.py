@@ -3,9 +3,10 @@
 
 The policy is a table of logits for the next of 24 tokens given the last one. A worker on each host samples answers, with
 sam_core drafting and each draft verified against the sample; the reward is the share of tokens that follow their
-predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file; a second start goes on from
-it. Settings: steps, pause (s a step), resumed (the same after it is resumed), every (steps between checkpoints, 0: none),
-pad (MB in a checkpoint).
+predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file, before their line; a second
+start goes on from it if the line is there, as llm_rl does. Settings: steps; pause (s a step) and sync (s between a checkpoint
+and the line of its step), both until it is resumed; every (steps between checkpoints, 0: none); pad (MB in a checkpoint); text
+(printed).
 It is watched as a run of verl is: each worker serves metrics under the names of vLLM's servers, with the values of its own
 sampling, and the driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
 """
@@ -119,8 +120,8 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
-    settings = {"steps": 8.0, "pause": 0.0, "resumed": 0.0, "every": 1.0, "pad": 0.0}
-    settings |= {k: float(v) for k, v in (word.split("=") for word in options.settings)}
+    settings = {"steps": 8.0, "pause": 0.0, "sync": 0.0, "every": 1.0, "pad": 0.0, "text": ""}
+    settings |= {k: v if k == "text" else float(v) for k, v in (word.split("=") for word in options.settings)}
     folder, log = options.run_dir, options.run_dir / "steps.jsonl"
     if options.check:
         sys.exit("error: the run needs more steps" if settings["steps"] < 1 else 0)
@@ -128,10 +129,12 @@ def main():
     tracker.parent.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(f"checkpoints: {{every: {settings['every']:.0f}}}\n")
     state = {"step": 0, "logits": [[0.0] * TOKENS] * TOKENS, "lines": []}
-    if (folder / "checkpoint.json").exists():
+    logged = len(log.read_text().splitlines()) if log.exists() else 0
+    if (folder / "checkpoint.json").exists() and logged >= json.loads((folder / "checkpoint.json").read_text())["step"]:
         state = json.loads((folder / "checkpoint.json").read_text())
-        settings["pause"] = settings["resumed"]
+        settings["pause"] = settings["sync"] = 0.0
         print(f"resumed after step {state['step']}", flush=True)
+    print(settings["text"], flush=True)
     ray.init(address=os.environ["RAY_ADDRESS"])
     hosts = math.floor(ray.cluster_resources()["NPU"] / 16)
     group = placement_group([{"NPU": 16}] * hosts, strategy="STRICT_SPREAD")
@@ -157,16 +160,18 @@ def main():
             reward = update(logits, [answer for _, answers, _, _ in parts for answer in answers])
             line = {"step": step, "reward": round(reward, 4), "hosts": sorted(part[0] for part in parts)}
             line |= {"drafted": sum(part[2] for part in parts), "accepted": sum(part[3] for part in parts)}
-            state = {"step": step, "logits": logits.tolist(), "lines": [*state["lines"], line]}
-            if settings["every"] and step % settings["every"] == 0:
-                save(folder / "checkpoint.json", state | {"pad": " " * int(settings["pad"] * 1e6)})
-                tracker.write_text(str(step))
-            log.write_text("".join(json.dumps(line) + "\n" for line in state["lines"]))
-            print(json.dumps(line), flush=True)
             # One request runs on each host at a time: all of the rollout is tail.
             data = {"timing_s/gen": rollout_s, "timing_s/step": time.monotonic() - begin, "critic/rewards/mean": reward}
             data |= {"response_length/mean": LENGTH, "rollout/spec/busy_s": rollout_s, "rollout/spec/tail_s": rollout_s}
             data |= {f"rollout/spec/{name}": line[name] for name in ("drafted", "accepted")}
+            line["data"] = data
+            state = {"step": step, "logits": logits.tolist(), "lines": [*state["lines"], line]}
+            if settings["every"] and step % settings["every"] == 0:
+                save(folder / "checkpoint.json", state | {"pad": " " * int(settings["pad"] * 1e6)})
+                tracker.write_text(str(step))
+                time.sleep(settings["sync"])
+            log.write_text("".join(json.dumps(line) + "\n" for line in state["lines"]))
+            print(json.dumps(line), flush=True)
             publish([{"step": step, "data": data}])
             time.sleep(settings["pause"])
     lines = state["lines"]

@@ -2,8 +2,8 @@
 """Follow a job on its host until it ends: show its new log lines and watch the hosts that it runs on.
 
 The module job_state reads the state. Returned: `outcome` is ended (`lost` are the hosts that did not answer when a job had
-failed), lost (the hosts in `lost` did not answer twice in a row), timeout, or, with `watch`, written (another content of
-that file); `result` and `status` are those of the unit.
+failed), lost (the hosts in `lost` refused the connection twice in a row, or gave no answer for `silence` seconds), timeout, or,
+with `watch`, written (a new checkpoint whose step is logged); `result` and `status` are those of the unit.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ansible.utils.display import Display
 
 MAX_LINES = 40
 """Log lines shown after each read; of more, the last ones."""
-MAX_SILENT_READS = 3
-"""Reads without an answer from the job's own host after which it counts as lost."""
 
 
 class ActionModule(ActionBase):
-    """Arguments: unit, log, offset, watch, peers as of job_state; host; poll and timeout in seconds."""
+    """Arguments: unit, log, offset, watch, steps, peers as of job_state; host; poll, silence and timeout in seconds."""
 
     _requires_connection = True
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         args = dict(self._task.args)
-        host, poll, timeout = args.pop("host"), float(args.pop("poll")), float(args.pop("timeout"))
+        host = args.pop("host")
+        poll, silence, timeout = (float(args.pop(name)) for name in ("poll", "silence", "timeout"))
         deadline = time.monotonic() + timeout
-        display, before, silent = Display(), set(), 0
-        watched: list[str | None] = []
+        display, refused = Display(), set()
+        since: dict[str, float] = {}  # when hosts that give no answer were asked first
+        watched: list[int | None] = []
         while True:
-            state = self._read_state(args, task_vars)
+            now, state = time.monotonic(), self._read_state(args, task_vars)
             if state is None:
-                silent += 1
-                if silent >= MAX_SILENT_READS:
+                since = {host: since.get(host, now)}
+                if now - since[host] >= silence:
                     return {"changed": False, "outcome": "lost", "lost": [host], "result": "unknown", "status": -1}
                 time.sleep(poll)
                 continue
             if state.get("failed"):
                 return state
-            silent, args["offset"] = 0, state["offset"]
+            args["offset"] = state["offset"]
             left_out = len(state["lines"]) - MAX_LINES
             if left_out > 0:
                 display.display(f"{host}: ... {left_out} more lines in {args['log']}")
@@ -51,12 +51,15 @@ class ActionModule(ActionBase):
                 display.display(f"{host}: {line}")
             end = {"changed": False, "lost": [], **{key: state[key] for key in ("result", "status", "free_gb")}}
             if state["active"] not in ("active", "activating", "deactivating", "reloading"):
-                return {**end, "outcome": "ended", "lost": [] if state["result"] == "success" else state["lost"]}
-            if lost := before & set(state["lost"]):
+                lost = [] if state["result"] == "success" else sorted(state["refused"] + state["silent"])
+                return {**end, "outcome": "ended", "lost": lost}
+            since = {peer: since.get(peer, now) for peer in state["silent"]}
+            lost = refused & set(state["refused"]) | {peer for peer in since if now - since[peer] >= silence}
+            if lost:
                 return {**end, "outcome": "lost", "lost": sorted(lost)}
-            before = set(state["lost"])
+            refused = set(state["refused"])
             watched = watched or [state["watched"]]
-            if state["watched"] != watched[0]:
+            if state["watched"] not in (None, watched[0]):
                 return {**end, "outcome": "written"}
             if time.monotonic() >= deadline:
                 return {**end, "outcome": "timeout"}

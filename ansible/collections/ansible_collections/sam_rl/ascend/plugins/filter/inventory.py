@@ -30,6 +30,9 @@ REPLACED = {
 }
 """Variables of hand-edited launch scripts, and what replaces them here."""
 
+FIXED_PORTS = 10
+"""From ray_cluster_first_port on, before those of Ray's workers."""
+
 NOT_SETTINGS = {"environment", "vars", "playbook_name", "discovered_interpreter_python", "module_setup"}
 NOT_SETTINGS |= {"repository", "pins"} | INTERNAL_STATIC_VARS
 """Variables that Ansible or playbooks/group_vars set."""
@@ -49,7 +52,7 @@ def inventory_problems(hosts: list[str], hostvars: Mapping, repository: str) -> 
         return [f"{', '.join(where)}: {problem}" for problem, where in problems.items()]
     if differences := _differences(settings, options):
         return differences
-    return _address_problems(settings, hostvars) + _cluster_problems(hosts, settings[hosts[0]], repository)
+    return _address_problems(settings, hostvars) + _cluster_problems(hosts, settings[hosts[0]], options, repository)
 
 
 def role_options(repository: str) -> dict[str, dict[str, Any]]:
@@ -97,6 +100,11 @@ def _argument_problems(settings: Mapping, options: Mapping) -> list[str]:
             problems.append(f"{name} is {_short(value)}, expected an absolute path below / without spaces.")
         elif kind == "int" and name.endswith("_port") and not 1024 <= value <= 65535:
             problems.append(f"{name} is {value}, expected a port from 1024 to 65535.")
+        elif name == "recipe_launch_run" and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", value, re.ASCII):
+            problems.append(
+                f"{name} is {_short(value)}, expected letters, digits, '.', '_' and '-', a letter or digit first: "
+                "name the run so."
+            )
     return problems
 
 
@@ -158,7 +166,7 @@ def _address_problems(settings: Mapping[str, Mapping], hostvars: Mapping) -> lis
     return problems
 
 
-def _cluster_problems(hosts: list[str], settings: Mapping, repository: str) -> list[str]:
+def _cluster_problems(hosts: list[str], settings: Mapping, options: Mapping, repository: str) -> list[str]:
     """Counts, ports, pin set, recipe and image, which are the same on all hosts by now."""
     problems = []
     if settings["hosts_expected"] != len(hosts):
@@ -168,6 +176,13 @@ def _cluster_problems(hosts: list[str], settings: Mapping, repository: str) -> l
         )
     if settings["ray_port"] == settings["dashboard_port"]:
         problems.append(f"ray_port and dashboard_port are both {settings['ray_port']}: give each its own.")
+    names = ("ray_cluster_first_port", "ray_cluster_last_port")
+    first, last = (settings.get(name, options[name]["default"]) for name in names)
+    if last < first + FIXED_PORTS:
+        problems.append(
+            f"Ray's ports are {first} to {last}, expected {FIXED_PORTS} of Ray's own and those of its workers: set "
+            f"{' and '.join(names)}."
+        )
     if not Path(str(repository), "patches", settings["pin_set"], "recipe.toml").is_file():
         known = sorted(path.parent.name for path in Path(str(repository)).glob("patches/*/recipe.toml"))
         problems.append(

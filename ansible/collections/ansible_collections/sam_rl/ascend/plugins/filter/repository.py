@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +35,17 @@ def recipe_needs(repository: str, name: str, section: str = "cluster") -> dict[s
     return needs
 
 
+def lasting(request: Mapping, repository: str) -> dict[str, Any]:
+    """What a run was asked for without the overrides that may be others when it goes on: those of the launcher's MAY_CHANGE."""
+    tree = ast.parse(Path(str(repository), "llm_rl", "launch.py").read_text())
+    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    changing = ast.literal_eval(assigned["MAY_CHANGE"])
+    overrides = [setting for setting in request["overrides"] if re.split(r"[.=\[]", setting)[0] not in changing]
+    return {**request, "overrides": overrides}
+
+
 class FilterModule:
     """The filters by name."""
 
     def filters(self) -> dict[str, Any]:
-        return {"pin_set": pin_set, "recipe_needs": recipe_needs}
+        return {"pin_set": pin_set, "recipe_needs": recipe_needs, "lasting": lasting}

@@ -9,6 +9,8 @@ import signal
 import socket
 import time
 
+REFUSED = "connection refused"
+
 
 class Unreadable(ValueError):
     """Why the output of a command cannot be used: one reason, without the host's name."""
@@ -105,7 +107,7 @@ def reachable(address, port, timeout, refused_is_answer=True):
     try:
         socket.create_connection((address, port), timeout).close()
     except ConnectionRefusedError:
-        return None if refused_is_answer else "connection refused"
+        return None if refused_is_answer else REFUSED
     except OSError as error:
         return error.strerror or "time-out"
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mask what looks like a secret in text that leaves a host."""
+"""Mask secrets, and what looks like one, in text that leaves a host."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ _IN_ADDRESS = re.compile(rb"(\b[a-z][a-z0-9+.-]{1,15}://[^\s/:@]{1,100}:)[^\s/@]
 _BEARER = re.compile(rb"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)\s+)[\w.~+/=-]+")
 _KEY_BLOCK = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 
+MIN_BYTES = 4
+"""Of a value that is masked wherever it is; a shorter one may be part of any word."""
 
-def mask(data):
-    """`data` (bytes) with values of secret names, passwords in addresses and private keys replaced by ***."""
+
+def mask(data, secrets):
+    """`data` (bytes) with these secrets ({variable: value}) replaced by ***: each value, and lines that set a variable.
+
+    So are values of secret names, passwords in addresses and private keys.
+    """
+    for value in sorted((str(value).encode() for value in secrets.values()), key=len, reverse=True):
+        if len(value) >= MIN_BYTES:
+            data = data.replace(value, b"***")
+    for name in secrets:
+        data = re.sub(rb"(?m)^((?:export )?%s=).*" % re.escape(name.encode()), rb"\1***", data)
     data = _KEY_BLOCK.sub(b"*** private key ***", data)
     data = _BEARER.sub(rb"\1***", data)
     data = _IN_ADDRESS.sub(rb"\1***@", data)

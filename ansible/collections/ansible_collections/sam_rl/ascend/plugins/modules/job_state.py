@@ -11,7 +11,8 @@ options:
   unit: {description: Name of the unit, type: str, required: true}
   log: {description: Its log, type: path, required: true}
   offset: {description: Bytes of the log that were read already; -1 starts with its last lines, type: int, default: 0}
-  watch: {description: A small text file to read, type: path}
+  watch: {description: verl's tracker file of checkpoints, type: path}
+  steps: {description: verl's step log, in which a checkpoint's step must be for C(watched), type: path}
   peers: {description: "What must answer: host, address, port", type: list, elements: dict, default: []}
   timeout: {description: Bound of a connection in seconds, type: int, default: 4}
 author: [the authors of this repository]
@@ -29,17 +30,19 @@ status: {description: Exit status or number of the signal, type: int, returned: 
 lines: {description: Whole lines that are new, type: list, elements: str, returned: always}
 offset: {description: Where the next read starts, type: int, returned: always}
 free_gb: {description: Free GB where the log is or null without its folder, type: float, returned: always}
-watched: {description: What C(watch) holds or null, type: str, returned: always}
-lost: {description: Hosts that do not answer, type: list, elements: str, returned: always}
+watched: {description: The step in C(watch) if C(steps) has it or null, type: int, returned: always}
+refused: {description: Hosts that refuse the connection, type: list, elements: str, returned: always}
+silent: {description: Hosts that give no answer, type: list, elements: str, returned: always}
 """
 
 import concurrent.futures
+import json
 import os
 import subprocess
 import threading
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import free_gb, reachable
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import REFUSED, free_gb, reachable
 
 BLOCK = 1 << 20
 TAIL = 4096
@@ -70,6 +73,7 @@ def main():
             "log": {"type": "path", "required": True},
             "offset": {"type": "int", "default": 0},
             "watch": {"type": "path"},
+            "steps": {"type": "path"},
             "peers": {"type": "list", "elements": "dict", "default": []},
             "timeout": {"type": "int", "default": 4},
         },
@@ -85,7 +89,11 @@ def main():
 
     def files():
         free = free_gb(folder) if os.path.isdir(folder) else None
-        return (*new_lines(log, module.params["offset"]), free, text_of(module.params["watch"]))
+        return (
+            *new_lines(log, module.params["offset"]),
+            free,
+            logged_checkpoint(module.params["watch"], module.params["steps"]),
+        )
 
     try:
         lines, offset, free, watched = within(STORAGE_SECONDS, files)
@@ -97,7 +105,7 @@ def main():
         )
     status, result = int(found.get("ExecMainStatus") or 0), found.get("Result", "")
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda peer: answers_at(peer, module.params["timeout"]), peers))
+        reasons = list(pool.map(lambda peer: no_connection(peer, module.params["timeout"]), peers))
     module.exit_json(
         changed=False,
         active=found.get("ActiveState", ""),
@@ -107,7 +115,8 @@ def main():
         offset=offset,
         free_gb=free,
         watched=watched,
-        lost=[peer["host"] for peer, answered in zip(peers, answers) if not answered],
+        refused=[peer["host"] for peer, reason in zip(peers, reasons) if reason == REFUSED],
+        silent=[peer["host"] for peer, reason in zip(peers, reasons) if reason not in (None, REFUSED)],
     )
 
 
@@ -125,18 +134,34 @@ def within(seconds, read):
     return answer.result(seconds)
 
 
-def text_of(path):
-    """What a file holds, None where there is none."""
+def logged_checkpoint(tracker, steps):
+    """The step of the newest checkpoint, None unless the step log has it too: a run goes on from no other.
+
+    verl writes the tracker file, then sends weights to the engines and validates, then logs the step.
+    """
     try:
-        with open(path or os.devnull) as file:
-            return file.read()
-    except OSError:
+        with open(tracker or os.devnull) as file:
+            number = int(file.read())
+        with open(steps, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - BLOCK))
+            lines = file.read().split(b"\n")[:-1]
+    except (OSError, ValueError):
         return None
+    return number if any(finishes(line, number) for line in lines) else None
 
 
-def answers_at(peer, timeout):
-    """Whether something listens at the peer's port; a refused connection counts as no answer."""
-    return reachable(str(peer["address"]), int(peer["port"]), timeout, refused_is_answer=False) is None
+def finishes(line, number):
+    """Whether a line of the step log says that this step or a later one is finished; the first one may be cut."""
+    try:
+        row = json.loads(line)
+        return row["step"] >= number and "timing_s/step" in row["data"]
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def no_connection(peer, timeout):
+    """None, or why nothing listens at the peer's port."""
+    return reachable(str(peer["address"]), int(peer["port"]), timeout, refused_is_answer=False)
 
 
 if __name__ == "__main__":

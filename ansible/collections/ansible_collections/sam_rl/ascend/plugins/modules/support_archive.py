@@ -15,6 +15,7 @@ options:
   commands: {description: "Commands by the name of their output", type: dict, default: {}}
   limit_mb: {description: MB at the end of each file or output that are taken, type: int, default: 20}
   timeout: {description: Bound of one command in seconds, type: int, default: 60}
+  secrets: {description: Secret variables and their values, type: dict, default: {}}
 author: [the authors of this repository]
 """
 EXAMPLES = r"""
@@ -66,6 +67,7 @@ def main():
             "commands": {"type": "dict", "default": {}},
             "limit_mb": {"type": "int", "default": 20},
             "timeout": {"type": "int", "default": 60},
+            "secrets": {"type": "dict", "default": {}, "no_log": True},
         },
         supports_check_mode=True,
     )
@@ -86,11 +88,11 @@ def main():
                     names.append(name)
 
                 for name, command in sorted(params["commands"].items()):
-                    add(name, mask(output(command, params["timeout"], limit)))
+                    add(name, mask(output(command, params["timeout"], limit), params["secrets"]))
                 for pattern in params["files"]:
                     for path in sorted(glob.glob(pattern)):
                         if os.path.isfile(path):
-                            add(path.lstrip("/"), mask(tail(path, limit)))
+                            add(path.lstrip("/"), mask(tail(path, limit), params["secrets"]))
                 for path in params["archives"]:
                     with open(path, "rb") as part:
                         add(os.path.basename(path), part.read())
