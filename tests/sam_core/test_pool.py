@@ -1192,3 +1192,19 @@ def test_texts_that_close_after_their_group_lost_its_index_make_room():
     while pool.stats()["exhausted"] == exhausted:
         pool.append(other, rng.integers(0, 1000, 200, np.int32))
     assert pool.stats()["tokens"] < 10_000 and pool._validate() is None
+
+
+def test_a_group_without_an_index_gets_one_when_most_of_its_texts_have_closed():
+    rng = np.random.default_rng(0)
+    texts = rng.integers(0, 1000, (16, 1000)).tolist()
+    texts[0][-4:] = texts[15][500:504]
+    pool = make("newest", memory_bytes=empty_bytes() + 800_000)
+    slots = [pool.open([A]) for _ in texts]
+    for at in range(0, 1000, 20):
+        step(pool, [(slot, text[at : at + 20]) for slot, text in zip(slots, texts, strict=True)], 3)
+    assert pool.stats()["evicted_groups"] > 0
+    for slot in slots[1:]:
+        pool.close(slot)
+    for _ in range(20):
+        step(pool, [(slots[0], [])], 3)
+    assert draft(pool, slots[0], k=3) == texts[15][504:507] and pool._validate() is None
