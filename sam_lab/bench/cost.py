@@ -40,8 +40,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "on": {"switch": "batch", "threshold": max(REQUESTS)},
     "auto": {"switch": "auto"},
 }
-ELAPSED = ("on", "auto", "on, one thread")
-"""Rows of the time that passes, where threads share the work."""
 clock = time.process_time
 
 
@@ -94,10 +92,7 @@ class Cost:
             steps.append((of_rules, partial(self.steps_of, count, period)))
         for count in REQUESTS:
             what = f"propose for {count} request{'s' * (count > 1)}"
-            of_switches = [row(f"{what}, {name}", "us") for name in SWITCHES]
-            if count == max(REQUESTS):
-                of_switches += [row(f"{what}, {name}, elapsed", "us") for name in ELAPSED]
-            proposers.append((of_switches, partial(self.proposers, count)))
+            proposers.append(([row(f"{what}, {name}", "us") for name in SWITCHES], partial(self.proposers, count)))
         proposers.append(([row("propose for 512 requests, auto: deciding", "us")], partial(self.deciding, 512)))
         pauses = [row(f"append, {what}", "us") for what in ("p99", "longest pause")]
         corpus = [("size", "bytes a token"), ("build", "tokens a second"), ("look-up (append and draft k=1)", "us")]
@@ -336,14 +331,10 @@ class Cost:
         return self.texts.ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
 
     def proposers(self, count: int, rows: list[Row]) -> None:
-        """A call of the proposer for each of its switches, and the time that passes if there are rows for it: microseconds."""
+        """A call of the proposer for each of its switches: microseconds."""
         table, remark = self._of_proposers(count)
         engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
         engines["off"].proposer.switch.threshold = 0  # one request is as many as options allow
-        elapsed_rows = dict(zip(ELAPSED, rows[len(SWITCHES) :], strict=False))
-        if elapsed_rows:
-            engines["on, one thread"] = Engine(table, self.running, 3, **SWITCHES["on"])
-            engines["on, one thread"].pool.pool.num_threads = 1
 
         def sample(engine: Engine) -> float:
             return 1e6 * sum(engine.step() for _ in range(self.steps)) / self.steps
@@ -352,19 +343,15 @@ class Cost:
         alternate(samples, 2)  # auto has learned then
         before = {name: (engine.drafted, engine.pool.seconds) for name, engine in engines.items()}
         figures = alternate(samples, self.rounds)
-        steps = self.rounds * self.steps
-        for row, name in zip(rows, SWITCHES, strict=False):
-            row.ours, engine = figures[name], engines[name]
+        for row, (name, engine) in zip(rows, engines.items(), strict=True):
+            row.ours, steps = figures[name], self.rounds * self.steps
             drafted, seconds = engine.drafted - before[name][0], engine.pool.seconds - before[name][1]
             row.note = (
-                f"the pool's part: {1e6 * seconds / steps:.0f} us on average; "
+                f"the pool's part: {1e6 * seconds / steps:.0f} us on average; elapsed, lower quartile: "
+                f"{1e6 * np.quantile(engine.elapsed[-steps:], 0.25):.0f} us, {engine.pool.num_threads} threads; "
                 f"{drafted / steps / count:.2f} draft tokens a request and step; "
                 f"from {self.running} tokens a request on; {remark}"
             )
-        for name, row in elapsed_rows.items():
-            passed = np.reshape(engines[name].elapsed[-steps:], (self.rounds, self.steps))
-            row.ours = Figure.of((1e6 * passed.mean(1)).tolist())
-            row.note = f"{engines[name].pool.num_threads} threads may share the work"
 
     def deciding(self, count: int, rows: list[Row]) -> None:
         """What switch auto takes in a step, learning included: microseconds."""
