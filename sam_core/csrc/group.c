@@ -454,7 +454,7 @@ static bool begin(pool *p, pool_group *g) {
         return true;
     if (!group_is_worthwhile(p, g))
         return false;
-    size_t available = room_available(p), requests = 0;
+    size_t available = room_for(p, POOL_FOR_BUILD), requests = 0;
     if (g->lost && available < g->needs)
         return false;
     uint64_t tokens = 0;

@@ -155,12 +155,13 @@ static bool continue_text(pool *p, pool_slot *slot, uint32_t number, const int32
     p->uses = g;
     *stored = new_text(p, slot, number, text->prompt_size, prompt, size) && group_enter(p, g, slot->text);
     p->uses = NULL;
-    if (*stored && text_of(g, old)) // not freed for lack of memory
-        group_forget_text(p, g, text_of(g, old));
-    if (*stored)
-        slot->group = g;
-    else
+    if (!*stored) {
         group_leave(p, g);
+        return true;
+    }
+    if (text_of(g, old)) // not freed for lack of memory
+        group_forget_text(p, g, text_of(g, old));
+    slot->group = g;
     return true;
 }
 

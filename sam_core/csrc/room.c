@@ -23,8 +23,6 @@ size_t room_for(const pool *p, pool_power power) {
     return bytes + (power == POOL_FOR_SPARE ? p->idle_bytes : p->spare);
 }
 
-size_t room_available(const pool *p) { return room_for(p, POOL_FOR_BUILD); }
-
 size_t room_needed(const pool *p, uint64_t tokens) {
     return (size_t)(tokens * ROOM_TOKEN_BYTES + (p->memory.limit - pool_min_bytes()) / SLACK_SHARE);
 }
@@ -73,7 +71,7 @@ void room_relist(pool *p, pool_group *g) {
         group_move(g, by_state, &p->opened);
     else if (g->by_state.list == &p->opened || !g->by_state.list)
         group_move(g, by_state, &p->fresh);
-    size_t idle = g->open || !g->index.memory ? 0 : sam_index_bytes(&g->index);
+    size_t idle = g->open ? 0 : sam_index_bytes(&g->index);
     p->idle_bytes += idle - g->idle_bytes;
     g->idle_bytes = idle;
     size_t spare = g->open ? 0 : idle + g->tokens * sizeof(int32_t);

@@ -38,9 +38,6 @@ bool room_make(void *owner);
 // Bytes that are free or can be freed without loss to open slots, with this power.
 size_t room_for(const pool *p, pool_power power);
 
-// The same for slots that could not draft otherwise, or to build a group's automaton.
-size_t room_available(const pool *p);
-
 // Bytes that must be available before indexing `tokens` that did not fit is tried again.
 size_t room_needed(const pool *p, uint64_t tokens);
 
