@@ -12,7 +12,7 @@ from pathlib import Path
 
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from sam_core.engines.verl.routing import PromptRoutes
+from sam_core.engines.routing import PromptRoutes
 from sam_core.files import write_json
 from sam_core.history import SaveTimer
 

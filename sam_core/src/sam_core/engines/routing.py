@@ -18,6 +18,8 @@ class PromptRoutes:
     loaded one: then it moves there, where new prompts go as well. So routing makes servers differ by little more than
     the answers to SLACK prompts; the rest is due to the lengths of answers. A prompt with more than SLACK * MAX_GROUP
     answers in flight is spread. A later turn of a conversation stays with the first.
+
+    A server is a replica of verl or a data-parallel engine of vLLM.
     """
 
     SLACK = 2
@@ -33,7 +35,12 @@ class PromptRoutes:
         self._running: dict[int, int] = {}
 
     def choose(self, request_id: str, prompt_ids: Sequence[int], in_flight: Mapping[Server, int]) -> Server:
-        """The server for a new request; `in_flight` counts the requests of each server, in order of preference."""
+        """The server for a new request.
+
+        Args:
+            prompt_ids: its prompt's tokens, or the name of its group as bytes.
+            in_flight: the number of requests of each server, servers in order of preference.
+        """
         prompt, server = self._requests.pop(request_id, (None, None))
         if server not in in_flight:
             if prompt is None:
@@ -66,9 +73,10 @@ class PromptRoutes:
         """Requests may go on at another server than they began: at the one that their prompt's other answers go to."""
         self._requests = OrderedDict((request_id, (prompt, None)) for request_id, (prompt, _) in self._requests.items())
 
-    def ended(self, request_id: str) -> None:
-        """A request has finished or failed; unknown ones are ignored."""
-        prompt, _ = self._requests.get(request_id, (None, None))
+    def ended(self, request_id: str, has_later_turns: bool = True) -> None:
+        """A request has finished or failed; unknown ones are ignored. A later turn is a request of the same id."""
+        find = self._requests.get if has_later_turns else self._requests.pop
+        prompt, _ = find(request_id, (None, None))
         if prompt in self._running:
             self._running[prompt] -= 1
             if not self._running[prompt]:
