@@ -524,6 +524,24 @@ class AsyncServer:
         first = self.loop.run_until_complete(self.engine.collective_rpc("sam_stats"))[0]
         return [self.loop.run_until_complete(drafter_counters(self.engine)), first]
 
+    def note_engines(self, routed):
+        """From now on notes which data-parallel engine each request is sent to. routed: False to let vLLM choose by load."""
+        client, self.sent = self.engine.engine_core, []
+        choose = type(client).get_core_engine_for_request
+
+        def noting(request):
+            engine = choose(client, request)
+            self.sent.append([request.prompt_token_ids, client.core_engines.index(engine)])
+            return engine
+
+        client.get_core_engine_for_request = noting
+        if not routed:
+            client.sam_routes = None
+
+    def noted_engines(self):
+        """[prompt, index of the engine] of each request."""
+        return self.sent
+
     def keep_off(self):
         self.loop.run_until_complete(self.engine.collective_rpc(keep_off))
 
