@@ -19,8 +19,8 @@ def request(request_id, prompt=(1, 2), name=None, images=()):
 class Client:
     """Asks for an engine and tells where requests went, as the patched client of vLLM does."""
 
-    def __init__(self, engines=4, first=0):
-        self.routes, self.engines = EngineRoutes(first), engines
+    def __init__(self, engines=4, first=0, history=None):
+        self.routes, self.engines = EngineRoutes.from_options({"history": history}, first), engines
         self.asked = 0
 
     def send(self, rank=None, **arguments):
@@ -104,6 +104,24 @@ def test_what_has_ended_is_forgotten():
     assert not client.routes._routes._requests and not client.routes._routes._running
     client.asked = 0
     assert client.send(prompt=(7, 5)) == 1, "the id was that of a request with another prompt"
+
+
+def test_prompts_return_to_their_engine_in_a_run_that_is_started_again(tmp_path, caplog):
+    folder = tmp_path / "history"
+    client, other = (Client(first=first, history=str(folder)) for first in (0, 2))
+    homes = [client.send(prompt=(7, prompt)) for prompt in range(8)]
+    other.send(rank=1)
+    client.routes.ended(["r1"])
+    assert not folder.exists(), "requests are in flight"
+    client.end_all()
+    other.end_all()
+    assert [file.name for file in folder.iterdir()] == ["routes-0.json"], "the other client chose none"
+    again = Client(history=str(folder))
+    assert [again.send(prompt=(7, prompt)) for prompt in (6, 3, 1, 0)] == [homes[prompt] for prompt in (6, 3, 1, 0)]
+    fewer = Client(engines=2, history=str(folder))
+    assert {fewer.send(prompt=(7, prompt)) for prompt in range(8)} == {0, 1}
+    (folder / "routes-0.json").write_text("[1]")
+    assert Client(history=str(folder)).send() == 0 and "routes-0.json cannot be used" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+
+from sam_core.files import write_json
+from sam_core.history import SaveTimer
+
+logger = logging.getLogger(__name__)
 
 Server = TypeVar("Server")
 
@@ -81,6 +89,43 @@ class PromptRoutes:
             self._running[prompt] -= 1
             if not self._running[prompt]:
                 del self._running[prompt]
+
+
+class SavedRoutes:
+    """A file by which a restarted run sends prompts to the servers that have their history.
+
+    Servers are identified by their order. A file that cannot be read or written gives a warning.
+
+    Args:
+        routes: whose homes are saved and restored.
+        path: of the file; None: nothing is saved.
+    """
+
+    def __init__(self, routes: PromptRoutes, path: Path | None) -> None:
+        self._routes, self._path = routes, path
+        self._timer = SaveTimer()
+
+    def restore(self, servers: Sequence[Any]) -> None:
+        """Call it once the servers are known."""
+        try:
+            if self._path:
+                self._routes.return_home(json.loads(self._path.read_text()), servers)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError) as e:
+            logger.warning("%s cannot be used (%s): prompts are routed anew", self._path, e)
+
+    def save(self, servers: Sequence[Any]) -> None:
+        """Call it when no request is in flight. It takes at most 1 % of the time, so not every call saves."""
+        if self._path and self._timer.due:
+            try:
+                self._timer.run(lambda: self._write(self._path, servers))
+            except OSError as e:
+                logger.warning("routes were not saved: %s", e)
+
+    def _write(self, path: Path, servers: Sequence[Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, self._routes.homes(servers))
 
 
 def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any, max_entries: int) -> None:
