@@ -16,6 +16,7 @@ import traceback
 
 import noting_pool
 from ascend_engine import OLD
+from engine_checks import random_seed
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
 
@@ -390,6 +391,10 @@ class Server:
     def counters(self):
         """The proposer's, of each rank."""
         return self.engine.collective_rpc("sam_stats")
+
+    def random_seed(self):
+        """Of each rank."""
+        return self.engine.collective_rpc(random_seed)
 
     def pools(self):
         return self.engine.collective_rpc(pool_stats)
