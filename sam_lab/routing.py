@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sam_core.engines.verl.routing import PromptRoutes
+from sam_core.engines.routing import PromptRoutes
 from sam_core.files import write_json
 from sam_core.options import SOURCES
 from sam_core.seeds import request_seed

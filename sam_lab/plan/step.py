@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from sam_core.engines.verl.routing import PromptRoutes
+from sam_core.engines.routing import PromptRoutes
 
 from llm_rl import layout
 from llm_rl.layout import GIB, Shape
@@ -88,7 +88,7 @@ def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> 
 def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
     """Deal the answers of a round, [prompts, n] lengths, to ranks; all are requested at once.
 
-    routing: `spread`, each answer to the next rank; `sticky`, as sam_core.engines.verl.routing keeps the answers to a prompt together.
+    routing: `spread`, each answer to the next rank; `sticky`, as sam_core.engines.routing keeps the answers to a prompt together.
     """
     if routing == "spread":
         order = lengths.ravel()

@@ -61,7 +61,7 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
     routing = result["routing"]
     if routing["sticky"]["batch_s"] < 0.98 * routing["spread"]["batch_s"]:
         advice.append(
-            f"Send a prompt's answers to one engine (the recipes' router does): "
+            f"Send a prompt's answers to one engine (the recipes do): "
             f"{routing['spread']['batch_s'] / routing['sticky']['batch_s']:.3f} times as fast a round."
         )
     elif routing["sticky"]["batch_s"] > 1.02 * routing["spread"]["batch_s"]:

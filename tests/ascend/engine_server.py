@@ -16,6 +16,7 @@ import traceback
 
 import noting_pool
 from ascend_engine import OLD
+from engine_checks import random_seed
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
 
@@ -391,6 +392,10 @@ class Server:
         """The proposer's, of each rank."""
         return self.engine.collective_rpc("sam_stats")
 
+    def random_seed(self):
+        """Of each rank."""
+        return self.engine.collective_rpc(random_seed)
+
     def pools(self):
         return self.engine.collective_rpc(pool_stats)
 
@@ -523,6 +528,24 @@ class AsyncServer:
 
         first = self.loop.run_until_complete(self.engine.collective_rpc("sam_stats"))[0]
         return [self.loop.run_until_complete(drafter_counters(self.engine)), first]
+
+    def note_engines(self, routed):
+        """From now on notes which data-parallel engine each request is sent to. routed: False to let vLLM choose by load."""
+        client, self.sent = self.engine.engine_core, []
+        choose = type(client).get_core_engine_for_request
+
+        def noting(request):
+            engine = choose(client, request)
+            self.sent.append([request.prompt_token_ids, client.core_engines.index(engine)])
+            return engine
+
+        client.get_core_engine_for_request = noting
+        if not routed:
+            client.sam_routes = None
+
+    def noted_engines(self):
+        """[prompt, index of the engine] of each request."""
+        return self.sent
 
     def keep_off(self):
         self.loop.run_until_complete(self.engine.collective_rpc(keep_off))

@@ -2,7 +2,8 @@
 """Checks of vllm-ascend's and the stand-in's functions that need no engine, all in one process on platform npu.
 
 usage: npu_unit.py   (prints one JSON object, {check: null, or the text of what it raised})
-A check is a function of this module or of npu_graphs whose name begins with `check_`; each stands for one test.
+A check is a function of this module, of npu_graphs or of client_checks whose name begins with `check_`; each stands for
+one test.
 """
 
 import json
@@ -13,6 +14,7 @@ import types
 from pathlib import Path
 from unittest import mock
 
+import client_checks
 import npu_graphs
 import numpy as np
 import torch
@@ -422,7 +424,7 @@ if __name__ == "__main__":
     os.dup2(2, 1)
     if not OLD:
         import vllm_ascend.worker.worker  # noqa: F401  its modules import each other: this order works
-    for name, check in [*globals().items(), *vars(npu_graphs).items()]:
+    for name, check in [*globals().items(), *vars(npu_graphs).items(), *vars(client_checks).items()]:
         if not name.startswith("check_"):
             continue
         try:

@@ -216,18 +216,6 @@ def test_graphs_are_scheduled_asynchronously(graphs):
     assert graphs.ask("scheduling") == [[False, True]]
 
 
-def test_two_data_parallel_engines(model, cpu, prompts):
-    """One engine alone would run 12 requests, more than the threshold. The counters are those of both."""
-    engine = Engine(model, sam={"threshold": 8, "min_prob": 0}, k=K, front_end="AsyncLLM", data_parallel_size=2)
-    assert engine.ask("scheduling") == [[False, True]]
-    assert engine.run(prompts[:12], 50) == cpu.run(prompts[:12], 50)
-    speculated(engine)
-    both, first = engine.ask("drafters")
-    drafted = sum(row[4] for row in engine.rows)
-    assert both["proposed"] >= drafted > first["proposed"] > 0 and both["steps"] > first["steps"]
-    engine.stop()
-
-
 def test_structured_output_beside_drafts(make_model):
     """Requests with a grammar are not drafted; those beside them are."""
     folder = make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=128)

@@ -68,6 +68,15 @@ def requests(prompts):
     return many, [150 - 9 * i for i in range(12)], each
 
 
+def test_seeds_of_requests_have_no_effect(plain, sam, prompts):
+    """Where drafts are verified by rejection sampling: those of a second answer may depend on the seed of the first."""
+    first, second = [{"temperature": 1.0, "seed": seed} for seed in (5, 6)]
+    answers = plain.run([prompts[0]] * 3, 20, each=[first, first, second])
+    assert answers[0] == answers[1] != answers[2]
+    answers = sam.run([prompts[0]] * 3, 20, each=[first, first, second])
+    assert len({tuple(answer) for answer in answers}) == 3
+
+
 def test_text_is_the_same_with_and_without_drafts(without, drafting, other, requests):
     many, lengths, each = requests
     expected = without.run(many, lengths, each=each)

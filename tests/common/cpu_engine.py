@@ -3,6 +3,7 @@
 
 import forked  # noqa: F401
 import waits  # noqa: F401
+from engine_checks import random_seed
 from sam_core.engines.vllm.step_log import StepLog
 
 
@@ -93,3 +94,6 @@ class Engine:
 
     def drafter(self):
         return self.engine.collective_rpc("sam_stats")[0]
+
+    def random_seed(self):
+        return self.engine.collective_rpc(random_seed)[0]

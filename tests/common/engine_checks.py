@@ -38,6 +38,13 @@ def go_on_from_what_they_had(engine, prompts, answers, old, lengths=None, each=N
     )
 
 
+def random_seed(worker):
+    """Runs in a worker: what its random numbers begin with; at the start that is the engine's seed, 0."""
+    import torch
+
+    return torch.initial_seed()
+
+
 def history_is_found_again(start, folder, rank, prompts, answers):
     """An engine drafts from what the one before it, of the same rank, had answered, answers the same, and adds to it.
 
@@ -55,6 +62,7 @@ def history_is_found_again(start, folder, rank, prompts, answers):
     assert engine.run(prompts) == answers
     speculated(engine)
     assert engine.drafter()["accepted_history"] > 50, "it drafted from its own texts alone"
+    assert engine.random_seed() != 0, "it draws the random numbers that the history may depend on"
     settled(engine)
     engine.stop()
     end = time.monotonic() + 10

@@ -11,4 +11,5 @@ def test_history_outlives_the_engine(model, plain, prompts, tmp_path, monkeypatc
     """The engine has a data-parallel rank, by which its files are named."""
     monkeypatch.setenv("VLLM_DP_RANK", "1")
     few = prompts[:6]
+    assert plain.random_seed() == 0
     history_is_found_again(partial(Engine, model), tmp_path / "history", 1, few, plain.run(few))

@@ -56,6 +56,20 @@ def test_sampled_distribution_is_the_models(model, sam):
     assert 3 / VOCAB < accepted / drafted <= best * 1.1
 
 
+def test_repeated_seeds_keep_the_distribution(model, sam):
+    """Each request is made three times with its seed, and drafts what its former answers were: 3 x 6,000 tokens."""
+    requests = [{"seed": seed, "extra_args": {"sam_group": str(seed)}} for seed in range(2000)]
+    for _ in range(3):
+        pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
+        for at in range(0, len(requests), 8):
+            for answer in sam.run([PROMPT] * 8, 3, temperature=1.0, each=requests[at : at + 8]):
+                pairs[answer[0], answer[1]] += 1
+            drafted += sam.count("drafted")
+            accepted += sam.count("accepted")
+    assert drafted > len(requests) and accepted > 0
+    assert chi_square_p_value(pairs.ravel(), model_distribution(model).ravel() * len(requests)) > 1e-4
+
+
 def test_the_test_notices_a_wrong_temperature(model, sam):
     pairs, _, _ = sample(sam, 2048, temperature=0.8)
     assert chi_square_p_value(pairs.ravel(), model_distribution(model).ravel() * 2048) < 1e-6

@@ -37,7 +37,7 @@ def test_prompts_return_to_their_replica_in_a_run_that_is_started_again(tmp_path
     assert len(json.loads(file.read_text())) == 8
     router.acquire_server("0", prompt_ids=prompts[0])
     router.clear_sticky_cache()  # as when replicas join
-    router._save_timer._next = 0
+    router._saved._timer._next = 0
     router.release_server(homes[0], request_id="0")
     assert len(json.loads(file.read_text())) == 8
     again = PromptRouter({f"second-{i}": object() for i in range(4)})

@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from sam_core.engines.verl.routing import PromptRoutes
+from sam_core.engines.routing import PromptRoutes
 
 
 class Fleet:

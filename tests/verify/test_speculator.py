@@ -21,15 +21,15 @@ def params(name=None):
 class Steps:
     """An engine of one rank, in which the output of each step is on the host when it drafts."""
 
-    def __init__(self):
+    def __init__(self, group=None, **sam):
         states = types.SimpleNamespace(
             all_token_ids=types.SimpleNamespace(gpu=torch.zeros(8, MAX_LEN, dtype=torch.int32)),
             total_len=types.SimpleNamespace(gpu=torch.zeros(8, dtype=torch.int32)),
         )
-        alone = types.SimpleNamespace(broadcast=lambda drafts: drafts)
-        proposer = ChainProposer(K, {}, 2, max_model_len=MAX_LEN)
+        group = group or types.SimpleNamespace(world_size=1, broadcast=lambda drafts: drafts)
+        proposer = ChainProposer(K, sam, 2, max_model_len=MAX_LEN)
         noting_pool.note_answers(proposer)
-        self.speculator = DeviceSpeculator(proposer, 8, MAX_LEN, torch.device("cpu"), alone, states, 100, 2)
+        self.speculator = DeviceSpeculator(proposer, 8, MAX_LEN, torch.device("cpu"), group, states, 100, 2)
 
     def begin(self, new=None, finished=(), preempted=(), groups={}, images={}):
         """new: the tokens of requests that join, by id; their prompts have two. groups, images: what some of them name."""
@@ -120,3 +120,21 @@ def test_chains_over_many_steps_are_no_longer_than_a_pool_drafts(stages):
     row, ends = np.arange(40, dtype=np.int32)[None] % 4, np.array([40], np.int32)
     chains, lengths = proposer.chains(["a"], row, ends, np.array([8], np.int32), 1, True)
     assert chains.shape[1] == min(16 * (stages + 1) + 15, MAX_CHAIN) and lengths[0] > 0
+
+
+@pytest.mark.parametrize("sam", [{"history": True}, {"history": True, "verify": "seeded"}, {}], ids=str)
+def test_a_saved_history_is_verified_by_new_random_numbers(tmp_path, sam):
+    """The same on all ranks, from the first request on that is not one of vLLM's warm-up."""
+    if "history" in sam:
+        sam = {**sam, "history": str(tmp_path)}
+    group = types.SimpleNamespace(world_size=2, broadcast=lambda drafts: drafts, broadcast_object=lambda seed, src: 77)
+    steps = Steps(group, **sam)
+    torch.manual_seed(0)
+    steps.begin({"_warmup_0_": [1, 2]})
+    assert torch.initial_seed() == 0
+    steps.begin({"a": [1, 2]}, finished=["_warmup_0_"])
+    renewed = sam.get("verify") != "seeded" and "history" in sam
+    assert torch.initial_seed() == 77 * renewed
+    torch.manual_seed(0)
+    steps.begin({"b": [1, 2]})
+    assert torch.initial_seed() == 0

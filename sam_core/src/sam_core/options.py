@@ -58,6 +58,14 @@ class Options:
     history: str | None = None
 
     @property
+    def repeats_noise(self) -> bool:
+        """Whether an engine may verify drafts by the random numbers that they were sampled with.
+
+        An engine that starts again draws the numbers of its last start, whose answers `history` or a corpus may hold.
+        """
+        return self.verify == "rejection" and bool(self.history or self.corpus)
+
+    @property
     def pool_min_prob(self) -> float:
         """min_prob of the pool that drafts."""
         return min(self.min_prob, MAX_AUTO_MIN_PROB) if self.switch == "auto" else self.min_prob

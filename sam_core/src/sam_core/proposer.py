@@ -71,6 +71,7 @@ class SamProposer:
         group_of: the group of the request with this id, which shares drafts: BY_PROMPT, the requests with the same
             prompt; bytes, those with this name, where a request continues the text of an ended one that its prompt begins
             with; None, no other. Asked when the request is first seen.
+        renew_noise: called once on each rank, by the first `propose`, if `Options.repeats_noise`.
         logger: the engine's, which reports each time the switch turns.
     """
 
@@ -86,6 +87,7 @@ class SamProposer:
         rank: int = 0,
         exclusion_reason: Callable[[str], str | None] = lambda req_id: None,
         group_of: Callable[[str], bytes | Literal["by_prompt"] | None] = lambda req_id: BY_PROMPT,
+        renew_noise: Callable[[], None] | None = None,
         logger: logging.Logger = logging.getLogger("sam_core"),
     ) -> None:
         options = Options.from_engine(k, sam, verify=VERIFY)
@@ -95,6 +97,7 @@ class SamProposer:
         self.exclusion_reason = exclusion_reason
         self.group_of = group_of
         self.options = options
+        self._renew_noise = renew_noise if options.repeats_noise else None
         self.switch: Switch = BatchSwitch(options.threshold, logger)
         if options.switch == "auto":
             self.switch = AutoSwitch(k, logger)
@@ -184,6 +187,9 @@ class SamProposer:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
         """
         batch = len(req_ids)
+        if self._renew_noise:
+            self._renew_noise()
+            self._renew_noise = None
         if not self.drafting:
             return [[] for _ in range(batch)]
         start = time.perf_counter()

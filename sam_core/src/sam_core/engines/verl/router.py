@@ -5,18 +5,12 @@ verl's own balancer is sticky on the request id, which is new for every sample, 
 prompt. `actor_rollout_ref.rollout.router_config_path` names router.yaml, which names the class.
 """
 
-import json
-import logging
 import os
 from pathlib import Path
 
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from sam_core.engines.verl.routing import PromptRoutes
-from sam_core.files import write_json
-from sam_core.history import SaveTimer
-
-logger = logging.getLogger(__name__)
+from sam_core.engines.routing import PromptRoutes, SavedRoutes
 
 
 class PromptRouter(GlobalRequestLoadBalancer):
@@ -30,25 +24,17 @@ class PromptRouter(GlobalRequestLoadBalancer):
         super().__init__(servers)
         self._routes = PromptRoutes()
         self._replicas = list(servers)
-        self._save_timer = SaveTimer()
-        self._file = Path(os.environ["SAM_ROUTES"]) if os.environ.get("SAM_ROUTES") else None
-        self._restore()
-
-    def _restore(self):
-        try:
-            if self._file and self._replicas:
-                self._routes.return_home(json.loads(self._file.read_text()), self._replicas)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError) as e:
-            logger.warning("%s cannot be used (%s): prompts are routed anew", self._file, e)
+        file = os.environ.get("SAM_ROUTES")
+        self._saved = SavedRoutes(self._routes, Path(file) if file else None)
+        if self._replicas:
+            self._saved.restore(self._replicas)
 
     def add_servers(self, servers):
         super().add_servers(servers)
         first = not self._replicas
         self._replicas += [server for server in servers if server not in self._replicas]
         if first:
-            self._restore()
+            self._saved.restore(self._replicas)
 
     def require_acquire_fields(self):
         return ["prompt_ids"]
@@ -66,15 +52,8 @@ class PromptRouter(GlobalRequestLoadBalancer):
     def release_server(self, server_id, request_id=None):
         super().release_server(server_id, request_id)
         self._routes.ended(request_id)
-        if self._file and self._replicas and not self.get_total_inflight() and self._save_timer.due:
-            try:
-                self._save_timer.run(self._save)
-            except OSError as e:
-                logger.warning("routes were not saved: %s", e)
-
-    def _save(self):
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._file, self._routes.homes(self._replicas))
+        if self._replicas and not self.get_total_inflight():
+            self._saved.save(self._replicas)
 
     def clear_sticky_cache(self):
         self._routes.forget_servers()

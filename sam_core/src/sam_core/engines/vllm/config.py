@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from sam_core.options import VERIFY, Options, check_choice
+
+logger = logging.getLogger("vllm.sam_core")
 
 
 def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -32,6 +36,26 @@ def sampling_mode(vllm_config: Any) -> str:
     mode = (vllm_config.additional_config or {}).get("sam_verify", Options.verify)
     check_choice("additional_config.sam_verify", mode, VERIFY)
     return mode
+
+
+def ignore_seed(sam: Mapping[str, Any] | None, params: Any) -> None:
+    """Take the seed from a request's SamplingParams if method sam verifies by rejection sampling.
+
+    Drafts may come from an earlier answer to the same prompt. If that had the same seed, they depend on the random
+    numbers that would verify them, so the answer would not follow the model's distribution.
+
+    Args:
+        sam: the options of method sam.
+        params: the engine's own copy, which is changed.
+    """
+    if params.seed is not None and (sam or {}).get("verify", Options.verify) == "rejection":
+        params.seed = None
+        _warn_once("seeds of requests have no effect with method sam and verify: rejection; use verify: seeded")
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning(text)
 
 
 def replica_history(engine_args: dict[str, Any], replica: int) -> None:

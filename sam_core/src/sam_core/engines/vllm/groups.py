@@ -20,7 +20,7 @@ def request_group(state: Any) -> bytes | Literal["by_prompt"]:
     ended one continues that text.
 
     Args:
-        state: vLLM's CachedRequestState or NewRequestData.
+        state: vLLM's CachedRequestState, NewRequestData or EngineCoreRequest.
     """
     params = state.sampling_params
     name = (params.extra_args or {}).get(EXTRA_ARG) if params else None

@@ -18,10 +18,13 @@ import torch
 
 from sam_core.engines.vllm.answers import cut, stop_tokens
 from sam_core.engines.vllm.groups import request_group
+from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.proposer import SamProposer
 from sam_core.verify import to_device
 
 Int32 = npt.NDArray[np.int32]
+WARMUP_REQUESTS = ("_warmup_", "_v2_mixed_warmup")
+"""Beginnings of the ids of vLLM's own requests (gpu/warmup.py), after which it seeds its random numbers anew."""
 
 
 class Text:
@@ -136,6 +139,7 @@ class Speculator:
         self.drafts = torch.zeros(max_num_reqs, self.k, dtype=torch.int64, device=device)
         self.unread: deque[Output] = deque()
         self._num_drafts: dict[str, int] = {}
+        self._renew_noise = proposer.options.repeats_noise
         self.groups: dict[str, bytes | Literal["by_prompt"]] = {}
         proposer.group_of = self.groups.__getitem__
 
@@ -147,6 +151,10 @@ class Speculator:
 
     def update_requests(self, scheduler_output: Any) -> None:
         """A step begins, with these requests that are new, have ended or are preempted."""
+        new = scheduler_output.scheduled_new_reqs
+        if self._renew_noise and any(not request.req_id.startswith(WARMUP_REQUESTS) for request in new):
+            renew_noise(self.tp_group)
+            self._renew_noise = False
         if not self.proposer.drafting:
             return
         self.read_outputs()
@@ -158,7 +166,6 @@ class Speculator:
                 self.finish(req_id)
         self.proposer.finish(finished)
         preempted = scheduler_output.preempted_req_ids or ()
-        new = scheduler_output.scheduled_new_reqs
         for req_id in (*finished, *preempted, *(request.req_id for request in new)):
             if (row := self.texts.remove(req_id)) is not None:
                 self.leave(row)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from sam_core.engines.vllm.config import sampling_mode
@@ -127,3 +129,12 @@ def request_noise(vllm_config: Any, device: torch.device) -> RequestNoise | None
     if sampling_mode(vllm_config) != "seeded":
         return None
     return RequestNoise(vllm_config.model_config.seed, device)
+
+
+def renew_noise(tp_group: Any) -> None:
+    """Seed torch and NumPy at random, alike on all ranks of the tensor-parallel group, which all call this."""
+    seed = secrets.randbits(32)
+    if tp_group.world_size > 1:
+        seed = tp_group.broadcast_object(seed, src=0)
+    torch.manual_seed(seed)
+    np.random.seed(seed)

@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+
+from sam_core.files import write_json
+from sam_core.history import SaveTimer
+
+logger = logging.getLogger(__name__)
 
 Server = TypeVar("Server")
 
@@ -18,6 +26,8 @@ class PromptRoutes:
     loaded one: then it moves there, where new prompts go as well. So routing makes servers differ by little more than
     the answers to SLACK prompts; the rest is due to the lengths of answers. A prompt with more than SLACK * MAX_GROUP
     answers in flight is spread. A later turn of a conversation stays with the first.
+
+    A server is a replica of verl or a data-parallel engine of vLLM.
     """
 
     SLACK = 2
@@ -33,7 +43,12 @@ class PromptRoutes:
         self._running: dict[int, int] = {}
 
     def choose(self, request_id: str, prompt_ids: Sequence[int], in_flight: Mapping[Server, int]) -> Server:
-        """The server for a new request; `in_flight` counts the requests of each server, in order of preference."""
+        """The server for a new request.
+
+        Args:
+            prompt_ids: its prompt's tokens, or the name of its group as bytes.
+            in_flight: the number of requests of each server, servers in order of preference.
+        """
         prompt, server = self._requests.pop(request_id, (None, None))
         if server not in in_flight:
             if prompt is None:
@@ -66,13 +81,51 @@ class PromptRoutes:
         """Requests may go on at another server than they began: at the one that their prompt's other answers go to."""
         self._requests = OrderedDict((request_id, (prompt, None)) for request_id, (prompt, _) in self._requests.items())
 
-    def ended(self, request_id: str) -> None:
-        """A request has finished or failed; unknown ones are ignored."""
-        prompt, _ = self._requests.get(request_id, (None, None))
+    def ended(self, request_id: str, has_later_turns: bool = True) -> None:
+        """A request has finished or failed; unknown ones are ignored. A later turn is a request of the same id."""
+        find = self._requests.get if has_later_turns else self._requests.pop
+        prompt, _ = find(request_id, (None, None))
         if prompt in self._running:
             self._running[prompt] -= 1
             if not self._running[prompt]:
                 del self._running[prompt]
+
+
+class SavedRoutes:
+    """A file by which a restarted run sends prompts to the servers that have their history.
+
+    Servers are identified by their order. A file that cannot be read or written gives a warning.
+
+    Args:
+        routes: whose homes are saved and restored.
+        path: of the file; None: nothing is saved.
+    """
+
+    def __init__(self, routes: PromptRoutes, path: Path | None) -> None:
+        self._routes, self._path = routes, path
+        self._timer = SaveTimer()
+
+    def restore(self, servers: Sequence[Any]) -> None:
+        """Call it once the servers are known."""
+        try:
+            if self._path:
+                self._routes.return_home(json.loads(self._path.read_text()), servers)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError) as e:
+            logger.warning("%s cannot be used (%s): prompts are routed anew", self._path, e)
+
+    def save(self, servers: Sequence[Any]) -> None:
+        """Call it when no request is in flight. It takes at most 1 % of the time, so not every call saves."""
+        if self._path and self._timer.due:
+            try:
+                self._timer.run(lambda: self._write(self._path, servers))
+            except OSError as e:
+                logger.warning("routes were not saved: %s", e)
+
+    def _write(self, path: Path, servers: Sequence[Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, self._routes.homes(servers))
 
 
 def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any, max_entries: int) -> None:

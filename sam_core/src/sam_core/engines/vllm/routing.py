@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of vLLM's data-parallel engines serves a request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sam_core import BY_PROMPT
+from sam_core.engines.routing import PromptRoutes, SavedRoutes
+from sam_core.engines.vllm.groups import request_group
+from sam_core.options import Options
+
+
+class EngineRoutes:
+    """Sends the requests of a group to one of the engines behind a client, as PromptRoutes does with verl's replicas.
+
+    Engines are numbered as in the client's `core_engines` (vllm/v1/engine/core_client.py, DPLBAsyncMPClient), and their
+    number may change. Counts the requests in flight of this client, not those of others.
+    """
+
+    def __init__(self, first: int = 0, history: str | None = None) -> None:
+        """first: the engine that is preferred among the least loaded ones, followed by the next ones in turn; another one for
+        each client. history: option of this name, where the engines that prompts went to are saved."""
+        self._first = first
+        self._routes = PromptRoutes()
+        path = Path(history, f"routes-{first}.json") if history else None
+        self._saved = SavedRoutes(self._routes, path)
+        self._num_engines = 0
+        self._engines: dict[str, int] = {}
+        self._in_flight: Counter[int] = Counter()
+
+    @classmethod
+    def from_options(cls, sam: Mapping[str, Any] | None, first: int) -> EngineRoutes | None:
+        """From valid options, `speculative_config["sam"]`; None where the answers to a prompt share no index."""
+        sam = sam or {}
+        return cls(first, sam.get("history")) if "group" in sam.get("sources", Options.sources) else None
+
+    def choose(self, request: Any, num_engines: int) -> int | None:
+        """The engine, 0 to num_engines - 1, for an EngineCoreRequest; None if it has neither a group nor tokens.
+
+        A request in flight, as in a session whose input is streamed, stays where it is. Call `sent` afterwards.
+        """
+        if (engine := self._engines.get(request.request_id)) is not None:
+            return engine
+        group = request_group(request)
+        prompt = request.prompt_token_ids if group == BY_PROMPT else group
+        if prompt is None:
+            return None
+        if not self._num_engines:
+            self._saved.restore(range(num_engines))
+        self._num_engines = num_engines
+        engines = ((self._first + i) % num_engines for i in range(num_engines))
+        in_flight = {engine: self._in_flight[engine] for engine in engines}
+        return self._routes.choose(request.request_id, prompt, in_flight)
+
+    def sent(self, request_id: str, engine: int) -> None:
+        """A request goes to this engine, whoever chose it."""
+        if request_id not in self._engines:
+            self._engines[request_id] = engine
+            self._in_flight[engine] += 1
+
+    def ended(self, request_ids: Iterable[str]) -> None:
+        """Requests have finished or were aborted; unknown ones are ignored."""
+        for request_id in request_ids:
+            if (engine := self._engines.pop(request_id, None)) is not None:
+                self._in_flight[engine] -= 1
+                self._routes.ended(request_id, has_later_turns=False)
+        if not self._engines and self._num_engines:
+            self._saved.save(range(self._num_engines))

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests of a group go to one of vLLM's data-parallel engines, and no engine is swamped."""
+
+import types
+
+import pytest
+from sam_core.engines.vllm.routing import EngineRoutes
+
+
+def request(request_id, prompt=(1, 2), name=None, images=()):
+    return types.SimpleNamespace(
+        request_id=request_id,
+        prompt_token_ids=prompt and list(prompt),
+        sampling_params=types.SimpleNamespace(extra_args=name and {"sam_group": name}),
+        mm_features=[types.SimpleNamespace(identifier=image) for image in images] or None,
+    )
+
+
+class Client:
+    """Asks for an engine and tells where requests went, as the patched client of vLLM does."""
+
+    def __init__(self, engines=4, first=0, history=None):
+        self.routes, self.engines = EngineRoutes.from_options({"history": history}, first), engines
+        self.asked = 0
+
+    def send(self, rank=None, **arguments):
+        """The engine that a new request goes to; `rank`: the one that it names itself."""
+        self.asked += 1
+        asked = request(f"r{self.asked}", **arguments)
+        engine = self.routes.choose(asked, self.engines) if rank is None else rank
+        self.routes.sent(asked.request_id, engine)
+        return engine
+
+    def end_all(self):
+        self.routes.ended([f"r{i + 1}" for i in range(self.asked)])
+
+
+def test_answers_to_a_prompt_share_an_engine_and_prompts_spread():
+    client = Client()
+    homes = [[client.send(prompt=(7, prompt)) for prompt in range(12)] for _ in range(8)]
+    assert homes == 8 * [3 * [0, 1, 2, 3]]
+    client.end_all()
+    assert [client.send(prompt=(7, prompt)) for prompt in (6, 1, 0, 11)] == [2, 1, 0, 3], "the next epoch"
+
+
+def test_a_group_is_a_name_or_prompt_and_images():
+    client = Client()
+    assert client.send(name="task") == client.send(name="task", prompt=(9, 9, 9)) == 0
+    assert client.send() == client.send() == 1
+    assert client.send(images=["a"]) == client.send(images=["a"]) == 2
+    assert client.send(images=["b"]) == client.send(images=["b"]) == 3
+    assert client.send(name="task", prompt=None) == 0
+    assert client.routes.choose(request("embeddings", prompt=None), 4) is None, "vLLM chooses"
+
+
+def test_requests_that_name_their_engine_are_counted():
+    client = Client()
+    assert [client.send(rank=0, prompt=(8, i)) for i in range(20)] == 20 * [0]
+    assert [client.send(prompt=(7, prompt)) for prompt in range(9)] == 3 * [1, 2, 3]
+
+
+def test_imbalance_is_bounded():
+    client = Client()
+    for _ in range(600):
+        client.send()
+    counts = client.routes._in_flight.values()
+    assert max(counts) - min(counts) <= 2 * 32
+
+
+def test_clients_prefer_different_engines():
+    assert [Client(first=first).send() for first in (0, 2)] == [0, 2]
+    client = Client(first=2)
+    assert [client.send(prompt=(7, prompt)) for prompt in range(4)] == [2, 3, 0, 1]
+
+
+def test_the_number_of_engines_may_change():
+    client = Client()
+    homes = [client.send(prompt=(7, prompt)) for prompt in range(4)]
+    client.engines = 2
+    assert [client.send(prompt=(7, prompt)) for prompt in range(2)] == homes[:2]
+    assert {client.send(prompt=(7, prompt)) for prompt in (2, 3)} == {0, 1}
+    client.engines = 6
+    assert [client.send(prompt=(7, prompt)) for prompt in (4, 5)] == [4, 5], "the new ones are idle"
+
+
+def test_an_input_of_a_session_follows_the_one_before():
+    client = Client()
+    client.routes.sent("session", 3)
+    for prompt in ((1, 2), (1, 2, 3, 4)):
+        assert client.routes.choose(request("session", prompt=prompt), 4) == 3
+        client.routes.sent("session", 3)
+    assert client.routes._in_flight[3] == 1 and not client.routes._routes._running
+
+
+def test_what_has_ended_is_forgotten():
+    client = Client()
+    for prompt in range(10):
+        client.send(prompt=(7, prompt))
+    client.send(rank=3)
+    client.end_all()
+    client.end_all()
+    client.routes.ended(["never seen"])
+    assert set(client.routes._in_flight.values()) == {0} and not client.routes._engines
+    assert not client.routes._routes._requests and not client.routes._routes._running
+    client.asked = 0
+    assert client.send(prompt=(7, 5)) == 1, "the id was that of a request with another prompt"
+
+
+def test_prompts_return_to_their_engine_in_a_run_that_is_started_again(tmp_path, caplog):
+    folder = tmp_path / "history"
+    client, other = (Client(first=first, history=str(folder)) for first in (0, 2))
+    homes = [client.send(prompt=(7, prompt)) for prompt in range(8)]
+    other.send(rank=1)
+    client.routes.ended(["r1"])
+    assert not folder.exists(), "requests are in flight"
+    client.end_all()
+    other.end_all()
+    assert [file.name for file in folder.iterdir()] == ["routes-0.json"], "the other client chose none"
+    again = Client(history=str(folder))
+    assert [again.send(prompt=(7, prompt)) for prompt in (6, 3, 1, 0)] == [homes[prompt] for prompt in (6, 3, 1, 0)]
+    fewer = Client(engines=2, history=str(folder))
+    assert {fewer.send(prompt=(7, prompt)) for prompt in range(8)} == {0, 1}
+    (folder / "routes-0.json").write_text("[1]")
+    assert Client(history=str(folder)).send() == 0 and "routes-0.json cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sam", "routed"),
+    [
+        (None, True),
+        ({"threshold": 8}, True),
+        ({"sources": ["group"]}, True),
+        ({"sources": ["request", "common"]}, False),
+    ],
+)
+def test_engines_are_chosen_where_the_answers_to_a_prompt_share_an_index(sam, routed):
+    routes = EngineRoutes.from_options(sam, 1)
+    assert (routes is not None) is routed
+    if routed:
+        assert routes.choose(request("r"), 4) == 1
