@@ -44,7 +44,8 @@ def test_equal_arms(off, tmp_path):
     assert (found["questions"], found["drafted"], found["accepted"], found["equal_answers"]) == (40, 360, 160, 0)
     assert found["difference"]["low"] < 0 < found["difference"]["high"] and not found["differs"]
     assert found["difference"]["value"] == pytest.approx(found["on"]["value"] - found["off"]["value"])
-    assert found["verdict"].startswith("No difference was seen: ") and "points would have been seen" in found["verdict"]
+    assert found["verdict"].startswith("No significant difference: ")
+    assert "points would have been seen" in found["verdict"]
     assert f"| pass@1 | {found['off']['value']:.1%} | {found['on']['value']:.1%} |" in table(found)
 
 
