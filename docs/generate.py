@@ -55,7 +55,7 @@ def fill(path: Path, text: str, tables: Tables) -> tuple[str, list[str]]:
             raise DocsError(f"{path}: no module in docs/tables defines {name!r}: add it, or remove the block.")
         try:
             content = tables[name](language).strip("\n")
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise DocsError(f"{path}: {name}: {error}") from None
         if path.parent.name != "docs":
             content = re.sub(r"\]\((?!https?:|#)", "](docs/", content)

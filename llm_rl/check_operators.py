@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sam_core.files import write_json
+from sam_core.files import replacing, write_json
 
 from llm_rl.errors import UserError
 from llm_rl.evaluation.engine import Answer, Engine, add_engine_arguments, default_dtype, device, load_tokenizer
@@ -142,7 +142,8 @@ def draw(path: Path, differences: list[float], figures: dict[str, Any]) -> None:
     right.legend(frameon=False)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, format="png")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,9 @@ import json
 import re
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sam_core.files import replacing
 
@@ -23,12 +25,12 @@ TOKENS = "rollout/spec/tokens"
 
 
 def read_steps(path: Path) -> list[dict]:
-    """The training steps in verl's step log, each with what all complete lines of its number say.
+    """The training steps in verl's step log, each with what all complete lines of its number say; UserError.
 
     A trainer may log in parts, and before its first step.
     """
     steps: dict[int, dict] = {}
-    for row in map(json.loads, _complete_lines(path)):
+    for _, row in _complete_lines(path):
         steps.setdefault(row["step"], {"step": row["step"], "data": {}})["data"].update(row["data"])
     return [step for step in steps.values() if TIMES in step["data"]]
 
@@ -76,9 +78,9 @@ def rewind(run_dir: Path, step: int, keep: int) -> None:
     steps = read_steps(run_dir / "steps.jsonl")[:step]
     _cut_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
     for path in run_dir.glob("answers-*.jsonl"):
-        _write(path, [line for line in _complete_lines(path) if json.loads(line)[0] <= step])
+        _write(path, [line for line, answer in _complete_lines(path) if answer[0] <= step])
     log = run_dir / "steps.jsonl"
-    _write(log, [line for line in _complete_lines(log) if step and json.loads(line)["step"] <= step])
+    _write(log, [line for line, entry in _complete_lines(log) if step and entry["step"] <= step])
     checkpoints = run_dir / "checkpoints"
     stay = [n for n in complete(checkpoints) if n <= step][-keep:]
     for folder in checkpoints.glob("global_step_*"):
@@ -107,21 +109,26 @@ def _cut_engine_logs(run_dir: Path, tokens: int) -> None:
 
     In a row, item 0 is the time and item 3 the tokens. No replica generates between two training steps.
     """
-    files = {path: _complete_lines(path) for path in sorted(run_dir.glob("engine-*.jsonl"))}
-    rows = sorted((json.loads(line)[0], path, i) for path, lines in files.items() for i, line in enumerate(lines))
+    files = {path: list(_complete_lines(path)) for path in sorted(run_dir.glob("engine-*.jsonl"))}
+    rows = sorted((row[0], path, i, row[3]) for path, lines in files.items() for i, (_, row) in enumerate(lines))
     kept, count = dict.fromkeys(files, 0), 0
-    for _, path, i in rows:
+    for _, path, i, of_row in rows:
         if count >= tokens:
             break
-        count += json.loads(files[path][i])[3]
+        count += of_row
         kept[path] = i + 1
     for path, lines in files.items():
-        _write(path, lines[: kept[path]])
+        _write(path, [line for line, _ in lines[: kept[path]]])
 
 
-def _complete_lines(path: Path) -> list[str]:
-    """Lines up to the last newline: a kill can leave an incomplete one after it."""
-    return path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.is_file() else []
+def _complete_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Lines up to the last newline, and what they say; UserError. A kill can leave an incomplete one after it."""
+    lines = path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line, json.loads(line)
+        except ValueError:
+            raise UserError(f"{path}, line {number}, is not JSON: repair it, or take another --run-dir") from None
 
 
 def _write(path: Path, lines: list[str], end: str = "\n") -> None:

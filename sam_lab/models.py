@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sam_core.files import replacing
+
 from llm_rl.qwen3 import sums, tiny_measure, tiny_model
 from sam_lab.cli import LabError
 
@@ -90,8 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
 
+def _copy(source: str, target: str) -> None:
+    with replacing(Path(target)) as temporary:
+        shutil.copy2(source, temporary)
+
+
 def run(args: argparse.Namespace) -> int:
-    shutil.copytree(tiny_model.FOLDER, args.out / "target", dirs_exist_ok=True)
+    shutil.copytree(tiny_model.FOLDER, args.out / "target", dirs_exist_ok=True, copy_function=_copy)
     if (args.out / "draft" / "DRAFT.json").exists():
         print(f"{args.out / 'draft'} exists already")
     else:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sam_core.files import write_json
+from sam_core.files import replacing, write_json
 
 from llm_rl.data import files
 from llm_rl.errors import UserError
@@ -34,6 +35,7 @@ def add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write acceptance.json anew after each k, then the picture; 1 if a k failed, else 0."""
     if min(args.k) < 1 or args.max_tokens < 2:
         raise UserError("--k must be at least 1, --max-tokens at least 2")
     selected = questions.read(args.data, args.limit)
@@ -42,24 +44,29 @@ def run(args: argparse.Namespace) -> int:
     sampling = {"temperature": 0, "max_tokens": args.max_tokens, "detokenize": False}
     sam = {"rule": args.rule, "sources": ["request"], "threshold": args.batch, "min_prob": 0}
     engine_args = {"max_model_len": max(map(len, prompts)) + args.max_tokens, **engine_settings(args)}
-    sweep = []
-    for k in sorted(set(args.k)):
-        print(f"k = {k}: {len(selected)} answers", flush=True)
-        with Engine(engine_args, k, sam) as engine:
-            steps = [answer.steps for _, answer in engine.answers([(prompt, sampling) for prompt in prompts])]
-            counted = engine.counted()
-        if not counted["accepted"]:
-            raise UserError(f"no draft was accepted with k = {k} ({counted['drafted']} verified): nothing to measure")
-        sweep.append({"k": k, **counted, **by_length(steps)})
+    ks, sweep = sorted(set(args.k)), []
     result = {"model": args.model, "data": args.data.name, "data_sha256": files.sha256(args.data)}
     result |= {"questions": len(selected), "sam": sam, "engine": engine_args, "max_tokens": args.max_tokens}
     result |= {"device": device(), "sweep": sweep}
     args.out.mkdir(parents=True, exist_ok=True)
-    write_json(args.out / "acceptance.json", result)
-    draw(args.out / "acceptance.png", result)
-    print(table(sweep))
-    print(f"wrote {args.out}/acceptance.json and acceptance.png")
-    return 0
+    for k in ks:
+        print(f"k = {k}: {len(selected)} answers", flush=True)
+        try:
+            with Engine(engine_args, k, sam) as engine:
+                steps = [answer.steps for _, answer in engine.answers([(prompt, sampling) for prompt in prompts])]
+                counted = engine.counted()
+            if not counted["accepted"]:
+                raise UserError(f"no draft was accepted ({counted['drafted']} verified): nothing to measure")
+        except UserError as error:
+            print(f"error: k = {k}: {error}", file=sys.stderr)
+            continue
+        sweep.append({"k": k, **counted, **by_length(steps)})
+        write_json(args.out / "acceptance.json", result)
+    if sweep:
+        draw(args.out / "acceptance.png", result)
+        print(table(sweep))
+        print(f"wrote {args.out}/acceptance.json and acceptance.png")
+    return int(len(sweep) < len(ks))
 
 
 def by_length(answers: Iterable[list[int]]) -> dict[str, Any]:
@@ -137,4 +144,5 @@ def draw(path: Path, result: dict[str, Any]) -> None:
         axes.margins(y=0.15)
     what = f"{Path(result['model']).name} on {result['data']}, {result['questions']} questions"
     figure.suptitle(f"{what}, greedy, rule {result['sam']['rule']}")
-    figure.savefig(path, format="png")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")

@@ -70,7 +70,7 @@ def verdict(comparison: dict[str, Any]) -> str:
             f"pass@1 differs: {100 * difference['value']:+.1f} points with SAM on ({sure} interval {interval}, p = "
             f"{comparison['p_value']:.2g}). One in {1 / LEVEL:.0f} pairs of equal arms looks like this by chance: repeat it with another --seed."
         )
-    text = f"No difference was seen: {100 * difference['value']:+.1f} points with SAM on, p = {comparison['p_value']:.2g}; "
+    text = f"No significant difference: {100 * difference['value']:+.1f} points with SAM on, p = {comparison['p_value']:.2g}; "
     text += f"what the {sure} interval leaves possible is {interval}."
     if difference["standard_error"]:
         text += f" A difference of {100 * POWER * difference['standard_error']:.1f} points would have been seen in 4 of 5 cases."

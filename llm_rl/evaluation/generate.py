@@ -44,10 +44,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer the questions that `args.out` lacks; 1 if a run with speculation had no draft accepted, else 0."""
-    minimums = {"n": 1, "batch": 1, "k": 1, "max_tokens": 1, "threshold": 1, "limit": 1, "temperature": 0}
+    minimums = {"n": 1, "batch": 1, "k": 1, "max_tokens": 1, "threshold": 1, "temperature": 0, "top_k": 0}
     for name, minimum in minimums.items():
         if (value := getattr(args, name)) is not None and value < minimum:
             raise UserError(f"--{name.replace('_', '-')} must be at least {minimum}, got {value}")
+    if not 0 < args.top_p <= 1:
+        raise UserError(f"--top-p must be above 0 and at most 1, got {args.top_p}")
     selected = questions.read(args.data, args.limit)
     header = describe(args, len(selected))
     with _results(args.out, header) as (file, done):
@@ -94,7 +96,7 @@ def describe(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
-    """The file of results, open to append rows, and its complete rows; UserError if it has other settings."""
+    """The file of results, open to append rows, and its complete rows; UserError if those have other settings."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab+")  # noqa: SIM115
@@ -108,15 +110,15 @@ def _results(path: Path, header: dict[str, Any]) -> Iterator[tuple[BinaryIO, dic
         file.seek(0)
         content = file.read()
         whole = content.rpartition(b"\n")[0]
-        if not whole:
-            if not BEGINNING.startswith(content[: len(BEGINNING)]):
-                raise UserError(f"{path} is another file, not one of results: name a new one")
+        if not whole and not BEGINNING.startswith(content[: len(BEGINNING)]):
+            raise UserError(f"{path} is another file, not one of results: name a new one")
+        known, rows = read(path) if whole else ({}, {})
+        if not rows:
             file.truncate(0)
             file.write(json.dumps(header, ensure_ascii=False).encode() + b"\n")
             file.flush()
             yield file, {}
             return
-        known, rows = read(path)
         if other := sorted(name for name in {*known, *header} if known.get(name) != header.get(name)):
             changes = "; ".join(f"{name} {known.get(name)!r} there, {header.get(name)!r} now" for name in other)
             raise UserError(f"{path} was begun with other settings ({changes}): name a new file")

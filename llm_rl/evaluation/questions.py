@@ -24,6 +24,8 @@ class Question:
 
 def read(path: Path, limit: int | None = None) -> list[Question]:
     """The first `limit` questions of a Parquet or JSON Lines file; all without it. UserError."""
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit must be at least 1, got {limit}")
     questions: dict[str, Question] = {}
     for place, row in files.rows(path):
         if limit is not None and len(questions) >= limit:

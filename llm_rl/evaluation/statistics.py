@@ -54,15 +54,15 @@ def pass_at_1(right: Sequence[int], answers: int) -> Estimate:
 def difference(off: Sequence[int], on: Sequence[int], answers: int) -> Estimate:
     """pass@1 of `on` minus that of `off` on the same questions, with Student's interval over questions.
 
-    If no question differs, the interval is the share of differing questions that is still possible: up to
-    1 - (1 - CONFIDENCE)^(1/questions).
+    If all questions differ by the same amount, or none at all, up to a share of 1 - (1 - CONFIDENCE)^(1/questions) of
+    other questions may do otherwise: the interval is what the difference would be if they all differed by -1, or by 1.
     """
     shares = [(b - a) / answers for a, b in zip(off, on, strict=True)]
     questions, mean = len(shares), fmean(shares)
-    if not any(shares):
+    if len(set(shares)) == 1:
         bound = 1 - (1 - CONFIDENCE) ** (1 / questions)
-        return Estimate(0.0, -bound, bound, 0.0)
-    error = math.sqrt(variance(shares) / questions) if questions > 1 else 1.0
+        return Estimate(mean, mean - bound * (1 + mean), mean + bound * (1 - mean), 0.0)
+    error = math.sqrt(variance(shares) / questions)
     half = t_quantile(questions - 1) * error
     return Estimate(mean, max(mean - half, -1.0), min(mean + half, 1.0), error)
 

@@ -71,12 +71,13 @@ def main(argv=None):
         parser.error("a run with speculation is needed beside --off: give --on RUN_DIR, --auto RUN_DIR, or both")
     try:
         summary, runs = load(folders)
-        write(args.out, summary, runs, [read_accuracy(path) for path in args.accuracy], args.article)
+        accuracy = [read_accuracy(path) for path in args.accuracy]
+        try:
+            write(args.out, summary, runs, accuracy, args.article)
+        except OSError as error:
+            raise UserError(f"the report cannot be written to {args.out}: {error.strerror}") from None
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"error: the report cannot be written to {args.out}: {error.strerror}", file=sys.stderr)
         return 1
     if loads := busy_loads(summary):
         print(words().busy_machine(loads))

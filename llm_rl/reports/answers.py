@@ -21,10 +21,14 @@ class Answer:
 
 
 def read_answers(folder):
-    """The answers that a run logged, {(training step, prompt, answer): Answer}; empty if it logged none."""
+    """The answers that a run logged, {(training step, prompt, answer): Answer}; empty if it logged none; UserError."""
     answers = {}
     for path in sorted(folder.glob("answers-*.jsonl")):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        for number, line in enumerate(lines, 1):
             try:
                 step, prompt, sibling, prompt_hash, tokens, log_probs = json.loads(line)
             except (TypeError, ValueError):

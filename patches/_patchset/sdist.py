@@ -2,6 +2,7 @@
 """The pinned source distribution of a module: find, download, read and unpack it."""
 
 import hashlib
+import http.client
 import os
 import posixpath
 import shutil
@@ -42,14 +43,14 @@ def find(module: Module, folder: str | None) -> Path | None:
     return None
 
 
-def verify(module: Module, file: Path) -> None:
-    """Raise Failure unless the file has the pinned sha256."""
+def verify(module: Module, file: Path, name: str | None = None) -> None:
+    """Raise Failure unless the file has the pinned sha256. name: of a download, which is not kept."""
     with open(file, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != module.sdist_sha256:
         raise Failure(
-            f"{file} is not the pinned {module.name} {module.version}: its sha256 is {digest}, "
-            f"{module.pinset.file} has {module.sdist_sha256}; remove the file or correct the pin."
+            f"{name or file} is not the pinned {module.name} {module.version}: its sha256 is {digest}, "
+            f"{module.pinset.file} has {module.sdist_sha256}; {'' if name else 'remove the file or '}correct the pin."
         )
 
 
@@ -61,11 +62,13 @@ def download(module: Module, target: Path) -> Path:
         part = Path(temp) / target.name
         print(f"Downloading {target.name}", file=sys.stderr)
         try:
-            with urllib.request.urlopen(source, timeout=60) as response, open(part, "wb") as out:
-                shutil.copyfileobj(response, out)
-        except OSError as error:
-            raise Failure(f"{target.name} could not be downloaded: {error}; put it into {target.parent}.") from error
-        verify(module, part)
+            with urllib.request.urlopen(source, timeout=60) as response:
+                part.write_bytes(response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise Failure(
+                f"{target.name} could not be downloaded: {error}; call again, or put it into {target.parent}."
+            ) from error
+        verify(module, part, f"The downloaded {target.name}")
         os.replace(part, target)
     return target
 

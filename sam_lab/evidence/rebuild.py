@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
+import http.client
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,9 +44,9 @@ class Row(NamedTuple):
 
 
 EPILOG = """\
-Downloads each file at its commit, checks its SHA-256, and writes OUT/SET.jsonl.gz with all its answers. Files that
---sources DIR has, as DIR/OWNER/NAME/PATH, are not downloaded. Every shipped answer must be among the rebuilt ones, token
-for token. A file that cannot be had is named, the others are written, and the exit status is 1.
+Downloads each file at its commit, checks its SHA-256, keeps it as DIR/OWNER/NAME/PATH (--sources DIR), and writes
+OUT/SET.jsonl.gz with all its answers. Files that DIR has are not downloaded. Every shipped answer must be among the rebuilt
+ones, token for token. A file that cannot be had is named, its set is not written, the others are, and the exit status is 1.
 
 Answers of `rl` have `epoch`, the checkpoint's step, and `reward`. `turns`, of which nothing is shipped, has conversations
 with `turns`, `epoch`, which is the trial, and `reward`.
@@ -61,28 +61,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("out", type=Path, metavar="OUT", help="folder of the recordings")
     add("--ranks", type=Path, required=True, metavar="FILE", help="qwen.tiktoken")
-    add("--sources", type=Path, metavar="DIR", help="files at hand")
+    add("--sources", type=Path, metavar="DIR", help="folder of the source files (default OUT/sources)")
 
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     encode = _tokenizer(args.ranks)
     args.out.mkdir(parents=True, exist_ok=True)
+    sources = args.sources or args.out / "sources"
     rows: dict[str, list[dict[str, Any]]] = {}
-    missing, progress = [], Progress()
+    problems: list[str] = []
+    skipped, progress = set(), Progress()
     for name, repository in json.loads(SOURCES.read_text()).items():
         for path, sha256 in repository["files"].items():
             progress.show(f"{name}: {path}")
             try:
-                content = _content(name, repository["commit"], path, sha256, args.sources)
+                content = _content(name, repository["commit"], path, sha256, sources)
             except LabError as error:
-                missing.append(str(error))
+                problems.append(str(error))
+                skipped.add(repository["set"])
+            if repository["set"] in skipped:
                 continue
             source = f"github:{name}@{repository['commit'][:12]}:{path}"
             common = {"source": source, "licence": repository["licence"]}
             for row in PARSERS[name](content, path):
                 rows.setdefault(repository["set"], []).append(common | recorded(row, encode))
     progress.clear()
+    for of in sorted(skipped):
+        rows.pop(of, None)
+        problems.append(f"{of} lacks a source and was not written: call again")
     for of, found in rows.items():
         with replacing(args.out / f"{of}.jsonl.gz") as temporary, gzip.open(temporary, "wt") as file:
             file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in found)
@@ -92,11 +99,11 @@ def run(args: argparse.Namespace) -> int:
             continue
         same, shipped = check(of, found)
         print(f"{written}; {same:,} of {shipped:,} shipped ones are among them")
-        if same < shipped and not missing:
-            missing.append(f"{of}: {shipped - same} shipped answers are not what the sources say")
-    for reason in missing:
-        print(f"MISSING: {reason}")
-    return 1 if missing else 0
+        if same < shipped:
+            problems.append(f"{of}: {shipped - same} shipped answers are not what the sources say")
+    for problem in problems:
+        print(f"MISSING: {problem}")
+    return 1 if problems else 0
 
 
 def recorded(row: Row, encode: Callable[[str], list[int]]) -> dict[str, Any]:
@@ -128,20 +135,26 @@ def check(of: str, rows: list[dict[str, Any]]) -> tuple[int, int]:
     return sum(each in found for each in shipped), len(shipped)
 
 
-def _content(name: str, commit: str, path: str, sha256: str, folder: Path | None) -> bytes:
-    """A file's content; raises LabError where it cannot be had or is another one."""
-    local = folder / name / path if folder else None
-    if local and local.is_file():
+def _content(name: str, commit: str, path: str, sha256: str, folder: Path) -> bytes:
+    """A file's content, from the folder or downloaded into it; raises LabError where it cannot be had or is another one."""
+    local = folder / name / path
+    kept = local.is_file()
+    if kept:
         content = local.read_bytes()
     else:
         url = f"https://raw.githubusercontent.com/{name}/{commit}/{path}"
         try:
             with urllib.request.urlopen(url, timeout=60) as answer:
                 content = answer.read()
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-            raise LabError(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise LabError(f"{url} cannot be downloaded: {getattr(error, 'reason', error)}") from None
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise LabError(f"{name}/{path} has another SHA-256 than {SOURCES.name} says")
+        remedy = ": remove it" if kept else ""
+        raise LabError(f"{local if kept else url} has another SHA-256 than {SOURCES.name} says{remedy}")
+    if not kept:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(local) as temporary:
+            temporary.write_bytes(content)
     return content
 
 

@@ -56,12 +56,6 @@ class Lengths:
         share = (np.arange(4000) + 0.5) / 4000
         return float(np.minimum(self.limit, scale * (-np.log1p(-share)) ** self.spread).mean())
 
-    def at_limit(self) -> float:
-        """Share of the answers that are cut."""
-        if self.family == "lognormal":
-            return float(ndtr(-log(self.limit / self.scale()) / self.spread))
-        return float(exp(-((self.limit / self.scale()) ** (1 / self.spread))))
-
     def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64:
         """[prompts, n] lengths of at least one token. The normal scores of all answers are stratified, so that means of a
         step vary less than with independent draws."""

@@ -9,6 +9,7 @@ import pytest
 from llm_rl import check_operators
 from llm_rl.errors import UserError
 from llm_rl.evaluation import acceptance, generate, questions
+from llm_rl.evaluation.__main__ import main
 from llm_rl.evaluation.compare import compare, table
 from llm_rl.evaluation.engine import Answer
 
@@ -44,7 +45,8 @@ def test_equal_arms(off, tmp_path):
     assert (found["questions"], found["drafted"], found["accepted"], found["equal_answers"]) == (40, 360, 160, 0)
     assert found["difference"]["low"] < 0 < found["difference"]["high"] and not found["differs"]
     assert found["difference"]["value"] == pytest.approx(found["on"]["value"] - found["off"]["value"])
-    assert found["verdict"].startswith("No difference was seen: ") and "points would have been seen" in found["verdict"]
+    assert found["verdict"].startswith("No significant difference: ")
+    assert "points would have been seen" in found["verdict"]
     assert f"| pass@1 | {found['off']['value']:.1%} | {found['on']['value']:.1%} |" in table(found)
 
 
@@ -115,6 +117,32 @@ def test_results_go_on_behind_the_last_whole_row(tmp_path):
         with pytest.raises(UserError, match="is being written by another call"):
             open_results(path, head)
     assert path.read_bytes() == before.rpartition(b"\n")[0] + b"\n"
+
+
+def test_a_call_that_failed_before_its_first_row_can_be_corrected(tmp_path):
+    for temperature in (2.0, 1.0):
+        with generate._results(tmp_path / "on.jsonl", header("batch", temperature=temperature)):
+            pass
+    assert generate.read(tmp_path / "on.jsonl")[0]["temperature"] == 1.0
+
+
+WRONG = [("top-p", "5"), ("top-p", "0"), ("top-k", "-1"), ("temperature", "-1"), ("limit", "0"), ("batch", "0")]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_wrong_values_are_refused_before_the_engine_starts(tmp_path, capsys, name, value):
+    words = ["--model", "m", "--data", "none.parquet", "--out", str(tmp_path / "a.jsonl"), f"--{name}", value]
+    assert main(["run", *words, "--sam", "off"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --{name} must be ")
+    if name == "limit":
+        assert main(["acceptance", *words]) == 2
+        assert capsys.readouterr().err.startswith("error: --limit must be at least 1, got 0")
+
+
+def test_what_cannot_be_written_is_no_difference(off, tmp_path, capsys):
+    on = write(tmp_path / "on.jsonl", header("batch"), 0.6, 2)
+    assert main(["compare", str(off), str(on), "--out", "/proc/nodir/x.json"]) == 2
+    assert "/proc/nodir" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["a thesis", '{"model": 1}', "a\nb\n"])

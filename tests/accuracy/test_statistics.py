@@ -129,3 +129,14 @@ def test_no_difference_at_all_still_has_an_interval():
     found = statistics.difference([1, 0, 1] * 20, [1, 0, 1] * 20, 1)
     assert found.value == 0 and found.high == pytest.approx(1 - 0.05 ** (1 / 60)) and found.low == -found.high
     assert statistics.paired_test([1, 0, 1], [1, 0, 1]) == 1
+
+
+@pytest.mark.parametrize("questions", [1, 2, 4, 30])
+def test_equal_differences_are_no_certain_ones(questions):
+    """The next question may do otherwise; with few of them the interval agrees with the test, which sees nothing."""
+    off, on = [1] * questions, [4] * questions
+    found, mirrored = statistics.difference(off, on, 4), statistics.difference(on, off, 4)
+    assert (found.value, found.standard_error) == (0.75, 0)
+    assert found.low == pytest.approx(0.75 - 1.75 * (1 - 0.05 ** (1 / questions))) and 0.75 < found.high < 1
+    assert (mirrored.low, mirrored.high) == (pytest.approx(-found.high), pytest.approx(-found.low))
+    assert (found.low < 0) == (statistics.paired_test(off, on) > 0.05)

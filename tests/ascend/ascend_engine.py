@@ -3,7 +3,6 @@
 
 import functools
 import importlib.metadata
-import itertools
 import json
 import os
 import select
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ports import PORTS
 from zygote import Zygote
 
 HERE = Path(__file__).resolve().parent
@@ -34,9 +34,6 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_USE_AOT_COMPILE": "0",
 }
-PORTS = itertools.count(20_000 + os.getpid() % 300 * 40)
-"""One for each engine: vLLM listens some time after it chose a port, and connections may have taken one of the kernel's.
-Data-parallel engines keep choosing their own, as vLLM reserves the ports behind the first for their master."""
 ANSWER_SECONDS = 600
 """Longer than any run here takes on a slow machine."""
 FOR_ALL = (
@@ -114,7 +111,7 @@ class Engine:
         settings = {"skip_tokenizer_init": True, "dtype": "float32"} | settings | {"model": str(model)}
         settings["enforce_eager"] = "compilation_config" not in settings
         environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)), **environment}
-        if "data_parallel_size" not in settings:
+        if "data_parallel_size" not in settings:  # with it vLLM reserves the ports behind the first for its master
             environment["VLLM_PORT"] = str(next(PORTS))
         words = [str(HERE / "engine_server.py"), front_end, json.dumps(settings)]
         self.process = start(platform, *words, environment=environment)

@@ -80,12 +80,13 @@ def test_a_verifying_step_runs_nothing_on_the_aicpu_that_a_plain_one_does_not(me
 
 
 def test_a_layer_launches_as_much_with_drafts_as_without(measured):
-    _, found = measured
+    arms, found = measured
+    if "compilation_config" in arms["rejection"].settings:
+        pytest.skip("a graph is one launch")
     plain, drafting = (
         {n: device_costs.total(events, "launch") for n, events in found[name].items()} for name in WITH_LAYERS
     )
-    if 4 in plain:  # a graph is one launch
-        assert plain[4] - plain[2] == drafting[4] - drafting[2] > 10
+    assert plain[4] - plain[2] == drafting[4] - drafting[2] > 10
 
 
 def test_with_the_switch_off_the_step_is_the_plain_one(measured):

@@ -90,6 +90,10 @@ class TestGenerate:
         assert {name: (pages / name).read_text().splitlines()[3] for name in lines} == lines
         assert generate.generate(pages, self.TABLES, check=True) == []
 
+    def test_names_a_record_that_is_missing(self, generate, pages):
+        with pytest.raises(generate.DocsError, match="README.md: one: .*none.json"):
+            generate.generate(pages, {"one": lambda language: (pages / "none.json").read_text()})
+
     @pytest.mark.parametrize(
         "text, tables, reason",
         [

@@ -11,6 +11,7 @@ os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 import pytest
 
 from llm_rl import check_operators
+from llm_rl.errors import UserError
 from llm_rl.evaluation import __main__ as command
 from llm_rl.evaluation import acceptance, generate
 from llm_rl.evaluation.engine import Engine
@@ -40,6 +41,8 @@ def use(engines, monkeypatch):
 
     def start(settings, k, sam):
         used.append((settings, k, sam))
+        if k not in engines:
+            raise UserError("the engine did not start")
         return contextlib.nullcontext(engines[k])
 
     for module in (generate, acceptance, check_operators):
@@ -114,6 +117,16 @@ def test_acceptance_by_length(use, words, tmp_path, capsys):
     assert len(one["bins"]) > 1 and all(row["tokens_per_step"] > 1.1 for row in one["bins"])
     assert (tmp_path / "acceptance.png").stat().st_size > 10_000
     assert f"| 3 | {one['tokens_per_step']:.2f} |" in capsys.readouterr().out
+
+
+def test_a_k_that_fails_loses_only_itself(use, words, tmp_path, capsys):
+    out = tmp_path / "made"
+    made = ["acceptance", *words, "--limit", "2", "--k", "2", "3", "4", "--out", out]
+    assert command.main([str(word) for word in made]) == 1
+    said = capsys.readouterr().err
+    assert all(f"error: k = {k}: the engine did not start\n" in said for k in (2, 4))
+    (one,) = json.loads((out / "acceptance.json").read_text())["sweep"]
+    assert one["k"] == 3 and (out / "acceptance.png").exists()
 
 
 def test_operators_agree(use, model, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 """The patch-set tool, run as its users run it on a small pin set of two synthetic modules, with real git."""
 
 import hashlib
+import http.server
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import tomllib
 import traceback
@@ -914,12 +916,42 @@ def test_source_distribution_found_by_uv_is_checked_and_cached(repo, tmp_path):
     uv |= {"PATCHSET_SDISTS": ""}
     cached = repo.root / ".cache/sdists/beta-0.3.tar.gz"
     to = ("--to", tmp_path / "w")
-    assert "is not the pinned beta 0.3" in repo.run("import", "pins-1", "beta", *to, code=1, **uv)
+    said = repo.run("import", "pins-1", "beta", *to, code=1, **uv)
+    assert "The downloaded beta-0.3.tar.gz is not the pinned beta 0.3" in said
     assert not cached.exists()
     repin(repo, index / "beta-0.3.tar.gz")
     repo.run("import", "pins-1", "beta", *to, **uv)
     assert cached.read_bytes() == (index / "beta-0.3.tar.gz").read_bytes()
     assert [path.name for path in cached.parent.iterdir()] == [cached.name]
+
+
+def test_a_download_that_is_cut_is_no_wrong_pin(repo, tmp_path):
+    content = (repo.sdists / "beta-0.3.tar.gz").read_bytes()
+
+    class Cut(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[:-9])
+
+        def log_message(self, *args): ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Cut) as server:
+        server.timeout = 30
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        before = f"import _patchset.sdist as s\ns.resolve = lambda *_: {url!r}"
+        to = ("--to", tmp_path / "w")
+        said = repo.run("import", "pins-1", "beta", *to, code=1, before=before, PATCHSET_SDISTS="")
+        thread.join()
+    assert "could not be downloaded: IncompleteRead" in said and "9 more expected" in said
+
+
+def test_an_interrupt_is_said(repo):
+    stop = "import _patchset.cli as c\ndef stop(args): raise KeyboardInterrupt\nc.run = stop"
+    assert repo.run("status", code=130, before=stop) == "patchset: interrupted.\n"
 
 
 def test_every_command_explains_itself(repo):

@@ -33,13 +33,14 @@ DASHBOARD = launch.ROOT / "ansible/roles/monitoring/files/dashboard.json"
 
 
 def train_until_killed(folder, *overrides):
-    """Start a run and kill it, Ray's processes included, when it has logged a step and is in the next one's rollout."""
+    """Start a run and kill it, Ray's processes included, when its second step has engine rows, behind its rollout."""
     launcher = subprocess.Popen([SCRIPT, *overrides, "--run-dir", folder], stdout=subprocess.DEVNULL)
     steps, end = folder / "steps.jsonl", time.monotonic() + 600
-    while not launch.read_steps(steps):
+    first = None
+    while first is None or rollout_tokens(folder) == first["data"]["rollout/spec/tokens"]:
         assert launcher.poll() is None and time.monotonic() < end
-        time.sleep(0.2)
-    time.sleep(2)
+        time.sleep(0.02)
+        first = next(iter(launch.read_steps(steps)), None)
     processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
     for process in processes:
         process.kill()
@@ -49,6 +50,11 @@ def train_until_killed(folder, *overrides):
     tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
     assert tracker.read_text() == "1"
     tracker.write_text("")  # as a kill within its writing leaves it
+
+
+def rollout_tokens(folder):
+    """Tokens in the whole rows of the engine's log."""
+    return sum(json.loads(line)[3] for line in (folder / "engine-0.jsonl").read_text().split("\n")[:-1])
 
 
 def scrape(folder, ended):

@@ -88,6 +88,13 @@ def test_a_run_with_speculation_is_needed(tmp_path, capsys):
     assert "give --on RUN_DIR, --auto RUN_DIR, or both" in capsys.readouterr().err
 
 
+def test_answers_that_cannot_be_read_are_named(tmp_path, capsys):
+    args = report(tmp_path, "off", "on")
+    (tmp_path / "on" / "answers-1.jsonl").mkdir()
+    assert main(["report", *args]) == 1
+    assert "answers-1.jsonl cannot be read: Is a directory" in capsys.readouterr().err
+
+
 def test_nothing_is_left_where_the_report_cannot_be_written(tmp_path, capsys):
     args = report(tmp_path, "off", "on")
     (tmp_path / "report").write_text("a file")

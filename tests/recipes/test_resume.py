@@ -163,6 +163,15 @@ def test_a_log_that_is_not_the_checkpoints_is_refused(run_dir):
         resume.point(run_dir, 1)
 
 
+@pytest.mark.parametrize("name", ["steps", "engine-0", "answers-7"])
+def test_a_broken_line_is_named(run_dir, name):
+    path = run_dir / f"{name}.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], '{"step": 2, "da\n', *lines[1:]]))
+    with pytest.raises(UserError, match=rf"{name}.jsonl, line 2, is not JSON"):
+        resume.rewind(run_dir, resume.point(run_dir, 1), keep=2)
+
+
 def record_of(run_dir, steps=8, seed=1, trees=None):
     settings = {"name": "n", "pin_set": "p", "seed": seed, "sam": "off", "steps": steps}
     settings["sam_options"] = {"k": 3, "threshold": 8}

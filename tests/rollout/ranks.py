@@ -6,10 +6,10 @@ import functools
 import json
 import os
 import select
-import socket
 from pathlib import Path
 from types import MappingProxyType
 
+from ports import PORTS
 from zygote import Zygote
 
 HERE = Path(__file__).resolve().parent
@@ -53,12 +53,9 @@ class Rollout:
     """`ranks` rollout_servers that form one job. A rank that ends, or gives no answer, raises AssertionError."""
 
     def __init__(self, model, ranks=1, engine=None, environment=MappingProxyType({}), **settings):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         vllm = {"num_gpu_blocks_override": 64, "block_size": 128} | (engine or {})
         settings = SETTINGS | {"engine_kwargs": {"vllm": vllm}} | settings
-        job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(port), **environment}
+        job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(next(PORTS)), **environment}
         words = [str(HERE / "rollout_server.py"), str(model), json.dumps(settings)]
         self.patience = PATIENCE
         self.ranks = [start(*words, **job, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]

@@ -3,7 +3,11 @@
 
 import gzip
 import hashlib
+import http.client
+import io
 import json
+
+import pytest
 
 from sam_lab.__main__ import main
 from sam_lab.evidence import rebuild
@@ -35,6 +39,10 @@ RESULT = {
 CHECKPOINT = {
     "metadata": {"model": "../models/inter_logic_qwen_3b_400"},
     "categories": [{"datasets": [{"name": "sums", "results": [RESULT]}]}],
+}
+BOTH = {
+    "sierra-research/tau-bench": ("turns", [TRIAL]),
+    "open-thought/reasoning-gym-eval": ("checkpoints", CHECKPOINT),
 }
 
 
@@ -70,11 +78,7 @@ def rows(path):
 
 
 def test_conversations_say_what_was_generated_and_answers_their_epoch_and_reward(tmp_path, monkeypatch):
-    files = {
-        "sierra-research/tau-bench": ("turns", [TRIAL]),
-        "open-thought/reasoning-gym-eval": ("checkpoints", CHECKPOINT),
-    }
-    assert main(sources(tmp_path, monkeypatch, files)) == 0
+    assert main(sources(tmp_path, monkeypatch, BOTH)) == 0
     (turns,) = rows(tmp_path / "out" / "turns.jsonl.gz")
     text = turns["response_ids"]
     begin = b"<|im_start|>assistant\n"
@@ -92,14 +96,48 @@ def test_conversations_say_what_was_generated_and_answers_their_epoch_and_reward
     assert (answer["tail_rep"], loop["tail_rep"]) == (1, 20)
 
 
-def test_a_file_that_is_another_one_is_named_and_the_others_are_written(tmp_path, monkeypatch, capsys):
-    files = {
-        "sierra-research/tau-bench": ("turns", [TRIAL]),
-        "open-thought/reasoning-gym-eval": ("checkpoints", CHECKPOINT),
-    }
-    arguments = sources(tmp_path, monkeypatch, files)
-    (tmp_path / "sources" / "sierra-research" / "tau-bench" / "gpt-airline.json").write_text("[]")
+def test_a_file_that_is_another_one_is_named_and_the_other_sets_are_written(tmp_path, monkeypatch, capsys):
+    arguments = sources(tmp_path, monkeypatch, BOTH)
+    wrong = tmp_path / "sources" / "sierra-research" / "tau-bench" / "gpt-airline.json"
+    wrong.write_text("[]")
     assert main(arguments) == 1
     said = capsys.readouterr().out
-    assert "MISSING: sierra-research/tau-bench/gpt-airline.json has another SHA-256" in said
+    assert f"MISSING: {wrong} has another SHA-256" in said and "turns lacks a source" in said
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoints.jsonl.gz"]
+
+
+class Answer(io.BytesIO):
+    """A download; where it is cut it ends as http.client does."""
+
+    def __init__(self, content, cut):
+        super().__init__(content)
+        self.cut = cut
+
+    def read(self):
+        if self.cut:
+            raise http.client.IncompleteRead(b"")
+        return super().read()
+
+
+@pytest.mark.parametrize("names", [list(BOTH), list(BOTH)[::-1]], ids=["first", "last"])
+def test_a_download_that_is_cut_keeps_the_set_and_the_files_that_came(names, tmp_path, monkeypatch, capsys):
+    arguments = sources(tmp_path, monkeypatch, {name: ("both", BOTH[name][1]) for name in names})[:-2]
+    cut, asked = True, []
+
+    def urlopen(url, timeout):
+        name = next(name for name in names if name in url)
+        asked.append(name)
+        content = (tmp_path / "sources" / name / "gpt-airline.json").read_bytes()
+        return Answer(content, cut and name == names[0])
+
+    monkeypatch.setattr(rebuild.urllib.request, "urlopen", urlopen)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "both.jsonl.gz").write_text("the recording of an earlier call")
+    assert main(arguments) == 1
+    said = capsys.readouterr().out
+    assert "cannot be downloaded: IncompleteRead" in said and "both lacks a source and was not written" in said
+    assert (tmp_path / "out" / "both.jsonl.gz").read_text() == "the recording of an earlier call"
+    cut = False
+    assert main(arguments) == 0
+    assert asked == [*names, names[0]]
+    assert len(rows(tmp_path / "out" / "both.jsonl.gz")) == 3
