@@ -57,9 +57,9 @@ def test_sampled_distribution_is_the_models(model, sam):
 
 
 def test_repeated_seeds_keep_the_distribution(model, sam):
-    """Each request is made three times with its seed, and drafts what its former answers were: 3 x 6,000 tokens."""
+    """Each request is made four times with its seed, and drafts what its former answers were: 24,000 tokens."""
     requests = [{"seed": seed, "extra_args": {"sam_group": str(seed)}} for seed in range(2000)]
-    for _ in range(3):
+    for _ in range(4):
         pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
         for at in range(0, len(requests), 8):
             for answer in sam.run([PROMPT] * 8, 3, temperature=1.0, each=requests[at : at + 8]):
