@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,22 @@ def parse(arm: str) -> tuple[str, int, int]:
     if fixed[4]:
         return "auto", int(fixed[4]), ALWAYS
     return fixed[1], int(fixed[2]), int(fixed[3] or ALWAYS)
+
+
+PEERS = ("ngram", "suffix")
+"""Methods that need packages, or sources to compile."""
+
+
+def check(methods: Iterable[str]) -> None:
+    """Raise LabError if one of these methods cannot run here."""
+    for method in methods:
+        try:
+            make(f"{method}:1", lambda: 0.0)
+        except LabError as error:
+            raise LabError(
+                f"{method} is {error}: run this in .venvs/bench, which ci/setup-env bench makes, or leave it out by "
+                f"--without {method}"
+            ) from None
 
 
 def make(arm: str, clock: Callable[[], float]) -> Any:

@@ -16,7 +16,7 @@ from sam_core.files import write_json
 from sam_lab import figures
 from sam_lab.cli import LabError, check_outputs, positive
 from sam_lab.evidence import data, report, tuning
-from sam_lab.evidence.arms import METHODS
+from sam_lab.evidence.arms import METHODS, PEERS, check
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, Steps, run_all
 from sam_lab.evidence.statistics import by_running, foreseen, pooled, seconds, summary
 from sam_lab.evidence.worlds import NAMES, VERIFY, World, worlds
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=positive, default=8192, metavar="N", help="of an answer at most (%(default)s)")
     add("--max-running", type=positive, default=64, metavar="N", help="requests that run at once (%(default)s)")
     add("--verify", type=float, default=VERIFY, metavar="X", help="world article: a share of a step (%(default)s)")
-    add("--without", nargs="+", choices=("ngram", "suffix"), default=[], metavar="METHOD", help="leave these out")
+    add("--without", nargs="+", choices=PEERS, default=[], metavar="METHOD", help="leave these out")
     add("--processes", type=positive, default=os.cpu_count(), metavar="N", help="default: one a processor")
     add("--out", type=Path, default=Path("outputs/evidence"), metavar="DIR", help="default: outputs/evidence")
     add(
@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
             print(path)
         return 0
     check_outputs(args.picture)
+    check(method for method in PEERS if method not in args.without)
     settings = Settings(args.tokens, args.max_running, args.batches, args.verify)
     _prepare(args.out, settings, args.resume)
     for name in args.without:

@@ -10,7 +10,7 @@ import pytest
 
 from sam_lab.__main__ import main
 from sam_lab.cli import LabError
-from sam_lab.evidence import data, jobs, tuning
+from sam_lab.evidence import arms, data, jobs, tuning
 from sam_lab.evidence.arms import make, parse
 from sam_lab.evidence.jobs import Job, Settings
 from sam_lab.evidence.rollout import FIELDS, column, roll_out
@@ -219,6 +219,18 @@ def test_the_command_compares_the_arms(tmp_path, capsys):
     assert json.loads((out / "evidence.json").read_text()) == result
     assert main([*words, "--resume", "--tokens", "30"]) == 2
     assert "is of other settings" in capsys.readouterr().err
+
+
+def test_a_method_that_cannot_run_is_told_before_the_first_job(tmp_path, capsys, monkeypatch):
+    def not_here(*args):
+        raise LabError("not available: no compiler")
+
+    monkeypatch.setattr(arms, "Suffix", not_here)
+    assert main([*COMMAND, "--without", "ngram", "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "suffix is not available: no compiler: " in error
+    assert "ci/setup-env bench" in error and "--without suffix" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_history_raises_acceptance():
