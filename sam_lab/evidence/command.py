@@ -13,13 +13,14 @@ from typing import Any
 from sam_core.console import Progress
 from sam_core.files import write_json
 
+import sam_core
 from sam_lab import figures
-from sam_lab.cli import LabError, check_outputs, positive
+from sam_lab.cli import LabError, check_outputs, digest, positive
 from sam_lab.evidence import data, report, tuning
 from sam_lab.evidence.arms import METHODS, PEERS, check
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, Steps, run_all
 from sam_lab.evidence.statistics import by_running, foreseen, pooled, seconds, summary
-from sam_lab.evidence.worlds import NAMES, VERIFY, World, worlds
+from sam_lab.evidence.worlds import MEASURED, NAMES, VERIFY, World, worlds
 
 NAMED = ("ngram:3", "ngram:8", "suffix:3", "suffix:8", "suffix:15", "oldest:3:8")
 """Arms that run as they are; oldest:3:8 is the article's rule and switch."""
@@ -113,10 +114,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(out: Path, settings: Settings, resume: bool) -> None:
     """A folder of these settings: emptied, or with the rollouts that it has. Raises LabError where they are of others."""
-    written, wanted = out / "settings.json", list(settings)
+    files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), MEASURED]
+    wanted = settings._asdict() | {"sam_core": sam_core.__version__, "data": [digest(path) for path in files]}
+    written = out / "settings.json"
     if resume and written.exists():
         if json.loads(written.read_text()) != wanted:
-            raise LabError(f"{out} is of other settings: leave out --resume, or choose another --out")
+            raise LabError(f"{out} is of other settings, data or sam_core: leave out --resume, or choose another --out")
     else:
         shutil.rmtree(out / "jobs", ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)

@@ -8,9 +8,10 @@ import json
 import numpy as np
 import pytest
 
+import sam_core
 from sam_lab.__main__ import main
 from sam_lab.cli import LabError
-from sam_lab.evidence import arms, data, jobs, tuning
+from sam_lab.evidence import arms, command, data, jobs, tuning
 from sam_lab.evidence.arms import make, parse
 from sam_lab.evidence.jobs import Job, Settings
 from sam_lab.evidence.rollout import FIELDS, column, roll_out
@@ -199,7 +200,7 @@ def test_the_best_arm_is_that_of_the_dev_prompts():
 COMMAND = ["evidence", "--sets", "code", "--worlds", "article", "--batches", "2", "--tokens", "40", "--processes", "1"]
 
 
-def test_the_command_compares_the_arms(tmp_path, capsys):
+def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     words = [*COMMAND, "--without", "ngram", "suffix", "--out", str(out)]
     assert main(words) == 0
@@ -219,6 +220,11 @@ def test_the_command_compares_the_arms(tmp_path, capsys):
     assert json.loads((out / "evidence.json").read_text()) == result
     assert main([*words, "--resume", "--tokens", "30"]) == 2
     assert "is of other settings" in capsys.readouterr().err
+    for of, name, value in ((sam_core, "__version__", "0"), (command, "MEASURED", data.FOLDER / "code.jsonl.gz")):
+        with monkeypatch.context() as other:
+            other.setattr(of, name, value)
+            assert main([*words, "--resume"]) == 2
+        assert "is of other settings, data or sam_core" in capsys.readouterr().err
 
 
 def test_a_method_that_cannot_run_is_told_before_the_first_job(tmp_path, capsys, monkeypatch):
