@@ -93,6 +93,10 @@ def run(args: argparse.Namespace) -> int:
             print(path)
         return 0
     check_outputs(args.picture)
+    if args.tokens < 3:
+        raise LabError(f"--tokens must be 3 or more, got {args.tokens}: of a shorter answer no draft can be accepted")
+    if not args.verify >= 0:
+        raise LabError(f"--verify must be 0 or more, got {args.verify}")
     check(method for method in PEERS if method not in args.without)
     settings = Settings(args.tokens, args.max_running, args.batches, args.verify)
     _prepare(args.out, settings, args.resume)

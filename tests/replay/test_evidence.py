@@ -227,6 +227,13 @@ def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
         assert "is of other settings, data or sam_core" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [("--tokens", "2"), ("--verify", "-5"), ("--verify", "nan")])
+def test_what_no_run_can_use_is_refused_before_it(words, tmp_path, capsys):
+    assert main(["evidence", *words, "--out", str(tmp_path / "out")]) == 2
+    assert f"error: {words[0]} must be " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_method_that_cannot_run_is_told_before_the_first_job(tmp_path, capsys, monkeypatch):
     def not_here(*args):
         raise LabError("not available: no compiler")
