@@ -19,10 +19,9 @@ from sam_core.files import write_json
 from sam_lab.cli import LabError, check_outputs, positive, probability
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import SEED, parse_answer, read_records
-from sam_lab.replay import accept_chain
+from sam_lab.replay import accept_chain, bootstrap
 
 ARMS = ("uninterrupted", "by name", "by tokens")
-RESAMPLES = 2000
 TABLE = "{:32}{:>7}  {:15}{:>14}{:>14}{:>18}"
 EPILOG = """\
 recordings:
@@ -205,24 +204,25 @@ def _goes_on(drafter: SamDrafter, text: RecordedText, arm: str) -> bool:
     return True
 
 
-def compare(sums: list[tuple[int, int]], base: list[tuple[int, int]], seed: int) -> dict[str, float]:
-    """Tokens, tokens a step, their ratio to those of `base`, and its 95 % interval (low, high), by resampling prompts."""
+def compare(sums: list[tuple[int, int]], base: list[tuple[int, int]], seed: int) -> dict[str, Any]:
+    """Tokens, tokens a step, their ratio to those of `base`, and its 95 % interval (low, high), by resampling prompts; low
+    and high are None with one prompt."""
     mine, others = np.array(sums, float), np.array(base, float)
-    drawn = np.random.default_rng(seed).integers(len(mine), size=(RESAMPLES, len(mine)))
 
     def ratio(a: Any, b: Any) -> Any:
         return (a[..., 0] / a[..., 1]) / (b[..., 0] / b[..., 1])
 
-    low, high = np.quantile(ratio(mine[drawn].sum(1), others[drawn].sum(1)), (0.025, 0.975))
+    interval = bootstrap(lambda drawn: ratio(mine[drawn].sum(1), others[drawn].sum(1)), len(mine), seed)
+    low, high = interval or (None, None)
     tokens, steps = (sum(column) for column in zip(*sums, strict=True))
     figures = {"tokens_per_step": tokens / steps, "ratio": ratio(mine.sum(0), others.sum(0)), "low": low, "high": high}
-    return {"tokens": tokens} | {name: round(float(value), 4) for name, value in figures.items()}
+    return {"tokens": tokens} | {
+        name: None if value is None else round(float(value), 4) for name, value in figures.items()
+    }
 
 
-def cells(figures: dict[str, float]) -> tuple[str, str, str]:
+def cells(figures: dict[str, Any]) -> tuple[str, str, str]:
     """Those of a table, of what `compare` returned: tokens a step, ratio, interval."""
-    return (
-        f"{figures['tokens_per_step']:.3f}",
-        f"{figures['ratio']:.3f}",
-        f"{figures['low']:.3f} - {figures['high']:.3f}",
-    )
+    low, high = figures["low"], figures["high"]
+    interval = "-" if low is None else f"{low:.3f} - {high:.3f}"
+    return f"{figures['tokens_per_step']:.3f}", f"{figures['ratio']:.3f}", interval

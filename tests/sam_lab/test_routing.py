@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sam_lab.__main__ import main
-from sam_lab.orders import WAYS, draw, ended, read_lengths, read_recipe
+from sam_lab.orders import WAYS, compare, draw, ended, read_lengths, read_recipe
 from sam_lab.plan.simulate import Policy
 from sam_lab.routing import RECIPE, chooser
 
@@ -61,6 +61,12 @@ def test_counting_needs_no_engine(capsys, tmp_path):
     assert "--model and --data go together" in capsys.readouterr().err
     assert main(["routing", "--halves"]) == 2
     assert "--halves and --set go with --recording" in capsys.readouterr().err
+
+
+def test_one_batch_has_no_interval():
+    assert compare([3.0], [2.0], 0) == [1.5]
+    ratio, low, high = compare([3.0, 5.0], [2.0, 2.0], 0)
+    assert (ratio, low, high) == (2, 1.5, 2.5)
 
 
 def lengths_of(path, epochs):
