@@ -214,7 +214,7 @@ def _result(
                     "over_best": best_row["auto_over"],
                     "foresight": pooled(seconds(best, world), seconds(foreseen(best), world))[0],
                     "goal": "reached" if best_row["auto_over"][0] >= GOAL else "missed",
-                    "worst_goal": "reached" if auto["worst"][0] >= WORST else "missed",
+                    "worst_goal": "reached" if auto["worst"] >= WORST else "missed",
                 }
             )
     return {

@@ -151,9 +151,17 @@ def test_gains_by_hand():
     plain, arm = of_seconds(10, 20, 30), of_seconds(5, 20, 20)
     row = summary(plain, arm, FLAT)
     assert row["pooled"][0] == pytest.approx(60 / 45, abs=1e-3)
-    assert row["median"][0] == 1.5 and row["worst"][0] == 1
+    assert row["median"][0] == 1.5 and row["worst"] == 1
     assert row["pooled"][1] == 1 and row["pooled"][2] == 2  # resamples of one batch alone
+    assert pooled(np.array([6.0]), np.array([4.0])) == [1.5], "one batch has no interval"
     assert pooled(np.array([2.0, 2.0]), np.array([1.0, 1.0])) == [2, 2, 2]
+
+
+def test_accepted_tokens_are_of_the_drafts_of_the_same_steps():
+    (steps,) = of_seconds(4)
+    steps[0, [FIELDS.index(name) for name in ("prompt", "drafted")]] = 5, 8  # beside a prompt
+    steps[1, [FIELDS.index(name) for name in ("drafted", "emitted")]] = 4, 3
+    assert summary(of_seconds(6), [steps], FLAT)["accepted"] == 2 / 4
 
 
 def test_resamples_begin_with_all_batches_and_are_the_same_in_each_run():
@@ -210,9 +218,9 @@ def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
     assert goal["foresight"] >= 1
     rows = {row["arm"]: row for row in result["rows"]}
     assert {"oldest:3:8", "auto:3", "auto:8", "auto:15", "saved", goal["best"]} <= set(rows)
-    for row in rows.values():
-        assert row["pooled"][1] <= row["pooled"][0] <= row["pooled"][2]
-    assert all(rows[arm]["accepted"] > 0 for arm in ("auto:3", "auto:8", "auto:15", "saved"))
+    for arm in ("auto:3", "auto:8", "auto:15", "saved"):
+        value, low, high = rows[arm]["pooled"]
+        assert rows[arm]["worst"] <= low < value < high and rows[arm]["accepted"] > 0
     assert (out / "jobs" / "code-test-auto_15-article-saved.npz").exists()
     assert "auto against the best fixed arm" in capsys.readouterr().out
     (out / "evidence.json").unlink()
