@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     rng = random.Random(args.seed)
     known = one_a_prompt(read_answers(args.known), rng)[: args.examples]
     new = one_a_prompt(read_answers(args.new), rng)
-    trained, new = new[: len(new) // 2][: args.requests], new[len(new) // 2 :][: args.requests]
+    trained, new = new[: len(new) // 2][: args.examples], new[len(new) // 2 :][: args.requests]
     if len(known) < args.examples:
         raise LabError(f"{args.known} has {len(known)} prompts: --examples asks for {args.examples}")
     if len(new) < args.chunk:

@@ -103,6 +103,14 @@ def test_a_global_tree_of_256_examples_adapts(tmp_path):
     assert arms["trained"][0] > arms["online"][0]
 
 
+def test_trained_knows_as_many_answers_as_there_are_examples(tmp_path):
+    path, out = write(tmp_path / "a.jsonl", kind(1, prompts=24, siblings=1)), tmp_path / "out.json"
+    words = ["--known", path, "--new", path, "--examples", 6, "--requests", 4, "--chunk", 2, "--json", out]
+    assert lab.main(["shift", *map(str, words)]) == 0
+    written = json.loads(out.read_text())
+    assert (written["examples"], written["trained"], len(written["arms"]["trained"])) == (6, 6, 2)
+
+
 def test_256_examples_are_enough_to_gain():
     rows = kind(1, prompts=300, siblings=1)
     held = [parse_answer(row, "") for row in rows[256:]]
