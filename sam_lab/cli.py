@@ -22,6 +22,13 @@ def positive(text: str) -> int:
     return value
 
 
+def non_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
 def probability(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
@@ -37,7 +44,7 @@ def fold(text: str) -> tuple[int, int]:
 
 
 # argparse says "invalid NAME value".
-positive.__name__, probability.__name__, fold.__name__ = "positive number", "probability", "fold"
+positive.__name__, non_negative.__name__ = "positive number", "non-negative number"
 
 
 def check_outputs(*paths: Path | None) -> None:

@@ -89,7 +89,7 @@ WAYS: dict[str, Way] = {
 
 def run(args: argparse.Namespace) -> int:
     """The simulation; raises LabError, ValueError or OSError."""
-    plan, cost, mean = read_recipe(args.recipe, args.set)
+    plan, cost, mean = read_recipe(args.recipe, args.set or [])
     pairs, epochs = read_lengths(args.recording, args.halves, args.seed)
     batches = [draw(pairs, plan, mean, np.random.default_rng([args.seed, number])) for number in range(args.draws)]
     policies = budgets(plan, cost, batches[0])

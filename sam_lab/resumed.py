@@ -16,7 +16,7 @@ import numpy as np
 from sam_core.console import Progress
 from sam_core.files import write_json
 
-from sam_lab.cli import LabError, check_outputs, positive, probability
+from sam_lab.cli import LabError, check_outputs, non_negative, positive, probability
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import SEED, parse_answer, read_records
 from sam_lab.replay import accept_chain, bootstrap
@@ -58,20 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Tokens a step where answers are resumed or have turns, by the way groups are formed."
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
-    add("--cut", nargs="+", type=int, default=[0], metavar="N", help="tokens of a request; 0: all (default)")
+    add("--cut", nargs="+", type=non_negative, default=[0], metavar="N", help="tokens of a request; 0: all (default)")
     add("--context", choices=("group", "sequential"), default="group", help="see below (default group)")
     add("--k", type=positive, default=3, help="maximum tokens of a draft (default 3)")
     add("--min-prob", type=probability, default=0.1, metavar="P", help="as for replay (default 0.1)")
     add("--max-tokens", type=positive, default=300_000, metavar="N", help="of each recording (default 300000)")
-    add("--seed", type=int, default=SEED, metavar="N", help=f"default {SEED}")
+    add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
     add("--out", type=Path, help="file for the figures, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises LabError or OSError."""
     check_outputs(args.out)
-    if min(args.cut) < 0:
-        raise LabError(f"--cut must be 0 or more tokens, got {min(args.cut)}")
     rows, progress = [], Progress()
     print(TABLE.format("recording", "cut", "groups", "tokens a step", "of by tokens", "95 % interval"), flush=True)
     for path in args.files:

@@ -12,7 +12,7 @@ from typing import Any
 from sam_core.console import Progress
 
 import sam_core
-from sam_lab.cli import LabError, Results, digest, positive
+from sam_lab.cli import LabError, Results, digest, non_negative, positive
 from sam_lab.papers import Experiment, Limits, Row, article, claims, decoded, figure, replayed
 from sam_lab.recordings import DATA, SEED
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--models", type=Path, metavar="DIR", help="of `python -m sam_lab models`; without it some are left out")
     add("--only", nargs="+", choices=EXPERIMENTS, metavar="NAME", help="these experiments; default: all")
     add("--max-tokens", type=positive, default=20_000, metavar="N", help="of a recording (default 20000)")
-    add("--seed", type=int, default=SEED, metavar="N")
+    add("--seed", type=non_negative, default=SEED, metavar="N")
     add("--out", type=Path, default=Path("outputs/lab-papers"), metavar="DIR", help="default outputs/lab-papers")
 
 

@@ -69,4 +69,7 @@ def test_a_result_that_raises_ends_the_others():
 
 
 def test_every_job_comes_with_its_result():
-    assert sorted((job, future.result()) for job, future in finished(pause, [(0,), (0.1,)], 2)) == [((0,), 0), ((0.1,), 0.1)]
+    assert sorted((job, future.result()) for job, future in finished(pause, [(0,), (0.1,)], 2)) == [
+        ((0,), 0),
+        ((0.1,), 0.1),
+    ]
