@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def check_outputs(*paths: Path | None) -> None:
             raise LabError(f"{path.parent} is not a folder: name a file in one that exists")
         if path and path.is_dir():
             raise LabError(f"{path} is a folder: name a file")
+        if path and not os.access(path.absolute().parent, os.W_OK):
+            raise LabError(f"{path.absolute().parent} cannot be written: name a file in another folder")
 
 
 def digest(path: Path) -> str:
