@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
-from sam_core.files import write_json
+from sam_core.files import replacing, write_json
 
 from llm_rl.evaluation.engine import default_dtype
 from llm_rl.layout import SHAPES, Shape
@@ -132,14 +132,15 @@ class Records:
         self.path = path
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
         self.learned: dict[str, Any] | None = None
-        if resume and path.exists():
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            if lines[:1] != [settings]:
-                raise LabError(f"{path} is of other settings: leave out --resume, or choose another --out")
-            for record in lines[1:]:
-                self._take(record)
-        else:
-            path.write_text(json.dumps(settings) + "\n")
+        lines = path.read_text().split("\n")[:-1] if resume and path.exists() else []  # a run may have been killed in its line
+        lines = lines or [json.dumps(settings)]
+        header, *records = map(json.loads, lines)
+        if header != settings:
+            raise LabError(f"{path} is of other settings: leave out --resume, or choose another --out")
+        for record in records:
+            self._take(record)
+        with replacing(path) as temporary:
+            temporary.write_text("".join(line + "\n" for line in lines))
 
     def _take(self, record: dict[str, Any]) -> None:
         self.learned = record.pop("learned", None) or self.learned

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
+from sam_core.files import replacing
 
 import sam_core
 from sam_lab.cli import LabError, Results, digest, non_negative, positive
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     not_shown = [dict(zip(("paper", "what", "reason"), each, strict=True)) for each in claims.NOT_SHOWN]
     text += f"## Claims\n\n{claims.RULE}\n\n{_table(judged)}" if judged else ""
     text += f"## Not shown\n\n{_table(not_shown)}"
-    (args.out / "papers.md").write_text(text)
+    with replacing(args.out / "papers.md") as temporary:
+        temporary.write_text(text)
     drawn = figure.draw(args.out, tables)
     print(f"wrote {', '.join(str(path) for path in (store, args.out / 'papers.md', *drawn))}")
     if left_out:

@@ -12,6 +12,7 @@ from commands import refused
 
 from sam_lab import __main__ as lab
 from sam_lab.engine_replay.arms import ARMS
+from sam_lab.engine_replay.command import Records
 from sam_lab.engine_replay.report import report
 from sam_lab.recordings import DATA
 
@@ -66,6 +67,21 @@ def test_every_arm_gives_the_recorded_answers(tmp_path, capsys, monkeypatch, wor
     assert lab.main([*words, "--resume"]) == 0 and "plain" in capsys.readouterr().out
     assert lab.main([*words, "--resume", "--seed", "5"]) == 2 and "other settings" in capsys.readouterr().err
     assert lab.main(words) == 2 and "engine_replay.engine" in capsys.readouterr().err, "an engine could be started here"
+
+
+def test_a_run_that_was_killed_in_its_line_is_run_again(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    for written in ("", '{"k": 3'):
+        path.write_text(written)
+        assert Records(path, {"k": 3}, resume=True).done == {}
+    Records(path, {"k": 3}, resume=True).add({"arm": "plain", "batch": 0}, None)
+    with open(path, "a") as file:
+        file.write('{"arm": "off", "ba')
+    for _ in range(2):
+        found = Records(path, {"k": 3}, resume=True)
+        assert list(found.done) == [("plain", 0)]
+    found.add({"arm": "off", "batch": 0}, None)
+    assert len(Records(path, {"k": 3}, resume=True).done) == 2
 
 
 STEP = {"context": 9, "prefill": False, "s": 1.0, "sample_s": 0.1, "draft_s": 0.0}
