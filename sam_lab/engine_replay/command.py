@@ -132,7 +132,9 @@ class Records:
         self.path = path
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
         self.learned: dict[str, Any] | None = None
-        lines = path.read_text().split("\n")[:-1] if resume and path.exists() else []  # a run may have been killed in its line
+        lines = (
+            path.read_text().split("\n")[:-1] if resume and path.exists() else []
+        )  # a run may have been killed in its line
         lines = lines or [json.dumps(settings)]
         header, *records = map(json.loads, lines)
         if header != settings:

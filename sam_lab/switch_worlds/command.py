@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         lines = [json.dumps(of_set) + "\n" for of_set in acceptance.derive(args.derive)]
         with replacing(acceptance.TABLE) as temporary:
             temporary.write_text("".join(lines))
+        print(f"wrote {acceptance.TABLE}: {len(lines)} sets")
         return 0
     records = acceptance.load()
     worlds = []
