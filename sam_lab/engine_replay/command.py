@@ -132,10 +132,9 @@ class Records:
         self.path = path
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
         self.learned: dict[str, Any] | None = None
-        lines = (
-            path.read_text().split("\n")[:-1] if resume and path.exists() else []
-        )  # a run may have been killed in its line
-        lines = lines or [json.dumps(settings)]
+        text = path.read_text() if resume and path.exists() else ""
+        # what follows the last line break was not written to its end
+        lines = text.split("\n")[:-1] or [json.dumps(settings)]
         header, *records = map(json.loads, lines)
         if header != settings:
             raise LabError(f"{path} is of other settings: leave out --resume, or choose another --out")

@@ -20,6 +20,8 @@ Int32 = npt.NDArray[np.int32]
 METHODS = ("ngram", "suffix", "oldest", "batch", "wide")
 """vLLM's two, the article's rule (oldest occurrence, own text), sam_core's default rule and sources, and the same with drafts
 as improbable as those of `auto` may be."""
+PEERS = ("ngram", "suffix")
+"""Those of vLLM, which need packages and sources."""
 ARM = re.compile(r"(ngram|suffix|oldest|batch|wide):([1-9][0-9]*)(?::([1-9][0-9]*))?|auto:([1-9][0-9]*)")
 ALWAYS = 1 << 20
 """Threshold of an arm that drafts in every step."""
@@ -33,10 +35,6 @@ def parse(arm: str) -> tuple[str, int, int]:
     if fixed[4]:
         return "auto", int(fixed[4]), ALWAYS
     return fixed[1], int(fixed[2]), int(fixed[3] or ALWAYS)
-
-
-PEERS = ("ngram", "suffix")
-"""Methods that need packages, or sources to compile."""
 
 
 def check(methods: Iterable[str]) -> None:
