@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ class LabError(ValueError):
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
+        raise ValueError
+    return value
+
+
+def non_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
         raise ValueError
     return value
 
@@ -37,7 +45,7 @@ def fold(text: str) -> tuple[int, int]:
 
 
 # argparse says "invalid NAME value".
-positive.__name__, probability.__name__, fold.__name__ = "positive number", "probability", "fold"
+positive.__name__, non_negative.__name__ = "positive number", "non-negative number"
 
 
 def check_outputs(*paths: Path | None) -> None:
@@ -47,6 +55,8 @@ def check_outputs(*paths: Path | None) -> None:
             raise LabError(f"{path.parent} is not a folder: name a file in one that exists")
         if path and path.is_dir():
             raise LabError(f"{path} is a folder: name a file")
+        if path and not os.access(path.absolute().parent, os.W_OK):
+            raise LabError(f"{path.absolute().parent} cannot be written: name a file in another folder")
 
 
 def digest(path: Path) -> str:

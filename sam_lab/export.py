@@ -16,6 +16,7 @@ from typing import Any
 
 from sam_core.files import replacing
 
+from llm_rl.evaluation.engine import load_tokenizer
 from llm_rl.reports.answers import read_answers
 from sam_lab.cli import LabError
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write a recording for `python -m sam_lab replay` from rollout dumps or a run's folder."
     parser.add_argument("source", type=Path, metavar="DIR", help="a rollout_data_dir of verl, or a run's folder")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the .jsonl file to write")
-    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="for rollout dumps: the model's folder")
+    parser.add_argument("--tokenizer", metavar="DIR", help="for rollout dumps: the model's folder")
 
 
 def from_answers(folder: Path) -> Iterator[dict[str, Any]]:
@@ -51,9 +52,12 @@ def from_dumps(files: list[Path], tokenizer: Any) -> Iterator[dict[str, Any]]:
                 try:
                     row = json.loads(line)
                     prompt, answer, step = row["input"], row["output"], row["step"]
-                except (ValueError, KeyError, TypeError):
+                    assert isinstance(prompt, str) and isinstance(answer, str)
+                except (ValueError, KeyError, TypeError, AssertionError):
                     where = f"{path}, line {number}"
-                    raise LabError(f"{where}, is no row of a rollout dump: it needs input, output and step") from None
+                    raise LabError(
+                        f"{where}, is no row of a rollout dump: it needs the texts input and output, and step"
+                    ) from None
                 yield {"prompt_ids": ids(prompt), "response_ids": ids(answer), "prompt_id": prompt, "epoch": step}
 
 
@@ -63,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"{args.source} is not a folder: name a rollout_data_dir of verl or the folder of a run")
     dumps = sorted((p for p in args.source.glob("*.jsonl") if p.stem.isdigit()), key=lambda p: int(p.stem))
     if any(args.source.glob("answers-*.jsonl")):
+        if args.tokenizer:
+            raise LabError(f"{args.source} holds token ids: leave --tokenizer out")
         rows = from_answers(args.source)
     elif dumps and args.tokenizer:
-        from transformers import AutoTokenizer
-
-        rows = from_dumps(dumps, AutoTokenizer.from_pretrained(args.tokenizer))
+        rows = from_dumps(dumps, load_tokenizer(args.tokenizer))
     elif dumps:
         raise LabError(f"{args.source} holds texts: name the folder of the model that wrote them with --tokenizer")
     else:

@@ -13,7 +13,7 @@ from typing import Any
 from sam_core.console import Progress
 from sam_core.files import write_json
 
-from sam_lab.cli import LabError, check_outputs, positive, probability
+from sam_lab.cli import LabError, check_outputs, non_negative, positive, probability
 from sam_lab.recordings import SEED, Answer, parse_answer, read_records
 from sam_lab.resumed import RecordedText, cells, compare, read_parts, replay
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--k", type=positive, default=3, help="maximum tokens of a draft (default 3)")
     add("--min-prob", type=probability, default=0.1, metavar="P", help="as for replay (default 0.1)")
     add("--max-prompts", type=positive, default=200, metavar="N", help="of each recording (default 200)")
-    add("--seed", type=int, default=SEED, metavar="N", help=f"default {SEED}")
+    add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
     add("--out", type=Path, help="file for the figures, as JSON")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from sam_core.files import replacing
 
 from llm_rl.qwen3 import sums, tiny_measure, tiny_model
-from sam_lab.cli import LabError
+from sam_lab.cli import LabError, non_negative
 
 DRAFT_STEPS = 700
 DRAFT_SHAPE = {
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Copy the tiny Qwen3 to DIR/target and train a draft model of its tokenizer, DIR/draft, on this CPU (a minute)."
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=non_negative, default=0)
 
 
 def _copy(source: str, target: str) -> None:

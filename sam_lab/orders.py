@@ -22,18 +22,18 @@ from sam_lab.plan.lengths import Int64
 from sam_lab.plan.simulate import EDGES, Policy
 from sam_lab.plan.step import Setup, deal, loaded, setup
 from sam_lab.recordings import DATA, parse_answer, read_answers, read_records
+from sam_lab.replay import bootstrap
 
 PROMPT_TOKENS = 133
 KEPT = 0.6
 """Share of the prompts that serve to train, as of the planner."""
-RESAMPLES = 2000
 LONG = 8192
 """Tokens from which an answer counts as long, for the budget."""
 TABLE = "{:32}{:>8}{:>9}{:>16}{:>11}{:>9}{:>16}"
 CELLS: tuple[Callable[..., str], ...] = (
     lambda seconds, *_: f"{seconds:,.0f}",
     lambda _, ratio, *__: f"{ratio:.3f}",
-    lambda _, __, low, high: f"{low:.3f} - {high:.3f}",
+    lambda _, __, low=None, high=None: "-" if low is None else f"{low:.3f} - {high:.3f}",
 )
 
 
@@ -89,7 +89,7 @@ WAYS: dict[str, Way] = {
 
 def run(args: argparse.Namespace) -> int:
     """The simulation; raises LabError, ValueError or OSError."""
-    plan, cost, mean = read_recipe(args.recipe, args.set)
+    plan, cost, mean = read_recipe(args.recipe, args.set or [])
     pairs, epochs = read_lengths(args.recording, args.halves, args.seed)
     batches = [draw(pairs, plan, mean, np.random.default_rng([args.seed, number])) for number in range(args.draws)]
     policies = budgets(plan, cost, batches[0])
@@ -208,12 +208,11 @@ def ended(plan: Setup, batch: Batch, way: Way, cost: Cost, policy: Policy) -> tu
     return float(of_prompts[-1]), float(of_prompts[enough(plan) - 1])
 
 
-def compare(mine: Sequence[float], others: Sequence[float], seed: int) -> tuple[float, float, float]:
-    """Ratio of the mean makespans and a 95 % interval, by resampling batches."""
+def compare(mine: Sequence[float], others: Sequence[float], seed: int) -> list[float]:
+    """Ratio of the mean makespans, and with two batches or more the ends of its 95 % interval, by resampling batches."""
     a, b = np.array(mine), np.array(others)
-    drawn = np.random.default_rng(seed).integers(len(a), size=(RESAMPLES, len(a)))
-    low, high = np.quantile(a[drawn].mean(1) / b[drawn].mean(1), (0.025, 0.975))
-    return float(a.mean() / b.mean()), float(low), float(high)
+    interval = bootstrap(lambda drawn: a[drawn].mean(1) / b[drawn].mean(1), len(a), seed)
+    return [float(a.mean() / b.mean()), *(interval or ())]
 
 
 def correlation(pairs: Sequence[tuple[list[int], list[int]]]) -> float:

@@ -240,11 +240,18 @@ def interval(counts: Counts, others: Counts | None = None, parts: tuple[int, int
 
     The prompts of both are drawn together.
     """
-    if len(counts) < 2:
+    return bootstrap(lambda drawn: _quotients(counts, others, parts, drawn), len(counts))
+
+
+def bootstrap(
+    statistic: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]], size: int, seed: int = 0
+) -> list[float] | None:
+    """95 % of a statistic of `size` samples, which gets numbers of samples, [RESAMPLES, size], and returns a value for each
+    row; None with fewer than two samples, or where a value is not a number."""
+    if size < 2:
         return None
-    drawn = np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))
-    values = _quotients(counts, others, parts, drawn)
-    return np.percentile(values, [2.5, 97.5]).tolist() if np.isfinite(values).all() else None
+    values = statistic(np.random.default_rng(seed).integers(size, size=(RESAMPLES, size)))
+    return np.quantile(values, (0.025, 0.975)).tolist() if np.isfinite(values).all() else None
 
 
 def _quotients(

@@ -16,13 +16,12 @@ import numpy as np
 from sam_core.console import Progress
 from sam_core.files import write_json
 
-from sam_lab.cli import LabError, check_outputs, positive, probability
+from sam_lab.cli import LabError, check_outputs, non_negative, positive, probability
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import SEED, parse_answer, read_records
-from sam_lab.replay import accept_chain
+from sam_lab.replay import accept_chain, bootstrap
 
 ARMS = ("uninterrupted", "by name", "by tokens")
-RESAMPLES = 2000
 TABLE = "{:32}{:>7}  {:15}{:>14}{:>14}{:>18}"
 EPILOG = """\
 recordings:
@@ -59,20 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Tokens a step where answers are resumed or have turns, by the way groups are formed."
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
-    add("--cut", nargs="+", type=int, default=[0], metavar="N", help="tokens of a request; 0: all (default)")
+    add("--cut", nargs="+", type=non_negative, default=[0], metavar="N", help="tokens of a request; 0: all (default)")
     add("--context", choices=("group", "sequential"), default="group", help="see below (default group)")
     add("--k", type=positive, default=3, help="maximum tokens of a draft (default 3)")
     add("--min-prob", type=probability, default=0.1, metavar="P", help="as for replay (default 0.1)")
     add("--max-tokens", type=positive, default=300_000, metavar="N", help="of each recording (default 300000)")
-    add("--seed", type=int, default=SEED, metavar="N", help=f"default {SEED}")
+    add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
     add("--out", type=Path, help="file for the figures, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises LabError or OSError."""
     check_outputs(args.out)
-    if min(args.cut) < 0:
-        raise LabError(f"--cut must be 0 or more tokens, got {min(args.cut)}")
     rows, progress = [], Progress()
     print(TABLE.format("recording", "cut", "groups", "tokens a step", "of by tokens", "95 % interval"), flush=True)
     for path in args.files:
@@ -205,24 +202,25 @@ def _goes_on(drafter: SamDrafter, text: RecordedText, arm: str) -> bool:
     return True
 
 
-def compare(sums: list[tuple[int, int]], base: list[tuple[int, int]], seed: int) -> dict[str, float]:
-    """Tokens, tokens a step, their ratio to those of `base`, and its 95 % interval (low, high), by resampling prompts."""
+def compare(sums: list[tuple[int, int]], base: list[tuple[int, int]], seed: int) -> dict[str, Any]:
+    """Tokens, tokens a step, their ratio to those of `base`, and its 95 % interval (low, high), by resampling prompts; low
+    and high are None with one prompt."""
     mine, others = np.array(sums, float), np.array(base, float)
-    drawn = np.random.default_rng(seed).integers(len(mine), size=(RESAMPLES, len(mine)))
 
     def ratio(a: Any, b: Any) -> Any:
         return (a[..., 0] / a[..., 1]) / (b[..., 0] / b[..., 1])
 
-    low, high = np.quantile(ratio(mine[drawn].sum(1), others[drawn].sum(1)), (0.025, 0.975))
+    interval = bootstrap(lambda drawn: ratio(mine[drawn].sum(1), others[drawn].sum(1)), len(mine), seed)
+    low, high = interval or (None, None)
     tokens, steps = (sum(column) for column in zip(*sums, strict=True))
     figures = {"tokens_per_step": tokens / steps, "ratio": ratio(mine.sum(0), others.sum(0)), "low": low, "high": high}
-    return {"tokens": tokens} | {name: round(float(value), 4) for name, value in figures.items()}
+    return {"tokens": tokens} | {
+        name: None if value is None else round(float(value), 4) for name, value in figures.items()
+    }
 
 
-def cells(figures: dict[str, float]) -> tuple[str, str, str]:
+def cells(figures: dict[str, Any]) -> tuple[str, str, str]:
     """Those of a table, of what `compare` returned: tokens a step, ratio, interval."""
-    return (
-        f"{figures['tokens_per_step']:.3f}",
-        f"{figures['ratio']:.3f}",
-        f"{figures['low']:.3f} - {figures['high']:.3f}",
-    )
+    low, high = figures["low"], figures["high"]
+    interval = "-" if low is None else f"{low:.3f} - {high:.3f}"
+    return f"{figures['tokens_per_step']:.3f}", f"{figures['ratio']:.3f}", interval

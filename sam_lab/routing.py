@@ -21,7 +21,7 @@ from sam_core.seeds import request_seed
 
 from llm_rl.evaluation.engine import Engine, load_tokenizer, prompt_ids
 from sam_lab import orders
-from sam_lab.cli import LabError, check_outputs, positive
+from sam_lab.cli import LabError, check_outputs, non_negative, positive
 
 Choose = Callable[[str, list[int], Mapping[int, int]], int]
 CPU = {
@@ -34,7 +34,9 @@ CPU = {
 }
 RECIPE = Path("llm_rl/qwen3/dapo_qwen3_32b_32die.yaml")
 SAM = {"threshold": 1 << 20, "verify": "seeded"}
-UNRECORDED = ("run", "command", "out", "recording", "halves", "recipe", "set", "draws")
+DRAWS = 24
+SIMULATED = ("halves", "recipe", "set", "draws")
+UNRECORDED = ("run", "command", "out", "recording", *SIMULATED)
 WAYS = ("spread", "sticky", "sticky, no bound")
 COLUMNS = (
     ("way", "<20", "way"),
@@ -65,21 +67,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", help="folder of the model, with its tokenizer")
     add("--data", type=Path, help="questions in verl's schema, Parquet or JSON Lines")
     add("--ways", nargs="+", choices=WAYS, default=WAYS, help="default all; each starts engines anew")
-    add("--replicas", type=int, default=2, help="default 2")
-    add("--prompts", type=int, default=32, help="different prompts in all (default 32)")
-    add("--batch", type=int, default=12, help="prompts a step (default 12)")
-    add("--n", type=int, default=8, help="answers to each (default 8)")
-    add("--steps", type=int, default=8, help="rollouts (default 8)")
-    add("--k", type=int, default=3, help="drafted tokens a step (default 3)")
+    add("--replicas", type=positive, default=2, help="default 2")
+    add("--prompts", type=positive, default=32, help="different prompts in all (default 32)")
+    add("--batch", type=positive, default=12, help="prompts a step (default 12)")
+    add("--n", type=positive, default=8, help="answers to each (default 8)")
+    add("--steps", type=positive, default=8, help="rollouts (default 8)")
+    add("--k", type=positive, default=3, help="drafted tokens a step (default 3)")
     add("--sam", type=json.loads, default={}, help="further options of speculative_config.sam, as JSON")
-    add("--max-tokens", type=int, default=1024, help="longest answer (default 1024)")
+    add("--max-tokens", type=positive, default=1024, help="longest answer (default 1024)")
     add("--dtype", default="float32", help="default float32")
     add("--recording", type=Path, metavar="FILE", help="simulate orders of sending on the lengths of this recording")
     add("--halves", action="store_true", help="known: half of each group, instead of earlier epochs")
-    add("--recipe", type=Path, default=RECIPE, metavar="YAML", help=f"of the simulation (default {RECIPE})")
-    add("--set", nargs="+", default=[], metavar="key=value", help="as for the recipe's script")
-    add("--draws", type=positive, default=24, metavar="N", help="batches of the simulation (default 24)")
-    add("--seed", type=int, default=1)
+    add("--recipe", type=Path, metavar="YAML", help=f"of the simulation (default {RECIPE})")
+    add("--set", nargs="+", metavar="key=value", help="as for the recipe's script")
+    add("--draws", type=positive, metavar="N", help=f"batches of the simulation (default {DRAWS})")
+    add("--seed", type=non_negative, default=1)
     add("--out", type=Path, help="file for the figures, as JSON")
 
 
@@ -87,11 +89,12 @@ def run(args: argparse.Namespace) -> int:
     """The command; raises LabError or OSError."""
     check_outputs(args.out)
     if args.recording:
+        args.recipe, args.draws = args.recipe or RECIPE, args.draws or DRAWS
         return orders.run(args)
-    if args.halves or args.set:
-        raise LabError("--halves and --set go with --recording: name one")
-    if not 1 <= args.batch <= args.prompts:
-        raise LabError(f"--batch must be from 1 to --prompts, which is {args.prompts}, got {args.batch}")
+    if alone := [name for name in SIMULATED if getattr(args, name)]:
+        raise LabError(f"--{alone[0]} goes with --recording: name one")
+    if args.batch > args.prompts:
+        raise LabError(f"--batch must be at most --prompts, which is {args.prompts}, got {args.batch}")
     if bool(args.model) != bool(args.data):
         raise LabError("--model and --data go together: give both, or none to count only")
     prompts = read(args) if args.model else [[number] for number in range(args.prompts)]

@@ -91,7 +91,7 @@ def goals(language: str) -> str:
                 "" if of == above else SETS[of][at],
                 WORLDS[clock][at],
                 interval(goal["auto"]),
-                f"{goal['worst'][0]:.2f}" + comma * (goal["worst_goal"] == "missed"),
+                f"{goal['worst']:.2f}" + comma * (goal["worst_goal"] == "missed"),
                 f"`{peer['arm']}` {peer['pooled'][0]:.2f}",
                 f"`{goal['best']}` {goal['best_gain'][0]:.2f}",
                 interval(goal["over_best"]),

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
-import multiprocessing
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
 from sam_lab.bench import peers
@@ -19,6 +18,7 @@ from sam_lab.cli import LabError
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import Answer, Scope, make_scopes, split_fold, temporary_corpus
 from sam_lab.replay import geometric_mean, replay
+from sam_lab.workers import finished
 
 SECTION = "acceptance"
 LIMIT, HISTORY_LIMIT = 100_000, 500_000
@@ -114,26 +114,22 @@ class Acceptance:
     def measure(self, tasks: Iterable[Task]) -> None:
         """Measure these tasks on all sets that have what they need."""
         tasks = sorted(set(tasks), key=lambda task: (task.context, str(task)))
-        jobs = {}
-        fresh = multiprocessing.get_context("spawn")  # numba's threads do not survive a fork
-        with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=fresh) as pool:
-            for name in self.texts.names:
-                for task in tasks:
-                    past = task.context in ("history", "nohistory")
-                    if name == HISTORY or not past:
-                        job = pool.submit(run_task, self.texts.is_fixture, name, task, self.limits[past])
-                        jobs[job] = name, task
-            for number, job in enumerate(concurrent.futures.as_completed(jobs), 1):
-                name, task = jobs[job]
-                try:
-                    figures = job.result()
-                except concurrent.futures.process.BrokenProcessPool as error:  # killed, as where memory ends
-                    figures = f"a process that measured acceptance died: {error}"
-                if isinstance(figures, str):
-                    self.errors[task] = figures
-                else:
-                    self.figures[task][name] = figures
-                self.say(f"acceptance: {number} of {len(jobs)} configurations")
+        jobs = []
+        for name in self.texts.names:
+            for task in tasks:
+                past = task.context in ("history", "nohistory")
+                if name == HISTORY or not past:
+                    jobs.append((self.texts.is_fixture, name, task, self.limits[past]))
+        for number, ((_, name, task, _), future) in enumerate(finished(run_task, jobs, os.cpu_count()), 1):
+            try:
+                figures = future.result()
+            except BrokenProcessPool as error:  # killed, as where memory ends
+                figures = f"a process that measured acceptance died: {error}"
+            if isinstance(figures, str):
+                self.errors[task] = figures
+            else:
+                self.figures[task][name] = figures
+            self.say(f"acceptance: {number} of {len(jobs)} configurations")
 
     def tokens(self, task: Task) -> dict[str, float]:
         """Tokens a step of a task by set; raises LabError where it failed."""

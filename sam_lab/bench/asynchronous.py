@@ -10,7 +10,6 @@ on one thread of a CPU; a device runs its part as some eighty kernels, which wer
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import itertools
 import os
 import time
@@ -29,6 +28,7 @@ from sam_lab.methods.late import LateDrafter
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import Scope, make_scopes
 from sam_lab.replay import accept_chain, geometric_mean
+from sam_lab.workers import finished
 
 RUNNING = 64
 """Requests at a time."""
@@ -101,9 +101,8 @@ class Replay:
                 del self.open[group]
 
 
-def accept(job: tuple[bool, str, str, int, int]) -> dict[str, Any]:
-    """Tokens a step of both drafters on one set: fixture, name of the set, context, k, limit of tokens."""
-    fixture, name, context, k, limit = job
+def accept(fixture: bool, name: str, context: str, k: int, limit: int) -> dict[str, Any]:
+    """Tokens a step of both drafters on one set, of at least `limit` tokens of it."""
     torch.set_num_threads(1)
     scopes = make_scopes(Texts(fixture).answers(name), context, max_tokens=limit)
     longest = max(len(answer.prompt_ids) + len(answer.response_ids) for scope in scopes for answer, _ in scope)
@@ -193,11 +192,11 @@ def run(args: argparse.Namespace) -> int:
         for k in LENGTHS
         if context != "history" or name == HISTORY
     ]
-    found = []
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        for number, each in enumerate(pool.map(accept, jobs), 1):
-            found.append(each)
-            progress.show(f"acceptance: {number} of {len(jobs)} configurations")
+    done = {}
+    for job, future in finished(accept, jobs, os.cpu_count()):
+        done[job] = future.result()
+        progress.show(f"acceptance: {len(done)} of {len(jobs)} configurations")
+    found = [done[job] for job in jobs]
     rows = acceptance(found)
     for batch, k in itertools.product(BATCHES, LENGTHS):
         progress.show(f"cost of {batch} requests")

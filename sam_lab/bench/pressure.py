@@ -10,6 +10,7 @@ them stands for what any policy could reach offline.
 from __future__ import annotations
 
 import random
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -179,8 +180,8 @@ def rows(
                     for of, values in shares.items():
                         values.append(result["ours"] / result[of])
         for row, values in zip(rows, shares.values(), strict=True):
-            row.ours, median = Figure.of([min(values)]), sorted(values)[len(values) // 2]
-            row.note = f"minimum over {len(values)} sets, orders and budgets; median {median:.3f}"
+            row.ours = Figure.of([min(values)])
+            row.note = f"minimum over {len(values)} sets, orders and budgets; median {statistics.median(values):.3f}"
 
     whats = ("within a budget, of the best plan", "within a budget, of private requests")
     return [([targets.row(SECTION, what, "of its tokens a step") for what in whats], measure)]

@@ -27,11 +27,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sam_core import verify
 from sam_lab import figures
 from sam_lab.bench.rows import Figure, Row, alternate, as_json, figure, machine, table
+from sam_lab.cli import LabError
 
 REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO / "patches"), str(REPO / "tests/patches/npu/torch_npu")]
 import operators  # noqa: E402
 from _patchset import pins, sdist  # noqa: E402
+from _patchset.git import Failure  # noqa: E402
 
 EPILOG = """\
 V=151936, 3 drafts a request, deterministic ones, all requests sample, one thread on the CPU. A step begins with the
@@ -99,7 +101,10 @@ def functions_of(text: str, device: torch.device, **known: Any) -> SimpleNamespa
 
 def release(module: Any, device: torch.device) -> SimpleNamespace:
     path = "vllm_ascend/sample/rejection_sampler.py"
-    _, contents = sdist.read(sdist.locate(module, None), {path})
+    try:
+        _, contents = sdist.read(sdist.locate(module, None), {path})
+    except Failure as error:
+        raise LabError(str(error)) from None
     engine = Path(importlib.util.find_spec("vllm").origin).parent / "v1" / "sample" / "rejection_sampler.py"
     kernels = ast.parse(engine.read_text())
     draw = next(node for node in kernels.body if getattr(node, "name", "") == "generate_uniform_probs")

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
-from sam_core.files import write_json
+from sam_core.files import replacing, write_json
 
 from llm_rl.evaluation.engine import default_dtype
 from llm_rl.layout import SHAPES, Shape
-from sam_lab.cli import LabError
+from sam_lab.cli import LabError, non_negative, positive
 from sam_lab.engine_replay import arms as kinds
 from sam_lab.engine_replay.report import report
 from sam_lab.recordings import Answer, read_answers
@@ -72,17 +72,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("answers", metavar="FILE", help=f"a recording (see `python -m sam_lab replay --help`), or {RANDOM!r}: noise")
     add("--shape", choices=[*SHAPES, "tiny"], default="Qwen3-0.6B", help="model shape (%(default)s)")
     add("--arms", nargs="+", default=list(kinds.ARMS), metavar="ARM", help="default: all; plain is always run")
-    add("--groups", type=int, default=10, metavar="N", help="groups of answers to one prompt, a batch (%(default)s)")
-    add("--per-group", type=int, default=3, metavar="N", help="answers of a group (%(default)s)")
-    add("--batches", type=int, default=5, metavar="N", help="batches, each of other prompts (%(default)s)")
-    add("--learn", type=int, default=1, metavar="N", help="batches before these, on which auto learns (%(default)s)")
-    add("--tokens", type=int, default=2000, metavar="N", help="maximum tokens of an answer (%(default)s)")
-    add("--max-seqs", type=int, default=32, metavar="N", help="requests that run at once (%(default)s)")
-    add("--k", type=int, default=15, metavar="K", help="maximum draft tokens of auto and suffix (%(default)s)")
-    add("--tail", type=int, default=8, metavar="N", help="maximum requests that run in the tail (%(default)s)")
+    add(
+        "--groups",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="groups of answers to one prompt, a batch (%(default)s)",
+    )
+    add("--per-group", type=positive, default=3, metavar="N", help="answers of a group (%(default)s)")
+    add("--batches", type=positive, default=5, metavar="N", help="batches, each of other prompts (%(default)s)")
+    add(
+        "--learn",
+        type=non_negative,
+        default=1,
+        metavar="N",
+        help="batches before these, on which auto learns (%(default)s)",
+    )
+    add("--tokens", type=positive, default=2000, metavar="N", help="maximum tokens of an answer (%(default)s)")
+    add("--max-seqs", type=positive, default=32, metavar="N", help="requests that run at once (%(default)s)")
+    add("--k", type=positive, default=15, metavar="K", help="maximum draft tokens of auto and suffix (%(default)s)")
+    add("--tail", type=non_negative, default=8, metavar="N", help="maximum requests that run in the tail (%(default)s)")
     add("--temperature", type=float, default=0.0, metavar="T", help="of the sampler (%(default)s)")
     add("--verify", choices=("rejection", "seeded"), default="rejection", help="default: rejection")
-    add("--seed", type=int, default=0, metavar="N", help="of the choice of prompts (%(default)s)")
+    add("--seed", type=non_negative, default=0, metavar="N", help="of the choice of prompts (%(default)s)")
     add("--out", type=Path, default=Path("outputs/engine-replay"), metavar="DIR", help="default: outputs/engine-replay")
     add("--resume", action="store_true", help="keep the runs that OUT has from the same settings")
 
@@ -120,14 +132,16 @@ class Records:
         self.path = path
         self.done: dict[tuple[str, int], dict[str, Any]] = {}
         self.learned: dict[str, Any] | None = None
-        if resume and path.exists():
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            if lines[:1] != [settings]:
-                raise LabError(f"{path} is of other settings: leave out --resume, or choose another --out")
-            for record in lines[1:]:
-                self._take(record)
-        else:
-            path.write_text(json.dumps(settings) + "\n")
+        text = path.read_text() if resume and path.exists() else ""
+        # what follows the last line break was not written to its end
+        lines = text.split("\n")[:-1] or [json.dumps(settings)]
+        header, *records = map(json.loads, lines)
+        if header != settings:
+            raise LabError(f"{path} is of other settings: leave out --resume, or choose another --out")
+        for record in records:
+            self._take(record)
+        with replacing(path) as temporary:
+            temporary.write_text("".join(line + "\n" for line in lines))
 
     def _take(self, record: dict[str, Any]) -> None:
         self.learned = record.pop("learned", None) or self.learned

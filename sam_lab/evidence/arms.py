@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ Int32 = npt.NDArray[np.int32]
 METHODS = ("ngram", "suffix", "oldest", "batch", "wide")
 """vLLM's two, the article's rule (oldest occurrence, own text), sam_core's default rule and sources, and the same with drafts
 as improbable as those of `auto` may be."""
+PEERS = ("ngram", "suffix")
+"""Those of vLLM, which need packages and sources."""
 ARM = re.compile(r"(ngram|suffix|oldest|batch|wide):([1-9][0-9]*)(?::([1-9][0-9]*))?|auto:([1-9][0-9]*)")
 ALWAYS = 1 << 20
 """Threshold of an arm that drafts in every step."""
@@ -33,6 +35,18 @@ def parse(arm: str) -> tuple[str, int, int]:
     if fixed[4]:
         return "auto", int(fixed[4]), ALWAYS
     return fixed[1], int(fixed[2]), int(fixed[3] or ALWAYS)
+
+
+def check(methods: Iterable[str]) -> None:
+    """Raise LabError if one of these methods cannot run here."""
+    for method in methods:
+        try:
+            make(f"{method}:1", lambda: 0.0)
+        except LabError as error:
+            raise LabError(
+                f"{method} is {error}: run this in .venvs/bench, which ci/setup-env bench makes, or leave it out by "
+                f"--without {method}"
+            ) from None
 
 
 def make(arm: str, clock: Callable[[], float]) -> Any:

@@ -13,13 +13,14 @@ from typing import Any
 from sam_core.console import Progress
 from sam_core.files import write_json
 
+import sam_core
 from sam_lab import figures
-from sam_lab.cli import LabError, check_outputs, positive
+from sam_lab.cli import LabError, check_outputs, digest, positive
 from sam_lab.evidence import data, report, tuning
-from sam_lab.evidence.arms import METHODS
+from sam_lab.evidence.arms import METHODS, PEERS, check
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, Steps, run_all
 from sam_lab.evidence.statistics import by_running, foreseen, pooled, seconds, summary
-from sam_lab.evidence.worlds import NAMES, VERIFY, World, worlds
+from sam_lab.evidence.worlds import MEASURED, NAMES, VERIFY, World, worlds
 
 NAMED = ("ngram:3", "ngram:8", "suffix:3", "suffix:8", "suffix:15", "oldest:3:8")
 """Arms that run as they are; oldest:3:8 is the article's rule and switch."""
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=positive, default=8192, metavar="N", help="of an answer at most (%(default)s)")
     add("--max-running", type=positive, default=64, metavar="N", help="requests that run at once (%(default)s)")
     add("--verify", type=float, default=VERIFY, metavar="X", help="world article: a share of a step (%(default)s)")
-    add("--without", nargs="+", choices=("ngram", "suffix"), default=[], metavar="METHOD", help="leave these out")
+    add("--without", nargs="+", choices=PEERS, default=[], metavar="METHOD", help="leave these out")
     add("--processes", type=positive, default=os.cpu_count(), metavar="N", help="default: one a processor")
     add("--out", type=Path, default=Path("outputs/evidence"), metavar="DIR", help="default: outputs/evidence")
     add(
@@ -92,6 +93,11 @@ def run(args: argparse.Namespace) -> int:
             print(path)
         return 0
     check_outputs(args.picture)
+    if args.tokens < 3:
+        raise LabError(f"--tokens must be 3 or more, got {args.tokens}: of a shorter answer no draft can be accepted")
+    if not args.verify >= 0:
+        raise LabError(f"--verify must be 0 or more, got {args.verify}")
+    check(method for method in PEERS if method not in args.without)
     settings = Settings(args.tokens, args.max_running, args.batches, args.verify)
     _prepare(args.out, settings, args.resume)
     for name in args.without:
@@ -112,10 +118,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(out: Path, settings: Settings, resume: bool) -> None:
     """A folder of these settings: emptied, or with the rollouts that it has. Raises LabError where they are of others."""
-    written, wanted = out / "settings.json", list(settings)
+    files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), MEASURED]
+    wanted = settings._asdict() | {"sam_core": sam_core.__version__, "data": [digest(path) for path in files]}
+    written = out / "settings.json"
     if resume and written.exists():
         if json.loads(written.read_text()) != wanted:
-            raise LabError(f"{out} is of other settings: leave out --resume, or choose another --out")
+            raise LabError(f"{out} is of other settings, data or sam_core: leave out --resume, or choose another --out")
     else:
         shutil.rmtree(out / "jobs", ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -206,7 +214,7 @@ def _result(
                     "over_best": best_row["auto_over"],
                     "foresight": pooled(seconds(best, world), seconds(foreseen(best), world))[0],
                     "goal": "reached" if best_row["auto_over"][0] >= GOAL else "missed",
-                    "worst_goal": "reached" if auto["worst"][0] >= WORST else "missed",
+                    "worst_goal": "reached" if auto["worst"] >= WORST else "missed",
                 }
             )
     return {

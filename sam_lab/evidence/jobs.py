@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
-import multiprocessing
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +15,7 @@ from sam_core.files import replacing
 from sam_lab.evidence import arms, data
 from sam_lab.evidence.rollout import FIELDS, Step, roll_out
 from sam_lab.evidence.worlds import World, worlds
+from sam_lab.workers import finished
 
 Steps = list[npt.NDArray[np.int64]]
 """Of each batch, as `roll_out` returns them."""
@@ -98,12 +97,9 @@ def run_all(
             done[job] = _run_and_save(job, settings, folder)
             say(len(done), len(wanted))
         return done
-    fresh = multiprocessing.get_context("spawn")  # numba's threads do not survive a fork
-    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=fresh) as pool:
-        running = {pool.submit(_run_and_save, job, settings, folder): job for job in missing}
-        for future in concurrent.futures.as_completed(running):
-            done[running[future]] = future.result()
-            say(len(done), len(wanted))
+    for (job, *_), future in finished(_run_and_save, [(job, settings, folder) for job in missing], processes):
+        done[job] = future.result()
+        say(len(done), len(wanted))
     return done
 
 

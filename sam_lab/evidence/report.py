@@ -14,7 +14,16 @@ COLOURS |= {"wide": "#D55E00", "auto": "#009E73"}
 
 
 def cell(interval: list[float] | None) -> str:
-    return f"{interval[0]:.2f} ({interval[1]:.2f}-{interval[2]:.2f})" if interval else "-"
+    if not interval:
+        return "-"
+    value, *ends = interval
+    return f"{value:.2f} ({'-'.join(f'{end:.2f}' for end in ends) or '-'})"
+
+
+def _doubt(value: float, low: float | None = None, high: float | None = None) -> str:
+    if low is None or high is None:
+        return "  no claim: one batch"
+    return "  no claim: the interval holds 1" if low <= 1 <= high else ""
 
 
 def show(result: dict[str, Any]) -> None:
@@ -25,11 +34,11 @@ def show(result: dict[str, Any]) -> None:
         )
         for world, title in result["worlds"].items():
             print(
-                f"\n  {title}\n  {'arm':14}{'pooled':>20}{'median':>20}{'worst':>20}{'tail':>20}  tokens a step, accepted"
+                f"\n  {title}\n  {'arm':14}{'pooled':>20}{'median':>20}{'worst':>8}{'tail':>20}  tokens a step, accepted"
             )
             for row in (r for r in result["rows"] if (r["set"], r["world"]) == (name, world)):
-                cells = "".join(f"{cell(row[key]):>20}" for key in ("pooled", "median", "worst", "tail"))
-                mark = "" if row["pooled"][1] > 1 or row["pooled"][2] < 1 else "  no claim: the interval holds 1"
+                cells = f"{cell(row['pooled']):>20}{cell(row['median']):>20}{row['worst']:8.2f}{cell(row['tail']):>20}"
+                mark = _doubt(*row["pooled"])
                 best = f"  best {'of all' if 'all' in row['best_of'] else 'k and threshold'}" if row["best_of"] else ""
                 accepted = f"{row['accepted']:.0%}" if row["accepted"] is not None else "-"
                 print(f"  {row['arm']:14}{cells}  {row['tokens_per_step']:.2f}, {accepted}{best}{mark}")
@@ -37,7 +46,7 @@ def show(result: dict[str, Any]) -> None:
     for goal in result["goals"]:
         print(
             f"  {goal['set']:5}{goal['world']:12}{goal['best']:12}{cell(goal['over_best']):>20}  {goal['goal']:8}"
-            f"worst batch against plain {goal['worst'][0]:.2f} {goal['worst_goal']:8}"
+            f"worst batch against plain {goal['worst']:.2f} {goal['worst_goal']:8}"
             f"with foresight {goal['foresight']:.2f}"
         )
 
@@ -53,10 +62,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
             bins = [b for b in BINS if any(b in line["bins"] for line in lines)]
             for line in lines:
                 points = [(bins.index(b), *line["bins"][b]) for b in bins if b in line["bins"]]
-                x, y, low, high = zip(*points, strict=True)
+                x, y, *ends = zip(*points, strict=True)
                 colour = COLOURS[line["arm"].partition(":")[0]]
                 panel.plot(x, y, marker="o", markersize=3, color=colour, label=line["arm"], linewidth=1.6)
-                panel.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+                if ends:
+                    panel.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
             panel.axhline(1, color="#555555", linewidth=1)
             panel.set_xticks(range(len(bins)), bins)
             panel.set_title(f"{result['sets'][name]['title']}\n{result['worlds'][world]}", fontsize=9)

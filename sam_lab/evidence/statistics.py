@@ -16,7 +16,7 @@ from sam_lab.evidence.worlds import World
 
 Float64 = npt.NDArray[np.float64]
 Interval = list[float]
-"""Value, lower and upper end of the interval of 95 %."""
+"""Value, lower and upper end of the interval of 95 %; of one batch, the value alone."""
 
 RESAMPLES = 4000
 TAIL = 8
@@ -24,15 +24,15 @@ TAIL = 8
 
 
 def resamples(batches: int) -> npt.NDArray[np.int64]:
-    """int64 [RESAMPLES + 1, batches]: batches drawn with replacement; the first row is all of them."""
-    drawn = np.random.default_rng(20).integers(batches, size=(RESAMPLES, batches))
+    """int64 [RESAMPLES + 1, batches]: batches drawn with replacement; the first row is all of them, the only one of one batch."""
+    drawn = np.random.default_rng(20).integers(batches, size=(RESAMPLES if batches > 1 else 0, batches))
     return np.concatenate([np.arange(batches)[None], drawn])
 
 
 def interval(values: Float64) -> Interval:
-    """Of a statistic by resample: [RESAMPLES + 1], the first of all batches."""
-    low, high = np.nanquantile(values[1:], (0.025, 0.975))
-    return [round(float(x), 4) for x in (values[0], low, high)]
+    """Of a statistic by row of `resamples`."""
+    ends = np.nanquantile(values[1:], (0.025, 0.975)) if len(values) > 1 else ()
+    return [round(float(x), 4) for x in (values[0], *ends)]
 
 
 def seconds(steps: Steps, world: World) -> Float64:
@@ -49,26 +49,26 @@ def pooled(base: Float64, other: Float64) -> Interval:
 def summary(plain: Steps, arm: Steps, world: World) -> dict[str, Any]:
     """Gains of an arm against plain decoding of the same batches.
 
-    pooled, median, worst: time of the rollout, plain over arm: of all batches together, and of single ones. tail: tokens a
-    second while at most TAIL requests run, over plain's.
+    pooled, median, worst: time of the rollout, plain over arm: of all batches together, and of single ones; worst has no
+    interval. tail: tokens a second while at most TAIL requests run, over plain's. accepted: of the tokens drafted for
+    steps that only decode; None without any.
     """
     base, own = seconds(plain, world), seconds(arm, world)
-    drawn = resamples(len(base))
-    gains = (base / own)[drawn]
+    gains = base / own
     steps = np.concatenate(arm)
-    drafted, emitted = column(steps, "drafted").sum(), column(steps, "emitted").sum()
     decoding = steps[column(steps, "prompt") == 0]
+    drafted = column(decoding, "drafted").sum()
     return {
         "pooled": pooled(base, own),
-        "median": interval(np.median(gains, 1)),
-        "worst": interval(gains.min(1)),
+        "median": interval(np.median(gains[resamples(len(base))], 1)),
+        "worst": round(float(gains.min()), 4),
         "tail": rate_ratio(plain, arm, world, 1, TAIL),
         "steps": len(steps),
         "tokens_per_step": round(float(column(decoding, "emitted").sum() / column(decoding, "running").sum()), 3),
         "accepted": round(float((column(decoding, "emitted") - column(decoding, "running")).sum() / drafted), 3)
         if drafted
         else None,
-        "tokens": int(emitted),
+        "tokens": int(column(steps, "emitted").sum()),
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sam_core import corpus
-from sam_lab.cli import LabError, positive
+from sam_lab.cli import LabError, non_negative, positive
 from sam_lab.methods import Settings
 from sam_lab.methods.rest import SAMPLE, Rest
 from sam_lab.recordings import SEED, read_answers, temporary_corpus
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=positive, default=1_000_000, metavar="N", help="default 1000000")
     parser.add_argument("--queries", type=positive, default=2000, metavar="N", help="default 2000")
     parser.add_argument("--sample", type=positive, default=SAMPLE, metavar="N", help="continuations looked at")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="N")
+    parser.add_argument("--seed", type=non_negative, default=SEED, metavar="N")
 
 
 def measure(

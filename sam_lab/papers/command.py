@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
+from sam_core.files import replacing
 
 import sam_core
-from sam_lab.cli import LabError, Results, digest, positive
+from sam_lab.cli import LabError, Results, digest, non_negative, positive
 from sam_lab.papers import Experiment, Limits, Row, article, claims, decoded, figure, replayed
 from sam_lab.recordings import DATA, SEED
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--models", type=Path, metavar="DIR", help="of `python -m sam_lab models`; without it some are left out")
     add("--only", nargs="+", choices=EXPERIMENTS, metavar="NAME", help="these experiments; default: all")
     add("--max-tokens", type=positive, default=20_000, metavar="N", help="of a recording (default 20000)")
-    add("--seed", type=int, default=SEED, metavar="N")
+    add("--seed", type=non_negative, default=SEED, metavar="N")
     add("--out", type=Path, default=Path("outputs/lab-papers"), metavar="DIR", help="default outputs/lab-papers")
 
 
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     not_shown = [dict(zip(("paper", "what", "reason"), each, strict=True)) for each in claims.NOT_SHOWN]
     text += f"## Claims\n\n{claims.RULE}\n\n{_table(judged)}" if judged else ""
     text += f"## Not shown\n\n{_table(not_shown)}"
-    (args.out / "papers.md").write_text(text)
+    with replacing(args.out / "papers.md") as temporary:
+        temporary.write_text(text)
     drawn = figure.draw(args.out, tables)
     print(f"wrote {', '.join(str(path) for path in (store, args.out / 'papers.md', *drawn))}")
     if left_out:

@@ -41,8 +41,7 @@ def draw(path: Path, result: dict[str, Any], title: str) -> None:
         points = [(p["threshold"], p["gain"]) for p in result["grid"] if p["k"] == k]
         shade = colormaps["viridis"](0.9 * i / max(1, len(ks) - 1))
         right.plot(*zip(*points, strict=True), "o-", markersize=4, label=f"k = {k}", color=shade)
-    auto = result["traces"]["off"].total / result["traces"]["auto"].total
-    right.axhline(auto, color=COLOURS["auto"], linestyle="--", linewidth=1.2, label="auto")
+    right.axhline(result["auto_gain"], color=COLOURS["auto"], linestyle="--", linewidth=1.2, label="auto")
     right.axhline(1, color="#555555", linewidth=1)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter("{x:.0f}")

@@ -20,7 +20,7 @@ from sam_lab.plan.step import Round, Setup, Tails, engines
 
 THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
-"""Of the lengths with which thresholds, k and ways of routing are compared: where the longest answer waits is random."""
+"""Of the lengths with which policies and ways of routing are compared: where the longest answer waits is random."""
 
 
 class Sampled(Protocol):
@@ -107,17 +107,23 @@ def study(
     likely: tuple[float, float],
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """The figures of the report; `traces` has those of the first round, for the figure."""
+    """The figures of the report, means over SEEDS; `traces` has those of the first round, for the figure."""
     plan = inputs.plan
     current = (min(plan.threshold, plan.slots), plan.k)
     thresholds = [t for t in THRESHOLDS if t <= plan.slots]
     grid = sorted({(t, k) for t in thresholds for k in inputs.acceptance.ks if k <= 8} | {current})
     progress("policies")
-    rounds = rounds_of(inputs, 0, grid, auto=True)
-    again = [rounds_of(inputs, seed, grid, auto=False) for seed in SEEDS[1:]]
-    best = min(grid, key=lambda pair: sum(of_seed[pair].longest for of_seed in [rounds, *again]))
+    rounds = [rounds_of(inputs, seed, grid, auto=True) for seed in SEEDS]
+    best = min(grid, key=lambda pair: sum(of_seed[pair].longest for of_seed in rounds))
     chosen = {"off": "off", "batch": current, "best": best, "auto": "auto"}
-    figures = {name: _figures(inputs, rounds, key, 0) for name, key in chosen.items()}
+    figures = {}
+    for name, key in chosen.items():
+        by_seed = [_figures(inputs, of_seed, key, seed) for seed, of_seed in zip(SEEDS, rounds, strict=True)]
+        figures[name] = {what: float(np.mean([values[what] for values in by_seed])) for what in by_seed[0]}
+    gains = {
+        key: float(np.mean([of_seed["off"].longest / of_seed[key].longest for of_seed in rounds]))
+        for key in [*grid, "auto"]
+    }
     others: list[dict[str, dict[str, float]]] = []
     for draw in range(1, draws + 1):
         progress(f"world {draw} of {draws}")
@@ -145,9 +151,10 @@ def study(
         "ranges": ranges,
         "own": current,
         "best": best,
-        "grid": [{"threshold": t, "k": k, "gain": rounds["off"].longest / rounds[t, k].longest} for t, k in grid],
+        "grid": [{"threshold": t, "k": k, "gain": gains[t, k]} for t, k in grid],
+        "auto_gain": gains["auto"],
         "routing": routing,
-        "traces": {name: max(rounds[key].traces, key=attrgetter("total")) for name, key in chosen.items()},
+        "traces": {name: max(rounds[0][key].traces, key=attrgetter("total")) for name, key in chosen.items()},
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from sam_core.reference.rules import ALPHA
 
 import sam_core
 from sam_lab import recordings
-from sam_lab.cli import LabError, Results, check_outputs, digest, fold, positive
+from sam_lab.cli import LabError, Results, check_outputs, digest, fold, non_negative, positive
 from sam_lab.methods.exact import Exact
 from sam_lab.methods.pool import TREES, Frozen, Global, SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED, Answer
@@ -60,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--n-max", nargs="+", type=positive, default=[16], metavar="N", help="of REST (16)")
     add("--m", nargs="+", type=positive, default=[10], metavar="M", help="of REST (10)")
     add("--c", nargs="+", type=positive, default=[64], metavar="C", help="of REST (64)")
-    add("--earlier", nargs="+", type=int, metavar="N", help="earlier outputs; default: all of the other folds")
+    add("--earlier", nargs="+", type=non_negative, metavar="N", help="earlier outputs; default: all of the other folds")
     add("--fold", type=fold, default=(0, 2), metavar="I/N", help="default 0/2")
     add("--max-responses", type=positive, default=MAX_RESPONSES, metavar="N")
     add("--max-tokens", type=positive, default=100_000, metavar="N", help="default 100000")
-    add("--seed", type=int, default=SEED, metavar="N")
+    add("--seed", type=non_negative, default=SEED, metavar="N")
     add("--json", type=Path, metavar="OUT", help="write all figures here after every configuration")
     add("--resume", action="store_true", help="keep the configurations that OUT already has")
     add("--picture", type=Path, metavar="PNG", help="draw tokens a step, and by position in the answer")
@@ -116,8 +117,6 @@ def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     results = Results(args.json, args.resume)
     check_outputs(args.picture)
-    if args.earlier and min(args.earlier) < 0:
-        raise LabError(f"--earlier {min(args.earlier)}: take 0 or more")
     identity = {
         "sam_core": sam_core.__version__,
         "fold": "/".join(map(str, args.fold)),
@@ -128,6 +127,11 @@ def run(args: argparse.Namespace) -> int:
     chosen = configurations(args)
     if not chosen:
         raise LabError("nothing to replay: rest knows the context request alone, sd-linear and sd-tree all but corpus")
+    if any(options["method"] == "rest" for options in chosen) and importlib.util.find_spec("numba") is None:
+        raise LabError(
+            "rest needs numba, which is not installed here: run this in .venvs/bench, which ci/setup-env bench makes, or name "
+            "the other methods with --method"
+        )
     progress, shown = Progress(), []
     print(
         TABLE.format("recording", "context", "method", "tok/step", "drafted", "precision", "us/step", "accepted from")

@@ -14,7 +14,7 @@ from sam_core.console import Progress
 
 import sam_core
 from sam_lab import recordings
-from sam_lab.cli import LabError, Results, digest, fold, positive, probability
+from sam_lab.cli import LabError, Results, digest, fold, non_negative, positive, probability
 from sam_lab.methods import article
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--without", nargs="+", type=Path, default=[], metavar="FILE", help="leave out the prompts of these recordings")
     add("--max-responses", type=positive, default=MAX_RESPONSES, metavar="N", help=f"default {MAX_RESPONSES}")
     add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
-    add("--seed", type=int, default=SEED, metavar="N", help=f"default {SEED}")
+    add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
     add("--json", type=Path, metavar="OUT", help="write all figures here after every configuration")
     add("--resume", action="store_true", help="keep the configurations that OUT already has")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sam_core.files import write_json
 
-from sam_lab.cli import LabError, check_outputs, positive
+from sam_lab.cli import LabError, check_outputs, non_negative, positive
 from sam_lab.methods.exact import TREES, Exact
 from sam_lab.recordings import SEED, Answer, read_answers
 from sam_lab.replay import Counts, replay
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--chunk", type=positive, default=50, metavar="N", help="answers a column (50)")
     add("--trees", choices=TREES, default="both", help="default both")
     add("--nodes", type=positive, default=64, metavar="N", help="maximum nodes of a draft (64)")
-    add("--seed", type=int, default=SEED, metavar="N")
+    add("--seed", type=non_negative, default=SEED, metavar="N")
     add("--json", type=Path, metavar="OUT", help="write the figures here")
 
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     rng = random.Random(args.seed)
     known = one_a_prompt(read_answers(args.known), rng)[: args.examples]
     new = one_a_prompt(read_answers(args.new), rng)
-    trained, new = new[: len(new) // 2][: args.requests], new[len(new) // 2 :][: args.requests]
+    trained, new = new[: len(new) // 2][: args.examples], new[len(new) // 2 :][: args.requests]
     if len(known) < args.examples:
         raise LabError(f"{args.known} has {len(known)} prompts: --examples asks for {args.examples}")
     if len(new) < args.chunk:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sam_lab.cli import LabError
 from sam_lab.methods.pool import Watched
 from sam_lab.recordings import make_scopes, read_answers
 from sam_lab.replay import replay
@@ -59,14 +60,22 @@ def load(path: Path = TABLE) -> list[Record]:
 
 
 def derive(paths: Sequence[Path], max_tokens: int = 60_000) -> Iterator[dict[str, Any]]:
-    """The lines of the table of these recordings: drafted from the request alone, and from its group too."""
+    """The lines of the table of these recordings: drafted from the request alone, and from its group too.
+
+    Raises LabError for a recording without RUNS runs of drafts, or of which no draft is accepted.
+    """
     for path in paths:
         answers = read_answers(path)
         for context, sources in (("request", ["request"]), ("group", ["request", "group"])):
             drafter = Watched(rule="blend", sources=sources, memory_bytes=1 << 30, min_prob=0.1)
             replay(drafter, make_scopes(answers, context, max_tokens=max_tokens), context, K)
-            name = f"{path.name.partition('.')[0]}, {context}"
-            yield {"name": name, "source": path.name} | _summary(drafter)
+            summary = _summary(drafter)
+            if len(summary["runs"]) < RUNS:
+                found = f"{len(summary['runs'])} runs of {STEPS} drafts"
+                raise LabError(f"{path} gives {found} in context {context}, {RUNS} are needed: take a larger recording")
+            if not any(draft.accepted for draft in drafter.drafts):
+                raise LabError(f"{path}: no drafted token is accepted in context {context}")
+            yield {"name": f"{path.name.partition('.')[0]}, {context}", "source": path.name} | summary
 
 
 def _summary(drafter: Watched) -> dict[str, Any]:

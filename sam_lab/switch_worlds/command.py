@@ -21,7 +21,7 @@ import numpy as np
 from sam_core.console import Progress
 from sam_core.files import replacing, write_json
 
-from sam_lab.cli import check_outputs, positive
+from sam_lab.cli import check_outputs, non_negative, positive
 from sam_lab.evidence import worlds as evidence
 from sam_lab.switch_worlds import acceptance
 from sam_lab.switch_worlds.world import ARMS, THRESHOLD, World, play
@@ -35,7 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = __doc__.partition("\n\n")[2]
     add = parser.add_argument
     add("--worlds", type=positive, default=1000, metavar="N", help="default 1000")
-    add("--seed", type=int, default=0, metavar="N", help="of the first world; the next one has the next seed (0)")
+    add(
+        "--seed",
+        type=non_negative,
+        default=0,
+        metavar="N",
+        help="of the first world; the next one has the next seed (0)",
+    )
     add("--device", choices=evidence.NAMES, metavar="DEVICE", help=f"costs of a device: {', '.join(evidence.NAMES)}")
     add("--json", type=Path, metavar="OUT", help="write all worlds here")
     add(
@@ -74,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         lines = [json.dumps(of_set) + "\n" for of_set in acceptance.derive(args.derive)]
         with replacing(acceptance.TABLE) as temporary:
             temporary.write_text("".join(lines))
+        print(f"wrote {acceptance.TABLE}: {len(lines)} sets")
         return 0
     records = acceptance.load()
     worlds = []

@@ -16,7 +16,7 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 from sam_lab import methods, models
-from sam_lab.cli import LabError, check_outputs, positive
+from sam_lab.cli import LabError, check_outputs, non_negative, positive, probability
 from sam_lab.recordings import temporary_corpus
 from sam_lab.replay import Counts
 
@@ -52,12 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--corpus", type=Path, metavar="FILE", help="REST's datastore, built by python -m sam_core build-corpus")
     add("--temperature", type=float, metavar="T", help="sample; default: greedy")
     add("--top-p", type=float, default=1.0, metavar="P", help="nucleus, with --temperature (default 1)")
-    add("--seed", type=int, default=0, metavar="N")
+    add("--seed", type=non_negative, default=0, metavar="N")
     add("--repeat", type=positive, default=1, metavar="N", help="runs of each, for the times (default 1)")
     add("--threads", type=positive, default=1, metavar="N", help="of torch (default 1)")
     for field in dataclasses.fields(methods.Settings):
         option, value = f"--{field.name.replace('_', '-')}", field.default
-        add(option, type=type(value), default=value, metavar="X", help="default %(default)s")
+        whole = non_negative if field.name == "tau" else positive
+        kind = whole if isinstance(value, int) else probability
+        add(option, type=kind, default=value, metavar="X", help="default %(default)s")
     add("--json", type=Path, metavar="OUT", help="write all figures here")
 
 

@@ -8,9 +8,10 @@ import json
 import numpy as np
 import pytest
 
+import sam_core
 from sam_lab.__main__ import main
 from sam_lab.cli import LabError
-from sam_lab.evidence import data, jobs, tuning
+from sam_lab.evidence import arms, command, data, jobs, tuning
 from sam_lab.evidence.arms import make, parse
 from sam_lab.evidence.jobs import Job, Settings
 from sam_lab.evidence.rollout import FIELDS, column, roll_out
@@ -150,9 +151,17 @@ def test_gains_by_hand():
     plain, arm = of_seconds(10, 20, 30), of_seconds(5, 20, 20)
     row = summary(plain, arm, FLAT)
     assert row["pooled"][0] == pytest.approx(60 / 45, abs=1e-3)
-    assert row["median"][0] == 1.5 and row["worst"][0] == 1
+    assert row["median"][0] == 1.5 and row["worst"] == 1
     assert row["pooled"][1] == 1 and row["pooled"][2] == 2  # resamples of one batch alone
+    assert pooled(np.array([6.0]), np.array([4.0])) == [1.5], "one batch has no interval"
     assert pooled(np.array([2.0, 2.0]), np.array([1.0, 1.0])) == [2, 2, 2]
+
+
+def test_accepted_tokens_are_of_the_drafts_of_the_same_steps():
+    (steps,) = of_seconds(4)
+    steps[0, [FIELDS.index(name) for name in ("prompt", "drafted")]] = 5, 8  # beside a prompt
+    steps[1, [FIELDS.index(name) for name in ("drafted", "emitted")]] = 4, 3
+    assert summary(of_seconds(6), [steps], FLAT)["accepted"] == 2 / 4
 
 
 def test_resamples_begin_with_all_batches_and_are_the_same_in_each_run():
@@ -199,7 +208,7 @@ def test_the_best_arm_is_that_of_the_dev_prompts():
 COMMAND = ["evidence", "--sets", "code", "--worlds", "article", "--batches", "2", "--tokens", "40", "--processes", "1"]
 
 
-def test_the_command_compares_the_arms(tmp_path, capsys):
+def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     words = [*COMMAND, "--without", "ngram", "suffix", "--out", str(out)]
     assert main(words) == 0
@@ -209,9 +218,9 @@ def test_the_command_compares_the_arms(tmp_path, capsys):
     assert goal["foresight"] >= 1
     rows = {row["arm"]: row for row in result["rows"]}
     assert {"oldest:3:8", "auto:3", "auto:8", "auto:15", "saved", goal["best"]} <= set(rows)
-    for row in rows.values():
-        assert row["pooled"][1] <= row["pooled"][0] <= row["pooled"][2]
-    assert all(rows[arm]["accepted"] > 0 for arm in ("auto:3", "auto:8", "auto:15", "saved"))
+    for arm in ("auto:3", "auto:8", "auto:15", "saved"):
+        value, low, high = rows[arm]["pooled"]
+        assert rows[arm]["worst"] <= low < value < high and rows[arm]["accepted"] > 0
     assert (out / "jobs" / "code-test-auto_15-article-saved.npz").exists()
     assert "auto against the best fixed arm" in capsys.readouterr().out
     (out / "evidence.json").unlink()
@@ -219,6 +228,30 @@ def test_the_command_compares_the_arms(tmp_path, capsys):
     assert json.loads((out / "evidence.json").read_text()) == result
     assert main([*words, "--resume", "--tokens", "30"]) == 2
     assert "is of other settings" in capsys.readouterr().err
+    for of, name, value in ((sam_core, "__version__", "0"), (command, "MEASURED", data.FOLDER / "code.jsonl.gz")):
+        with monkeypatch.context() as other:
+            other.setattr(of, name, value)
+            assert main([*words, "--resume"]) == 2
+        assert "is of other settings, data or sam_core" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--tokens", "2"), ("--verify", "-5"), ("--verify", "nan")])
+def test_what_no_run_can_use_is_refused_before_it(words, tmp_path, capsys):
+    assert main(["evidence", *words, "--out", str(tmp_path / "out")]) == 2
+    assert f"error: {words[0]} must be " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_method_that_cannot_run_is_told_before_the_first_job(tmp_path, capsys, monkeypatch):
+    def not_here(*args):
+        raise LabError("not available: no compiler")
+
+    monkeypatch.setattr(arms, "Suffix", not_here)
+    assert main([*COMMAND, "--without", "ngram", "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "suffix is not available: no compiler: " in error
+    assert "ci/setup-env bench" in error and "--without suffix" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_history_raises_acceptance():

@@ -36,6 +36,13 @@ def test_each_choice_keeps_what_it_says(epochs, tmp_path):
     assert rows[1, "newest"]["ratio"] == 1 < rows[1, "highest reward"]["low"]
 
 
+def test_one_prompt_has_no_interval(tmp_path, capsys):
+    path, out = write(tmp_path / "a.jsonl", [line("p", epoch=i) for i in range(3)]), tmp_path / "out.json"
+    assert main(["kept", str(path), "--keep", "1", "--out", str(out)]) == 0
+    assert all(row["low"] is row["high"] is None for row in json.loads(out.read_text())["rows"])
+    assert {line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]} == {"-"}
+
+
 def test_wrong_input_is_one_sentence(tmp_path, capsys):
     path = write(tmp_path / "a.jsonl", [line("p", epoch=i, reward=i) for i in range(3)])
     assert main(["kept", str(path), "--keep", "2"]) == 2

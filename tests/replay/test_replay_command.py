@@ -184,6 +184,12 @@ def test_unwritable_output_is_told_and_leaves_nothing(answers, tmp_path, capsys)
     assert [path.name for path in folder.iterdir()] == ["o.json"]
 
 
+def test_folder_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))  # the superuser may write
+    sentence = refused(capsys, "replay", "no.jsonl", "--json", tmp_path / "o.json")
+    assert sentence == f"error: {tmp_path} cannot be written: name a file in another folder"
+
+
 def test_interrupt_ends_without_a_traceback(tmp_path):
     answers = recording(tmp_path / "a.jsonl", prompts=60, answers=10)
     words = [sys.executable, "-m", "sam_lab", "replay", str(answers), *RULE, "--k", *map(str, range(1, 40))]

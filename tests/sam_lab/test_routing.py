@@ -6,9 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from commands import refused
 
 from sam_lab.__main__ import main
-from sam_lab.orders import WAYS, draw, ended, read_lengths, read_recipe
+from sam_lab.orders import WAYS, compare, draw, ended, read_lengths, read_recipe
 from sam_lab.plan.simulate import Policy
 from sam_lab.routing import RECIPE, chooser
 
@@ -42,10 +43,23 @@ def test_ways_differ_in_what_they_say():
     assert again == first[::2] == 4 * again[:1]
 
 
-@pytest.mark.parametrize("batch", ["0", "33"])
-def test_more_prompts_a_step_than_there_are_is_one_sentence(batch, capsys):
-    assert main(["routing", "--batch", batch]) == 2
-    assert capsys.readouterr().err == f"error: --batch must be from 1 to --prompts, which is 32, got {batch}\n"
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--batch", "33"), "error: --batch must be at most --prompts, which is 32, got 33"),
+        (("--replicas", "0"), "argument --replicas: invalid positive number value: '0'"),
+        (("--n", "0"), "argument --n: invalid positive number value: '0'"),
+        (("--steps", "0"), "argument --steps: invalid positive number value: '0'"),
+        (("--seed", "-1"), "argument --seed: invalid non-negative number value: '-1'"),
+        (("--model", "m"), "--model and --data go together"),
+        (("--halves",), "--halves goes with --recording"),
+        (("--set", "a=b"), "--set goes with --recording"),
+        (("--draws", "3"), "--draws goes with --recording"),
+        (("--recipe", "r.yaml"), "--recipe goes with --recording"),
+    ],
+)
+def test_bad_usage_is_one_sentence(words, sentence, capsys):
+    assert sentence in refused(main, capsys, "routing", *words)
 
 
 def test_counting_needs_no_engine(capsys, tmp_path):
@@ -57,10 +71,12 @@ def test_counting_needs_no_engine(capsys, tmp_path):
     assert spread["imbalance"] == 1 and spread["returned"] == 0
     assert 1 <= sticky["imbalance"] < unbound["imbalance"] and sticky["worst"] <= 1.5 < unbound["worst"]
     assert 0.6 < sticky["returned"] < unbound["returned"] == 1
-    assert main(["routing", "--model", "m"]) == 2
-    assert "--model and --data go together" in capsys.readouterr().err
-    assert main(["routing", "--halves"]) == 2
-    assert "--halves and --set go with --recording" in capsys.readouterr().err
+
+
+def test_one_batch_has_no_interval():
+    assert compare([3.0], [2.0], 0) == [1.5]
+    ratio, low, high = compare([3.0, 5.0], [2.0, 2.0], 0)
+    assert (ratio, low, high) == (2, 1.5, 2.5)
 
 
 def lengths_of(path, epochs):

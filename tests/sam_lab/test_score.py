@@ -2,17 +2,22 @@
 """Methods compared on recordings, adaptation to other answers, and recordings from what runs leave."""
 
 import ast
+import functools
 import importlib.util
 import json
 import os
 import random
+import sys
 from pathlib import Path
 
+import commands
 import numpy as np
 import pytest
 import tiny_qwen3
 
 from sam_lab import __main__ as lab
+from sam_lab.cli import LabError
+from sam_lab.export import from_dumps
 from sam_lab.methods.pool import Frozen
 from sam_lab.recordings import parse_answer, read_answers
 from sam_lab.replay import replay
@@ -74,12 +79,16 @@ def test_earlier_epochs_are_known_and_sources_are_told(tmp_path, capsys):
     assert "nothing to replay" in capsys.readouterr().err
 
 
-def test_what_cannot_be_replayed_is_one_sentence(recording, tmp_path, capsys):
-    assert lab.main(["compare", str(recording), "--earlier", "30", "-5"]) == 2
-    assert "--earlier -5: take 0 or more" in capsys.readouterr().err
+def test_what_cannot_be_replayed_is_one_sentence(recording, tmp_path, capsys, monkeypatch):
+    refused = functools.partial(commands.refused, lab.main, capsys)
+    sentence = "argument --earlier: invalid non-negative number value: '-5'"
+    assert sentence in refused("compare", recording, "--earlier", "30", "-5")
+    assert "argument --seed: invalid non-negative number value: '-1'" in refused("compare", recording, "--seed", "-1")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "numba", None)
+        assert "rest needs numba, which is not installed here" in refused("compare", recording)
     one = write(tmp_path / "one.jsonl", kind(1, prompts=1, siblings=1))
-    assert lab.main(["retrieval", str(one)]) == 2
-    assert "have one answer or none" in capsys.readouterr().err
+    assert "have one answer or none" in refused("retrieval", one)
 
 
 def test_rest_is_replayed(recording, tmp_path):
@@ -101,6 +110,14 @@ def test_a_global_tree_of_256_examples_adapts(tmp_path):
     assert arms["online"][1] > 1.5 * arms["frozen"][1]
     assert arms["online"][1] > 0.9 * arms["trained"][1]
     assert arms["trained"][0] > arms["online"][0]
+
+
+def test_trained_knows_as_many_answers_as_there_are_examples(tmp_path):
+    path, out = write(tmp_path / "a.jsonl", kind(1, prompts=24, siblings=1)), tmp_path / "out.json"
+    words = ["--known", path, "--new", path, "--examples", 6, "--requests", 4, "--chunk", 2, "--json", out]
+    assert lab.main(["shift", *map(str, words)]) == 0
+    written = json.loads(out.read_text())
+    assert (written["examples"], written["trained"], len(written["arms"]["trained"])) == (6, 6, 2)
 
 
 def test_256_examples_are_enough_to_gain():
@@ -143,6 +160,10 @@ def save_tokenizer(words, unknown, folder, **special):
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 
+def dump(folder):
+    write(folder / "1.jsonl", [{"input": "a"}])
+
+
 def test_rollout_dumps_become_a_recording(tmp_path):
     save_tokenizer(["a", "b", "?"], "?", tmp_path / "model")
     for step in (10, 9):
@@ -156,18 +177,30 @@ def test_rollout_dumps_become_a_recording(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "words", "sentence"),
     [
-        (lambda folder: None, "has neither answers-"),
-        (lambda folder: write(folder / "1.jsonl", [{"input": "a"}]), "holds texts: name the folder of the model"),
+        (lambda folder: None, (), "has neither answers-"),
+        (dump, (), "holds texts: name the folder of the model"),
+        (dump, ("--tokenizer", "/absent"), "/absent has no tokenizer: "),
+        (
+            lambda folder: write(folder / "answers-0.jsonl", []),
+            ("--tokenizer", "t"),
+            "token ids: leave --tokenizer out",
+        ),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence(make, sentence, tmp_path, capsys):
+def test_what_cannot_be_exported_is_one_sentence(make, words, sentence, tmp_path, capsys):
     (tmp_path / "from").mkdir()
     make(tmp_path / "from")
-    assert lab.main(["export", str(tmp_path / "from"), "-o", str(tmp_path / "out")]) == 2
+    assert lab.main(["export", str(tmp_path / "from"), "-o", str(tmp_path / "out"), *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dump_of_numbers_is_none(tmp_path):
+    path = write(tmp_path / "1.jsonl", [{"input": 5, "output": "a", "step": 1}])
+    with pytest.raises(LabError, match="line 1, is no row of a rollout dump"):
+        list(from_dumps([path], None))
 
 
 def test_tree_command(target_folder, tmp_path, capsys):
@@ -185,5 +218,8 @@ def test_tree_command(target_folder, tmp_path, capsys):
     assert all(row["accepted"] > 0 and row["speedup"] > 0 for row in record["methods"][1:])
     assert lab.main([*call, "--method", "gsd"]) == 2
     assert "gsd needs --draft-model DIR" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        lab.main([*call, "--method", "rest", "--n-max", "-3"])
+    assert "argument --n-max: invalid positive number value: '-3'" in capsys.readouterr().err
     assert lab.main(["tree", "--model", str(tmp_path)]) == 2
     assert "is no Hugging Face model folder" in capsys.readouterr().err

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import refused
 
 from sam_lab.__main__ import main
 from sam_lab.evidence.worlds import worlds
+from sam_lab.methods.pool import Draft
 from sam_lab.switch_worlds import acceptance
 from sam_lab.switch_worlds.command import summary
 from sam_lab.switch_worlds.world import ARMS, World, play
@@ -82,19 +84,31 @@ def test_the_command_writes_each_world(tmp_path, capsys, monkeypatch):
     assert "2 worlds, seeds 7 to 8" in shown.out and "2 of 2 worlds" in shown.err
 
 
-def test_a_table_is_derived_from_recordings(tmp_path, monkeypatch):
-    with open(tmp_path / "answers.jsonl", "w") as file:
-        for i in range(12):
-            answer = {"prompt_id": str(i), "prompt_ids": [1, 2, 3], "response_ids": [4, 5, 6, 7] * 40}
-            file.write(json.dumps(answer) + "\n")
+def recording(path, tokens):
+    with open(path, "w") as file:
+        for i in range(24):
+            file.write(json.dumps({"prompt_id": str(i), "prompt_ids": [1, 2, 3], "response_ids": tokens}) + "\n")
+    return str(path)
+
+
+def test_a_table_is_derived_from_recordings(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(acceptance, "TABLE", tmp_path / "table.json")
-    assert main(["switch-worlds", "--derive", str(tmp_path / "answers.jsonl")]) == 0
+    assert main(["switch-worlds", "--derive", recording(tmp_path / "answers.jsonl", [4, 5, 6, 7] * 40)]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path}/table.json: 2 sets\n"
     records = acceptance.load(tmp_path / "table.json")
     assert [record.name for record in records] == ["answers, request", "answers, group"]
     assert all(math.isfinite(record.truth.sum()) and record.truth.max() > 0.8 for record in records)
 
 
-def test_a_recording_that_is_none_is_refused(tmp_path, capsys):
+def test_a_recording_that_is_none_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(acceptance, "TABLE", tmp_path / "table.json")
     (tmp_path / "answers.jsonl").write_text("{}\n")
-    assert main(["switch-worlds", "--derive", str(tmp_path / "answers.jsonl")]) == 2
-    assert "error:" in capsys.readouterr().err
+    assert "error:" in refused(main, capsys, "switch-worlds", "--derive", tmp_path / "answers.jsonl")
+    few = recording(tmp_path / "few.jsonl", [4, 5, 6, 7] * 4)
+    assert "runs of 32 drafts in context request, 8 are needed" in refused(
+        main, capsys, "switch-worlds", "--derive", few
+    )
+    never = [Draft(i % 8, 0, np.full(8, 0.5, np.float32), 0) for i in range(8 * 32)]
+    monkeypatch.setattr(acceptance, "replay", lambda drafter, *of: drafter.drafts.extend(never))
+    assert "no drafted token is accepted" in refused(main, capsys, "switch-worlds", "--derive", few)
+    assert not (tmp_path / "table.json").exists()

@@ -5,12 +5,12 @@ SGLang calls it through PyTorch tensors; here the same functions get NumPy array
 last release with a source distribution.
 """
 
-import concurrent.futures
 import functools
-import multiprocessing
 import os
 
 import numpy as np
+
+from sam_lab.workers import finished
 
 from .source import MODEL_LEN, build, compile_cpp, need
 
@@ -164,9 +164,8 @@ def memory(table):
 
     Its nodes are allocated beforehand; there are as many as the text can need.
     """
-    fresh = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as pool:
-        return pool.submit(_growth, table).result()
+    ((_, future),) = finished(_growth, [(table,)], 1)
+    return future.result()
 
 
 def _growth(table):
