@@ -15,13 +15,14 @@ import pytest
 from sam_lab.workers import finished
 
 COMMAND = """
+import os
 import time
 from types import SimpleNamespace
 from sam_core import console
 from sam_lab.workers import finished
 
 def work(number):
-    print(number, flush=True)
+    os.write(1, b"%d\\n" % number)  # print writes a number and its line's end apart
     time.sleep(60)
 
 def run(args):
