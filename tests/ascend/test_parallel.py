@@ -7,8 +7,9 @@ from engine_checks import speculated
 
 
 @pytest.fixture(scope="module")
-def pair(model):
-    engine = Engine(model, sam={"switch": "auto"}, tensor_parallel_size=2)
+def pair(model, tmp_path_factory):
+    sam = {"switch": "auto", "history": str(tmp_path_factory.mktemp("history"))}
+    engine = Engine(model, sam=sam, tensor_parallel_size=2)
     yield engine
     engine.stop()
 
@@ -22,6 +23,8 @@ def test_two_ranks_give_the_same_tokens_and_only_the_first_keeps_an_index(cpu, p
     assert second["appended"] == second["groups"] == second["tokens"] == 0
     if not OLD:
         assert pair.ask("scheduling") == [[False, True]] * 2  # asynchronously
+    seed, same = pair.ask("random_seed")
+    assert seed == same != 0, "what it saves would be verified by the random numbers that it was sampled with"
     calls = pair.ask("calls")
     assert calls[0] == calls[1] and calls[0]["npu_fused_infer_attention_score"] > 0
 
