@@ -52,8 +52,9 @@ def from_dumps(files: list[Path], tokenizer: Any) -> Iterator[dict[str, Any]]:
                 try:
                     row = json.loads(line)
                     prompt, answer, step = row["input"], row["output"], row["step"]
-                    assert isinstance(prompt, str) and isinstance(answer, str)
-                except (ValueError, KeyError, TypeError, AssertionError):
+                    if not (isinstance(prompt, str) and isinstance(answer, str)):
+                        raise TypeError
+                except (ValueError, KeyError, TypeError):
                     where = f"{path}, line {number}"
                     raise LabError(
                         f"{where}, is no row of a rollout dump: it needs the texts input and output, and step"

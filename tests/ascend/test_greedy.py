@@ -103,7 +103,7 @@ def test_off_costs_nothing(cpu, sam, prompts):
     assert sam.run(prompts, 20) == cpu.run(prompts, 20)
     after, calls_after = sam.drafter(), sam.ask("calls")[0]
     off = [row for previous, row in zip(sam.rows, sam.rows[1:], strict=False) if previous[2] > 8]
-    assert len(off) >= 18
+    assert len(off) >= 18 and max(row[2] for row in off) == 64
     assert all(row[3] == row[2] and row[4] == 0 for row in off)
     decode = calls_after[DECODE] - calls.get(DECODE, 0)
     assert decode >= 2 * (len(off) - 2)  # 2 layers; at most two of these steps hold prompts

@@ -12,7 +12,7 @@ from typing import Any
 
 from sam_core.options import VERIFY, Options, check_choice
 
-logger = logging.getLogger("vllm.sam_core")
+_warn_once = functools.cache(logging.getLogger("vllm.sam_core").warning)
 
 
 def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -32,9 +32,15 @@ def sampling_mode(vllm_config: Any) -> str:
     """
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method == "sam":
-        return (speculative.sam or {}).get("verify", Options.verify)
+        return verify_mode(speculative.sam)
     mode = (vllm_config.additional_config or {}).get("sam_verify", Options.verify)
     check_choice("additional_config.sam_verify", mode, VERIFY)
+    return mode
+
+
+def verify_mode(sam: Mapping[str, Any] | None) -> str:
+    """Option `verify` among those of method sam."""
+    mode: str = (sam or {}).get("verify", Options.verify)
     return mode
 
 
@@ -48,14 +54,9 @@ def ignore_seed(sam: Mapping[str, Any] | None, params: Any) -> None:
         sam: the options of method sam.
         params: the engine's own copy, which is changed.
     """
-    if params.seed is not None and (sam or {}).get("verify", Options.verify) == "rejection":
+    if params.seed is not None and verify_mode(sam) == "rejection":
         params.seed = None
         _warn_once("seeds of requests have no effect with method sam and verify: rejection; use verify: seeded")
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    logger.warning(text)
 
 
 def replica_history(engine_args: dict[str, Any], replica: int) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from sam_core.engines.vllm.answers import cut, stop_tokens
+from sam_core.engines.vllm.config import verify_mode
 from sam_core.engines.vllm.groups import request_group
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.proposer import SamProposer
@@ -303,7 +304,7 @@ def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
 
 def verification(sam: Any, rejection_sample: Callable[..., Any]) -> Callable[..., Any]:
     """How an engine with these options of method sam verifies drafts: by its `rejection_sample`, or by `keep_equal`."""
-    return keep_equal if (sam or {}).get("verify") == "seeded" else rejection_sample
+    return keep_equal if verify_mode(sam) == "seeded" else rejection_sample
 
 
 def keep_equal(
