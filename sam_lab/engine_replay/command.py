@@ -21,6 +21,7 @@ from llm_rl.layout import SHAPES, Shape
 from sam_lab.cli import LabError, non_negative, positive
 from sam_lab.engine_replay import arms as kinds
 from sam_lab.engine_replay.report import report
+from sam_lab.evidence.data import PARTS, split
 from sam_lab.recordings import Answer, read_answers
 
 TINY = Shape(2, 64, 2, 1, 32, 128, tied=True)
@@ -43,7 +44,7 @@ DEFAULTS = {
 EPILOG = """\
 A model of a real architecture gets random weights, and its next token is forced to the recorded one: times of steps and
 accepted drafts are real. Every batch of requests goes through every arm, one after the other in this process; gains
-are against `plain`, an engine without speculation and without asynchronous scheduling.
+are against --against: `plain`, an engine without speculation and without asynchronous scheduling, or `plain@async`.
 
 arms:
   plain    no speculation
@@ -70,8 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Let recorded answers drive the real patched engine, with and without speculation."
     add = parser.add_argument
     add("answers", metavar="FILE", help=f"a recording (see `python -m sam_lab replay --help`), or {RANDOM!r}: noise")
+    add("--part", choices=PARTS, help="only the prompts that `evidence` tunes on or tests with; default: all")
     add("--shape", choices=[*SHAPES, "tiny"], default="Qwen3-0.6B", help="model shape (%(default)s)")
-    add("--arms", nargs="+", default=list(kinds.ARMS), metavar="ARM", help="default: all; plain is always run")
+    add("--arms", nargs="+", default=list(kinds.ARMS), metavar="ARM", help="default: those that are not asynchronous")
     add(
         "--groups",
         type=positive,
@@ -92,6 +94,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-seqs", type=positive, default=32, metavar="N", help="requests that run at once (%(default)s)")
     add("--k", type=positive, default=15, metavar="K", help="maximum draft tokens of auto and suffix (%(default)s)")
     add("--tail", type=non_negative, default=8, metavar="N", help="maximum requests that run in the tail (%(default)s)")
+    add(
+        "--graphs",
+        choices=("NONE", "FULL", "FULL_DECODE_ONLY"),
+        default="NONE",
+        help="vLLM's cudagraph_mode, without torch.compile (%(default)s)",
+    )
+    add(
+        "--against",
+        choices=("plain", f"plain{kinds.ASYNC}"),
+        default="plain",
+        help="what gains are against; always run",
+    )
     add("--temperature", type=float, default=0.0, metavar="T", help="of the sampler (%(default)s)")
     add("--verify", choices=("rejection", "seeded"), default="rejection", help="default: rejection")
     add("--seed", type=non_negative, default=0, metavar="N", help="of the choice of prompts (%(default)s)")
@@ -102,10 +116,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     asynchronous = ["plain@async"] if any(arm.endswith(kinds.ASYNC) for arm in args.arms) else []
-    names = list(dict.fromkeys(["plain", *asynchronous, *args.arms]))
+    names = list(dict.fromkeys([args.against, *asynchronous, *args.arms]))
     for name in names:
         kinds.check(name)
-    batches = noise(args) if args.answers == RANDOM else choose(read_answers(Path(args.answers)), args)
+    batches = noise(args) if args.answers == RANDOM else choose(answers_of(args), args)
     os.environ.update(ENVIRONMENT)
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -153,6 +167,11 @@ class Records:
         self._take(record | {"learned": learned})
 
 
+def answers_of(args: argparse.Namespace) -> list[Answer]:
+    answers = read_answers(Path(args.answers))
+    return split(answers)[args.part] if args.part else answers
+
+
 def choose(answers: list[Answer], args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
     """Batches of groups, in an order that the seed decides; raises LabError if there are too few."""
     groups = defaultdict(list)
@@ -191,10 +210,12 @@ def shape_of(args: argparse.Namespace) -> Shape:
     return SHAPES.get(args.shape, TINY)
 
 
-def cache_bytes(args: argparse.Namespace, longest: int) -> int:
-    """Of an engine's cache on a device, which several engines share: room for --max-seqs texts, in blocks of up to 128."""
+def cache_bytes(args: argparse.Namespace, batches: list[Any]) -> int:
+    """Of an engine's cache on a device, which several engines share: room for the largest texts of a batch that run at
+    once, in blocks of up to 128."""
     token = shape_of(args).kv_bytes(1) * (2 if args.dtype == "float32" else 1)
-    return args.max_seqs * (longest + 256) * token
+    lengths = (sorted(len(p) + len(a) + args.k + 128 for p, a in batch) for batch in batches)
+    return max(sum(of_batch[-args.max_seqs :]) for of_batch in lengths) * token
 
 
 def engine_of(arm: str) -> tuple[bool, bool]:
@@ -219,7 +240,8 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
         with tempfile.TemporaryDirectory() as folder:
             write_model(Path(folder), shape_of(args), longest, args.dtype)
             common = {"verify": args.verify, "max_model_len": longest, "max_num_seqs": args.max_seqs}
-            common["kv_cache_memory_bytes"] = cache_bytes(args, longest)
+            common["graphs"] = args.graphs
+            common["kv_cache_memory_bytes"] = cache_bytes(args, batches)
             needed = dict.fromkeys(engine_of(name) for name, _ in missing)
             engines = {
                 kind: ForcedEngine(Path(folder), args.k if kind[0] else 0, asynchronous=kind[1], **common)

@@ -7,18 +7,24 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from vllm import SamplingParams
+from vllm.config import ModelConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from llm_rl.layout import Shape
 from sam_lab.cli import LabError
 
 FORCED = 1e4
+SHARED = {"load_format": "one_copy", "gpu_memory_utilization": 0.01}
+"""On a GPU engines share its memory. Elsewhere vLLM changes weights after it has loaded them."""
 
 
 def write_model(folder: Path, shape: Shape, max_model_len: int, dtype: str) -> None:
@@ -51,6 +57,22 @@ def write_model(folder: Path, shape: Shape, max_model_len: int, dtype: str) -> N
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
+@register_model_loader("one_copy")
+class OneCopy(DummyModelLoader):
+    """Random weights that all engines of this process share."""
+
+    weights: ClassVar[dict[str, torch.Tensor]] = {}
+
+    def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
+        if not self.weights:
+            super().load_weights(model, model_config)
+            self.weights.update((name, parameter.data) for name, parameter in model.named_parameters())
+            return
+        for name, parameter in model.named_parameters():
+            parameter.data = self.weights[name]
+        torch.cuda.empty_cache()
+
+
 class ForcedEngine:
     """An engine whose next tokens are forced and, if it speculates, whose drafter is chosen for each run.
 
@@ -58,36 +80,48 @@ class ForcedEngine:
         model: folder with a config.json.
         k: maximum draft tokens of a request; 0: an engine without speculation.
         asynchronous: whether it plans a step while the one before runs; raises LabError where it cannot.
+        graphs: vLLM's cudagraph_mode. The model is not compiled.
         settings: further EngineArgs.
     """
 
     def __init__(
-        self, model: Path, k: int, verify: str = "rejection", asynchronous: bool = False, **settings: Any
+        self,
+        model: Path,
+        k: int,
+        verify: str = "rejection",
+        asynchronous: bool = False,
+        graphs: str = "NONE",
+        **settings: Any,
     ) -> None:
+        if current_platform.is_cuda():
+            settings |= SHARED
         speculative = {"method": "sam", "num_speculative_tokens": k, "sam": {"verify": verify}}
         arguments = EngineArgs(
             model=str(model),
             skip_tokenizer_init=True,
-            load_format="dummy",
+            **{"load_format": "dummy"} | settings,
             seed=0,
-            enforce_eager=True,
+            enforce_eager=graphs == "NONE",
+            compilation_config={"mode": "NONE", "cudagraph_mode": graphs},
             max_num_batched_tokens=2048,
             speculative_config=speculative if k else None,
             disable_log_stats=True,
             async_scheduling=asynchronous,
-            **settings,
         )
         self.engine = LLMEngine.from_engine_args(arguments)
         if asynchronous and not self.engine.vllm_config.scheduler_config.async_scheduling:
             raise LabError("vLLM schedules synchronously on this platform: leave out arms that end in @async")
+        if (mode := self.engine.vllm_config.compilation_config.cudagraph_mode.name) != graphs:
+            raise LabError(f"--graphs {graphs}: vLLM turns this into {mode} here")
         self.runner = self.engine.model_executor.driver_worker.worker.model_runner
         self.k = k
         self.asynchronous = asynchronous
         self.seeded = bool(k) and verify == "seeded"
-        on_cpu = self.runner.device.type == "cpu"
-        self.clock: Callable[[], float] = time.process_time if on_cpu else time.perf_counter
+        self.on_cpu = self.runner.device.type == "cpu"
+        self.clock: Callable[[], float] = time.process_time if self.on_cpu else time.perf_counter
         self._recorded: torch.Tensor | None = None
         self._wanted: torch.Tensor | None = None
+        self._owners: torch.Tensor | None = None
         self._now: dict[str, Any] = {}
         self._runs = 0
         self._hook()
@@ -100,7 +134,9 @@ class ForcedEngine:
             result = prepare(scheduled, *args, **kwargs)
             batch = runner.input_batch
             held = batch.num_computed_tokens_cpu[: batch.num_reqs]
-            self._wanted = result[0]
+            rows = np.asarray([int(req_id.split("-")[0]) for req_id in batch.req_ids])
+            of_tokens = torch.from_numpy(rows[runner.req_indices.np[: scheduled.total_num_scheduled_tokens]])
+            self._wanted, self._owners = result[0], self._copied(of_tokens)
             self._now |= {
                 "running": batch.num_reqs,
                 "rows": scheduled.total_num_scheduled_tokens,
@@ -114,11 +150,10 @@ class ForcedEngine:
             logits = logits_of(hidden)
             wanted = self._wanted
             if self._recorded is not None and wanted is not None and len(logits) == len(wanted):
-                rows = np.asarray([int(req_id.split("-")[0]) for req_id in runner.input_batch.req_ids])
                 at = torch.as_tensor(wanted)
-                owner = torch.from_numpy(rows[runner.req_indices.np[at.cpu().numpy()]]).to(logits.device)
                 position = runner.positions[at].clamp(max=self._recorded.shape[1] - 2)
-                logits[torch.arange(len(logits), device=logits.device), self._recorded[owner, position + 1]] = FORCED
+                tokens = self._recorded[self._owners[at], position + 1]
+                logits.scatter_(1, tokens[:, None], FORCED)
                 self._wanted = None
             return logits
 
@@ -128,6 +163,10 @@ class ForcedEngine:
             runner.propose_draft_token_ids = self._timed("draft_s", runner.propose_draft_token_ids)
             if runner.async_drafts:
                 runner.async_drafts.begin = self._timed("draft_s", runner.async_drafts.begin)
+
+    def _copied(self, array: torch.Tensor) -> torch.Tensor:
+        """On the runner's device; the host does not wait, as it would for work that asynchronous scheduling hides."""
+        return array if self.on_cpu else array.pin_memory().to(self.runner.device, non_blocking=True)
 
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,8 @@ BINS = {"1": (1, 1), "2-3": (2, 3), "4-5": (4, 5), "6-8": (6, 8), "9-16": (9, 16
 def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Print the table; write engine-replay.json, steps.json and engine-replay.png in `out`; return the content of the first."""
     arms = list(dict.fromkeys(run["arm"] for run in runs))
-    plain = {run["batch"]: run for run in runs if run["arm"] == "plain"}
+    base = settings.get("against", "plain")
+    plain = {run["batch"]: run for run in runs if run["arm"] == base}
     result: dict[str, Any] = {
         "settings": settings,
         "arms": {},
@@ -53,15 +54,15 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
             "tokens_per_s": {name: _rate(decoding, *bin_) for name, bin_ in BINS.items()},
         }
     for arm, values in result["arms"].items():
-        base = result["arms"]["plain"]["tokens_per_s"]
+        rates = result["arms"][base]["tokens_per_s"]
         values["gain_by_running"] = {
-            name: rate / base[name] if rate and base[name] else None for name, rate in values["tokens_per_s"].items()
+            name: rate / rates[name] if rate and rates[name] else None for name, rate in values["tokens_per_s"].items()
         }
     result["silent"] = [arm for arm in arms if kinds.may_draft(arm) and not result["arms"][arm]["drafted"]]
-    _print(result)
+    _print(result, base)
     write_json(out / "engine-replay.json", result)
     write_json(out / "steps.json", runs)
-    _draw(runs, result, tail, out)
+    _draw(runs, result, base, tail, out)
     print(f"results: {out}")
     return result
 
@@ -87,7 +88,7 @@ def _rate(steps: list[dict[str, Any]], first: int, last: float) -> float | None:
     return sum(s["emitted"] for s in inside) / _time(inside) if inside else None
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: dict[str, Any], base: str) -> None:
     print("                      rollout         decoding            tail    tokens  accepted  sampling  drafting")
     print("                 gain   worst     gain   worst    gain   worst    a step                   of decoding")
     for arm, v in result["arms"].items():
@@ -99,8 +100,8 @@ def _print(result: dict[str, Any]) -> None:
                 row += f"{'-' if gain is None else f'{gain:.3f}':>{width if which == 'median' else 8}}"
         shares = f"{100 * v['sample_share']:8.2f} %{100 * v['draft_share']:8.2f} %"
         print(f"{row}{v['tokens_per_step']:10.3f}{share:>10}{shares}")
-    names = [name for name, rate in result["arms"]["plain"]["tokens_per_s"].items() if rate]
-    print("\ngain against plain, by requests running\n" + " " * 12 + "".join(f"{name:>8}" for name in names))
+    names = [name for name, rate in result["arms"][base]["tokens_per_s"].items() if rate]
+    print(f"\ngain against {base}, by requests running\n" + " " * 12 + "".join(f"{name:>8}" for name in names))
     for arm, v in result["arms"].items():
         gains = (v["gain_by_running"][name] for name in names)
         print(f"{arm:12}" + "".join(f"{gain:8.3f}" if gain else f"{'-':>8}" for gain in gains))
@@ -110,7 +111,7 @@ def _print(result: dict[str, Any]) -> None:
         print(f"SILENT: {arm} drafted nothing, so its figures say nothing about speculation")
 
 
-def _draw(runs: list[dict[str, Any]], result: dict[str, Any], tail: int, out: Path) -> None:
+def _draw(runs: list[dict[str, Any]], result: dict[str, Any], base: str, tail: int, out: Path) -> None:
     arms = list(result["arms"])
     palette = ("#555555", "#999999", "#E69F00", "#CC79A7", "#56B4E9", "#009E73", "#D55E00", "#0072B2")
     colours = {arm: palette[i % len(palette)] for i, arm in enumerate(arms)}
@@ -126,13 +127,13 @@ def _draw(runs: list[dict[str, Any]], result: dict[str, Any], tail: int, out: Pa
     left.annotate(f"tail: at most {tail}", (0, tail), xytext=(4, 3), textcoords="offset points", fontsize=9)
     left.set(xlabel="seconds", ylabel="requests running", title="First batch")
     left.legend()
-    names = [name for name, rate in result["arms"]["plain"]["tokens_per_s"].items() if rate]
+    names = [name for name, rate in result["arms"][base]["tokens_per_s"].items() if rate]
     width = 0.8 / max(1, len(arms) - 1)
-    for i, arm in enumerate(arms[1:]):
+    for i, arm in enumerate(arm for arm in arms if arm != base):
         gains = [result["arms"][arm]["gain_by_running"][name] or 0 for name in names]
         right.bar([x + i * width for x in range(len(names))], gains, width, label=arm, color=colours[arm])
     right.axhline(1, color="#555555", linewidth=1)
     right.set_xticks([x + width * (len(arms) - 2) / 2 for x in range(len(names))], names)
-    right.set(xlabel="requests running", ylabel="tokens a second against plain", title="All batches")
+    right.set(xlabel="requests running", ylabel=f"tokens a second against {base}", title="All batches")
     right.legend()
     figures.save(figure, out / "engine-replay.png")

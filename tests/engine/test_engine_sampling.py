@@ -1,46 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification at temperature 1 draws from the model's own distribution."""
 
-import numpy as np
-import torch
+from distribution import chi_square_p_value, model_distribution, repeated_seeds, sample
 from tiny_qwen3 import VOCAB
 
 DRAWS = 12_000
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-
-
-def model_distribution(model):
-    """P(first, second token | PROMPT) from transformers: float64[VOCAB, VOCAB]."""
-    from transformers import AutoModelForCausalLM
-
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    with torch.no_grad():
-        rows = torch.tensor([PROMPT + [t] for t in range(VOCAB)])
-        logits = network(rows).logits.double()
-    first = logits[0, -2].softmax(-1)
-    return (first[:, None] * logits[:, -1].softmax(-1)).numpy()
-
-
-def chi_square_p_value(observed, expected):
-    """Cells expected fewer than 8 times are pooled."""
-    rare = expected < 8
-    pooled = expected[rare].sum()
-    observed = np.append(observed[~rare], observed[rare].sum())
-    expected = np.append(expected[~rare], pooled)
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    half_freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
-    return torch.special.gammaincc(half_freedom, torch.tensor(statistic / 2)).item()
-
-
-def sample(engine, draws, **sampling):
-    """Answers of 3 tokens to PROMPT, at most 8 at a time so that the switch stays on: pairs counted, drafted, accepted."""
-    pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
-    for _ in range(draws // 8):
-        for answer in engine.run([PROMPT] * 8, 3, **sampling):
-            pairs[answer[0], answer[1]] += 1
-        drafted += engine.count("drafted")
-        accepted += engine.count("accepted")
-    return pairs, drafted, accepted
 
 
 def test_sampled_distribution_is_the_models(model, sam):
@@ -57,17 +21,10 @@ def test_sampled_distribution_is_the_models(model, sam):
 
 
 def test_repeated_seeds_keep_the_distribution(model, sam):
-    """Each request is made four times with its seed, and drafts what its former answers were: 24,000 tokens."""
-    requests = [{"seed": seed, "extra_args": {"sam_group": str(seed)}} for seed in range(2000)]
-    for _ in range(4):
-        pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
-        for at in range(0, len(requests), 8):
-            for answer in sam.run([PROMPT] * 8, 3, temperature=1.0, each=requests[at : at + 8]):
-                pairs[answer[0], answer[1]] += 1
-            drafted += sam.count("drafted")
-            accepted += sam.count("accepted")
-    assert drafted > len(requests) and accepted > 0
-    assert chi_square_p_value(pairs.ravel(), model_distribution(model).ravel() * len(requests)) > 1e-4
+    """24,000 tokens."""
+    p, count = model_distribution(model), 2000
+    *_, last = repeated_seeds(sam, count)
+    assert chi_square_p_value(last.ravel(), p.ravel() * count) > 1e-4
 
 
 def test_the_test_notices_a_wrong_temperature(model, sam):

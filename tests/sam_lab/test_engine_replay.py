@@ -39,7 +39,7 @@ steps take as long, whatever else the machine does, so drafts cost nothing and a
     "words",
     [
         ["--arms", "plain@async", "off", "ngram", "batch", "batch:5:1", "auto", "batch@async"],
-        ["--arms", "batch", "auto", "--temperature", "1", "--verify", "seeded"],
+        ["--against", "plain@async", "--arms", "batch", "auto", "--temperature", "1", "--verify", "seeded"],
     ],
     ids=["greedy", "sampled"],
 )
@@ -52,12 +52,13 @@ def test_every_arm_gives_the_recorded_answers(tmp_path, capsys, monkeypatch, wor
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
     result = json.loads((tmp_path / "engine-replay.json").read_text())
     assert result["wrong"] == [] and result["silent"] == []
-    arms = result["arms"]
-    assert list(arms) == ["plain", *result["settings"]["arms"]]
+    arms, against = result["arms"], result["settings"]["against"]
+    assert list(arms) == [against, *result["settings"]["arms"]]
+    assert arms[against]["gain_total"] == 1
     for name, values in arms.items():
         drafts = name not in ("plain", "plain@async", "off")
         assert (values["drafted"] > 0) == (values["accepted"] > 0) == drafts, name
-        assert (values["engine_steps"] < arms["plain"]["engine_steps"]) == drafts, name
+        assert (values["engine_steps"] < arms[against]["engine_steps"]) == drafts, name
     assert (tmp_path / "engine-replay.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "learned.json").read_text())["cost"]["samples"]
 
@@ -114,6 +115,7 @@ def test_a_wrong_answer_and_an_arm_that_is_silent_are_named(tmp_path, capsys):
         ([FIXTURE, "--batches", "5000"], "are needed: lower --batches"),
         (["nowhere.jsonl"], "nowhere.jsonl"),
         (["random", "--groups", "0"], "argument --groups: invalid positive number value: '0'"),
+        ([FIXTURE, "--part", "dev", "--groups", "50"], "has 11 groups"),
         (["random", "--batches", "0"], "argument --batches: invalid positive number value: '0'"),
     ],
 )

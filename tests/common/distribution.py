@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of sampled tokens of an engine beside the model's own distribution."""
+
+import numpy as np
+import torch
+from tiny_qwen3 import VOCAB
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+
+def model_distribution(model):
+    """P(first, second token | PROMPT) from transformers: float64[VOCAB, VOCAB]."""
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        rows = torch.tensor([PROMPT + [t] for t in range(VOCAB)])
+        logits = network(rows).logits.double()
+    first = logits[0, -2].softmax(-1)
+    return (first[:, None] * logits[:, -1].softmax(-1)).numpy()
+
+
+def chi_square_p_value(observed, expected):
+    """Cells expected fewer than 8 times are pooled."""
+    rare = expected < 8
+    pooled = expected[rare].sum()
+    observed = np.append(observed[~rare], observed[rare].sum())
+    expected = np.append(expected[~rare], pooled)
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    half_freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
+    return torch.special.gammaincc(half_freedom, torch.tensor(statistic / 2)).item()
+
+
+def sample(engine, draws, **sampling):
+    """Answers of 3 tokens to PROMPT, at most 8 at a time so that the switch stays on: pairs counted, drafted, accepted."""
+    pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
+    for _ in range(draws // 8):
+        for answer in engine.run([PROMPT] * 8, 3, **sampling):
+            pairs[answer[0], answer[1]] += 1
+        drafted += engine.count("drafted")
+        accepted += engine.count("accepted")
+    return pairs, drafted, accepted
+
+
+def repeated_seeds(engine, count):
+    """`count` requests with seeds, made four times; each drafts what its former answers were. Yields the pairs of each time."""
+    requests = [{"seed": seed, "extra_args": {"sam_group": str(seed)}} for seed in range(count)]
+    for _ in range(4):
+        pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
+        for at in range(0, count, 8):
+            for answer in engine.run([PROMPT] * 8, 3, temperature=1.0, each=requests[at : at + 8]):
+                pairs[answer[0], answer[1]] += 1
+            drafted += engine.count("drafted")
+            accepted += engine.count("accepted")
+        yield pairs
+    assert drafted > count and accepted > 0

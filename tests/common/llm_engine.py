@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real engine of the pinned vLLM, multi-process as users run it."""
+
+from engine_checks import random_seed
+from sam_core.engines.vllm.step_log import StepLog
+
+
+class Log(StepLog):
+    """Counts preemptions as well; vLLM's own counters are those of the engine that was started last."""
+
+    preemptions = 0
+
+    def record(self, scheduler_stats, iteration_stats, *args, **kwargs):
+        super().record(scheduler_stats, iteration_stats, *args, **kwargs)
+        if iteration_stats is not None:
+            self.preemptions += iteration_stats.num_preempted_reqs
+
+
+class Engine:
+    """vLLM's LLMEngine with a Log: one row an engine step."""
+
+    def __init__(self, model, sam=None, k=3, **settings):
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        speculative = None if sam is None else {"method": "sam", "num_speculative_tokens": k, "sam": sam}
+        settings = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048} | settings
+        settings = {"dtype": "float32", "enforce_eager": True} | settings
+        self.log = Log()
+        self.engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=str(model),
+                skip_tokenizer_init=True,
+                speculative_config=speculative,
+                disable_log_stats=False,
+                **settings,
+            ),
+            stat_loggers=[self.log],
+        )
+        self.requests = 0
+        self.rows = []
+
+    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, interrupt=None, after=8, **sampling):
+        """Answer prompts; `stagger` engine outputs lie between arrivals; the requests in `abort` end after 5 tokens.
+
+        `interrupt` is called with vLLM's engine after `after` outputs.
+
+        `sampling` holds for all requests, `each` has more settings for each of them.
+
+        Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions` its
+        preemptions.
+        """
+        from vllm import SamplingParams
+
+        lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
+        sampling = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | sampling
+        self.log.path = "kept in memory"
+        self.log._rows, self.log.preemptions = [], 0
+        waiting = list(enumerate(prompts))
+        names, answers, outputs = {}, {}, 0
+        while waiting or self.engine.has_unfinished_requests():
+            while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
+                i, prompt = waiting.pop(0)
+                name = str(self.requests)
+                self.requests += 1
+                params = SamplingParams(max_tokens=lengths[i], **(sampling | (each[i] if each else {})))
+                self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+                names[name] = i
+            if stagger and waiting and not self.engine.has_unfinished_requests():
+                outputs = stagger * waiting[0][0]
+                continue
+            for output in self.engine.step():
+                i = names[output.request_id]
+                answers[i] = list(output.outputs[0].token_ids)
+                if i in abort and len(answers[i]) >= 5 and not output.finished:
+                    self.engine.abort_request([output.request_id])
+            outputs += 1
+            if interrupt and outputs >= after:
+                interrupt(self.engine)
+                interrupt = None
+        self.rows, self.log._rows, self.log.path = self.log._rows, [], None
+        return [answers[i] for i in range(len(prompts))]
+
+    def count(self, column):
+        return sum(
+            row[("start", "seconds", "running", "tokens", "drafted", "accepted").index(column)] for row in self.rows
+        )
+
+    def stop(self):
+        self.engine.engine_core.shutdown()
+
+    def drafter(self):
+        return self.engine.collective_rpc("sam_stats")[0]
+
+    def random_seed(self):
+        return self.engine.collective_rpc(random_seed)[0]

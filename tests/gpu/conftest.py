@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real engines of the patched vLLM on a GPU; each starts once for all tests that share it.
+
+Kernels of a fixed order of summation (VLLM_BATCH_INVARIANT) give a row the same logits whoever shares its batch, so texts
+can be compared token for token.
+"""
+
+import os
+
+os.environ.update(
+    VLLM_PLUGINS="",
+    VLLM_BATCH_INVARIANT="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="1",
+    VLLM_ALLOW_INSECURE_SERIALIZATION="1",  # collective_rpc of a function
+    VLLM_WORKER_MULTIPROC_METHOD="spawn",
+    VLLM_USE_V2_MODEL_RUNNER="0",  # what an engine with sam uses
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+)
+
+import pytest
+import tiny_qwen3
+import torch
+from llm_engine import Engine
+
+GRAPHS = {"mode": "NONE", "cudagraph_mode": "FULL"}
+ENGINES = {
+    "plain": {},
+    "batch": {"sam": {"threshold": 8}},
+    "batch, synchronous": {"sam": {"threshold": 8}, "async_scheduling": False},
+    "batch, eager": {"sam": {"threshold": 8}, "enforce_eager": True},
+    "auto": {"sam": {"switch": "auto"}, "k": 6},
+    "plain, seeded": {"additional_config": {"sam_verify": "seeded"}},
+    "batch, seeded": {"sam": {"threshold": 64, "verify": "seeded"}},
+}
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="PyTorch finds no GPU"))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A tiny Qwen3 whose heads are as wide as FlashAttention's kernels."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    tiny_qwen3.save(folder, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine(model):
+    """The engine of a name in ENGINES."""
+    started = {}
+
+    def of(name):
+        if name not in started:
+            settings = {"dtype": "bfloat16", "enforce_eager": False, "kv_cache_memory_bytes": 1 << 30}
+            settings |= {"gpu_memory_utilization": 0.01}  # asks for free memory alone, where the cache's is given
+            settings |= ENGINES[name]
+            if not settings["enforce_eager"]:
+                settings["compilation_config"] = GRAPHS
+            started[name] = Engine(model, **settings)
+        return started[name]
+
+    yield of
+    for each in started.values():
+        each.stop()
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """64 prompts of 5 to 40 tokens; the second half repeats the first."""
+    return tiny_qwen3.repeated_prompts(32)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing changes on a GPU: texts token for token, the distribution by draws; and the host waits no more often."""
+
+import pytest
+from distribution import chi_square_p_value, model_distribution, repeated_seeds, sample
+from engine_checks import speculated
+from tiny_qwen3 import VOCAB
+
+DRAWS = 12_000
+
+
+def scheduling(worker):
+    """Runs in a worker."""
+    return worker.model_runner.use_async_scheduling
+
+
+def count_waits(worker, count):
+    """Runs in a worker: begins to count the lines at which the host waits for the GPU, or ends and returns them.
+
+    Waits for events are not among them: those are what asynchronous scheduling waits for.
+    """
+    import collections
+    import traceback
+    import warnings
+
+    import torch
+
+    if count:
+        found = worker.model_runner.waits_found = collections.Counter()
+
+        def note(message, *_, **__):
+            frame = next(f for f in reversed(traceback.extract_stack()) if "warn" not in f.name and f.name != "note")
+            found[f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"] += 1
+
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+    torch.cuda.set_sync_debug_mode("warn" if count else "default")
+    return None if count else dict(worker.model_runner.waits_found)
+
+
+@pytest.mark.parametrize("name", ["batch", "batch, synchronous", "batch, eager", "auto"])
+def test_greedy_text_is_that_without_drafts(engine, prompts, name):
+    plain, sam = engine("plain"), engine(name)
+    assert sam.engine.collective_rpc(scheduling) == [name != "batch, synchronous"]
+    lengths = [20 + i % 40 for i in range(64)]
+    expected = plain.run(prompts, lengths)
+    assert plain.count("drafted") == 0
+    for stagger in (0, 2):
+        assert sam.run(prompts, lengths, stagger=stagger) == expected
+        speculated(sam)
+
+
+def test_seeded_text_is_that_without_drafts(engine, prompts):
+    each = [{"temperature": 1.0, "seed": 2**40 + i} for i in range(32)]
+    for i in range(0, 32, 3):
+        each[i]["top_p"] = 0.8
+    for i in range(0, 32, 4):
+        each[i]["top_k"] = 9
+    each[6] = {"temperature": 0.0}
+    lengths = [90 - 2 * i for i in range(32)]
+    expected = engine("plain, seeded").run(prompts[:32], lengths, each=each)
+    sam = engine("batch, seeded")
+    for stagger in (0, 2):
+        assert sam.run(prompts[:32], lengths, stagger=stagger, each=each) == expected
+        speculated(sam)
+
+
+def test_sampled_distribution_is_the_models(model, engine):
+    p = model_distribution(model)
+    pairs, drafted, accepted = sample(engine("batch"), DRAWS, temperature=1.0)
+    assert drafted > DRAWS / 2 and accepted > 0
+    assert chi_square_p_value(pairs.ravel(), p.ravel() * DRAWS) > 1e-4
+    best = (p.sum(1) * (p / p.sum(1, keepdims=True)).max(1)).sum()
+    assert 3 / VOCAB < accepted / drafted <= best * 1.1
+    pairs, _, _ = sample(engine("batch"), 2048, temperature=0.8)
+    assert chi_square_p_value(pairs.ravel(), p.ravel() * 2048) < 1e-6, "the test notices no wrong temperature"
+
+
+def test_repeated_seeds_keep_the_distribution(model, engine):
+    p = model_distribution(model)
+    for pairs in repeated_seeds(engine("batch"), 2000):
+        assert chi_square_p_value(pairs.ravel(), p.ravel() * 2000) > 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_host_waits_no_more_often(engine, prompts, temperature):
+    found = {}
+    for name in ("plain", "batch"):
+        of = engine(name)
+        of.run(prompts[:8], 64, temperature=temperature)
+        of.engine.collective_rpc(count_waits, args=(True,))
+        of.run(prompts[8:16], 128, temperature=temperature)
+        (found[name],) = of.engine.collective_rpc(count_waits, args=(False,))
+        print(f"{name}, T={temperature}: {len(of.rows)} steps, waits: {found[name]}")
+    speculated(engine("batch"))
+    assert sum(found["batch"].values()) <= sum(found["plain"].values()) + 8, found
