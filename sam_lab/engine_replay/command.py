@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     args.dtype = default_dtype()
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in ("run", "resume")}
-    same = {k: v for k, v in settings.items() if k not in ("arms", "batches", "out")}
+    same = {k: v for k, v in settings.items() if k not in ("arms", "batches", "out", "against", "tail")}
     records = Records(args.out / "runs.jsonl", same, args.resume)
     runs = replay(batches, names, args, records)
     if records.learned:
@@ -212,10 +212,10 @@ def shape_of(args: argparse.Namespace) -> Shape:
 
 def cache_bytes(args: argparse.Namespace, batches: list[Any]) -> int:
     """Of an engine's cache on a device, which several engines share: room for the largest texts of a batch that run at
-    once, in blocks of up to 128."""
+    once, in blocks of up to 128, of which vLLM keeps one."""
     token = shape_of(args).kv_bytes(1) * (2 if args.dtype == "float32" else 1)
     lengths = (sorted(len(p) + len(a) + args.k + 128 for p, a in batch) for batch in batches)
-    return max(sum(of_batch[-args.max_seqs :]) for of_batch in lengths) * token
+    return (max(sum(of_batch[-args.max_seqs :]) for of_batch in lengths) + 128) * token
 
 
 def engine_of(arm: str) -> tuple[bool, bool]:

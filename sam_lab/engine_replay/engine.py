@@ -24,7 +24,8 @@ from sam_lab.cli import LabError
 
 FORCED = 1e4
 SHARED = {"load_format": "one_copy", "gpu_memory_utilization": 0.01}
-"""On a GPU engines share its memory. Elsewhere vLLM changes weights after it has loaded them."""
+"""On CUDA: one copy of the weights, and no share of the memory that must be free, as the size of the cache is given. Other
+platforms change weights after loading, so that engines cannot share them."""
 
 
 def write_model(folder: Path, shape: Shape, max_model_len: int, dtype: str) -> None:

@@ -49,7 +49,8 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
             "tokens_per_step": sum(s["emitted"] for s in decoding) / max(1, sum(s["running"] for s in decoding)),
             "drafted": drafted,
             "accepted": sum(s["emitted"] - s["gaining"] for s in decoding),
-            "draft_share": sum(s["draft_s"] for s in decoding) / _time(decoding),
+            # an asynchronous engine waits for the step before while it drafts
+            "draft_share": None if arm.endswith(kinds.ASYNC) else sum(s["draft_s"] for s in decoding) / _time(decoding),
             "sample_share": sum(s["sample_s"] for s in decoding) / _time(decoding),
             "tokens_per_s": {name: _rate(decoding, *bin_) for name, bin_ in BINS.items()},
         }
@@ -98,7 +99,8 @@ def _print(result: dict[str, Any], base: str) -> None:
             for which in ("median", "worst"):
                 gain = v.get(f"{part}_gain_{which}")
                 row += f"{'-' if gain is None else f'{gain:.3f}':>{width if which == 'median' else 8}}"
-        shares = f"{100 * v['sample_share']:8.2f} %{100 * v['draft_share']:8.2f} %"
+        drafting = "-" if v["draft_share"] is None else f"{100 * v['draft_share']:.2f} %"
+        shares = f"{100 * v['sample_share']:8.2f} %{drafting:>10}"
         print(f"{row}{v['tokens_per_step']:10.3f}{share:>10}{shares}")
     names = [name for name, rate in result["arms"][base]["tokens_per_s"].items() if rate]
     print(f"\ngain against {base}, by requests running\n" + " " * 12 + "".join(f"{name:>8}" for name in names))

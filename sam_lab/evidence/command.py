@@ -48,10 +48,10 @@ worlds:
   cpu                measured: a Qwen3-0.6B on one thread of a CPU
   910c-eager         roofline: Qwen3-32B on 4 dies; the host launches each operator
   910c-graph         roofline: the same in graphs
-  h100               roofline: Qwen3-8B
+  h100               fitted to steps on one H100: Qwen3-8B
   article            910c-eager, in which a step with drafts takes --verify times a plain step longer
 
-Drafting itself costs nothing in these clocks, in no arm. Intervals are of 95 %, by bootstrap over batches.
+Drafting itself costs nothing in the other clocks, in no arm. Intervals are of 95 %, by bootstrap over batches.
 
 Finished rollouts are kept in OUT/jobs: --resume continues an interrupted run, or adds sets and worlds.
 """
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(out: Path, settings: Settings, resume: bool) -> None:
     """A folder of these settings: emptied, or with the rollouts that it has. Raises LabError where they are of others."""
-    files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), MEASURED]
+    files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), *MEASURED.values()]
     wanted = settings._asdict() | {"sam_core": sam_core.__version__, "data": [digest(path) for path in files]}
     written = out / "settings.json"
     if resume and written.exists():

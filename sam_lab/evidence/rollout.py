@@ -85,7 +85,7 @@ def roll_out(
     drafts: dict[int, list[int]] = {}
     steps: list[Step] = []
     while waiting or active:
-        room = MAX_BATCHED_TOKENS - sum(known[i] >= prompts[i] and 1 + len(drafts.get(i, ())) for i in active)
+        room = MAX_BATCHED_TOKENS - sum(1 + len(drafts.get(i, ())) for i in active if known[i] >= prompts[i])
         read: dict[int, int] = {}
         for i in active:
             if known[i] < prompts[i]:

@@ -15,8 +15,8 @@ from llm_rl.layout import SHAPES
 from sam_lab.evidence.rollout import Step, column
 from sam_lab.plan.cost import DEVICES, Cost, roofline
 
-MEASURED = Path(__file__).with_name("cpu.json")
-"""Cost of a step of vLLM on a CPU; `about` says which."""
+MEASURED = {name: Path(__file__).with_name(f"{name}.json") for name in ("cpu", "h100")}
+"""Costs of a step of vLLM; `about` says of which."""
 LAUNCH = 82e-6
 """Host seconds an operator of the 910C in eager mode: the article's plain decoding takes about as long."""
 VERIFY = 0.75
@@ -50,24 +50,25 @@ class World:
 
 def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
     """The worlds of these names, or all. verify: seconds that a verifying step of `article` takes more, as a share of a step."""
-    large, small = SHAPES["Qwen3-32B"], SHAPES["Qwen3-8B"]
+    large = SHAPES["Qwen3-32B"]
     npu = replace(DEVICES["910C"], launch=LAUNCH)
     eager = roofline(large, 4, 1, npu)
     found = [
-        World("cpu", "CPU, measured, Qwen3-0.6B", measured()),
+        measured("cpu", "CPU, measured, Qwen3-0.6B"),
         World("910c-eager", "910C eager, Qwen3-32B on 4 dies", eager),
         World("910c-graph", "910C graphs, Qwen3-32B on 4 dies", roofline(large, 4, 1, npu, eager=False)),
-        World("h100", "H100, Qwen3-8B", roofline(small, 1, 1, DEVICES["H100"], eager=False)),
+        measured("h100", "H100, measured, Qwen3-8B"),
         World(EXPENSIVE, "910C eager, costly verification", eager, verify * float(eager.rows_cost(8))),
     ]
     return [world for world in found if not names or world.name in names]
 
 
-def measured(path: Path = MEASURED) -> Cost:
-    """The cost in a file of `rows` with `seconds`, and `context` and `draft_context` in seconds per 1,000 tokens."""
-    record = json.loads(path.read_text())
-    rows, seconds = (np.array(record[name], float) for name in ("rows", "seconds"))
-    return Cost(rows, seconds, record["context"], record["draft_context"])
+def measured(name: str, title: str) -> World:
+    """Of a file of `rows` with `seconds`, of `context` and `draft_context` in seconds per 1,000 tokens, and of `verify`."""
+    record = json.loads(MEASURED[name].read_text())
+    rows, seconds = (np.array(record[key], float) for key in ("rows", "seconds"))
+    cost = Cost(rows, seconds, record["context"], record["draft_context"])
+    return World(name, title, cost, record.get("verify", 0.0))
 
 
 NAMES = ("cpu", "910c-eager", "910c-graph", "h100", EXPENSIVE)

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nothing changes on a GPU: texts token for token, the distribution by draws; and the host waits no more often."""
 
+import collections
+import traceback
+import warnings
+
 import pytest
+import torch
 from distribution import chi_square_p_value, model_distribution, repeated_seeds, sample
 from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")
 DRAWS = 12_000
 
 
@@ -19,35 +25,40 @@ def count_waits(worker, count):
 
     Waits for events are not among them: those are what asynchronous scheduling waits for.
     """
-    import collections
-    import traceback
-    import warnings
-
-    import torch
-
     if count:
         found = worker.model_runner.waits_found = collections.Counter()
 
         def note(message, *_, **__):
-            frame = next(f for f in reversed(traceback.extract_stack()) if "warn" not in f.name and f.name != "note")
+            frame = next(f for f in reversed(traceback.extract_stack()) if f.name != "note")
             found[f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"] += 1
 
+        torch.cuda.set_sync_debug_mode("warn")  # warns that it is experimental
         warnings.simplefilter("always")
         warnings.showwarning = note
-    torch.cuda.set_sync_debug_mode("warn" if count else "default")
-    return None if count else dict(worker.model_runner.waits_found)
+        return None
+    found = worker.model_runner.waits_found.copy()
+    torch.ones(1, device="cuda").item()
+    torch.cuda.set_sync_debug_mode("default")
+    assert worker.model_runner.waits_found.total() == found.total() + 1, "a wait was not counted"
+    return dict(found)
 
 
 @pytest.mark.parametrize("name", ["batch", "batch, synchronous", "batch, eager", "auto"])
 def test_greedy_text_is_that_without_drafts(engine, prompts, name):
     plain, sam = engine("plain"), engine(name)
     assert sam.engine.collective_rpc(scheduling) == [name != "batch, synchronous"]
-    lengths = [20 + i % 40 for i in range(64)]
+    lengths = [
+        20 + i % 40 for i in range(64)
+    ]  # contexts stay below 128 tokens: see docs/upstream.md, VLLM_BATCH_INVARIANT
     expected = plain.run(prompts, lengths)
     assert plain.count("drafted") == 0
+    drafted = 0
     for stagger in (0, 2):
         assert sam.run(prompts, lengths, stagger=stagger) == expected
-        speculated(sam)
+        drafted += sam.count("drafted")
+        if name != "auto":
+            speculated(sam)
+    assert drafted > 0
 
 
 def test_seeded_text_is_that_without_drafts(engine, prompts):
@@ -93,4 +104,4 @@ def test_the_host_waits_no_more_often(engine, prompts, temperature):
         (found[name],) = of.engine.collective_rpc(count_waits, args=(False,))
         print(f"{name}, T={temperature}: {len(of.rows)} steps, waits: {found[name]}")
     speculated(engine("batch"))
-    assert sum(found["batch"].values()) <= sum(found["plain"].values()) + 8, found
+    assert sum(found["batch"].values()) <= sum(found["plain"].values()), found
