@@ -20,7 +20,7 @@ WORLDS = {
     "cpu": ("CPU, measured", "CPU，实测"),
     "910c-eager": ("910C, eager", "910C，eager"),
     "910c-graph": ("910C, graphs", "910C，图模式"),
-    "h100": ("H100", "H100"),
+    "h100": ("H100, measured", "H100，实测"),
     "article": ("910C, costly verification", "910C，验证昂贵"),
 }
 BEST = "best k and threshold"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -199,8 +200,8 @@ def headline() -> Iterator[Row]:
     yield {"what": "draft tokens accepted / verified", "off": None, "on": drafts, "gain": share}
 
 
-def sampler() -> Iterator[Row]:
-    for case in output("bench-sampler")["measured"]:
+def sampler(record: str) -> Iterator[Row]:
+    for case in output(record)["measured"]:
         if case["batch"] in (1, 8, 32, 128):
             times = {
                 f"{kind} {name}": figure(ms) for kind in ("step", "given") for name, ms in case["ms"][kind].items()
@@ -223,6 +224,24 @@ def engine_replay() -> Iterator[Row]:
         for arm, values in replayed["arms"].items():
             if arm != "plain":
                 yield values | {"set": f"{name}, {replayed['batches']}", "arm": f"`{arm}`"}
+
+
+ON_GPU = ("plain@async", "off@async", "suffix", "batch@async", "auto@async")
+
+
+def replay_on_gpu() -> Iterator[Row]:
+    arms = output("engine-replay-h100")["arms"]
+    for arm in ON_GPU[1:]:
+        times = zip(arms["plain@async"]["seconds_by_batch"], arms[arm]["seconds_by_batch"], strict=True)
+        gains = {str(number): plain / ours for number, (plain, ours) in enumerate(times, 1)}
+        yield arms[arm] | gains | {"arm": f"`{arm}`"}
+
+
+def steps_on_gpu() -> Iterator[Row]:
+    """Medians of a step's milliseconds."""
+    arms = output("engine-replay-h100")["arms"]
+    for running in arms["plain@async"]["ms_by_running"]:
+        yield {"running": running} | {arm: arms[arm]["ms_by_running"][running] for arm in ON_GPU}
 
 
 def plan_steps() -> Iterator[Row]:
@@ -554,16 +573,19 @@ TABLES = {
         "| 不开 SAM | 开 SAM | 收益",
         "what | off | on | gain",
     ),
-    "bench-sampler": Table(
-        ("bench-sampler",),
-        sampler,
-        "requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | without random numbers: 0.11 | 0.13 | `rejection` |"
-        "operators/waits/AICPU: 0.11 | 0.13 | `rejection` | `seeded`",
-        "请求 | ms：0.11 | | | | 不计随机数：0.11 | | | 算子/等待/AICPU：0.11 | | |",
-        "batch | step 0.11 | step 0.13 | step rejection | step seeded | given 0.11 | given 0.13 | given rejection |"
-        "0.11 | 0.13 | rejection | seeded",
-        left=0,
-    ),
+    **{
+        record: Table(
+            (record,),
+            partial(sampler, record),
+            "requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | without random numbers: 0.11 | 0.13 | `rejection` |"
+            "operators/waits/AICPU: 0.11 | 0.13 | `rejection` | `seeded`",
+            "请求 | ms：0.11 | | | | 不计随机数：0.11 | | | 算子/等待/AICPU：0.11 | | |",
+            "batch | step 0.11 | step 0.13 | step rejection | step seeded | given 0.11 | given 0.13 | given rejection |"
+            "0.11 | 0.13 | rejection | seeded",
+            left=0,
+        )
+        for record in ("bench-sampler", "bench-sampler-h100")
+    },
     "engine-replay": Table(
         tuple(REPLAYED),
         engine_replay,
@@ -573,6 +595,22 @@ TABLES = {
         "set | arm | rollout_gain_median:.2f | rollout_gain_worst:.2f | tail_gain_median:.2f | tail_gain_worst:.2f |"
         "tokens_per_step:.2f | accepted_share:.0% | sample_share:.1% | draft_share:.2%",
         left=2,
+    ),
+    "engine-replay-h100": Table(
+        ("engine-replay-h100",),
+        replay_on_gpu,
+        "arm | rollout: batch 1 | 2 | 3 | tail: median | worst | tokens per step | accepted",
+        "对照 | rollout：第 1 批 | 2 | 3 | 长尾：中位数 | 最差 | 每步 token | 接受",
+        "arm | 1:.2f | 2:.2f | 3:.2f | tail_gain_median:.2f | tail_gain_worst:.2f | tokens_per_step:.2f | accepted_share:.0%",
+    ),
+    "engine-replay-h100-steps": Table(
+        ("engine-replay-h100",),
+        steps_on_gpu,
+        f"requests running | {' | '.join(ON_GPU)}",
+        "运行中的请求 | | | | |",
+        f"running | {' | '.join(f'{arm}:.2f' for arm in ON_GPU)}",
+        left=0,
+        commands=False,
     ),
     "plan-steps": Table(
         ("plan-steps",),
