@@ -94,13 +94,11 @@ class ForcedEngine:
         graphs: str = "NONE",
         **settings: Any,
     ) -> None:
-        if current_platform.is_cuda():
-            settings |= SHARED
+        settings = {"load_format": "dummy"} | settings | (SHARED if current_platform.is_cuda() else {})
         speculative = {"method": "sam", "num_speculative_tokens": k, "sam": {"verify": verify}}
         arguments = EngineArgs(
             model=str(model),
             skip_tokenizer_init=True,
-            **{"load_format": "dummy"} | settings,
             seed=0,
             enforce_eager=graphs == "NONE",
             compilation_config={"mode": "NONE", "cudagraph_mode": graphs},
@@ -108,6 +106,7 @@ class ForcedEngine:
             speculative_config=speculative if k else None,
             disable_log_stats=True,
             async_scheduling=asynchronous,
+            **settings,
         )
         self.engine = LLMEngine.from_engine_args(arguments)
         if asynchronous and not self.engine.vllm_config.scheduler_config.async_scheduling:
