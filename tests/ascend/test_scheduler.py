@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heads of 32, with 0.11 the ascend scheduler, which prefills whole prompts first, and sampling at temperature 1."""
 
-import numpy as np
 import pytest
 import torch
 from ascend_engine import OLD, Engine
+from distribution import chi_square_p_value, loaded, model_distribution, sample
 from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
 DRAWS = 6400
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +19,7 @@ def small_heads(make_model):
 
 @pytest.fixture(scope="module")
 def network(small_heads):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(small_heads, dtype=torch.float32).eval()
+    return loaded(small_heads)
 
 
 @pytest.fixture(scope="module")
@@ -80,39 +77,9 @@ def test_ascend_scheduler_equals_transformers(network, ascend, prompts):
     assert answers == [greedy(network, prompt, 50) for prompt in prompts[:12]]
 
 
-def model_distribution(network):
-    """P(first, second token | PROMPT): float64[VOCAB, VOCAB]."""
-    with torch.no_grad():
-        rows = torch.tensor([PROMPT + [t] for t in range(VOCAB)])
-        logits = network(rows).logits.double()
-    first = logits[0, -2].softmax(-1)
-    return (first[:, None] * logits[:, -1].softmax(-1)).numpy()
-
-
-def chi_square_p_value(observed, expected):
-    """Cells expected fewer than 8 times are pooled."""
-    rare = expected < 8
-    observed = np.append(observed[~rare], observed[rare].sum())
-    expected = np.append(expected[~rare], expected[rare].sum())
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    half_freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
-    return torch.special.gammaincc(half_freedom, torch.tensor(statistic / 2)).item()
-
-
-def sample(engine, draws, temperature):
-    """Answers of 3 tokens to PROMPT, 64 at a time: pairs of first tokens counted, tokens drafted and accepted."""
-    pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
-    for _ in range(draws // 64):
-        for answer in engine.run([PROMPT] * 64, 3, temperature=temperature):
-            pairs[answer[0], answer[1]] += 1
-        drafted += engine.count("drafted")
-        accepted += engine.count("accepted")
-    return pairs, drafted, accepted
-
-
 def test_sampled_distribution_is_the_models(network, ascend):
     """Siblings draft for each other. A deterministic draft d is accepted with probability p(d): acceptance is bounded."""
-    pairs, drafted, accepted = sample(ascend, DRAWS, 1.0)
+    pairs, drafted, accepted = sample(ascend, DRAWS, 64, temperature=1.0)
     assert drafted > DRAWS / 2 and accepted > 0
     p = model_distribution(network)
     assert chi_square_p_value(pairs.ravel(), p.ravel() * DRAWS) > 1e-4
@@ -121,5 +88,5 @@ def test_sampled_distribution_is_the_models(network, ascend):
 
 
 def test_the_test_notices_a_wrong_temperature(network, ascend):
-    pairs, _, _ = sample(ascend, 1280, 0.8)
+    pairs, _, _ = sample(ascend, 1280, 64, temperature=0.8)
     assert chi_square_p_value(pairs.ravel(), model_distribution(network).ravel() * 1280) < 1e-6

@@ -8,11 +8,15 @@ from tiny_qwen3 import VOCAB
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 
-def model_distribution(model):
-    """P(first, second token | PROMPT) from transformers: float64[VOCAB, VOCAB]."""
+def loaded(model):
+    """The model of a folder in transformers."""
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+
+def model_distribution(network):
+    """P(first, second token | PROMPT) from transformers: float64[VOCAB, VOCAB]."""
     with torch.no_grad():
         rows = torch.tensor([PROMPT + [t] for t in range(VOCAB)])
         logits = network(rows).logits.double()
@@ -23,19 +27,18 @@ def model_distribution(model):
 def chi_square_p_value(observed, expected):
     """Cells expected fewer than 8 times are pooled."""
     rare = expected < 8
-    pooled = expected[rare].sum()
     observed = np.append(observed[~rare], observed[rare].sum())
-    expected = np.append(expected[~rare], pooled)
+    expected = np.append(expected[~rare], expected[rare].sum())
     statistic = ((observed - expected) ** 2 / expected).sum()
     half_freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
     return torch.special.gammaincc(half_freedom, torch.tensor(statistic / 2)).item()
 
 
-def sample(engine, draws, **sampling):
-    """Answers of 3 tokens to PROMPT, at most 8 at a time so that the switch stays on: pairs counted, drafted, accepted."""
+def sample(engine, draws, at_once=8, **sampling):
+    """Answers of 3 tokens to PROMPT: pairs of first tokens counted, tokens drafted and accepted."""
     pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
-    for _ in range(draws // 8):
-        for answer in engine.run([PROMPT] * 8, 3, **sampling):
+    for _ in range(draws // at_once):
+        for answer in engine.run([PROMPT] * at_once, 3, **sampling):
             pairs[answer[0], answer[1]] += 1
         drafted += engine.count("drafted")
         accepted += engine.count("accepted")

@@ -1,32 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification at temperature 1 draws from the model's own distribution."""
 
-from distribution import chi_square_p_value, model_distribution, repeated_seeds, sample
+import pytest
+from distribution import chi_square_p_value, loaded, model_distribution, repeated_seeds, sample
 from tiny_qwen3 import VOCAB
 
 DRAWS = 12_000
 
 
-def test_sampled_distribution_is_the_models(model, sam):
+@pytest.fixture(scope="module")
+def network(model):
+    return loaded(model)
+
+
+def test_sampled_distribution_is_the_models(network, sam):
     """Siblings draft for each other: the second token of most answers is drafted and verified.
 
     A deterministic draft d is accepted with probability p(d), so acceptance has bounds of its own.
     """
     pairs, drafted, accepted = sample(sam, DRAWS, temperature=1.0)
     assert drafted > DRAWS / 2 and accepted > 0
-    p = model_distribution(model)
+    p = model_distribution(network)
     assert chi_square_p_value(pairs.ravel(), p.ravel() * DRAWS) > 1e-4
     best = (p.sum(1) * (p / p.sum(1, keepdims=True)).max(1)).sum()
     assert 3 / VOCAB < accepted / drafted <= best * 1.1
 
 
-def test_repeated_seeds_keep_the_distribution(model, sam):
+def test_repeated_seeds_keep_the_distribution(network, sam):
     """24,000 tokens."""
-    p, count = model_distribution(model), 2000
+    p, count = model_distribution(network), 2000
     *_, last = repeated_seeds(sam, count)
     assert chi_square_p_value(last.ravel(), p.ravel() * count) > 1e-4
 
 
-def test_the_test_notices_a_wrong_temperature(model, sam):
+def test_the_test_notices_a_wrong_temperature(network, sam):
     pairs, _, _ = sample(sam, 2048, temperature=0.8)
-    assert chi_square_p_value(pairs.ravel(), model_distribution(model).ravel() * 2048) < 1e-6
+    assert chi_square_p_value(pairs.ravel(), model_distribution(network).ravel() * 2048) < 1e-6

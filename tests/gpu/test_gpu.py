@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from distribution import chi_square_p_value, model_distribution, repeated_seeds, sample
+from distribution import chi_square_p_value, loaded, model_distribution, repeated_seeds, sample
 from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
@@ -77,7 +77,7 @@ def test_seeded_text_is_that_without_drafts(engine, prompts):
 
 
 def test_sampled_distribution_is_the_models(model, engine):
-    p = model_distribution(model)
+    p = model_distribution(loaded(model))
     pairs, drafted, accepted = sample(engine("batch"), DRAWS, temperature=1.0)
     assert drafted > DRAWS / 2 and accepted > 0
     assert chi_square_p_value(pairs.ravel(), p.ravel() * DRAWS) > 1e-4
@@ -88,7 +88,7 @@ def test_sampled_distribution_is_the_models(model, engine):
 
 
 def test_repeated_seeds_keep_the_distribution(model, engine):
-    p = model_distribution(model)
+    p = model_distribution(loaded(model))
     for pairs in repeated_seeds(engine("batch"), 2000):
         assert chi_square_p_value(pairs.ravel(), p.ravel() * 2000) > 1e-4
 
