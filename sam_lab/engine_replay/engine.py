@@ -117,8 +117,8 @@ class ForcedEngine:
         self.k = k
         self.asynchronous = asynchronous
         self.seeded = bool(k) and verify == "seeded"
-        self.on_cpu = self.runner.device.type == "cpu"
-        self.clock: Callable[[], float] = time.process_time if self.on_cpu else time.perf_counter
+        self._on_cpu = self.runner.device.type == "cpu"
+        self.clock: Callable[[], float] = time.process_time if self._on_cpu else time.perf_counter
         self._recorded: torch.Tensor | None = None
         self._wanted: torch.Tensor | None = None
         self._owners: torch.Tensor | None = None
@@ -166,7 +166,7 @@ class ForcedEngine:
 
     def _copied(self, array: torch.Tensor) -> torch.Tensor:
         """On the runner's device; the host does not wait, as it would for work that asynchronous scheduling hides."""
-        return array if self.on_cpu else array.pin_memory().to(self.runner.device, non_blocking=True)
+        return array if self._on_cpu else array.pin_memory().to(self.runner.device, non_blocking=True)
 
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

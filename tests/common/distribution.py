@@ -34,26 +34,34 @@ def chi_square_p_value(observed, expected):
     return torch.special.gammaincc(half_freedom, torch.tensor(statistic / 2)).item()
 
 
-def sample(engine, draws, at_once=8, **sampling):
-    """Answers of 3 tokens to PROMPT: pairs of first tokens counted, tokens drafted and accepted."""
+def sample(engine, draws, at_once=8, each=None, **sampling):
+    """Answers of 3 tokens to PROMPT: pairs of first tokens counted, tokens drafted and accepted. each: see Engine.run."""
     pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
-    for _ in range(draws // at_once):
-        for answer in engine.run([PROMPT] * at_once, 3, **sampling):
+    for at in range(0, draws, at_once):
+        for answer in engine.run([PROMPT] * at_once, 3, each=each and each[at : at + at_once], **sampling):
             pairs[answer[0], answer[1]] += 1
         drafted += engine.count("drafted")
         accepted += engine.count("accepted")
     return pairs, drafted, accepted
 
 
+def samples_as_the_model(engine, network, draws, at_once=8):
+    """Pairs follow the model's law where siblings draft for each other: the second token of most answers is drafted and verified.
+
+    A deterministic draft d is accepted with probability p(d), so acceptance has bounds of its own.
+    """
+    pairs, drafted, accepted = sample(engine, draws, at_once, temperature=1.0)
+    assert drafted > draws / 2 and accepted > 0
+    p = model_distribution(network)
+    assert chi_square_p_value(pairs.ravel(), p.ravel() * draws) > 1e-4
+    best = (p.sum(1) * (p / p.sum(1, keepdims=True)).max(1)).sum()
+    assert 3 / VOCAB < accepted / drafted <= best * 1.1
+
+
 def repeated_seeds(engine, count):
     """`count` requests with seeds, made four times; each drafts what its former answers were. Yields the pairs of each time."""
     requests = [{"seed": seed, "extra_args": {"sam_group": str(seed)}} for seed in range(count)]
     for _ in range(4):
-        pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
-        for at in range(0, count, 8):
-            for answer in engine.run([PROMPT] * 8, 3, temperature=1.0, each=requests[at : at + 8]):
-                pairs[answer[0], answer[1]] += 1
-            drafted += engine.count("drafted")
-            accepted += engine.count("accepted")
+        pairs, drafted, accepted = sample(engine, count, each=requests, temperature=1.0)
         yield pairs
     assert drafted > count and accepted > 0

@@ -24,8 +24,8 @@ class Engine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         speculative = None if sam is None else {"method": "sam", "num_speculative_tokens": k, "sam": sam}
-        settings = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048} | settings
-        settings = {"dtype": "float32", "enforce_eager": True} | settings
+        sizes = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+        settings = {"dtype": "float32", "enforce_eager": True, **sizes} | settings
         self.log = Log()
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(

@@ -2,10 +2,14 @@
 """Verification at temperature 1 draws from the model's own distribution."""
 
 import pytest
-from distribution import chi_square_p_value, loaded, model_distribution, repeated_seeds, sample
-from tiny_qwen3 import VOCAB
-
-DRAWS = 12_000
+from distribution import (
+    chi_square_p_value,
+    loaded,
+    model_distribution,
+    repeated_seeds,
+    sample,
+    samples_as_the_model,
+)
 
 
 @pytest.fixture(scope="module")
@@ -14,16 +18,7 @@ def network(model):
 
 
 def test_sampled_distribution_is_the_models(network, sam):
-    """Siblings draft for each other: the second token of most answers is drafted and verified.
-
-    A deterministic draft d is accepted with probability p(d), so acceptance has bounds of its own.
-    """
-    pairs, drafted, accepted = sample(sam, DRAWS, temperature=1.0)
-    assert drafted > DRAWS / 2 and accepted > 0
-    p = model_distribution(network)
-    assert chi_square_p_value(pairs.ravel(), p.ravel() * DRAWS) > 1e-4
-    best = (p.sum(1) * (p / p.sum(1, keepdims=True)).max(1)).sum()
-    assert 3 / VOCAB < accepted / drafted <= best * 1.1
+    samples_as_the_model(sam, network, 12_000)
 
 
 def test_repeated_seeds_keep_the_distribution(network, sam):
