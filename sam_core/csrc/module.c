@@ -529,19 +529,21 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, c
 
 PyDoc_STRVAR(Pool_step_doc,
              "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None, "
-             "sources=None, match_lengths=None)\n--\n\n"
+             "sources=None, match_lengths=None, early=False)\n--\n\n"
              "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"slots",  "tokens",  "counts", "k",       "out",           "lengths",
-                            "scores", "parents", "starts", "sources", "match_lengths", NULL};
+                            "scores", "parents", "starts", "sources", "match_lengths", "early", NULL};
     enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES, ARGUMENTS };
     PoolObject *self = (PoolObject *)object;
     PyObject *given[ARGUMENTS] = {NULL}, *result = NULL;
     Py_buffer view[ARGUMENTS] = {{0}};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOO:step", names, &given[SLOTS], &given[TOKENS],
+    int early = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOOp:step", names, &given[SLOTS], &given[TOKENS],
                                      &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS], &given[SCORES],
-                                     &given[PARENTS], &given[STARTS], &given[SOURCES], &given[MATCHES]) ||
+                                     &given[PARENTS], &given[STARTS], &given[SOURCES], &given[MATCHES],
+                                     &early) ||
         check_process(self) < 0)
         return NULL;
     int32_t uniform = 0;
@@ -597,7 +599,8 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
                        .lengths = view[LENGTHS].buf,
                        .width = (size_t)width,
                        .sources = view[SOURCES].buf,
-                       .match_lengths = view[MATCHES].buf};
+                       .match_lengths = view[MATCHES].buf,
+                       .early = early};
     pool_error error;
     pool_status status;
     BEGIN_WORK(self)
@@ -612,6 +615,19 @@ done:
     for (int i = 0; i < ARGUMENTS; i++)
         PyBuffer_Release(&view[i]);
     return result;
+}
+
+PyDoc_STRVAR(Pool_catch_up_doc, "catch_up($self, /)\n--\n\n"
+                                "Do what an early step has left: index its tokens and learn from them.");
+
+static PyObject *Pool_catch_up(PyObject *object, PyObject *Py_UNUSED(ignored)) {
+    PoolObject *self = (PoolObject *)object;
+    if (check_process(self) < 0)
+        return NULL;
+    BEGIN_WORK(self)
+    pool_catch_up(&self->pool);
+    END_WORK(self)
+    Py_RETURN_NONE;
 }
 
 static PyObject *raise_bad_slot(PyObject *number) {
@@ -1049,6 +1065,7 @@ static PyObject *Pool_reduce(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(ig
 static PyMethodDef Pool_methods[] = {
     {"open", METHOD(Pool_open), METH_VARARGS | METH_KEYWORDS, Pool_open_doc},
     {"step", METHOD(Pool_step), METH_VARARGS | METH_KEYWORDS, Pool_step_doc},
+    {"catch_up", Pool_catch_up, METH_NOARGS, Pool_catch_up_doc},
     {"append", METHOD(Pool_append), METH_FASTCALL, Pool_append_doc},
     {"close", METHOD(Pool_close), METH_VARARGS | METH_KEYWORDS, Pool_close_doc},
     {"prompt_size", METHOD(Pool_prompt_size), METH_O, Pool_prompt_size_doc},

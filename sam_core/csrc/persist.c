@@ -92,6 +92,7 @@ static bool collect_group(persist_snapshot *s, const pool_group *g) {
 }
 
 bool persist_collect(pool *p, persist_snapshot *s) {
+    pool_catch_up(p);
     size_t learned;
     const void *from = rule_model_learned(p->model, &learned);
     *s = (persist_snapshot){.header = {.magic = PERSIST_MAGIC,

@@ -34,6 +34,7 @@ static void free_slot(pool *p, pool_slot *slot) {
     slot->drafts = false;
     room_discard(p, &slot->request);
     rule_record_free(&slot->record, &p->memory);
+    rule_record_free(&slot->before, &p->memory);
     sam_resize(&p->memory, slot->corpus_at, slot->corpus_at ? sizeof(corpus_context) : 0, 0);
     slot->corpus_at = NULL;
 }
@@ -41,6 +42,7 @@ static void free_slot(pool *p, pool_slot *slot) {
 void pool_free(pool *p) {
     if (!p->model)
         return;
+    p->left = 0;
     for (uint32_t i = 0; i < p->slot_count; i++)
         if (p->slots[i].open)
             pool_close(p, i, false, NULL);
@@ -200,6 +202,7 @@ static bool fill_slot(pool *p, pool_slot *slot, uint32_t number, const int32_t *
 
 pool_status pool_open(pool *p, const int32_t *prompt, size_t size, pool_key kind, const void *name,
                       size_t name_bytes, uint32_t *number) {
+    pool_catch_up(p);
     if (!take_slot(p, number))
         return POOL_NO_MEMORY;
     pool_slot *slot = &p->slots[*number];
@@ -240,6 +243,7 @@ static void shrink_text(pool *p, pool_text *text) {
 }
 
 pool_status pool_close(pool *p, int64_t number, bool keep, pool_error *error) {
+    pool_catch_up(p);
     pool_slot *slot = find_slot(p, number);
     if (!slot)
         return refuse(error, POOL_BAD_SLOT, 0, number);
@@ -260,6 +264,7 @@ pool_status pool_close(pool *p, int64_t number, bool keep, pool_error *error) {
 }
 
 pool_status pool_truncate(pool *p, int64_t number, size_t size, pool_error *error) {
+    pool_catch_up(p);
     pool_slot *slot = find_slot(p, number);
     if (!slot)
         return refuse(error, POOL_BAD_SLOT, 0, number);
@@ -305,6 +310,7 @@ pool_status pool_truncate(pool *p, int64_t number, size_t size, pool_error *erro
 
 pool_status pool_drop(pool *p, pool_key kind, const void *key, size_t key_bytes, bool *found,
                       pool_error *error) {
+    pool_catch_up(p);
     pool_group *g = group_find(p, group_hash(kind, key, key_bytes), kind, key, key_bytes);
     *found = g != NULL;
     if (!g)
@@ -396,9 +402,10 @@ static bool can_learn(const pool_slot *slot) {
 }
 
 // Learns from what came after the last draft. in_group: the slot's group has an index.
-static void learn(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t count, bool in_group) {
+static void learn(pool *p, pool_slot *slot, rule_record *record, const int32_t *tokens, uint32_t count,
+                  bool in_group) {
     uint64_t accepted[RULE_SOURCES] = {0};
-    rule_learn(p->model, p->rule, &slot->record, tokens, count, accepted);
+    rule_learn(p->model, p->rule, record, tokens, count, accepted);
     for (int i = 0; i < RULE_SOURCES; i++)
         p->accepted[i] += accepted[i];
     if (!in_group)
@@ -421,8 +428,10 @@ void pool_learn(pool *p) {
         if (i < from + asks)
             continue;
         const pool_row *row = &p->rows[i - asks];
+        pool_slot *slot = &p->slots[row->slot];
         if (row->learns)
-            learn(p, &p->slots[row->slot], row->tokens, bounded(row->count), row->in_group);
+            learn(p, slot, p->early ? &slot->before : &slot->record, row->tokens, bounded(row->count),
+                  row->in_group);
     }
     p->learned = end;
 }
@@ -471,14 +480,19 @@ static void feed_request(pool *p, pool_slot *slot) {
 }
 
 // Feeds the rest of the slot's text to its automata.
+static void feed_slot(pool *p, pool_slot *slot) {
+    if (has_source(p, RULE_REQUEST))
+        feed_request(p, slot);
+    if (slot->group)
+        group_catch_up(p, slot->group, slot->text, slot->request.memory ? POOL_FOR_BUILD : POOL_FOR_ALL);
+}
+
+// As feed_slot, and counts a slot that waits for memory.
 static void catch_up(pool *p, pool_slot *slot) {
     if (!slot->drafts || p->work <= 0)
         return;
-    pool_group *g = slot->group;
-    if (has_source(p, RULE_REQUEST))
-        feed_request(p, slot);
-    if (g)
-        group_catch_up(p, g, slot->text, slot->request.memory ? POOL_FOR_BUILD : POOL_FOR_ALL);
+    feed_slot(p, slot);
+    const pool_group *g = slot->group;
     bool waits = !slot->request.memory && (slot->needs || (g && g->lost)) && !(g && g->index.memory);
     if (waits && slot->waits) // for two steps: an automaton that is being rebuilt is missing for one
         count_exhausted(p, slot);
@@ -494,6 +508,18 @@ static void match_corpus(const pool *p, pool_slot *slot) {
         corpus_advance(&p->corpus, slot->corpus_at, body->tokens[slot->matched++]);
 }
 
+// Makes an index that lacks few tokens of a text a source.
+static void match_index(const sam_index *index, const sam_cursor *cursor, const sam_text *body, int source,
+                        rule_context *context) {
+    uint32_t lacks = body->size - cursor->length, *length = &context->length[source];
+    if (lacks > POOL_AHEAD)
+        return;
+    context->index[source] = index;
+    context->state[source] =
+        lacks ? sam_match_ahead(index, cursor, &body->tokens[cursor->length], lacks, length)
+              : sam_match(index, cursor, length);
+}
+
 void pool_draft(const pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t row,
                 rule_work *work, sam_memory *memory, rows_counts *counts) {
     size_t at = row * out->width;
@@ -502,16 +528,13 @@ void pool_draft(const pool *p, pool_slot *slot, uint32_t k, const pool_drafts *o
     rule_context context = {.common = has_source(p, RULE_COMMON), .vocab_size = p->vocab_size};
     for (uint32_t i = 0; i < RULE_LAST; i++)
         context.last[i] = i < size ? text->body.tokens[size - 1 - i] : SAM_NO_TOKEN;
-    if (slot->request.memory && slot->cursor.length == size) {
-        context.index[RULE_REQUEST] = &slot->request;
-        context.state[RULE_REQUEST] = sam_match(&slot->request, &slot->cursor, &context.length[RULE_REQUEST]);
-    }
+    if (slot->request.memory)
+        match_index(&slot->request, &slot->cursor, &text->body, RULE_REQUEST, &context);
     const pool_group *g = slot->group;
-    if (g && group_is_ready(g, text)) {
-        context.index[RULE_GROUP] = &g->index;
-        context.state[RULE_GROUP] = sam_match(&g->index, &text->cursor, &context.length[RULE_GROUP]);
+    if (g && g->index.memory && text->indexed)
+        match_index(&g->index, &text->cursor, &text->body, RULE_GROUP, &context);
+    if (context.index[RULE_GROUP])
         context.past = has_source(p, RULE_HISTORY) ? g->past : 0;
-    }
     if (slot->corpus_at) {
         match_corpus(p, slot);
         context.corpus = &p->corpus;
@@ -596,13 +619,44 @@ static void draft_rows(pool *p, size_t rows, const pool_drafts *out) {
     pool_count(p, &counts);
 }
 
+// Learns from the tokens of a step and feeds them. With `out`, drafts some of the rows.
+static void feed_all(pool *p, size_t rows, const pool_drafts *out) {
+    if (p->drafting)
+        rows_feed(p, rows, out);
+    pool_learn(p);
+    feed_rows(p, rows, true);
+    feed_rows(p, rows, false);
+}
+
+// Feeds drafting rows whose automata lack more than the new tokens.
+static void feed_behind(pool *p, size_t rows) {
+    for (size_t i = 0; i < rows && p->work > 0; i++)
+        if (p->rows[i].k && pool_is_behind(p, &p->rows[i]))
+            feed_slot(p, &p->slots[p->rows[i].slot]);
+}
+
+// Leaves the rest of an early step to pool_catch_up, when the caller's tokens are gone.
+static void leave(pool *p, size_t rows) {
+    for (size_t i = 0; i < rows; i++) {
+        pool_row *row = &p->rows[i];
+        row->drafted = false;
+        if (row->learns && i >= p->learned) {
+            const sam_text *body = &p->slots[row->slot].text->body;
+            row->tokens = &body->tokens[body->size - row->count];
+        }
+    }
+    p->left = rows;
+}
+
 pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                       const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
                       pool_error *error) {
+    pool_catch_up(p);
     pool_status status = check_rows(p, slots, rows, tokens, counts, k, uniform_k, out->width, error);
     if (status != POOL_OK)
         return status;
-    bool drafting = false;
+    p->early = out->early;
+    p->drafting = false;
     p->work = 0;
     p->stored = p->learned = 0;
     unsigned asks = rows < MANY_ROWS ? 0 : STORE_ASKS;
@@ -616,24 +670,38 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
         pool_slot *slot = &p->slots[row->slot];
         row->learns = row->count && can_learn(slot);
         row->in_group = has_group_index(slot);
+        if (row->learns && p->early) {
+            rule_record record = slot->record;
+            slot->record = slot->before;
+            slot->before = record;
+        }
         append(p, slot, row->tokens, row->count);
         p->work += row->k ? 2 * POOL_LARGE_COST * (int64_t)row->count : 0;
-        drafting |= row->k > 0;
+        p->drafting |= row->k > 0;
     }
-    p->work += drafting ? p->slice : p->off_slice;
+    p->work += p->drafting ? p->slice : p->off_slice;
     room_free_dying(p);
-    if (drafting)
-        rows_feed(p, rows, out);
-    pool_learn(p);
-    feed_rows(p, rows, true);
-    feed_rows(p, rows, false);
-    if (drafting)
+    if (p->early)
+        feed_behind(p, rows);
+    else
+        feed_all(p, rows, out);
+    if (p->drafting)
         rows_draft(p, rows, out);
     draft_rows(p, rows, out);
+    if (p->early)
+        leave(p, rows);
     return POOL_OK;
 }
 
+void pool_catch_up(pool *p) {
+    size_t rows = p->left;
+    p->left = 0;
+    if (rows)
+        feed_all(p, rows, NULL);
+}
+
 pool_status pool_append(pool *p, int64_t number, const int32_t *tokens, size_t count, pool_error *error) {
+    pool_catch_up(p);
     pool_slot *slot = find_slot(p, number);
     if (!slot)
         return refuse(error, POOL_BAD_SLOT, 0, number);
@@ -642,7 +710,7 @@ pool_status pool_append(pool *p, int64_t number, const int32_t *tokens, size_t c
             return refuse(error, POOL_BAD_TOKEN, i, tokens[i]);
     p->work = p->slice + 2 * POOL_LARGE_COST * (int64_t)count;
     if (count && can_learn(slot))
-        learn(p, slot, tokens, bounded(count), has_group_index(slot));
+        learn(p, slot, &slot->record, tokens, bounded(count), has_group_index(slot));
     if (append(p, slot, tokens, count))
         catch_up(p, slot);
     return POOL_OK;
@@ -746,7 +814,7 @@ static bool validate_slot(const pool *p, const pool_slot *slot, pool_totals *tot
                     "a request's index does not read its text");
         totals->bytes += sam_index_bytes(&slot->request);
     }
-    totals->bytes += slot->record.bytes + (slot->corpus_at ? sizeof(corpus_context) : 0);
+    totals->bytes += slot->record.bytes + slot->before.bytes + (slot->corpus_at ? sizeof(corpus_context) : 0);
     SAM_REQUIRE(!slot->group || slot->group->texts[slot->text->number] == &slot->text->body,
                 "a slot's text is not listed by its group");
     SAM_REQUIRE(!slot->text || p->slots + slot->text->slot == slot, "a text does not know its slot");

@@ -16,7 +16,10 @@
 //
 // Automata are fed in portions, so that no call takes long: a token is stored in its text at once, and later
 // calls feed it to the automata, about POOL_SLICE tokens per step (group.h). A slot drafts from an automaton
-// that has all of the slot's own text.
+// that lacks at most POOL_AHEAD tokens at the end of the slot's own text: a walk along these finds the match.
+//
+// An early step drafts before its tokens are fed and learned from, so that the caller gets its drafts sooner. That is
+// left to pool_catch_up, or to the next call.
 //
 // A match in the corpus depends only on a text's last tokens. It is brought up to date when the slot drafts.
 //
@@ -38,6 +41,7 @@ enum {
     POOL_LARGE_COST = 3,   // work of a token in a large automaton, which misses the cache; else 1
     POOL_LARGE = 1 << 15,  // nodes of a large automaton
     POOL_OFF_SLICE = 512,  // work of a step that drafts nothing
+    POOL_AHEAD = 64,       // tokens that an automaton may lack of a text that drafts from it
     POOL_DYING = 8,        // large automata that are being freed
     POOL_LIVES = 1 << 13,  // counters of lives
     POOL_MAX_THREADS = 16, // of a step
@@ -149,7 +153,8 @@ typedef struct {
     size_t needs;              // bytes that must be available before the request index is built; 0: none
     corpus_context *corpus_at; // NULL without a corpus
     uint32_t matched;          // tokens of the text that corpus_at includes
-    rule_record record;
+    rule_record record;        // of the last draft
+    rule_record before;        // of an early step's last draft but one, until it is learned from
 } pool_slot;
 
 typedef struct {
@@ -179,6 +184,9 @@ typedef struct {
     uint32_t *order;                            // numbers of rows (rows.h)
     size_t row_capacity;                        // of both
     size_t stored, learned; // rows of this step; those that have learned from their tokens
+    bool early;             // this step drafts before it feeds and learns
+    bool drafting;          // a row of it drafts
+    size_t left;            // rows that pool_catch_up is to feed
     uint32_t num_threads;   // of large steps, up to POOL_MAX_THREADS
     uint32_t many_rows;     // of a large step: MANY_ROWS; tests change it
     pool_group **buckets;
@@ -245,6 +253,7 @@ typedef struct {
     int32_t *lengths; // one per row
     size_t width;
     int32_t *sources, *match_lengths; // NULL: not written
+    bool early;                       // before the new tokens are fed, see above
 } pool_drafts;
 
 // Appends counts[i] tokens to slots[i] for all rows, then writes a draft of at most k tokens for each row and
@@ -254,6 +263,9 @@ typedef struct {
 pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                       const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
                       pool_error *error);
+
+// Does what an early step has left.
+void pool_catch_up(pool *p);
 
 // Appends to one slot. With any status but POOL_OK nothing has changed.
 pool_status pool_append(pool *p, int64_t slot, const int32_t *tokens, size_t count, pool_error *error);

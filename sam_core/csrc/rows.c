@@ -81,7 +81,7 @@ typedef struct {
     const pool_drafts *out;
     const uint32_t *order; // rows, those of a group one after another if they are to be fed
     uint32_t count, blocks;
-    bool feeds;
+    bool feeds, drafts;
     size_t share; // bytes that a block may allocate when it is fed, and when it is drafted
     atomic_uint taken;
     atomic_bool learned;
@@ -255,7 +255,10 @@ static void *run_blocks(void *argument) {
         RUN(feed_block);
         fed[count++] = block;
     }
-    wait_until_learned(j);
+    if (j->drafts)
+        wait_until_learned(j);
+    else
+        count = 0;
     while (count) {
         block = fed[--count];
         RUN(draft_block);
@@ -263,7 +266,8 @@ static void *run_blocks(void *argument) {
     while (take_block(j, &block)) {
         if (j->feeds)
             RUN(feed_block);
-        RUN(draft_block);
+        if (j->drafts)
+            RUN(draft_block);
     }
     return NULL;
 }
@@ -288,7 +292,8 @@ static void run(job *j) {
         }
         count++;
     }
-    learn(j);
+    if (j->feeds)
+        learn(j);
     run_blocks(&workers[0]);
     for (uint32_t i = 0; i < count; i++) {
         if (i) {
@@ -312,6 +317,8 @@ static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool 
                .count = count,
                .blocks = blocks,
                .feeds = feeds,
+               .drafts = out != NULL,
+               .learned = !feeds,
                .share = (p->memory.limit - p->memory.used) / blocks / (feeds ? 2 : 1),
                .lock = PTHREAD_MUTEX_INITIALIZER,
                .has_learned = PTHREAD_COND_INITIALIZER};

@@ -278,6 +278,10 @@ sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length);
 // SAM_MAX_MATCH unless SAM_OLDEST); SAM_ROOT and 0 if there is none.
 sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *length);
 
+// As sam_match, for the cursor's text and `count` more tokens, which are not in the index.
+sam_state sam_match_ahead(const sam_index *index, const sam_cursor *cursor, const int32_t *tokens,
+                          uint32_t count, uint32_t *length);
+
 // Extends a match in a finished index by one token of the matched text: *state and *length become those of
 // the longest suffix in the index.
 void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int32_t token);

@@ -27,10 +27,10 @@ def corpus(tmp_path_factory):
 
 
 class Both:
-    """Two pools that get the same calls; each answer is compared."""
+    """Two pools that get the same calls; each answer is compared. `early`: three steps of four are."""
 
-    def __init__(self, tree=False, **arguments):
-        self.tree = tree
+    def __init__(self, tree=False, early=False, **arguments):
+        self.tree, self.early, self.turn = tree, early, 0
         self.c, self.twin = sam_core.Pool(**arguments), reference.Pool(**arguments)
 
     def _same(self, call):
@@ -61,20 +61,25 @@ class Both:
             for row, (start, (_, new)) in enumerate(zip(starts, rows, strict=True)):
                 table[row, start : start + len(new)] = new
             tokens = table
+        self.turn += 1
+        early = self.early and self.turn % 4 > 0
 
         def call(pool):
             out, parents = np.full(shape, -7, np.int32), np.full(shape, -7, np.int32)
             lengths, scores = np.full(len(rows), -7, np.int32), np.full(shape, -7, np.float32)
             sources, matches = np.full(shape, -7, np.int32), np.full(shape, -7, np.int32)
-            given = {"sources": sources, "match_lengths": matches}
+            given = {"sources": sources, "match_lengths": matches, "early": early}
             pool.step(slots, tokens, counts, k, out, lengths, scores, parents if self.tree else None, starts, **given)
             return [array.tolist() for array in (lengths, out, parents, scores, sources, matches)]
 
         lengths, out, *_ = self._same(call)
+        if self.turn % 4 == 1:
+            self._same(lambda pool: pool.catch_up())
         return [draft[:size] for draft, size in zip(out, lengths)]
 
     def compare(self, tmp_path):
         """Counters, and the learned tables: a saved pool holds them as they are."""
+        self._same(lambda pool: pool.catch_up())
         assert self.c._validate() is None
         assert self.c.stats() | {"bytes_used": 0} == self.twin.stats()
         self.c.save(tmp_path / "pool")
@@ -129,13 +134,15 @@ def live(both, rng, steps, vocabulary):
             drafts.update(zip(slots, both.step(rows, k)))
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("rule", RULES)
-def test_random_lives(corpus, tmp_path, rule, tree):
+def test_random_lives(corpus, tmp_path, rule, tree, early):
     rng = random.Random(f"{rule} {tree}")
     for number in range(6):
         both = Both(
             tree,
+            early,
             rule=rule,
             sources=SOURCES[number % 4],
             corpus=corpus if number % 2 else None,
@@ -146,11 +153,12 @@ def test_random_lives(corpus, tmp_path, rule, tree):
         both.compare(tmp_path)
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("rule", RULES)
-def test_loops_longer_than_a_match(tmp_path, rule, tree):
+def test_loops_longer_than_a_match(tmp_path, rule, tree, early):
     """Matches of more than MAX_MATCH tokens, of one text and of its sibling, that break off and go on."""
-    both = Both(tree, rule=rule)
+    both = Both(tree, early, rule=rule)
     first, second = both.open([7, 8]), both.open([7, 8])
     text = [*([1, 2, 3] * 60), 4, *([1, 2, 3] * 70), *([4] * 150), *([1, 2, 3] * 50)]
     for at, token in enumerate(text):
@@ -219,10 +227,11 @@ def test_older_texts_in_the_twin(kind):
                 assert not marks or kind == "oldest" or state.best == best
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
 @pytest.mark.parametrize("rule", ["newest", "blend"])
-def test_texts_that_are_indexed_over_many_steps(rule):
+def test_texts_that_are_indexed_over_many_steps(rule, early):
     """Long prompts and a long history: each call indexes a part, in the same order."""
-    rng, both = random.Random(3), Both(rule=rule)
+    rng, both = random.Random(3), Both(early=early, rule=rule)
     prompt = [rng.randrange(40) for _ in range(4000)]
     answers = [[rng.randrange(40) for _ in range(2500)] for _ in range(4)]
     for answer in answers:

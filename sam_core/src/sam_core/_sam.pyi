@@ -78,7 +78,7 @@ class Pool:
 
     Indexes are fed in portions, so that no call takes long: a step indexes about 4,000 tokens (a third of that in a
     large index) in addition to the new ones of the slots that draft, or 512 tokens if none does; later steps index the
-    rest. A slot drafts from an index that contains all of the slot's own text. The index of a group begins with its
+    rest. A slot drafts from an index that lacks at most 64 tokens at the end of the slot's own text. The index of a group begins with its
     second text, takes the texts of running requests first, then closed ones from the newest to the oldest; slots draft
     from the part that is indexed.
 
@@ -182,6 +182,7 @@ class Pool:
         starts: Int32 | None = None,
         sources: Int32 | None = None,
         match_lengths: Int32 | None = None,
+        early: bool = False,
     ) -> None:
         """Append tokens to a batch of slots, then write a draft for each.
 
@@ -206,12 +207,17 @@ class Pool:
                 token continues, drafted tokens before it included; with rules that copy (oldest, newest, suffix) of the
                 match that is copied. 0: the token is only frequent there. Group and history are one index, so a
                 match in one may stand in the other too.
+            early: write the drafts before the new tokens are indexed and learned from, which takes half of the time of a
+                step. `catch_up` does that, or the next call. The drafts follow the new tokens, from texts without them.
 
         Raises:
             ValueError: a wrong value or shape. Nothing has changed then.
             TypeError: an argument that is no buffer of its type. Nothing has changed then.
             BufferError: a buffer that is not contiguous, aligned or, from `out` on, writable. Nothing has changed.
         """
+
+    def catch_up(self) -> None:
+        """Do what an early `step` has left: index its tokens and learn from them, `stats` included."""
 
     def prompt_size(self, slot: int, /) -> int:
         """Tokens at the start of a slot's text that are its prompt: as opened, or that of the text it continues.

@@ -152,6 +152,20 @@ class Index:
             length = state.length
         return state, length
 
+    def match_ahead(self, state: State, tokens: list[int]) -> tuple[State, int]:
+        """As `match`, for the text of `state` and more tokens, which are not in the index."""
+        length = state.length
+        if not self.oldest:
+            state, length = self.near(state, length)
+        for token in tokens:
+            state, length = self._extended(state, length, token)
+            if not self.oldest:
+                state, length = self.near(state, length)
+        while state.link is not None and not state.counts:
+            state = state.link
+            length = state.length
+        return state, length
+
     def near(self, state: State, length: int) -> tuple[State, int]:
         """State and length of the last MAX_MATCH tokens, at most, of a string of `length` tokens in `state`."""
         if length <= MAX_MATCH:
@@ -162,13 +176,16 @@ class Index:
 
     def advance(self, state: State, length: int, token: int) -> tuple[State, int]:
         """Move a match on by one token: state and length of the longest suffix that stands in the index."""
+        return self.near(*self._extended(state, length, token))
+
+    def _extended(self, state: State, length: int, token: int) -> tuple[State, int]:
         while token not in state.edges and state.link is not None:
             state = state.link
             length = state.length
         if token in state.edges:
             state = state.edges[token]
             length += 1
-        return self.near(state, length)
+        return state, length
 
     def newest(self, state: State) -> int:
         """The token that followed last (of an "oldest" index: first), -1 if none did."""

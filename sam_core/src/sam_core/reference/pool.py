@@ -21,6 +21,7 @@ SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used ag
 SLICE = 2048  # tokens that a step indexes at most beside six for each new one of slots that draft
 MAX_LOST = 32  # last tokens of a text that a prompt which continues it may lack
 OFF_SLICE = 512  # of a step that drafts nothing
+AHEAD = 64  # last tokens of a text that an index from which it drafts may lack
 _SOURCES = ("request", "group", "corpus", "history", "common")  # by their numbers, as sam_core.SOURCES
 
 
@@ -159,10 +160,6 @@ class _Group:
                     return
             self.next_past -= 1
 
-    def ready(self, text: _Text) -> bool:
-        """Whether the index has all of an open text."""
-        return self.index is not None and text.state is not None and text.fed == len(text.tokens)
-
     def _feed(self, text: _Text, work: _Work, older: bool) -> None:
         if self.prompt is None:
             if self.carrier is None:
@@ -196,6 +193,15 @@ class _Slot:
         self.fed = 0  # tokens that it has
         self.corpus_at: list[tuple[int, int]] | None = None
         self.record = rules.Record()
+
+
+class _Left:
+    """What an early step has left: new tokens of slots, with the drafts to learn from; the rows; and work."""
+
+    def __init__(self, work: _Work) -> None:
+        self.work = work
+        self.rows: list[tuple[_Slot, int, bool]] = []  # slot, number of new tokens, whether it drafts
+        self.outcomes: list[tuple[rules.Record, list[int]]] = []
 
 
 class Pool:
@@ -242,10 +248,12 @@ class Pool:
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []  # closed slot numbers, a queue
         self._groups: dict[bytes | tuple[int, ...], _Group] = {}
+        self._left: _Left | None = None
         self._appended = 0
         self._drafts, self._drafted, self._accepted = [0] * 5, [0] * 5, [0] * 5  # by source
 
     def open(self, prompt_ids: Iterable[int], group: bytes | str | None = BY_PROMPT) -> int:
+        self.catch_up()
         prompt = _tokens(prompt_ids, "prompt_ids")
         if not (group is None or group == BY_PROMPT or isinstance(group, bytes)):
             raise TypeError(f"group is {group!r}: it must be BY_PROMPT, bytes or None")
@@ -285,9 +293,7 @@ class Pool:
 
     def _start(self, slot: _Slot) -> None:
         slot.fed = 0
-        if "request" in self._sources:
-            slot.request = Index(self._kind, [slot.text.tokens])
-            slot.last = slot.request.root
+        slot.request = None
         slot.corpus_at = self._corpus and self._corpus.start()
         for token in slot.text.tokens if slot.corpus_at else []:
             slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
@@ -305,25 +311,27 @@ class Pool:
         starts=None,
         sources=None,
         match_lengths=None,
+        early=False,
     ) -> None:
+        self.catch_up()
         numbers, counts = slots.tolist(), counts.tolist()
         k = k.tolist() if isinstance(k, np.ndarray) else [as_int(k)] * len(numbers)
         wanted = {"scores": scores, "parents": parents, "sources": sources, "match_lengths": match_lengths}
         self._check(numbers, tokens, counts, k, out, lengths, wanted, starts)
         at = 0
-        new = {self._slots[number]: count for number, count in zip(numbers, counts)}
+        work = _Work(sum(6 * count for count, size in zip(counts, k) if size) + (SLICE if any(k) else OFF_SLICE))
+        left = self._left = _Left(work)
         for row, (number, count) in enumerate(zip(numbers, counts)):
             added = tokens[at : at + count] if starts is None else tokens[row, starts[row] : starts[row] + count]
-            self._append(self._slots[number], _tokens(added, "tokens"))
+            slot = self._slots[number]
+            left.rows.append((slot, count, k[row] > 0))
+            left.outcomes += self._append(slot, _tokens(added, "tokens"))
             at += count
-        work = _Work(sum(6 * count for count, size in zip(counts, k) if size) + (SLICE if any(k) else OFF_SLICE))
-        for drafting in (True, False):
-            rows = [self._slots[number] for number, size in zip(numbers, k) if bool(size) == drafting]
-            for slot in sorted(rows, key=lambda slot: drafting and self._is_behind(slot, new[slot])):
+        for slot, count, drafts in left.rows if early else []:
+            if drafts and self._is_behind(slot, count):
                 self._catch_up(slot, work)
-            for slot in rows:
-                if slot.group and work.left > 0:
-                    slot.group.feed_others(work)
+        if not early:
+            self.catch_up()
         for row, number in enumerate(numbers):
             slot = self._slots[number]
             record = self._draft(slot, k[row], parents is not None) if k[row] and slot.text else rules.Record()
@@ -333,15 +341,32 @@ class Pool:
                 if array is not None:
                     array[row, :size] = getattr(record, name)[:size]
 
+    def catch_up(self) -> None:
+        left, self._left = self._left, None
+        if not left:
+            return
+        for record, new in left.outcomes:
+            rules.learn(self._model, self._rule, record, new, self._accepted)
+        for drafting in (True, False):
+            rows = [(slot, count) for slot, count, drafts in left.rows if drafts == drafting]
+            for slot, _ in sorted(rows, key=lambda row: drafting and self._is_behind(*row)):
+                self._catch_up(slot, left.work)
+            for slot, _ in rows:
+                if slot.group and left.work.left > 0:
+                    slot.group.feed_others(left.work)
+
     def append(self, slot: int, tokens: int | Iterable[int]) -> None:
+        self.catch_up()
         if slot not in self._slots:
             raise ValueError(f"slot is {slot}, which is not an open slot")
         one = hasattr(tokens, "__index__") and not hasattr(tokens, "__len__")
         new, to = _tokens([tokens] if one else tokens, "tokens"), self._slots[slot]
-        self._append(to, new)
+        for record, outcome in self._append(to, new):
+            rules.learn(self._model, self._rule, record, outcome, self._accepted)
         self._catch_up(to, _Work(SLICE + 6 * len(new)))
 
     def close(self, slot: int, keep: bool = True) -> None:
+        self.catch_up()
         if slot not in self._slots:
             raise ValueError(f"slot is {slot}, which is not an open slot")
         closed = self._slots.pop(slot)
@@ -355,6 +380,7 @@ class Pool:
             self._groups = {key: other for key, other in self._groups.items() if other is not group}
 
     def truncate(self, slot: int, size: int) -> None:
+        self.catch_up()
         if slot not in self._slots:
             raise ValueError(f"slot is {slot}, which is not an open slot")
         cut, old = self._slots[slot], self._slots[slot].text
@@ -374,6 +400,7 @@ class Pool:
             cut.group.close(old, keep=False)
 
     def drop(self, group: bytes | Iterable[int]) -> bool:
+        self.catch_up()
         key = group if isinstance(group, bytes) else tuple(_tokens(group, "group"))
         found = self._groups.get(key)
         if found and found.open:
@@ -410,24 +437,25 @@ class Pool:
         """What was learned, as `Model.learned` gives it."""
         return self._model.learned()
 
-    def _append(self, slot: _Slot, new: list[int]) -> None:
+    def _append(self, slot: _Slot, new: list[int]) -> list[tuple[rules.Record, list[int]]]:
+        """Store tokens; returns the draft that they followed and the tokens, to learn from."""
         self._appended += len(new)
         if not slot.text or not new:
-            return
-        rules.learn(self._model, self._rule, slot.record, new, self._accepted)
-        slot.record = rules.Record()
+            return []
+        record, slot.record = slot.record, rules.Record()
         slot.text.tokens += new
         if slot.group:
             slot.group.grew(slot.text)
         for token in new if slot.corpus_at else []:
             slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
+        return [(record, new)]
 
     def _is_behind(self, slot: _Slot, count: int) -> bool:
         """Whether a slot's indexes lack more than its `count` new tokens, or are to be begun."""
         if not slot.text:
             return False
         old, group = len(slot.text.tokens) - count, slot.group
-        if slot.request and slot.fed < old:
+        if "request" in self._sources and slot.fed < old:
             return True
         if not group or not group.index:
             return group is not None and group.is_worthwhile()
@@ -436,6 +464,9 @@ class Pool:
     def _catch_up(self, slot: _Slot, work: _Work) -> None:
         if not slot.text or work.left <= 0:
             return
+        if "request" in self._sources and not slot.request:
+            slot.request = Index(self._kind, [slot.text.tokens])
+            slot.last = slot.request.root
         while slot.request and slot.fed < len(slot.text.tokens) and work.left > 0:
             work.left -= 1
             slot.last = slot.request.append(slot.last, 0, slot.fed)
@@ -445,10 +476,12 @@ class Pool:
 
     def _draft(self, slot: _Slot, k: int, tree: bool) -> rules.Record:
         group, index, match, past = slot.group, [None, None], [(None, 0), (None, 0)], 0
-        if slot.request and slot.fed == len(slot.text.tokens):
-            index[0], match[0] = slot.request, slot.request.match(slot.last)
-        if group and group.ready(slot.text):
-            index[1], match[1] = group.index, group.index.match(slot.text.state)
+        if slot.request and len(slot.text.tokens) - slot.fed <= AHEAD:
+            index[0] = slot.request
+            match[0] = slot.request.match_ahead(slot.last, slot.text.tokens[slot.fed :])
+        if group and group.index and slot.text.state and len(slot.text.tokens) - slot.text.fed <= AHEAD:
+            index[1] = group.index
+            match[1] = group.index.match_ahead(slot.text.state, slot.text.tokens[slot.text.fed :])
             past = group.past if "history" in self._sources else 0
         last = tuple(reversed([*[-1] * LAST, *slot.text.tokens[-LAST:]][-LAST:]))
         common = "common" in self._sources
