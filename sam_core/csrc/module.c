@@ -533,8 +533,9 @@ PyDoc_STRVAR(Pool_step_doc,
              "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"slots",  "tokens",  "counts", "k",       "out",           "lengths",
-                            "scores", "parents", "starts", "sources", "match_lengths", "early", NULL};
+    static char *names[] = {"slots",         "tokens", "counts",  "k",      "out",
+                            "lengths",       "scores", "parents", "starts", "sources",
+                            "match_lengths", "early",  NULL};
     enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES, ARGUMENTS };
     PoolObject *self = (PoolObject *)object;
     PyObject *given[ARGUMENTS] = {NULL}, *result = NULL;

@@ -34,7 +34,6 @@ static void free_slot(pool *p, pool_slot *slot) {
     slot->drafts = false;
     room_discard(p, &slot->request);
     rule_record_free(&slot->record, &p->memory);
-    rule_record_free(&slot->before, &p->memory);
     sam_resize(&p->memory, slot->corpus_at, slot->corpus_at ? sizeof(corpus_context) : 0, 0);
     slot->corpus_at = NULL;
 }
@@ -402,10 +401,9 @@ static bool can_learn(const pool_slot *slot) {
 }
 
 // Learns from what came after the last draft. in_group: the slot's group has an index.
-static void learn(pool *p, pool_slot *slot, rule_record *record, const int32_t *tokens, uint32_t count,
-                  bool in_group) {
+static void learn(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t count, bool in_group) {
     uint64_t accepted[RULE_SOURCES] = {0};
-    rule_learn(p->model, p->rule, record, tokens, count, accepted);
+    rule_learn(p->model, p->rule, &slot->record, tokens, count, accepted);
     for (int i = 0; i < RULE_SOURCES; i++)
         p->accepted[i] += accepted[i];
     if (!in_group)
@@ -428,10 +426,8 @@ void pool_learn(pool *p) {
         if (i < from + asks)
             continue;
         const pool_row *row = &p->rows[i - asks];
-        pool_slot *slot = &p->slots[row->slot];
         if (row->learns)
-            learn(p, slot, p->early ? &slot->before : &slot->record, row->tokens, bounded(row->count),
-                  row->in_group);
+            learn(p, &p->slots[row->slot], row->tokens, bounded(row->count), row->in_group);
     }
     p->learned = end;
 }
@@ -508,40 +504,56 @@ static void match_corpus(const pool *p, pool_slot *slot) {
         corpus_advance(&p->corpus, slot->corpus_at, body->tokens[slot->matched++]);
 }
 
-// Makes an index that lacks few tokens of a text a source.
-static void match_index(const sam_index *index, const sam_cursor *cursor, const sam_text *body, int source,
-                        rule_context *context) {
-    uint32_t lacks = body->size - cursor->length, *length = &context->length[source];
-    if (lacks > POOL_AHEAD)
-        return;
-    context->index[source] = index;
-    context->state[source] =
-        lacks ? sam_match_ahead(index, cursor, &body->tokens[cursor->length], lacks, length)
-              : sam_match(index, cursor, length);
+// Returns SAM_NONE if the index lacks too many tokens of the text.
+static sam_state find_match(const sam_index *index, const sam_cursor *cursor, const sam_text *body,
+                            uint32_t *length) {
+    uint32_t lacks = body->size - cursor->length;
+    if (!lacks)
+        return sam_match(index, cursor, length);
+    return lacks > POOL_AHEAD ? SAM_NONE
+                              : sam_match_ahead(index, cursor, &body->tokens[cursor->length], lacks, length);
 }
 
-void pool_draft(const pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t row,
-                rule_work *work, sam_memory *memory, rows_counts *counts) {
-    size_t at = row * out->width;
+void pool_match(const pool *p, pool_row *row) {
+    const pool_slot *slot = &p->slots[row->slot];
+    const pool_text *text = slot->text;
+    const pool_group *g = slot->group;
+    row->matched = true;
+    row->states[RULE_REQUEST] = row->states[RULE_GROUP] = SAM_NONE;
+    if (slot->request.memory)
+        row->states[RULE_REQUEST] =
+            find_match(&slot->request, &slot->cursor, &text->body, &row->lengths[RULE_REQUEST]);
+    if (g && g->index.memory && text->indexed)
+        row->states[RULE_GROUP] =
+            find_match(&g->index, &text->cursor, &text->body, &row->lengths[RULE_GROUP]);
+}
+
+void pool_draft(const pool *p, pool_row *row, const pool_drafts *out, size_t number, rule_work *work,
+                sam_memory *memory, rows_counts *counts) {
+    size_t at = number * out->width;
+    pool_slot *slot = &p->slots[row->slot];
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
     rule_context context = {.common = has_source(p, RULE_COMMON), .vocab_size = p->vocab_size};
     for (uint32_t i = 0; i < RULE_LAST; i++)
         context.last[i] = i < size ? text->body.tokens[size - 1 - i] : SAM_NO_TOKEN;
-    if (slot->request.memory)
-        match_index(&slot->request, &slot->cursor, &text->body, RULE_REQUEST, &context);
-    const pool_group *g = slot->group;
-    if (g && g->index.memory && text->indexed)
-        match_index(&g->index, &text->cursor, &text->body, RULE_GROUP, &context);
+    if (!row->matched)
+        pool_match(p, row);
+    for (int i = 0; i < RULE_INDEXES; i++)
+        if (row->states[i] != SAM_NONE) {
+            context.index[i] = i == RULE_REQUEST ? &slot->request : &slot->group->index;
+            context.state[i] = row->states[i];
+            context.length[i] = row->lengths[i];
+        }
     if (context.index[RULE_GROUP])
-        context.past = has_source(p, RULE_HISTORY) ? g->past : 0;
+        context.past = has_source(p, RULE_HISTORY) ? slot->group->past : 0;
     if (slot->corpus_at) {
         match_corpus(p, slot);
         context.corpus = &p->corpus;
         context.corpus_at = slot->corpus_at;
     }
 #define ROW(array) (out->array ? out->array + at : NULL)
-    uint32_t drafted = rule_draft(p->model, work, memory, p->rule, &context, k, p->min_prob, ROW(tokens),
+    uint32_t drafted = rule_draft(p->model, work, memory, p->rule, &context, row->k, p->min_prob, ROW(tokens),
                                   ROW(parents), ROW(scores), ROW(match_lengths), &slot->record);
 #undef ROW
     if (drafted)
@@ -550,7 +562,7 @@ void pool_draft(const pool *p, pool_slot *slot, uint32_t k, const pool_drafts *o
         counts->drafted[slot->record.source[i]]++;
     for (uint32_t i = 0; out->sources && i < drafted; i++)
         out->sources[at + i] = slot->record.source[i];
-    out->lengths[row] = (int32_t)drafted;
+    out->lengths[number] = (int32_t)drafted;
 }
 
 void pool_count(pool *p, const rows_counts *counts) {
@@ -605,21 +617,22 @@ static void draft_rows(pool *p, size_t rows, const pool_drafts *out) {
                 rows_ask_draft(p, &p->rows[i - step], step);
         if (i < asks || p->rows[i - asks].drafted)
             continue;
-        const pool_row *row = &p->rows[i - asks];
+        pool_row *row = &p->rows[i - asks];
         pool_slot *slot = &p->slots[row->slot];
         out->lengths[i - asks] = 0;
         if (!slot->drafts || !row->k)
             continue;
         p->uses = slot->group;
         p->uses_slot = slot;
-        pool_draft(p, slot, row->k, out, i - asks, rule_model_work(p->model), &p->memory, &counts);
+        row->matched = false; // memory may have been freed since then
+        pool_draft(p, row, out, i - asks, rule_model_work(p->model), &p->memory, &counts);
         p->uses = NULL;
         p->uses_slot = NULL;
     }
     pool_count(p, &counts);
 }
 
-// Learns from the tokens of a step and feeds them. With `out`, drafts some of the rows.
+// Feeds a step's tokens and learns from them. With `out`, drafts some of the rows.
 static void feed_all(pool *p, size_t rows, const pool_drafts *out) {
     if (p->drafting)
         rows_feed(p, rows, out);
@@ -635,19 +648,6 @@ static void feed_behind(pool *p, size_t rows) {
             feed_slot(p, &p->slots[p->rows[i].slot]);
 }
 
-// Leaves the rest of an early step to pool_catch_up, when the caller's tokens are gone.
-static void leave(pool *p, size_t rows) {
-    for (size_t i = 0; i < rows; i++) {
-        pool_row *row = &p->rows[i];
-        row->drafted = false;
-        if (row->learns && i >= p->learned) {
-            const sam_text *body = &p->slots[row->slot].text->body;
-            row->tokens = &body->tokens[body->size - row->count];
-        }
-    }
-    p->left = rows;
-}
-
 pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                       const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
                       pool_error *error) {
@@ -655,7 +655,6 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
     pool_status status = check_rows(p, slots, rows, tokens, counts, k, uniform_k, out->width, error);
     if (status != POOL_OK)
         return status;
-    p->early = out->early;
     p->drafting = false;
     p->work = 0;
     p->stored = p->learned = 0;
@@ -670,32 +669,29 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
         pool_slot *slot = &p->slots[row->slot];
         row->learns = row->count && can_learn(slot);
         row->in_group = has_group_index(slot);
-        if (row->learns && p->early) {
-            rule_record record = slot->record;
-            slot->record = slot->before;
-            slot->before = record;
-        }
         append(p, slot, row->tokens, row->count);
         p->work += row->k ? 2 * POOL_LARGE_COST * (int64_t)row->count : 0;
         p->drafting |= row->k > 0;
     }
     p->work += p->drafting ? p->slice : p->off_slice;
     room_free_dying(p);
-    if (p->early)
+    if (out->early)
         feed_behind(p, rows);
     else
         feed_all(p, rows, out);
     if (p->drafting)
         rows_draft(p, rows, out);
+    pool_learn(p);
     draft_rows(p, rows, out);
-    if (p->early)
-        leave(p, rows);
+    p->left = out->early ? rows : 0;
     return POOL_OK;
 }
 
 void pool_catch_up(pool *p) {
     size_t rows = p->left;
     p->left = 0;
+    for (size_t i = 0; i < rows; i++)
+        p->rows[i].drafted = false; // its group may have other texts to feed
     if (rows)
         feed_all(p, rows, NULL);
 }
@@ -710,7 +706,7 @@ pool_status pool_append(pool *p, int64_t number, const int32_t *tokens, size_t c
             return refuse(error, POOL_BAD_TOKEN, i, tokens[i]);
     p->work = p->slice + 2 * POOL_LARGE_COST * (int64_t)count;
     if (count && can_learn(slot))
-        learn(p, slot, &slot->record, tokens, bounded(count), has_group_index(slot));
+        learn(p, slot, tokens, bounded(count), has_group_index(slot));
     if (append(p, slot, tokens, count))
         catch_up(p, slot);
     return POOL_OK;
@@ -814,7 +810,7 @@ static bool validate_slot(const pool *p, const pool_slot *slot, pool_totals *tot
                     "a request's index does not read its text");
         totals->bytes += sam_index_bytes(&slot->request);
     }
-    totals->bytes += slot->record.bytes + slot->before.bytes + (slot->corpus_at ? sizeof(corpus_context) : 0);
+    totals->bytes += slot->record.bytes + (slot->corpus_at ? sizeof(corpus_context) : 0);
     SAM_REQUIRE(!slot->group || slot->group->texts[slot->text->number] == &slot->text->body,
                 "a slot's text is not listed by its group");
     SAM_REQUIRE(!slot->text || p->slots + slot->text->slot == slot, "a text does not know its slot");

@@ -18,8 +18,8 @@
 // calls feed it to the automata, about POOL_SLICE tokens per step (group.h). A slot drafts from an automaton
 // that lacks at most POOL_AHEAD tokens at the end of the slot's own text: a walk along these finds the match.
 //
-// An early step drafts before its tokens are fed and learned from, so that the caller gets its drafts sooner. That is
-// left to pool_catch_up, or to the next call.
+// An early step drafts before its tokens are fed, so that the caller gets its drafts sooner. Feeding is left to
+// pool_catch_up, or to the next call. Only automata that lack more than the new tokens are fed at once.
 //
 // A match in the corpus depends only on a text's last tokens. It is brought up to date when the slot drafts.
 //
@@ -153,19 +153,21 @@ typedef struct {
     size_t needs;              // bytes that must be available before the request index is built; 0: none
     corpus_context *corpus_at; // NULL without a corpus
     uint32_t matched;          // tokens of the text that corpus_at includes
-    rule_record record;        // of the last draft
-    rule_record before;        // of an early step's last draft but one, until it is learned from
+    rule_record record;
 } pool_slot;
 
 typedef struct {
     const int32_t *tokens; // count of them
     uint32_t slot, count, k;
-    uint32_t next;                 // row of the same group (rows.h)
-    bool fed, drafted;             // in this step
-    bool left;                     // the row, or a group if it is its first, is not ready (rows.h)
-    bool behind;                   // its indexes lack more than the tokens of this step
-    bool learns, in_group;         // from what was appended; also what its group's index was worth
-    sam_asked asked[RULE_INDEXES]; // how far it is prefetched (rows.h)
+    uint32_t next;                  // row of the same group (rows.h)
+    bool fed, drafted;              // in this step
+    bool left;                      // the row, or a group if it is its first, is not ready (rows.h)
+    bool behind;                    // its indexes lack more than the tokens of this step
+    bool learns, in_group;          // from what was appended; also what its group's index was worth
+    sam_asked asked[RULE_INDEXES];  // how far it is prefetched (rows.h)
+    bool matched;                   // `states` and `lengths` are known
+    sam_state states[RULE_INDEXES]; // of its matches, SAM_NONE: it does not draft from the automaton
+    uint32_t lengths[RULE_INDEXES];
 } pool_row;
 
 typedef struct {
@@ -184,8 +186,7 @@ typedef struct {
     uint32_t *order;                            // numbers of rows (rows.h)
     size_t row_capacity;                        // of both
     size_t stored, learned; // rows of this step; those that have learned from their tokens
-    bool early;             // this step drafts before it feeds and learns
-    bool drafting;          // a row of it drafts
+    bool drafting;          // a row of this step drafts
     size_t left;            // rows that pool_catch_up is to feed
     uint32_t num_threads;   // of large steps, up to POOL_MAX_THREADS
     uint32_t many_rows;     // of a large step: MANY_ROWS; tests change it

@@ -59,6 +59,13 @@ void rows_ask_feed(const pool *p, pool_row *row, unsigned step) {
                        &row->asked[RULE_GROUP]);
 }
 
+static void ask_match(const sam_index *index, const sam_cursor *cursor, pool_row *row, int source,
+                      unsigned step) {
+    sam_cursor matched = {.near = row->states[source]};
+    if (!row->matched || matched.near != SAM_NONE)
+        sam_ask_match(index, row->matched ? &matched : cursor, step, &row->asked[source]);
+}
+
 void rows_ask_draft(const pool *p, pool_row *row, unsigned step) {
     const pool_slot *slot = &p->slots[row->slot];
     if (step == 0) {
@@ -69,9 +76,9 @@ void rows_ask_draft(const pool *p, pool_row *row, unsigned step) {
     if (!slot->drafts || !row->k)
         return;
     if (slot->request.memory)
-        sam_ask_match(&slot->request, &slot->cursor, step - 1, &row->asked[RULE_REQUEST]);
+        ask_match(&slot->request, &slot->cursor, row, RULE_REQUEST, step - 1);
     if (slot->group && slot->group->index.memory && slot->text->indexed)
-        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1, &row->asked[RULE_GROUP]);
+        ask_match(&slot->group->index, &slot->text->cursor, row, RULE_GROUP, step - 1);
 }
 
 // ---- threads
@@ -187,6 +194,19 @@ static void feed_block(worker *w, uint32_t from, uint32_t to) {
     end(w);
 }
 
+static void match_block(worker *w, uint32_t from, uint32_t to) {
+    const job *j = w->job;
+    const pool *p = j->p;
+    const uint32_t asks = FEED_ASKS;
+    for (uint32_t i = from; i < to + asks; i++) {
+        for (uint32_t step = 0; step < asks; step++)
+            if (i - step >= from && i - step < to)
+                rows_ask_feed(p, ROW(i - step), step);
+        if (i >= from + asks)
+            pool_match(p, ROW(i - asks));
+    }
+}
+
 static void draft_block(worker *w, uint32_t from, uint32_t to) {
     const job *j = w->job;
     pool *p = j->p;
@@ -202,7 +222,7 @@ static void draft_block(worker *w, uint32_t from, uint32_t to) {
         pool_slot *slot = &p->slots[row->slot];
         if (j->feeds && !(row->fed && (!slot->group || group_is_complete(slot->group))))
             continue;
-        pool_draft(p, slot, row->k, j->out, j->order[i - asks], w->work, &w->memory, &w->counts);
+        pool_draft(p, row, j->out, j->order[i - asks], w->work, &w->memory, &w->counts);
         row->drafted = !w->refused;
     }
     end(w);
@@ -245,22 +265,20 @@ static void learn(job *j) {
 
 #define RUN(call) call(w, block_start(j, block), block_start(j, block + 1))
 
-// Drafts no block before all is learned.
+// Drafts no block before all is learned; feeds blocks meanwhile, or finds their matches.
 static void *run_blocks(void *argument) {
-    enum { MAX_FED = 64 };
+    enum { MAX_BEGUN = 64 };
     worker *w = argument;
     job *j = w->job;
-    uint32_t fed[MAX_FED], count = 0, block;
-    while (j->feeds && !atomic_load(&j->learned) && count < MAX_FED && take_block(j, &block)) {
-        RUN(feed_block);
-        fed[count++] = block;
+    uint32_t begun[MAX_BEGUN], count = 0, block;
+    while (!atomic_load(&j->learned) && count < MAX_BEGUN && take_block(j, &block)) {
+        RUN((j->feeds ? feed_block : match_block));
+        begun[count++] = block;
     }
     if (j->drafts)
         wait_until_learned(j);
-    else
-        count = 0;
-    while (count) {
-        block = fed[--count];
+    while (j->drafts && count) {
+        block = begun[--count];
         RUN(draft_block);
     }
     while (take_block(j, &block)) {
@@ -292,8 +310,7 @@ static void run(job *j) {
         }
         count++;
     }
-    if (j->feeds)
-        learn(j);
+    learn(j);
     run_blocks(&workers[0]);
     for (uint32_t i = 0; i < count; i++) {
         if (i) {
@@ -318,7 +335,6 @@ static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool 
                .blocks = blocks,
                .feeds = feeds,
                .drafts = out != NULL,
-               .learned = !feeds,
                .share = (p->memory.limit - p->memory.used) / blocks / (feeds ? 2 : 1),
                .lock = PTHREAD_MUTEX_INITIALIZER,
                .has_learned = PTHREAD_COND_INITIALIZER};

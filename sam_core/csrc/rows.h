@@ -56,9 +56,12 @@ void pool_learn(pool *p);
 // after the others.
 bool pool_is_behind(const pool *p, const pool_row *row);
 
+// In pool.c: finds the matches of a row's text.
+void pool_match(const pool *p, pool_row *row);
+
 // In pool.c: drafts into row `at` of `out` with memory from `memory`, and counts it.
-void pool_draft(const pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t at,
-                rule_work *work, sam_memory *memory, rows_counts *counts);
+void pool_draft(const pool *p, pool_row *row, const pool_drafts *out, size_t at, rule_work *work,
+                sam_memory *memory, rows_counts *counts);
 void pool_count(pool *p, const rows_counts *counts);
 
 #endif

@@ -878,37 +878,15 @@ sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *
     return s;
 }
 
-// Extends a match by one token: returns the state of the longest suffix in the index.
-static sam_state extended(const sam_index *index, sam_state s, uint32_t *length, int32_t token) {
-    sam_state next;
-    while ((next = sam_child(index, s, token)) == SAM_NONE && s != SAM_ROOT) {
-        s = sam_link(index, s);
-        *length = sam_node_of(index, s)->length;
-    }
-    if (next == SAM_NONE)
-        return s;
-    ++*length;
-    return next;
-}
-
-static bool was_followed(const sam_index *index, sam_state state) {
-    if (state & SAM_NODE)
-        return sam_node_of(index, state)->place != SAM_NONE;
-    return next_place(index, state) != SAM_NONE;
-}
-
 sam_state sam_match_ahead(const sam_index *index, const sam_cursor *cursor, const int32_t *tokens,
                           uint32_t count, uint32_t *length) {
-    bool oldest = index->kind == SAM_OLDEST;
-    sam_state s = sam_resolve(index, oldest ? cursor->last : cursor->near);
     *length = cursor->length;
-    for (uint32_t i = 0; i <= count; i++) {
-        if (!oldest)
-            s = sam_near(index, s, length);
-        if (i < count)
-            s = extended(index, s, length, tokens[i]);
-    }
-    while (s != SAM_ROOT && !was_followed(index, s)) {
+    sam_state s = sam_resolve(index, index->kind == SAM_OLDEST ? cursor->last : cursor->near);
+    s = sam_near(index, s, length);
+    for (uint32_t i = 0; i < count; i++)
+        sam_advance(index, &s, length, tokens[i]);
+    while (s != SAM_ROOT &&
+           (s & SAM_NODE ? sam_node_of(index, s)->place : next_place(index, s)) == SAM_NONE) {
         s = sam_link(index, s);
         *length = sam_node_of(index, s)->length;
     }
@@ -916,7 +894,15 @@ sam_state sam_match_ahead(const sam_index *index, const sam_cursor *cursor, cons
 }
 
 void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int32_t token) {
-    sam_state s = extended(index, *state, length, token);
+    sam_state s = *state, next;
+    while ((next = sam_child(index, s, token)) == SAM_NONE && s != SAM_ROOT) {
+        s = sam_link(index, s);
+        *length = sam_node_of(index, s)->length;
+    }
+    if (next != SAM_NONE) {
+        s = next;
+        ++*length;
+    }
     *state = sam_near(index, s, length);
 }
 

@@ -278,7 +278,8 @@ sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length);
 // SAM_MAX_MATCH unless SAM_OLDEST); SAM_ROOT and 0 if there is none.
 sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *length);
 
-// As sam_match, for the cursor's text and `count` more tokens, which are not in the index.
+// As sam_match, for the cursor's text and `count` > 0 more tokens, which are not in the index; the match has at most
+// SAM_MAX_MATCH tokens.
 sam_state sam_match_ahead(const sam_index *index, const sam_cursor *cursor, const int32_t *tokens,
                           uint32_t count, uint32_t *length);
 

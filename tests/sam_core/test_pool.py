@@ -873,7 +873,7 @@ def test_signatures_and_constants():
     signature = inspect.signature(sam_core.Pool.step)
     assert list(signature.parameters) == [
         *("self", "slots", "tokens", "counts", "k", "out", "lengths", "scores", "parents", "starts"),
-        *("sources", "match_lengths"),
+        *("sources", "match_lengths", "early"),
     ]
     assert list(inspect.signature(sam_core.Pool.append).parameters) == ["self", "slot", "tokens"]
     assert inspect.signature(sam_core.Pool.open).parameters["group"].default == BY_PROMPT

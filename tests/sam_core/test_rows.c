@@ -46,6 +46,7 @@ static void step(int first, bool tree) {
     while (stride % 3 == 0 || stride % 5 == 0 || stride % 7 == 0) // visits every slot once
         stride += 2;
     bool few = draw(4) == 0, all = draw(2) == 0, none = draw(4) == 0, idle = draw(4) == 0;
+    bool early = draw(2), catch_up = draw(2);
     for (uint32_t i = 0; i < SLOTS; i++) {
         if (draw(few ? 3 : 30) == 0)
             continue;
@@ -60,9 +61,11 @@ static void step(int first, bool tree) {
         pool_error error;
         result *r = &results[i];
         pool_drafts out = {r->tokens,  tree ? r->parents : NULL, r->scores, r->lengths, WIDTH,
-                           r->sources, r->match_lengths};
+                           r->sources, r->match_lengths,         early};
         CHECK(pool_step(&pools[i], rows, count, &(pool_tokens){tokens, size, NULL, 0}, counts, k, false, &out,
                         &error) == POOL_OK);
+        if (catch_up)
+            pool_catch_up(&pools[i]);
         for (uint32_t j = 0; i == POOLS - 1 && j < count; j++) {
             fed += pools[i].rows[j].fed;
             drafted += pools[i].rows[j].drafted;

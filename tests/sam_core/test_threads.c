@@ -28,7 +28,7 @@ static void *work(void *number) {
         }
         uint32_t slot;
         pool_error error;
-        pool_drafts out = {draft, NULL, NULL, &length, 4, NULL, NULL};
+        pool_drafts out = {draft, NULL, NULL, &length, 4, NULL, NULL, .early = state % 2};
         pthread_mutex_lock(&lock);
         CHECK(pool_open(&p, prompt, 2, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
         int32_t slots = (int32_t)slot;

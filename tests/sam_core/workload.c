@@ -48,7 +48,8 @@ static uint64_t life(pool *p, const int32_t *prompt, bool tree, uint64_t hash) {
                 last[i] = tokens[size++] = agrees ? draft[i][j] : next_token(last[i]);
             }
         }
-        pool_drafts out = {draft[0], tree ? parents[0] : NULL, scores[0], lengths, WIDTH, NULL, NULL};
+        pool_drafts out = {draft[0],     tree ? parents[0] : NULL, scores[0], lengths, WIDTH, NULL, NULL,
+                           step % 3 == 1};
         pool_tokens packed = {tokens, (size_t)size, NULL, 0};
         CHECK(pool_step(p, slots, MEMBERS, &packed, counts, k, false, &out, &error) == POOL_OK);
         for (uint32_t i = 0; i < MEMBERS; i++) {

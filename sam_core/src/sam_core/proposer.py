@@ -102,6 +102,8 @@ class SamProposer:
         if options.switch == "auto":
             self.switch = AutoSwitch(k, logger)
         self.uniform = False
+        self.early = False
+        """Whether drafts precede the indexing of their step's tokens, which `catch_up` does."""
         digest = fingerprint(tokenizer) if tokenizer and drafting and (options.corpus or options.history) else None
         self.saved = None
         if options.history and drafting:
@@ -291,7 +293,9 @@ class SamProposer:
         out = np.empty((len(starts), self.k), np.int32)
         guessed = np.empty(len(starts), np.int32)
         scores = np.zeros((len(starts), self.k), np.float32)
-        self.pool.step(step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts)
+        self.pool.step(
+            step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts, early=self.early
+        )
         self._requests["fed"][step.index] = step.ends
         if self.uniform:
             self._count_padding(step, starts, counts)
@@ -363,6 +367,10 @@ class SamProposer:
         self._padding += int((self.k - unpadded).sum())
         self._padding_accepted += int(np.maximum(0, confirmed - unpadded).sum())
         self._requests["unpadded"][slots] = self.k
+
+    def catch_up(self) -> None:
+        """Index what `propose` has left if `early` is set: call it before waiting for the device."""
+        self.pool.catch_up()
 
     def finish(self, req_ids: Iterable[str]) -> None:
         """Requests have ended (finished or aborted); unknown ids are ignored.

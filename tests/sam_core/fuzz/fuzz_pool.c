@@ -226,6 +226,7 @@ static void give_wrong_arguments(state *s, input *in) {
     uint32_t drafted;
     if (s->count)
         slots[0] = slots[1] = s->open[0];
+    pool_catch_up(&s->p); // which a refused call may do
     pool before = s->p;
     size_t rows = 2, size = 1;
     pool_status expected = s->count ? POOL_REPEATED_SLOT : POOL_BAD_SLOT;

@@ -153,14 +153,12 @@ class Index:
         return state, length
 
     def match_ahead(self, state: State, tokens: list[int]) -> tuple[State, int]:
-        """As `match`, for the text of `state` and more tokens, which are not in the index."""
-        length = state.length
-        if not self.oldest:
-            state, length = self.near(state, length)
+        """As `match`, for the text of `state` and more tokens, which are not in the index: at most MAX_MATCH tokens."""
+        if not tokens:
+            return self.match(state)
+        state, length = self.near(state, state.length)
         for token in tokens:
-            state, length = self._extended(state, length, token)
-            if not self.oldest:
-                state, length = self.near(state, length)
+            state, length = self.advance(state, length, token)
         while state.link is not None and not state.counts:
             state = state.link
             length = state.length
@@ -176,16 +174,13 @@ class Index:
 
     def advance(self, state: State, length: int, token: int) -> tuple[State, int]:
         """Move a match on by one token: state and length of the longest suffix that stands in the index."""
-        return self.near(*self._extended(state, length, token))
-
-    def _extended(self, state: State, length: int, token: int) -> tuple[State, int]:
         while token not in state.edges and state.link is not None:
             state = state.link
             length = state.length
         if token in state.edges:
             state = state.edges[token]
             length += 1
-        return state, length
+        return self.near(state, length)
 
     def newest(self, state: State) -> int:
         """The token that followed last (of an "oldest" index: first), -1 if none did."""

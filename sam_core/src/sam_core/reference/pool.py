@@ -195,15 +195,6 @@ class _Slot:
         self.record = rules.Record()
 
 
-class _Left:
-    """What an early step has left: new tokens of slots, with the drafts to learn from; the rows; and work."""
-
-    def __init__(self, work: _Work) -> None:
-        self.work = work
-        self.rows: list[tuple[_Slot, int, bool]] = []  # slot, number of new tokens, whether it drafts
-        self.outcomes: list[tuple[rules.Record, list[int]]] = []
-
-
 class Pool:
     """See `sam_core.Pool`, whose drafts, scores and counters it gives; a pool of it can be neither saved nor loaded.
 
@@ -248,7 +239,8 @@ class Pool:
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []  # closed slot numbers, a queue
         self._groups: dict[bytes | tuple[int, ...], _Group] = {}
-        self._left: _Left | None = None
+        self._left: list[tuple[_Slot, int, bool]] = []  # rows to feed: slot, new tokens, whether it drafts
+        self._work = _Work(0)  # for them
         self._appended = 0
         self._drafts, self._drafted, self._accepted = [0] * 5, [0] * 5, [0] * 5  # by source
 
@@ -319,17 +311,18 @@ class Pool:
         wanted = {"scores": scores, "parents": parents, "sources": sources, "match_lengths": match_lengths}
         self._check(numbers, tokens, counts, k, out, lengths, wanted, starts)
         at = 0
-        work = _Work(sum(6 * count for count, size in zip(counts, k) if size) + (SLICE if any(k) else OFF_SLICE))
-        left = self._left = _Left(work)
         for row, (number, count) in enumerate(zip(numbers, counts)):
             added = tokens[at : at + count] if starts is None else tokens[row, starts[row] : starts[row] + count]
-            slot = self._slots[number]
-            left.rows.append((slot, count, k[row] > 0))
-            left.outcomes += self._append(slot, _tokens(added, "tokens"))
+            self._append(self._slots[number], _tokens(added, "tokens"))
             at += count
-        for slot, count, drafts in left.rows if early else []:
+        work = sum(6 * count for count, size in zip(counts, k) if size) + (SLICE if any(k) else OFF_SLICE)
+        self._left, self._work = (
+            [(self._slots[n], count, size > 0) for n, count, size in zip(numbers, counts, k)],
+            _Work(work),
+        )
+        for slot, count, drafts in self._left if early else []:
             if drafts and self._is_behind(slot, count):
-                self._catch_up(slot, work)
+                self._catch_up(slot, self._work)
         if not early:
             self.catch_up()
         for row, number in enumerate(numbers):
@@ -342,18 +335,14 @@ class Pool:
                     array[row, :size] = getattr(record, name)[:size]
 
     def catch_up(self) -> None:
-        left, self._left = self._left, None
-        if not left:
-            return
-        for record, new in left.outcomes:
-            rules.learn(self._model, self._rule, record, new, self._accepted)
+        left, self._left = self._left, []
         for drafting in (True, False):
-            rows = [(slot, count) for slot, count, drafts in left.rows if drafts == drafting]
+            rows = [(slot, count) for slot, count, drafts in left if drafts == drafting]
             for slot, _ in sorted(rows, key=lambda row: drafting and self._is_behind(*row)):
-                self._catch_up(slot, left.work)
+                self._catch_up(slot, self._work)
             for slot, _ in rows:
-                if slot.group and left.work.left > 0:
-                    slot.group.feed_others(left.work)
+                if slot.group and self._work.left > 0:
+                    slot.group.feed_others(self._work)
 
     def append(self, slot: int, tokens: int | Iterable[int]) -> None:
         self.catch_up()
@@ -361,8 +350,7 @@ class Pool:
             raise ValueError(f"slot is {slot}, which is not an open slot")
         one = hasattr(tokens, "__index__") and not hasattr(tokens, "__len__")
         new, to = _tokens([tokens] if one else tokens, "tokens"), self._slots[slot]
-        for record, outcome in self._append(to, new):
-            rules.learn(self._model, self._rule, record, outcome, self._accepted)
+        self._append(to, new)
         self._catch_up(to, _Work(SLICE + 6 * len(new)))
 
     def close(self, slot: int, keep: bool = True) -> None:
@@ -437,18 +425,17 @@ class Pool:
         """What was learned, as `Model.learned` gives it."""
         return self._model.learned()
 
-    def _append(self, slot: _Slot, new: list[int]) -> list[tuple[rules.Record, list[int]]]:
-        """Store tokens; returns the draft that they followed and the tokens, to learn from."""
+    def _append(self, slot: _Slot, new: list[int]) -> None:
         self._appended += len(new)
         if not slot.text or not new:
-            return []
-        record, slot.record = slot.record, rules.Record()
+            return
+        rules.learn(self._model, self._rule, slot.record, new, self._accepted)
+        slot.record = rules.Record()
         slot.text.tokens += new
         if slot.group:
             slot.group.grew(slot.text)
         for token in new if slot.corpus_at else []:
             slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
-        return [(record, new)]
 
     def _is_behind(self, slot: _Slot, count: int) -> bool:
         """Whether a slot's indexes lack more than its `count` new tokens, or are to be begun."""
