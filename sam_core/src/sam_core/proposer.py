@@ -102,8 +102,6 @@ class SamProposer:
         if options.switch == "auto":
             self.switch = AutoSwitch(k, logger)
         self.uniform = False
-        self.early = False
-        """Whether drafts precede the indexing of their step's tokens, which `catch_up` does."""
         digest = fingerprint(tokenizer) if tokenizer and drafting and (options.corpus or options.history) else None
         self.saved = None
         if options.history and drafting:
@@ -170,6 +168,7 @@ class SamProposer:
         num_tokens: int,
         num_steps: int = 1,
         room: bool = True,
+        early: bool = False,
     ) -> list[list[int]]:
         """Feed this step's tokens and draft for the next step.
 
@@ -184,6 +183,8 @@ class SamProposer:
             num_steps: engine steps since the last call, up to FEED_INTERVAL: a caller may leave out calls while the
                 switch is off and the requests stay the same.
             room: False: the next step was planned without drafts, so the switch only decides whether later ones get room.
+            early: draft before this step's tokens are indexed, which takes half of the time. `catch_up` does that: call it
+                where the host would wait for the device. Without it the next call does.
 
         Returns:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
@@ -212,7 +213,7 @@ class SamProposer:
             self.switch.observe(step.slots, step.ends - starts, num_tokens)
         should_draft = self.switch.should_draft(batch, room)
         if should_draft or had_drafts:
-            drafts = self._draft(step, starts, may_draft, should_draft, room)
+            drafts = self._draft(step, starts, may_draft, should_draft, room, early)
         else:
             self._feed_turn(step, starts, num_steps)
             self.switch.skip(step.slots, step.ends)
@@ -284,7 +285,7 @@ class SamProposer:
         self._requests["fed"][slots] = ends
 
     def _draft(
-        self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, room: bool
+        self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, room: bool, early: bool
     ) -> list[list[int]]:
         """Feed all requests, and draft if the switch says so."""
         counts = step.ends - starts
@@ -294,7 +295,7 @@ class SamProposer:
         guessed = np.empty(len(starts), np.int32)
         scores = np.zeros((len(starts), self.k), np.float32)
         self.pool.step(
-            step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts, early=self.early
+            step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts, early=early
         )
         self._requests["fed"][step.index] = step.ends
         if self.uniform:
@@ -369,7 +370,7 @@ class SamProposer:
         self._requests["unpadded"][slots] = self.k
 
     def catch_up(self) -> None:
-        """Index what `propose` has left if `early` is set: call it before waiting for the device."""
+        """Index what an early `propose` has left."""
         self.pool.catch_up()
 
     def finish(self, req_ids: Iterable[str]) -> None:

@@ -4,9 +4,10 @@
 The scheduler plans step s + 1 while step s runs, with k placeholders for the drafts of each request. When the runner
 begins step s + 1 it reads what step s sampled, drafts, and removes from the plan what is not drafted and what step s
 refused. So scheduling and the output of earlier steps overlap with the device's work, and drafts follow the newest
-text. The host waits for step s only if that had drafts or s + 1 may have some; other steps are those of an engine
-without speculation: while the switch is off, steps are planned without placeholders. Switch `auto` then decides from
-drafts behind the tokens that the host knows, which are one fewer.
+text. While the host waits for step s it indexes the tokens of the step before, so drafts come from texts that lack those
+of step s. It waits only if step s had drafts or s + 1 may have some; other steps are those of an engine without
+speculation: while the switch is off, steps are planned without placeholders. Switch `auto` then decides from drafts
+behind the tokens that the host knows, which are one fewer.
 
 Upstream's drafters on the device (vLLM 0.23, v1/worker/gpu_model_runner.py, use_async_spec_decode) leave the host's
 lengths too large until a step later. Here they are exact when a step begins, so none of that code runs.
@@ -100,6 +101,7 @@ class AsyncDrafts:
         may_draft = room and drafter.switch.may_be_on(self._running)
         read = latest is not None and (latest.had_drafts or may_draft)
         if read:
+            drafter.catch_up()
             latest.ready.synchronize()
         elif latest and scheduler_output.finished_req_ids:
             read = latest.ready.query()  # its last tokens may be those of a request that has ended
@@ -138,6 +140,7 @@ class AsyncDrafts:
             self._num_tokens,
             self._skipped + 1,
             may_draft,
+            early=True,
         )
         self._skipped = 0
         if may_draft and self.tp_group.world_size > 1:

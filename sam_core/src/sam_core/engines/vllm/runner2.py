@@ -244,6 +244,7 @@ class HostSpeculator(Speculator):
 
     def draft(self, input_batch: Any, drafts: torch.Tensor, k: int) -> None:
         output, texts = self.unread.pop(), self.texts
+        self.proposer.catch_up()
         sampled = set()
         for text, tokens in zip(output.texts, output.read(), strict=True):
             if text and tokens:
@@ -256,6 +257,7 @@ class HostSpeculator(Speculator):
             texts.prompts,
             [req_id in sampled for req_id in texts.req_ids],
             input_batch.num_tokens,
+            early=True,
         )
         by_id = dict(zip(texts.req_ids, proposed, strict=True))
         lists = [by_id.get(req_id, [])[:k] for req_id in input_batch.req_ids]
