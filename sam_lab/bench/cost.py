@@ -40,6 +40,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "on": {"switch": "batch", "threshold": max(REQUESTS)},
     "auto": {"switch": "auto"},
 }
+WAITING = ("on: waiting", "auto: waiting", "on: waiting, one thread")
+"""Rows of the time that passes until the drafts are there: threads share the work, and tokens are indexed later."""
 clock = time.process_time
 
 
@@ -92,7 +94,10 @@ class Cost:
             steps.append((of_rules, partial(self.steps_of, count, period)))
         for count in REQUESTS:
             what = f"propose for {count} request{'s' * (count > 1)}"
-            proposers.append(([row(f"{what}, {name}", "us") for name in SWITCHES], partial(self.proposers, count)))
+            of_switches = [row(f"{what}, {name}", "us") for name in SWITCHES]
+            if count == max(REQUESTS):
+                of_switches += [row(f"{what}, {name}", "us") for name in WAITING]
+            proposers.append((of_switches, partial(self.proposers, count)))
         proposers.append(([row("propose for 512 requests, auto: deciding", "us")], partial(self.deciding, 512)))
         pauses = [row(f"append, {what}", "us") for what in ("p99", "longest pause")]
         corpus = [("size", "bytes a token"), ("build", "tokens a second"), ("look-up (append and draft k=1)", "us")]
@@ -331,10 +336,15 @@ class Cost:
         return self.texts.ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
 
     def proposers(self, count: int, rows: list[Row]) -> None:
-        """A call of the proposer for each of its switches: microseconds."""
+        """A call of the proposer for each of its switches, indexing included, and the wait for its drafts if there are
+        rows for it: microseconds."""
         table, remark = self._of_proposers(count)
         engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
         engines["off"].proposer.switch.threshold = 0  # one request is as many as options allow
+        waiting = dict(zip(("on", "auto", "one thread"), rows[len(SWITCHES) :], strict=False))
+        if waiting:
+            engines["one thread"] = Engine(table, self.running, 3, **SWITCHES["on"])
+            engines["one thread"].pool.pool.num_threads = 1
 
         def sample(engine: Engine) -> float:
             return 1e6 * sum(engine.step() for _ in range(self.steps)) / self.steps
@@ -343,15 +353,19 @@ class Cost:
         alternate(samples, 2)  # auto has learned then
         before = {name: (engine.drafted, engine.pool.seconds) for name, engine in engines.items()}
         figures = alternate(samples, self.rounds)
-        for row, (name, engine) in zip(rows, engines.items(), strict=True):
-            row.ours, steps = figures[name], self.rounds * self.steps
+        steps = self.rounds * self.steps
+        for row, name in zip(rows, SWITCHES, strict=False):
+            row.ours, engine = figures[name], engines[name]
             drafted, seconds = engine.drafted - before[name][0], engine.pool.seconds - before[name][1]
             row.note = (
-                f"the pool's part: {1e6 * seconds / steps:.0f} us on average; elapsed, lower quartile: "
-                f"{1e6 * np.quantile(engine.elapsed[-steps:], 0.25):.0f} us, {engine.pool.num_threads} threads; "
+                f"the pool's part: {1e6 * seconds / steps:.0f} us on average; "
                 f"{drafted / steps / count:.2f} draft tokens a request and step; "
                 f"from {self.running} tokens a request on; {remark}"
             )
+        for name, row in waiting.items():
+            passed = np.reshape(engines[name].waited[-steps:], (self.rounds, self.steps))
+            row.ours = Figure.of((1e6 * passed.mean(1)).tolist())
+            row.note = f"{engines[name].pool.num_threads} threads may share the work"
 
     def deciding(self, count: int, rows: list[Row]) -> None:
         """What switch auto takes in a step, learning included: microseconds."""
