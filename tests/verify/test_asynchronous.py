@@ -59,14 +59,19 @@ class Runner:
             num_tokens_no_spec=lengths,
             num_prompt_tokens=lengths - 1,
         )
-        self.waits = 0
+        self.waits, self.indexed = 0, 0
         self.async_drafts = AsyncDrafts(self, SimpleNamespace(world_size=1, is_first_rank=True))
-        sampled = torch.tensor([[text[-1]] for text in TEXTS.values()])
+        self.launch([[text[-1]] for text in TEXTS.values()])
+
+    def launch(self, sampled):
+        """A step that samples these tokens of each request."""
         ready = SimpleNamespace(synchronize=self.wait, query=lambda: True)
-        self.async_drafts.launched(SimpleNamespace(sampled_token_ids_cpu=sampled, async_copy_ready_event=ready), ())
+        output = SimpleNamespace(sampled_token_ids_cpu=torch.tensor(sampled), async_copy_ready_event=ready)
+        self.async_drafts.launched(output, ())
 
     def wait(self):
         self.waits += 1
+        self.indexed = self.drafter.pool._work()
 
     def begin(self, counts):
         """The step with these tokens of each request, placeholders included."""
@@ -107,3 +112,17 @@ def test_in_a_graph_each_request_verifies_k_tokens(names):
 def test_beside_a_prompt_drafts_keep_their_lengths():
     step = Runner().begin({"a": K + 1, "b": 1, "c": K + 1, "new": 20})
     assert step.scheduled_spec_decode_tokens == {"a": [1, 2, 3], "c": [9, 8]}
+
+
+def test_tokens_are_indexed_while_the_host_waits():
+    runner, counts, indexed = Runner(), dict.fromkeys(TEXTS, K + 1), []
+    for _ in range(3):
+        step = runner.begin(counts)
+        indexed.append(runner.drafter.pool._work())
+        runner.input_batch.num_tokens_no_spec += 1
+        for request in runner.requests.values():
+            request.output_token_ids.append(-1)
+        runner.launch([[1, 2, 3, 1], [4, 5, 6, 4], [9, 8, 8, 9]])
+    assert step.scheduled_spec_decode_tokens["a"] == [2, 3, 1]
+    assert indexed[0] == indexed[1] and runner.waits == 3, "the second step's drafts came first"
+    assert runner.indexed > indexed[1], "but its tokens were indexed before the wait for the third's"
