@@ -28,8 +28,8 @@ def make(rule="newest", **arguments):
     return sam_core.Pool(rule=rule, **arguments)
 
 
-def draft(pool, slot, tokens=(), k=8):
-    return step(pool, [(slot, tokens)], k)[0]
+def draft(pool, slot, tokens=(), k=8, early=False):
+    return step(pool, [(slot, tokens)], k, early=early)[0]
 
 
 def empty_bytes(rule="newest"):
@@ -144,6 +144,25 @@ def test_end_of_a_running_sibling_is_skipped():
     step(pool, [(first, [A, B, C]), (second, [D, B])], k=0)
     # After A B and after B: A B continues with C; D B is longer for a text that ends in D B, but nothing follows it.
     assert step(pool, [(third, [D, B])]) == [[C]]
+
+
+def test_early_step_drafts_from_texts_without_its_tokens():
+    pool = make()
+    slow, fast = pool.open([A, B]), pool.open([A, B])
+    assert step(pool, [(slow, []), (fast, [C, D])]) == [[C, D], []]
+    assert step(pool, [(slow, [C]), (fast, [A])], early=True) == [[D, A], [B, C, D, A]]
+    assert step(pool, [(slow, []), (fast, [E])], early=True) == [[D, A, E], []], "the next call has indexed A"
+    slow_indexed = pool._work()
+    pool.catch_up()
+    assert pool._work() > slow_indexed and pool._validate() is None
+    pool.catch_up()
+    assert step(pool, [(slow, [D, A]), (fast, [])], early=True) == [[E], []]
+
+
+def test_early_step_indexes_at_once_what_is_new():
+    pool = make()
+    pool.close(pool.open([A, B, C, D]))
+    assert draft(pool, pool.open([A, B, C, D, A]), [B], early=True) == [C, D, A, B]
 
 
 def test_tie_goes_to_the_request():

@@ -40,10 +40,11 @@ class Batch:
         self.rows[i, n : n + len(tokens)] = tokens
         self.lengths[i] = n + len(tokens)
 
-    def propose(self, proposer, may_draft=None, num_tokens=None, num_steps=1):
+    def propose(self, proposer, may_draft=None, num_tokens=None, num_steps=1, early=False):
         may_draft = [True] * len(self.req_ids) if may_draft is None else may_draft
         num_tokens = len(self.req_ids) if num_tokens is None else num_tokens
-        drafts = proposer.propose(self.req_ids, self.rows, self.lengths, self.prompts, may_draft, num_tokens, num_steps)
+        texts = self.req_ids, self.rows, self.lengths, self.prompts
+        drafts = proposer.propose(*texts, may_draft, num_tokens, num_steps, early=early)
         return dict(zip(self.req_ids, drafts, strict=True))
 
 
@@ -430,7 +431,8 @@ def test_empty_batch():
     assert Batch().propose(make()) == {}
 
 
-def test_every_token_enters_exactly_once_whatever_the_engine_does():
+@pytest.mark.parametrize("early", [False, True])
+def test_every_token_enters_exactly_once_whatever_the_engine_does(early):
     """Random arrivals, samples, preemptions, chunks and ends; the text of every request is what was sampled."""
     rng = random.Random(5)
     proposer, batch = make(threshold=3, sources=["request"]), Batch()
@@ -451,7 +453,9 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does():
             batch.sample(name, new)
             texts[name] += new
             expected += len(new)
-        drafts = batch.propose(proposer, sampled)
+        drafts = batch.propose(proposer, sampled, early=early)
+        if rng.random() < 0.5:
+            proposer.catch_up()
         for name, draft in drafts.items():
             assert followed_somewhere(texts[name], draft)
             drafted += len(draft)
