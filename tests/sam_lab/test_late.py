@@ -8,6 +8,7 @@ import numpy as np
 
 from sam_lab import __main__ as lab
 from sam_lab.bench.asynchronous import Replay
+from sam_lab.methods.early import EarlyDrafter
 from sam_lab.methods.late import LateDrafter
 from sam_lab.methods.pool import SamDrafter
 from sam_lab.recordings import Answer
@@ -54,10 +55,11 @@ def test_all_tokens_are_replayed_and_groups_end():
         scopes.append([(answer(f"{group}", text[:5], np.tile(text, 2)), True) for _ in range(4)])
     for context in ("request", "group"):
         late, now = LateDrafter(4, 128, 200), SamDrafter()
-        found = [Replay(drafter, scopes, context, 4) for drafter in (late, now)]
-        assert [each.tokens for each in found] == [20 * 4 * 160] * 2
-        assert found[0].max_running == found[1].max_running == 64
+        found = [Replay(drafter, scopes, context, 4) for drafter in (late, now, EarlyDrafter())]
+        assert [each.tokens for each in found] == [20 * 4 * 160] * 3
+        assert all(each.max_running == 64 for each in found)
         assert 0.8 < found[1].steps / found[0].steps < 1.5
+        assert 0.98 < found[1].steps / found[2].steps < 1.02 and found[1].steps != found[2].steps
         late.settle()
         assert not late.requests and not late.slots and late.pool.stats()["groups"] == now.pool.stats()["groups"]
 
@@ -65,7 +67,7 @@ def test_all_tokens_are_replayed_and_groups_end():
 def test_quick_benchmark(tmp_path, capsys):
     status = lab.main(["bench-asynchronous", "--quick", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "bench-asynchronous.json").read_text())["rows"]
-    assert len(rows) == 6 * 2 + 6 * 3 and all(row["ours"]["median"] > 0 for row in rows)
+    assert len(rows) == 2 * 6 * 2 + 6 * 3 and all(row["ours"]["median"] > 0 for row in rows)
     assert status == any(row["verdict"] != "met" and row["bound"] is not None for row in rows)
     printed = capsys.readouterr().out
     assert all(row["what"] in printed for row in rows)
