@@ -12,8 +12,8 @@
 //   - a group's rows are fed in blocks only if the indexes of those that draft exist and have at least a part of
 //     their texts; the loops feed the others later. The work and the memory of the step must suffice for all that
 //     drafting rows lack, so that this order changes nothing;
-//   - one thread learns from the tokens of the step, in the order of the rows, while the others feed; they draft
-//     when it has learned;
+//   - one thread learns from the tokens of the step, in the order of the rows, while the others feed, or find the
+//     matches of an early step; they draft when it has learned;
 //   - a block has an account of its own, with an equal part of the free memory. If that does not suffice, or
 //     if little memory is free, the rest is left to the loops, which can make room;
 //   - rows that draft nothing, and other texts of the groups, are fed by the loops, in between. The rows of
@@ -42,11 +42,12 @@ void rows_ask_learn(const pool *p, const pool_row *row, unsigned step);
 void rows_ask_feed(const pool *p, pool_row *row, unsigned step);
 void rows_ask_draft(const pool *p, pool_row *row, unsigned step);
 
-// Feeds the drafting rows of a large step, learns, and drafts those that need nothing else, or does nothing. Sets
-// `fed` and `drafted` of these rows.
+// Feeds the drafting rows of a large step, learns, and with `out` drafts those that need nothing else; or does nothing.
+// Sets `fed` and `drafted` of these rows.
 void rows_feed(pool *p, size_t rows, const pool_drafts *out);
 
-// Drafts the rows of a large step that are not drafted yet, but for those that are out of memory.
+// Learns, and drafts the rows of a large step that are not drafted yet, but for those that are out of memory; or does
+// nothing.
 void rows_draft(pool *p, size_t rows, const pool_drafts *out);
 
 // In pool.c: learns from the tokens of the step's rows that are stored by now, if that is not done.
@@ -56,7 +57,7 @@ void pool_learn(pool *p);
 // after the others.
 bool pool_is_behind(const pool *p, const pool_row *row);
 
-// In pool.c: finds the matches of a row's text.
+// In pool.c: finds the matches of a row's text in the indexes.
 void pool_match(const pool *p, pool_row *row);
 
 // In pool.c: drafts into row `at` of `out` with memory from `memory`, and counts it.
