@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -395,18 +395,31 @@ class AutoSwitch(Switch):
         cost = self._next_cost()
         prompt_tokens = next((n for n in reversed(self._prompt_tokens) if n), 0) if cost is self.prompt_cost else 0
         batch, of_step = len(contexts), beside or cost
+        sizes = self._unsettled(chosen, lengths, cost, batch + prompt_tokens, uniform)
+        if not sizes:
+            return chosen
 
-        def seconds(drafted: Int32) -> float:
+        def seconds(total: int, draft_context: float) -> float:
             """What the step costs with these drafts, but for the contexts that it reads in any case."""
-            total = int(drafted.sum())
-            of_drafts = of_step.draft_context * float(drafted @ contexts) + of_step.verify * (total > 0)
+            of_drafts = of_step.draft_context * draft_context + of_step.verify * (total > 0)
             return of_step.size_cost(batch + total) + of_drafts
 
-        of_chosen: float | None = None  # seconds
-        for candidate, accepted in self._unsettled(chosen, worth, lengths, cost, batch + prompt_tokens, uniform):
-            if of_chosen is None:
-                of_chosen = seconds(chosen)
-            slower, gained = seconds(candidate) - of_chosen, (accepted - self._accepted) / rate
+        of_chosen = seconds(int(chosen.sum()), float(chosen @ contexts))
+        sample = np.sort(worth.ravel()[:: 4 * self.k + 1])
+        least_context = float(contexts.min()) * (1 - 1e-9)
+        for size in sizes:
+            # most sizes are too dear whatever their best drafts are: no `size` tokens are worth more than `size` times
+            # any mark, and all that is above it
+            mark = sample[max(0, len(sample) - 1 - size * len(sample) // worth.size)]
+            accepted = float(size * mark + np.maximum(worth - mark, 0.0).sum()) * (1 + 1e-9) if size else 0.0
+            slower, gained = seconds(size, size * least_context) - of_chosen, (accepted - self._accepted) / rate
+            if slower - gained > self._credit:
+                continue
+            candidate, accepted = self._best(size, worth, lengths, uniform)
+            if size and not uniform and accepted < (self.MIN_GAIN_OFF - 1) * batch:
+                continue  # it would not pay even if it cost nothing
+            slower = seconds(size, float(candidate @ contexts)) - of_chosen
+            gained = (accepted - self._accepted) / rate
             loss = max(0.0, slower - gained)
             if loss <= self._credit:
                 self._credit -= loss
@@ -417,44 +430,37 @@ class AutoSwitch(Switch):
                 return candidate
         return chosen
 
-    def _unsettled(
-        self,
-        chosen: Int32,
-        worth: npt.NDArray[np.floating],
-        lengths: Int32,
-        cost: StepCost,
-        base: int,
-        uniform: bool,
-    ) -> Iterator[tuple[Int32, float]]:
-        """The best drafts for each size whose cost is not settled, the least known size first, and their expected tokens."""
-        batch = len(chosen)
+    def _unsettled(self, chosen: Int32, lengths: Int32, cost: StepCost, base: int, uniform: bool) -> list[int]:
+        """Totals of drafts whose cost is not settled, the least known one first."""
+        total = int(chosen.sum())
         if uniform:
-            other = 0 if chosen.any() else self.k
-            if cost.unsettled(base + batch * other):
-                live = np.arange(other) < lengths[:, None]
-                yield np.full(batch, other, np.int32), float(worth[:, :other][live].sum())
-            return
+            other = 0 if total else len(chosen) * self.k
+            return [other] if cost.unsettled(base + other) else []
         max_rows = max(int(self.MAX_GROWTH * cost.max_rows), int(cost.max_rows) + 2)
         max_total = min(int(lengths.sum()), max(1, max_rows - base))
-        total = int(chosen.sum())
         sizes = {
             min(max_total, cost.next_size(base + n) - base)
             for n in (total, max_total - 1, max_total // 2, max_total // 4)
         }
         sizes = {n for n in (sizes | {0}) - {total} if cost.unsettled(base + n) or not n and cost.plain_unsettled()}
-        if not sizes:
-            return
+        return sorted(sizes, key=lambda n: (cost.known(base + n), n))
+
+    def _best(
+        self, size: int, worth: npt.NDArray[np.floating], lengths: Int32, uniform: bool
+    ) -> tuple[Int32, float]:
+        """The best drafts of `size` tokens in all, and how many of these are expected to be accepted."""
+        batch = len(lengths)
+        if not size:
+            return np.zeros(batch, np.int32), 0.0
         owner, depth = np.nonzero(np.arange(self.k) < lengths[:, None])
         worth = worth[owner, depth]
+        if uniform:
+            return np.full(batch, self.k, np.int32), float(worth.sum())
         falling = np.sort(worth)[::-1]  # quicker than argsort
-        gains = np.cumsum(falling)
-        for size in sorted(sizes, key=lambda n: (cost.known(base + n), n)):
-            if not size:
-                yield np.zeros(batch, np.int32), 0.0
-            elif gains[size - 1] >= (self.MIN_GAIN_OFF - 1) * batch:  # others would not pay even if they cost nothing
-                best = worth > falling[size - 1]
-                best[np.flatnonzero(worth == falling[size - 1])[: size - np.count_nonzero(best)]] = True
-                yield np.bincount(owner[best], minlength=batch).astype(np.int32), float(gains[size - 1])
+        best = worth > falling[size - 1]
+        best[np.flatnonzero(worth == falling[size - 1])[: size - np.count_nonzero(best)]] = True
+        drafts = np.bincount(owner[best], minlength=batch).astype(np.int32)
+        return drafts, float(np.cumsum(falling)[size - 1])
 
     def take_over(self, state: dict[str, Any]) -> None:
         """Begin with what another process learned, perhaps on another machine; ValueError if `state` is no record.
