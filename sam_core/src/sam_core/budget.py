@@ -74,7 +74,9 @@ def choose(
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
-    live = np.arange(k) < lengths[:, None]
+    live = np.empty(scores.shape, bool)
+    for depth in range(k):  # twice as fast as along the short rows
+        np.greater(lengths, depth, out=live[:, depth])
     if uniform:
         tokens = batch + float(scores[live].sum())
         plain, seconds = (cost.rows_cost([batch, batch * (1 + uniform)]) + base).tolist()
@@ -88,8 +90,8 @@ def choose(
         pays = gain > 1
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
     drafts = np.flatnonzero(live)
-    owner, value = drafts // k, scores.ravel()[drafts].astype(float, copy=False)
-    price = cost.draft_context * contexts[owner]
+    owner, value = drafts // k, scores.ravel().take(drafts).astype(float, copy=False)
+    price = cost.draft_context * contexts.take(owner)
     accepted = 0.0
     f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
     f[1:] += cost.verify
@@ -101,7 +103,7 @@ def choose(
         if tokens is None or (net[1:] < net[:-1]).any():  # at the next rate few change places
             # not stable at first: among equal drafts, the first requests would always win
             order = np.argsort(net, kind=None if tokens is None else "stable")
-            owner, value, price = owner[order], value[order], price[order]
+            owner, value, price = owner.take(order), value.take(order), price.take(order)
             tokens, seconds = batch + _sums(value), f + _sums(price)
         total = int(np.argmax(tokens - rate * seconds))
         better = tokens[total] / seconds[total]
@@ -153,10 +155,11 @@ class Calibration:
 
     def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
         """A step has ended: scores of its verified draft tokens, and whether its draft was accepted up to each."""
-        bins = self._bins(scores)
+        bins = self._bins(scores) + self.NUM_BINS * accepted
+        refused, confirmed = np.bincount(bins, minlength=2 * self.NUM_BINS).reshape(2, -1)
         self.fade()
-        self.offered += np.bincount(bins, minlength=self.NUM_BINS)
-        self.accepted += np.bincount(bins[accepted], minlength=self.NUM_BINS)
+        self.offered += refused + confirmed
+        self.accepted += confirmed
 
     def fade(self) -> None:
         """A step has ended. Counts decay without drafts as well, so that refused scores are tried again."""
@@ -168,7 +171,7 @@ class Calibration:
         factor = (self.accepted + self.PRIOR_SAMPLES * self._centre) / (
             self.offered * self._centre + self.PRIOR_SAMPLES * self._centre
         )
-        corrected = np.asarray(scores) * factor[self._bins(scores)]
+        corrected = np.asarray(scores) * factor.take(self._bins(scores))
         before: Any = 1.0
         for column in corrected.T:  # as np.minimum.accumulate, which is slow along short rows
             before = np.minimum(column, before, out=column)

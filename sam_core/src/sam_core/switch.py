@@ -193,10 +193,11 @@ class AutoSwitch(Switch):
         self._reads_after = [False, True]  # whether the step after one that read none did, and after one that read some
         self._step = 0
         self._drafting = False
-        # the next step: its slots; draft tokens and thousands of context tokens, with a 0 behind them; and scores
+        # the next step: its slots; draft tokens and thousands of context tokens, with a 0 behind them; and scores [k, B],
+        # since NumPy is several times as fast along long rows
         self._slots = np.zeros(0, np.int32)
         self._drafted, self._contexts = np.zeros(1, np.int32), np.zeros(1)
-        self._scores: npt.NDArray[np.floating] = np.zeros((0, k))
+        self._scores: npt.NDArray[np.floating] = np.zeros((k, 0))
         self._places = np.full(0, -1)  # of slots among those; -1: not there
 
     def _make_room(self, slots: Int32) -> None:
@@ -225,9 +226,10 @@ class AutoSwitch(Switch):
         contexts = self._contexts[places]
         context, draft_context = float(contexts.sum()), float(drafted @ contexts)
         if self._drafting:
-            verified = np.arange(self.k) < (drafted * (gained > 0))[:, None]
-            accepted = np.arange(self.k) < (gained - 1)[:, None]
-            self.calibration.observe(self._scores[places][verified], accepted[verified])
+            depth = np.arange(self.k)[:, None]
+            verified = np.flatnonzero(depth < np.where(gained > 0, drafted, 0))
+            accepted = (depth < gained - 1).take(verified)
+            self.calibration.observe(self._scores.take(places, 1).take(verified), accepted)
         else:
             self.calibration.fade()
         plain = min(seconds, self._plain_seconds(len(slots), context))
@@ -327,7 +329,7 @@ class AutoSwitch(Switch):
                 chosen[:] = 0
         self._record(slots, thousands, chosen)
         if self._drafting:
-            self._scores = scores.copy()
+            self._scores = scores.T.copy()
         return chosen
 
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
