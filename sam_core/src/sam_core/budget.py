@@ -93,19 +93,25 @@ def choose(
     owner, value = drafts // k, scores.ravel().take(drafts).astype(float, copy=False)
     price = cost.draft_context * contexts.take(owner)
     accepted = 0.0
-    f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
+    rows = np.arange(batch, batch + len(value) + 1.0)
+    f = cost.rows_cost(rows) + base
     f[1:] += cost.verify
     plain = float(f[0])
     rate, best = guess or batch / plain, owner[:0]
     tokens = seconds = None
     while True:
-        net = rate * price - value
+        net = rate * price
+        net -= value  # in place, as fresh memory is slow
         if tokens is None or (net[1:] < net[:-1]).any():  # at the next rate few change places
             # not stable at first: among equal drafts, the first requests would always win
             order = np.argsort(net, kind=None if tokens is None else "stable")
             owner, value, price = owner.take(order), value.take(order), price.take(order)
-            tokens, seconds = batch + _sums(value), f + _sums(price)
-        total = int(np.argmax(tokens - rate * seconds))
+            tokens, seconds = _sums(value), _sums(price)
+            tokens += batch
+            seconds += f
+        loss = rate * seconds
+        loss -= tokens
+        total = int(np.argmin(loss))
         better = tokens[total] / seconds[total]
         if not better > rate * (1 + 1e-12) and not guess:
             break
@@ -116,7 +122,7 @@ def choose(
         price = beside.draft_context * contexts[owner]
         order = np.argsort(rate * price - value)
         tokens = _sums(value[order])
-        seconds = beside.rows_cost(batch + np.arange(len(value) + 1)) + _sums(price[order])
+        seconds = beside.rows_cost(rows) + _sums(price[order])
         seconds[1:] += beside.verify
         worth = tokens - rate * seconds
         total = int(np.argmax(worth))
@@ -127,7 +133,8 @@ def choose(
 
 def _sums(values: Float64) -> Float64:
     """Of the first 0, 1, ... values."""
-    sums = np.zeros(len(values) + 1)
+    sums = np.empty(len(values) + 1)
+    sums[0] = 0.0
     np.cumsum(values, out=sums[1:])
     return sums
 
@@ -151,7 +158,8 @@ class Calibration:
         self.accepted = np.zeros(self.NUM_BINS)
 
     def _bins(self, scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-        return np.minimum((np.asarray(scores) * self.NUM_BINS).astype(np.int64), self.NUM_BINS - 1)
+        bins = (np.asarray(scores) * self.NUM_BINS).astype(np.intp)
+        return np.minimum(bins, self.NUM_BINS - 1, out=bins)
 
     def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
         """A step has ended: scores of its verified draft tokens, and whether its draft was accepted up to each."""
@@ -171,7 +179,8 @@ class Calibration:
         factor = (self.accepted + self.PRIOR_SAMPLES * self._centre) / (
             self.offered * self._centre + self.PRIOR_SAMPLES * self._centre
         )
-        corrected = np.asarray(scores) * factor.take(self._bins(scores))
+        corrected = factor.take(self._bins(scores))
+        corrected *= scores
         before: Any = 1.0
         for column in corrected.T:  # as np.minimum.accumulate, which is slow along short rows
             before = np.minimum(column, before, out=column)

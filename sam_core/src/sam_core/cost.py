@@ -359,7 +359,8 @@ class StepCost:
         """
         rows = np.asarray(rows, float)
         inside = np.interp(rows, self._rows, self._seconds)
-        return np.where(rows > self._rows[-1], self._seconds[-1] * rows / self._rows[-1], inside)
+        beyond = rows > self._rows[-1]
+        return np.where(beyond, self._seconds[-1] * rows / self._rows[-1], inside) if beyond.any() else inside
 
     def size_cost(self, rows: int) -> float:
         """f(rows) of one size: `rows_cost`, several times as fast."""
