@@ -90,25 +90,27 @@ def choose(
         pays = gain > 1
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
     drafts = np.flatnonzero(live)
-    owner, value = drafts // k, scores.ravel().take(drafts).astype(float, copy=False)
-    price = cost.draft_context * contexts.take(owner)
+    owner = drafts // k
+    # value and price of each draft are one complex number, so that both are ordered and added up at once
+    pairs = np.empty(len(drafts), complex)
+    pairs.real = scores.ravel().take(drafts)
+    pairs.imag = cost.draft_context * contexts.take(owner)
     accepted = 0.0
-    rows = np.arange(batch, batch + len(value) + 1.0)
+    rows = np.arange(batch, batch + len(drafts) + 1.0)
     f = cost.rows_cost(rows) + base
     f[1:] += cost.verify
     plain = float(f[0])
     rate, best = guess or batch / plain, owner[:0]
     tokens = seconds = None
     while True:
-        net = rate * price
-        net -= value  # in place, as fresh memory is slow
+        net = rate * pairs.imag
+        net -= pairs.real  # in place, as fresh memory is slow
         if tokens is None or (net[1:] < net[:-1]).any():  # at the next rate few change places
             # not stable at first: among equal drafts, the first requests would always win
             order = np.argsort(net, kind=None if tokens is None else "stable")
-            owner, value, price = owner.take(order), value.take(order), price.take(order)
-            tokens, seconds = _sums(value), _sums(price)
-            tokens += batch
-            seconds += f
+            owner, pairs = owner.take(order), pairs.take(order)
+            sums = _sums(pairs)
+            tokens, seconds = batch + sums.real, f + sums.imag
         loss = rate * seconds
         loss -= tokens
         total = int(np.argmin(loss))
@@ -119,7 +121,7 @@ def choose(
         rate, best, accepted = better, owner[:total], tokens[total] - batch
     gain = float(rate * plain / batch)
     if beside:
-        price = beside.draft_context * contexts[owner]
+        value, price = pairs.real, beside.draft_context * contexts[owner]
         order = np.argsort(rate * price - value)
         tokens = _sums(value[order])
         seconds = beside.rows_cost(rows) + _sums(price[order])
@@ -131,10 +133,9 @@ def choose(
     return Choice(np.bincount(best, minlength=batch).astype(np.int32), gain, float(rate), float(accepted))
 
 
-def _sums(values: Float64) -> Float64:
+def _sums(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Of the first 0, 1, ... values."""
-    sums = np.empty(len(values) + 1)
-    sums[0] = 0.0
+    sums = np.zeros(len(values) + 1, values.dtype)
     np.cumsum(values, out=sums[1:])
     return sums
 

@@ -195,7 +195,7 @@ class AutoSwitch(Switch):
         self._drafting = False
         # the next step: its slots; draft tokens and thousands of context tokens, with a 0 behind them; and scores [k, B],
         # since NumPy is several times as fast along long rows
-        self._slots = np.zeros(0, np.int32)
+        self._slots = np.zeros(0, np.intp)
         self._drafted, self._contexts = np.zeros(1, np.int32), np.zeros(1)
         self._scores: npt.NDArray[np.floating] = np.zeros((k, 0))
         self._places = np.full(0, -1)  # of slots among those; -1: not there
@@ -215,15 +215,16 @@ class AutoSwitch(Switch):
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
         self._make_room(slots)
-        places = self._places[slots]
+        places = self._places.take(slots)
         known = places >= 0
         self._reading = bool((gained == 0).any())
-        drafted = self._drafted[places]
-        prompt_tokens = max(0, num_tokens - len(slots) - int(drafted.sum()))
+        drafted = self._drafted.take(places)
+        total = int(drafted.sum())
+        prompt_tokens = max(0, num_tokens - len(slots) - total)
         self._prompt_tokens.append(prompt_tokens)
         if seconds <= 0 or not known.any():
             return
-        contexts = self._contexts[places]
+        contexts = self._contexts.take(places)
         context, draft_context = float(contexts.sum()), float(drafted @ contexts)
         if self._drafting:
             depth = np.arange(self.k)[:, None]
@@ -236,7 +237,7 @@ class AutoSwitch(Switch):
         self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
         read = prompt_tokens > 0 or not known.all()
         self._reads_after[self._read], self._read = read, read
-        self._prove(read, len(slots), num_tokens, int(drafted.sum()), context, seconds)
+        self._prove(read, len(slots), num_tokens, total, context, seconds)
         self._settle_probe(self.prompt_cost if read else self.cost, num_tokens, context, draft_context, seconds)
         if read:
             self.prompt_cost.learn(num_tokens, context, draft_context, seconds)
@@ -341,8 +342,8 @@ class AutoSwitch(Switch):
         self._drafting = bool(drafted.any())
         batch = len(slots)
         self._places[self._slots] = -1
-        self._slots = slots.copy()
-        self._places[slots] = np.arange(batch)
+        self._slots = slots.astype(np.intp)  # NumPy converts it each time if it is of another type
+        self._places[self._slots] = np.arange(batch)
         self._drafted, self._contexts = np.zeros(batch + 1, np.int32), np.zeros(batch + 1)
         self._drafted[:batch] = drafted
         self._contexts[:batch] = contexts
@@ -397,7 +398,8 @@ class AutoSwitch(Switch):
         cost = self._next_cost()
         prompt_tokens = next((n for n in reversed(self._prompt_tokens) if n), 0) if cost is self.prompt_cost else 0
         batch, of_step = len(contexts), beside or cost
-        sizes = self._unsettled(chosen, lengths, cost, batch + prompt_tokens, uniform)
+        total = int(chosen.sum())
+        sizes = self._unsettled(total, lengths, cost, batch + prompt_tokens, uniform)
         if not sizes:
             return chosen
 
@@ -406,7 +408,7 @@ class AutoSwitch(Switch):
             of_drafts = of_step.draft_context * draft_context + of_step.verify * (total > 0)
             return of_step.size_cost(batch + total) + of_drafts
 
-        of_chosen = seconds(int(chosen.sum()), float(chosen @ contexts))
+        of_chosen = seconds(total, float(chosen @ contexts))
         sample = np.sort(worth.ravel()[:: 4 * self.k + 1])
         least_context = float(contexts.min()) * (1 - 1e-9)
         for size in sizes:
@@ -432,11 +434,10 @@ class AutoSwitch(Switch):
                 return candidate
         return chosen
 
-    def _unsettled(self, chosen: Int32, lengths: Int32, cost: StepCost, base: int, uniform: bool) -> list[int]:
-        """Totals of drafts whose cost is not settled, the least known one first."""
-        total = int(chosen.sum())
+    def _unsettled(self, total: int, lengths: Int32, cost: StepCost, base: int, uniform: bool) -> list[int]:
+        """Numbers of drafts other than `total` whose cost is not settled, the least known one first."""
         if uniform:
-            other = 0 if total else len(chosen) * self.k
+            other = 0 if total else len(lengths) * self.k
             return [other] if cost.unsettled(base + other) else []
         max_rows = max(int(self.MAX_GROWTH * cost.max_rows), int(cost.max_rows) + 2)
         max_total = min(int(lengths.sum()), max(1, max_rows - base))
