@@ -159,8 +159,7 @@ class Calibration:
         self.accepted = np.zeros(self.NUM_BINS)
 
     def _bins(self, scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-        bins = (np.asarray(scores) * self.NUM_BINS).astype(np.intp)
-        return np.minimum(bins, self.NUM_BINS - 1, out=bins)
+        return np.minimum((np.asarray(scores) * self.NUM_BINS).astype(np.int64), self.NUM_BINS - 1)
 
     def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
         """A step has ended: scores of its verified draft tokens, and whether its draft was accepted up to each."""

@@ -442,15 +442,13 @@ class AutoSwitch(Switch):
         max_rows = max(int(self.MAX_GROWTH * cost.max_rows), int(cost.max_rows) + 2)
         max_total = min(int(lengths.sum()), max(1, max_rows - base))
         sizes = {
-            min(max_total, cost.next_size(base + n) - base)
+            min(max_total, max(0, cost.next_size(base + n) - base))  # none is larger than MAX_ROWS
             for n in (total, max_total - 1, max_total // 2, max_total // 4)
         }
         sizes = {n for n in (sizes | {0}) - {total} if cost.unsettled(base + n) or not n and cost.plain_unsettled()}
         return sorted(sizes, key=lambda n: (cost.known(base + n), n))
 
-    def _best(
-        self, size: int, worth: npt.NDArray[np.floating], lengths: Int32, uniform: bool
-    ) -> tuple[Int32, float]:
+    def _best(self, size: int, worth: npt.NDArray[np.floating], lengths: Int32, uniform: bool) -> tuple[Int32, float]:
         """The best drafts of `size` tokens in all, and how many of these are expected to be accepted."""
         batch = len(lengths)
         if not size:
