@@ -89,7 +89,7 @@ def choose(
             gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
         pays = gain > 1
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
-    drafts = np.flatnonzero(live)
+    drafts = live.ravel().nonzero()[0]
     owner = drafts // k
     # value and price of each draft are one complex number, so that both are ordered and added up at once
     pairs = np.empty(len(drafts), complex)
@@ -105,15 +105,15 @@ def choose(
     while True:
         net = rate * pairs.imag
         net -= pairs.real  # in place, as fresh memory is slow
-        if tokens is None or (net[1:] < net[:-1]).any():  # at the next rate few change places
+        if tokens is None or np.count_nonzero(net[1:] < net[:-1]):  # at the next rate few change places
             # not stable at first: among equal drafts, the first requests would always win
-            order = np.argsort(net, kind=None if tokens is None else "stable")
+            order = net.argsort(kind=None if tokens is None else "stable")
             owner, pairs = owner.take(order), pairs.take(order)
             sums = _sums(pairs)
             tokens, seconds = batch + sums.real, f + sums.imag
         loss = rate * seconds
         loss -= tokens
-        total = int(np.argmin(loss))
+        total = int(loss.argmin())
         better = tokens[total] / seconds[total]
         if not better > rate * (1 + 1e-12) and not guess:
             break
@@ -136,7 +136,7 @@ def choose(
 def _sums(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Of the first 0, 1, ... values."""
     sums = np.zeros(len(values) + 1, values.dtype)
-    np.cumsum(values, out=sums[1:])
+    values.cumsum(out=sums[1:])
     return sums
 
 

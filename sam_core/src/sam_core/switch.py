@@ -216,26 +216,26 @@ class AutoSwitch(Switch):
         self._start = now
         self._make_room(slots)
         places = self._places.take(slots)
-        known = places >= 0
-        self._reading = bool((gained == 0).any())
+        known = int(np.count_nonzero(places >= 0))
+        self._reading = not gained.all()
         drafted = self._drafted.take(places)
         total = int(drafted.sum())
         prompt_tokens = max(0, num_tokens - len(slots) - total)
         self._prompt_tokens.append(prompt_tokens)
-        if seconds <= 0 or not known.any():
+        if seconds <= 0 or not known:
             return
         contexts = self._contexts.take(places)
         context, draft_context = float(contexts.sum()), float(drafted @ contexts)
         if self._drafting:
             depth = np.arange(self.k)[:, None]
-            verified = np.flatnonzero(depth < np.where(gained > 0, drafted, 0))
+            verified = (depth < np.where(gained > 0, drafted, 0)).ravel().nonzero()[0]
             accepted = (depth < gained - 1).take(verified)
             self.calibration.observe(self._scores.take(places, 1).take(verified), accepted)
         else:
             self.calibration.fade()
         plain = min(seconds, self._plain_seconds(len(slots), context))
         self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
-        read = prompt_tokens > 0 or not known.all()
+        read = prompt_tokens > 0 or known < len(slots)
         self._reads_after[self._read], self._read = read, read
         self._prove(read, len(slots), num_tokens, total, context, seconds)
         self._settle_probe(self.prompt_cost if read else self.cost, num_tokens, context, draft_context, seconds)
