@@ -495,9 +495,8 @@ class Expected:
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """Seconds, for an array of rows."""
         rows = np.asarray(rows, float)
-        return sum((self._seconds(rows, n) for n in self._prompt_tokens), np.zeros(rows.shape)) / len(
-            self._prompt_tokens
-        )
+        seconds = {n: self._seconds(rows, n) for n in set(self._prompt_tokens)}  # most read none, or a whole chunk
+        return sum((seconds[n] for n in self._prompt_tokens), np.zeros(rows.shape)) / len(self._prompt_tokens)
 
     def _seconds(self, rows: Float64, prompt_tokens: int) -> Float64:
         if not prompt_tokens:
