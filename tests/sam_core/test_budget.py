@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sam_core.budget import Calibration, Choice, choose
-from sam_core.cost import STEPS_PER_BIN, Expected, PromptCost, StepCost
+from sam_core.cost import MAX_ROWS, STEPS_PER_BIN, Expected, PromptCost, StepCost
 from sam_core.proof import PlainSteps, Proof
 from sam_core.switch import AutoSwitch, BatchSwitch
 
@@ -539,6 +539,14 @@ def test_a_record_that_is_none_is_refused(state):
     switch.restore(NOTHING)
     with pytest.raises(ValueError, match="no record"):
         switch.restore(state)
+
+
+def test_steps_may_have_more_rows_than_costs_tell_apart():
+    machine = Machine(seconds=lambda rows: 0.02 + 1e-6 * rows)
+    machine.run(100)
+    machine.read = 2 * MAX_ROWS
+    machine.run(100)
+    assert machine.switch.prompt_cost.fitted
 
 
 def test_steps_that_read_prompts_have_costs_of_their_own():

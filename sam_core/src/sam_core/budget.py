@@ -74,7 +74,9 @@ def choose(
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
-    live = np.arange(k) < lengths[:, None]
+    live = np.empty(scores.shape, bool)
+    for depth in range(k):  # twice as fast as along the short rows
+        np.greater(lengths, depth, out=live[:, depth])
     if uniform:
         tokens = batch + float(scores[live].sum())
         plain, seconds = (cost.rows_cost([batch, batch * (1 + uniform)]) + base).tolist()
@@ -87,23 +89,31 @@ def choose(
             gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
         pays = gain > 1
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
-    drafts = np.flatnonzero(live)
-    owner, value = drafts // k, scores.ravel()[drafts].astype(float, copy=False)
-    price = cost.draft_context * contexts[owner]
+    drafts = live.ravel().nonzero()[0]
+    owner = drafts // k
+    # value and price of each draft are one complex number, so that both are ordered and added up at once
+    pairs = np.empty(len(drafts), complex)
+    pairs.real = scores.ravel().take(drafts)
+    pairs.imag = cost.draft_context * contexts.take(owner)
     accepted = 0.0
-    f = cost.rows_cost(batch + np.arange(len(value) + 1)) + base
+    rows = np.arange(batch, batch + len(drafts) + 1.0)
+    f = cost.rows_cost(rows) + base
     f[1:] += cost.verify
     plain = float(f[0])
     rate, best = guess or batch / plain, owner[:0]
     tokens = seconds = None
     while True:
-        net = rate * price - value
-        if tokens is None or (net[1:] < net[:-1]).any():  # at the next rate few change places
+        net = rate * pairs.imag
+        net -= pairs.real  # in place, as fresh memory is slow
+        if tokens is None or np.count_nonzero(net[1:] < net[:-1]):  # at the next rate few change places
             # not stable at first: among equal drafts, the first requests would always win
-            order = np.argsort(net, kind=None if tokens is None else "stable")
-            owner, value, price = owner[order], value[order], price[order]
-            tokens, seconds = batch + _sums(value), f + _sums(price)
-        total = int(np.argmax(tokens - rate * seconds))
+            order = net.argsort(kind=None if tokens is None else "stable")
+            owner, pairs = owner.take(order), pairs.take(order)
+            sums = _sums(pairs)
+            tokens, seconds = batch + sums.real, f + sums.imag
+        loss = rate * seconds
+        loss -= tokens
+        total = int(loss.argmin())
         better = tokens[total] / seconds[total]
         if not better > rate * (1 + 1e-12) and not guess:
             break
@@ -111,10 +121,10 @@ def choose(
         rate, best, accepted = better, owner[:total], tokens[total] - batch
     gain = float(rate * plain / batch)
     if beside:
-        price = beside.draft_context * contexts[owner]
+        value, price = pairs.real, beside.draft_context * contexts[owner]
         order = np.argsort(rate * price - value)
         tokens = _sums(value[order])
-        seconds = beside.rows_cost(batch + np.arange(len(value) + 1)) + _sums(price[order])
+        seconds = beside.rows_cost(rows) + _sums(price[order])
         seconds[1:] += beside.verify
         worth = tokens - rate * seconds
         total = int(np.argmax(worth))
@@ -123,10 +133,10 @@ def choose(
     return Choice(np.bincount(best, minlength=batch).astype(np.int32), gain, float(rate), float(accepted))
 
 
-def _sums(values: Float64) -> Float64:
+def _sums(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Of the first 0, 1, ... values."""
-    sums = np.zeros(len(values) + 1)
-    np.cumsum(values, out=sums[1:])
+    sums = np.zeros(len(values) + 1, values.dtype)
+    values.cumsum(out=sums[1:])
     return sums
 
 
@@ -153,10 +163,11 @@ class Calibration:
 
     def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
         """A step has ended: scores of its verified draft tokens, and whether its draft was accepted up to each."""
-        bins = self._bins(scores)
+        bins = self._bins(scores) + self.NUM_BINS * accepted
+        refused, confirmed = np.bincount(bins, minlength=2 * self.NUM_BINS).reshape(2, -1)
         self.fade()
-        self.offered += np.bincount(bins, minlength=self.NUM_BINS)
-        self.accepted += np.bincount(bins[accepted], minlength=self.NUM_BINS)
+        self.offered += refused + confirmed
+        self.accepted += confirmed
 
     def fade(self) -> None:
         """A step has ended. Counts decay without drafts as well, so that refused scores are tried again."""
@@ -168,7 +179,8 @@ class Calibration:
         factor = (self.accepted + self.PRIOR_SAMPLES * self._centre) / (
             self.offered * self._centre + self.PRIOR_SAMPLES * self._centre
         )
-        corrected = np.asarray(scores) * factor[self._bins(scores)]
+        corrected = factor.take(self._bins(scores))
+        corrected *= scores
         before: Any = 1.0
         for column in corrected.T:  # as np.minimum.accumulate, which is slow along short rows
             before = np.minimum(column, before, out=column)

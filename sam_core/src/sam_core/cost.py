@@ -359,7 +359,8 @@ class StepCost:
         """
         rows = np.asarray(rows, float)
         inside = np.interp(rows, self._rows, self._seconds)
-        return np.where(rows > self._rows[-1], self._seconds[-1] * rows / self._rows[-1], inside)
+        beyond = rows > self._rows[-1]
+        return np.where(beyond, self._seconds[-1] * rows / self._rows[-1], inside) if beyond.any() else inside
 
     def size_cost(self, rows: int) -> float:
         """f(rows) of one size: `rows_cost`, several times as fast."""
@@ -459,11 +460,14 @@ class PromptCost(StepCost):
         """f(rows), seconds, for an array of rows."""
         rows = np.asarray(rows, float)
         first, last = self._rows[0], self._rows[-1]
+        line = self._mean + self._slope * (rows - self._centre)
+        on_line = (rows > MAX_GRAPH_ROWS) & (last > MAX_GRAPH_ROWS)
+        if on_line.all():
+            return line
         inside = np.interp(rows, self._rows, self._seconds)
         near = inside + self._slope * (np.maximum(rows - last, 0.0) + np.minimum(rows - first, 0.0))
         near = np.maximum(near, self._seconds[0] * np.minimum(rows / first, 1.0))
-        line = self._mean + self._slope * (rows - self._centre)
-        return np.where((rows > MAX_GRAPH_ROWS) & (last > MAX_GRAPH_ROWS), line, near)
+        return np.where(on_line, line, near)
 
     def size_cost(self, rows: int) -> float:
         """f(rows) of one size."""
@@ -488,22 +492,23 @@ class Expected:
         self.verify = plain.verify + reading * max(0.0, prompt.verify - plain.verify)
 
     def size_cost(self, rows: int) -> float:
-        """Of one size."""
-        return float(self.rows_cost(rows))
+        """Of one size: `rows_cost`, several times as fast."""
+        seconds = self._seconds(np.asarray(rows, float), np.array(self._prompt_tokens))
+        return float(sum(seconds, np.zeros(())) / len(seconds))
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """Seconds, for an array of rows."""
         rows = np.asarray(rows, float)
-        return sum((self._seconds(rows, n) for n in self._prompt_tokens), np.zeros(rows.shape)) / len(
-            self._prompt_tokens
-        )
+        seconds = {n: self._seconds(rows, n) for n in set(self._prompt_tokens)}  # most read none, or a whole chunk
+        return sum((seconds[n] for n in self._prompt_tokens), np.zeros(rows.shape)) / len(self._prompt_tokens)
 
-    def _seconds(self, rows: Float64, prompt_tokens: int) -> Float64:
-        if not prompt_tokens:
-            return self._plain.rows_cost(rows)
+    def _seconds(self, rows: Float64, prompt_tokens: int | npt.NDArray[np.integer]) -> Float64:
         rows = rows + prompt_tokens
-        of_plain = self._plain.covers(rows) & ~self._prompt.covers(rows)
-        return np.where(of_plain, self._plain.rows_cost(rows), self._prompt.rows_cost(rows))
+        if not np.any(prompt_tokens):
+            return self._plain.rows_cost(rows)
+        of_plain = (prompt_tokens == 0) | (self._plain.covers(rows) & ~self._prompt.covers(rows))
+        of_prompt = self._prompt.rows_cost(rows)
+        return np.where(of_plain, self._plain.rows_cost(rows), of_prompt) if of_plain.any() else of_prompt
 
 
 def _slopes(w: Float64, x: Float64, t: Float64, ridge: Float64) -> Float64:

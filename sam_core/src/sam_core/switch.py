@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -193,10 +193,11 @@ class AutoSwitch(Switch):
         self._reads_after = [False, True]  # whether the step after one that read none did, and after one that read some
         self._step = 0
         self._drafting = False
-        # the next step: its slots; draft tokens and thousands of context tokens, with a 0 behind them; and scores
-        self._slots = np.zeros(0, np.int32)
+        # the next step: its slots; draft tokens and thousands of context tokens, with a 0 behind them; and scores [k, B],
+        # since NumPy is several times as fast along long rows
+        self._slots = np.zeros(0, np.intp)
         self._drafted, self._contexts = np.zeros(1, np.int32), np.zeros(1)
-        self._scores: npt.NDArray[np.floating] = np.zeros((0, k))
+        self._scores: npt.NDArray[np.floating] = np.zeros((k, 0))
         self._places = np.full(0, -1)  # of slots among those; -1: not there
 
     def _make_room(self, slots: Int32) -> None:
@@ -214,27 +215,29 @@ class AutoSwitch(Switch):
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
         self._make_room(slots)
-        places = self._places[slots]
-        known = places >= 0
-        self._reading = bool((gained == 0).any())
-        drafted = self._drafted[places]
-        prompt_tokens = max(0, num_tokens - len(slots) - int(drafted.sum()))
+        places = self._places.take(slots)
+        known = int(np.count_nonzero(places >= 0))
+        self._reading = not gained.all()
+        drafted = self._drafted.take(places)
+        total = int(drafted.sum())
+        prompt_tokens = max(0, num_tokens - len(slots) - total)
         self._prompt_tokens.append(prompt_tokens)
-        if seconds <= 0 or not known.any():
+        if seconds <= 0 or not known:
             return
-        contexts = self._contexts[places]
+        contexts = self._contexts.take(places)
         context, draft_context = float(contexts.sum()), float(drafted @ contexts)
         if self._drafting:
-            verified = np.arange(self.k) < (drafted * (gained > 0))[:, None]
-            accepted = np.arange(self.k) < (gained - 1)[:, None]
-            self.calibration.observe(self._scores[places][verified], accepted[verified])
+            depth = np.arange(self.k)[:, None]
+            verified = (depth < np.where(gained > 0, drafted, 0)).ravel().nonzero()[0]
+            accepted = (depth < gained - 1).take(verified)
+            self.calibration.observe(self._scores.take(places, 1).take(verified), accepted)
         else:
             self.calibration.fade()
         plain = min(seconds, self._plain_seconds(len(slots), context))
         self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
-        read = prompt_tokens > 0 or not known.all()
+        read = prompt_tokens > 0 or known < len(slots)
         self._reads_after[self._read], self._read = read, read
-        self._prove(read, len(slots), num_tokens, int(drafted.sum()), context, seconds)
+        self._prove(read, len(slots), num_tokens, total, context, seconds)
         self._settle_probe(self.prompt_cost if read else self.cost, num_tokens, context, draft_context, seconds)
         if read:
             self.prompt_cost.learn(num_tokens, context, draft_context, seconds)
@@ -327,7 +330,7 @@ class AutoSwitch(Switch):
                 chosen[:] = 0
         self._record(slots, thousands, chosen)
         if self._drafting:
-            self._scores = scores.copy()
+            self._scores = scores.T.copy()
         return chosen
 
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
@@ -339,8 +342,8 @@ class AutoSwitch(Switch):
         self._drafting = bool(drafted.any())
         batch = len(slots)
         self._places[self._slots] = -1
-        self._slots = slots.copy()
-        self._places[slots] = np.arange(batch)
+        self._slots = slots.astype(np.intp)  # NumPy converts it each time if it is of another type
+        self._places[self._slots] = np.arange(batch)
         self._drafted, self._contexts = np.zeros(batch + 1, np.int32), np.zeros(batch + 1)
         self._drafted[:batch] = drafted
         self._contexts[:batch] = contexts
@@ -395,18 +398,32 @@ class AutoSwitch(Switch):
         cost = self._next_cost()
         prompt_tokens = next((n for n in reversed(self._prompt_tokens) if n), 0) if cost is self.prompt_cost else 0
         batch, of_step = len(contexts), beside or cost
+        total = int(chosen.sum())
+        sizes = self._unsettled(total, lengths, cost, batch + prompt_tokens, uniform)
+        if not sizes:
+            return chosen
 
-        def seconds(drafted: Int32) -> float:
+        def seconds(total: int, draft_context: float) -> float:
             """What the step costs with these drafts, but for the contexts that it reads in any case."""
-            total = int(drafted.sum())
-            of_drafts = of_step.draft_context * float(drafted @ contexts) + of_step.verify * (total > 0)
+            of_drafts = of_step.draft_context * draft_context + of_step.verify * (total > 0)
             return of_step.size_cost(batch + total) + of_drafts
 
-        of_chosen: float | None = None  # seconds
-        for candidate, accepted in self._unsettled(chosen, worth, lengths, cost, batch + prompt_tokens, uniform):
-            if of_chosen is None:
-                of_chosen = seconds(chosen)
-            slower, gained = seconds(candidate) - of_chosen, (accepted - self._accepted) / rate
+        of_chosen = seconds(total, float(chosen @ contexts))
+        sample = np.sort(worth.ravel()[:: 4 * self.k + 1])
+        least_context = float(contexts.min()) * (1 - 1e-9)
+        for size in sizes:
+            # most sizes are too dear whatever their best drafts are: no `size` tokens are worth more than `size` times
+            # any mark, and all that is above it
+            mark = sample[max(0, len(sample) - 1 - size * len(sample) // worth.size)]
+            accepted = float(size * mark + np.maximum(worth - mark, 0.0).sum()) * (1 + 1e-9) if size else 0.0
+            slower, gained = seconds(size, size * least_context) - of_chosen, (accepted - self._accepted) / rate
+            if slower - gained > self._credit:
+                continue
+            candidate, accepted = self._best(size, worth, lengths, uniform)
+            if size and not uniform and accepted < (self.MIN_GAIN_OFF - 1) * batch:
+                continue  # it would not pay even if it cost nothing
+            slower = seconds(size, float(candidate @ contexts)) - of_chosen
+            gained = (accepted - self._accepted) / rate
             loss = max(0.0, slower - gained)
             if loss <= self._credit:
                 self._credit -= loss
@@ -417,44 +434,34 @@ class AutoSwitch(Switch):
                 return candidate
         return chosen
 
-    def _unsettled(
-        self,
-        chosen: Int32,
-        worth: npt.NDArray[np.floating],
-        lengths: Int32,
-        cost: StepCost,
-        base: int,
-        uniform: bool,
-    ) -> Iterator[tuple[Int32, float]]:
-        """The best drafts for each size whose cost is not settled, the least known size first, and their expected tokens."""
-        batch = len(chosen)
+    def _unsettled(self, total: int, lengths: Int32, cost: StepCost, base: int, uniform: bool) -> list[int]:
+        """Numbers of drafts other than `total` whose cost is not settled, the least known one first."""
         if uniform:
-            other = 0 if chosen.any() else self.k
-            if cost.unsettled(base + batch * other):
-                live = np.arange(other) < lengths[:, None]
-                yield np.full(batch, other, np.int32), float(worth[:, :other][live].sum())
-            return
+            other = 0 if total else len(lengths) * self.k
+            return [other] if cost.unsettled(base + other) else []
         max_rows = max(int(self.MAX_GROWTH * cost.max_rows), int(cost.max_rows) + 2)
         max_total = min(int(lengths.sum()), max(1, max_rows - base))
-        total = int(chosen.sum())
         sizes = {
-            min(max_total, cost.next_size(base + n) - base)
+            min(max_total, max(0, cost.next_size(base + n) - base))  # none is larger than MAX_ROWS
             for n in (total, max_total - 1, max_total // 2, max_total // 4)
         }
         sizes = {n for n in (sizes | {0}) - {total} if cost.unsettled(base + n) or not n and cost.plain_unsettled()}
-        if not sizes:
-            return
+        return sorted(sizes, key=lambda n: (cost.known(base + n), n))
+
+    def _best(self, size: int, worth: npt.NDArray[np.floating], lengths: Int32, uniform: bool) -> tuple[Int32, float]:
+        """The best drafts of `size` tokens in all, and how many of these are expected to be accepted."""
+        batch = len(lengths)
+        if not size:
+            return np.zeros(batch, np.int32), 0.0
         owner, depth = np.nonzero(np.arange(self.k) < lengths[:, None])
         worth = worth[owner, depth]
+        if uniform:
+            return np.full(batch, self.k, np.int32), float(worth.sum())
         falling = np.sort(worth)[::-1]  # quicker than argsort
-        gains = np.cumsum(falling)
-        for size in sorted(sizes, key=lambda n: (cost.known(base + n), n)):
-            if not size:
-                yield np.zeros(batch, np.int32), 0.0
-            elif gains[size - 1] >= (self.MIN_GAIN_OFF - 1) * batch:  # others would not pay even if they cost nothing
-                best = worth > falling[size - 1]
-                best[np.flatnonzero(worth == falling[size - 1])[: size - np.count_nonzero(best)]] = True
-                yield np.bincount(owner[best], minlength=batch).astype(np.int32), float(gains[size - 1])
+        best = worth > falling[size - 1]
+        best[np.flatnonzero(worth == falling[size - 1])[: size - np.count_nonzero(best)]] = True
+        drafts = np.bincount(owner[best], minlength=batch).astype(np.int32)
+        return drafts, float(np.cumsum(falling)[size - 1])
 
     def take_over(self, state: dict[str, Any]) -> None:
         """Begin with what another process learned, perhaps on another machine; ValueError if `state` is no record.
