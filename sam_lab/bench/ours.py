@@ -77,6 +77,14 @@ class ClockedPool:
         self.pool.catch_up()
         self.seconds += time.process_time() - start
 
+    @property
+    def min_prob(self) -> float:
+        return self.pool.min_prob
+
+    @min_prob.setter
+    def min_prob(self, value: float) -> None:
+        self.pool.min_prob = value
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.pool, name)
 

@@ -18,10 +18,10 @@ class NotingPool:
         self._open[slot] = []
         return slot
 
-    def step(self, slots, tokens, counts, *args, starts):
+    def step(self, slots, tokens, counts, *args, starts, **options):
         for slot, row, start, count in zip(slots.tolist(), tokens, starts, counts, strict=False):
             self._open[slot] += row[start : start + count].tolist()
-        self.pool.step(slots, tokens, counts, *args, starts=starts)
+        self.pool.step(slots, tokens, counts, *args, starts=starts, **options)
 
     def append(self, slot, tokens):
         self._open[slot] += tokens.tolist()

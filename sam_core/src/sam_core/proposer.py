@@ -294,6 +294,8 @@ class SamProposer:
         out = np.empty((len(starts), self.k), np.int32)
         guessed = np.empty(len(starts), np.int32)
         scores = np.zeros((len(starts), self.k), np.float32)
+        if not self.uniform:
+            self.pool.min_prob = max(self.options.pool_min_prob, self.switch.min_score)
         self.pool.step(
             step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts, early=early
         )

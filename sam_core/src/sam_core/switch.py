@@ -28,7 +28,10 @@ class Switch:
     again.
 
     steps, steps_on: steps so far, and those with drafts. transitions: times that `on` changed.
+    min_score: the next drafts may end before their score falls below this: less would not be chosen.
     """
+
+    min_score = 0.0
 
     def __init__(self, logger: logging.Logger) -> None:
         self.logger = logger
@@ -187,6 +190,9 @@ class AutoSwitch(Switch):
     """Consecutive steps without a look at drafts, while they are not worth it."""
     MAX_WAIT = 1000
     """Steps after which drafts begin even if all have read prompts, so that what a token is worth is a guess."""
+    MIN_SCORE, MIN_SCORE_BATCH = 0.5, 256
+    """Share of the lowest chosen score below which the next drafts end: what a token costs does not double from step to step.
+    Requests from which on: with fewer, what the drafter learns from all drafts is worth more than the time."""
     PROMPT_WINDOW = 16
     """Latest steps from which the prompt tokens of the next step are predicted."""
 
@@ -383,8 +389,12 @@ class AutoSwitch(Switch):
                 self._credit, self._probe, self.explored = before
                 chosen[:] = 0
         self._record(slots, thousands, chosen)
+        self.min_score = 0.0
         if self._drafting:
             self._scores = scores.T.copy()
+        if self._drafting and len(slots) >= self.MIN_SCORE_BATCH:
+            last = scores.ravel().take(np.arange(0, scores.size, self.k) + np.maximum(chosen, 1) - 1)
+            self.min_score = self.MIN_SCORE * float(last.min(where=chosen > 0, initial=1.0))
         return chosen
 
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
