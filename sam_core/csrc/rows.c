@@ -96,8 +96,10 @@ typedef struct {
     pthread_cond_t has_learned;
 } job;
 
-typedef struct {
+typedef struct worker {
     job *job;
+    struct worker *all;
+    uint32_t number, count; // of all
     rule_work *work;
     sam_memory memory; // of the current block
     bool refused;      // the block has no more memory
@@ -266,9 +268,8 @@ static void learn(job *j) {
 #define RUN(call) call(w, block_start(j, block), block_start(j, block + 1))
 
 // Drafts no block before all is learned; feeds blocks meanwhile, or finds their matches.
-static void *run_blocks(void *argument) {
+static void run_blocks(worker *w) {
     enum { MAX_BEGUN = 64 };
-    worker *w = argument;
     job *j = w->job;
     uint32_t begun[MAX_BEGUN], count = 0, block;
     while (!atomic_load(&j->learned) && count < MAX_BEGUN && take_block(j, &block)) {
@@ -287,36 +288,45 @@ static void *run_blocks(void *argument) {
         if (j->drafts)
             RUN(draft_block);
     }
-    return NULL;
 }
 
 #undef RUN
 
-// Runs all blocks of a job, in this thread and in others as far as these can be created.
+// Each worker creates the threads of two others, as far as they can be created: creating one takes as long as a block.
+static void *run_worker(void *argument) {
+    enum { OTHERS = 2 };
+    worker *w = argument;
+    pthread_t threads[OTHERS];
+    uint32_t created = 0;
+    for (uint32_t i = OTHERS * w->number + 1; created < OTHERS && i < w->count; i++, created++)
+        if (pthread_create(&threads[created], NULL, run_worker, &w->all[i]) != 0)
+            break;
+    if (w->number == 0)
+        learn(w->job);
+    run_blocks(w);
+    while (created)
+        pthread_join(threads[--created], NULL);
+    return NULL;
+}
+
+// Runs all blocks of a job, in this thread and in others.
 static void run(job *j) {
     pool *p = j->p;
-    enum { MAX_OTHERS = POOL_MAX_THREADS - 1 };
-    worker workers[MAX_OTHERS + 1] = {{.job = j, .work = rule_model_work(p->model)}};
-    pthread_t threads[MAX_OTHERS];
+    worker workers[POOL_MAX_THREADS] = {{.work = rule_model_work(p->model)}};
     uint32_t count = 1;
-    while (count < p->num_threads && count < j->count / ROWS_THREAD) {
-        worker *w = &workers[count];
-        *w = (worker){.job = j, .work = SAM_REALLOC(NULL, rule_work_bytes())};
-        if (!w->work)
-            break;
-        if (pthread_create(&threads[count - 1], NULL, run_blocks, w) != 0) {
-            SAM_FREE(w->work);
-            break;
-        }
+    while (count < p->num_threads && count < j->count / ROWS_THREAD &&
+           (workers[count].work = SAM_REALLOC(NULL, rule_work_bytes())))
         count++;
-    }
-    learn(j);
-    run_blocks(&workers[0]);
     for (uint32_t i = 0; i < count; i++) {
-        if (i) {
-            pthread_join(threads[i - 1], NULL);
+        workers[i].job = j;
+        workers[i].all = workers;
+        workers[i].number = i;
+        workers[i].count = count;
+    }
+    run_worker(&workers[0]);
+    for (uint32_t i = 0; i < count; i++) {
+        if (i)
             SAM_FREE(workers[i].work);
-        }
         p->memory.used += workers[i].used;
         p->memory.work += workers[i].visited;
         p->work -= workers[i].spent;
