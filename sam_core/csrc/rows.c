@@ -69,9 +69,9 @@ void rows_ask_draft(const pool *p, pool_row *row, unsigned step) {
     if (!slot->drafts || !row->k)
         return;
     if (slot->request.memory)
-        sam_ask_match(&slot->request, &slot->cursor, step - 1, &row->asked[RULE_REQUEST]);
+        sam_ask_match(&slot->request, slot->cursor.near, step - 1, &row->asked[RULE_REQUEST]);
     if (slot->group && slot->group->index.memory && slot->text->indexed)
-        sam_ask_match(&slot->group->index, &slot->text->cursor, step - 1, &row->asked[RULE_GROUP]);
+        sam_ask_match(&slot->group->index, slot->text->cursor.near, step - 1, &row->asked[RULE_GROUP]);
 }
 
 // ---- threads
@@ -192,18 +192,23 @@ static void draft_block(worker *w, uint32_t from, uint32_t to) {
     pool *p = j->p;
     begin(w);
     const uint32_t asks = DRAFT_ASKS;
+    uint32_t rows[RULE_TOGETHER], count = 0;
     for (uint32_t i = from; !w->refused && i < to + asks; i++) {
         for (uint32_t step = 0; step < asks; step++)
             if (i - step >= from && i - step < to)
                 rows_ask_draft(p, ROW(i - step), step);
         if (i < from + asks)
             continue;
-        pool_row *row = ROW(i - asks);
-        pool_slot *slot = &p->slots[row->slot];
-        if (j->feeds && !(row->fed && (!slot->group || group_is_complete(slot->group))))
+        const pool_row *row = ROW(i - asks);
+        pool_group *g = p->slots[row->slot].group;
+        if (!j->feeds || (row->fed && (!g || group_is_complete(g))))
+            rows[count++] = j->order[i - asks];
+        if (!count || (count < RULE_TOGETHER && i + 1 < to + asks))
             continue;
-        pool_draft(p, slot, row->k, j->out, j->order[i - asks], w->work, &w->memory, &w->counts);
-        row->drafted = !w->refused;
+        uint32_t done = pool_draft(p, rows, count, j->out, w->work, &w->memory, &w->counts);
+        for (uint32_t at = 0; at < done; at++)
+            p->rows[rows[at]].drafted = true;
+        count = 0;
     }
     end(w);
 }

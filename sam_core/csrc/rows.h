@@ -56,9 +56,10 @@ void pool_learn(pool *p);
 // after the others.
 bool pool_is_behind(const pool *p, const pool_row *row);
 
-// In pool.c: drafts into row `at` of `out` with memory from `memory`, and counts it.
-void pool_draft(const pool *p, pool_slot *slot, uint32_t k, const pool_drafts *out, size_t at,
-                rule_work *work, sam_memory *memory, rows_counts *counts);
+// In pool.c: drafts for up to RULE_TOGETHER rows, with memory from `memory`, and counts that. Returns the number of rows that
+// are drafted: the first without memory ends it.
+uint32_t pool_draft(const pool *p, const uint32_t *rows, uint32_t count, const pool_drafts *out,
+                    rule_work *work, sam_memory *memory, rows_counts *counts);
 void pool_count(pool *p, const rows_counts *counts);
 
 #endif

@@ -58,7 +58,8 @@ enum {
     RULE_INDEXES = 2,   // sources that are a sam_index: request and group
     RULE_MATCHED = 3,   // sources with matches: these and the corpus
     RULE_LAST = 5,      // last tokens of the text, by which followers are looked up
-    RULE_MAX_DRAFT = 64 // tokens of a draft or nodes of a tree
+    RULE_MAX_DRAFT = 64, // tokens of a draft or nodes of a tree
+    RULE_TOGETHER = 8,   // chains, at most, that are drafted side by side
 };
 
 // The matches of a request's text in each source.
@@ -100,16 +101,28 @@ typedef struct {
 
 void rule_record_free(rule_record *record, sam_memory *memory);
 
-// Drafts at most k <= RULE_MAX_DRAFT tokens, as a chain or, if `parents` is given, as a tree of at most k
-// nodes: parents[i] < i is the node that node i follows, -1 the end of the text. scores[i], if given, is the
-// probability that the path to token i is accepted. match_lengths[i], if given, is the number of tokens of
+// A draft to be made.
+typedef struct {
+    rule_context context;
+    uint32_t k;             // at most so many tokens, up to RULE_MAX_DRAFT
+    int32_t *tokens;        // where to write the draft; NULL: the arrays below are not written
+    int32_t *parents;       // NULL: a chain
+    float *scores;          // NULL or as below
+    int32_t *match_lengths; // NULL or as below
+    rule_record *record;    // of the slot
+    uint32_t size;          // becomes the number of drafted tokens
+} rule_task;
+
+// Makes drafts: chains or, if the tasks have `parents`, trees of at most k nodes: parents[i] < i is the node that node i
+// follows, -1 the end of the text. scores[i] is the
+// probability that the path to token i is accepted. match_lengths[i] is the number of tokens of
 // the longest match in record->source[i] that token i continues, drafted tokens included; in a copy
 // (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is a follower or only frequent. min_prob: see
-// above, 0 .. 1. Returns the number of tokens and keeps in *record what rule_learn needs. Without memory for
-// that, nothing is drafted.
+// above, 0 .. 1. Keeps in each record what rule_learn needs. Returns the number of drafts made, in the order of the tasks:
+// the first without memory for that ends it, with a size of 0. Chains of `count` and `blend` are
+// drafted several at a time, so that their cache misses overlap.
 uint32_t rule_draft(const rule_model *model, rule_work *work, sam_memory *memory, rule_name rule,
-                    const rule_context *context, uint32_t k, float min_prob, int32_t *tokens,
-                    int32_t *parents, float *scores, int32_t *match_lengths, rule_record *record);
+                    float min_prob, rule_task *tasks, uint32_t count);
 
 // Learns from the tokens that came after the drafted text and empties the record. Adds the confirmed tokens
 // of the draft to accepted[source]. Never fails.

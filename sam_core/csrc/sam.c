@@ -774,14 +774,14 @@ void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t to
     }
 }
 
-void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step, sam_asked *asked) {
+void sam_ask_match(const sam_index *index, sam_state near, unsigned step, sam_asked *asked) {
     uint32_t number = asked->node;
     if (step == 0) {
-        ask_link(index, cursor->near);
+        ask_link(index, near);
         return;
     }
     if (step == 1) {
-        number = node_above(index, cursor->near);
+        number = node_above(index, near);
     } else if (number) {
         const sam_node *node = &index->nodes[number]; // then the tokens that followed it
         if (node->target != SAM_NONE)

@@ -202,7 +202,7 @@ typedef struct {
 enum { SAM_APPEND_ASKS = 7, SAM_MATCH_ASKS = 4 };
 void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
                     sam_asked *asked);
-void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step, sam_asked *asked);
+void sam_ask_match(const sam_index *index, sam_state near, unsigned step, sam_asked *asked);
 
 // Begins another text with the text of `cursor`: *branch becomes its cursor. Returns false without memory:
 // nothing has changed.
