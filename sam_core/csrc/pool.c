@@ -521,7 +521,7 @@ static rule_context context_of(const pool *p, pool_slot *slot) {
 
 uint32_t pool_draft(const pool *p, const uint32_t *rows, uint32_t count, const pool_drafts *out,
                     rule_work *work, sam_memory *memory, rows_counts *counts) {
-    rule_task tasks[RULE_TOGETHER];
+    rule_task tasks[RULE_BESIDE];
     for (uint32_t i = 0; i < count; i++) {
         pool_slot *slot = &p->slots[p->rows[rows[i]].slot];
         size_t at = rows[i] * out->width;

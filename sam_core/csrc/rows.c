@@ -192,7 +192,7 @@ static void draft_block(worker *w, uint32_t from, uint32_t to) {
     pool *p = j->p;
     begin(w);
     const uint32_t asks = DRAFT_ASKS;
-    uint32_t rows[RULE_TOGETHER], count = 0;
+    uint32_t rows[RULE_BESIDE], count = 0;
     for (uint32_t i = from; !w->refused && i < to + asks; i++) {
         for (uint32_t step = 0; step < asks; step++)
             if (i - step >= from && i - step < to)
@@ -203,7 +203,7 @@ static void draft_block(worker *w, uint32_t from, uint32_t to) {
         pool_group *g = p->slots[row->slot].group;
         if (!j->feeds || (row->fed && (!g || group_is_complete(g))))
             rows[count++] = j->order[i - asks];
-        if (!count || (count < RULE_TOGETHER && i + 1 < to + asks))
+        if (!count || (count < RULE_BESIDE && i + 1 < to + asks))
             continue;
         uint32_t done = pool_draft(p, rows, count, j->out, w->work, &w->memory, &w->counts);
         for (uint32_t at = 0; at < done; at++)

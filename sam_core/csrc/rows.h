@@ -56,8 +56,8 @@ void pool_learn(pool *p);
 // after the others.
 bool pool_is_behind(const pool *p, const pool_row *row);
 
-// In pool.c: drafts for up to RULE_TOGETHER rows, with memory from `memory`, and counts that. Returns the number of rows that
-// are drafted: the first without memory ends it.
+// In pool.c: drafts for at most RULE_BESIDE rows of the step, with memory from `memory`, and counts that. Returns how
+// many of these rows, in their order, are drafted; fewer than `count` without memory.
 uint32_t pool_draft(const pool *p, const uint32_t *rows, uint32_t count, const pool_drafts *out,
                     rule_work *work, sam_memory *memory, rows_counts *counts);
 void pool_count(pool *p, const rows_counts *counts);

@@ -102,6 +102,9 @@ typedef struct {
     uint32_t node_count, candidate_count;
 } draft;
 
+// Whether a rule matches again at every drafted token.
+static bool matches_again(rule_name rule) { return rule == RULE_COUNT || rule == RULE_BLEND; }
+
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 // ---- matches
@@ -111,25 +114,28 @@ static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t index_matches(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
                               uint32_t max_matches, match *matches) {
     uint32_t count = 0, marks = 0;
-    for (; count < max_matches && state != SAM_ROOT && length;
-         state = sam_link(index, state), length = sam_node_of(index, state)->length) {
+    while (state != SAM_ROOT && length) {
         sam_following f;
         sam_follow(index, state, &f);
-        if (f.marks == marks)
-            continue;
-        marks = f.marks;
-        match *m = &matches[count];
-        m->source = source;
-        m->rank = count++;
-        m->length = length;
-        m->cells = model_cells(source, m->rank, length);
-        m->marks = f.marks;
-        m->best = f.best;
-        m->best_count = f.best_count;
-        m->newest = f.newest;
-        m->state = state;
-        m->listed = 0;
-        m->all_listed = false;
+        if (f.marks != marks) {
+            marks = f.marks;
+            match *m = &matches[count];
+            m->source = source;
+            m->rank = count++;
+            m->length = length;
+            m->cells = model_cells(source, m->rank, length);
+            m->marks = f.marks;
+            m->best = f.best;
+            m->best_count = f.best_count;
+            m->newest = f.newest;
+            m->state = state;
+            m->listed = 0;
+            m->all_listed = false;
+            if (count == max_matches)
+                break; // the next node may not be in the cache
+        }
+        state = sam_link(index, state);
+        length = sam_node_of(index, state)->length;
     }
     return count;
 }
@@ -320,13 +326,20 @@ static bool is_named(const draft *d, const node *n, int32_t token) {
     return false;
 }
 
+// Whether no match in an index is so long that followers are not used beside it.
+static bool has_short_matches(const node *n) {
+    for (uint32_t s = 0; s < RULE_INDEXES; s++)
+        if (n->length[s] > SHORT_MATCH)
+            return false;
+    return true;
+}
+
 // The follower of the most last tokens; if followers are not a source, the one of those that occur in a
 // source: in an index, or as a match's candidate. SAM_NO_TOKEN if there is none. *cell: the cell of the other
 // candidates. Not used beside longer matches.
 static int32_t find_follower(const draft *d, const node *n, const sam_index *index, uint32_t *cell) {
-    for (uint32_t s = 0; s < RULE_INDEXES; s++)
-        if (n->length[s] > SHORT_MATCH)
-            return SAM_NO_TOKEN;
+    if (!has_short_matches(n))
+        return SAM_NO_TOKEN;
     for (uint32_t order = MODEL_ORDERS; order--;) {
         uint32_t times;
         int32_t token = model_follow(&d->model->model, order, n->last, &times);
@@ -360,8 +373,8 @@ typedef struct {
 
 #define INDEX(match) d->context->index[(match)->source]
 
-// Names the candidates of a node, and asks how often each followed each match. The look-ups are in this step and the two
-// after it, so that their cache misses overlap.
+// Names the candidates of a node, and asks how often each followed each match. The answers take this step and the
+// two after it, so that their cache misses overlap.
 static void name_candidates(draft *d, node *n, vote *v) {
     const rule_context *context = d->context;
     match *matches = v->matches;
@@ -489,7 +502,7 @@ static void consider_count(draft *d, node *n) {
     }
 }
 
-// Considers a node, in three steps: find_edges is the second.
+// Considers a node in three steps, of which find_edges is the second.
 static void begin_node(draft *d, node *n, vote *v) {
     n->considered = true;
     n->seen.first = (uint16_t)d->candidate_count;
@@ -622,63 +635,55 @@ typedef struct {
     sam_asked asked[RULE_INDEXES];
 } chain;
 
-enum { CHAIN_ASKS = SAM_MATCH_ASKS + 2 };
+enum { CHAIN_ASKS = SAM_MATCH_ASKS - 1 };
 
-// Brings the matches of a chain's node up to date, in steps: each reads what the one before it has prefetched. The pool has
-// done that for the first node.
+// Prefetches for the next node of a chain, in stages. For the first one the pool has prefetched all but the followers
+// (rows.h).
 static void ask_chain(chain *c, uint32_t step) {
-    draft *d = &c->draft;
-    node *n = c->at;
-    const node *parent = &d->nodes[n->seen.parent];
-    if (!n->depth)
-        return;
-    if (step == 2)
-        advance(d, n);
-    for (uint32_t s = 0; s < RULE_INDEXES; s++) {
-        const sam_index *index = d->context->index[s];
-        if (!parent->length[s])
-            continue;
-        if (step < 2) {
-            if (step == 0 && parent->state[s] & SAM_NODE)
-                sam_ask_edge(index, parent->state[s], n->seen.token);
-            else if (parent->state[s] & SAM_NODE)
-                sam_edge_end(index, parent->state[s], n->seen.token);
-        } else if (n->length[s]) {
-            sam_ask_match(index, n->state[s], step - 1, &c->asked[s]);
-        }
-    }
+    const draft *d = &c->draft;
+    const node *n = c->at;
+    if (step == 0 && d->rule == RULE_BLEND && has_short_matches(n))
+        model_ask_followers(&d->model->model, n->last);
+    for (uint32_t s = 0; n->depth && s < RULE_INDEXES; s++)
+        if (n->length[s])
+            sam_ask_match(d->context->index[s], n->state[s], step + 1, &c->asked[s]);
+}
+
+// Drafts the best candidate of a chain's node, which was considered. Returns whether the chain goes on.
+static bool extend(chain *c) {
+    if (!c->at->best_path)
+        return false;
+    emit_best(&c->draft, &c->output, c->at);
+    if (c->output.cut)
+        return false;
+    c->at = follow(&c->draft, c->at, &c->output);
+    return c->output.size < c->output.k;
 }
 
 // Drafts chains side by side, so that their cache misses overlap.
 static void draft_chains(chain *chains, uint32_t count) {
-    chain *left[RULE_TOGETHER];
-    uint32_t all = count;
-    count = 0;
-    for (uint32_t i = 0; i < all; i++)
+    chain *left[RULE_BESIDE];
+    uint32_t going = 0;
+    for (uint32_t i = 0; i < count; i++)
         if (chains[i].output.k)
-            left[count++] = &chains[i];
-    while (count) {
-        for (uint32_t step = 0; step < CHAIN_ASKS; step++)
+            left[going++] = &chains[i];
+    while ((count = going)) {
+        for (uint32_t i = 0; i < count; i++)
+            if (left[i]->at->depth)
+                advance(&left[i]->draft, left[i]->at);
+        for (uint32_t step = 0; count > 1 && step < CHAIN_ASKS; step++)
             for (uint32_t i = 0; i < count; i++)
                 ask_chain(left[i], step);
         for (uint32_t i = 0; i < count; i++)
             begin_node(&left[i]->draft, left[i]->at, &left[i]->vote);
         for (uint32_t i = 0; i < count; i++)
             find_edges(&left[i]->draft, left[i]->at, &left[i]->vote);
-        uint32_t go_on = 0;
+        going = 0;
         for (uint32_t i = 0; i < count; i++) {
-            chain *c = left[i];
-            end_node(&c->draft, c->at, &c->vote);
-            if (!c->at->best_path)
-                continue;
-            emit_best(&c->draft, &c->output, c->at);
-            if (c->output.cut)
-                continue;
-            c->at = follow(&c->draft, c->at, &c->output);
-            if (c->output.size < c->output.k)
-                left[go_on++] = c;
+            end_node(&left[i]->draft, left[i]->at, &left[i]->vote);
+            if (extend(left[i]))
+                left[going++] = left[i];
         }
-        count = go_on;
     }
 }
 
@@ -1021,12 +1026,14 @@ static void end_at_foreign_token(output *o, uint32_t vocab_size) {
 }
 
 // Ends a task with its draft. Returns false if there is no memory for what is to be kept of it.
-static bool finish(const draft *d, output *o, sam_memory *memory, rule_task *t) {
+static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     rule_record *record = t->record;
     t->size = 0;
     record->drafted = record->kept = 0;
     record->drafts = d->rule == RULE_BLEND;
     memcpy(record->last, d->context->last, sizeof record->last);
+    if (d->rule == RULE_COUNT)
+        d->node_count = d->candidate_count = 0; // learns only from what it drafted
     end_at_foreign_token(o, d->context->vocab_size);
     if (!o->size)
         return true;
@@ -1045,22 +1052,34 @@ static bool finish(const draft *d, output *o, sam_memory *memory, rule_task *t) 
     return true;
 }
 
-// How many drafts of at most k tokens are made side by side.
+// How many drafts of at most k tokens fit a rule_work, if they can be made side by side at all.
 static uint32_t side_by_side(rule_name rule, bool tree, uint32_t k) {
-    if (tree || (rule != RULE_BLEND && rule != RULE_COUNT))
+    if (tree || !matches_again(rule))
         return 1;
     uint32_t fit = smaller(MAX_NODES / (k + 1), ALL_CANDIDATES / (MAX_CANDIDATES + k * DEEP_CANDIDATES));
-    return smaller(fit, RULE_TOGETHER);
+    return smaller(fit, RULE_BESIDE);
+}
+
+static void make_drafts(chain *chains, uint32_t count) {
+    draft *d = &chains->draft;
+    if (d->rule == RULE_SUFFIX)
+        draft_suffix(d, &chains->output);
+    else if (!matches_again(d->rule))
+        draft_copies(d, &chains->output);
+    else if (d->tree)
+        draft_tree(d, &chains->output, &chains->vote);
+    else
+        draft_chains(chains, count);
 }
 
 uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, rule_name rule, float min_prob,
                     rule_task *tasks, uint32_t count) {
-    chain chains[RULE_TOGETHER];
+    chain chains[RULE_BESIDE];
     uint32_t k = 0;
     for (uint32_t i = 0; i < count; i++)
         k = tasks[i].k > k ? tasks[i].k : k;
     bool tree = tasks->parents != NULL;
-    uint32_t beside = side_by_side(rule, tree, k), room = ALL_CANDIDATES / beside;
+    uint32_t beside = side_by_side(rule, tree, k);
     for (uint32_t from = 0; from < count; from += beside) {
         uint32_t taken = smaller(beside, count - from);
         for (uint32_t i = 0; i < taken; i++) {
@@ -1069,7 +1088,7 @@ uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, ru
             c->draft = (draft){.model = m,
                                .context = &t->context,
                                .nodes = work->nodes + i * (k + 1),
-                               .candidates = work->candidates + i * room,
+                               .candidates = work->candidates + i * (ALL_CANDIDATES / beside),
                                .rule = rule,
                                .tree = tree};
             c->output.k = t->k;
@@ -1078,25 +1097,13 @@ uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, ru
             c->output.cut = false;
             c->output.with_lengths = t->match_lengths != NULL;
             c->at = c->draft.nodes;
-            if (rule == RULE_COUNT || rule == RULE_BLEND)
+            if (matches_again(rule))
                 start(&c->draft);
         }
-        draft *d = &chains[0].draft;
-        if (rule == RULE_SUFFIX)
-            draft_suffix(d, &chains[0].output);
-        else if (rule != RULE_COUNT && rule != RULE_BLEND)
-            draft_copies(d, &chains[0].output);
-        else if (tree)
-            draft_tree(d, &chains[0].output, &chains[0].vote);
-        else
-            draft_chains(chains, taken);
-        for (uint32_t i = 0; i < taken; i++) {
-            chain *c = &chains[i];
-            if (rule == RULE_COUNT)
-                c->draft.node_count = c->draft.candidate_count = 0; // learns only from what it drafted
-            if (!finish(&c->draft, &c->output, memory, &tasks[from + i]))
+        make_drafts(chains, taken);
+        for (uint32_t i = 0; i < taken; i++)
+            if (!finish(&chains[i].draft, &chains[i].output, memory, &tasks[from + i]))
                 return from + i;
-        }
     }
     return count;
 }
