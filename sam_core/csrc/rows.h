@@ -4,7 +4,8 @@
 //
 // Prefetching. The memory of a row is prefetched some rows ahead, in stages: each stage reads what the stage
 // before it has prefetched, and neighbouring rows are in successive stages. Blocks of rows (below) are fed in
-// the same way, but a token at a time. For a few rows it does not pay.
+// the same way, but a token at a time. Blocks are drafted some rows at a time (rule_draft), which prefetches what their
+// later tokens need. For a few rows it does not pay.
 //
 // Threads. Rows of different groups share no index, and drafting changes nothing but the row's own slot. So
 // several threads feed and draft blocks of rows; a block has whole groups. They live as long as the call. The

@@ -71,7 +71,7 @@ typedef struct {
 } node;
 
 struct rule_work {
-    node nodes[MAX_NODES]; // of the current draft
+    node nodes[MAX_NODES]; // of the current drafts
     candidate candidates[ALL_CANDIDATES];
 };
 
