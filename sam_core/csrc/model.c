@@ -2,6 +2,8 @@
 
 #include "model.h"
 
+#include "memory.h"
+
 #include <string.h>
 
 uint32_t model_share_cell(uint32_t count, uint32_t total) {
@@ -21,6 +23,12 @@ static uint32_t follower_entry(uint32_t order, const int32_t *last, uint32_t *ke
     hash ^= hash >> 13;
     *key = hash << 16;
     return hash >> 18;
+}
+
+void model_ask_followers(const model *m, const int32_t last[MODEL_LAST]) {
+    uint32_t key;
+    for (uint32_t order = 0; order < MODEL_ORDERS; order++)
+        sam_ask(&m->learned.followers[order][follower_entry(order, last, &key)]);
 }
 
 int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times) {

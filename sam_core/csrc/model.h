@@ -135,6 +135,9 @@ static inline uint32_t model_hash(uint32_t order, int32_t candidate, int32_t las
 // *times. -1 if none is known.
 int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times);
 
+// Prefetches what model_follow reads for all tables.
+void model_ask_followers(const model *m, const int32_t last[MODEL_LAST]);
+
 // Learns that `token` came after last[0 .. MODEL_LAST - 1], and puts it in front of them.
 void model_learn_follower(model *m, int32_t last[MODEL_LAST], int32_t token);
 

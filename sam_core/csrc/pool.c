@@ -528,9 +528,8 @@ void pool_match(const pool *p, pool_row *row) {
             find_match(&g->index, &text->cursor, &text->body, &row->lengths[RULE_GROUP]);
 }
 
-void pool_draft(const pool *p, pool_row *row, const pool_drafts *out, size_t number, rule_work *work,
-                sam_memory *memory, rows_counts *counts) {
-    size_t at = number * out->width;
+// The matches of a row's text in its sources.
+static rule_context context_of(const pool *p, pool_row *row) {
     pool_slot *slot = &p->slots[row->slot];
     const pool_text *text = slot->text;
     uint32_t size = text->body.size;
@@ -552,17 +551,38 @@ void pool_draft(const pool *p, pool_row *row, const pool_drafts *out, size_t num
         context.corpus = &p->corpus;
         context.corpus_at = slot->corpus_at;
     }
+    return context;
+}
+
+uint32_t pool_draft(const pool *p, const uint32_t *rows, uint32_t count, const pool_drafts *out,
+                    rule_work *work, sam_memory *memory, rows_counts *counts) {
+    rule_task tasks[RULE_BESIDE];
+    for (uint32_t i = 0; i < count; i++) {
+        pool_slot *slot = &p->slots[p->rows[rows[i]].slot];
+        size_t at = rows[i] * out->width;
 #define ROW(array) (out->array ? out->array + at : NULL)
-    uint32_t drafted = rule_draft(p->model, work, memory, p->rule, &context, row->k, p->min_prob, ROW(tokens),
-                                  ROW(parents), ROW(scores), ROW(match_lengths), &slot->record);
+        tasks[i] = (rule_task){.context = context_of(p, &p->rows[rows[i]]),
+                               .k = p->rows[rows[i]].k,
+                               .tokens = ROW(tokens),
+                               .parents = ROW(parents),
+                               .scores = ROW(scores),
+                               .match_lengths = ROW(match_lengths),
+                               .record = &slot->record};
 #undef ROW
-    if (drafted)
-        counts->drafts[slot->record.source[0]]++;
-    for (uint32_t i = 0; i < drafted; i++)
-        counts->drafted[slot->record.source[i]]++;
-    for (uint32_t i = 0; out->sources && i < drafted; i++)
-        out->sources[at + i] = slot->record.source[i];
-    out->lengths[number] = (int32_t)drafted;
+    }
+    uint32_t done = rule_draft(p->model, work, memory, p->rule, p->min_prob, tasks, count);
+    for (uint32_t i = 0; i < done; i++) {
+        const uint8_t *source = tasks[i].record->source;
+        uint32_t drafted = tasks[i].size;
+        if (drafted)
+            counts->drafts[source[0]]++;
+        for (uint32_t j = 0; j < drafted; j++)
+            counts->drafted[source[j]]++;
+        for (uint32_t j = 0; out->sources && j < drafted; j++)
+            out->sources[rows[i] * out->width + j] = source[j];
+        out->lengths[rows[i]] = (int32_t)drafted;
+    }
+    return done;
 }
 
 void pool_count(pool *p, const rows_counts *counts) {
@@ -625,7 +645,8 @@ static void draft_rows(pool *p, size_t rows, const pool_drafts *out) {
         p->uses = slot->group;
         p->uses_slot = slot;
         row->matched = false; // memory may have been freed since then
-        pool_draft(p, row, out, i - asks, rule_model_work(p->model), &p->memory, &counts);
+        const uint32_t number = (uint32_t)(i - asks);
+        pool_draft(p, &number, 1, out, rule_model_work(p->model), &p->memory, &counts);
         p->uses = NULL;
         p->uses_slot = NULL;
     }

@@ -61,9 +61,9 @@ void rows_ask_feed(const pool *p, pool_row *row, unsigned step) {
 
 static void ask_match(const sam_index *index, const sam_cursor *cursor, pool_row *row, int source,
                       unsigned step) {
-    sam_cursor matched = {.near = row->states[source]};
-    if (!row->matched || matched.near != SAM_NONE)
-        sam_ask_match(index, row->matched ? &matched : cursor, step, &row->asked[source]);
+    sam_state state = row->matched ? row->states[source] : cursor->near;
+    if (state != SAM_NONE)
+        sam_ask_match(index, state, step, &row->asked[source]);
 }
 
 void rows_ask_draft(const pool *p, pool_row *row, unsigned step) {
@@ -214,18 +214,23 @@ static void draft_block(worker *w, uint32_t from, uint32_t to) {
     pool *p = j->p;
     begin(w);
     const uint32_t asks = DRAFT_ASKS;
+    uint32_t rows[RULE_BESIDE], count = 0;
     for (uint32_t i = from; !w->refused && i < to + asks; i++) {
         for (uint32_t step = 0; step < asks; step++)
             if (i - step >= from && i - step < to)
                 rows_ask_draft(p, ROW(i - step), step);
         if (i < from + asks)
             continue;
-        pool_row *row = ROW(i - asks);
-        pool_slot *slot = &p->slots[row->slot];
-        if (j->feeds && !(row->fed && (!slot->group || group_is_complete(slot->group))))
+        const pool_row *row = ROW(i - asks);
+        pool_group *g = p->slots[row->slot].group;
+        if (!j->feeds || (row->fed && (!g || group_is_complete(g))))
+            rows[count++] = j->order[i - asks];
+        if (!count || (count < RULE_BESIDE && i + 1 < to + asks))
             continue;
-        pool_draft(p, row, j->out, j->order[i - asks], w->work, &w->memory, &w->counts);
-        row->drafted = !w->refused;
+        uint32_t done = pool_draft(p, rows, count, j->out, w->work, &w->memory, &w->counts);
+        for (uint32_t at = 0; at < done; at++)
+            p->rows[rows[at]].drafted = true;
+        count = 0;
     }
     end(w);
 }

@@ -4,7 +4,8 @@
 //
 // Prefetching. The memory of a row is prefetched some rows ahead, in stages: each stage reads what the stage
 // before it has prefetched, and neighbouring rows are in successive stages. Blocks of rows (below) are fed in
-// the same way, but a token at a time. For a few rows it does not pay.
+// the same way, but a token at a time. Blocks are drafted some rows at a time (rule_draft), which prefetches what their
+// later tokens need. For a few rows it does not pay.
 //
 // Threads. Rows of different groups share no index, and drafting changes nothing but the row's own slot. So
 // several threads feed and draft blocks of rows; a block has whole groups. They live as long as the call. The
@@ -60,9 +61,10 @@ bool pool_is_behind(const pool *p, const pool_row *row);
 // In pool.c: finds the matches of a row's text in the indexes.
 void pool_match(const pool *p, pool_row *row);
 
-// In pool.c: drafts into row `at` of `out` with memory from `memory`, and counts it.
-void pool_draft(const pool *p, pool_row *row, const pool_drafts *out, size_t at, rule_work *work,
-                sam_memory *memory, rows_counts *counts);
+// In pool.c: drafts for at most RULE_BESIDE rows of the step, with memory from `memory`, and counts that. Returns how
+// many of these rows, in their order, are drafted; fewer than `count` without memory.
+uint32_t pool_draft(const pool *p, const uint32_t *rows, uint32_t count, const pool_drafts *out,
+                    rule_work *work, sam_memory *memory, rows_counts *counts);
 void pool_count(pool *p, const rows_counts *counts);
 
 #endif

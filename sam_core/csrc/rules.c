@@ -71,7 +71,7 @@ typedef struct {
 } node;
 
 struct rule_work {
-    node nodes[MAX_NODES]; // of the current draft
+    node nodes[MAX_NODES]; // of the current drafts
     candidate candidates[ALL_CANDIDATES];
 };
 
@@ -94,12 +94,16 @@ typedef struct {
 
 typedef struct {
     const rule_model *model;
-    rule_work *work;
     const rule_context *context;
+    node *nodes; // a part of a rule_work
+    candidate *candidates;
     rule_name rule;
     bool tree;
     uint32_t node_count, candidate_count;
 } draft;
+
+// Whether a rule matches again at every drafted token.
+static bool matches_again(rule_name rule) { return rule == RULE_COUNT || rule == RULE_BLEND; }
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
@@ -110,25 +114,28 @@ static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t index_matches(const sam_index *index, uint32_t source, sam_state state, uint32_t length,
                               uint32_t max_matches, match *matches) {
     uint32_t count = 0, marks = 0;
-    for (; count < max_matches && state != SAM_ROOT && length;
-         state = sam_link(index, state), length = sam_node_of(index, state)->length) {
+    while (state != SAM_ROOT && length) {
         sam_following f;
         sam_follow(index, state, &f);
-        if (f.marks == marks)
-            continue;
-        marks = f.marks;
-        match *m = &matches[count];
-        m->source = source;
-        m->rank = count++;
-        m->length = length;
-        m->cells = model_cells(source, m->rank, length);
-        m->marks = f.marks;
-        m->best = f.best;
-        m->best_count = f.best_count;
-        m->newest = f.newest;
-        m->state = state;
-        m->listed = 0;
-        m->all_listed = false;
+        if (f.marks != marks) {
+            marks = f.marks;
+            match *m = &matches[count];
+            m->source = source;
+            m->rank = count++;
+            m->length = length;
+            m->cells = model_cells(source, m->rank, length);
+            m->marks = f.marks;
+            m->best = f.best;
+            m->best_count = f.best_count;
+            m->newest = f.newest;
+            m->state = state;
+            m->listed = 0;
+            m->all_listed = false;
+            if (count == max_matches)
+                break; // the next node may not be in the cache
+        }
+        state = sam_link(index, state);
+        length = sam_node_of(index, state)->length;
     }
     return count;
 }
@@ -199,7 +206,7 @@ static uint32_t followed(const rule_context *context, const match *m, int32_t to
 // The root of a draft: the end of the text.
 static void start(draft *d) {
     const rule_context *context = d->context;
-    node *n = &d->work->nodes[0];
+    node *n = &d->nodes[0];
     *n = (node){.seen = {.token = SAM_NO_TOKEN, .parent = NO_NODE}, .path = PATH_ONE, .draft = -1};
     memcpy(n->last, context->last, sizeof n->last);
     for (uint32_t s = 0; s < RULE_INDEXES; s++) {
@@ -222,7 +229,7 @@ static void start(draft *d) {
 
 // Extends the matches of a node's parent by the node's token.
 static void advance(const draft *d, node *n) {
-    const node *parent = &d->work->nodes[n->seen.parent];
+    const node *parent = &d->nodes[n->seen.parent];
     int32_t token = n->seen.token;
     n->last[0] = token;
     for (uint32_t i = 1; i < RULE_LAST; i++)
@@ -254,7 +261,7 @@ static uint32_t times(uint32_t path, uint32_t probability) {
 // `known` candidates may have this token.
 static candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, uint32_t known, int32_t token,
                                 uint32_t source) {
-    candidate *first = &d->work->candidates[n->seen.first];
+    candidate *first = &d->candidates[n->seen.first];
     for (uint32_t i = 0; i < known; i++)
         if (first[i].token == token)
             return &first[i];
@@ -312,20 +319,27 @@ static void find_best(node *n) {
 }
 
 static bool is_named(const draft *d, const node *n, int32_t token) {
-    const candidate *first = &d->work->candidates[n->seen.first];
+    const candidate *first = &d->candidates[n->seen.first];
     for (uint32_t i = 0; i < n->seen.count; i++)
         if (first[i].token == token)
             return true;
     return false;
 }
 
+// Whether no match in an index is so long that followers are not used beside it.
+static bool has_short_matches(const node *n) {
+    for (uint32_t s = 0; s < RULE_INDEXES; s++)
+        if (n->length[s] > SHORT_MATCH)
+            return false;
+    return true;
+}
+
 // The follower of the most last tokens; if followers are not a source, the one of those that occur in a
 // source: in an index, or as a match's candidate. SAM_NO_TOKEN if there is none. *cell: the cell of the other
 // candidates. Not used beside longer matches.
 static int32_t find_follower(const draft *d, const node *n, const sam_index *index, uint32_t *cell) {
-    for (uint32_t s = 0; s < RULE_INDEXES; s++)
-        if (n->length[s] > SHORT_MATCH)
-            return SAM_NO_TOKEN;
+    if (!has_short_matches(n))
+        return SAM_NO_TOKEN;
     for (uint32_t order = MODEL_ORDERS; order--;) {
         uint32_t times;
         int32_t token = model_follow(&d->model->model, order, n->last, &times);
@@ -346,39 +360,24 @@ typedef struct {
     sam_state end; // of the candidate's edge, SAM_NONE: there is none
 } question;
 
-// Counts how often the first `named` candidates of a node followed each match. Look-ups are in three passes, so that
-// their cache misses overlap.
-static void count_followed(const draft *d, const node *n, const match *matches, uint32_t count,
-                           uint32_t named, uint32_t counts[][MAX_MATCHES]) {
-    const candidate *first = &d->work->candidates[n->seen.first];
-    question questions[MAX_CANDIDATES * MAX_MATCHES], *end = questions;
-#define INDEX(match) d->context->index[(match)->source]
-    for (uint32_t j = 0; j < named; j++)
-        for (uint32_t i = count; i--;) {
-            const match *m = &matches[i];
-            if (is_known(m, first[j].token, &counts[j][i]))
-                continue;
-            *end++ = (question){(uint8_t)j, (uint8_t)i, SAM_NONE};
-            sam_ask_edge(INDEX(m), m->state, first[j].token);
-        }
-    for (question *q = questions; q < end; q++) {
-        const match *m = &matches[q->match];
-        uint32_t *counted = &counts[q->candidate][q->match];
-        // What never followed a suffix of a match never followed the match.
-        if (q->match + 1u == count || m[1].source != m->source || counted[1])
-            q->end = sam_edge_end(INDEX(m), m->state, first[q->candidate].token);
-        *counted = q->end != SAM_NONE;
-    }
-    for (const question *q = questions; q < end; q++)
-        if (q->end != SAM_NONE)
-            counts[q->candidate][q->match] = sam_arrivals(INDEX(&matches[q->match]), q->end);
-#undef INDEX
-}
-
-static void consider_blend(draft *d, node *n) {
-    const rule_context *context = d->context;
-    const model *m = &d->model->model;
+// What names the candidates of a node and votes on them.
+typedef struct {
+    uint32_t match_count, question_count;
+    uint32_t named; // candidates that a match or the follower names; the others are only frequent
+    int32_t follower;
+    uint32_t follower_cell; // of the other candidates
     match matches[MAX_MATCHES];
+    uint32_t counts[MAX_CANDIDATES][MAX_MATCHES]; // how often a named candidate followed a match
+    question questions[MAX_CANDIDATES * MAX_MATCHES];
+} vote;
+
+#define INDEX(match) d->context->index[(match)->source]
+
+// Names the candidates of a node, and asks how often each followed each match. The answers take this step and the
+// two after it, so that their cache misses overlap.
+static void name_candidates(draft *d, node *n, vote *v) {
+    const rule_context *context = d->context;
+    match *matches = v->matches;
     uint32_t count = 0;
     for (uint32_t s = 0; s < RULE_INDEXES; s++)
         if (n->length[s])
@@ -386,6 +385,7 @@ static void consider_blend(draft *d, node *n) {
                 index_matches(context->index[s], s, n->state[s], n->length[s], MODEL_RANKS, &matches[count]);
     if (n->corpus_count)
         count += corpus_matches(context->corpus, n, MODEL_RANKS, &matches[count]);
+    v->match_count = count;
     uint32_t max_candidates = n->depth ? DEEP_CANDIDATES : MAX_CANDIDATES;
     for (uint32_t rank = 0; rank < MODEL_RANKS; rank++)
         for (uint32_t i = 0; i < count; i++)
@@ -400,43 +400,73 @@ static void consider_blend(draft *d, node *n) {
     }
     uint32_t share_source = context->index[RULE_GROUP] ? RULE_GROUP : RULE_REQUEST;
     const sam_index *shared = context->index[share_source];
-    uint32_t follower_cell = 0;
-    int32_t follower = find_follower(d, n, shared, &follower_cell);
-    add_candidate(d, n, max_candidates, n->seen.count, follower,
+    v->follower = find_follower(d, n, shared, &v->follower_cell);
+    add_candidate(d, n, max_candidates, n->seen.count, v->follower,
                   context->common ? RULE_COMMON : share_source);
-    uint32_t named = n->seen.count; // by a match or follower; the others are only frequent
-    if (shared && (d->tree || !named)) {
+    v->named = n->seen.count;
+    if (shared && (d->tree || !v->named)) {
         uint32_t length = n->length[share_source];
-        uint32_t wanted = !d->tree ? 1 : n->depth ? (named ? 0 : 3) : length >= 4 ? 8 : SAM_FREQUENT;
+        uint32_t wanted = !d->tree ? 1 : n->depth ? (v->named ? 0 : 3) : length >= 4 ? 8 : SAM_FREQUENT;
         for (uint32_t i = 0; i < shared->frequent_count && i < wanted; i++) {
             candidate *c =
-                add_candidate(d, n, max_candidates, named, shared->frequent[i].token, share_source);
+                add_candidate(d, n, max_candidates, v->named, shared->frequent[i].token, share_source);
             if (c)
                 c->share = shared->frequent[i].count;
         }
     }
+    const candidate *first = &d->candidates[n->seen.first];
+    for (uint32_t j = 0; j < v->named; j++)
+        for (uint32_t i = count; i--;) {
+            if (is_known(&matches[i], first[j].token, &v->counts[j][i]))
+                continue;
+            v->questions[v->question_count++] = (question){(uint8_t)j, (uint8_t)i, SAM_NONE};
+            sam_ask_edge(INDEX(&matches[i]), matches[i].state, first[j].token);
+        }
+}
+
+// Finds the edges of the candidates that were asked for.
+static void find_edges(const draft *d, const node *n, vote *v) {
+    const candidate *first = &d->candidates[n->seen.first];
+    for (question *q = v->questions; q < v->questions + v->question_count; q++) {
+        const match *m = &v->matches[q->match];
+        uint32_t *counted = &v->counts[q->candidate][q->match];
+        // What never followed a suffix of a match never followed the match.
+        if (q->match + 1u == v->match_count || m[1].source != m->source || counted[1])
+            q->end = sam_edge_end(INDEX(m), m->state, first[q->candidate].token);
+        *counted = q->end != SAM_NONE;
+    }
+}
+
+// Counts how often the candidates followed the matches, and mixes their probabilities.
+static void weigh_candidates(draft *d, const node *n, vote *v) {
+    const rule_context *context = d->context;
+    const model *m = &d->model->model;
+    for (const question *q = v->questions; q < v->questions + v->question_count; q++)
+        if (q->end != SAM_NONE)
+            v->counts[q->candidate][q->match] = sam_arrivals(INDEX(&v->matches[q->match]), q->end);
+    const sam_index *shared = context->index[context->index[RULE_GROUP] ? RULE_GROUP : RULE_REQUEST];
     uint32_t set = weight_set(n, n->depth == 0 ? 0 : n->depth < 3 ? 1 : 2);
     uint32_t frequent_set = weight_set(n, MODEL_FREQUENT);
     uint32_t least_share = shared ? model_share_cell(0, shared->appended) : 0;
-    candidate *first = &d->work->candidates[n->seen.first];
-    uint32_t counts[MAX_CANDIDATES][MAX_MATCHES];
-    count_followed(d, n, matches, count, named, counts);
+    candidate *first = &d->candidates[n->seen.first];
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
-        c->set = (uint16_t)(j < named ? set : frequent_set);
-        for (uint32_t i = 0; i < count && j < named; i++) {
-            const match *a = &matches[i];
-            add_input(m, c, a->cells + model_cell(counts[j][i], a->marks, c->token == a->newest),
+        c->set = (uint16_t)(j < v->named ? set : frequent_set);
+        for (uint32_t i = 0; i < v->match_count && j < v->named; i++) {
+            const match *a = &v->matches[i];
+            add_input(m, c, a->cells + model_cell(v->counts[j][i], a->marks, c->token == a->newest),
                       a->source * MODEL_RANKS + a->rank);
         }
-        if (follower != SAM_NO_TOKEN && j < named)
-            add_input(m, c, follower_cell + (c->token == follower), MODEL_FOLLOWER_INPUT);
-        if (shared && (d->tree || !count))
+        if (v->follower != SAM_NO_TOKEN && j < v->named)
+            add_input(m, c, v->follower_cell + (c->token == v->follower), MODEL_FOLLOWER_INPUT);
+        if (shared && (d->tree || !v->match_count))
             add_input(m, c, c->share ? model_share_cell(c->share, shared->appended) : least_share,
                       MODEL_SHARE_INPUT);
         mix(d, n, c);
     }
 }
+
+#undef INDEX
 
 // `count`: only the longest match names candidates, the most frequent one first.
 static void consider_count(draft *d, node *n) {
@@ -462,7 +492,7 @@ static void consider_count(draft *d, node *n) {
         for (uint32_t j = 0; j < m.listed; j++)
             add_candidate(d, n, max_candidates, n->seen.count, m.tokens[j], m.source);
     }
-    candidate *first = &d->work->candidates[n->seen.first];
+    candidate *first = &d->candidates[n->seen.first];
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
         add_input(&d->model->model, c,
@@ -472,19 +502,32 @@ static void consider_count(draft *d, node *n) {
     }
 }
 
-static void consider(draft *d, node *n) {
-    if (n->depth)
-        advance(d, n);
+// Considers a node in three steps, of which find_edges is the second.
+static void begin_node(draft *d, node *n, vote *v) {
     n->considered = true;
     n->seen.first = (uint16_t)d->candidate_count;
+    v->question_count = 0;
     if (d->rule == RULE_COUNT)
         consider_count(d, n);
     else
-        consider_blend(d, n);
+        name_candidates(d, n, v);
+}
+
+static void end_node(draft *d, node *n, vote *v) {
+    if (d->rule != RULE_COUNT)
+        weigh_candidates(d, n, v);
     d->candidate_count += n->seen.count;
     for (uint32_t i = 0; i < n->seen.count; i++)
-        n->left[i] = d->work->candidates[n->seen.first + i].probability;
+        n->left[i] = d->candidates[n->seen.first + i].probability;
     find_best(n);
+}
+
+static void consider(draft *d, node *n, vote *v) {
+    if (n->depth)
+        advance(d, n);
+    begin_node(d, n, v);
+    find_edges(d, n, v);
+    end_node(d, n, v);
 }
 
 // ---- drafts of `count` and `blend`
@@ -563,8 +606,8 @@ static void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32
 
 // The node of the token that was drafted last, the best candidate of node `from`.
 static node *follow(draft *d, const node *from, const output *o) {
-    node *n = &d->work->nodes[d->node_count++];
-    n->seen = (seen_node){.token = o->tokens[o->size - 1], .parent = (uint16_t)(from - d->work->nodes)};
+    node *n = &d->nodes[d->node_count++];
+    n->seen = (seen_node){.token = o->tokens[o->size - 1], .parent = (uint16_t)(from - d->nodes)};
     n->path = from->best_path;
     n->draft = (int32_t)o->size - 1;
     n->depth = from->depth + 1;
@@ -573,7 +616,7 @@ static node *follow(draft *d, const node *from, const output *o) {
 }
 
 static void emit_best(draft *d, output *o, node *n) {
-    const candidate *c = &d->work->candidates[n->seen.first + n->best];
+    const candidate *c = &d->candidates[n->seen.first + n->best];
     uint32_t source = c->source;
     if (source == RULE_GROUP && d->context->past &&
         followed_in_past(d->context, n->length[RULE_GROUP] ? n->state[RULE_GROUP] : SAM_ROOT, c->token))
@@ -583,19 +626,69 @@ static void emit_best(draft *d, output *o, node *n) {
     n->left[n->best] = 0;
 }
 
-static void draft_chain(draft *d, output *o) {
-    for (node *n = d->work->nodes; o->size < o->k; n = follow(d, n, o)) {
-        consider(d, n);
-        if (!n->best_path)
-            break;
-        emit_best(d, o, n);
-        if (o->cut)
-            break;
+// A chain that is drafted beside others.
+typedef struct {
+    draft draft;
+    output output;
+    node *at; // the node to be considered
+    vote vote;
+    sam_asked asked[RULE_INDEXES];
+} chain;
+
+enum { CHAIN_ASKS = SAM_MATCH_ASKS - 1 };
+
+// Prefetches for the next node of a chain, in stages. For the first one the pool has prefetched all but the followers
+// (rows.h).
+static void ask_chain(chain *c, uint32_t step) {
+    const draft *d = &c->draft;
+    const node *n = c->at;
+    if (step == 0 && d->rule == RULE_BLEND && has_short_matches(n))
+        model_ask_followers(&d->model->model, n->last);
+    for (uint32_t s = 0; n->depth && s < RULE_INDEXES; s++)
+        if (n->length[s])
+            sam_ask_match(d->context->index[s], n->state[s], step + 1, &c->asked[s]);
+}
+
+// Drafts the best candidate of a chain's node, which was considered. Returns whether the chain goes on.
+static bool extend(chain *c) {
+    if (!c->at->best_path)
+        return false;
+    emit_best(&c->draft, &c->output, c->at);
+    if (c->output.cut)
+        return false;
+    c->at = follow(&c->draft, c->at, &c->output);
+    return c->output.size < c->output.k;
+}
+
+// Drafts chains side by side, so that their cache misses overlap.
+static void draft_chains(chain *chains, uint32_t count) {
+    chain *left[RULE_BESIDE];
+    uint32_t going = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (chains[i].output.k)
+            left[going++] = &chains[i];
+    while ((count = going)) {
+        for (uint32_t i = 0; i < count; i++)
+            if (left[i]->at->depth)
+                advance(&left[i]->draft, left[i]->at);
+        for (uint32_t step = 0; count > 1 && step < CHAIN_ASKS; step++)
+            for (uint32_t i = 0; i < count; i++)
+                ask_chain(left[i], step);
+        for (uint32_t i = 0; i < count; i++)
+            begin_node(&left[i]->draft, left[i]->at, &left[i]->vote);
+        for (uint32_t i = 0; i < count; i++)
+            find_edges(&left[i]->draft, left[i]->at, &left[i]->vote);
+        going = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            end_node(&left[i]->draft, left[i]->at, &left[i]->vote);
+            if (extend(left[i]))
+                left[going++] = left[i];
+        }
     }
 }
 
-static void draft_tree(draft *d, output *o) {
-    node *nodes = d->work->nodes;
+static void draft_tree(draft *d, output *o, vote *v) {
+    node *nodes = d->nodes;
     // The best path of each node; the path of the node itself is an upper bound if it is not expanded yet.
     uint32_t offers[MAX_NODES];
     offers[0] = nodes[0].path;
@@ -615,7 +708,7 @@ static void draft_tree(draft *d, output *o) {
             follow(d, n, o);
             find_best(n);
         } else {
-            consider(d, n);
+            consider(d, n, v);
         }
         offers[best] = n->best_path;
     }
@@ -913,10 +1006,10 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
     kept_token *kept = (kept_token *)(block + 1);
     for (uint32_t i = 0; i < o->size; i++)
         kept[i] = (kept_token){o->tokens[i], o->parents[i], o->cells[i]};
-    memcpy(kept + o->size, d->work->candidates, candidates);
+    memcpy(kept + o->size, d->candidates, candidates);
     seen_node *nodes = (seen_node *)((char *)(kept + o->size) + candidates);
     for (uint32_t i = 0; i < d->node_count; i++)
-        nodes[i] = d->work->nodes[i].seen;
+        nodes[i] = d->nodes[i].seen;
     record->drafted = o->size - o->cut;
     record->kept = o->size;
     return true;
@@ -932,47 +1025,87 @@ static void end_at_foreign_token(output *o, uint32_t vocab_size) {
         }
 }
 
-uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, rule_name rule,
-                    const rule_context *context, uint32_t k, float min_prob, int32_t *tokens,
-                    int32_t *parents, float *scores, int32_t *match_lengths, rule_record *record) {
-    draft d = {.model = m, .work = work, .context = context, .rule = rule, .tree = parents != NULL};
-    output o;
-    o.k = k;
-    o.min_prob = (uint32_t)(min_prob * (float)PATH_ONE);
-    o.size = 0;
-    o.cut = false;
-    o.with_lengths = match_lengths != NULL;
+// Ends a task with its draft. Returns false if there is no memory for what is to be kept of it.
+static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
+    rule_record *record = t->record;
+    t->size = 0;
     record->drafted = record->kept = 0;
-    record->drafts = rule == RULE_BLEND;
-    memcpy(record->last, context->last, sizeof record->last);
-    if (rule == RULE_COUNT || rule == RULE_BLEND) {
-        start(&d);
-        if (d.tree)
-            draft_tree(&d, &o);
-        else
-            draft_chain(&d, &o);
-        if (rule == RULE_COUNT)
-            d.node_count = d.candidate_count = 0; // learns only from what it drafted
-    } else if (rule == RULE_SUFFIX) {
-        draft_suffix(&d, &o);
-    } else {
-        draft_copies(&d, &o);
-    }
-    end_at_foreign_token(&o, context->vocab_size);
-    if (!o.size)
-        return 0;
-    if (!keep(&d, memory, &o, record)) {
+    record->drafts = d->rule == RULE_BLEND;
+    memcpy(record->last, d->context->last, sizeof record->last);
+    if (d->rule == RULE_COUNT)
+        d->node_count = d->candidate_count = 0; // learns only from what it drafted
+    end_at_foreign_token(o, d->context->vocab_size);
+    if (!o->size)
+        return true;
+    if (!keep(d, memory, o, record)) {
         record->drafts = false;
-        return 0;
+        return false;
     }
-    memcpy(tokens, o.tokens, record->drafted * sizeof(int32_t));
-    if (parents)
-        memcpy(parents, o.parents, record->drafted * sizeof(int32_t));
-    for (uint32_t i = 0; scores && i < record->drafted; i++)
-        scores[i] = (float)o.paths[i] / (float)PATH_ONE;
-    for (uint32_t i = 0; match_lengths && i < record->drafted; i++)
-        match_lengths[i] = (int32_t)o.lengths[i];
-    return record->drafted;
+    t->size = record->drafted;
+    memcpy(t->tokens, o->tokens, t->size * sizeof(int32_t));
+    if (t->parents)
+        memcpy(t->parents, o->parents, t->size * sizeof(int32_t));
+    for (uint32_t i = 0; t->scores && i < t->size; i++)
+        t->scores[i] = (float)o->paths[i] / (float)PATH_ONE;
+    for (uint32_t i = 0; t->match_lengths && i < t->size; i++)
+        t->match_lengths[i] = (int32_t)o->lengths[i];
+    return true;
+}
+
+// How many drafts of at most k tokens fit a rule_work, if they can be made side by side at all.
+static uint32_t side_by_side(rule_name rule, bool tree, uint32_t k) {
+    if (tree || !matches_again(rule))
+        return 1;
+    uint32_t fit = smaller(MAX_NODES / (k + 1), ALL_CANDIDATES / (MAX_CANDIDATES + k * DEEP_CANDIDATES));
+    return smaller(fit, RULE_BESIDE);
+}
+
+static void make_drafts(chain *chains, uint32_t count) {
+    draft *d = &chains->draft;
+    if (d->rule == RULE_SUFFIX)
+        draft_suffix(d, &chains->output);
+    else if (!matches_again(d->rule))
+        draft_copies(d, &chains->output);
+    else if (d->tree)
+        draft_tree(d, &chains->output, &chains->vote);
+    else
+        draft_chains(chains, count);
+}
+
+uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, rule_name rule, float min_prob,
+                    rule_task *tasks, uint32_t count) {
+    chain chains[RULE_BESIDE];
+    uint32_t k = 0;
+    for (uint32_t i = 0; i < count; i++)
+        k = tasks[i].k > k ? tasks[i].k : k;
+    bool tree = tasks->parents != NULL;
+    uint32_t beside = side_by_side(rule, tree, k);
+    for (uint32_t from = 0; from < count; from += beside) {
+        uint32_t taken = smaller(beside, count - from);
+        for (uint32_t i = 0; i < taken; i++) {
+            const rule_task *t = &tasks[from + i];
+            chain *c = &chains[i];
+            c->draft = (draft){.model = m,
+                               .context = &t->context,
+                               .nodes = work->nodes + i * (k + 1),
+                               .candidates = work->candidates + i * (ALL_CANDIDATES / beside),
+                               .rule = rule,
+                               .tree = tree};
+            c->output.k = t->k;
+            c->output.min_prob = (uint32_t)(min_prob * (float)PATH_ONE);
+            c->output.size = 0;
+            c->output.cut = false;
+            c->output.with_lengths = t->match_lengths != NULL;
+            c->at = c->draft.nodes;
+            if (matches_again(rule))
+                start(&c->draft);
+        }
+        make_drafts(chains, taken);
+        for (uint32_t i = 0; i < taken; i++)
+            if (!finish(&chains[i].draft, &chains[i].output, memory, &tasks[from + i]))
+                return from + i;
+    }
+    return count;
 }
 
 // Moves the weights of a set by the product of error and input, of which 1/4096 is taken, rounded. Inputs that a

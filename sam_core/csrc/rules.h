@@ -55,10 +55,11 @@ typedef enum { RULE_OLDEST, RULE_NEWEST, RULE_COUNT, RULE_SUFFIX, RULE_BLEND } r
 enum { RULE_REQUEST, RULE_GROUP, RULE_CORPUS, RULE_HISTORY, RULE_COMMON, RULE_SOURCES };
 
 enum {
-    RULE_INDEXES = 2,   // sources that are a sam_index: request and group
-    RULE_MATCHED = 3,   // sources with matches: these and the corpus
-    RULE_LAST = 5,      // last tokens of the text, by which followers are looked up
-    RULE_MAX_DRAFT = 64 // tokens of a draft or nodes of a tree
+    RULE_INDEXES = 2,    // sources that are a sam_index: request and group
+    RULE_MATCHED = 3,    // sources with matches: these and the corpus
+    RULE_LAST = 5,       // last tokens of the text, by which followers are looked up
+    RULE_MAX_DRAFT = 64, // tokens of a draft or nodes of a tree
+    RULE_BESIDE = 8      // chains that are drafted side by side
 };
 
 // The matches of a request's text in each source.
@@ -100,16 +101,27 @@ typedef struct {
 
 void rule_record_free(rule_record *record, sam_memory *memory);
 
-// Drafts at most k <= RULE_MAX_DRAFT tokens, as a chain or, if `parents` is given, as a tree of at most k
-// nodes: parents[i] < i is the node that node i follows, -1 the end of the text. scores[i], if given, is the
-// probability that the path to token i is accepted. match_lengths[i], if given, is the number of tokens of
-// the longest match in record->source[i] that token i continues, drafted tokens included; in a copy
-// (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is a follower or only frequent. min_prob: see
-// above, 0 .. 1. Returns the number of tokens and keeps in *record what rule_learn needs. Without memory for
-// that, nothing is drafted.
+// A draft to be made. The arrays have room for k tokens.
+typedef struct {
+    rule_context context;
+    rule_record *record;    // of the slot
+    uint32_t k;             // tokens at most, up to RULE_MAX_DRAFT
+    uint32_t size;          // becomes the number of drafted tokens
+    int32_t *tokens;        // become the draft
+    int32_t *parents;       // NULL: a chain
+    float *scores;          // may be NULL
+    int32_t *match_lengths; // may be NULL
+} rule_task;
+
+// Makes drafts: chains or, if the tasks have `parents`, trees of at most k nodes: parents[i] < i is the node that
+// node i follows, -1 the end of the text. scores[i] is the probability that the path to token i is accepted.
+// match_lengths[i] is the number of tokens of the longest match in record->source[i] that token i continues, drafted
+// tokens included; in a copy (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is a follower or
+// only frequent. min_prob: see above, 0 .. 1. Keeps in each record what rule_learn needs. Without memory for that, a
+// task's draft is empty and the later tasks are left as they are. Returns the number of those before it. Chains of
+// `count` and `blend` are drafted side by side, so that their cache misses overlap.
 uint32_t rule_draft(const rule_model *model, rule_work *work, sam_memory *memory, rule_name rule,
-                    const rule_context *context, uint32_t k, float min_prob, int32_t *tokens,
-                    int32_t *parents, float *scores, int32_t *match_lengths, rule_record *record);
+                    float min_prob, rule_task *tasks, uint32_t count);
 
 // Learns from the tokens that came after the drafted text and empties the record. Adds the confirmed tokens
 // of the draft to accepted[source]. Never fails.

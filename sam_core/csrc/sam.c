@@ -774,29 +774,35 @@ void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t to
     }
 }
 
-void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step, sam_asked *asked) {
-    uint32_t number = asked->node;
+void sam_ask_match(const sam_index *index, sam_state near, unsigned step, sam_asked *asked) {
+    enum { NODES = SAM_MATCH_ASKS - 2 }; // of the link path
+    uint32_t place = SAM_NONE, number = asked->node, left;
     if (step == 0) {
-        ask_link(index, cursor->near);
+        ask_link(index, near);
         return;
     }
     if (step == 1) {
-        number = node_above(index, cursor->near);
-    } else if (number) {
-        const sam_node *node = &index->nodes[number]; // then the tokens that followed it
-        if (node->target != SAM_NONE)
-            ask_link(index, node->target);
-        if (index->counts)
-            ask_edge(index, number, index->counts[number].best);
-        if (node->place != SAM_NONE && index->plain)
-            sam_ask(&index->texts[0]->tokens[node->place]);
-        else if (node->place != SAM_NONE)
-            sam_ask(&index->chunks[node->place / SAM_CHUNK]);
-        number = node->link;
+        near = sam_resolve(index, near);
+        place = near & SAM_NODE ? SAM_NONE : near;
+        number = node_above(index, near);
+    } else {
+        if (asked->end != SAM_NONE && !index->plain)
+            sam_ask(sam_place_token(index, asked->end, &left));
+        if (number) {
+            const sam_count *count = index->counts ? &index->counts[number] : NULL;
+            if (!count ||
+                count->best_count != count->marks) // else sam_follow does not read the place's token
+                place = index->nodes[number].place;
+            number = index->nodes[number].link;
+        }
     }
-    asked->node = number;
-    if (number)
+    if (place != SAM_NONE && index->plain)
+        sam_ask(sam_place_token(index, place, &left));
+    else if (place != SAM_NONE)
+        sam_ask(&index->chunks[place / SAM_CHUNK]);
+    if (number && step <= NODES)
         ask_node(index, number);
+    *asked = (sam_asked){number, place};
 }
 
 bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch) {
@@ -836,7 +842,8 @@ void sam_follow(const sam_index *index, sam_state state, sam_following *followin
         uint32_t next = next_place(index, state);
         if (next == SAM_NONE)
             return;
-        int32_t token = place_token(index, next);
+        uint32_t left;
+        int32_t token = *sam_place_token(index, next, &left);
         *following = (sam_following){1, token, 1, token, next};
         return;
     }

@@ -193,16 +193,16 @@ bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint3
 // How far prefetching for a cursor has got; zeroed at first.
 typedef struct {
     uint32_t node; // that was prefetched last
-    sam_state end; // where the edge that ends the walk leads
+    sam_state end; // where the edge that ends the walk leads, or a place that was prefetched last
 } sam_asked;
 
-// Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from there,
-// in this many stages: each reads what the stage before it has prefetched. If the owner does something else in
-// between, the memory arrives in time. They change nothing but *asked.
+// Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from there
+// (`near` is the cursor's, or the state of a match), in this many stages: each reads what the stage before it has
+// prefetched. If the owner does something else in between, the memory arrives in time. They change nothing but *asked.
 enum { SAM_APPEND_ASKS = 7, SAM_MATCH_ASKS = 4 };
 void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
                     sam_asked *asked);
-void sam_ask_match(const sam_index *index, const sam_cursor *cursor, unsigned step, sam_asked *asked);
+void sam_ask_match(const sam_index *index, sam_state near, unsigned step, sam_asked *asked);
 
 // Begins another text with the text of `cursor`: *branch becomes its cursor. Returns false without memory:
 // nothing has changed.

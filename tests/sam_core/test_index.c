@@ -702,8 +702,12 @@ static draft make_draft(sources *s, const rule_context *context, uint32_t k, flo
     d.parents = malloc(k * sizeof(int32_t));
     d.scores = malloc(k * sizeof(float));
     d.match_lengths = malloc(k * sizeof(int32_t));
-    d.size = rule_draft(s->model, rule_model_work(s->model), &s->group.memory, s->rule, context, k, least,
-                        d.tokens, tree ? d.parents : NULL, d.scores, d.match_lengths, &s->record);
+    rule_task task = {*context, &s->record,     k, 0, d.tokens, tree ? d.parents : NULL,
+                      d.scores, d.match_lengths};
+    uint32_t made =
+        rule_draft(s->model, rule_model_work(s->model), &s->group.memory, s->rule, least, &task, 1);
+    d.size = task.size;
+    CHECK(made == 1 || d.size == 0); // without memory
     CHECK(d.size <= k && s->record.drafted == d.size);
     memcpy(d.source, s->record.source, sizeof d.source);
     CHECK(s->group.memory.used ==
