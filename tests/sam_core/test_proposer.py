@@ -327,6 +327,19 @@ def test_min_prob_ends_drafts_that_are_not_believed(rule):
     assert drafted[0] > drafted[0.2] > drafted[0.9] == 0
 
 
+@pytest.mark.parametrize("uniform", [False, True])
+def test_drafts_end_where_the_switch_would_not_choose_them(uniform):
+    proposer, batch = make(min_prob=0.1), Batch()
+    if uniform:
+        proposer.make_uniform()
+    batch.add("a", [1, 2, 3, 4, 1, 2], 6)
+    for min_score in (0.0, 0.25, 0.99, 0.0):
+        proposer.switch.min_score = min_score
+        drafts = batch.propose(proposer)["a"]
+        assert proposer.pool.min_prob == pytest.approx(0 if uniform else max(0.1, min_score))
+        assert bool(drafts) == (uniform or min_score < 0.9)
+
+
 def test_min_prob_keeps_drafts_that_come_true():
     proposer = make(3, rule="blend", min_prob=0.5)
     for text in range(40):
