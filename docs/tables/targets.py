@@ -26,6 +26,8 @@ CHINESE = {
     "propose for 1024 requests": "`propose`，1024 条请求",
     "propose for 512 requests": "`propose`，512 条请求",
     ": deciding": "：做决定",
+    ": waiting": "：等待",
+    "one thread": "一个线程",
     "bulk build of 4096 tokens": "一次建立 4096 个 token",
     "memory, request and group with counts": "内存，请求与带计数的组",
     "memory, request": "内存，请求",
