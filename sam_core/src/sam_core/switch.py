@@ -50,9 +50,7 @@ class Switch:
         """Whether steps are to have room for drafts; asked by engines that plan them ahead, after `choose` or `skip`."""
         return self.may_be_on(running)
 
-    def observe(
-        self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int, early: bool = False
-    ) -> None:
+    def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int, early: bool = False) -> None:
         """A step has ended.
 
         Args:
@@ -246,9 +244,7 @@ class AutoSwitch(Switch):
         if slot < len(self._places):
             self._places[slot] = -1
 
-    def observe(
-        self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int, early: bool = False
-    ) -> None:
+    def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int, early: bool = False) -> None:
         self.catch_up()
         now = self.clock()
         seconds = now - self._start if self._start is not None else 0.0
