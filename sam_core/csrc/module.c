@@ -619,7 +619,7 @@ done:
 }
 
 PyDoc_STRVAR(Pool_catch_up_doc, "catch_up($self, /)\n--\n\n"
-                                "Do what an early step has left: index its tokens and learn from them.");
+                                "Index the tokens of an early step.");
 
 static PyObject *Pool_catch_up(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     PoolObject *self = (PoolObject *)object;

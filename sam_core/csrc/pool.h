@@ -254,7 +254,7 @@ typedef struct {
     int32_t *lengths; // one per row
     size_t width;
     int32_t *sources, *match_lengths; // NULL: not written
-    bool early;                       // before the new tokens are fed, see above
+    bool early;                       // they come before the new tokens are fed, see above
 } pool_drafts;
 
 // Appends counts[i] tokens to slots[i] for all rows, then writes a draft of at most k tokens for each row and
@@ -265,7 +265,7 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
                       const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
                       pool_error *error);
 
-// Does what an early step has left.
+// Feeds what an early step has left. All other calls do that first.
 void pool_catch_up(pool *p);
 
 // Appends to one slot. With any status but POOL_OK nothing has changed.

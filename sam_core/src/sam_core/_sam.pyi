@@ -207,8 +207,8 @@ class Pool:
                 token continues, drafted tokens before it included; with rules that copy (oldest, newest, suffix) of the
                 match that is copied. 0: the token is only frequent there. Group and history are one index, so a
                 match in one may stand in the other too.
-            early: write the drafts before the new tokens are indexed and learned from, which takes half of the time of a
-                step. `catch_up` does that, or the next call. The drafts follow the new tokens, from texts without them.
+            early: write the drafts before the new tokens are indexed, which takes half of the time of a step. `catch_up`
+                indexes them, or the next call. The drafts follow the new tokens, but come from texts without them.
 
         Raises:
             ValueError: a wrong value or shape. Nothing has changed then.
@@ -217,7 +217,7 @@ class Pool:
         """
 
     def catch_up(self) -> None:
-        """Do what an early `step` has left: index its tokens and learn from them, `stats` included."""
+        """Index the tokens of an early `step`; does nothing if that is done."""
 
     def prompt_size(self, slot: int, /) -> int:
         """Tokens at the start of a slot's text that are its prompt: as opened, or that of the text it continues.
