@@ -214,10 +214,9 @@ def test_scores_that_promise_too_much_are_corrected():
 class Machine:
     """Runs a switch against steps whose seconds and acceptance are given; its clock is simulated."""
 
-    def __init__(self, k=4, batch=8, accept=0.6, noise=0.02, seconds=curve, state=None, read=0, early=False):
+    def __init__(self, k=4, batch=8, accept=0.6, noise=0.02, seconds=curve, state=None, read=0):
         self.now, self.k, self.batch, self.accept, self.noise, self.seconds = 0.0, k, batch, accept, noise, seconds
         self.read = read  # tokens of prompts in each step
-        self.early = early
         self.rng = np.random.default_rng(0)
         self.switch = AutoSwitch(k, logging.getLogger("test"), clock=lambda: self.now)
         if state:
@@ -240,14 +239,12 @@ class Machine:
         self.now += float(self.seconds(num_tokens)) * self.rng.uniform(1 - self.noise, 1 + self.noise)
         gained = np.array([1 + next((j for j in range(n) if self.rng.random() > self.accept), n) for n in self.given])
         self.tokens += int(gained.sum())
-        self.switch.observe(self.slots, gained, num_tokens, self.early)
+        self.switch.observe(self.slots, gained, num_tokens)
         self.looks = self.switch.should_draft(self.batch, room)
         lengths = np.full(self.batch, self.k if self.looks else 0, np.int32)
         scores = np.tile(self.believed ** np.arange(1, self.k + 1), (self.batch, 1)).astype(np.float32)
         held = self.held if held is None else held
         self.given = self.switch.choose(self.slots, held, lengths, scores, uniform, room)
-        if self.early:
-            self.switch.catch_up()
 
     def run(self, steps, **kwargs):
         tokens, now = self.tokens, self.now
@@ -256,9 +253,8 @@ class Machine:
         return (self.tokens - tokens) / (self.now - now)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_auto_finds_that_free_rows_are_free(early):
-    machine = Machine(batch=1, accept=0.8, early=early)
+def test_auto_finds_that_free_rows_are_free():
+    machine = Machine(batch=1, accept=0.8)
     assert machine.run(400) > 2 / curve(1)  # k = 4 at 0.8 gives 3.4 tokens a step
     assert machine.switch.steps_on > 250
 
@@ -296,12 +292,11 @@ def test_auto_tries_again_what_was_bad():
     assert machine.run(200) > 1.7 * 8 / 0.096
 
 
-@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("uniform", [False, True])
-def test_auto_does_not_lose_where_drafts_are_bad_or_rows_are_dear(uniform, early):
+def test_auto_does_not_lose_where_drafts_are_bad_or_rows_are_dear(uniform):
     for machine in (
-        Machine(batch=32, accept=0.05, early=early),
-        Machine(batch=16, accept=0.3, seconds=lambda rows: 0.01 * np.asarray(rows), early=early),
+        Machine(batch=32, accept=0.05),
+        Machine(batch=16, accept=0.3, seconds=lambda rows: 0.01 * np.asarray(rows)),
     ):
         assert machine.run(2000, uniform=uniform) > 0.99 * machine.batch / machine.seconds(machine.batch)
         assert machine.switch.explored < 100
@@ -403,23 +398,6 @@ def test_turns_are_few_where_drafts_hardly_pay():
     machine = Machine(batch=6, accept=0.4, noise=0.3, seconds=lambda rows: 0.05 + 0.005 * np.asarray(rows))
     machine.run(1500)
     assert machine.switch.transitions < 40
-
-
-def test_what_is_learned_early_is_learned_later():
-    """Two switches that choose nothing learn the same from the same steps; one does so behind its choices."""
-    machines = [Machine(accept=0.5, early=early) for early in (False, True)]
-    for machine in machines:
-        machine.k = 0  # of the drafts that it is offered
-        machine.run(50)
-    now, later = (machine.switch for machine in machines)
-    assert now.cost.fitted and now.state() == later.state()
-    machines[1].now += 0.1
-    later.observe(machines[1].slots, np.ones(8, np.int32), 8, early=True)
-    before = later.state()
-    later.catch_up()
-    learned = later.state()
-    later.catch_up()
-    assert before != learned == later.state()
 
 
 def test_with_many_requests_drafts_may_end_where_they_would_not_be_chosen():

@@ -183,8 +183,8 @@ class SamProposer:
             num_steps: engine steps since the last call, up to FEED_INTERVAL: a caller may leave out calls while the
                 switch is off and the requests stay the same.
             room: False: the next step was planned without drafts, so the switch only decides whether later ones get room.
-            early: draft before this step's tokens are indexed and the switch has learned what it took. `catch_up` does
-                that: call it where the host would wait for the device. Without it the next call does.
+            early: draft before this step's tokens are indexed, which takes half of the time. `catch_up` does that: call it
+                where the host would wait for the device. Without it the next call does.
 
         Returns:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
@@ -210,7 +210,7 @@ class SamProposer:
         if had_drafts or may_be_on or not same_requests:
             starts = self._open_changed(step)
         if may_be_on:
-            self.switch.observe(step.slots, step.ends - starts, num_tokens, early)
+            self.switch.observe(step.slots, step.ends - starts, num_tokens)
         should_draft = self.switch.should_draft(batch, room)
         if should_draft or had_drafts:
             drafts = self._draft(step, starts, may_draft, should_draft, room, early)
@@ -372,9 +372,8 @@ class SamProposer:
         self._requests["unpadded"][slots] = self.k
 
     def catch_up(self) -> None:
-        """Do what an early `propose` has left: index its tokens, learn what its step took."""
+        """Index what an early `propose` has left."""
         self.pool.catch_up()
-        self.switch.catch_up()
 
     def finish(self, req_ids: Iterable[str]) -> None:
         """Requests have ended (finished or aborted); unknown ids are ignored.

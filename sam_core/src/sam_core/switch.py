@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,18 +50,14 @@ class Switch:
         """Whether steps are to have room for drafts; asked by engines that plan them ahead, after `choose` or `skip`."""
         return self.may_be_on(running)
 
-    def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int, early: bool = False) -> None:
+    def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
         """A step has ended.
 
         Args:
             slots: int32 [B], those of its B requests.
             gained: [B], tokens that each gained in it; 0 while its prompt is being read.
             num_tokens: all that the step computed: of prompts, the last token of each request that decoded, drafts.
-            early: learn from it in `catch_up`, or in the next call.
         """
-
-    def catch_up(self) -> None:
-        """Learn from a step that was observed early, if that is left."""
 
     def choose(
         self,
@@ -128,29 +124,6 @@ class BatchSwitch(Switch):
         self.steps += 1
         self.steps_on += on
         return on and room
-
-
-class _Observed(NamedTuple):
-    """A step of B requests that has ended.
-
-    places: [B], where they are in `drafted`, `contexts` and `scores`, which the step before left; -1: not there.
-    gained, num_tokens: see `Switch.observe`. read: whether the step read prompts.
-    drafted, contexts: [B], draft tokens and thousands of context tokens. scores: [k, any], of the drafts.
-    expected: tokens of the drafts that were expected to be accepted. probe: see `AutoSwitch`.
-    """
-
-    number: int
-    seconds: float
-    places: npt.NDArray[np.intp]
-    gained: npt.NDArray[np.integer]
-    num_tokens: int
-    read: bool
-    drafted: Int32
-    contexts: npt.NDArray[np.float64]
-    scores: npt.NDArray[np.floating]
-    had_drafts: bool
-    expected: float
-    probe: tuple[int, float, float, float] | None
 
 
 class AutoSwitch(Switch):
@@ -220,7 +193,6 @@ class AutoSwitch(Switch):
         self._wants_room = False
         self._batch = 0
         self._start: float | None = None
-        self._left: _Observed | None = None
         self._prompt_tokens = deque([0], maxlen=self.PROMPT_WINDOW)
         self._reading = False  # a prompt is still being read
         self._read = False  # the latest step read prompts
@@ -244,8 +216,7 @@ class AutoSwitch(Switch):
         if slot < len(self._places):
             self._places[slot] = -1
 
-    def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int, early: bool = False) -> None:
-        self.catch_up()
+    def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
         now = self.clock()
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
@@ -259,45 +230,22 @@ class AutoSwitch(Switch):
         self._prompt_tokens.append(prompt_tokens)
         if seconds <= 0 or not known:
             return
-        read = prompt_tokens > 0 or known < len(slots)
-        self._reads_after[self._read], self._read = read, read
-        self._left = _Observed(
-            self._step,
-            seconds,
-            places,
-            gained,
-            num_tokens,
-            read,
-            drafted,
-            self._contexts.take(places),
-            self._scores,
-            self._drafting,
-            self._accepted,
-            self._probe,
-        )
-        self._probe = None
-        if not early:
-            self.catch_up()
-
-    def catch_up(self) -> None:
-        step, self._left = self._left, None
-        if step is None:
-            return
-        batch, seconds, num_tokens, drafted = len(step.places), step.seconds, step.num_tokens, step.drafted
-        context, draft_context = float(step.contexts.sum()), float(drafted @ step.contexts)
-        if step.had_drafts:
+        contexts = self._contexts.take(places)
+        context, draft_context = float(contexts.sum()), float(drafted @ contexts)
+        if self._drafting:
             depth = np.arange(self.k)[:, None]
-            verified = (depth < np.where(step.gained > 0, drafted, 0)).ravel().nonzero()[0]
-            accepted = (depth < step.gained - 1).take(verified)
-            self.calibration.observe(step.scores.take(step.places, 1).take(verified), accepted)
+            verified = (depth < np.where(gained > 0, drafted, 0)).ravel().nonzero()[0]
+            accepted = (depth < gained - 1).take(verified)
+            self.calibration.observe(self._scores.take(places, 1).take(verified), accepted)
         else:
             self.calibration.fade()
-        plain = min(seconds, self._plain_seconds(batch, context))
+        plain = min(seconds, self._plain_seconds(len(slots), context))
         self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
-        self._prove(step, int(drafted.sum()), context)
-        if step.probe:
-            self._settle_probe(step, context, draft_context)
-        if step.read:
+        read = prompt_tokens > 0 or known < len(slots)
+        self._reads_after[self._read], self._read = read, read
+        self._prove(read, len(slots), num_tokens, total, context, seconds)
+        self._settle_probe(self.prompt_cost if read else self.cost, num_tokens, context, draft_context, seconds)
+        if read:
             self.prompt_cost.learn(num_tokens, context, draft_context, seconds)
             return
         if self._trial is not None and self.cost.covers(num_tokens):
@@ -306,7 +254,7 @@ class AutoSwitch(Switch):
         fitted = self.cost.fitted
         self.cost.learn(num_tokens, context, draft_context, seconds)
         if self.cost.fitted and not fitted:
-            self._credit = self.INITIAL_CREDIT * min(seconds, self._plain_seconds(batch, context))
+            self._credit = self.INITIAL_CREDIT * min(seconds, self._plain_seconds(len(slots), context))
 
     def _plain_seconds(self, batch: int, context: float) -> float:
         """What a step of these requests takes that has no drafts and reads no prompt; infinite while that is unknown."""
@@ -316,30 +264,32 @@ class AutoSwitch(Switch):
     def _cost_without_prompts(self) -> StepCost:
         return self.cost if self.cost.fitted else self.prompt_cost
 
-    def _prove(self, step: _Observed, drafted: int, context: float) -> None:
+    def _prove(self, read: bool, batch: int, num_tokens: int, drafted: int, context: float, seconds: float) -> None:
         """Compare a step that had drafts with plain steps, and keep one that had none for that.
 
         Accepted tokens count as often as is expected of them, since few requests gain now many, now none.
         """
-        cost, plain_steps = (self.prompt_cost, self._plain_reading) if step.read else (self.cost, self._plain)
+        cost, plain_steps = (self.prompt_cost, self._plain_reading) if read else (self.cost, self._plain)
         if not drafted:
-            plain_steps.add(cost, step.num_tokens, context, step.seconds)
+            plain_steps.add(cost, num_tokens, context, seconds)
             return
-        plain = plain_steps.seconds(cost, step.num_tokens - drafted, context, self._proof.seen)
+        plain = plain_steps.seconds(cost, num_tokens - drafted, context, self._proof.seen)
         if plain:
-            batch = len(step.places)
             # beside prompts a token is worth what it takes in a step without
-            price = (min(plain, self._plain_seconds(batch, context)) if step.read else plain) / batch
-            self._proof.add((plain + step.expected * price - step.seconds) / plain, step.number)
+            price = (min(plain, self._plain_seconds(batch, context)) if read else plain) / batch
+            self._proof.add((plain + self._accepted * price - seconds) / plain, self._step)
 
-    def _settle_probe(self, step: _Observed, context: float, draft_context: float) -> None:
-        """Replace the credit that was reserved for a step that explored by what it lost."""
-        assert step.probe
-        more, more_context, worth, reserved = step.probe
-        cost = self.prompt_cost if step.read else self.cost
+    def _settle_probe(
+        self, cost: StepCost, num_tokens: int, context: float, draft_context: float, seconds: float
+    ) -> None:
+        """If the step explored, replace the credit that was reserved for it by what it lost."""
+        if self._probe is None:
+            return
+        more, more_context, worth, reserved = self._probe
+        self._probe = None
         if cost.fitted:
-            chosen = cost.seconds(step.num_tokens - more, context, draft_context - more_context)
-            lost = min(max(0.0, step.seconds - chosen - worth), self.MAX_CREDIT * chosen)  # not what a pause takes
+            chosen = cost.seconds(num_tokens - more, context, draft_context - more_context)
+            lost = min(max(0.0, seconds - chosen - worth), self.MAX_CREDIT * chosen)  # not what a pause takes
             self._credit += reserved - lost
 
     def may_be_on(self, running: int) -> bool:
