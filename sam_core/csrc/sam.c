@@ -872,17 +872,21 @@ sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length) {
     return shortened(index, state, SAM_MAX_MATCH);
 }
 
+// The first state on the link path of a string that was followed by a token, and the string's length there.
+static sam_state followed(const sam_index *index, sam_state s, uint32_t *length) {
+    while (s != SAM_ROOT &&
+           (s & SAM_NODE ? sam_node_of(index, s)->place : next_place(index, s)) == SAM_NONE) {
+        s = sam_link(index, s);
+        *length = sam_node_of(index, s)->length;
+    }
+    return s;
+}
+
 sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *length) {
     bool oldest = index->kind == SAM_OLDEST;
-    uint32_t max_length = oldest ? UINT32_MAX : SAM_MAX_MATCH;
+    *length = smaller(cursor->length, oldest ? UINT32_MAX : SAM_MAX_MATCH);
     sam_state s = sam_resolve(index, oldest ? cursor->last : cursor->near);
-    s = shortened(index, s, smaller(cursor->length, max_length));
-    if (!(s & SAM_NODE))
-        s = sam_link(index, s);
-    while (s != SAM_ROOT && sam_node_of(index, s)->place == SAM_NONE)
-        s = sam_link(index, s);
-    *length = smaller(sam_node_of(index, s)->length, max_length);
-    return s;
+    return followed(index, shortened(index, s, *length), length);
 }
 
 sam_state sam_match_ahead(const sam_index *index, const sam_cursor *cursor, const int32_t *tokens,
@@ -892,12 +896,7 @@ sam_state sam_match_ahead(const sam_index *index, const sam_cursor *cursor, cons
     s = sam_near(index, s, length);
     for (uint32_t i = 0; i < count; i++)
         sam_advance(index, &s, length, tokens[i]);
-    while (s != SAM_ROOT &&
-           (s & SAM_NODE ? sam_node_of(index, s)->place : next_place(index, s)) == SAM_NONE) {
-        s = sam_link(index, s);
-        *length = sam_node_of(index, s)->length;
-    }
-    return s;
+    return followed(index, s, length);
 }
 
 void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int32_t token) {

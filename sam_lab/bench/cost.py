@@ -40,8 +40,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "on": {"switch": "batch", "threshold": max(REQUESTS)},
     "auto": {"switch": "auto"},
 }
-WAITING = ("on: waiting", "auto: waiting", "on: waiting, one thread")
-"""Rows of the time that passes until the drafts are there: threads share the work, and tokens are indexed later."""
+WAITING = {"on: waiting": "on", "auto: waiting": "auto", "on: waiting, one thread": "one thread"}
+"""Rows of the time that passes until the drafts are there, and their engines: threads share the work, and tokens are
+indexed later."""
 clock = time.process_time
 
 
@@ -341,7 +342,7 @@ class Cost:
         table, remark = self._of_proposers(count)
         engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
         engines["off"].proposer.switch.threshold = 0  # one request is as many as options allow
-        waiting = dict(zip(("on", "auto", "one thread"), rows[len(SWITCHES) :], strict=False))
+        waiting = dict(zip(WAITING.values(), rows[len(SWITCHES) :], strict=False))
         if waiting:
             engines["one thread"] = Engine(table, self.running, 3, **SWITCHES["on"])
             engines["one thread"].pool.pool.num_threads = 1

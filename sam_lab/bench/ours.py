@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,13 +69,14 @@ class ClockedPool:
         self.pool, self.seconds = pool, 0.0
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        start = time.process_time()
-        self.pool.step(*args, **kwargs)
-        self.seconds += time.process_time() - start
+        self._timed(self.pool.step, *args, **kwargs)
 
     def catch_up(self) -> None:
+        self._timed(self.pool.catch_up)
+
+    def _timed(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         start = time.process_time()
-        self.pool.catch_up()
+        call(*args, **kwargs)
         self.seconds += time.process_time() - start
 
     @property

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from sam_lab.methods.pool import SamDrafter
+from sam_lab.methods.pool import SamDrafter, packed
 
 
 class EarlyDrafter(SamDrafter):
@@ -24,13 +23,8 @@ class EarlyDrafter(SamDrafter):
             self._new.setdefault(request, []).extend(row)
 
     def draft(self, requests: Sequence[int], k: int, *names: str) -> list[npt.NDArray[Any]]:
-        arrays = self._arrays_of(requests, k)
         rows = [self._new.pop(request, []) for request in requests]
-        tokens = np.array([token for row in rows for token in row], np.int32)
-        counts = np.array([len(row) for row in rows], np.int32)
-        out, lengths, named = arrays["out"], arrays["lengths"], {name: arrays[name] for name in names}
-        self.pool.step(arrays["slots"], tokens, counts, k, out, lengths, **named, early=True)
-        return [out, lengths, *named.values()]
+        return self._step(self._arrays_of(requests, k), *packed(rows), k, names, early=True)
 
     def finish(self, request: int) -> None:
         self.pool.append(self.slots[request], self._new.pop(request, []))

@@ -26,6 +26,12 @@ def chain_tree(tokens: Sequence[int]) -> Tree:
     return tokens, range(-1, len(tokens) - 1)
 
 
+def packed(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Tokens of rows as `Pool.step` takes them, one row after another, and how many each has."""
+    tokens = np.array([token for row in rows for token in row], np.int32)
+    return tokens, np.array([len(row) for row in rows], np.int32)
+
+
 class SamDrafter:
     """`sam_core.Pool` as a drafter for the replay; `options` are the pool's.
 
@@ -44,9 +50,7 @@ class SamDrafter:
 
     def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         arrays = self._arrays_of(requests, 0)
-        tokens = np.array([token for row in rows for token in row], np.int32)
-        counts = np.array([len(row) for row in rows], np.int32)
-        self.pool.step(arrays["slots"], tokens, counts, 0, arrays["out"], arrays["lengths"])
+        self.pool.step(arrays["slots"], *packed(rows), 0, arrays["out"], arrays["lengths"])
 
     def draft(self, requests: Sequence[int], k: int, *names: str) -> list[npt.NDArray[Any]]:
         """Draft at most k tokens, or nodes where "parents" is named, for each of B requests.
@@ -55,8 +59,20 @@ class SamDrafter:
         parents, match_lengths. The next draft of this size overwrites them.
         """
         arrays = self._arrays_of(requests, k)
+        return self._step(arrays, arrays["nothing"], arrays["zeros"], k, names)
+
+    def _step(
+        self,
+        arrays: dict[str, npt.NDArray[Any]],
+        tokens: npt.NDArray[np.int32],
+        counts: npt.NDArray[np.int32],
+        k: int,
+        names: Sequence[str],
+        early: bool = False,
+    ) -> list[npt.NDArray[Any]]:
+        """`Pool.step` with the arrays of `_arrays_of`; returns what `draft` does."""
         out, lengths, named = arrays["out"], arrays["lengths"], {name: arrays[name] for name in names}
-        self.pool.step(arrays["slots"], arrays["nothing"], arrays["zeros"], k, out, lengths, **named)
+        self.pool.step(arrays["slots"], tokens, counts, k, out, lengths, **named, early=early)
         return [out, lengths, *named.values()]
 
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:

@@ -78,9 +78,9 @@ class Pool:
 
     Indexes are fed in portions, so that no call takes long: a step indexes about 4,000 tokens (a third of that in a
     large index) in addition to the new ones of the slots that draft, or 512 tokens if none does; later steps index the
-    rest. A slot drafts from an index that lacks at most 64 tokens at the end of the slot's own text. The index of a group begins with its
-    second text, takes the texts of running requests first, then closed ones from the newest to the oldest; slots draft
-    from the part that is indexed.
+    rest. A slot drafts from an index that lacks at most 64 tokens at the end of the slot's own text. The index of a group
+    begins with its second text, takes the texts of running requests first, then closed ones from the newest to the
+    oldest; slots draft from the part that is indexed.
 
     When the memory limit is reached, the pool frees what is worth least: indexes of closed groups, which are built
     again when needed; older texts of closed groups that rarely recur, whose drafts are rarely accepted or that have many

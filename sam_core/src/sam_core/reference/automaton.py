@@ -8,6 +8,8 @@ slow. What can be read is the same: states, counts, places and the order in whic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 MAX_MATCH = 64  # tokens; but for "oldest", longer matches count as matches of their last 64 tokens
 FREQUENT = 24  # most frequent tokens that an index keeps ready
 
@@ -142,22 +144,15 @@ class Index:
 
     # ---- reading
 
-    def match(self, state: State) -> tuple[State, int]:
-        """The longest suffix of the text of `state` that something followed, and its length; the root and 0: none."""
-        length = state.length
-        if not self.oldest:
-            state, length = self.near(state, length)
-        while state.link is not None and not state.counts:
-            state = state.link
-            length = state.length
-        return state, length
+    def match(self, state: State, ahead: Sequence[int] = ()) -> tuple[State, int]:
+        """The longest suffix of the text of `state` that something followed, and its length; the root and 0: none.
 
-    def match_ahead(self, state: State, tokens: list[int]) -> tuple[State, int]:
-        """As `match`, for the text of `state` and more tokens, which are not in the index: at most MAX_MATCH tokens."""
-        if not tokens:
-            return self.match(state)
-        state, length = self.near(state, state.length)
-        for token in tokens:
+        ahead: the text's next tokens, which are not in the index; the match has at most MAX_MATCH tokens then.
+        """
+        length = state.length
+        if ahead or not self.oldest:
+            state, length = self.near(state, length)
+        for token in ahead:
             state, length = self.advance(state, length, token)
         while state.link is not None and not state.counts:
             state = state.link

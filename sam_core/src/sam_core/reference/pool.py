@@ -465,10 +465,10 @@ class Pool:
         group, index, match, past = slot.group, [None, None], [(None, 0), (None, 0)], 0
         if slot.request and len(slot.text.tokens) - slot.fed <= AHEAD:
             index[0] = slot.request
-            match[0] = slot.request.match_ahead(slot.last, slot.text.tokens[slot.fed :])
+            match[0] = slot.request.match(slot.last, slot.text.tokens[slot.fed :])
         if group and group.index and slot.text.state and len(slot.text.tokens) - slot.text.fed <= AHEAD:
             index[1] = group.index
-            match[1] = group.index.match_ahead(slot.text.state, slot.text.tokens[slot.text.fed :])
+            match[1] = group.index.match(slot.text.state, slot.text.tokens[slot.text.fed :])
             past = group.past if "history" in self._sources else 0
         last = tuple(reversed([*[-1] * LAST, *slot.text.tokens[-LAST:]][-LAST:]))
         common = "common" in self._sources
