@@ -60,6 +60,7 @@ class Text:
         self.open = True
         self.removed = False
         self.fed = None  # tokens that the group's index has; None: the text is not in it
+        self.own = 0  # tokens that the request's index has
 
 
 class Group:
@@ -87,9 +88,12 @@ class Group:
         self.in_order[at:at] = new
         text.fed = len(text.tokens)
 
+    def is_worthwhile(self):
+        return self.alone or sum(not text.removed for text in self.texts) > 1
+
     def catch_up(self, text):
         if self.following is None:
-            if sum(not text.removed for text in self.texts) < 2 and not self.alone:
+            if not self.is_worthwhile():
                 return
             self.following, self.in_order, self.prompt = [], [], None
             self.due = [text for text in self.texts if text.open]
@@ -159,7 +163,7 @@ class Oracle:
             group.open += 1
             if whole:
                 start.open = True
-                start.tokens = list(prompt)
+                start.tokens, start.own = list(prompt), 0
                 group.past = min(group.past, group.texts.index(start))
             else:
                 group.texts.append(text)
@@ -177,19 +181,33 @@ class Oracle:
             text.group.grew(text)
         return text
 
-    def append(self, slot, tokens):
-        text = self._append(slot, tokens)
+    def _catch_up(self, text):
+        text.own = len(text.tokens)
         if text.group is not None:
             text.group.catch_up(text)
 
+    def append(self, slot, tokens):
+        self._catch_up(self._append(slot, tokens))
+
+    def _is_behind(self, text, count):
+        """Whether a slot's indexes lack more than its `count` new tokens, or are to be begun."""
+        old, group = len(text.tokens) - count, text.group
+        if "request" in self.sources and text.own < old:
+            return True
+        if group is None or group.following is None:
+            return group is not None and group.is_worthwhile()
+        return text.fed is None or text.fed < old
+
     def step(self, rows, k):
-        texts = [self._append(slot, tokens) for slot, tokens in rows]
+        """Drafting rows that are behind are fed last."""
+        texts = [(self._append(slot, tokens), len(tokens)) for slot, tokens in rows]
         for drafting in (True, False):
-            these = [text for text, size in zip(texts, k, strict=True) if bool(size) == drafting and text.group]
-            for text in these:
-                text.group.catch_up(text)
-            for text in these:
-                text.group.feed_others()
+            these = [row for row, size in zip(texts, k, strict=True) if bool(size) == drafting]
+            for text, _ in sorted(these, key=lambda row: drafting and self._is_behind(*row)):
+                self._catch_up(text)
+            for text, _ in these:
+                if text.group is not None:
+                    text.group.feed_others()
 
     def close(self, slot, keep):
         text = self.slots.pop(slot)
