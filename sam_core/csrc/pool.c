@@ -41,6 +41,7 @@ static void free_slot(pool *p, pool_slot *slot) {
 void pool_free(pool *p) {
     if (!p->model)
         return;
+    rows_end(p);
     p->left = 0;
     for (uint32_t i = 0; i < p->slot_count; i++)
         if (p->slots[i].open)

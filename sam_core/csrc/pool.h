@@ -189,6 +189,7 @@ typedef struct {
     bool drafting;          // a row of this step drafts
     size_t left;            // rows that pool_catch_up is to feed
     uint32_t num_threads;   // of large steps, up to POOL_MAX_THREADS
+    struct rows_team *team; // these, once there was one
     uint32_t many_rows;     // of a large step: MANY_ROWS; tests change it
     pool_group **buckets;
     size_t bucket_count;         // 0 or a power of two

@@ -6,7 +6,11 @@
 #include "room.h"
 
 #include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
 
 enum {
     LINE = 64,       // bytes
@@ -83,11 +87,14 @@ void rows_ask_draft(const pool *p, pool_row *row, unsigned step) {
 
 // ---- threads
 
+typedef struct rows_team rows_team;
+
 typedef struct {
     pool *p;
     const pool_drafts *out;
     const uint32_t *order; // rows, those of a group one after another if they are to be fed
     uint32_t count, blocks;
+    uint32_t helpers; // threads that work on it beside the caller's
     bool feeds, drafts;
     size_t share; // bytes that a block may allocate when it is fed, and when it is drafted
     atomic_uint taken;
@@ -96,19 +103,28 @@ typedef struct {
     pthread_cond_t has_learned;
 } job;
 
-typedef struct worker {
-    job *job;
-    struct worker *all;
-    uint32_t number, count; // of all
+typedef struct {
+    rows_team *team;
     rule_work *work;
     sam_memory memory; // of the current block
     bool refused;      // the block has no more memory
-    // of all blocks
-    size_t used;
-    uint64_t visited;
-    int64_t spent; // work
-    rows_counts counts;
+    struct {           // of all blocks
+        size_t used;
+        uint64_t visited;
+        int64_t spent; // work
+        rows_counts counts;
+    } sum;
 } worker;
+
+struct rows_team {
+    job *job;                         // of the current call
+    worker workers[POOL_MAX_THREADS]; // the first is the caller's
+    pthread_t threads[POOL_MAX_THREADS];
+    uint32_t helpers; // threads that exist
+    pid_t process;    // in which they do
+    bool ends;
+    sem_t calls, done; // posted for each helper that is called, and by each that has done its part
+};
 
 static bool refuse(void *owner) {
     ((worker *)owner)->refused = true;
@@ -137,7 +153,7 @@ static void append_tokens(worker *w, token *tokens, uint32_t count) {
         const token *t = &tokens[i - SAM_APPEND_ASKS];
         sam_memory *memory = t->index->memory;
         t->index->memory = &w->memory;
-        w->spent += t->index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
+        w->sum.spent += t->index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
         w->refused = !sam_index_append(t->index, t->cursor, t->number, t->cursor->length);
         t->index->memory = memory;
     }
@@ -147,14 +163,14 @@ static void append_tokens(worker *w, token *tokens, uint32_t count) {
 // first of a group's texts that has one, so that neighbouring tokens seldom are of the same text.
 static void feed_tokens(worker *w, uint32_t from, uint32_t to) {
     enum { TOKENS = 128 };
-    const pool *p = w->job->p;
+    const pool *p = w->team->job->p;
     token tokens[TOKENS + RULE_INDEXES];
     for (bool more = true; more && !w->refused;) {
         uint32_t count = 0;
         const pool_group *last = NULL;
         more = false;
         for (uint32_t i = from; i < to; i++) {
-            pool_slot *slot = &p->slots[p->rows[w->job->order[i]].slot];
+            pool_slot *slot = &p->slots[p->rows[w->team->job->order[i]].slot];
             pool_text *text = slot->text;
             pool_group *g = slot->group;
             if (slot->request.memory && slot->cursor.length < text->body.size)
@@ -173,19 +189,19 @@ static void feed_tokens(worker *w, uint32_t from, uint32_t to) {
 }
 
 static void begin(worker *w) {
-    w->memory = (sam_memory){.limit = w->job->share, .make_room = refuse, .owner = w};
+    w->memory = (sam_memory){.limit = w->team->job->share, .make_room = refuse, .owner = w};
     w->refused = false;
 }
 
 static void end(worker *w) {
-    w->used += w->memory.used;
-    w->visited += w->memory.work;
+    w->sum.used += w->memory.used;
+    w->sum.visited += w->memory.work;
 }
 
 #define ROW(i) (&p->rows[j->order[i]])
 
 static void feed_block(worker *w, uint32_t from, uint32_t to) {
-    const job *j = w->job;
+    const job *j = w->team->job;
     const pool *p = j->p;
     begin(w);
     feed_tokens(w, from, to);
@@ -197,7 +213,7 @@ static void feed_block(worker *w, uint32_t from, uint32_t to) {
 }
 
 static void match_block(worker *w, uint32_t from, uint32_t to) {
-    const job *j = w->job;
+    const job *j = w->team->job;
     const pool *p = j->p;
     const uint32_t asks = FEED_ASKS;
     for (uint32_t i = from; i < to + asks; i++) {
@@ -210,7 +226,7 @@ static void match_block(worker *w, uint32_t from, uint32_t to) {
 }
 
 static void draft_block(worker *w, uint32_t from, uint32_t to) {
-    const job *j = w->job;
+    const job *j = w->team->job;
     pool *p = j->p;
     begin(w);
     const uint32_t asks = DRAFT_ASKS;
@@ -227,7 +243,7 @@ static void draft_block(worker *w, uint32_t from, uint32_t to) {
             rows[count++] = j->order[i - asks];
         if (!count || (count < RULE_BESIDE && i + 1 < to + asks))
             continue;
-        uint32_t done = pool_draft(p, rows, count, j->out, w->work, &w->memory, &w->counts);
+        uint32_t done = pool_draft(p, rows, count, j->out, w->work, &w->memory, &w->sum.counts);
         for (uint32_t at = 0; at < done; at++)
             p->rows[rows[at]].drafted = true;
         count = 0;
@@ -272,12 +288,13 @@ static void learn(job *j) {
 
 #define RUN(call) call(w, block_start(j, block), block_start(j, block + 1))
 
-// Drafts no block before all is learned; feeds blocks meanwhile, or finds their matches.
+// Drafts no block before all is learned; meanwhile feeds its share of the blocks, or finds their matches.
 static void run_blocks(worker *w) {
     enum { MAX_BEGUN = 64 };
-    job *j = w->job;
-    uint32_t begun[MAX_BEGUN], count = 0, block;
-    while (!atomic_load(&j->learned) && count < MAX_BEGUN && take_block(j, &block)) {
+    job *j = w->team->job;
+    uint32_t begun[MAX_BEGUN], count = 0, block, share = j->blocks / (j->helpers + 1) + 1;
+    share = share < MAX_BEGUN ? share : MAX_BEGUN;
+    while (!atomic_load(&j->learned) && count < share && take_block(j, &block)) {
         RUN((j->feeds ? feed_block : match_block));
         begun[count++] = block;
     }
@@ -297,57 +314,109 @@ static void run_blocks(worker *w) {
 
 #undef RUN
 
-// Each worker creates the threads of two others, as far as they can be created: creating one takes as long as a block.
-static void *run_worker(void *argument) {
-    enum { OTHERS = 2 };
+static void wait_for(sem_t *semaphore) {
+    while (sem_wait(semaphore)) // interrupted by a signal
+        ;
+}
+
+static void *help(void *argument) {
     worker *w = argument;
-    pthread_t threads[OTHERS];
-    uint32_t created = 0;
-    for (uint32_t i = OTHERS * w->number + 1; created < OTHERS && i < w->count; i++, created++)
-        if (pthread_create(&threads[created], NULL, run_worker, &w->all[i]) != 0)
-            break;
-    if (w->number == 0)
-        learn(w->job);
-    run_blocks(w);
-    while (created)
-        pthread_join(threads[--created], NULL);
+    rows_team *t = w->team;
+    for (wait_for(&t->calls); !t->ends; wait_for(&t->calls)) {
+        run_blocks(w);
+        sem_post(&t->done);
+    }
     return NULL;
+}
+
+// Creates threads until there are so many helpers, or no more can be created.
+static void add_helpers(rows_team *t, uint32_t helpers) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for the program's own threads
+    for (; t->helpers < helpers; t->helpers++) {
+        worker *w = &t->workers[t->helpers + 1];
+        w->team = t;
+        if (!w->work)
+            w->work = SAM_REALLOC(NULL, rule_work_bytes());
+        if (!w->work || pthread_create(&t->threads[t->helpers], NULL, help, w))
+            break;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+// Sets *helpers to how many a job of so many rows gets. Returns false if there is no memory.
+static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
+    if (!p->team) {
+        rows_team *t = SAM_REALLOC(NULL, sizeof *t);
+        if (!t)
+            return false;
+        *t = (rows_team){.workers[0] = {.team = t, .work = rule_model_work(p->model)}, .process = getpid()};
+        sem_init(&t->calls, 0, 0);
+        sem_init(&t->done, 0, 0);
+        p->team = t;
+    }
+    uint32_t threads = rows / ROWS_THREAD < p->num_threads ? rows / ROWS_THREAD : p->num_threads;
+    *helpers = threads ? threads - 1 : 0;
+    if (p->team->helpers < *helpers)
+        add_helpers(p->team, *helpers);
+    if (p->team->helpers < *helpers)
+        *helpers = p->team->helpers;
+    return true;
+}
+
+void rows_end(pool *p) {
+    rows_team *t = p->team;
+    p->team = NULL;
+    if (!t)
+        return;
+    uint32_t helpers = t->process == getpid() ? t->helpers : 0; // a fork has no threads
+    t->ends = true;
+    for (uint32_t i = 0; i < helpers; i++)
+        sem_post(&t->calls);
+    for (uint32_t i = 0; i < helpers; i++)
+        pthread_join(t->threads[i], NULL);
+    for (uint32_t i = 1; i < POOL_MAX_THREADS; i++)
+        SAM_FREE(t->workers[i].work);
+    SAM_FREE(t);
 }
 
 // Runs all blocks of a job, in this thread and in others.
 static void run(job *j) {
     pool *p = j->p;
-    worker workers[POOL_MAX_THREADS] = {{.work = rule_model_work(p->model)}};
-    uint32_t count = 1;
-    while (count < p->num_threads && count < j->count / ROWS_THREAD &&
-           (workers[count].work = SAM_REALLOC(NULL, rule_work_bytes())))
-        count++;
-    for (uint32_t i = 0; i < count; i++) {
-        workers[i].job = j;
-        workers[i].all = workers;
-        workers[i].number = i;
-        workers[i].count = count;
-    }
-    run_worker(&workers[0]);
-    for (uint32_t i = 0; i < count; i++) {
-        if (i)
-            SAM_FREE(workers[i].work);
-        p->memory.used += workers[i].used;
-        p->memory.work += workers[i].visited;
-        p->work -= workers[i].spent;
-        pool_count(p, &workers[i].counts);
+    rows_team *t = p->team;
+    uint32_t called = j->helpers;
+    t->job = j;
+    for (uint32_t i = 0; i < called; i++)
+        sem_post(&t->calls);
+    learn(j);
+    run_blocks(&t->workers[0]);
+    while (called && !sem_trywait(&t->calls)) // nothing is left for a helper that did not wake in time
+        called--;
+    while (called--)
+        wait_for(&t->done);
+    for (uint32_t i = 0; i <= t->helpers; i++) {
+        worker *w = &t->workers[i];
+        p->memory.used += w->sum.used;
+        p->memory.work += w->sum.visited;
+        p->work -= w->sum.spent;
+        pool_count(p, &w->sum.counts);
+        memset(&w->sum, 0, sizeof w->sum);
     }
 }
 
 static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool feeds) {
     if (count < p->many_rows || p->memory.used >= p->memory.limit - p->memory.limit / FREE_SHARE)
         return false;
-    uint32_t blocks = (count + ROWS_BLOCK - 1) / ROWS_BLOCK;
+    uint32_t blocks = (count + ROWS_BLOCK - 1) / ROWS_BLOCK, helpers;
+    if (!gather(p, count, &helpers))
+        return false;
     *j = (job){.p = p,
                .out = out,
                .order = p->order,
                .count = count,
                .blocks = blocks,
+               .helpers = helpers,
                .feeds = feeds,
                .drafts = out != NULL,
                .share = (p->memory.limit - p->memory.used) / blocks / (feeds ? 2 : 1),

@@ -8,7 +8,7 @@
 // later tokens need. For a few rows it does not pay.
 //
 // Threads. Rows of different groups share no index, and drafting changes nothing but the row's own slot. So
-// several threads feed and draft blocks of rows; a block has whole groups. They live as long as the call. The
+// several threads feed and draft blocks of rows; a block has whole groups. They live until the pool is freed. The
 // result is that of the loops of pool_step, in the order of the rows, for any number of threads:
 //   - a group's rows are fed in blocks only if the indexes of those that draft exist and have at least a part of
 //     their texts; the loops feed the others later. The work and the memory of the step must suffice for all that
@@ -30,6 +30,9 @@ enum { MANY_ROWS = 256 }; // for which prefetching pays
 #define ROWS_BLOCK 64u   // rows of a block, at least, but for the last block
 #define ROWS_THREAD 128u // rows for which another thread pays
 #endif
+
+// Ends the threads.
+void rows_end(pool *p);
 
 // Drafts and drafted tokens.
 typedef struct {

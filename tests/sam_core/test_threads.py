@@ -4,6 +4,7 @@ of one step: the same results as without them."""
 
 import os
 import shutil
+import signal
 import subprocess
 import threading
 
@@ -42,6 +43,48 @@ def test_number_of_threads():
     with pytest.raises(AttributeError, match="cannot be deleted"):
         del pool.num_threads
     assert pool.num_threads == 16
+
+
+def large_step(pool: Pool) -> None:
+    """A step of 512 rows, for which four threads pay."""
+    slots = np.array([pool.open([number], None) for number in range(512)], np.int32)
+    ones, out = np.ones(len(slots), np.int32), np.empty((len(slots), 1), np.int32)
+    for token in (1, 2, 1):
+        pool.step(slots, np.full(len(slots), token, np.int32), ones, 1, out, np.empty(len(slots), np.int32))
+
+
+def threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def test_threads_wait_for_the_next_step_and_end_with_the_pool():
+    pool, before = Pool(), threads()
+    pool.num_threads = 4
+    large_step(pool)
+    started = threads() - before
+    assert len(started) == 3
+    for thread in started:
+        with open(f"/proc/self/task/{thread}/status") as status:
+            blocked = next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
+        assert blocked & 1 << signal.SIGINT - 1
+    pool.num_threads = 2
+    large_step(pool)
+    assert threads() - before == started
+    del pool
+    assert not threads() & started
+
+
+def test_a_fork_frees_a_pool_without_its_threads():
+    pool = Pool()
+    pool.num_threads = 4
+    large_step(pool)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        del pool
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    large_step(pool)
 
 
 def test_the_proposer_uses_the_processors_of_its_process():
