@@ -697,10 +697,10 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
     }
     p->work += p->drafting ? p->slice : p->off_slice;
     room_free_dying(p);
-    if (out->early)
-        feed_behind(p, rows);
-    else
+    if (!out->early)
         feed_all(p, rows, out);
+    else if (rows < MANY_ROWS)
+        feed_behind(p, rows);
     if (p->drafting)
         rows_draft(p, rows, out);
     pool_learn(p);

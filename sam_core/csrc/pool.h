@@ -19,7 +19,8 @@
 // that lacks at most POOL_AHEAD tokens at the end of the slot's own text: a walk along these finds the match.
 //
 // An early step drafts before its tokens are fed, so that the caller gets its drafts sooner. Feeding is left to
-// pool_catch_up, or to the next call. Only automata that lack more than the new tokens are fed at once.
+// pool_catch_up, or to the next call. Only automata that lack more than the new tokens are fed at once, and these
+// only in a step of few rows.
 //
 // A match in the corpus depends only on a text's last tokens. It is brought up to date when the slot drafts.
 //

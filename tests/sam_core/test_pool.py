@@ -165,6 +165,14 @@ def test_early_step_indexes_at_once_what_is_new():
     assert draft(pool, pool.open([A, B, C, D, A]), [B], early=True) == [C, D, A, B]
 
 
+def test_early_step_of_many_rows_indexes_later_what_is_new():
+    for rows, first in ((255, [C, D, A, B]), (256, [])):
+        pool = make()
+        slots = [pool.open([A, B, C, D, A], None) for _ in range(rows)]
+        assert step(pool, [(slot, [B]) for slot in slots], early=True) == [first] * rows
+        assert step(pool, [(slot, [C]) for slot in slots], early=True) == [[D, A, B, C]] * rows
+
+
 def test_tie_goes_to_the_request():
     pool = make()
     own, other = pool.open([]), pool.open([])

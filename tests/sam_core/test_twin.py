@@ -246,3 +246,11 @@ def test_texts_that_are_indexed_over_many_steps(rule, early):
         if at == 15:
             both._same(lambda pool: pool.truncate(slots[0], 4010))
     assert drafts[1][1:] == [[], []] and all(drafts[-1])  # there is work for one prompt a step
+
+
+def test_early_steps_of_many_rows(tmp_path):
+    both = Both(early=True)
+    slots = [both.open([number % 9, 2, 3, number % 9]) for number in range(256)]
+    drafts = [both.step([(slot, [2]) for slot in slots], 4), both.step([(slot, [3]) for slot in slots], 4)]
+    both.compare(tmp_path)
+    assert not any(drafts[0]) and all(drafts[1])

@@ -113,7 +113,7 @@ class Pool:
         rule, sources: as given.
         min_prob: can be set, for the following calls of `step`.
         num_threads: threads of a `step` with 256 rows or more, one for each 128 rows at most; 1 to 16, at first 1. They
-            change no result.
+            change no result. Created when first needed, they wait for the next such step until the pool is freed.
 
     Raises:
         ValueError: memory_bytes too small for any pool, unknown rule or source, no source, history without group,

@@ -20,6 +20,7 @@ BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
 SLICE = 2048  # tokens that a step indexes at most beside six for each new one of slots that draft
 MAX_LOST = 32  # last tokens of a text that a prompt which continues it may lack
+MANY_ROWS = 256  # for which an early step indexes nothing at once
 OFF_SLICE = 512  # of a step that drafts nothing
 AHEAD = 64  # last tokens of a text that an index from which it drafts may lack
 _SOURCES = ("request", "group", "corpus", "history", "common")  # by their numbers, as sam_core.SOURCES
@@ -320,7 +321,7 @@ class Pool:
             [(self._slots[n], count, size > 0) for n, count, size in zip(numbers, counts, k)],
             _Work(work),
         )
-        for slot, count, drafts in self._left if early else []:
+        for slot, count, drafts in self._left if early and len(numbers) < MANY_ROWS else []:
             if drafts and self._is_behind(slot, count):
                 self._catch_up(slot, self._work)
         if not early:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,9 @@ import torch
 
 from sam_core.engines.vllm.answers import cut, stop_tokens
 from sam_core.proposer import FEED_INTERVAL, SamProposer
+
+MANY_REQUESTS = 64
+"""From which on writing the tokens of all requests at once pays."""
 
 
 @dataclass
@@ -230,32 +233,68 @@ class AsyncDrafts:
 
     def _read(self, step: _Sampled) -> set[str]:
         """Write a step's tokens into the texts. Returns the requests in the batch that it sampled for."""
-        batch, sampled = self.runner.input_batch, set()
-        rows = step.tokens.tolist()
-        for req_id, row, start in zip(step.req_ids, step.rows.tolist(), step.starts.tolist(), strict=True):
-            state = self.runner.requests.get(req_id)
-            if state is None:  # ended in an earlier step
-                continue
-            index = batch.req_id_to_index.get(req_id)
-            first = start - state.num_prompt_tokens
-            last = -1
-            if first:
-                last = (
-                    state.output_token_ids[first - 1] if index is None else int(batch.token_ids_cpu[index, start - 1])
-                )
-            params = state.sampling_params
-            sampled_tokens = [token for token in rows[row] if token >= 0]
-            num_places = self.runner.max_model_len - start
-            tokens = cut(sampled_tokens, params, stop_tokens(params), first, last, num_places)
-            end = start + len(tokens)
-            state.output_token_ids[first : first + 1] = tokens
-            if index is None:  # preempted, or complete and not yet reported as finished
-                continue
-            batch.token_ids_cpu[index, start:end] = tokens
-            batch.is_token_ids[index, start:end] = True
-            batch.num_tokens_no_spec[index] += len(tokens) - 1
-            sampled.add(req_id)
-        return sampled
+        index, tokens = self._index(step), step.tokens.tolist()
+        states = [*map(self.runner.requests.get, step.req_ids)]
+        written = self._write(step, states, index) if len(states) >= MANY_REQUESTS else [0] * len(states)
+        batch_rows = index.tolist()
+        fields = zip(states, batch_rows, step.rows.tolist(), step.starts.tolist(), written, strict=True)
+        for state, batch_row, row, start, count in fields:
+            if count:
+                first = start - state.num_prompt_tokens
+                state.output_token_ids[first : first + 1] = tokens[row][:count]
+            elif state:  # else it ended in an earlier step
+                self._read_end(state, batch_row, start, [token for token in tokens[row] if token >= 0])
+        return {req_id for req_id, row in zip(step.req_ids, batch_rows, strict=True) if row >= 0}
+
+    def _write(self, step: _Sampled, states: Sequence[Any], index: npt.NDArray[np.integer]) -> list[int]:
+        """Write the tokens of most requests of a step into their rows of the batch, in few calls for all.
+
+        Args:
+            states: of its N requests, None for those that ended in an earlier step.
+            index: int [N], their rows in the batch.
+
+        Returns:
+            How many tokens of each; 0 for requests that may have ended, or are not in the batch.
+        """
+        batch, most = self.runner.input_batch, self.runner.max_model_len
+        params = [state.sampling_params for state in states if state]
+        stops = {each.eos_token_id for each in params}.union(*(each.stop_token_ids or () for each in params))
+        limits = [
+            0
+            if state is None
+            else most
+            if state.sampling_params.max_tokens is None
+            else min(most, state.num_prompt_tokens + state.sampling_params.max_tokens)
+            for state in states
+        ]
+        tokens, starts = step.tokens.numpy()[step.rows], step.starts
+        counts = np.count_nonzero(tokens >= 0, axis=1)
+        with_last = np.column_stack([batch.token_ids_cpu[index, starts - 1], tokens])
+        may_end = np.isin(with_last, [*(stops - {None})]).any(1) | (starts + counts > limits)
+        counts[may_end | (index < 0)] = 0
+        rows, depths = np.nonzero(np.arange(tokens.shape[1]) < counts[:, None])
+        places = index[rows], starts[rows] + depths
+        batch.token_ids_cpu[places] = tokens[rows, depths]
+        batch.is_token_ids[places] = True
+        batch.num_tokens_no_spec[index[counts > 0]] += counts[counts > 0] - 1
+        return counts.tolist()
+
+    def _read_end(self, state: Any, row: int, start: int, sampled: list[int]) -> None:
+        """Write the tokens of a request that may end with them into its text.
+
+        Args:
+            state: of the request; row: in the batch, -1 if it was preempted, or is complete and not yet reported as finished.
+            start: where they begin in the text; sampled: what the step sampled.
+        """
+        batch, params, first, last = self.runner.input_batch, state.sampling_params, start - state.num_prompt_tokens, -1
+        if first:
+            last = state.output_token_ids[first - 1] if row < 0 else int(batch.token_ids_cpu[row, start - 1])
+        tokens = cut(sampled, params, stop_tokens(params), first, last, self.runner.max_model_len - start)
+        state.output_token_ids[first : first + 1] = tokens
+        if row >= 0:
+            batch.token_ids_cpu[row, start : start + len(tokens)] = tokens
+            batch.is_token_ids[row, start : start + len(tokens)] = True
+            batch.num_tokens_no_spec[row] += len(tokens) - 1
 
     def _with_drafts(self, scheduler_output: Any, drafts: dict[str, list[int]]) -> Any:
         """The plan without tokens that the step before refused, and with drafts in the place of placeholders."""
