@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which drafts a step verifies that was planned with placeholders: all that are counted, in graphs k of each request."""
 
+import random
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from sam_core.engines.vllm import asynchronous
 from sam_core.engines.vllm.asynchronous import AsyncDrafts
 from sam_core.proposer import SamProposer
 
@@ -126,3 +128,51 @@ def test_tokens_are_indexed_while_the_host_waits():
     assert step.scheduled_spec_decode_tokens["a"] == [2, 3, 1]
     assert indexed[0] == indexed[1] and runner.waits == 3, "the second step's drafts came first"
     assert runner.indexed > indexed[1], "but its tokens were indexed before the wait for the third's"
+
+
+def texts_after(step, many, monkeypatch):
+    """What the texts are after a step with drafts was read that sampled for requests 0 to 199, whose ends `step` draws.
+
+    Requests 150 to 189 have left the batch, and the others have ended in an earlier step.
+    """
+    monkeypatch.setattr(asynchronous, "MANY_REQUESTS", many)
+    rng, draw = np.random.default_rng(step), random.Random(step)
+    names, width = [str(number) for number in range(200)], 64
+    batch_names = rng.permutation(names[:150]).tolist()
+    table = rng.integers(10, 30, (150, width)).astype(np.int32)
+    requests, starts = {}, rng.integers(20, width - 2, 200)
+    for number, name in enumerate(names[:190]):
+        answered = int(rng.integers(0, 18))
+        params = SimpleNamespace(
+            eos_token_id=draw.choice([None, 10, 11]),
+            stop_token_ids=draw.choice([None, None, None, (), (12,), (13, 14)]),
+            max_tokens=draw.choice([None, answered, answered + 2, 40]),
+            min_tokens=int(rng.integers(0, 20)),
+        )
+        output = rng.integers(10, 30, answered).tolist() + [-1] * int(rng.integers(1, 3))
+        requests[name] = SimpleNamespace(
+            num_prompt_tokens=int(starts[number]) - answered, output_token_ids=output, sampling_params=params
+        )
+    lengths = np.array([starts[int(name)] + 1 for name in batch_names])
+    batch = SimpleNamespace(
+        req_ids=batch_names,
+        req_id_to_index={name: row for row, name in enumerate(batch_names)},
+        token_ids_cpu=table,
+        is_token_ids=np.zeros(table.shape, bool),
+        num_tokens_no_spec=lengths,
+    )
+    runner = SimpleNamespace(requests=requests, input_batch=batch, max_model_len=width)
+    sampled = rng.integers(9, 30, (210, K + 1))
+    sampled[np.arange(K + 1) >= rng.integers(0, K + 2, 210)[:, None]] = -1
+    rows = rng.permutation(210)[:200]
+    read = asynchronous._Sampled(names, rows, starts, torch.from_numpy(sampled), None)
+    present = AsyncDrafts(runner, None)._read(read)
+    outputs = [state.output_token_ids for state in requests.values()]
+    return sorted(present), outputs, table.tolist(), batch.is_token_ids.tolist(), lengths.tolist()
+
+
+@pytest.mark.parametrize("step", range(20))
+def test_the_tokens_of_many_requests_are_written_as_those_of_one_after_another(step, monkeypatch):
+    """Whether they end with a stop token, by their number, have ended before, or are in no row."""
+    together, one_by_one = (texts_after(step, many, monkeypatch) for many in (1, 1000))
+    assert together == one_by_one and len(together[0]) == 150
