@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#define _POSIX_C_SOURCE 200809L // signals
+
 #include "rows.h"
 
 #include "group.h"
