@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Python interface of pool.h: checks of arguments, buffers, the lock and messages. _sam.pyi documents it.
+// The Python interface of pool.h and budget.h: checks of arguments, buffers, the lock and messages. _sam.pyi
+// documents it.
 //
 // Uses only the limited API of Python 3.11, as setup.py demands: one build works with every later Python.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "budget.h"
 #include "persist.h"
 
 #include <errno.h>
@@ -81,12 +83,13 @@ static bool has_whole_rows(const Py_buffer *view) {
            (view->shape[1] < 2 || view->strides[1] == view->itemsize);
 }
 
-// Gets a C-contiguous buffer of `dimensions` whose items are of `type`, 'i' for int32 or 'f' for float32;
-// with rows_apart, one of two dimensions of which only the rows must be contiguous. A Py_buffer without obj
-// can be released.
+// Gets a C-contiguous buffer of `dimensions` whose items are of `type`, 'i' for int32, 'f' for float32, 'd'
+// for float64; with rows_apart, one of two dimensions of which only the rows must be contiguous. A Py_buffer
+// without obj can be released.
 static int get_buffer(PyObject *object, const char *name, char type, int dimensions, bool rows_apart,
                       bool writable, Py_buffer *view) {
-    const char *kind = type == 'i' ? "int32" : "float32";
+    const char *kind = type == 'i' ? "int32" : type == 'f' ? "float32" : "float64";
+    Py_ssize_t size = type == 'd' ? 8 : 4;
     view->obj = NULL;
     if (!PyObject_CheckBuffer(object)) {
         raise_type_error(object, "%s must be %s %s buffer", name, type == 'i' ? "an" : "a", kind);
@@ -100,14 +103,14 @@ static int get_buffer(PyObject *object, const char *name, char type, int dimensi
     const char native = PY_BIG_ENDIAN ? '>' : '<';
     if (*item == '@' || *item == '=' || *item == native)
         item++;
-    if (view->itemsize != 4 || (item[0] != type && !(type == 'i' && item[0] == 'l')) || item[1]) {
+    if (view->itemsize != size || (item[0] != type && !(type == 'i' && item[0] == 'l')) || item[1]) {
         PyErr_Format(PyExc_TypeError, "%s must hold %s, not items of format '%.20s' and %zd bytes", name,
                      kind, format, view->itemsize);
     } else if (view->ndim != dimensions) {
         PyErr_Format(PyExc_ValueError, "%s must have %d dimension%s, not %d", name, dimensions,
                      dimensions == 1 ? "" : "s", view->ndim);
     } else if ((rows_apart ? !has_whole_rows(view) : !PyBuffer_IsContiguous(view, 'C')) ||
-               (view->len && (uintptr_t)view->buf % 4)) {
+               (view->len && (uintptr_t)view->buf % (size_t)size)) {
         PyErr_Format(PyExc_BufferError, "%s must be contiguous %s and aligned", name,
                      rows_apart ? "along each row" : "in C order");
     } else if (writable && view->readonly) {
@@ -1161,6 +1164,267 @@ static PyType_Spec Pool_spec = {
     .slots = Pool_slots,
 };
 
+// ---- budget
+
+// A buffer that a function takes.
+typedef struct {
+    const char *name;
+    char type; // as for get_buffer
+    int dimensions;
+    bool writable;
+} Parameter;
+
+// Gets the buffers at the start of a function's arguments. All are to be released, also if it raises.
+static int get_buffers(PyObject *const *args, const Parameter *parameters, size_t count, Py_buffer *views) {
+    for (size_t i = 0; i < count; i++) {
+        const Parameter *p = &parameters[i];
+        if (get_buffer(args[i], p->name, p->type, p->dimensions, false, p->writable, &views[i]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static void release_buffers(Py_buffer *views, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        PyBuffer_Release(&views[i]);
+}
+
+static int check_count(const char *name, Py_ssize_t given, Py_ssize_t expected, const char *what) {
+    if (given == expected)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s has %zd %s, not %zd", name, given, what, expected);
+    return -1;
+}
+
+// Each must lie between 0 and `most`; `total` receives their sum.
+static int check_lengths(const char *name, const Py_buffer *view, Py_ssize_t most, Py_ssize_t *total) {
+    const int32_t *lengths = view->buf;
+    *total = 0;
+    for (Py_ssize_t i = 0; i < view->shape[0]; i++) {
+        if (lengths[i] < 0 || lengths[i] > most) {
+            PyErr_Format(PyExc_ValueError, "%s[%zd] is %ld: it must lie between 0 and %zd", name, i,
+                         (long)lengths[i], most);
+            return -1;
+        }
+        *total += lengths[i];
+    }
+    return 0;
+}
+
+static int check_arguments(const char *function, Py_ssize_t given, Py_ssize_t expected) {
+    if (given == expected)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", function, expected, given);
+    return -1;
+}
+
+PyDoc_STRVAR(correct_scores_doc, "correct_scores(scores, factors, corrected, /)\n--\n\n"
+                                 "Multiply each score by the factor of its bin.");
+
+static PyObject *correct_scores(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    enum { SCORES, FACTORS, CORRECTED, BUFFERS };
+    static const Parameter parameters[] = {
+        {"scores", 'f', 2, false}, {"factors", 'd', 1, false}, {"corrected", 'd', 2, true}};
+    Py_buffer view[BUFFERS] = {{0}};
+    PyObject *result = NULL;
+    if (check_arguments("correct_scores", count, BUFFERS) < 0)
+        return NULL;
+    if (get_buffers(args, parameters, BUFFERS, view) < 0)
+        goto done;
+    Py_ssize_t rows = view[SCORES].shape[0], width = view[SCORES].shape[1];
+    if (check_count("factors", view[FACTORS].shape[0], BUDGET_BINS, "items") < 0 ||
+        check_count("corrected", view[CORRECTED].shape[0], rows, "rows") < 0 ||
+        check_count("corrected", view[CORRECTED].shape[1], width, "columns") < 0)
+        goto done;
+    budget_correct(view[SCORES].buf, (size_t)rows, (size_t)width, view[FACTORS].buf, view[CORRECTED].buf);
+    result = Py_NewRef(Py_None);
+done:
+    release_buffers(view, BUFFERS);
+    return result;
+}
+
+PyDoc_STRVAR(
+    choose_drafts_doc,
+    "choose_drafts(scores, lengths, contexts, seconds, chosen, of_context, rate, fixed, turn, /)\n--\n\n"
+    "Choose the drafts that give the most tokens a second, or those that are worth most at a fixed rate.");
+
+static PyObject *choose_drafts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    enum { SCORES, LENGTHS, CONTEXTS, SECONDS, CHOSEN, BUFFERS };
+    enum { OF_CONTEXT = BUFFERS, RATE, FIXED, TURN, ARGUMENTS };
+    static const Parameter parameters[] = {{"scores", 'd', 2, false},
+                                           {"lengths", 'i', 1, false},
+                                           {"contexts", 'd', 1, false},
+                                           {"seconds", 'd', 1, false},
+                                           {"chosen", 'i', 1, true}};
+    Py_buffer view[BUFFERS] = {{0}};
+    PyObject *result = NULL;
+    void *work = NULL;
+    if (check_arguments("choose_drafts", count, ARGUMENTS) < 0 ||
+        get_buffers(args, parameters, BUFFERS, view) < 0)
+        goto done;
+    double of_context = PyFloat_AsDouble(args[OF_CONTEXT]);
+    if (PyErr_Occurred())
+        goto done;
+    double rate = PyFloat_AsDouble(args[RATE]);
+    if (PyErr_Occurred())
+        goto done;
+    int fixed = PyObject_IsTrue(args[FIXED]);
+    if (fixed < 0)
+        goto done;
+    Py_ssize_t turn = PyNumber_AsSsize_t(args[TURN], PyExc_OverflowError);
+    if (PyErr_Occurred())
+        goto done;
+    if (turn < 0) {
+        PyErr_Format(PyExc_ValueError, "turn is %zd: it must not be negative", turn);
+        goto done;
+    }
+    Py_ssize_t rows = view[SCORES].shape[0], total;
+    if (check_count("lengths", view[LENGTHS].shape[0], rows, "rows") < 0 ||
+        check_count("contexts", view[CONTEXTS].shape[0], rows, "rows") < 0 ||
+        check_count("chosen", view[CHOSEN].shape[0], rows, "rows") < 0 ||
+        check_lengths("lengths", &view[LENGTHS], view[SCORES].shape[1], &total) < 0 ||
+        check_count("seconds", view[SECONDS].shape[0], total + 1, "items") < 0)
+        goto done;
+    work = PyMem_Malloc(budget_work_bytes((size_t)total));
+    if (!work) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    budget_step step = {.scores = view[SCORES].buf,
+                        .rows = (size_t)rows,
+                        .width = (size_t)view[SCORES].shape[1],
+                        .lengths = view[LENGTHS].buf,
+                        .contexts = view[CONTEXTS].buf,
+                        .seconds = view[SECONDS].buf,
+                        .of_context = of_context,
+                        .first = rows ? (size_t)(turn % rows) : 0};
+    budget_choice choice = budget_choose(&step, rate, fixed, view[CHOSEN].buf, work, (size_t)total);
+    result = Py_BuildValue("ddd", choice.rate, choice.accepted, choice.gained);
+done:
+    PyMem_Free(work);
+    release_buffers(view, BUFFERS);
+    return result;
+}
+
+PyDoc_STRVAR(
+    observe_drafts_doc,
+    "observe_drafts(slots, gained, last_slots, drafted, contexts, counts, scores, /)\n--\n\n"
+    "Add up what the requests of a step had in the step before, and count what became of their drafts.");
+
+static PyObject *observe_drafts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    enum { SLOTS, GAINED, LAST, DRAFTED, CONTEXTS, COUNTS, SCORES, BUFFERS };
+    static const Parameter parameters[] = {{"slots", 'i', 1, false},      {"gained", 'i', 1, false},
+                                           {"last_slots", 'i', 1, false}, {"drafted", 'i', 1, false},
+                                           {"contexts", 'd', 1, false},   {"counts", 'd', 2, true},
+                                           {"scores", 'f', 2, false}};
+    Py_buffer view[BUFFERS] = {{0}};
+    PyObject *result = NULL;
+    int32_t *places = NULL;
+    if (check_arguments("observe_drafts", count, BUFFERS) < 0 ||
+        get_buffers(args, parameters, args[SCORES] == Py_None ? SCORES : BUFFERS, view) < 0)
+        goto done;
+    bool has_scores = view[SCORES].obj;
+    Py_ssize_t rows = view[SLOTS].shape[0], last_rows = view[LAST].shape[0], total;
+    Py_ssize_t width = has_scores ? view[SCORES].shape[1] : 0;
+    if (check_count("gained", view[GAINED].shape[0], rows, "rows") < 0 ||
+        check_count("drafted", view[DRAFTED].shape[0], last_rows, "rows") < 0 ||
+        check_count("contexts", view[CONTEXTS].shape[0], last_rows, "rows") < 0 ||
+        check_count("counts", view[COUNTS].shape[0], 2, "rows") < 0 ||
+        check_count("counts", view[COUNTS].shape[1], BUDGET_BINS, "columns") < 0 ||
+        (has_scores && check_count("scores", view[SCORES].shape[0], last_rows, "rows") < 0) ||
+        check_lengths("drafted", &view[DRAFTED], width, &total) < 0)
+        goto done;
+    size_t size = 0;
+    const int32_t *last_slots = view[LAST].buf;
+    for (Py_ssize_t i = 0; i < last_rows; i++)
+        if (last_slots[i] >= 0 && (size_t)last_slots[i] >= size)
+            size = (size_t)last_slots[i] + 1;
+    places = PyMem_Malloc(size * sizeof *places);
+    if (!places) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    budget_last last = {last_slots,       view[DRAFTED].buf, view[CONTEXTS].buf,
+                        view[SCORES].buf, (size_t)last_rows, (size_t)width};
+    budget_sums sums = budget_observe(&last, view[SLOTS].buf, view[GAINED].buf, (size_t)rows,
+                                      view[COUNTS].buf, places, size);
+    result = Py_BuildValue("nndd", (Py_ssize_t)sums.known, (Py_ssize_t)sums.drafts, sums.context,
+                           sums.draft_context);
+done:
+    PyMem_Free(places);
+    release_buffers(view, BUFFERS);
+    return result;
+}
+
+PyDoc_STRVAR(lowest_score_doc, "lowest_score(scores, lengths, /)\n--\n\n"
+                               "Return the lowest score of the last token of a draft.");
+
+static PyObject *lowest_score(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    enum { SCORES, LENGTHS, BUFFERS };
+    static const Parameter parameters[] = {{"scores", 'f', 2, false}, {"lengths", 'i', 1, false}};
+    Py_buffer view[BUFFERS] = {{0}};
+    PyObject *result = NULL;
+    if (check_arguments("lowest_score", count, BUFFERS) < 0 ||
+        get_buffers(args, parameters, BUFFERS, view) < 0)
+        goto done;
+    Py_ssize_t rows = view[SCORES].shape[0], width = view[SCORES].shape[1], total;
+    if (check_count("lengths", view[LENGTHS].shape[0], rows, "rows") < 0 ||
+        check_lengths("lengths", &view[LENGTHS], width, &total) < 0)
+        goto done;
+    result = PyFloat_FromDouble(
+        (double)budget_lowest(view[SCORES].buf, view[LENGTHS].buf, (size_t)rows, (size_t)width));
+done:
+    release_buffers(view, BUFFERS);
+    return result;
+}
+
+PyDoc_STRVAR(to_lists_doc, "to_lists(table, lengths, /)\n--\n\n"
+                           "Return the first items of each row of a table as a list of lists.");
+
+static PyObject *list_of(const int32_t *items, Py_ssize_t size) {
+    PyObject *list = PyList_New(size);
+    for (Py_ssize_t i = 0; list && i < size; i++) {
+        PyObject *item = PyLong_FromLong(items[i]);
+        if (!item || PyList_SetItem(list, i, item) < 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *to_lists(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    enum { TABLE, LENGTHS, BUFFERS };
+    static const Parameter parameters[] = {{"table", 'i', 2, false}, {"lengths", 'i', 1, false}};
+    Py_buffer view[BUFFERS] = {{0}};
+    PyObject *result = NULL;
+    if (check_arguments("to_lists", count, BUFFERS) < 0 || get_buffers(args, parameters, BUFFERS, view) < 0)
+        goto done;
+    Py_ssize_t rows = view[TABLE].shape[0], width = view[TABLE].shape[1], total;
+    if (check_count("lengths", view[LENGTHS].shape[0], rows, "rows") < 0 ||
+        check_lengths("lengths", &view[LENGTHS], width, &total) < 0)
+        goto done;
+    const int32_t *table = view[TABLE].buf, *lengths = view[LENGTHS].buf;
+    result = PyList_New(rows);
+    for (Py_ssize_t i = 0; result && i < rows; i++) {
+        PyObject *list = list_of(table + i * width, lengths[i]);
+        if (!list || PyList_SetItem(result, i, list) < 0)
+            Py_CLEAR(result);
+    }
+done:
+    release_buffers(view, BUFFERS);
+    return result;
+}
+
+static PyMethodDef module_functions[] = {
+    {"correct_scores", METHOD(correct_scores), METH_FASTCALL, correct_scores_doc},
+    {"choose_drafts", METHOD(choose_drafts), METH_FASTCALL, choose_drafts_doc},
+    {"observe_drafts", METHOD(observe_drafts), METH_FASTCALL, observe_drafts_doc},
+    {"lowest_score", METHOD(lowest_score), METH_FASTCALL, lowest_score_doc},
+    {"to_lists", METHOD(to_lists), METH_FASTCALL, to_lists_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+// ---- the module
+
 static PyObject *module_forked(PyObject *module, PyObject *Py_UNUSED(ignored)) {
     ((State *)PyModule_GetState(module))->process = (long)getpid();
     Py_RETURN_NONE;
@@ -1221,7 +1485,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,   .m_name = "sam_core._sam", .m_doc = "Suffix-automaton drafts; see sam_core.",
-    .m_size = sizeof(State), .m_slots = module_slots,
+    .m_size = sizeof(State), .m_slots = module_slots,   .m_methods = module_functions,
 };
 
 PyMODINIT_FUNC PyInit__sam(void) { return PyModuleDef_Init(&module_def); }

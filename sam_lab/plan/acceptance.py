@@ -140,8 +140,10 @@ def _samples(drafter: Watched, k: int, count: int = 400) -> tuple[Float64, npt.N
     scores, bins = drafter.scores(k), _bins(drafter)
     accepted = np.array([draft.accepted for draft in drafter.drafts])
     live = scores > 0
-    calibration = Calibration()
-    calibration.observe(scores[live], (np.arange(k) < accepted[:, None])[live])
+    calibration, size = Calibration(), Calibration.NUM_BINS
+    of_scores = np.minimum((size * scores[live]).astype(int), size - 1)
+    outcomes = of_scores + size * (np.arange(k) < accepted[:, None])[live]
+    calibration.observe(np.bincount(outcomes, minlength=2 * size).reshape(2, -1).astype(float))
     worth = np.where(live, np.maximum(calibration.correct(scores), 1e-9), 0.0)
     rng = np.random.default_rng(0)
     chosen = np.arange(len(bins))

@@ -21,7 +21,11 @@ INDEX = ["memory.c", "sam.c", "model.c", "rules.c"]
 POOL = [*INDEX, "group.c", "room.c", "rows.c", "pool.c"]
 CORE = [*POOL, "corpus.c", "persist.c"]
 # The C tests and fuzz targets with their sources; those that include a source of csrc do not name it.
-PROGRAMS = {"test_c": ["test_c.c", *CORE], "test_index": ["test_index.c", *INDEX]}
+PROGRAMS = {
+    "test_c": ["test_c.c", *CORE],
+    "test_index": ["test_index.c", *INDEX],
+    "test_budget": ["test_budget.c", "budget.c"],
+}
 TARGETS = {target: [f"fuzz/{target}.c", *POOL] for target in ("fuzz_pool", "fuzz_files")}
 OBJECTS = tempfile.TemporaryDirectory(prefix="sam_core-objects-")
 # Leaks are found by the tests' own allocator: LeakSanitizer does not run everywhere.

@@ -2,12 +2,14 @@
 """Every argument that cannot be right is refused with one sentence that names it, and changes nothing."""
 
 import array
+import copy
 
 import numpy as np
 import pytest
 from pool_oracle import i32, step
 
 import sam_core
+from sam_core import _sam
 
 INT64 = np.zeros(1, np.int64)
 MAX = 2**31 - 1
@@ -261,3 +263,105 @@ def test_integers_that_change_the_list_do_no_harm():
     pool = sam_core.Pool(rule="newest")
     prompt = [Sly(), 1, 2, 7]
     assert step(pool, [(pool.open(prompt), [])]) == [[1, 2, 7]]
+
+
+def doubles(*shape):
+    return np.zeros(shape)
+
+
+def floats(*shape):
+    return np.zeros(shape, np.float32)
+
+
+OF_BUDGET = {
+    "correct_scores": {"scores": floats(2, 3), "factors": doubles(24), "corrected": doubles(2, 3)},
+    "choose_drafts": {
+        "scores": doubles(2, 3),
+        "lengths": i32(1, 3),
+        "contexts": doubles(2),
+        "seconds": doubles(5) + 1,
+        "chosen": i32(-1, -1),
+        "of_context": 0.0,
+        "rate": 0.0,
+        "fixed": False,
+        "turn": 0,
+    },
+    "observe_drafts": {
+        "slots": i32(5, 7),
+        "gained": i32(1, 1),
+        "last_slots": i32(5, -1, 6),
+        "drafted": i32(0, 1, 3),
+        "contexts": doubles(3),
+        "counts": doubles(2, 24),
+        "scores": floats(3, 3),
+    },
+    "lowest_score": {"scores": floats(2, 3), "lengths": i32(0, 3)},
+    "to_lists": {"table": np.zeros((2, 3), np.int32), "lengths": i32(0, 3)},
+}
+BAD_BUDGET = [
+    ("correct_scores", {"scores": doubles(2, 3)}, TypeError, "scores must hold float32, not items of format 'd' and 8"),
+    ("correct_scores", {"factors": [1.0] * 24}, TypeError, "factors must be a float64 buffer, not list"),
+    ("correct_scores", {"factors": doubles(23)}, ValueError, "factors has 23 items, not 24"),
+    ("correct_scores", {"corrected": floats(2, 3)}, TypeError, "corrected must hold float64, not items of format 'f'"),
+    ("correct_scores", {"corrected": doubles(3, 3)}, ValueError, "corrected has 3 rows, not 2"),
+    ("correct_scores", {"corrected": doubles(2, 2)}, ValueError, "corrected has 2 columns, not 3"),
+    ("correct_scores", {"corrected": readonly(doubles(2, 3))}, BufferError, "corrected must be writable"),
+    ("correct_scores", {"factors": doubles(48)[::2]}, BufferError, "factors must be contiguous in C order and aligned"),
+    ("choose_drafts", {"scores": doubles(6)}, ValueError, "scores must have 2 dimensions, not 1"),
+    ("choose_drafts", {"lengths": i32(1)}, ValueError, "lengths has 1 rows, not 2"),
+    ("choose_drafts", {"lengths": i32(1, 4)}, ValueError, r"lengths\[1\] is 4: it must lie between 0 and 3"),
+    ("choose_drafts", {"lengths": i32(-1, 3)}, ValueError, r"lengths\[0\] is -1: it must lie between 0 and 3"),
+    ("choose_drafts", {"contexts": doubles(3)}, ValueError, "contexts has 3 rows, not 2"),
+    ("choose_drafts", {"seconds": doubles(4)}, ValueError, "seconds has 4 items, not 5"),
+    ("choose_drafts", {"chosen": i32(0)}, ValueError, "chosen has 1 rows, not 2"),
+    ("choose_drafts", {"chosen": readonly(i32(0, 0))}, BufferError, "chosen must be writable"),
+    ("choose_drafts", {"of_context": None}, TypeError, "must be real number, not NoneType"),
+    ("choose_drafts", {"rate": "1"}, TypeError, "must be real number, not str"),
+    ("choose_drafts", {"turn": -1}, ValueError, "turn is -1: it must not be negative"),
+    ("choose_drafts", {"turn": 0.5}, TypeError, "'float' object cannot be interpreted as an integer"),
+    ("choose_drafts", {"turn": 1 << 80}, OverflowError, "cannot fit 'int' into an index-sized integer"),
+    ("observe_drafts", {"gained": i32(1)}, ValueError, "gained has 1 rows, not 2"),
+    ("observe_drafts", {"drafted": i32(0, 1)}, ValueError, "drafted has 2 rows, not 3"),
+    ("observe_drafts", {"drafted": i32(0, 1, 4)}, ValueError, r"drafted\[2\] is 4: it must lie between 0 and 3"),
+    ("observe_drafts", {"scores": None}, ValueError, r"drafted\[1\] is 1: it must lie between 0 and 0"),
+    ("observe_drafts", {"contexts": doubles(2)}, ValueError, "contexts has 2 rows, not 3"),
+    ("observe_drafts", {"counts": doubles(3, 24)}, ValueError, "counts has 3 rows, not 2"),
+    ("observe_drafts", {"counts": doubles(2, 25)}, ValueError, "counts has 25 columns, not 24"),
+    ("observe_drafts", {"counts": readonly(doubles(2, 24))}, BufferError, "counts must be writable"),
+    ("observe_drafts", {"scores": floats(2, 3)}, ValueError, "scores has 2 rows, not 3"),
+    ("observe_drafts", {"slots": INT64}, TypeError, "slots must hold int32, not items of format 'l' and 8 bytes"),
+    ("lowest_score", {"lengths": i32(1)}, ValueError, "lengths has 1 rows, not 2"),
+    ("lowest_score", {"lengths": i32(1, 4)}, ValueError, r"lengths\[1\] is 4: it must lie between 0 and 3"),
+    ("to_lists", {"lengths": i32(1, 1, 1)}, ValueError, "lengths has 3 rows, not 2"),
+    ("to_lists", {"lengths": i32(-1, 1)}, ValueError, r"lengths\[0\] is -1: it must lie between 0 and 3"),
+    ("to_lists", {"table": np.zeros((3, 2), np.int32).T}, BufferError, "table must be contiguous in C order and al"),
+]
+
+
+@pytest.mark.parametrize(("function", "changed", "error", "message"), BAD_BUDGET, ids=lambda value: None)
+def test_the_budget_refuses(function, changed, error, message):
+    call, arguments = getattr(_sam, function), OF_BUDGET[function]
+    assert set(changed) <= set(arguments)
+    with pytest.raises(error, match=message):
+        call(*(arguments | changed).values())
+    with pytest.raises(TypeError, match=f"{function} takes {len(arguments)} arguments, not {len(arguments) - 1}"):
+        call(*[*arguments.values()][1:])
+    assert (OF_BUDGET["choose_drafts"]["chosen"] == -1).all() and not OF_BUDGET["observe_drafts"]["counts"].any()
+    call(*(copy.deepcopy(value) for value in arguments.values()))
+
+
+def test_slots_that_no_pool_has_are_not_known():
+    arguments = OF_BUDGET["observe_drafts"] | {"slots": i32(-1, MAX), "counts": doubles(2, 24)}
+    assert _sam.observe_drafts(*arguments.values()) == (0, 0, 0.0, 0.0)
+
+
+def test_scores_that_are_no_probabilities_do_no_harm():
+    odd = np.array([[-1.0, np.nan, np.inf], [2.0, -1e30, 1e30]], np.float32)
+    corrected = doubles(2, 3)
+    _sam.correct_scores(odd, doubles(24) + 1, corrected)
+    _sam.observe_drafts(i32(0, 1), i32(1, 4), i32(0, 1), i32(3, 3), doubles(2), doubles(2, 24), odd)
+    for scores in (corrected, odd.astype(float)):
+        chosen = i32(-1, -1)
+        _sam.choose_drafts(scores, i32(3, 3), doubles(2), doubles(7) + 1, chosen, 0.0, 0.0, False, 0)
+        assert (chosen >= 0).all() and (chosen <= 3).all()
+    assert _sam.choose_drafts(doubles(0, 3), i32(), doubles(0), doubles(1) + 1, i32(), 0.0, 0.0, False, 3)[1:] == (0, 0)

@@ -6,10 +6,13 @@ import json
 import logging
 import math
 
+import budget_oracle as oracle
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pool_oracle import i32
+from sam_core._sam import choose_drafts, lowest_score, observe_drafts, to_lists
 from sam_core.budget import Calibration, Choice, choose
 from sam_core.cost import MAX_ROWS, STEPS_PER_BIN, Expected, PromptCost, StepCost
 from sam_core.proof import PlainSteps, Proof
@@ -182,6 +185,63 @@ def test_beside_prompts_the_choice_is_the_best_at_the_price_of_steps_without(ste
     assert gain == pytest.approx(max(1.0, min(gain_without, 1 + (more - worth([0] * batch)) / batch)))
 
 
+class Padded:
+    """A cost of steps that are padded, so that many totals are candidates."""
+
+    def __init__(self, rng):
+        self.size, self.fixed = int(rng.integers(1, 40)), rng.random()
+        self.context, self.draft_context, self.verify = rng.random(3) * rng.choice([0.0, 1e-3, 0.1], 3)
+
+    def rows_cost(self, rows):
+        return self.fixed + 0.01 * np.ceil(np.asarray(rows, float) / self.size) * self.size
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_c_chooses_what_numpy_does_bit_for_bit(seed):
+    rng = np.random.default_rng(seed)
+    batch, k = int(rng.choice([1, 2, 7, 40, 300])), int(rng.integers(1, 9))
+    scores = np.minimum.accumulate(rng.random((batch, k)) ** rng.choice([0.2, 1, 3]), axis=1)
+    contexts = rng.random(batch) * 5
+    if seed % 3 == 0:  # ties, also of tokens of other scores and contexts
+        scores, contexts = np.ceil(scores * 4) / 4, np.round(contexts)
+    lengths = rng.integers(0, k + 1, batch).astype(np.int32)
+    cost, beside = Padded(rng), Padded(rng) if seed % 2 else None
+    turn, usual = int(rng.integers(0, 1000)), choose(scores, lengths, contexts, cost).rate
+    for guess in (0.0, usual, 0.7 * usual, 30 * usual, 1e-9):
+        chosen = choose(scores, lengths, contexts, cost, 0, beside, guess, turn)
+        expected = oracle.choose(scores, lengths, contexts, cost, beside, guess, turn)
+        assert chosen.lengths.tolist() == expected.lengths.tolist()
+        assert chosen[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("places", [np.zeros(100, int), np.arange(100), np.random.default_rng(0).permutation(100)])
+def test_tokens_are_ordered_to_the_last_bit_then_by_turn(places):
+    """5 rows are free. Scores at different places differ by the least that floats can."""
+    scores, lengths, chosen = 0.5 + places * 2.0**-53, np.ones(100, np.int32), np.empty(100, np.int32)
+    seconds = np.where(np.arange(101) < 6, 1.0, 1000.0)
+    choose_drafts(scores[:, None], lengths, np.zeros(100), seconds, chosen, 0.0, 0.0, False, 670)
+    best = sorted(range(100), key=lambda row: (-places[row], (row - 70) % 100))[:5]
+    assert np.flatnonzero(chosen).tolist() == sorted(best)
+
+
+def test_of_totals_that_are_worth_the_same_the_least_is_taken():
+    chosen, seconds = np.empty(8, np.int32), 1.0 + np.arange(9) / 4
+    scores, lengths = np.full((8, 1), 0.5), np.ones(8, np.int32)
+    worth = choose_drafts(scores, lengths, np.zeros(8), seconds, chosen, 0.0, 2.0, True, 0)
+    assert worth == (2.0, 0.0, 0.0) and not chosen.any()
+    choose_drafts(scores, lengths, np.zeros(8), seconds, chosen, 0.0, 1.9, True, 0)
+    assert chosen.all()
+
+
+def test_of_equal_drafts_those_of_each_request_have_their_turn():
+    batch = 5
+    scores, lengths, contexts = np.full((batch, 1), 0.9), np.ones(batch, np.int32), np.ones(batch)
+    cost = Padded(np.random.default_rng(0))
+    cost.size, cost.fixed, cost.context, cost.draft_context, cost.verify = 7, 0.0, 0.0, 0.0, 0.0
+    times = sum(choose(scores, lengths, contexts, cost, turn=turn).lengths for turn in range(batch))
+    assert times.tolist() == [2] * batch, "two of seven rows are free"
+
+
 def test_sizes_that_prompts_never_had_lie_on_a_line():
     cost = PromptCost()
     for rows in (300, 500, 900, 2048):
@@ -205,10 +265,49 @@ def test_scores_that_promise_too_much_are_corrected():
     calibration = Calibration()
     for _ in range(400):
         scores = rng.random(20)
-        calibration.observe(scores, rng.random(20) < 0.5 * scores)
+        accepted, counts = rng.random(20) < 0.5 * scores, np.zeros((2, Calibration.NUM_BINS))
+        np.add.at(counts, (accepted.astype(int), oracle.bins(scores)), 1)
+        calibration.observe(counts)
     shown = np.array([[0.9, 0.5, 0.3]])
     assert calibration.correct(shown) == pytest.approx(0.5 * shown, abs=0.08)
-    assert (np.diff(calibration.correct(np.sort(rng.random((50, 8)))[:, ::-1]), axis=1) <= 0).all()
+    falling = np.sort(rng.random((50, 8)))[:, ::-1].astype(np.float32)
+    falling[0], falling[1] = 1.0, 0.0
+    falling[2] = np.arange(8)[::-1] / np.float32(Calibration.NUM_BINS)  # between bins
+    corrected = calibration.correct(falling)
+    assert (np.diff(corrected, axis=1) <= 0).all() and (corrected == oracle.correct(calibration, falling)).all()
+    calibration.accepted = calibration.offered + 100.0  # as if too few were promised
+    corrected = calibration.correct(falling)
+    assert corrected.max() == 1 and (corrected == oracle.correct(calibration, falling)).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_became_of_the_last_drafts(seed):
+    rng = np.random.default_rng(seed)
+    batch, k = int(rng.integers(0, 60)), int(rng.integers(1, 6))
+    last, now = (rng.permutation(80)[:batch].astype(np.int32) for _ in range(2))
+    last[rng.random(batch) < 0.2] = -1
+    drafted, gained = (rng.integers(0, k + more, batch).astype(np.int32) for more in (1, 2))
+    contexts, scores = rng.random(batch) * 5, rng.random((batch, k)).astype(np.float32)
+    sums, expected = oracle.observe(now, gained, last, drafted, contexts, scores)
+    counts = np.ones((2, Calibration.NUM_BINS))
+    assert observe_drafts(now, gained, last, drafted, contexts, counts, scores) == sums
+    assert (counts == 1 + expected).all(), "it adds to what was counted"
+    drafted[:] = 0
+    sums, _ = oracle.observe(now, gained, last, drafted, contexts, scores)
+    assert observe_drafts(now, gained, last, drafted, contexts, counts, None) == sums
+    assert (counts == 1 + expected).all()
+
+
+def test_the_lowest_score_is_that_of_a_last_token():
+    scores = np.array([[0.9, 0.3, 0.1], [0.8, 0.7, 0.6], [0.2, 0.1, 0.1]], np.float32)
+    for lengths, lowest in (((2, 3, 0), 0.3), ((1, 2, 0), 0.7), ((3, 1, 1), 0.1), ((0, 0, 0), 1.0)):
+        assert lowest_score(scores, i32(*lengths)) == np.float32(lowest)
+
+
+def test_rows_become_lists():
+    table = np.array([[1, -2, 3], [2**31 - 1, 5, 6], [7, 8, 9], [10, 11, 12]], np.int32)
+    assert to_lists(table, i32(2, 3, 0, 1)) == [[1, -2], [2**31 - 1, 5, 6], [], [10]]
+    assert to_lists(table[:0], i32()) == []
 
 
 class Machine:
@@ -632,6 +731,16 @@ def test_drafts_leave_room_for_the_prompts_that_come_with_them():
     assert usual[0] == 24 and usual[20] == 4
     assert rates[0] > 0.98 * (40 + 0.5 * 24) / 0.01
     assert rates[20] > 0.98 * (40 + 0.5 * 4) / 0.01
+
+
+def test_requests_whose_drafts_are_equal_get_them_in_turn():
+    machine = Machine(batch=40, k=1, accept=0.5, seconds=lambda rows: 0.01 * np.ceil(np.asarray(rows) / 64))
+    machine.run(300)
+    times = np.zeros(40, int)
+    for _ in range(80):
+        machine.step()
+        times += machine.given
+    assert times.min() > 0.9 * times.mean() > 0.9 * 80 * 23 / 40
 
 
 class Changing(Machine):

@@ -308,7 +308,7 @@ def test_what_auto_learned_is_saved_with_it(tmp_path):
     first.finish([])
     for i in range(4):
         answer(first, str(i))
-    first.switch.calibration.observe(np.array([0.3, 0.9]), np.array([True, False]))
+    first.switch.calibration.observe(np.eye(2, 24))
     first.saved.timer._next = 0
     answer(first, "last")
     assert first.switch.cost.fitted

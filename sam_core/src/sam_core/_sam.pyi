@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 Int32: TypeAlias = npt.NDArray[np.int32]  # or any other C-contiguous, aligned int32 buffer
 Float32: TypeAlias = npt.NDArray[np.float32]  # or any other C-contiguous, aligned float32 buffer
+Float64: TypeAlias = npt.NDArray[np.float64]  # or any other C-contiguous, aligned float64 buffer
 Tokens: TypeAlias = Int32 | Sequence[int]
 Path: TypeAlias = str | bytes | os.PathLike[str]
 Rule: TypeAlias = Literal["oldest", "newest", "count", "suffix", "blend"]
@@ -340,3 +341,96 @@ class Pool:
         """Return the number of states visited so far. For tests."""
 
     def __reduce__(self) -> Any: ...
+
+# What the drafter does for each request of a step, in less time than NumPy takes. All raise ValueError for a wrong value or
+# shape, TypeError for an argument of another type, BufferError for a buffer that is not contiguous, aligned or, where it is
+# written, writable. Nothing has changed then.
+
+def correct_scores(scores: Float32, factors: Float64, corrected: Float64, /) -> None:
+    """Multiply each score by the factor of its bin.
+
+    Args:
+        scores: float32 [B, K], 0 .. 1.
+        factors: float64 [24], of the bins 0 .. 1/24, 1/24 .. 2/24, ...
+        corrected: writable float64 [B, K], receives the products, lowered to 1 and to those before them in the row.
+    """
+
+def choose_drafts(
+    scores: Float64,
+    lengths: Int32,
+    contexts: Float64,
+    seconds: Float64,
+    chosen: Int32,
+    of_context: float,
+    rate: float,
+    fixed: bool,
+    turn: int,
+    /,
+) -> tuple[float, float, float]:
+    """Choose the drafts that give the most tokens a second, or those that are worth most at a given rate.
+
+    A step of n draft tokens takes seconds[n] and `of_context` times the sum of contexts[i] over these tokens, each of a
+    request i. It yields B tokens and those of the drafts that are accepted.
+
+    Args:
+        scores: float64 [B, K], probability that a draft is accepted up to each token; nonincreasing along a row.
+        lengths: int32 [B], tokens of each draft, 0 .. K.
+        contexts: float64 [B], tokens that each request holds, in thousands.
+        seconds: float64 [sum(lengths) + 1].
+        chosen: writable int32 [B], receives the tokens of each draft to verify, 0 .. lengths.
+        of_context: seconds that a draft token costs for each thousand tokens that its request holds.
+        rate: tokens a second, the price of a second. Unless `fixed` it is a guess, which changes nothing but the time; 0:
+            none.
+        fixed: whether the drafts are those that are worth most at this rate.
+        turn: 0 or more; of tokens that are worth the same those of request turn % B and of the ones behind it come first.
+
+    Returns:
+        The rate, tokens a second; how many tokens of the chosen drafts are expected to be accepted; and by how many tokens
+        these exceed, at this rate, what the drafts cost.
+    """
+
+def observe_drafts(
+    slots: Int32,
+    gained: Int32,
+    last_slots: Int32,
+    drafted: Int32,
+    contexts: Float64,
+    counts: Float64,
+    scores: Float32 | None,
+    /,
+) -> tuple[int, int, float, float]:
+    """Add up what the B requests of a step had in the step before, of L requests, and count what became of their drafts.
+
+    Args:
+        slots: int32 [B], those of the requests.
+        gained: int32 [B], tokens that each gained; 0 while its prompt is being read.
+        last_slots: int32 [L], slots in the step before, each once; less than 0: closed since.
+        drafted: int32 [L], draft tokens of these, 0 .. K.
+        contexts: float64 [L], tokens that these held, in thousands.
+        counts: writable float64 [2, 24], to which the refused and the accepted draft tokens are added, by the bins of
+            `correct_scores`. Those of requests that gained no token do not count.
+        scores: float32 [L, K], 0 .. 1, of the draft tokens; None: there was none.
+
+    Returns:
+        How many of the B requests were in the step before; their draft tokens; their contexts; and the sum of the
+        contexts of each draft token's request.
+
+    Raises:
+        MemoryError: no memory for a table of 4 bytes for each slot up to the largest of `last_slots`.
+    """
+
+def lowest_score(scores: Float32, lengths: Int32, /) -> float:
+    """The lowest score of the last token of a draft; 1 if there is none.
+
+    Args:
+        scores: float32 [B, K].
+        lengths: int32 [B], tokens of each draft, 0 .. K.
+    """
+
+def to_lists(table: Int32, lengths: Int32, /) -> list[list[int]]:
+    """The first items of each row of a table.
+
+    Args:
+        table: int32 [B, K].
+        lengths: int32 [B], how many of each row, 0 .. K.
+    """

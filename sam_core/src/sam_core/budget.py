@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from sam_core._sam import choose_drafts, correct_scores
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
@@ -51,6 +53,7 @@ def choose(
     uniform: int = 0,
     beside: Cost | None = None,
     guess: float = 0.0,
+    turn: int = 0,
 ) -> Choice:
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
@@ -71,13 +74,13 @@ def choose(
             shorter drafts is assumed to be rejected.
         beside: cost of the step with the prompts that it reads, by its other rows; None: it reads none.
         guess: of the rate, which changes nothing but the time to find it, as that of the step before.
+        turn: of tokens that are worth the same, those of request turn % B and of the ones behind it come first; a number
+            that changes from step to step lets all have their turn.
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
-    live = np.empty(scores.shape, bool)
-    for depth in range(k):  # twice as fast as along the short rows
-        np.greater(lengths, depth, out=live[:, depth])
     if uniform:
+        live = np.arange(k) < lengths[:, None]
         tokens = batch + float(scores[live].sum())
         plain, seconds = (cost.rows_cost([batch, batch * (1 + uniform)]) + base).tolist()
         seconds += cost.draft_context * uniform * contexts.sum() + cost.verify
@@ -89,55 +92,20 @@ def choose(
             gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
         pays = gain > 1
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
-    drafts = live.ravel().nonzero()[0]
-    owner = drafts // k
-    # value and price of each draft are one complex number, so that both are ordered and added up at once
-    pairs = np.empty(len(drafts), complex)
-    pairs.real = scores.ravel().take(drafts)
-    pairs.imag = cost.draft_context * contexts.take(owner)
-    accepted = 0.0
-    rows = np.arange(batch, batch + len(drafts) + 1.0)
-    f = cost.rows_cost(rows) + base
-    f[1:] += cost.verify
-    plain = float(f[0])
-    rate, best = guess or batch / plain, owner[:0]
-    tokens = seconds = None
-    while True:
-        net = rate * pairs.imag
-        net -= pairs.real  # in place, as fresh memory is slow
-        if tokens is None or np.count_nonzero(net[1:] < net[:-1]):  # at the next rate few change places
-            # not stable at first: among equal drafts, the first requests would always win
-            order = net.argsort(kind=None if tokens is None else "stable")
-            owner, pairs = owner.take(order), pairs.take(order)
-            sums = _sums(pairs)
-            tokens, seconds = batch + sums.real, f + sums.imag
-        loss = rate * seconds
-        loss -= tokens
-        total = int(loss.argmin())
-        better = tokens[total] / seconds[total]
-        if not better > rate * (1 + 1e-12) and not guess:
-            break
-        guess = 0.0  # one step from any price leads to one that is not too high
-        rate, best, accepted = better, owner[:total], tokens[total] - batch
-    gain = float(rate * plain / batch)
+    chosen = np.empty(batch, np.int32)
+    drafts = np.ascontiguousarray(scores, np.float64), np.ascontiguousarray(lengths, np.int32), contexts
+    rows = np.arange(batch, batch + int(lengths.sum()) + 1.0)
+    seconds = cost.rows_cost(rows) + base
+    seconds[1:] += cost.verify
+    plain = float(seconds[0])
+    rate, accepted, _ = choose_drafts(*drafts, seconds, chosen, cost.draft_context, guess, False, turn)
+    gain = rate * plain / batch
     if beside:
-        value, price = pairs.real, beside.draft_context * contexts[owner]
-        order = np.argsort(rate * price - value)
-        tokens = _sums(value[order])
-        seconds = beside.rows_cost(rows) + _sums(price[order])
+        seconds = np.array(beside.rows_cost(rows))
         seconds[1:] += beside.verify
-        worth = tokens - rate * seconds
-        total = int(np.argmax(worth))
-        best, accepted = owner[order[:total]], tokens[total]
-        gain = min(gain, 1 + float(worth[total] - worth[0]) / batch)
-    return Choice(np.bincount(best, minlength=batch).astype(np.int32), gain, float(rate), float(accepted))
-
-
-def _sums(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Of the first 0, 1, ... values."""
-    sums = np.zeros(len(values) + 1, values.dtype)
-    values.cumsum(out=sums[1:])
-    return sums
+        _, accepted, gained = choose_drafts(*drafts, seconds, chosen, beside.draft_context, rate, True, turn)
+        gain = min(gain, 1 + gained / batch)
+    return Choice(chosen, gain, rate, accepted)
 
 
 class Calibration:
@@ -155,35 +123,28 @@ class Calibration:
 
     def __init__(self) -> None:
         self._centre = (np.arange(self.NUM_BINS) + 0.5) / self.NUM_BINS
+        self._prior = self.PRIOR_SAMPLES * self._centre
         self.offered = np.zeros(self.NUM_BINS)
         self.accepted = np.zeros(self.NUM_BINS)
 
-    def _bins(self, scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-        return np.minimum((np.asarray(scores) * self.NUM_BINS).astype(np.int64), self.NUM_BINS - 1)
+    def observe(self, counts: Float64) -> None:
+        """A step has ended.
 
-    def observe(self, scores: npt.NDArray[np.floating], accepted: npt.NDArray[np.bool_]) -> None:
-        """A step has ended: scores of its verified draft tokens, and whether its draft was accepted up to each."""
-        bins = self._bins(scores) + self.NUM_BINS * accepted
-        refused, confirmed = np.bincount(bins, minlength=2 * self.NUM_BINS).reshape(2, -1)
-        self.fade()
-        self.offered += refused + confirmed
-        self.accepted += confirmed
+        Counts decay without drafts as well, so that refused scores are tried again.
 
-    def fade(self) -> None:
-        """A step has ended. Counts decay without drafts as well, so that refused scores are tried again."""
+        Args:
+            counts: [2, NUM_BINS], verified draft tokens by their scores: refused ones, accepted ones.
+        """
         self.offered *= self.DECAY
+        self.offered += counts[0] + counts[1]
         self.accepted *= self.DECAY
+        self.accepted += counts[1]
 
     def correct(self, scores: npt.NDArray[np.floating]) -> Float64:
         """Corrected scores [B, K], nonincreasing along a row."""
-        factor = (self.accepted + self.PRIOR_SAMPLES * self._centre) / (
-            self.offered * self._centre + self.PRIOR_SAMPLES * self._centre
-        )
-        corrected = factor.take(self._bins(scores))
-        corrected *= scores
-        before: Any = 1.0
-        for column in corrected.T:  # as np.minimum.accumulate, which is slow along short rows
-            before = np.minimum(column, before, out=column)
+        factors = (self.accepted + self._prior) / (self.offered * self._centre + self._prior)
+        corrected = np.empty(scores.shape)
+        correct_scores(np.ascontiguousarray(scores, np.float32), factors, corrected)
         return corrected
 
     def state(self) -> dict[str, list[float]]:

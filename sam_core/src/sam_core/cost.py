@@ -125,8 +125,9 @@ class StepCost:
         self._known_bins = np.zeros(len(_EDGES), bool)
         # f of settled bins, for steps without drafts and with drafts: nan where the bin has none of them
         self._level = np.full((len(_EDGES), 2), math.nan)
-        self._weight = np.zeros(len(_EDGES))  # at the step `_since`
-        self._since = np.zeros(len(_EDGES))
+        # lists, since NumPy takes longer for one item
+        self._weight = [0.0] * len(_EDGES)  # at the step `_since`
+        self._since = [0.0] * len(_EDGES)
         self._now = 0.0
         self._recent: deque[tuple[int, int, float]] = deque(maxlen=SPEED_WINDOW)  # bin, index in it or -1, log residual
         self._usual = 0.02  # absolute log residual
@@ -235,11 +236,11 @@ class StepCost:
     def known(self, rows: int) -> float:
         """Weight of the steps of about this many rows: old ones count less, and those close together count as one."""
         i = _bin(rows)
-        return float(self._weight[i]) * self._faded(float(self._since[i]))
+        return self._weight[i] * self._faded(self._since[i])
 
     def unsettled(self, rows: int) -> bool:
         """Whether another step of this many rows would add information."""
-        return self._open(self.known(rows), float(self._since[_bin(rows)]))
+        return self._open(self.known(rows), self._since[_bin(rows)])
 
     def plain_unsettled(self) -> bool:
         """Whether another step without drafts would add information on what verification costs."""
@@ -253,7 +254,7 @@ class StepCost:
         """The next larger size for which an engine may capture graphs, or the end of the next bin."""
         if rows < MAX_EXACT_BIN:
             return 1 << rows.bit_length() if rows < 8 else rows // 8 * 8 + 8
-        return int(_EDGES[min(_bin(rows + 1) + 1, len(_EDGES) - 1)]) - 1
+        return _EDGE_LIST[min(_bin(rows + 1) + 1, len(_EDGE_LIST) - 1)] - 1
 
     def fit(self) -> None:
         """Fit the kept steps."""

@@ -29,11 +29,11 @@ class PlainSteps:
         """
         if not self._steps or not cost.fitted:
             return 0.0
-        *costs, now = cost.rows_cost([*(step[0] for step in self._steps), rows]).tolist()
-        now += cost.context * context
+        costs = {n: cost.size_cost(n) for n in {rows, *(step[0] for step in self._steps)}}  # mostly few
+        now = costs[rows] + cost.context * context
         scaled = [
-            seconds * now / (of_rows + cost.context * contexts) * (cost.speed / speed if follow else 1.0)
-            for of_rows, (_, contexts, seconds, speed) in zip(costs, self._steps, strict=True)
+            seconds * now / (costs[n] + cost.context * contexts) * (cost.speed / speed if follow else 1.0)
+            for n, contexts, seconds, speed in self._steps
         ]
         return sorted(scaled)[len(scaled) // 2]
 

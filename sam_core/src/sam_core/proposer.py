@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_core import BY_PROMPT, Pool
+from sam_core._sam import to_lists
 from sam_core.counters import EXCLUSION_REASONS, Positions
 from sam_core.history import SavedHistory
 from sam_core.options import VERIFY, Options
@@ -342,10 +343,7 @@ class SamProposer:
             return self._pad(step, out, guessed, lengths)
         if not self._has_drafts:
             return [[] for _ in range(len(lengths))]
-        drafts: list[list[int]] = out.tolist()
-        for draft, n in zip(drafts, lengths.tolist(), strict=True):
-            del draft[n:]
-        return drafts
+        return to_lists(out, lengths)
 
     def _pad(self, step: _Step, out: Int32, guessed: Int32, lengths: Int32) -> list[list[int]]:
         """Drafts of k tokens: the `guessed` tokens of each row, of which `lengths` are no padding, then fillers."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sam_core._sam import lowest_score, observe_drafts
 from sam_core.budget import Calibration, choose
 from sam_core.cost import Expected, PromptCost, StepCost
 from sam_core.proof import PlainSteps, Proof
@@ -199,46 +200,28 @@ class AutoSwitch(Switch):
         self._reads_after = [False, True]  # whether the step after one that read none did, and after one that read some
         self._step = 0
         self._drafting = False
-        # the next step: its slots; draft tokens and thousands of context tokens, with a 0 behind them; and scores [k, B],
-        # since NumPy is several times as fast along long rows
-        self._slots = np.zeros(0, np.intp)
-        self._drafted, self._contexts = np.zeros(1, np.int32), np.zeros(1)
-        self._scores: npt.NDArray[np.floating] = np.zeros((k, 0))
-        self._places = np.full(0, -1)  # of slots among those; -1: not there
-
-    def _make_room(self, slots: Int32) -> None:
-        missing = int(slots.max(initial=-1)) + 1 - len(self._places)
-        if missing > 0:
-            more = np.full(max(missing, len(self._places), 64), -1)
-            self._places = np.concatenate([self._places, more])
+        # the next step: its slots, -1 for a closed one; draft tokens; thousands of context tokens; scores, if it has drafts
+        self._slots, self._drafted, self._contexts = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0)
+        self._scores: npt.NDArray[np.float32] | None = None
 
     def forget(self, slot: int) -> None:
-        if slot < len(self._places):
-            self._places[slot] = -1
+        self._slots[self._slots == slot] = -1
 
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
         now = self.clock()
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
-        self._make_room(slots)
-        places = self._places.take(slots)
-        known = int(np.count_nonzero(places >= 0))
+        gained = np.ascontiguousarray(gained, np.int32)
         self._reading = not gained.all()
-        drafted = self._drafted.take(places)
-        total = int(drafted.sum())
+        counts = np.zeros((2, Calibration.NUM_BINS))
+        known, total, context, draft_context = observe_drafts(
+            slots, gained, self._slots, self._drafted, self._contexts, counts, self._scores
+        )
         prompt_tokens = max(0, num_tokens - len(slots) - total)
         self._prompt_tokens.append(prompt_tokens)
         if seconds <= 0 or not known:
             return
-        contexts = self._contexts.take(places)
-        context, draft_context = float(contexts.sum()), float(drafted @ contexts)
-        if self._drafting:
-            depth = np.arange(self.k)[:, None]
-            verified = (depth < np.where(gained > 0, drafted, 0)).ravel().nonzero()[0]
-            accepted = (depth < gained - 1).take(verified)
-            self.calibration.observe(self._scores.take(places, 1).take(verified), accepted)
-        else:
-            self.calibration.fade()
+        self.calibration.observe(counts)
         plain = min(seconds, self._plain_seconds(len(slots), context))
         self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
         read = prompt_tokens > 0 or known < len(slots)
@@ -337,26 +320,18 @@ class AutoSwitch(Switch):
         self._record(slots, thousands, chosen)
         self.min_score = 0.0
         if self._drafting:
-            self._scores = scores.T.copy()
-        if self._drafting and len(slots) >= self.MIN_SCORE_BATCH:
-            last = scores.ravel().take(np.arange(0, scores.size, self.k) + np.maximum(chosen, 1) - 1)
-            self.min_score = self.MIN_SCORE * float(last.min(where=chosen > 0, initial=1.0))
+            self._scores = np.array(scores, np.float32, order="C")
+            if len(slots) >= self.MIN_SCORE_BATCH:
+                self.min_score = self.MIN_SCORE * lowest_score(self._scores, chosen)
         return chosen
 
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
         self._record(slots, np.asarray(contexts, float)[: len(slots)] / 1000, np.zeros(len(slots), np.int32))
 
     def _record(self, slots: Int32, contexts: npt.NDArray[np.float64], drafted: Int32) -> None:
-        self._make_room(slots)
         self._step += 1
         self._drafting = bool(drafted.any())
-        batch = len(slots)
-        self._places[self._slots] = -1
-        self._slots = slots.astype(np.intp)  # NumPy converts it each time if it is of another type
-        self._places[self._slots] = np.arange(batch)
-        self._drafted, self._contexts = np.zeros(batch + 1, np.int32), np.zeros(batch + 1)
-        self._drafted[:batch] = drafted
-        self._contexts[:batch] = contexts
+        self._slots, self._drafted, self._contexts, self._scores = slots.copy(), drafted.copy(), contexts, None
         self.steps += 1
         self.steps_on += self._drafting
 
@@ -366,7 +341,7 @@ class AutoSwitch(Switch):
         worth = self.calibration.correct(scores)
         cost = self._cost_without_prompts()
         beside = self._beside()
-        choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside, self._rate)
+        choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside, self._rate, self._step)
         self._rate = choice.rate
         pays = bool(choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF))
         pays = pays and not self._proof.pauses(self._step)
