@@ -347,6 +347,8 @@ static pool_status check_tokens(pool *p, size_t rows, const pool_tokens *tokens,
     return POOL_OK;
 }
 
+static bool has_group_index(const pool_slot *slot) { return slot->group && slot->group->index.memory; }
+
 // Checks the arguments and copies them to p->rows.
 static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                               const int32_t *counts, const int32_t *k, bool uniform_k, size_t width,
@@ -377,7 +379,10 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
         if (size < 0 || (size_t)size > max_size)
             return refuse(error, POOL_BAD_DRAFT_SIZE, i, size);
         slot->step = p->steps;
-        p->rows[i] = (pool_row){.slot = (uint32_t)number, .count = (uint32_t)count, .k = (uint32_t)size};
+        p->rows[i] = (pool_row){.slot = (uint32_t)number,
+                                .count = (uint32_t)count,
+                                .k = (uint32_t)size,
+                                .in_group = has_group_index(slot)};
         sum += count;
     }
     if (!tokens->starts && (uint64_t)sum != tokens->size)
@@ -403,6 +408,8 @@ static bool can_learn(const pool_slot *slot) {
 
 // Learns from what came after the last draft. in_group: the slot's group has an index.
 static void learn(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t count, bool in_group) {
+    if (!count || !can_learn(slot))
+        return;
     uint64_t accepted[RULE_SOURCES] = {0};
     rule_learn(p->model, p->rule, &slot->record, tokens, count, accepted);
     for (int i = 0; i < RULE_SOURCES; i++)
@@ -415,22 +422,17 @@ static void learn(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t coun
     note(&p->accepted_in_groups, &p->appended_in_groups, from_group, count, 1 << 16);
 }
 
-static bool has_group_index(const pool_slot *slot) { return slot->group && slot->group->index.memory; }
-
-void pool_learn(pool *p) {
-    size_t from = p->learned, end = p->stored;
-    unsigned asks = end - from < MANY_ROWS ? 0 : LEARN_ASKS;
-    for (size_t i = from; i < end + asks; i++) {
+void pool_learn(pool *p, size_t rows) {
+    unsigned asks = rows < MANY_ROWS ? 0 : LEARN_ASKS;
+    for (size_t i = 0; i < rows + asks; i++) {
         for (unsigned step = 0; step < asks; step++)
-            if (i - step >= from && i - step < end && p->rows[i - step].learns)
+            if (i - step < rows)
                 rows_ask_learn(p, &p->rows[i - step], step);
-        if (i < from + asks)
+        if (i < asks)
             continue;
         const pool_row *row = &p->rows[i - asks];
-        if (row->learns)
-            learn(p, &p->slots[row->slot], row->tokens, bounded(row->count), row->in_group);
+        learn(p, &p->slots[row->slot], row->tokens, bounded(row->count), row->in_group);
     }
-    p->learned = end;
 }
 
 // Appends tokens to a slot. Returns whether the slot can draft.
@@ -441,7 +443,7 @@ static bool append(pool *p, pool_slot *slot, const int32_t *tokens, size_t count
     uint32_t size = bounded(count);
     if (size < SAM_MAX_PLACES && store(p, slot, tokens, size))
         return true;
-    pool_learn(p); // from the record that is freed now
+    rows_wait_until_learned(p); // from the record that is freed now
     exhaust(p, slot);
     return false;
 }
@@ -654,11 +656,10 @@ static void draft_rows(pool *p, size_t rows, const pool_drafts *out) {
     pool_count(p, &counts);
 }
 
-// Feeds a step's tokens and learns from them. With `out`, drafts some of the rows.
+// Feeds a step's tokens. With `out`, drafts some of the rows.
 static void feed_all(pool *p, size_t rows, const pool_drafts *out) {
     if (p->drafting)
         rows_feed(p, rows, out);
-    pool_learn(p);
     feed_rows(p, rows, true);
     feed_rows(p, rows, false);
 }
@@ -679,7 +680,13 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
         return status;
     p->drafting = false;
     p->work = 0;
-    p->stored = p->learned = 0;
+    for (size_t i = 0; i < rows; i++) {
+        p->work += p->rows[i].k ? 2 * POOL_LARGE_COST * (int64_t)p->rows[i].count : 0;
+        p->drafting |= p->rows[i].k > 0;
+    }
+    p->work += p->drafting ? p->slice : p->off_slice;
+    if (!p->drafting || !rows_learn(p, rows))
+        pool_learn(p, rows);
     unsigned asks = rows < MANY_ROWS ? 0 : STORE_ASKS;
     for (size_t i = 0; i < rows + asks; i++) {
         for (unsigned step = 0; step < asks; step++)
@@ -687,15 +694,9 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
                 rows_ask_store(p, &p->rows[i - step], step);
         if (i < asks)
             continue;
-        pool_row *row = &p->rows[p->stored++];
-        pool_slot *slot = &p->slots[row->slot];
-        row->learns = row->count && can_learn(slot);
-        row->in_group = has_group_index(slot);
-        append(p, slot, row->tokens, row->count);
-        p->work += row->k ? 2 * POOL_LARGE_COST * (int64_t)row->count : 0;
-        p->drafting |= row->k > 0;
+        const pool_row *row = &p->rows[i - asks];
+        append(p, &p->slots[row->slot], row->tokens, row->count);
     }
-    p->work += p->drafting ? p->slice : p->off_slice;
     room_free_dying(p);
     if (!out->early)
         feed_all(p, rows, out);
@@ -703,7 +704,7 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
         feed_behind(p, rows);
     if (p->drafting)
         rows_draft(p, rows, out);
-    pool_learn(p);
+    rows_end_step(p);
     draft_rows(p, rows, out);
     p->left = out->early ? rows : 0;
     return POOL_OK;
@@ -727,8 +728,7 @@ pool_status pool_append(pool *p, int64_t number, const int32_t *tokens, size_t c
         if (tokens[i] < 0)
             return refuse(error, POOL_BAD_TOKEN, i, tokens[i]);
     p->work = p->slice + 2 * POOL_LARGE_COST * (int64_t)count;
-    if (count && can_learn(slot))
-        learn(p, slot, tokens, bounded(count), has_group_index(slot));
+    learn(p, slot, tokens, bounded(count), has_group_index(slot));
     if (append(p, slot, tokens, count))
         catch_up(p, slot);
     return POOL_OK;

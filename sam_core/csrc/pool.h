@@ -163,8 +163,8 @@ typedef struct {
     uint32_t next;                  // row of the same group (rows.h)
     bool fed, drafted;              // in this step
     bool left;                      // the row, or a group if it is its first, is not ready (rows.h)
+    bool in_group;                  // its group has an index, before this step
     bool behind;                    // its indexes lack more than the tokens of this step
-    bool learns, in_group;          // from what was appended; also what its group's index was worth
     sam_asked asked[RULE_INDEXES];  // how far it is prefetched (rows.h)
     bool matched;                   // `states` and `lengths` are known
     sam_state states[RULE_INDEXES]; // of its matches, SAM_NONE: it does not draft from the automaton
@@ -186,12 +186,11 @@ typedef struct {
     pool_row *rows;                             // the step's arguments, copied once checked
     uint32_t *order;                            // numbers of rows (rows.h)
     size_t row_capacity;                        // of both
-    size_t stored, learned; // rows of this step; those that have learned from their tokens
-    bool drafting;          // a row of this step drafts
-    size_t left;            // rows that pool_catch_up is to feed
-    uint32_t num_threads;   // of large steps, up to POOL_MAX_THREADS
-    struct rows_team *team; // these, once there was one
-    uint32_t many_rows;     // of a large step: MANY_ROWS; tests change it
+    bool drafting;                              // a row of this step drafts
+    size_t left;                                // rows that pool_catch_up is to feed
+    uint32_t num_threads;                       // of large steps, up to POOL_MAX_THREADS
+    struct rows_team *team;                     // these, once there was one
+    uint32_t many_rows;                         // of a large step: MANY_ROWS; tests change it
     pool_group **buckets;
     size_t bucket_count;         // 0 or a power of two
     pool_list opened;            // groups with open slots

@@ -219,7 +219,7 @@ static bool shrink_least(pool *p) {
 
 bool room_make(void *owner) {
     pool *p = owner;
-    pool_learn(p); // what groups are worth
+    rows_wait_until_learned(p); // what groups are worth
     if (room_free_dying(p) || free_idle(p))
         return true;
     if (p->power == POOL_FOR_SPARE)

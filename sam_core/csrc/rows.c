@@ -44,11 +44,13 @@ void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
 }
 
 void rows_ask_learn(const pool *p, const pool_row *row, unsigned step) {
-    const rule_record *record = &p->slots[row->slot].record;
-    if (step == 0)
-        ask_bytes(record, sizeof(rule_record));
-    else
-        ask_bytes(record->block, record->kept ? 8 * LINE : 0);
+    const pool_slot *slot = &p->slots[row->slot];
+    if (step == 0) {
+        sam_ask(slot);
+        ask_bytes(&slot->record, sizeof(rule_record));
+    } else {
+        ask_bytes(slot->record.block, slot->record.kept ? 8 * LINE : 0);
+    }
 }
 
 void rows_ask_feed(const pool *p, pool_row *row, unsigned step) {
@@ -100,9 +102,6 @@ typedef struct {
     bool feeds, drafts;
     size_t share; // bytes that a block may allocate when it is fed, and when it is drafted
     atomic_uint taken;
-    atomic_bool learned;
-    pthread_mutex_t lock;
-    pthread_cond_t has_learned;
 } job;
 
 typedef struct {
@@ -119,13 +118,20 @@ typedef struct {
 } worker;
 
 struct rows_team {
-    job *job;                         // of the current call
+    pool *p;
+    _Atomic(job *) job;               // NULL: none
     worker workers[POOL_MAX_THREADS]; // the first is the caller's
     pthread_t threads[POOL_MAX_THREADS];
     uint32_t helpers; // threads that exist
     pid_t process;    // in which they do
     bool ends;
-    sem_t calls, done; // posted for each helper that is called, and by each that has done its part
+    uint32_t called;   // helpers, in this step
+    sem_t calls, done; // posted for each of them, and by each that has done its part
+    size_t rows;       // to learn from
+    atomic_bool asked; // somebody is to learn
+    atomic_bool learned;
+    pthread_mutex_t lock;
+    pthread_cond_t has_learned;
 };
 
 static bool refuse(void *owner) {
@@ -163,16 +169,16 @@ static void append_tokens(worker *w, token *tokens, uint32_t count) {
 
 // Feeds a block, without a limit of work. Each pass over the rows appends the next token of each request's text, and of the
 // first of a group's texts that has one, so that neighbouring tokens seldom are of the same text.
-static void feed_tokens(worker *w, uint32_t from, uint32_t to) {
+static void feed_tokens(worker *w, const job *j, uint32_t from, uint32_t to) {
     enum { TOKENS = 128 };
-    const pool *p = w->team->job->p;
+    const pool *p = j->p;
     token tokens[TOKENS + RULE_INDEXES];
     for (bool more = true; more && !w->refused;) {
         uint32_t count = 0;
         const pool_group *last = NULL;
         more = false;
         for (uint32_t i = from; i < to; i++) {
-            pool_slot *slot = &p->slots[p->rows[w->team->job->order[i]].slot];
+            pool_slot *slot = &p->slots[p->rows[j->order[i]].slot];
             pool_text *text = slot->text;
             pool_group *g = slot->group;
             if (slot->request.memory && slot->cursor.length < text->body.size)
@@ -190,8 +196,8 @@ static void feed_tokens(worker *w, uint32_t from, uint32_t to) {
     }
 }
 
-static void begin(worker *w) {
-    w->memory = (sam_memory){.limit = w->team->job->share, .make_room = refuse, .owner = w};
+static void begin(worker *w, const job *j) {
+    w->memory = (sam_memory){.limit = j->share, .make_room = refuse, .owner = w};
     w->refused = false;
 }
 
@@ -202,11 +208,10 @@ static void end(worker *w) {
 
 #define ROW(i) (&p->rows[j->order[i]])
 
-static void feed_block(worker *w, uint32_t from, uint32_t to) {
-    const job *j = w->team->job;
+static void feed_block(worker *w, const job *j, uint32_t from, uint32_t to) {
     const pool *p = j->p;
-    begin(w);
-    feed_tokens(w, from, to);
+    begin(w, j);
+    feed_tokens(w, j, from, to);
     for (uint32_t i = from; !w->refused && i < to; i++) {
         ROW(i)->fed = true;
         p->slots[ROW(i)->slot].waits = false;
@@ -214,8 +219,7 @@ static void feed_block(worker *w, uint32_t from, uint32_t to) {
     end(w);
 }
 
-static void match_block(worker *w, uint32_t from, uint32_t to) {
-    const job *j = w->team->job;
+static void match_block(const job *j, uint32_t from, uint32_t to) {
     const pool *p = j->p;
     const uint32_t asks = FEED_ASKS;
     for (uint32_t i = from; i < to + asks; i++) {
@@ -227,10 +231,9 @@ static void match_block(worker *w, uint32_t from, uint32_t to) {
     }
 }
 
-static void draft_block(worker *w, uint32_t from, uint32_t to) {
-    const job *j = w->team->job;
+static void draft_block(worker *w, const job *j, uint32_t from, uint32_t to) {
     pool *p = j->p;
-    begin(w);
+    begin(w, j);
     const uint32_t asks = DRAFT_ASKS;
     uint32_t rows[RULE_BESIDE], count = 0;
     for (uint32_t i = from; !w->refused && i < to + asks; i++) {
@@ -273,48 +276,61 @@ static bool take_block(job *j, uint32_t *block) {
     return taken < j->blocks;
 }
 
-static void wait_until_learned(job *j) {
-    pthread_mutex_lock(&j->lock);
-    while (!atomic_load(&j->learned))
-        pthread_cond_wait(&j->has_learned, &j->lock);
-    pthread_mutex_unlock(&j->lock);
+// Learns if nobody else does.
+static void learn(rows_team *t) {
+    if (!atomic_exchange(&t->asked, false))
+        return;
+    pool_learn(t->p, t->rows);
+    pthread_mutex_lock(&t->lock);
+    atomic_store(&t->learned, true);
+    pthread_cond_broadcast(&t->has_learned);
+    pthread_mutex_unlock(&t->lock);
 }
 
-static void learn(job *j) {
-    pool_learn(j->p);
-    pthread_mutex_lock(&j->lock);
-    atomic_store(&j->learned, true);
-    pthread_cond_broadcast(&j->has_learned);
-    pthread_mutex_unlock(&j->lock);
+static void wait_until_learned(rows_team *t) {
+    learn(t);
+    pthread_mutex_lock(&t->lock);
+    while (!atomic_load(&t->learned))
+        pthread_cond_wait(&t->has_learned, &t->lock);
+    pthread_mutex_unlock(&t->lock);
 }
 
-#define RUN(call) call(w, block_start(j, block), block_start(j, block + 1))
+void rows_wait_until_learned(pool *p) {
+    if (p->team)
+        wait_until_learned(p->team);
+}
+
+#define BLOCK block_start(j, block), block_start(j, block + 1)
 
 // Drafts no block before all is learned; meanwhile feeds its share of the blocks, or finds their matches.
-static void run_blocks(worker *w) {
+static void run_blocks(worker *w, job *j) {
     enum { MAX_BEGUN = 64 };
-    job *j = w->team->job;
+    rows_team *t = w->team;
+    learn(t);
     uint32_t begun[MAX_BEGUN], count = 0, block, share = j->blocks / (j->helpers + 1) + 1;
     share = share < MAX_BEGUN ? share : MAX_BEGUN;
-    while (!atomic_load(&j->learned) && count < share && take_block(j, &block)) {
-        RUN((j->feeds ? feed_block : match_block));
+    while (!atomic_load(&t->learned) && count < share && take_block(j, &block)) {
+        if (j->feeds)
+            feed_block(w, j, BLOCK);
+        else
+            match_block(j, BLOCK);
         begun[count++] = block;
     }
     if (j->drafts)
-        wait_until_learned(j);
+        wait_until_learned(t);
     while (j->drafts && count) {
         block = begun[--count];
-        RUN(draft_block);
+        draft_block(w, j, BLOCK);
     }
     while (take_block(j, &block)) {
         if (j->feeds)
-            RUN(feed_block);
+            feed_block(w, j, BLOCK);
         if (j->drafts)
-            RUN(draft_block);
+            draft_block(w, j, BLOCK);
     }
 }
 
-#undef RUN
+#undef BLOCK
 
 static void wait_for(sem_t *semaphore) {
     while (sem_wait(semaphore)) // interrupted by a signal
@@ -325,7 +341,10 @@ static void *help(void *argument) {
     worker *w = argument;
     rows_team *t = w->team;
     for (wait_for(&t->calls); !t->ends; wait_for(&t->calls)) {
-        run_blocks(w);
+        learn(t);
+        job *j = atomic_load(&t->job);
+        if (j)
+            run_blocks(w, j);
         sem_post(&t->done);
     }
     return NULL;
@@ -353,7 +372,12 @@ static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
         rows_team *t = SAM_REALLOC(NULL, sizeof *t);
         if (!t)
             return false;
-        *t = (rows_team){.workers[0] = {.team = t, .work = rule_model_work(p->model)}, .process = getpid()};
+        *t = (rows_team){.p = p,
+                         .workers[0] = {.team = t, .work = rule_model_work(p->model)},
+                         .process = getpid(),
+                         .learned = true,
+                         .lock = PTHREAD_MUTEX_INITIALIZER,
+                         .has_learned = PTHREAD_COND_INITIALIZER};
         sem_init(&t->calls, 0, 0);
         sem_init(&t->done, 0, 0);
         p->team = t;
@@ -383,20 +407,46 @@ void rows_end(pool *p) {
     SAM_FREE(t);
 }
 
+static void call(rows_team *t, uint32_t helpers) {
+    for (t->called += helpers; helpers; helpers--)
+        sem_post(&t->calls);
+}
+
+// Waits until no helper works.
+static void settle(rows_team *t) {
+    while (t->called && !sem_trywait(&t->calls)) // nothing is left for a helper that did not wake in time
+        t->called--;
+    for (; t->called; t->called--)
+        wait_for(&t->done);
+}
+
+bool rows_learn(pool *p, size_t rows) {
+    uint32_t helpers;
+    if (rows < p->many_rows || !gather(p, (uint32_t)rows, &helpers) || !helpers)
+        return false;
+    rows_team *t = p->team;
+    t->rows = rows;
+    atomic_store(&t->learned, false);
+    atomic_store(&t->asked, true);
+    call(t, 1);
+    return true;
+}
+
+void rows_end_step(pool *p) {
+    rows_wait_until_learned(p);
+    if (p->team)
+        settle(p->team);
+}
+
 // Runs all blocks of a job, in this thread and in others.
 static void run(job *j) {
     pool *p = j->p;
     rows_team *t = p->team;
-    uint32_t called = j->helpers;
-    t->job = j;
-    for (uint32_t i = 0; i < called; i++)
-        sem_post(&t->calls);
-    learn(j);
-    run_blocks(&t->workers[0]);
-    while (called && !sem_trywait(&t->calls)) // nothing is left for a helper that did not wake in time
-        called--;
-    while (called--)
-        wait_for(&t->done);
+    atomic_store(&t->job, j);
+    call(t, j->helpers);
+    run_blocks(&t->workers[0], j);
+    settle(t);
+    atomic_store(&t->job, NULL);
     for (uint32_t i = 0; i <= t->helpers; i++) {
         worker *w = &t->workers[i];
         p->memory.used += w->sum.used;
@@ -421,9 +471,7 @@ static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool 
                .helpers = helpers,
                .feeds = feeds,
                .drafts = out != NULL,
-               .share = (p->memory.limit - p->memory.used) / blocks / (feeds ? 2 : 1),
-               .lock = PTHREAD_MUTEX_INITIALIZER,
-               .has_learned = PTHREAD_COND_INITIALIZER};
+               .share = (p->memory.limit - p->memory.used) / blocks / (feeds ? 2 : 1)};
     return true;
 }
 

@@ -13,8 +13,8 @@
 //   - a group's rows are fed in blocks only if the indexes of those that draft exist and have at least a part of
 //     their texts; the loops feed the others later. The work and the memory of the step must suffice for all that
 //     drafting rows lack, so that this order changes nothing;
-//   - one thread learns from the tokens of the step, in the order of the rows, while the others feed, or find the
-//     matches of an early step; they draft when it has learned;
+//   - one thread learns from the tokens of the step, in the order of the rows, while the caller's stores them, and
+//     then while the others feed, or find the matches of an early step. Drafting and making room wait for it;
 //   - a block has an account of its own, with an equal part of the free memory. If that does not suffice, or
 //     if little memory is free, the rest is left to the loops, which can make room;
 //   - rows that draft nothing, and other texts of the groups, are fed by the loops, in between. The rows of
@@ -46,16 +46,23 @@ void rows_ask_learn(const pool *p, const pool_row *row, unsigned step);
 void rows_ask_feed(const pool *p, pool_row *row, unsigned step);
 void rows_ask_draft(const pool *p, pool_row *row, unsigned step);
 
-// Feeds the drafting rows of a large step, learns, and with `out` drafts those that need nothing else; or does nothing.
+// Feeds the drafting rows of a large step, and with `out` drafts those that need nothing else; or does nothing.
 // Sets `fed` and `drafted` of these rows.
 void rows_feed(pool *p, size_t rows, const pool_drafts *out);
 
-// Learns, and drafts the rows of a large step that are not drafted yet, but for those that are out of memory; or does
-// nothing.
+// Drafts the rows of a large step that are not drafted yet, but for those that are out of memory; or does nothing.
 void rows_draft(pool *p, size_t rows, const pool_drafts *out);
 
-// In pool.c: learns from the tokens of the step's rows that are stored by now, if that is not done.
-void pool_learn(pool *p);
+// Lets a thread learn from the tokens of a large step. Returns false if there is none: nothing is done.
+bool rows_learn(pool *p, size_t rows);
+void rows_wait_until_learned(pool *p);
+
+// Waits until all is learned and no thread works.
+void rows_end_step(pool *p);
+
+// In pool.c: learns from the tokens of the step's rows. Nothing that it reads or changes is changed by storing or feeding
+// them, unless that makes room.
+void pool_learn(pool *p, size_t rows);
 
 // In pool.c: whether a row's indexes lack more than its new tokens, or are to be begun. The loops feed such drafting rows
 // after the others.
