@@ -347,9 +347,7 @@ static pool_status check_tokens(pool *p, size_t rows, const pool_tokens *tokens,
     return POOL_OK;
 }
 
-static bool has_group_index(const pool_slot *slot) { return slot->group && slot->group->index.memory; }
-
-// Checks the arguments and copies them to p->rows.
+// Checks the arguments and copies them to p->rows. Sets p->work and p->drafting.
 static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const pool_tokens *tokens,
                               const int32_t *counts, const int32_t *k, bool uniform_k, size_t width,
                               pool_error *error) {
@@ -366,6 +364,8 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
     }
     size_t max_size = width < RULE_MAX_DRAFT ? width : RULE_MAX_DRAFT;
     p->steps++;
+    p->work = 0;
+    p->drafting = false;
     int64_t sum = 0;
     for (size_t i = 0; i < rows; i++) {
         int32_t number = slots[i], count = counts[i], size = k[uniform_k ? 0 : i];
@@ -379,10 +379,9 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
         if (size < 0 || (size_t)size > max_size)
             return refuse(error, POOL_BAD_DRAFT_SIZE, i, size);
         slot->step = p->steps;
-        p->rows[i] = (pool_row){.slot = (uint32_t)number,
-                                .count = (uint32_t)count,
-                                .k = (uint32_t)size,
-                                .in_group = has_group_index(slot)};
+        p->rows[i] = (pool_row){.slot = (uint32_t)number, .count = (uint32_t)count, .k = (uint32_t)size};
+        p->work += size ? 2 * POOL_LARGE_COST * (int64_t)count : 0;
+        p->drafting |= size > 0;
         sum += count;
     }
     if (!tokens->starts && (uint64_t)sum != tokens->size)
@@ -422,7 +421,14 @@ static void learn(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t coun
     note(&p->accepted_in_groups, &p->appended_in_groups, from_group, count, 1 << 16);
 }
 
-void pool_learn(pool *p, size_t rows) {
+static bool has_group_index(const pool_slot *slot) { return slot->group && slot->group->index.memory; }
+
+void pool_mark_groups(pool *p, size_t rows) {
+    for (size_t i = 0; i < rows; i++)
+        p->rows[i].in_group = has_group_index(&p->slots[p->rows[i].slot]);
+}
+
+void pool_learn(pool *p, size_t rows, bool marked) {
     unsigned asks = rows < MANY_ROWS ? 0 : LEARN_ASKS;
     for (size_t i = 0; i < rows + asks; i++) {
         for (unsigned step = 0; step < asks; step++)
@@ -431,7 +437,8 @@ void pool_learn(pool *p, size_t rows) {
         if (i < asks)
             continue;
         const pool_row *row = &p->rows[i - asks];
-        learn(p, &p->slots[row->slot], row->tokens, bounded(row->count), row->in_group);
+        pool_slot *slot = &p->slots[row->slot];
+        learn(p, slot, row->tokens, bounded(row->count), marked ? row->in_group : has_group_index(slot));
     }
 }
 
@@ -678,15 +685,9 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
     pool_status status = check_rows(p, slots, rows, tokens, counts, k, uniform_k, out->width, error);
     if (status != POOL_OK)
         return status;
-    p->drafting = false;
-    p->work = 0;
-    for (size_t i = 0; i < rows; i++) {
-        p->work += p->rows[i].k ? 2 * POOL_LARGE_COST * (int64_t)p->rows[i].count : 0;
-        p->drafting |= p->rows[i].k > 0;
-    }
     p->work += p->drafting ? p->slice : p->off_slice;
     if (!p->drafting || !rows_learn(p, rows))
-        pool_learn(p, rows);
+        pool_learn(p, rows, false);
     unsigned asks = rows < MANY_ROWS ? 0 : STORE_ASKS;
     for (size_t i = 0; i < rows + asks; i++) {
         for (unsigned step = 0; step < asks; step++)

@@ -163,7 +163,7 @@ typedef struct {
     uint32_t next;                  // row of the same group (rows.h)
     bool fed, drafted;              // in this step
     bool left;                      // the row, or a group if it is its first, is not ready (rows.h)
-    bool in_group;                  // its group has an index, before this step
+    bool in_group;                  // its group has an index (rows.h)
     bool behind;                    // its indexes lack more than the tokens of this step
     sam_asked asked[RULE_INDEXES];  // how far it is prefetched (rows.h)
     bool matched;                   // `states` and `lengths` are known

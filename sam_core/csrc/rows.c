@@ -280,7 +280,7 @@ static bool take_block(job *j, uint32_t *block) {
 static void learn(rows_team *t) {
     if (!atomic_exchange(&t->asked, false))
         return;
-    pool_learn(t->p, t->rows);
+    pool_learn(t->p, t->rows, true);
     pthread_mutex_lock(&t->lock);
     atomic_store(&t->learned, true);
     pthread_cond_broadcast(&t->has_learned);
@@ -425,6 +425,7 @@ bool rows_learn(pool *p, size_t rows) {
     if (rows < p->many_rows || !gather(p, (uint32_t)rows, &helpers) || !helpers)
         return false;
     rows_team *t = p->team;
+    pool_mark_groups(p, rows);
     t->rows = rows;
     atomic_store(&t->learned, false);
     atomic_store(&t->asked, true);

@@ -60,9 +60,10 @@ void rows_wait_until_learned(pool *p);
 // Waits until all is learned and no thread works.
 void rows_end_step(pool *p);
 
-// In pool.c: learns from the tokens of the step's rows. Nothing that it reads or changes is changed by storing or feeding
-// them, unless that makes room.
-void pool_learn(pool *p, size_t rows);
+// In pool.c: learns from the tokens of the step's rows. Storing and feeding them changes nothing that it reads or changes,
+// unless that makes room, or begins an index: so rows are `marked` before, whose groups have one.
+void pool_learn(pool *p, size_t rows, bool marked);
+void pool_mark_groups(pool *p, size_t rows);
 
 // In pool.c: whether a row's indexes lack more than its new tokens, or are to be begun. The loops feed such drafting rows
 // after the others.

@@ -257,27 +257,27 @@ class AsyncDrafts:
             How many tokens of each; 0 for requests that may have ended, or are not in the batch.
         """
         batch, most = self.runner.input_batch, self.runner.max_model_len
-        params = [state.sampling_params for state in states if state]
+        present = np.flatnonzero(index >= 0)
+        rows, starts, tokens = index[present], step.starts[present], step.tokens.numpy()[step.rows[present]]
+        states = [states[i] for i in present.tolist()]
+        params = [state.sampling_params for state in states]
         stops = {each.eos_token_id for each in params}.union(*(each.stop_token_ids or () for each in params))
         limits = [
-            0
-            if state is None
-            else most
-            if state.sampling_params.max_tokens is None
-            else min(most, state.num_prompt_tokens + state.sampling_params.max_tokens)
-            for state in states
+            state.num_prompt_tokens + (most if each.max_tokens is None else each.max_tokens)
+            for state, each in zip(states, params, strict=True)
         ]
-        tokens, starts = step.tokens.numpy()[step.rows], step.starts
         counts = np.count_nonzero(tokens >= 0, axis=1)
-        with_last = np.column_stack([batch.token_ids_cpu[index, starts - 1], tokens])
-        may_end = np.isin(with_last, [*(stops - {None})]).any(1) | (starts + counts > limits)
-        counts[may_end | (index < 0)] = 0
-        rows, depths = np.nonzero(np.arange(tokens.shape[1]) < counts[:, None])
-        places = index[rows], starts[rows] + depths
-        batch.token_ids_cpu[places] = tokens[rows, depths]
+        with_last = np.column_stack([batch.token_ids_cpu[rows, starts - 1], tokens])
+        may_end = np.isin(with_last, [*(stops - {None})]).any(1) | (starts + counts > np.minimum(limits, most))
+        counts[may_end] = 0
+        which, depths = np.nonzero(np.arange(tokens.shape[1]) < counts[:, None])
+        places = rows[which], starts[which] + depths
+        batch.token_ids_cpu[places] = tokens[which, depths]
         batch.is_token_ids[places] = True
-        batch.num_tokens_no_spec[index[counts > 0]] += counts[counts > 0] - 1
-        return counts.tolist()
+        batch.num_tokens_no_spec[rows] += np.maximum(counts - 1, 0)
+        written = np.zeros(len(index), np.int64)
+        written[present] = counts
+        return written.tolist()
 
     def _read_end(self, state: Any, row: int, start: int, sampled: list[int]) -> None:
         """Write the tokens of a request that may end with them into its text.
