@@ -160,7 +160,7 @@ class AutoSwitch(Switch):
     """dropped if the steps took so many times longer or shorter."""
     MAX_IDLE_STEPS = 4
     """Consecutive steps without a look at drafts, while they are not worth it."""
-    MAX_WAIT = 1000
+    MAX_WAIT = 250
     """Steps after which drafts begin even if all have read prompts, so that what a token is worth is a guess."""
     MIN_SCORE, MIN_SCORE_BATCH = 0.5, 256
     """Share of the lowest chosen score below which the next drafts end: what a token costs does not double from step to step.
