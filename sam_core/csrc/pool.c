@@ -514,28 +514,48 @@ static void match_corpus(const pool *p, pool_slot *slot) {
         corpus_advance(&p->corpus, slot->corpus_at, body->tokens[slot->matched++]);
 }
 
-// Returns SAM_NONE if the index lacks too many tokens of the text.
-static sam_state find_match(const sam_index *index, const sam_cursor *cursor, const sam_text *body,
-                            uint32_t *length) {
+// Begins to find the match of a text, or finds it at once: SAM_NONE if the index lacks too many of its tokens. Returns
+// whether it began.
+static bool begin_match(const sam_index *index, const sam_cursor *cursor, const sam_text *body, pool_row *row,
+                        int source, pool_search *search) {
     uint32_t lacks = body->size - cursor->length;
-    if (!lacks)
-        return sam_match(index, cursor, length);
-    return lacks > POOL_AHEAD ? SAM_NONE
-                              : sam_match_ahead(index, cursor, &body->tokens[cursor->length], lacks, length);
+    if (lacks && lacks <= POOL_AHEAD) {
+        *search = (pool_search){.row = row, .source = source};
+        sam_search_begin(&search->search, index, cursor, &body->tokens[cursor->length], lacks);
+        return true;
+    }
+    row->states[source] = lacks ? SAM_NONE : sam_match(index, cursor, &row->lengths[source]);
+    return false;
 }
 
-void pool_match(const pool *p, pool_row *row) {
+uint32_t pool_begin_match(const pool *p, pool_row *row, pool_search *searches) {
     const pool_slot *slot = &p->slots[row->slot];
     const pool_text *text = slot->text;
     const pool_group *g = slot->group;
+    uint32_t begun = 0;
     row->matched = true;
     row->states[RULE_REQUEST] = row->states[RULE_GROUP] = SAM_NONE;
     if (slot->request.memory)
-        row->states[RULE_REQUEST] =
-            find_match(&slot->request, &slot->cursor, &text->body, &row->lengths[RULE_REQUEST]);
+        begun += begin_match(&slot->request, &slot->cursor, &text->body, row, RULE_REQUEST, searches);
     if (g && g->index.memory && text->indexed)
-        row->states[RULE_GROUP] =
-            find_match(&g->index, &text->cursor, &text->body, &row->lengths[RULE_GROUP]);
+        begun += begin_match(&g->index, &text->cursor, &text->body, row, RULE_GROUP, &searches[begun]);
+    return begun;
+}
+
+bool pool_search_step(pool_search *search) {
+    if (sam_search_step(&search->search))
+        return true;
+    search->row->states[search->source] = search->search.state;
+    search->row->lengths[search->source] = search->search.length;
+    return false;
+}
+
+// Finds the matches of a row's text in the indexes.
+static void match(const pool *p, pool_row *row) {
+    pool_search searches[RULE_INDEXES];
+    for (uint32_t left = pool_begin_match(p, row, searches); left; left--)
+        while (pool_search_step(&searches[left - 1]))
+            ;
 }
 
 // The matches of a row's text in its sources.
@@ -547,7 +567,7 @@ static rule_context context_of(const pool *p, pool_row *row) {
     for (uint32_t i = 0; i < RULE_LAST; i++)
         context.last[i] = i < size ? text->body.tokens[size - 1 - i] : SAM_NO_TOKEN;
     if (!row->matched)
-        pool_match(p, row);
+        match(p, row);
     for (int i = 0; i < RULE_INDEXES; i++)
         if (row->states[i] != SAM_NONE) {
             context.index[i] = i == RULE_REQUEST ? &slot->request : &slot->group->index;

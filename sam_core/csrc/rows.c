@@ -219,34 +219,44 @@ static void feed_block(worker *w, const job *j, uint32_t from, uint32_t to) {
     end(w);
 }
 
+// Finds the matches of a block's rows, whose searches take their steps in turn.
 static void match_block(const job *j, uint32_t from, uint32_t to) {
     const pool *p = j->p;
-    const uint32_t asks = FEED_ASKS;
-    for (uint32_t i = from; i < to + asks; i++) {
-        for (uint32_t step = 0; step < asks; step++)
-            if (i - step >= from && i - step < to)
-                rows_ask_feed(p, ROW(i - step), step);
-        if (i >= from + asks)
-            pool_match(p, ROW(i - asks));
+    pool_search searches[RULE_INDEXES * ROWS_BLOCK];
+    for (uint32_t i = from; i < to; i++)
+        ask_bytes(&p->slots[ROW(i)->slot], sizeof(pool_slot));
+    for (uint32_t i = from; i < to; i++) {
+        const pool_slot *slot = &p->slots[ROW(i)->slot];
+        ask_bytes(slot->text, sizeof(pool_text));
+        if (slot->group)
+            ask_bytes(&slot->group->index, sizeof(sam_index));
+    }
+    uint32_t count = 0;
+    for (uint32_t i = from; i < to; i++)
+        count += pool_begin_match(p, ROW(i), &searches[count]);
+    while (count) {
+        uint32_t left = 0;
+        for (uint32_t i = 0; i < count; i++)
+            if (pool_search_step(&searches[i]))
+                searches[left++] = searches[i];
+        count = left;
     }
 }
 
 static void draft_block(worker *w, const job *j, uint32_t from, uint32_t to) {
     pool *p = j->p;
     begin(w, j);
-    const uint32_t asks = DRAFT_ASKS;
     uint32_t rows[RULE_BESIDE], count = 0;
-    for (uint32_t i = from; !w->refused && i < to + asks; i++) {
-        for (uint32_t step = 0; step < asks; step++)
-            if (i - step >= from && i - step < to)
-                rows_ask_draft(p, ROW(i - step), step);
-        if (i < from + asks)
-            continue;
-        const pool_row *row = ROW(i - asks);
+    for (uint32_t i = from; !w->refused && i < to; i++) {
+        if ((i - from) % ROWS_BLOCK == 0)
+            for (uint32_t step = 0; step < DRAFT_ASKS; step++)
+                for (uint32_t at = i; at < to && at < i + ROWS_BLOCK; at++)
+                    rows_ask_draft(p, ROW(at), step);
+        const pool_row *row = ROW(i);
         pool_group *g = p->slots[row->slot].group;
         if (!j->feeds || (row->fed && (!g || group_is_complete(g))))
-            rows[count++] = j->order[i - asks];
-        if (!count || (count < RULE_BESIDE && i + 1 < to + asks))
+            rows[count++] = j->order[i];
+        if (!count || (count < RULE_BESIDE && i + 1 < to))
             continue;
         uint32_t done = pool_draft(p, rows, count, j->out, w->work, &w->memory, &w->sum.counts);
         for (uint32_t at = 0; at < done; at++)
@@ -325,6 +335,8 @@ static void run_blocks(worker *w, job *j) {
     while (take_block(j, &block)) {
         if (j->feeds)
             feed_block(w, j, BLOCK);
+        else
+            match_block(j, BLOCK);
         if (j->drafts)
             draft_block(w, j, BLOCK);
     }

@@ -4,8 +4,9 @@
 //
 // Prefetching. The memory of a row is prefetched some rows ahead, in stages: each stage reads what the stage
 // before it has prefetched, and neighbouring rows are in successive stages. Blocks of rows (below) are fed in
-// the same way, but a token at a time. Blocks are drafted some rows at a time (rule_draft), which prefetches what their
-// later tokens need. For a few rows it does not pay.
+// the same way, but a token at a time. For an early step the matches of a block's rows are found side by side. Before a
+// block is drafted, each stage is done for all of its rows; it is drafted some rows at a time (rule_draft), which
+// prefetches what their later tokens need. For a few rows it does not pay.
 //
 // Threads. Rows of different groups share no index, and drafting changes nothing but the row's own slot. So
 // several threads feed and draft blocks of rows; a block has whole groups. They live until the pool is freed. The
@@ -69,8 +70,15 @@ void pool_mark_groups(pool *p, size_t rows);
 // after the others.
 bool pool_is_behind(const pool *p, const pool_row *row);
 
-// In pool.c: finds the matches of a row's text in the indexes.
-void pool_match(const pool *p, pool_row *row);
+// In pool.c: the search for the match of a row's text in one of its indexes. Writes those that begin to `searches`
+// [RULE_INDEXES]; returns how many. Steps are as those of sam_search.
+typedef struct {
+    sam_search search;
+    pool_row *row;
+    int source;
+} pool_search;
+uint32_t pool_begin_match(const pool *p, pool_row *row, pool_search *searches);
+bool pool_search_step(pool_search *search);
 
 // In pool.c: drafts for at most RULE_BESIDE rows of the step, with memory from `memory`, and counts that. Returns how
 // many of these rows, in their order, are drafted; fewer than `count` without memory.

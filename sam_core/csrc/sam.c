@@ -729,6 +729,15 @@ static void ask_link(const sam_index *index, sam_state state) {
         sam_ask(&index->links[state]);
 }
 
+// Prefetches where an edge leads.
+static void ask_end(const sam_index *index, sam_state end) {
+    ask_link(index, end);
+    if (end & SAM_NODE)
+        ask_node(index, end & ~SAM_NODE);
+    else
+        sam_ask(&index->chunks[end / SAM_CHUNK]);
+}
+
 // Where an edge leads: to a node, or to a place that may have become one. SAM_NONE: there is no edge.
 static sam_state edge_end(const sam_index *index, uint32_t number, int32_t token) {
     const sam_node *node = &index->nodes[number];
@@ -762,13 +771,8 @@ void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t to
             if (end == SAM_NONE)
                 ask_edge(index, number, token);
         }
-        if (step == WALK + 1 && end != SAM_NONE) {
-            ask_link(index, end);
-            if (end & SAM_NODE)
-                ask_node(index, end & ~SAM_NODE);
-            else
-                sam_ask(&index->chunks[end / SAM_CHUNK]);
-        }
+        if (step == WALK + 1 && end != SAM_NONE)
+            ask_end(index, end);
     } else if (end != SAM_NONE) {
         ask_node(index, end & SAM_NODE ? index->nodes[end & ~SAM_NODE].link : node_above(index, end));
     }
@@ -889,14 +893,74 @@ sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *
     return followed(index, shortened(index, s, *length), length);
 }
 
-sam_state sam_match_ahead(const sam_index *index, const sam_cursor *cursor, const int32_t *tokens,
-                          uint32_t count, uint32_t *length) {
-    *length = cursor->length;
-    sam_state s = sam_resolve(index, index->kind == SAM_OLDEST ? cursor->last : cursor->near);
-    s = sam_near(index, s, length);
-    for (uint32_t i = 0; i < count; i++)
-        sam_advance(index, &s, length, tokens[i]);
-    return followed(index, s, length);
+void sam_search_begin(sam_search *search, const sam_index *index, const sam_cursor *cursor,
+                      const int32_t *tokens, uint32_t count) {
+    sam_state state = index->kind == SAM_OLDEST ? cursor->last : cursor->near;
+    *search = (sam_search){index, tokens, count, cursor->length, state, .found = true};
+    ask_end(index, state);
+}
+
+// Prefetches what the search for the next token reads of a state that is resolved.
+static void ask_search(const sam_search *search, sam_state state) {
+    const sam_index *index = search->index;
+    uint32_t node = state & ~SAM_NODE, left;
+    if (!(state & SAM_NODE)) {
+        node = index->links[state];
+        if (search->count)
+            sam_ask(sam_place_token(index, state, &left) + 1);
+    }
+    sam_ask(&index->nodes[node]);
+    if (search->count)
+        ask_edge(index, node, *search->tokens);
+}
+
+// Where the next token leads, or without one, where any token led; SAM_NONE: nowhere.
+static sam_state search_end(const sam_search *search, sam_state state) {
+    const sam_index *index = search->index;
+    if (state & SAM_NODE)
+        return search->count ? edge_end(index, state & ~SAM_NODE, *search->tokens)
+                             : sam_node_of(index, state)->place;
+    uint32_t next = next_place(index, state);
+    bool differs = search->count && next != SAM_NONE && place_token(index, next) != *search->tokens;
+    return differs ? SAM_NONE : next;
+}
+
+bool sam_search_step(sam_search *search) {
+    const sam_index *index = search->index;
+    sam_state state = search->state, end;
+    if (search->found) {
+        search->state = state = sam_resolve(index, state);
+        search->found = false;
+        ask_search(search, state);
+        return true;
+    }
+    if (search->shortened)
+        search->length = sam_node_of(index, state)->length;
+    else
+        state = sam_near(index, state, &search->length);
+    while ((end = search_end(search, state)) == SAM_NONE && state != SAM_ROOT) {
+        bool is_leaf = !(state & SAM_NODE);
+        search->state = state = sam_link(index, state);
+        if (!is_leaf) {
+            search->shortened = true;
+            ask_search(search, state);
+            return true;
+        }
+        search->length = sam_node_of(index, state)->length; // it was prefetched with the leaf
+    }
+    search->state = state;
+    if (!search->count)
+        return false;
+    if (end != SAM_NONE) {
+        search->state = end;
+        search->length++;
+        ask_end(index, end);
+    }
+    search->found = true;
+    search->shortened = false;
+    search->tokens++;
+    search->count--;
+    return true;
 }
 
 void sam_advance(const sam_index *index, sam_state *state, uint32_t *length, int32_t token) {

@@ -278,10 +278,23 @@ sam_state sam_near(const sam_index *index, sam_state state, uint32_t *length);
 // SAM_MAX_MATCH unless SAM_OLDEST); SAM_ROOT and 0 if there is none.
 sam_state sam_match(const sam_index *index, const sam_cursor *cursor, uint32_t *length);
 
-// As sam_match, for the cursor's text and `count` > 0 more tokens, which are not in the index; the match has at most
-// SAM_MAX_MATCH tokens.
-sam_state sam_match_ahead(const sam_index *index, const sam_cursor *cursor, const int32_t *tokens,
-                          uint32_t count, uint32_t *length);
+// A search for the match of a text that goes on behind a cursor: as sam_match, for the cursor's text and `count` > 0 more
+// tokens, which are not in the index; the match has at most SAM_MAX_MATCH tokens. It has found `state` and `length` when
+// sam_search_step returns false. Each step reads what the one before it has prefetched, so steps of many searches are to
+// be taken in turn.
+typedef struct {
+    const sam_index *index;
+    const int32_t *tokens; // that are left
+    uint32_t count;        // of them
+    uint32_t length;       // of the match so far
+    sam_state state;       // of the match so far
+    bool found;            // `state` was found by the last step, and may be a place that has become a node
+    bool shortened;        // `length` is to be that of `state`
+} sam_search;
+
+void sam_search_begin(sam_search *search, const sam_index *index, const sam_cursor *cursor,
+                      const int32_t *tokens, uint32_t count);
+bool sam_search_step(sam_search *search);
 
 // Extends a match in a finished index by one token of the matched text: *state and *length become those of
 // the longest suffix in the index.

@@ -280,6 +280,35 @@ static void check_advance(const world *w, uint32_t alphabet) {
     }
 }
 
+// Searches for the matches of the texts as they might go on, in the finished index.
+static void check_search(const world *w, uint32_t alphabet) {
+    enum { AHEAD = 12 };
+    for (uint32_t t = 0; t < w->count; t++) {
+        int32_t text[MOST + AHEAD];
+        const sam_text *from = &w->text[draw(w->count)];
+        uint32_t size = w->text[t].size, at = draw(from->size + 1), ahead = 1 + draw(AHEAD);
+        memcpy(text, w->tokens[t], size * sizeof *text);
+        while (size && at < from->size && from->tokens[at] != text[size - 1])
+            at++; // to where it may go on as that text did
+        for (uint32_t i = 1; i <= ahead; i++) {
+            bool copied = at + i < from->size && draw(8);
+            text[size + i - 1] = copied ? from->tokens[at + i] : (int32_t)draw(alphabet + 1);
+        }
+        sam_search search;
+        sam_search_begin(&search, &w->index, &w->cursor[t], text + size, ahead);
+        while (sam_search_step(&search))
+            ;
+        uint32_t longest = 0;
+        size += ahead;
+        for (uint32_t i = 0; i < w->size; i++) {
+            uint32_t n = agree(w->tokens[w->appended[i].text], w->appended[i].position, text, size);
+            longest = n > longest ? n : longest;
+        }
+        longest = smaller(longest, SAM_MAX_MATCH);
+        CHECK(search.length == longest && search.state == walk(&w->index, text + size - longest, longest));
+    }
+}
+
 static void check_all(const world *w) {
     check_sound(w);
     for (uint32_t t = 0; t < w->count; t++)
@@ -327,6 +356,8 @@ static void test_texts_in_any_interleaving(uint32_t turns) {
         begin(&w, (sam_kind)(turn % 3));
         grow(&w, alphabet, large ? 600 : 1 + draw(60), large ? 150 : 5);
         check_advance(&w, alphabet);
+        for (uint32_t i = 0; i < 8; i++)
+            check_search(&w, alphabet);
         end(&w);
     }
 }
@@ -414,13 +445,16 @@ static void test_runs_at_the_longest_match(void) {
                 append(&w, 1, draw(2) ? 7 : 8);
                 for (uint32_t i = 0; i < next; i++) {
                     append(&w, i % 3, (int32_t)((i / 3 + turn) % period));
-                    if (i % 64 == 63)
+                    if (i % 64 == 63) {
                         check_all(&w);
+                        check_search(&w, period);
+                    }
                 }
                 for (uint32_t t = 0; t < 3; t++)
                     append(&w, t, 9);
                 CHECK(w.memory.work <= (SAM_MAX_MATCH + 4) * (uint64_t)w.size);
                 check_advance(&w, period);
+                check_search(&w, period);
                 end(&w);
             }
 }
@@ -441,6 +475,7 @@ static void test_long_texts_that_come_again(void) {
                 append(&w, t, 5 + (int32_t)t / 2);
                 check_all(&w);
             }
+            check_search(&w, period);
             end(&w);
         }
 }
