@@ -694,6 +694,34 @@ def test_steps_that_read_prompts_have_costs_of_their_own():
     assert end(more) == ["prompt"], "another one in its slot, with a prompt of one token"
 
 
+def test_an_ordinary_step_is_learned_behind_the_next_drafts():
+    machine = Machine(batch=2, accept=0.8, noise=0)
+    machine.run(500)
+    switch, seconds, ordinary = machine.switch, machine.seconds, []
+
+    def learned_at_once():
+        """Whether the next step is; what it took is learned later in any case."""
+        switch.learn()
+        steps, counts = switch.cost._now, switch.calibration.offered.copy()
+        machine.step()
+        at_once = switch.cost._now > steps
+        assert (switch.calibration.offered != counts).any() == at_once
+        switch.learn()
+        assert switch.cost._now > steps and (switch.calibration.offered != counts).any()
+        return at_once
+
+    for _ in range(100):
+        is_known = not switch.cost.unsettled(2 + int(machine.given.sum()))
+        ordinary.append(is_known and switch._probe is None)
+        assert learned_at_once() != ordinary[-1]
+    assert sum(ordinary) > 50
+    for times in (1.2, 0.8):
+        machine.seconds = lambda rows, times=times: times * seconds(rows)
+        assert learned_at_once()
+        machine.seconds = seconds
+        machine.run(300)
+
+
 @pytest.mark.parametrize("uniform", [False, True])
 def test_costs_are_learned_where_every_step_reads_a_prompt(uniform):
     cheap = Machine(batch=2, accept=0.8, read=1000, seconds=lambda rows: 0.02 + 1e-6 * rows)

@@ -610,6 +610,7 @@ def test_auto_learns_from_the_drafts_that_the_engine_gets(uniform, min_prob):
             batch.sample(name, [rng.choice([1, 2, 2, 3])])
         num_tokens = sum(1 + given.get(name, 3) for name in batch.req_ids)
         drafts = batch.propose(proposer, [True, True, True, decoding], num_tokens)
+        proposer.catch_up()
         if len(learned) > before:
             handed_out.append((learned[-1], known))
         given = {name: len(draft) for name, draft in drafts.items()}

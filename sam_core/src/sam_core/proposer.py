@@ -184,8 +184,8 @@ class SamProposer:
             num_steps: engine steps since the last call, up to FEED_INTERVAL: a caller may leave out calls while the
                 switch is off and the requests stay the same.
             room: False: the next step was planned without drafts, so the switch only decides whether later ones get room.
-            early: draft before this step's tokens are indexed, which takes half of the time. `catch_up` does that: call it
-                where the host would wait for the device. Without it the next call does.
+            early: draft before this step's tokens are indexed, which takes half of the time. `catch_up` does that, and lets
+                the switch learn: call it where the host would wait for the device. Without it the next call does.
 
         Returns:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
@@ -370,8 +370,9 @@ class SamProposer:
         self._requests["unpadded"][slots] = self.k
 
     def catch_up(self) -> None:
-        """Index what an early `propose` has left."""
+        """Index what an early `propose` has left, and learn from the step before."""
         self.pool.catch_up()
+        self.switch.learn()
 
     def finish(self, req_ids: Iterable[str]) -> None:
         """Requests have ended (finished or aborted); unknown ids are ignored.

@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ class Switch:
     """Decides when to draft, and how many tokens of each request.
 
     After each step the drafter calls `observe` (not needed if `may_be_on` is false), then `should_draft`, then
-    `choose`, or `skip` if it has looked for no drafts. Requests are known by their slots, small numbers that are used
-    again.
+    `choose`, or `skip` if it has looked for no drafts, and `learn` when nobody waits for it. Requests are known by their
+    slots, small numbers that are used again.
 
     steps, steps_on: steps so far, and those with drafts. transitions: times that `on` changed.
     min_score: the next drafts may end before their score falls below this: less would not be chosen.
@@ -59,6 +60,9 @@ class Switch:
             gained: [B], tokens that each gained in it; 0 while its prompt is being read.
             num_tokens: all that the step computed: of prompts, the last token of each request that decoded, drafts.
         """
+
+    def learn(self) -> None:
+        """Learn from the step that ended last; without this call the next `observe` does."""
 
     def choose(
         self,
@@ -127,6 +131,27 @@ class BatchSwitch(Switch):
         return on and room
 
 
+@dataclass
+class _Ended:
+    """A step that has ended, of `batch` requests.
+
+    read: whether it read prompts. num_tokens: all that it computed. drafted, accepted: draft tokens, and how many were
+    expected to be accepted. context, draft_context: thousands of tokens (see `StepCost`). seconds: how long it took.
+    counts: see `Calibration.observe`. probe: see `AutoSwitch._probe`.
+    """
+
+    batch: int
+    read: bool
+    num_tokens: int
+    drafted: int
+    accepted: float
+    context: float
+    draft_context: float
+    seconds: float
+    counts: npt.NDArray[np.float64]
+    probe: tuple[int, float, float, float] | None
+
+
 class AutoSwitch(Switch):
     """Gives each request of a step its own number of draft tokens, by what steps cost and what drafts are worth.
 
@@ -165,6 +190,8 @@ class AutoSwitch(Switch):
     MIN_SCORE, MIN_SCORE_BATCH = 0.5, 256
     """Share of the lowest chosen score below which the next drafts end: what a token costs does not double from step to step.
     Requests from which on: with fewer, what the drafter learns from all drafts is worth more than the time."""
+    MAX_ORDINARY = 1.1
+    """A step that took this many times longer or shorter than expected is learned from before the next drafts are chosen."""
     PROMPT_WINDOW = 16
     """Latest steps from which the prompt tokens of the next step are predicted."""
 
@@ -190,6 +217,7 @@ class AutoSwitch(Switch):
         # of the explored step: its draft tokens and their thousands of context tokens beyond the chosen ones, what the
         # tokens that these gain are worth in seconds, and the credit that is reserved
         self._probe: tuple[int, float, float, float] | None = None
+        self._ended: _Ended | None = None
         self._idle = self._skip = 0
         self._wants_room = False
         self._batch = 0
@@ -208,6 +236,7 @@ class AutoSwitch(Switch):
         self._slots[self._slots == slot] = -1
 
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
+        self.learn()
         now = self.clock()
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
@@ -221,23 +250,43 @@ class AutoSwitch(Switch):
         self._prompt_tokens.append(prompt_tokens)
         if seconds <= 0 or not known:
             return
-        self.calibration.observe(counts)
-        plain = min(seconds, self._plain_seconds(len(slots), context))
-        self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
         read = prompt_tokens > 0 or known < len(slots)
         self._reads_after[self._read], self._read = read, read
-        self._prove(read, len(slots), num_tokens, total, context, seconds)
-        self._settle_probe(self.prompt_cost if read else self.cost, num_tokens, context, draft_context, seconds)
-        if read:
-            self.prompt_cost.learn(num_tokens, context, draft_context, seconds)
+        fields = total, self._accepted, context, draft_context, seconds, counts, self._probe
+        self._ended = _Ended(len(slots), read, num_tokens, *fields)
+        self._probe = None
+        if not self._is_ordinary(self._ended):
+            self.learn()
+
+    def _is_ordinary(self, step: _Ended) -> bool:
+        """Whether a step took about what is expected, so that the next choice may do without it."""
+        cost = self.prompt_cost if step.read else self.cost
+        if step.probe or self._trial is not None or not cost.fitted or cost.unsettled(step.num_tokens):
+            return False
+        ratio = step.seconds / cost.seconds(step.num_tokens, step.context, step.draft_context)
+        return 1 / self.MAX_ORDINARY < ratio < self.MAX_ORDINARY
+
+    def learn(self) -> None:
+        step, self._ended = self._ended, None
+        if step is None:
             return
-        if self._trial is not None and self.cost.covers(num_tokens):
-            self._try(seconds / self.cost.seconds(num_tokens, context, draft_context))
+        self.calibration.observe(step.counts)
+        plain = min(step.seconds, self._plain_seconds(step.batch, step.context))
+        self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
+        self._prove(step)
+        self._settle_probe(step)
+        measured = step.num_tokens, step.context, step.draft_context
+        if step.read:
+            self.prompt_cost.learn(*measured, step.seconds)
+            return
+        if self._trial is not None and self.cost.covers(step.num_tokens):
+            self._try(step.seconds / self.cost.seconds(*measured))
             return
         fitted = self.cost.fitted
-        self.cost.learn(num_tokens, context, draft_context, seconds)
+        self.cost.learn(*measured, step.seconds)
         if self.cost.fitted and not fitted:
-            self._credit = self.INITIAL_CREDIT * min(seconds, self._plain_seconds(len(slots), context))
+            plain = min(step.seconds, self._plain_seconds(step.batch, step.context))
+            self._credit = self.INITIAL_CREDIT * plain
 
     def _plain_seconds(self, batch: int, context: float) -> float:
         """What a step of these requests takes that has no drafts and reads no prompt; infinite while that is unknown."""
@@ -247,33 +296,30 @@ class AutoSwitch(Switch):
     def _cost_without_prompts(self) -> StepCost:
         return self.cost if self.cost.fitted else self.prompt_cost
 
-    def _prove(self, read: bool, batch: int, num_tokens: int, drafted: int, context: float, seconds: float) -> None:
+    def _prove(self, step: _Ended) -> None:
         """Compare a step that had drafts with plain steps, and keep one that had none for that.
 
         Accepted tokens count as often as is expected of them, since few requests gain now many, now none.
         """
-        cost, plain_steps = (self.prompt_cost, self._plain_reading) if read else (self.cost, self._plain)
-        if not drafted:
-            plain_steps.add(cost, num_tokens, context, seconds)
+        cost, plain_steps = (self.prompt_cost, self._plain_reading) if step.read else (self.cost, self._plain)
+        if not step.drafted:
+            plain_steps.add(cost, step.num_tokens, step.context, step.seconds)
             return
-        plain = plain_steps.seconds(cost, num_tokens - drafted, context, self._proof.seen)
+        plain = plain_steps.seconds(cost, step.num_tokens - step.drafted, step.context, self._proof.seen)
         if plain:
             # beside prompts a token is worth what it takes in a step without
-            price = (min(plain, self._plain_seconds(batch, context)) if read else plain) / batch
-            self._proof.add((plain + self._accepted * price - seconds) / plain, self._step)
+            price = (min(plain, self._plain_seconds(step.batch, step.context)) if step.read else plain) / step.batch
+            self._proof.add((plain + step.accepted * price - step.seconds) / plain, self._step)
 
-    def _settle_probe(
-        self, cost: StepCost, num_tokens: int, context: float, draft_context: float, seconds: float
-    ) -> None:
+    def _settle_probe(self, step: _Ended) -> None:
         """If the step explored, replace the credit that was reserved for it by what it lost."""
-        if self._probe is None:
+        cost = self.prompt_cost if step.read else self.cost
+        if step.probe is None or not cost.fitted:
             return
-        more, more_context, worth, reserved = self._probe
-        self._probe = None
-        if cost.fitted:
-            chosen = cost.seconds(num_tokens - more, context, draft_context - more_context)
-            lost = min(max(0.0, seconds - chosen - worth), self.MAX_CREDIT * chosen)  # not what a pause takes
-            self._credit += reserved - lost
+        more, more_context, worth, reserved = step.probe
+        chosen = cost.seconds(step.num_tokens - more, step.context, step.draft_context - more_context)
+        lost = min(max(0.0, step.seconds - chosen - worth), self.MAX_CREDIT * chosen)  # not what a pause takes
+        self._credit += reserved - lost
 
     def may_be_on(self, running: int) -> bool:
         """Always: the decision depends on this process's clock."""
