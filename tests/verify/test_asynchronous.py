@@ -160,13 +160,16 @@ def texts_after(step, many, monkeypatch):
         token_ids_cpu=table,
         is_token_ids=np.zeros(table.shape, bool),
         num_tokens_no_spec=lengths,
+        num_prompt_tokens=np.array([requests[name].num_prompt_tokens for name in batch_names]),
     )
     runner = SimpleNamespace(requests=requests, input_batch=batch, max_model_len=width)
     sampled = rng.integers(9, 30, (210, K + 1))
     sampled[np.arange(K + 1) >= rng.integers(0, K + 2, 210)[:, None]] = -1
     rows = rng.permutation(210)[:200]
     read = asynchronous._Sampled(names, rows, starts, torch.from_numpy(sampled), None)
-    present = AsyncDrafts(runner, None)._read(read)
+    drafts = AsyncDrafts(runner, None)
+    drafts._ends([SimpleNamespace(eos_token_id=9, stop_token_ids=None, max_tokens=99)] * 150)  # of other requests
+    present = drafts._read(read)
     outputs = [state.output_token_ids for state in requests.values()]
     return sorted(present), outputs, table.tolist(), batch.is_token_ids.tolist(), lengths.tolist()
 

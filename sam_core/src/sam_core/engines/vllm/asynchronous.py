@@ -16,8 +16,9 @@ lengths too large until a step later. Here they are exact when a step begins, so
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sam_core._sam import to_lists
 from sam_core.engines.vllm.answers import cut, stop_tokens
 from sam_core.proposer import FEED_INTERVAL, SamProposer
 
@@ -72,6 +74,9 @@ class AsyncDrafts:
         self._verified: dict[str, list[int]] = {}
         self._had_placeholders = False
         self._plan_drafts = True
+        # see _ends
+        self._params: list[Any] = []
+        self._max_tokens, self._stops = np.zeros(0, np.int64), list[int]()
 
     def launched(self, output: Any, discarded: Collection[int]) -> None:
         """A step was launched.
@@ -233,51 +238,62 @@ class AsyncDrafts:
 
     def _read(self, step: _Sampled) -> set[str]:
         """Write a step's tokens into the texts. Returns the requests in the batch that it sampled for."""
-        index, tokens = self._index(step), step.tokens.tolist()
+        index = self._index(step)
         states = [*map(self.runner.requests.get, step.req_ids)]
-        written = self._write(step, states, index) if len(states) >= MANY_REQUESTS else [0] * len(states)
-        batch_rows = index.tolist()
-        fields = zip(states, batch_rows, step.rows.tolist(), step.starts.tolist(), written, strict=True)
-        for state, batch_row, row, start, count in fields:
-            if count:
-                first = start - state.num_prompt_tokens
-                state.output_token_ids[first : first + 1] = tokens[row][:count]
-            elif state:  # else it ended in an earlier step
-                self._read_end(state, batch_row, start, [token for token in tokens[row] if token >= 0])
-        return {req_id for req_id, row in zip(step.req_ids, batch_rows, strict=True) if row >= 0}
+        left = self._write(step, states, index) if len(states) >= MANY_REQUESTS else range(len(states))
+        tokens = step.tokens.tolist() if left else []
+        for i in left:
+            if states[i]:  # else it ended in an earlier step
+                sampled = [token for token in tokens[step.rows[i]] if token >= 0]
+                self._read_end(states[i], int(index[i]), int(step.starts[i]), sampled)
+        if index.min(initial=0) >= 0:
+            return set(step.req_ids)
+        return {req_id for req_id, row in zip(step.req_ids, index.tolist(), strict=True) if row >= 0}
 
-    def _write(self, step: _Sampled, states: Sequence[Any], index: npt.NDArray[np.integer]) -> list[int]:
-        """Write the tokens of most requests of a step into their rows of the batch, in few calls for all.
+    def _write(self, step: _Sampled, states: list[Any], index: npt.NDArray[np.integer]) -> list[int]:
+        """Write the tokens of most requests of a step into their texts, in few calls for all.
 
         Args:
             states: of its N requests, None for those that ended in an earlier step.
             index: int [N], their rows in the batch.
 
         Returns:
-            How many tokens of each; 0 for requests that may have ended, or are not in the batch.
+            The numbers of the requests that are left: they may have ended, or are not in the batch.
         """
-        batch, most = self.runner.input_batch, self.runner.max_model_len
+        batch, max_model_len = self.runner.input_batch, self.runner.max_model_len
         present = np.flatnonzero(index >= 0)
+        if len(present) < len(states):
+            states = [states[i] for i in present.tolist()]
         rows, starts, tokens = index[present], step.starts[present], step.tokens.numpy()[step.rows[present]]
-        states = [states[i] for i in present.tolist()]
-        params = [state.sampling_params for state in states]
-        stops = {each.eos_token_id for each in params}.union(*(each.stop_token_ids or () for each in params))
-        limits = [
-            state.num_prompt_tokens + (most if each.max_tokens is None else each.max_tokens)
-            for state, each in zip(states, params, strict=True)
-        ]
-        counts = np.count_nonzero(tokens >= 0, axis=1)
+        max_tokens, stops = self._ends([state.sampling_params for state in states])
+        prompts, counts = batch.num_prompt_tokens[rows], np.count_nonzero(tokens >= 0, axis=1)
         with_last = np.column_stack([batch.token_ids_cpu[rows, starts - 1], tokens])
-        may_end = np.isin(with_last, [*(stops - {None})]).any(1) | (starts + counts > np.minimum(limits, most))
+        may_end = starts + counts > np.minimum(prompts + max_tokens, max_model_len)
+        for stop in stops:  # mostly one or two
+            may_end |= (with_last == stop).any(1)
         counts[may_end] = 0
         which, depths = np.nonzero(np.arange(tokens.shape[1]) < counts[:, None])
         places = rows[which], starts[which] + depths
         batch.token_ids_cpu[places] = tokens[which, depths]
         batch.is_token_ids[places] = True
         batch.num_tokens_no_spec[rows] += np.maximum(counts - 1, 0)
-        written = np.zeros(len(index), np.int64)
-        written[present] = counts
-        return written.tolist()
+        lists = to_lists(tokens.astype(np.int32), counts.astype(np.int32))
+        for state, first, written in zip(states, (starts - prompts).tolist(), lists, strict=True):
+            if written:
+                state.output_token_ids[first : first + 1] = written
+        left = np.ones(len(index), bool)
+        left[present[counts > 0]] = False
+        return np.flatnonzero(left).tolist()
+
+    def _ends(self, params: list[Any]) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """What ends the answers of requests with these N SamplingParams: int64 [N], their maximum tokens, and the tokens
+        that end one of them. Kept for the next call, as a long answer asks for it in each step."""
+        if len(params) != len(self._params) or not all(map(operator.is_, params, self._params)):
+            unlimited = self.runner.max_model_len
+            limits = [unlimited if each.max_tokens is None else each.max_tokens for each in params]
+            self._params, self._max_tokens = params, np.array(limits, np.int64)
+            self._stops = [*(set().union(*map(stop_tokens, params)) - {None})]
+        return self._max_tokens, self._stops
 
     def _read_end(self, state: Any, row: int, start: int, sampled: list[int]) -> None:
         """Write the tokens of a request that may end with them into its text.
@@ -300,22 +316,27 @@ class AsyncDrafts:
         """The plan without tokens that the step before refused, and with drafts in the place of placeholders."""
         cached = scheduler_output.scheduled_cached_reqs
         computed, outputs = list(cached.num_computed_tokens), list(cached.num_output_tokens)
+        in_batch, states = self.runner.input_batch.req_id_to_index, self.runner.requests
         for i, req_id in enumerate(cached.req_ids):
-            state = self.runner.requests[req_id]
+            state = states[req_id]
             state.prev_num_draft_len = 0
-            if req_id in self.runner.input_batch.req_id_to_index:
-                refused = max(0, outputs[i] - len(state.output_token_ids))
+            refused = outputs[i] - len(state.output_token_ids)
+            if refused > 0 and req_id in in_batch:
                 computed[i] -= refused
                 outputs[i] -= refused
-        planned = scheduler_output.scheduled_spec_decode_tokens
-        self._verified = {req_id: drafts.get(req_id, [])[: len(room)] for req_id, room in planned.items()}
-        num_scheduled = dict(scheduler_output.num_scheduled_tokens)
-        for req_id, room in planned.items():
-            num_scheduled[req_id] += len(self._verified[req_id]) - len(room)
+        num_scheduled, with_drafts = dict(scheduler_output.num_scheduled_tokens), {}
+        for req_id, room in scheduler_output.scheduled_spec_decode_tokens.items():
+            draft = drafts.get(req_id, [])
+            if len(draft) != len(room):
+                draft = draft[: len(room)]
+                num_scheduled[req_id] += len(draft) - len(room)
+            self._verified[req_id] = draft
+            if draft:
+                with_drafts[req_id] = draft
         return replace(
             scheduler_output,
             scheduled_cached_reqs=replace(cached, num_computed_tokens=computed, num_output_tokens=outputs),
             num_scheduled_tokens=num_scheduled,
             total_num_scheduled_tokens=sum(num_scheduled.values()),
-            scheduled_spec_decode_tokens={req_id: draft for req_id, draft in self._verified.items() if draft},
+            scheduled_spec_decode_tokens=with_drafts,
         )
