@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,23 +23,25 @@ class Positions:
     that the engine dropped, for instance because it preempted the request, counts as one with no accepted token.
     """
 
-    MAX_PENDING = 256
-    """Steps that are counted together, since one count costs as much for many steps as for one."""
+    MAX_PENDING = 2048
+    """Requests that are counted together, since one count costs as much for many as for one."""
 
     def __init__(self) -> None:
         self._steps, self._tokens = np.zeros((2, len(POSITIONS)), np.int64)
-        self._pending: list[tuple[npt.ArrayLike, npt.ArrayLike]] = []
+        self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+        self._num_pending = 0
 
-    def add(self, positions: npt.ArrayLike, tokens: npt.ArrayLike) -> None:
+    def add(self, positions: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> None:
         """Requests that had a draft behind `positions` [N] tokens of their answers gained `tokens` [N] in a step."""
         self._pending.append((positions, tokens))
-        if len(self._pending) >= self.MAX_PENDING:
+        self._num_pending += len(positions)
+        if self._num_pending >= self.MAX_PENDING:
             self._count()
 
     def _count(self) -> None:
         if self._pending:
             positions, tokens = map(np.concatenate, zip(*self._pending, strict=True))
-            self._pending = []
+            self._pending, self._num_pending = [], 0
             bins = np.searchsorted(POSITIONS, positions, side="right") - 1
             self._steps += np.bincount(bins, minlength=len(POSITIONS))
             self._tokens += np.bincount(bins, tokens, len(POSITIONS)).astype(np.int64)

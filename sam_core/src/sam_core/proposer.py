@@ -138,6 +138,8 @@ class SamProposer:
         """Whether the engine must receive the last step's drafts; False if there are none, as in the step before."""
         self._news_time = self._report_time = -REPORT_INTERVAL_S
         self._positions = Positions()
+        # of the last step with drafts: tokens of each answer before it and in it, and whether there was a draft
+        self._gained: tuple[Int32, Int32, npt.NDArray[np.bool_]] | None = None
         self._excluded: Counter[str] = Counter()
         self._withheld = self._padding = self._padding_accepted = 0
         self._seconds = 0.0
@@ -306,7 +308,8 @@ class SamProposer:
         if self._has_drafts:
             gained = self._requests["drafted"][step.index] & (counts > 0)
             answered = starts - self._requests["own_prompt"][step.index]
-            self._positions.add(answered[gained], counts[gained])
+            self._count_gained()
+            self._gained = answered, counts, gained
         return self._select_drafts(step, decoding, out, guessed, scores, room)
 
     def _max_drafts(self, step: _Step, may_draft: Sequence[Any], decoding: bool) -> Int32:
@@ -370,9 +373,16 @@ class SamProposer:
         self._requests["unpadded"][slots] = self.k
 
     def catch_up(self) -> None:
-        """Index what an early `propose` has left, and learn from the step before."""
+        """Index what an early `propose` has left, learn from the step before, and count it."""
         self.pool.catch_up()
         self.switch.learn()
+        self._count_gained()
+
+    def _count_gained(self) -> None:
+        if self._gained:
+            answered, counts, gained = self._gained
+            self._positions.add(answered[gained], counts[gained])
+            self._gained = None
 
     def finish(self, req_ids: Iterable[str]) -> None:
         """Requests have ended (finished or aborted); unknown ids are ignored.
@@ -428,6 +438,7 @@ class SamProposer:
         steps_from_<position>, tokens_from_<position>: what requests gained after a draft (see counters.Positions).
         """
         pool = self.pool.stats()
+        self._count_gained()
         return {
             "steps": self.switch.steps,
             "steps_on": self.switch.steps_on,

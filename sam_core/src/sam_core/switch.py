@@ -430,7 +430,7 @@ class AutoSwitch(Switch):
         prompt_tokens = next((n for n in reversed(self._prompt_tokens) if n), 0) if cost is self.prompt_cost else 0
         batch, of_step = len(contexts), beside or cost
         total = int(chosen.sum())
-        sizes = self._unsettled(total, lengths, cost, batch + prompt_tokens, uniform)
+        sizes = self._unsettled(total, lengths, cost, batch + prompt_tokens, uniform) if self._credit >= 0 else []
         if not sizes:
             return chosen
 
