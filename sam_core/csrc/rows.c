@@ -243,6 +243,14 @@ static void match_block(const job *j, uint32_t from, uint32_t to) {
     }
 }
 
+// What a block needs before it is drafted.
+static void prepare_block(worker *w, const job *j, uint32_t from, uint32_t to) {
+    if (j->feeds)
+        feed_block(w, j, from, to);
+    else
+        match_block(j, from, to);
+}
+
 static void draft_block(worker *w, const job *j, uint32_t from, uint32_t to) {
     pool *p = j->p;
     begin(w, j);
@@ -320,10 +328,7 @@ static void run_blocks(worker *w, job *j) {
     uint32_t begun[MAX_BEGUN], count = 0, block, share = j->blocks / (j->helpers + 1) + 1;
     share = share < MAX_BEGUN ? share : MAX_BEGUN;
     while (!atomic_load(&t->learned) && count < share && take_block(j, &block)) {
-        if (j->feeds)
-            feed_block(w, j, BLOCK);
-        else
-            match_block(j, BLOCK);
+        prepare_block(w, j, BLOCK);
         begun[count++] = block;
     }
     if (j->drafts)
@@ -333,10 +338,7 @@ static void run_blocks(worker *w, job *j) {
         draft_block(w, j, BLOCK);
     }
     while (take_block(j, &block)) {
-        if (j->feeds)
-            feed_block(w, j, BLOCK);
-        else
-            match_block(j, BLOCK);
+        prepare_block(w, j, BLOCK);
         if (j->drafts)
             draft_block(w, j, BLOCK);
     }

@@ -903,15 +903,13 @@ void sam_search_begin(sam_search *search, const sam_index *index, const sam_curs
 // Prefetches what the search for the next token reads of a state that is resolved.
 static void ask_search(const sam_search *search, sam_state state) {
     const sam_index *index = search->index;
-    uint32_t node = state & ~SAM_NODE, left;
-    if (!(state & SAM_NODE)) {
-        node = index->links[state];
-        if (search->count)
-            sam_ask(sam_place_token(index, state, &left) + 1);
-    }
+    uint32_t node = node_above(index, state), left;
     sam_ask(&index->nodes[node]);
-    if (search->count)
-        ask_edge(index, node, *search->tokens);
+    if (!search->count)
+        return;
+    ask_edge(index, node, *search->tokens);
+    if (!(state & SAM_NODE))
+        sam_ask(sam_place_token(index, state, &left) + 1);
 }
 
 // Where the next token leads, or without one, where any token led; SAM_NONE: nowhere.

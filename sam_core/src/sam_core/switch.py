@@ -260,7 +260,7 @@ class AutoSwitch(Switch):
 
     def _is_ordinary(self, step: _Ended) -> bool:
         """Whether a step took about what is expected, so that the next choice may do without it."""
-        cost = self.prompt_cost if step.read else self.cost
+        cost = self._cost_of(step)
         if step.probe or self._trial is not None or not cost.fitted or cost.unsettled(step.num_tokens):
             return False
         ratio = step.seconds / cost.seconds(step.num_tokens, step.context, step.draft_context)
@@ -293,6 +293,9 @@ class AutoSwitch(Switch):
         cost = self._cost_without_prompts()
         return cost.seconds(batch, context, 0.0) if cost.fitted else math.inf
 
+    def _cost_of(self, step: _Ended) -> StepCost:
+        return self.prompt_cost if step.read else self.cost
+
     def _cost_without_prompts(self) -> StepCost:
         return self.cost if self.cost.fitted else self.prompt_cost
 
@@ -301,7 +304,7 @@ class AutoSwitch(Switch):
 
         Accepted tokens count as often as is expected of them, since few requests gain now many, now none.
         """
-        cost, plain_steps = (self.prompt_cost, self._plain_reading) if step.read else (self.cost, self._plain)
+        cost, plain_steps = self._cost_of(step), self._plain_reading if step.read else self._plain
         if not step.drafted:
             plain_steps.add(cost, step.num_tokens, step.context, step.seconds)
             return
@@ -313,7 +316,7 @@ class AutoSwitch(Switch):
 
     def _settle_probe(self, step: _Ended) -> None:
         """If the step explored, replace the credit that was reserved for it by what it lost."""
-        cost = self.prompt_cost if step.read else self.cost
+        cost = self._cost_of(step)
         if step.probe is None or not cost.fitted:
             return
         more, more_context, worth, reserved = step.probe
