@@ -14,9 +14,26 @@
 enum { WORKERS = 3, SAVES = 20, ANSWER = 400, RELEASED = 3 };
 
 static pool p;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t moved_on = PTHREAD_COND_INITIALIZER;
+static uint64_t next_turn, turn;
 static bool done;
 static uint64_t freed_while_pinned;
+
+// A lock that is taken in the order in which it was asked for: a mutex would let the workers keep the writer waiting.
+static void take_lock(void) {
+    pthread_mutex_lock(&mutex);
+    for (uint64_t mine = next_turn++; turn != mine;)
+        pthread_cond_wait(&moved_on, &mutex);
+    pthread_mutex_unlock(&mutex);
+}
+
+static void give_lock(void) {
+    pthread_mutex_lock(&mutex);
+    turn++;
+    pthread_cond_broadcast(&moved_on);
+    pthread_mutex_unlock(&mutex);
+}
 
 static void *work(void *number) {
     uint32_t state = (uint32_t)(uintptr_t)number + 1;
@@ -29,7 +46,7 @@ static void *work(void *number) {
         uint32_t slot;
         pool_error error;
         pool_drafts out = {draft, NULL, NULL, &length, 4, NULL, NULL, .early = state % 2};
-        pthread_mutex_lock(&lock);
+        take_lock();
         CHECK(pool_open(&p, prompt, 2, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
         int32_t slots = (int32_t)slot;
         CHECK(pool_append(&p, slots, answer, ANSWER, &error) == POOL_OK);
@@ -37,23 +54,23 @@ static void *work(void *number) {
               POOL_OK);
         CHECK(pool_close(&p, slots, true, &error) == POOL_OK);
         end = done;
-        pthread_mutex_unlock(&lock);
+        give_lock();
     }
     return NULL;
 }
 
 static void save(void) {
     persist_snapshot s;
-    pthread_mutex_lock(&lock);
+    take_lock();
     CHECK(persist_collect(&p, &s));
-    pthread_mutex_unlock(&lock);
+    give_lock();
     CHECK(persist_write(&s, "threads.pool") == PERSIST_OK);
     for (bool more = true; more;) {
-        pthread_mutex_lock(&lock);
+        take_lock();
         for (size_t i = 0; i < s.pinned; i++)
             freed_while_pinned += s.texts[i].text->freed;
         more = persist_release(&s, RELEASED);
-        pthread_mutex_unlock(&lock);
+        give_lock();
     }
     persist_file file;
     const char *reason = NULL;
@@ -71,9 +88,9 @@ int main(void) {
         CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
     for (int i = 0; i < SAVES; i++)
         save();
-    pthread_mutex_lock(&lock);
+    take_lock();
     done = true;
-    pthread_mutex_unlock(&lock);
+    give_lock();
     for (int i = 0; i < WORKERS; i++)
         pthread_join(threads[i], NULL);
     CHECK(pool_validate(&p, &reason));
