@@ -61,7 +61,7 @@ void *sam_grow(sam_memory *memory, void *array, uint32_t size, uint32_t more, ui
 // Prefetches a cache line. gcc takes a function that does nothing but prefetch for one without effect and drops
 // calls of it; the empty statement prevents that.
 static inline void sam_ask(const void *memory) {
-    __builtin_prefetch(memory, 1);
+    __builtin_prefetch(memory);
     __asm__ volatile("");
 }
 

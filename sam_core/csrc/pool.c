@@ -276,8 +276,7 @@ pool_status pool_truncate(pool *p, int64_t number, size_t size, pool_error *erro
     if (size == old->body.size)
         return POOL_OK;
     pool_group *g = slot->group;
-    slot->record.drafted = slot->record.kept = 0;
-    slot->record.drafts = false;
+    memset(slot->record.due, 0, sizeof slot->record.due);
     room_discard(p, &slot->request);
     slot->cursor = SAM_START;
     if (slot->corpus_at) {
@@ -369,6 +368,8 @@ static pool_status check_rows(pool *p, const int32_t *slots, size_t rows, const 
     int64_t sum = 0;
     for (size_t i = 0; i < rows; i++) {
         int32_t number = slots[i], count = counts[i], size = k[uniform_k ? 0 : i];
+        if (i + ROWS_AHEAD < rows && (uint32_t)slots[i + ROWS_AHEAD] < p->slot_count)
+            sam_ask(&p->slots[slots[i + ROWS_AHEAD]].step);
         pool_slot *slot = find_slot(p, number);
         if (!slot)
             return refuse(error, POOL_BAD_SLOT, i, number);
@@ -401,16 +402,15 @@ static void note(uint64_t *accepted, uint64_t *appended, uint64_t more, uint64_t
 
 static uint32_t bounded(size_t count) { return count < SAM_MAX_PLACES ? (uint32_t)count : SAM_MAX_PLACES; }
 
-static bool can_learn(const pool_slot *slot) {
-    return slot->drafts && (slot->record.kept || slot->record.drafts);
-}
-
-// Learns from what came after the last draft. in_group: the slot's group has an index.
-static void learn(pool *p, pool_slot *slot, const int32_t *tokens, uint32_t count, bool in_group) {
-    if (!count || !can_learn(slot))
+// Learns a lesson from what came after the last draft. in_group: the slot's group has an index.
+static void learn(pool *p, pool_slot *slot, int lesson, const int32_t *tokens, uint32_t count,
+                  bool in_group) {
+    if (!count || !slot->drafts || !slot->record.due[lesson])
         return;
     uint64_t accepted[RULE_SOURCES] = {0};
-    rule_learn(p->model, p->rule, &slot->record, tokens, count, accepted);
+    rule_learn(p->model, p->rule, &slot->record, lesson, tokens, count, accepted);
+    if (lesson != RULE_CELLS)
+        return;
     for (int i = 0; i < RULE_SOURCES; i++)
         p->accepted[i] += accepted[i];
     if (!in_group)
@@ -428,17 +428,19 @@ void pool_mark_groups(pool *p, size_t rows) {
         p->rows[i].in_group = has_group_index(&p->slots[p->rows[i].slot]);
 }
 
-void pool_learn(pool *p, size_t rows, bool marked) {
-    unsigned asks = rows < MANY_ROWS ? 0 : LEARN_ASKS;
-    for (size_t i = 0; i < rows + asks; i++) {
-        for (unsigned step = 0; step < asks; step++)
-            if (i - step < rows)
-                rows_ask_learn(p, &p->rows[i - step], step);
-        if (i < asks)
+void pool_learn(pool *p, size_t rows, int first, int end, bool marked) {
+    size_t ahead = rows < MANY_ROWS ? 0 : LEARN_ASKS * ROWS_AHEAD;
+    for (size_t i = 0; i < rows + ahead; i++) {
+        for (size_t at = 0; at < ahead; at += ROWS_AHEAD)
+            if (i - at < rows)
+                rows_ask_learn(p, &p->rows[i - at], (unsigned)(at / ROWS_AHEAD), first, end);
+        if (i < ahead)
             continue;
-        const pool_row *row = &p->rows[i - asks];
+        const pool_row *row = &p->rows[i - ahead];
         pool_slot *slot = &p->slots[row->slot];
-        learn(p, slot, row->tokens, bounded(row->count), marked ? row->in_group : has_group_index(slot));
+        bool in_group = marked ? row->in_group : has_group_index(slot);
+        for (int lesson = first; lesson < end; lesson++)
+            learn(p, slot, lesson, row->tokens, bounded(row->count), in_group);
     }
 }
 
@@ -707,15 +709,15 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
         return status;
     p->work += p->drafting ? p->slice : p->off_slice;
     if (!p->drafting || !rows_learn(p, rows))
-        pool_learn(p, rows, false);
-    unsigned asks = rows < MANY_ROWS ? 0 : STORE_ASKS;
-    for (size_t i = 0; i < rows + asks; i++) {
-        for (unsigned step = 0; step < asks; step++)
-            if (i - step < rows)
-                rows_ask_store(p, &p->rows[i - step], step);
-        if (i < asks)
+        pool_learn(p, rows, 0, RULE_LESSONS, false);
+    size_t ahead = rows < MANY_ROWS ? 0 : STORE_ASKS * ROWS_AHEAD;
+    for (size_t i = 0; i < rows + ahead; i++) {
+        for (size_t at = 0; at < ahead; at += ROWS_AHEAD)
+            if (i - at < rows)
+                rows_ask_store(p, &p->rows[i - at], (unsigned)(at / ROWS_AHEAD));
+        if (i < ahead)
             continue;
-        const pool_row *row = &p->rows[i - asks];
+        const pool_row *row = &p->rows[i - ahead];
         append(p, &p->slots[row->slot], row->tokens, row->count);
     }
     room_free_dying(p);
@@ -749,7 +751,8 @@ pool_status pool_append(pool *p, int64_t number, const int32_t *tokens, size_t c
         if (tokens[i] < 0)
             return refuse(error, POOL_BAD_TOKEN, i, tokens[i]);
     p->work = p->slice + 2 * POOL_LARGE_COST * (int64_t)count;
-    learn(p, slot, tokens, bounded(count), has_group_index(slot));
+    for (int lesson = 0; lesson < RULE_LESSONS; lesson++)
+        learn(p, slot, lesson, tokens, bounded(count), has_group_index(slot));
     if (append(p, slot, tokens, count))
         catch_up(p, slot);
     return POOL_OK;

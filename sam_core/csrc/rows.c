@@ -10,12 +10,14 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <stdalign.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
 enum {
     LINE = 64,       // bytes
+    KEPT_LINES = 12, // of what is mostly kept of a draft
     FREE_SHARE = 16, // blocks run if 1/16 of the memory is free
 };
 
@@ -43,13 +45,18 @@ void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
     }
 }
 
-void rows_ask_learn(const pool *p, const pool_row *row, unsigned step) {
+void rows_ask_learn(const pool *p, const pool_row *row, unsigned step, int first, int end) {
     const pool_slot *slot = &p->slots[row->slot];
+    const rule_record *record = &slot->record;
     if (step == 0) {
         sam_ask(slot);
-        ask_bytes(&slot->record, sizeof(rule_record));
+        ask_bytes(record, sizeof(rule_record));
+    } else if (step == 1) {
+        bool only_followers = end == RULE_FOLLOWERS + 1; // which need nothing of the block
+        ask_bytes(record->block, record->kept && !only_followers ? KEPT_LINES * LINE : 0);
     } else {
-        ask_bytes(slot->record.block, slot->record.kept ? 8 * LINE : 0);
+        for (int lesson = first; lesson < end; lesson++)
+            rule_ask_learn(p->model, record, lesson);
     }
 }
 
@@ -93,20 +100,32 @@ void rows_ask_draft(const pool *p, pool_row *row, unsigned step) {
 
 typedef struct rows_team rows_team;
 
+enum { IDLE, PREPARING, READY };
+
+// The blocks of one thread, which others take as well when they have none left.
+typedef struct {
+    alignas(LINE) atomic_uint state; // READY: all threads may take blocks
+    atomic_uint taken;               // blocks, the first ones
+    uint32_t first, count;
+    uint32_t prepared; // the first of them that need nothing before they are drafted
+} range;
+
 typedef struct {
     pool *p;
     const pool_drafts *out;
     const uint32_t *order; // rows, those of a group one after another if they are to be fed
-    uint32_t count, blocks;
-    uint32_t helpers; // threads that work on it beside the caller's
+    uint32_t count, block_rows;
+    uint32_t threads; // that work on it
     bool feeds, drafts;
     size_t share; // bytes that a block may allocate when it is fed, and when it is drafted
-    atomic_uint taken;
+    range ranges[POOL_MAX_THREADS];
 } job;
 
 typedef struct {
     rows_team *team;
     rule_work *work;
+    sem_t calls;       // posted for each turn of a helper
+    uint32_t called;   // turns in this step
     sam_memory memory; // of the current block
     bool refused;      // the block has no more memory
     struct {           // of all blocks
@@ -125,11 +144,11 @@ struct rows_team {
     uint32_t helpers; // threads that exist
     pid_t process;    // in which they do
     bool ends;
-    uint32_t called;   // helpers, in this step
-    sem_t calls, done; // posted for each of them, and by each that has done its part
+    sem_t done;        // posted after each turn of a helper
     size_t rows;       // to learn from
-    atomic_bool asked; // somebody is to learn
+    atomic_uint asked; // bits of lessons that nobody learns yet
     atomic_bool learned;
+    unsigned lessons; // that are not learned yet, under `lock`
     pthread_mutex_t lock;
     pthread_cond_t has_learned;
 };
@@ -222,7 +241,7 @@ static void feed_block(worker *w, const job *j, uint32_t from, uint32_t to) {
 // Finds the matches of a block's rows, whose searches take their steps in turn.
 static void match_block(const job *j, uint32_t from, uint32_t to) {
     const pool *p = j->p;
-    pool_search searches[RULE_INDEXES * ROWS_BLOCK];
+    pool_search searches[RULE_INDEXES * ROWS_DRAFTED];
     for (uint32_t i = from; i < to; i++)
         ask_bytes(&p->slots[ROW(i)->slot], sizeof(pool_slot));
     for (uint32_t i = from; i < to; i++) {
@@ -256,9 +275,9 @@ static void draft_block(worker *w, const job *j, uint32_t from, uint32_t to) {
     begin(w, j);
     uint32_t rows[RULE_BESIDE], count = 0;
     for (uint32_t i = from; !w->refused && i < to; i++) {
-        if ((i - from) % ROWS_BLOCK == 0)
+        if ((i - from) % ROWS_DRAFTED == 0)
             for (uint32_t step = 0; step < DRAFT_ASKS; step++)
-                for (uint32_t at = i; at < to && at < i + ROWS_BLOCK; at++)
+                for (uint32_t at = i; at < to && at < i + ROWS_DRAFTED; at++)
                     rows_ask_draft(p, ROW(at), step);
         const pool_row *row = ROW(i);
         pool_group *g = p->slots[row->slot].group;
@@ -276,10 +295,10 @@ static void draft_block(worker *w, const job *j, uint32_t from, uint32_t to) {
 
 #undef ROW
 
-// The first row from ROWS_BLOCK * block on that does not belong to the group of the row before it.
+// The first row of a block: if it is to be fed, the first that does not belong to the group of the row before it.
 static uint32_t block_start(const job *j, uint32_t block) {
     const pool *p = j->p;
-    uint32_t at = block * ROWS_BLOCK;
+    uint32_t at = block * j->block_rows;
 #define GROUP(i) (p->slots[p->rows[j->order[i]].slot].group)
     while (j->feeds && at && at < j->count && GROUP(at) && GROUP(at) == GROUP(at - 1))
         at++;
@@ -287,26 +306,31 @@ static uint32_t block_start(const job *j, uint32_t block) {
     return at < j->count ? at : j->count;
 }
 
-// Takes the last block that is left: learning begins with the first rows.
-static bool take_block(job *j, uint32_t *block) {
-    uint32_t taken = atomic_fetch_add(&j->taken, 1);
-    *block = j->blocks - 1 - taken;
-    return taken < j->blocks;
+static uint32_t number_of(const worker *w) { return (uint32_t)(w - w->team->workers); }
+
+// Learns the lessons that nobody else does. Each helper begins with the same one in all steps, as its cache has what that
+// changes.
+static void learn(worker *w) {
+    rows_team *t = w->team;
+    for (uint32_t i = 0; i < RULE_LESSONS; i++) {
+        int lesson = (int)((number_of(w) + i) % RULE_LESSONS);
+        unsigned bit = 1u << lesson;
+        if (!(atomic_load(&t->asked) & bit) || !(atomic_fetch_and(&t->asked, ~bit) & bit))
+            continue;
+        pool_learn(t->p, t->rows, lesson, lesson + 1, true);
+        pthread_mutex_lock(&t->lock);
+        t->lessons--;
+        if (!t->lessons) {
+            atomic_store(&t->learned, true);
+            pthread_cond_broadcast(&t->has_learned);
+        }
+        pthread_mutex_unlock(&t->lock);
+    }
 }
 
-// Learns if nobody else does.
-static void learn(rows_team *t) {
-    if (!atomic_exchange(&t->asked, false))
-        return;
-    pool_learn(t->p, t->rows, true);
-    pthread_mutex_lock(&t->lock);
-    atomic_store(&t->learned, true);
-    pthread_cond_broadcast(&t->has_learned);
-    pthread_mutex_unlock(&t->lock);
-}
-
-static void wait_until_learned(rows_team *t) {
-    learn(t);
+static void wait_until_learned(worker *w) {
+    rows_team *t = w->team;
+    learn(w);
     pthread_mutex_lock(&t->lock);
     while (!atomic_load(&t->learned))
         pthread_cond_wait(&t->has_learned, &t->lock);
@@ -315,32 +339,44 @@ static void wait_until_learned(rows_team *t) {
 
 void rows_wait_until_learned(pool *p) {
     if (p->team)
-        wait_until_learned(p->team);
+        wait_until_learned(&p->team->workers[0]);
 }
 
-#define BLOCK block_start(j, block), block_start(j, block + 1)
+#define BLOCK(r, i) block_start(j, (r)->first + (i)), block_start(j, (r)->first + (i) + 1)
 
-// Drafts no block before all is learned; meanwhile feeds its share of the blocks, or finds their matches.
+// Prepares a thread's blocks until all is learned.
+static void prepare_range(worker *w, job *j, range *r) {
+    unsigned state = IDLE;
+    if (!atomic_compare_exchange_strong(&r->state, &state, PREPARING))
+        return; // others were sooner
+    for (; r->prepared < r->count && !atomic_load(&w->team->learned); r->prepared++)
+        prepare_block(w, j, BLOCK(r, r->prepared));
+    atomic_store(&r->state, READY);
+}
+
+// Whether blocks may be taken: those of a thread that has not begun, but not of one that is preparing them.
+static bool is_open(range *r) {
+    unsigned state = IDLE;
+    return atomic_compare_exchange_strong(&r->state, &state, READY) || state == READY;
+}
+
+// Drafts no block before all is learned; meanwhile feeds the thread's own blocks, or finds their matches.
 static void run_blocks(worker *w, job *j) {
-    enum { MAX_BEGUN = 64 };
-    rows_team *t = w->team;
-    learn(t);
-    uint32_t begun[MAX_BEGUN], count = 0, block, share = j->blocks / (j->helpers + 1) + 1;
-    share = share < MAX_BEGUN ? share : MAX_BEGUN;
-    while (!atomic_load(&t->learned) && count < share && take_block(j, &block)) {
-        prepare_block(w, j, BLOCK);
-        begun[count++] = block;
-    }
+    learn(w);
+    uint32_t number = number_of(w);
+    if (j->drafts && number < j->threads)
+        prepare_range(w, j, &j->ranges[number]);
     if (j->drafts)
-        wait_until_learned(t);
-    while (j->drafts && count) {
-        block = begun[--count];
-        draft_block(w, j, BLOCK);
-    }
-    while (take_block(j, &block)) {
-        prepare_block(w, j, BLOCK);
-        if (j->drafts)
-            draft_block(w, j, BLOCK);
+        wait_until_learned(w);
+    for (uint32_t i = 0; i < j->threads; i++) {
+        range *r = &j->ranges[(number + i) % j->threads];
+        uint32_t at;
+        while (is_open(r) && (at = atomic_fetch_add(&r->taken, 1)) < r->count) {
+            if (at >= r->prepared)
+                prepare_block(w, j, BLOCK(r, at));
+            if (j->drafts)
+                draft_block(w, j, BLOCK(r, at));
+        }
     }
 }
 
@@ -354,8 +390,8 @@ static void wait_for(sem_t *semaphore) {
 static void *help(void *argument) {
     worker *w = argument;
     rows_team *t = w->team;
-    for (wait_for(&t->calls); !t->ends; wait_for(&t->calls)) {
-        learn(t);
+    for (wait_for(&w->calls); !t->ends; wait_for(&w->calls)) {
+        learn(w);
         job *j = atomic_load(&t->job);
         if (j)
             run_blocks(w, j);
@@ -371,7 +407,6 @@ static void add_helpers(rows_team *t, uint32_t helpers) {
     pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for the program's own threads
     for (; t->helpers < helpers; t->helpers++) {
         worker *w = &t->workers[t->helpers + 1];
-        w->team = t;
         if (!w->work)
             w->work = SAM_REALLOC(NULL, rule_work_bytes());
         if (!w->work || pthread_create(&t->threads[t->helpers], NULL, help, w))
@@ -387,13 +422,16 @@ static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
         if (!t)
             return false;
         *t = (rows_team){.p = p,
-                         .workers[0] = {.team = t, .work = rule_model_work(p->model)},
+                         .workers[0] = {.work = rule_model_work(p->model)},
                          .process = getpid(),
                          .learned = true,
                          .lock = PTHREAD_MUTEX_INITIALIZER,
                          .has_learned = PTHREAD_COND_INITIALIZER};
-        sem_init(&t->calls, 0, 0);
         sem_init(&t->done, 0, 0);
+        for (uint32_t i = 0; i < POOL_MAX_THREADS; i++) {
+            t->workers[i].team = t;
+            sem_init(&t->workers[i].calls, 0, 0);
+        }
         p->team = t;
     }
     uint32_t threads = rows / ROWS_THREAD < p->num_threads ? rows / ROWS_THREAD : p->num_threads;
@@ -413,7 +451,7 @@ void rows_end(pool *p) {
     uint32_t helpers = t->process == getpid() ? t->helpers : 0; // a fork has no threads
     t->ends = true;
     for (uint32_t i = 0; i < helpers; i++)
-        sem_post(&t->calls);
+        sem_post(&t->workers[i + 1].calls);
     for (uint32_t i = 0; i < helpers; i++)
         pthread_join(t->threads[i], NULL);
     for (uint32_t i = 1; i < POOL_MAX_THREADS; i++)
@@ -421,16 +459,24 @@ void rows_end(pool *p) {
     SAM_FREE(t);
 }
 
+// Gives the first helpers a turn.
 static void call(rows_team *t, uint32_t helpers) {
-    for (t->called += helpers; helpers; helpers--)
-        sem_post(&t->calls);
+    for (worker *w = &t->workers[1]; w <= &t->workers[helpers]; w++) {
+        w->called++;
+        sem_post(&w->calls);
+    }
 }
 
 // Waits until no helper works.
 static void settle(rows_team *t) {
-    while (t->called && !sem_trywait(&t->calls)) // nothing is left for a helper that did not wake in time
-        t->called--;
-    for (; t->called; t->called--)
+    uint32_t turns = 0;
+    for (worker *w = &t->workers[1]; w <= &t->workers[t->helpers]; w++) {
+        while (w->called && !sem_trywait(&w->calls)) // nothing is left for a helper that did not wake in time
+            w->called--;
+        turns += w->called;
+        w->called = 0;
+    }
+    for (; turns; turns--)
         wait_for(&t->done);
 }
 
@@ -441,9 +487,10 @@ bool rows_learn(pool *p, size_t rows) {
     rows_team *t = p->team;
     pool_mark_groups(p, rows);
     t->rows = rows;
+    t->lessons = RULE_LESSONS;
     atomic_store(&t->learned, false);
-    atomic_store(&t->asked, true);
-    call(t, 1);
+    atomic_store(&t->asked, (1u << RULE_LESSONS) - 1);
+    call(t, helpers < RULE_LESSONS ? helpers : RULE_LESSONS);
     return true;
 }
 
@@ -458,7 +505,7 @@ static void run(job *j) {
     pool *p = j->p;
     rows_team *t = p->team;
     atomic_store(&t->job, j);
-    call(t, j->helpers);
+    call(t, j->threads - 1);
     run_blocks(&t->workers[0], j);
     settle(t);
     atomic_store(&t->job, NULL);
@@ -475,18 +522,23 @@ static void run(job *j) {
 static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool feeds) {
     if (count < p->many_rows || p->memory.used >= p->memory.limit - p->memory.limit / FREE_SHARE)
         return false;
-    uint32_t blocks = (count + ROWS_BLOCK - 1) / ROWS_BLOCK, helpers;
+    uint32_t block_rows = feeds ? ROWS_FED : ROWS_DRAFTED, blocks = (count + block_rows - 1) / block_rows;
+    uint32_t helpers;
     if (!gather(p, count, &helpers))
         return false;
     *j = (job){.p = p,
                .out = out,
                .order = p->order,
                .count = count,
-               .blocks = blocks,
-               .helpers = helpers,
+               .block_rows = block_rows,
+               .threads = helpers + 1,
                .feeds = feeds,
                .drafts = out != NULL,
                .share = (p->memory.limit - p->memory.used) / blocks / (feeds ? 2 : 1)};
+    for (uint32_t i = 0; i < j->threads; i++) {
+        uint32_t first = blocks * i / j->threads, end = blocks * (i + 1) / j->threads;
+        j->ranges[i] = (range){.first = first, .count = end - first};
+    }
     return true;
 }
 

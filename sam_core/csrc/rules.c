@@ -289,14 +289,20 @@ static uint32_t weight_set(const node *n, uint32_t kind) {
     return set * MODEL_KINDS + kind;
 }
 
+// Finds a candidate's entries in the token tables, and prefetches them.
+static void ask_tokens(const model *m, const node *n, candidate *c) {
+    for (uint32_t order = 0; order < MODEL_TOKENS; order++) {
+        c->hash[order] = (uint16_t)model_hash(order, c->token, n->last[0], n->last[1]);
+        sam_ask(&m->learned.tokens[order][c->hash[order]]);
+    }
+}
+
 // Mixes the inputs of a candidate.
-static void mix(const draft *d, const node *n, candidate *c) {
+static void mix(const draft *d, candidate *c) {
     const model *m = &d->model->model;
     const int32_t *weights = m->learned.weights[c->set];
     for (uint32_t order = 0; order < MODEL_TOKENS; order++) {
-        uint32_t hash = model_hash(order, c->token, n->last[0], n->last[1]);
-        uint32_t entry = m->learned.tokens[order][hash], seen = entry & 1023;
-        c->hash[order] = (uint16_t)hash;
+        uint32_t entry = m->learned.tokens[order][c->hash[order]], seen = entry & 1023;
         c->stretch[MODEL_TOKEN_INPUT + order] =
             (int16_t)(m->stretch[model_probability(entry)] * (int32_t)m->trust[seen] / 256);
     }
@@ -414,7 +420,9 @@ static void name_candidates(draft *d, node *n, vote *v) {
                 c->share = shared->frequent[i].count;
         }
     }
-    const candidate *first = &d->candidates[n->seen.first];
+    candidate *first = &d->candidates[n->seen.first];
+    for (uint32_t j = 0; j < n->seen.count; j++)
+        ask_tokens(&d->model->model, n, &first[j]);
     for (uint32_t j = 0; j < v->named; j++)
         for (uint32_t i = count; i--;) {
             if (is_known(&matches[i], first[j].token, &v->counts[j][i]))
@@ -462,7 +470,7 @@ static void weigh_candidates(draft *d, const node *n, vote *v) {
         if (shared && (d->tree || !v->match_count))
             add_input(m, c, c->share ? model_share_cell(c->share, shared->appended) : least_share,
                       MODEL_SHARE_INPUT);
-        mix(d, n, c);
+        mix(d, c);
     }
 }
 
@@ -985,6 +993,7 @@ void rule_record_free(rule_record *record, sam_memory *memory) {
     record->block = NULL;
     record->bytes = 0;
     record->drafted = record->kept = 0;
+    memset(record->due, 0, sizeof record->due);
 }
 
 // Keeps what rule_learn needs. Returns false if there is no memory.
@@ -1012,6 +1021,7 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
         nodes[i] = d->nodes[i].seen;
     record->drafted = o->size - o->cut;
     record->kept = o->size;
+    record->due[RULE_TOKENS] = record->due[RULE_CELLS] = true;
     return true;
 }
 
@@ -1030,7 +1040,8 @@ static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     rule_record *record = t->record;
     t->size = 0;
     record->drafted = record->kept = 0;
-    record->drafts = d->rule == RULE_BLEND;
+    record->due[RULE_FOLLOWERS] = record->due[RULE_CELLS] = d->rule == RULE_BLEND;
+    record->due[RULE_TOKENS] = false;
     memcpy(record->last, d->context->last, sizeof record->last);
     if (d->rule == RULE_COUNT)
         d->node_count = d->candidate_count = 0; // learns only from what it drafted
@@ -1038,7 +1049,7 @@ static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     if (!o->size)
         return true;
     if (!keep(d, memory, o, record)) {
-        record->drafts = false;
+        memset(record->due, 0, sizeof record->due);
         return false;
     }
     t->size = record->drafted;
@@ -1119,57 +1130,102 @@ static void move_weights(int32_t *weights, int16_t error, const int16_t *inputs)
     }
 }
 
-static void learn_candidate(model *m, const candidate *c, bool outcome) {
+static void learn_cells(model *m, const candidate *c, bool outcome) {
     int16_t error = (int16_t)((outcome ? MODEL_ONE - 1 : 0) - c->probability);
     move_weights(m->learned.weights[c->set], error, c->stretch);
     for (uint32_t i = 0; i < c->cells; i++)
         model_update(&m->learned.cells[c->cell[i]], outcome);
+}
+
+static void learn_tokens(model *m, const candidate *c, bool outcome) {
     for (uint32_t order = 0; order < MODEL_TOKENS; order++)
         model_update(&m->learned.tokens[order][c->hash[order]], outcome);
 }
 
-void rule_learn(rule_model *rm, rule_name rule, rule_record *record, const int32_t *tokens, uint32_t count,
-                uint64_t accepted[RULE_SOURCES]) {
-    model *m = &rm->model;
-    for (uint32_t i = 0; record->drafts && i < count; i++)
-        model_learn_follower(m, record->last, tokens[i]);
-    record->drafts = false;
-    if (!record->kept)
-        return;
+// What a record keeps of a draft.
+typedef struct {
+    const kept_token *tokens;
+    const candidate *candidates;
+    const seen_node *nodes;
+    uint32_t candidate_count, node_count;
+} contents;
+
+static contents contents_of(const rule_record *record) {
     const record_block *block = record->block;
-    const kept_token *kept = (const kept_token *)(block + 1);
-    const candidate *candidates = (const candidate *)(kept + record->kept);
-    const seen_node *nodes = (const seen_node *)(candidates + block->candidate_count);
+    contents c = {.candidate_count = block->candidate_count, .node_count = block->node_count};
+    c.tokens = (const kept_token *)(block + 1);
+    c.candidates = (const candidate *)(c.tokens + record->kept);
+    c.nodes = (const seen_node *)(c.candidates + c.candidate_count);
+    return c;
+}
+
+void rule_ask_learn(const rule_model *rm, const rule_record *record, int lesson) {
+    if (!record->due[lesson])
+        return;
+    if (lesson == RULE_FOLLOWERS)
+        model_ask_followers(&rm->model, record->last);
+    if (lesson == RULE_FOLLOWERS || !record->kept)
+        return;
+    contents of = contents_of(record);
+    for (uint32_t i = 0; i < of.candidate_count && i < MAX_CANDIDATES; i++) {
+        const candidate *c = &of.candidates[i];
+        if (lesson == RULE_CELLS)
+            sam_ask(rm->model.learned.weights[c->set]);
+        for (uint32_t order = 0; lesson == RULE_TOKENS && order < MODEL_TOKENS; order++)
+            sam_ask(&rm->model.learned.tokens[order][c->hash[order]]);
+    }
+}
+
+// Learns from the tokens of the draft, and counts those that are confirmed.
+static void learn_drafted(model *m, rule_name rule, const rule_record *record, const contents *of,
+                          const int32_t *tokens, uint32_t count, uint64_t accepted[RULE_SOURCES]) {
     int32_t at = -1; // the last confirmed draft token
     for (uint32_t i = 0; i < count; i++) {
         int32_t next = -1;
         for (uint32_t j = 0; j < record->kept; j++) {
-            if (kept[j].parent != at)
+            if (of->tokens[j].parent != at)
                 continue;
-            bool outcome = kept[j].token == tokens[i];
+            bool outcome = of->tokens[j].token == tokens[i];
             if (outcome)
                 next = (int32_t)j;
             if (rule != RULE_BLEND)
-                model_update(&m->learned.cells[kept[j].cell], outcome);
+                model_update(&m->learned.cells[of->tokens[j].cell], outcome);
         }
         if (next < 0 || (uint32_t)next == record->drafted)
             break;
         accepted[record->source[next]]++;
         at = next;
     }
-    uint32_t node_at = 0;
-    for (uint32_t i = 0; i < count && block->node_count; i++) {
-        const seen_node *n = &nodes[node_at];
+}
+
+void rule_learn(rule_model *rm, rule_name rule, rule_record *record, int lesson, const int32_t *tokens,
+                uint32_t count, uint64_t accepted[RULE_SOURCES]) {
+    model *m = &rm->model;
+    if (!record->due[lesson])
+        return;
+    record->due[lesson] = false;
+    for (uint32_t i = 0; lesson == RULE_FOLLOWERS && i < count; i++)
+        model_learn_follower(m, record->last, tokens[i]);
+    if (lesson == RULE_FOLLOWERS || !record->kept)
+        return;
+    contents of = contents_of(record);
+    if (lesson == RULE_CELLS)
+        learn_drafted(m, rule, record, &of, tokens, count, accepted);
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < count && of.node_count; i++) {
+        const seen_node *n = &of.nodes[at];
         for (uint32_t j = 0; j < n->count; j++) {
-            const candidate *c = &candidates[n->first + j];
-            learn_candidate(m, c, c->token == tokens[i]);
+            const candidate *c = &of.candidates[n->first + j];
+            if (lesson == RULE_CELLS)
+                learn_cells(m, c, c->token == tokens[i]);
+            else
+                learn_tokens(m, c, c->token == tokens[i]);
         }
-        uint32_t next = node_at + 1;
-        while (next < block->node_count && !(nodes[next].parent == node_at && nodes[next].token == tokens[i]))
+        uint32_t next = at + 1;
+        while (next < of.node_count && !(of.nodes[next].parent == at && of.nodes[next].token == tokens[i]))
             next++;
-        if (next == block->node_count)
+        if (next == of.node_count)
             break;
-        node_at = next;
+        at = next;
     }
-    record->drafted = record->kept = 0;
 }

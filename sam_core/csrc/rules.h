@@ -88,14 +88,18 @@ bool rule_model_valid(const rule_model *model);             // whether that part
 rule_work *rule_model_work(rule_model *model);              // the model's
 size_t rule_work_bytes(void);                               // to allocate another one
 
+// What is learned from a draft: the followers, the token tables, the cells and weights. A lesson changes nothing that
+// another reads or changes, so threads may learn them at the same time.
+enum { RULE_FOLLOWERS, RULE_TOKENS, RULE_CELLS, RULE_LESSONS };
+
 // A slot's last draft and all considered candidates, to learn from; zeroed at first.
 typedef struct {
-    void *block;      // NULL until the first draft
-    size_t bytes;     // accounted
-    uint32_t drafted; // tokens of the draft
-    uint32_t kept;    // these and possibly one that was too improbable; 0: nothing to learn from
+    void *block;                    // NULL until the first draft
+    size_t bytes;                   // accounted
+    uint32_t drafted;               // tokens of the draft
+    uint32_t kept;                  // these and possibly one that was too improbable
     uint8_t source[RULE_MAX_DRAFT]; // where each came from
-    bool drafts;                    // the followers learn from what comes next
+    bool due[RULE_LESSONS];         // to be learned from what comes next
     int32_t last[RULE_LAST];        // tokens before the draft
 } rule_record;
 
@@ -123,9 +127,12 @@ typedef struct {
 uint32_t rule_draft(const rule_model *model, rule_work *work, sam_memory *memory, rule_name rule,
                     float min_prob, rule_task *tasks, uint32_t count);
 
-// Learns from the tokens that came after the drafted text and empties the record. Adds the confirmed tokens
-// of the draft to accepted[source]. Never fails.
-void rule_learn(rule_model *model, rule_name rule, rule_record *record, const int32_t *tokens, uint32_t count,
-                uint64_t accepted[RULE_SOURCES]);
+// Prefetches what a lesson reads of the model.
+void rule_ask_learn(const rule_model *model, const rule_record *record, int lesson);
+
+// Learns a lesson, if it is due, from the tokens that came after the drafted text. RULE_CELLS adds the confirmed tokens of
+// the draft to accepted[source]. Never fails.
+void rule_learn(rule_model *model, rule_name rule, rule_record *record, int lesson, const int32_t *tokens,
+                uint32_t count, uint64_t accepted[RULE_SOURCES]);
 
 #endif

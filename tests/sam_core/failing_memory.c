@@ -12,7 +12,7 @@ _Atomic long long live_blocks, allocations;
 long long fail_at = -1;
 bool fail_on;
 size_t test_large = 1 << 20;
-unsigned test_table = 32768, test_block = 64;
+unsigned test_table = 32768, test_fed = 64, test_drafted = 16;
 
 static void *_Atomic maps[1 << 10]; // as they began
 

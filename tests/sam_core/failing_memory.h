@@ -23,13 +23,14 @@ int test_munmap(void *address, size_t bytes);
 #define SAM_MUNMAP test_munmap
 #define SAM_LARGE test_large
 #define SAM_TABLE test_table
-#define ROWS_BLOCK test_block
-#define ROWS_THREAD test_block
+#define ROWS_FED test_fed
+#define ROWS_DRAFTED test_drafted
+#define ROWS_THREAD test_fed
 #define SAM_SPACE ((size_t)1 << 30) // an emulator keeps a record of each page that is reserved
 
 // As in memory.h, sam.h and rows.h; a program may begin with less, so that few tokens and rows take all paths.
 extern size_t test_large;
-extern unsigned test_table, test_block;
+extern unsigned test_table, test_fed, test_drafted;
 
 extern _Atomic long long live_blocks;
 extern _Atomic long long allocations; // asked for so far

@@ -336,6 +336,20 @@ def test_prompt_of_a_named_group_counts_once():
     assert draft(pool, slot, [E, E, A, E, B], k=1) == [D]
 
 
+@pytest.mark.parametrize("rule", ["newest", "blend"])
+def test_nothing_is_learned_from_the_draft_of_a_truncated_text(rule):
+    accepted = []
+    for size in (9, 7):
+        pool = make(rule)
+        slot = pool.open([A], None)
+        pool.append(slot, [B, C, A, B, C, A, B, C])
+        assert step(pool, [(slot, [])], k=3) == [[A, B, C]]
+        pool.truncate(slot, size)
+        step(pool, [(slot, [A, B, C])], k=0)
+        accepted.append(pool.stats()["accepted_tokens"])
+    assert accepted == [3, 0]
+
+
 def test_truncated_answer_of_a_group_goes_on():
     pool = make()
     slot, sibling = pool.open([A]), pool.open([A])

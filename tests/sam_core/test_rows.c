@@ -18,7 +18,8 @@ typedef struct {
     float scores[SLOTS * WIDTH];
 } result;
 
-static pool pools[POOLS]; // LOOPS: without blocks; the others: 1, 2 and 3 threads
+static pool pools[POOLS];                                // LOOPS: without blocks
+static const uint32_t num_threads[POOLS] = {1, 1, 2, 6}; // with 6 each lesson has a helper
 static result results[POOLS];
 static int32_t slots[SLOTS];
 static int turns = 60; // or the first argument
@@ -94,7 +95,7 @@ static void run_pools(rule_name rule, unsigned sources, size_t memory, int first
     for (int i = first; i < POOLS; i++) {
         CHECK(pool_init(&pools[i], pool_min_bytes() + memory, rule, sources, NULL, 0));
         pools[i].many_rows = i == LOOPS ? UINT32_MAX : 2;
-        pools[i].num_threads = i == LOOPS ? 1 : (uint32_t)i;
+        pools[i].num_threads = num_threads[i];
     }
     memset(results, 0, sizeof results);
     for (uint32_t i = 0; i < SLOTS; i++)

@@ -42,7 +42,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     (void)arguments;
     test_large = 1 << 12;
     test_table = 16;
-    test_block = 2;
+    test_fed = test_drafted = 2;
     int32_t stream[300];
     for (uint32_t i = 0; i < 300; i++)
         stream[i] = i % 50 == 49 ? CORPUS_END : (int32_t)(i * i / 7 % 6);
