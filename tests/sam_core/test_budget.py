@@ -79,6 +79,22 @@ def test_one_size_costs_what_it_costs_among_others(of):
     assert [cost.size_cost(n) for n in rows.tolist()] == pytest.approx(cost.rows_cost(rows).tolist(), rel=1e-12)
 
 
+@pytest.mark.parametrize("of", [StepCost, PromptCost])
+def test_costs_of_consecutive_sizes_are_kept_until_they_change(of):
+    cost = learned(noise=0.5, of=of)
+    kept = cost.consecutive_costs(5, 40)
+    assert cost.consecutive_costs(5, 30) is kept and kept.tolist() == cost.rows_cost(np.arange(5, 45)).tolist()
+    for first, count in (6, 30), (6, 50), (3, 50):
+        costs = cost.consecutive_costs(first, count)
+        assert costs[:count].tolist() == cost.rows_cost(np.arange(first, first + count)).tolist()
+    cost._scale(2.0)
+    assert cost.consecutive_costs(3, 50) == pytest.approx(2 * costs)
+    for _ in range(10):
+        cost.observe(4, 0.0, 0.0, 9.0)
+    cost.fit()
+    assert cost.consecutive_costs(3, 50).tolist() == cost.rows_cost(np.arange(3, 53)).tolist()
+
+
 def test_a_cost_follows_a_machine_that_changes():
     cost = StepCost()
     for seconds in [1.0] * 100 + [2.0] * STEPS_PER_BIN:
@@ -275,7 +291,8 @@ def test_scores_that_promise_too_much_are_corrected():
     falling[2] = np.arange(8)[::-1] / np.float32(Calibration.NUM_BINS)  # between bins
     corrected = calibration.correct(falling)
     assert (np.diff(corrected, axis=1) <= 0).all() and (corrected == oracle.correct(calibration, falling)).all()
-    calibration.accepted = calibration.offered + 100.0  # as if too few were promised
+    none, many = np.zeros(Calibration.NUM_BINS), np.full(Calibration.NUM_BINS, 1e4)
+    calibration.observe(np.stack([none, many]))  # too few were promised
     corrected = calibration.correct(falling)
     assert corrected.max() == 1 and (corrected == oracle.correct(calibration, falling)).all()
 
@@ -501,20 +518,39 @@ def test_turns_are_few_where_drafts_hardly_pay():
 
 def test_with_many_requests_drafts_may_end_where_they_would_not_be_chosen():
     rng = np.random.default_rng(0)
-    for batch in (AutoSwitch.MIN_SCORE_BATCH, AutoSwitch.MIN_SCORE_BATCH - 1):
+    for batch in (AutoSwitch.LARGE_BATCH, AutoSwitch.LARGE_BATCH - 1):
         machine = Machine(batch=batch, k=4, accept=0.5, seconds=lambda rows: 0.02 + 1e-4 * np.asarray(rows))
         machine.run(100)
         switch, lengths = machine.switch, np.full(batch, 4, np.int32)
         for _ in range(20):
             scores = np.cumprod(rng.random((batch, 4)), axis=1).astype(np.float32)
             chosen = switch.choose(machine.slots, machine.held, lengths, scores)
-            if batch < AutoSwitch.MIN_SCORE_BATCH:
+            if batch < AutoSwitch.LARGE_BATCH:
                 assert switch.min_score == 0
                 continue
             lowest = min(scores[row, n - 1] for row, n in enumerate(chosen) if n)
             assert 0 < chosen.sum() < 4 * batch and switch.min_score == pytest.approx(lowest / 2)
     switch.choose(machine.slots, machine.held, np.zeros(batch, np.int32), scores)
     assert switch.min_score == 0
+
+
+def test_many_requests_look_for_something_to_explore_in_few_steps(monkeypatch):
+    looks = {}
+    for batch in (AutoSwitch.LARGE_BATCH, AutoSwitch.LARGE_BATCH - 1):
+        machine = Machine(batch=batch, k=4, accept=0.5, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
+        machine.run(200)
+        explored, count = machine.switch.explored, [0]
+
+        def counted(*args, explore=machine.switch._explore, count=count):
+            count[0] += 1
+            return explore(*args)
+
+        monkeypatch.setattr(machine.switch, "_explore", counted)
+        machine.run(100)
+        looks[batch] = count[0] - (machine.switch.explored - explored)  # in vain
+        assert machine.switch.steps_on > 250
+    large, small = looks.values()
+    assert small > 90 and 20 <= large <= 25
 
 
 @pytest.mark.parametrize("uniform", [False, True])

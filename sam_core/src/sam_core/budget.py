@@ -54,6 +54,7 @@ def choose(
     beside: Cost | None = None,
     guess: float = 0.0,
     turn: int = 0,
+    costs: Float64 | None = None,
 ) -> Choice:
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
@@ -76,6 +77,7 @@ def choose(
         guess: of the rate, which changes nothing but the time to find it, as that of the step before.
         turn: of tokens that are worth the same, those of request turn % B and of the ones behind it come first; a number
             that changes from step to step lets all have their turn.
+        costs: cost.rows_cost of B rows, B + 1 and so on, if that is known already. Not used with `uniform`.
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
@@ -94,8 +96,9 @@ def choose(
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
     chosen = np.empty(batch, np.int32)
     drafts = np.ascontiguousarray(scores, np.float64), np.ascontiguousarray(lengths, np.int32), contexts
-    rows = np.arange(batch, batch + int(lengths.sum()) + 1.0)
-    seconds = cost.rows_cost(rows) + base
+    count = int(lengths.sum()) + 1
+    rows = np.arange(batch, batch + count) if costs is None or beside else None
+    seconds = (cost.rows_cost(rows) if costs is None else costs[:count]) + base
     seconds[1:] += cost.verify
     plain = float(seconds[0])
     rate, accepted, _ = choose_drafts(*drafts, seconds, chosen, cost.draft_context, guess, False, turn)
@@ -126,6 +129,7 @@ class Calibration:
         self._prior = self.PRIOR_SAMPLES * self._centre
         self.offered = np.zeros(self.NUM_BINS)
         self.accepted = np.zeros(self.NUM_BINS)
+        self._factors = np.ones(self.NUM_BINS)
 
     def observe(self, counts: Float64) -> None:
         """A step has ended.
@@ -139,12 +143,15 @@ class Calibration:
         self.offered += counts[0] + counts[1]
         self.accepted *= self.DECAY
         self.accepted += counts[1]
+        self._weigh()
+
+    def _weigh(self) -> None:
+        self._factors = (self.accepted + self._prior) / (self.offered * self._centre + self._prior)
 
     def correct(self, scores: npt.NDArray[np.floating]) -> Float64:
         """Corrected scores [B, K], nonincreasing along a row."""
-        factors = (self.accepted + self._prior) / (self.offered * self._centre + self._prior)
         corrected = np.empty(scores.shape)
-        correct_scores(np.ascontiguousarray(scores, np.float32), factors, corrected)
+        correct_scores(np.ascontiguousarray(scores, np.float32), self._factors, corrected)
         return corrected
 
     def state(self) -> dict[str, list[float]]:
@@ -158,3 +165,4 @@ class Calibration:
         if not (shaped and np.isfinite(offered).all() and (0 <= accepted).all() and (accepted <= offered).all()):
             raise ValueError("this is no record of what scores were worth")
         self.offered, self.accepted = offered, accepted
+        self._weigh()

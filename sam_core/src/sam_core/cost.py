@@ -135,6 +135,7 @@ class StepCost:
         self._rise, self._rise_evidence = 1.0, 0.0
         self._rows: Float64 = np.empty(0)
         self._row_list: list[float] = []
+        self._consecutive: tuple[Float64, int, Float64] | None = None  # _seconds, first size, costs
         self._seconds: Float64 = np.empty(0)
 
     @property
@@ -362,6 +363,13 @@ class StepCost:
         inside = np.interp(rows, self._rows, self._seconds)
         beyond = rows > self._rows[-1]
         return np.where(beyond, self._seconds[-1] * rows / self._rows[-1], inside) if beyond.any() else inside
+
+    def consecutive_costs(self, first: int, count: int) -> Float64:
+        """f(first), f(first + 1), ...: `count` sizes at least, which must not be changed. They are kept until f changes."""
+        kept = self._consecutive
+        if kept is None or kept[0] is not self._seconds or kept[1] != first or len(kept[2]) < count:
+            self._consecutive = kept = self._seconds, first, self.rows_cost(np.arange(first, first + count))
+        return kept[2]
 
     def size_cost(self, rows: int) -> float:
         """f(rows) of one size: `rows_cost`, several times as fast."""

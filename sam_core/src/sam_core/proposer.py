@@ -138,8 +138,8 @@ class SamProposer:
         """Whether the engine must receive the last step's drafts; False if there are none, as in the step before."""
         self._news_time = self._report_time = -REPORT_INTERVAL_S
         self._positions = Positions()
-        # of the last step with drafts: tokens of each answer before it and in it, and whether there was a draft
-        self._gained: tuple[Int32, Int32, npt.NDArray[np.bool_]] | None = None
+        # of the last step with drafts: slots, tokens of each row before it and in it, and whether there was a draft
+        self._gained: tuple[npt.NDArray[np.int64], Int32, Int32, npt.NDArray[np.bool_]] | None = None
         self._excluded: Counter[str] = Counter()
         self._withheld = self._padding = self._padding_accepted = 0
         self._seconds = 0.0
@@ -246,6 +246,7 @@ class SamProposer:
         return fed
 
     def _open(self, req_id: str, prompt: Int32) -> int:
+        self._count_gained()  # of the slot's last request too
         slot = self.pool.open(prompt, self.group_of(req_id))
         self._slots[req_id] = slot
         if slot >= len(self._requests):
@@ -306,10 +307,8 @@ class SamProposer:
         if self.uniform:
             self._count_padding(step, starts, counts)
         if self._has_drafts:
-            gained = self._requests["drafted"][step.index] & (counts > 0)
-            answered = starts - self._requests["own_prompt"][step.index]
             self._count_gained()
-            self._gained = answered, counts, gained
+            self._gained = step.index, starts, counts, self._requests["drafted"][step.index]
         return self._select_drafts(step, decoding, out, guessed, scores, room)
 
     def _max_drafts(self, step: _Step, may_draft: Sequence[Any], decoding: bool) -> Int32:
@@ -380,8 +379,10 @@ class SamProposer:
 
     def _count_gained(self) -> None:
         if self._gained:
-            answered, counts, gained = self._gained
-            self._positions.add(answered[gained], counts[gained])
+            index, starts, counts, drafted = self._gained
+            gained = drafted & (counts > 0)
+            answered = starts[gained] - self._requests["own_prompt"][index[gained]]
+            self._positions.add(answered, counts[gained])
             self._gained = None
 
     def finish(self, req_ids: Iterable[str]) -> None:

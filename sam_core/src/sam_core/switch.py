@@ -187,9 +187,13 @@ class AutoSwitch(Switch):
     """Consecutive steps without a look at drafts, while they are not worth it."""
     MAX_WAIT = 250
     """Steps after which drafts begin even if all have read prompts, so that what a token is worth is a guess."""
-    MIN_SCORE, MIN_SCORE_BATCH = 0.5, 256
-    """Share of the lowest chosen score below which the next drafts end: what a token costs does not double from step to step.
-    Requests from which on: with fewer, what the drafter learns from all drafts is worth more than the time."""
+    LARGE_BATCH = 256
+    """Requests for which the time to choose counts more than what is learned, as MIN_SCORE and LOOK_INTERVAL do."""
+    MIN_SCORE = 0.5
+    """Share of the lowest chosen score below which the next drafts of a large batch end: what a token costs does not double
+    from step to step."""
+    LOOK_INTERVAL = 4
+    """Steps of a large batch from one in which nothing was explored to the next in which something may be."""
     MAX_ORDINARY = 1.1
     """A step that took this many times longer or shorter than expected is learned from before the next drafts are chosen."""
     PROMPT_WINDOW = 16
@@ -212,6 +216,7 @@ class AutoSwitch(Switch):
         self._accepted = 0.0  # tokens of the chosen drafts that are expected to be accepted
         self._rate = 0.0  # of the latest choice
         self.explored = 0
+        self._next_look = 0  # step from which on something may be explored
         self._trial: list[float] | None = None
         self._credit = 0.0  # seconds that exploration may lose; less than 0 if it lost more
         # of the explored step: its draft tokens and their thousands of context tokens beyond the chosen ones, what the
@@ -270,6 +275,11 @@ class AutoSwitch(Switch):
         step, self._ended = self._ended, None
         if step is None:
             return
+        self._learn(step)
+        if self.on and (cost := self._cost_without_prompts()).fitted:
+            self._costs(cost, step.batch)  # so that the next choice finds them
+
+    def _learn(self, step: _Ended) -> None:
         self.calibration.observe(step.counts)
         plain = min(step.seconds, self._plain_seconds(step.batch, step.context))
         self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
@@ -352,7 +362,7 @@ class AutoSwitch(Switch):
         uniform: bool = False,
         room: bool = True,
     ) -> Int32:
-        thousands = np.asarray(contexts, float)[: len(slots)] / 1000
+        thousands = np.asarray(contexts)[: len(slots)] / 1000
         chosen = np.zeros(len(slots), np.int32)
         if lengths.any():
             before = self._credit, self._probe, self.explored
@@ -370,12 +380,12 @@ class AutoSwitch(Switch):
         self.min_score = 0.0
         if self._drafting:
             self._scores = np.array(scores, np.float32, order="C")
-            if len(slots) >= self.MIN_SCORE_BATCH:
+            if len(slots) >= self.LARGE_BATCH:
                 self.min_score = self.MIN_SCORE * lowest_score(self._scores, chosen)
         return chosen
 
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
-        self._record(slots, np.asarray(contexts, float)[: len(slots)] / 1000, np.zeros(len(slots), np.int32))
+        self._record(slots, np.asarray(contexts)[: len(slots)] / 1000, np.zeros(len(slots), np.int32))
 
     def _record(self, slots: Int32, contexts: npt.NDArray[np.float64], drafted: Int32) -> None:
         self._step += 1
@@ -390,7 +400,9 @@ class AutoSwitch(Switch):
         worth = self.calibration.correct(scores)
         cost = self._cost_without_prompts()
         beside = self._beside()
-        choice = choose(worth, lengths, contexts, cost, self.k if uniform else 0, beside, self._rate, self._step)
+        costs = None if uniform else self._costs(cost, len(lengths))
+        width = self.k if uniform else 0
+        choice = choose(worth, lengths, contexts, cost, width, beside, self._rate, self._step, costs)
         self._rate = choice.rate
         pays = bool(choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF))
         pays = pays and not self._proof.pauses(self._step)
@@ -398,13 +410,20 @@ class AutoSwitch(Switch):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", len(contexts))
         chosen = choice.lengths if pays else np.zeros(len(contexts), np.int32)
         self._accepted = choice.accepted if pays else 0.0
-        return self._explore(chosen, worth, lengths, contexts, choice.rate, beside, uniform)
+        if self._step < self._next_look and len(lengths) >= self.LARGE_BATCH:
+            return chosen
+        explored = self._explore(chosen, worth, lengths, contexts, choice.rate, beside, uniform)
+        self._next_look = self._step + (self.LOOK_INTERVAL if explored is chosen else 1)
+        return explored
+
+    def _costs(self, cost: StepCost, batch: int) -> npt.NDArray[np.float64]:
+        return cost.consecutive_costs(batch, (self.k + 1) * batch + 1)
 
     def _beside(self) -> Expected | None:
         """What the next step costs with the prompts that it is expected to read; None: it is expected to read none."""
-        prompt_tokens = [n for n in self._prompt_tokens if n or not self._reading]
-        if not any(prompt_tokens) or not self.prompt_cost.fitted:
+        if not any(self._prompt_tokens) or not self.prompt_cost.fitted:
             return None
+        prompt_tokens = [n for n in self._prompt_tokens if n or not self._reading]
         return Expected(self._cost_without_prompts(), self.prompt_cost, prompt_tokens)
 
     def _next_cost(self) -> StepCost:
