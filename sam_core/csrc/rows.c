@@ -144,11 +144,10 @@ struct rows_team {
     uint32_t helpers; // threads that exist
     pid_t process;    // in which they do
     bool ends;
-    sem_t done;        // posted after each turn of a helper
-    size_t rows;       // to learn from
-    atomic_uint asked; // bits of lessons that nobody learns yet
-    atomic_bool learned;
-    unsigned lessons; // that are not learned yet, under `lock`
+    sem_t done;            // posted after each turn of a helper
+    size_t rows;           // to learn from
+    atomic_uint asked;     // bits of lessons that nobody learns yet
+    atomic_uint unlearned; // lessons
     pthread_mutex_t lock;
     pthread_cond_t has_learned;
 };
@@ -319,11 +318,8 @@ static void learn(worker *w) {
             continue;
         pool_learn(t->p, t->rows, lesson, lesson + 1, true);
         pthread_mutex_lock(&t->lock);
-        t->lessons--;
-        if (!t->lessons) {
-            atomic_store(&t->learned, true);
+        if (atomic_fetch_sub(&t->unlearned, 1) == 1)
             pthread_cond_broadcast(&t->has_learned);
-        }
         pthread_mutex_unlock(&t->lock);
     }
 }
@@ -332,7 +328,7 @@ static void wait_until_learned(worker *w) {
     rows_team *t = w->team;
     learn(w);
     pthread_mutex_lock(&t->lock);
-    while (!atomic_load(&t->learned))
+    while (atomic_load(&t->unlearned))
         pthread_cond_wait(&t->has_learned, &t->lock);
     pthread_mutex_unlock(&t->lock);
 }
@@ -349,7 +345,7 @@ static void prepare_range(worker *w, job *j, range *r) {
     unsigned state = IDLE;
     if (!atomic_compare_exchange_strong(&r->state, &state, PREPARING))
         return; // others were sooner
-    for (; r->prepared < r->count && !atomic_load(&w->team->learned); r->prepared++)
+    for (; r->prepared < r->count && atomic_load(&w->team->unlearned); r->prepared++)
         prepare_block(w, j, BLOCK(r, r->prepared));
     atomic_store(&r->state, READY);
 }
@@ -364,10 +360,11 @@ static bool is_open(range *r) {
 static void run_blocks(worker *w, job *j) {
     learn(w);
     uint32_t number = number_of(w);
-    if (j->drafts && number < j->threads)
-        prepare_range(w, j, &j->ranges[number]);
-    if (j->drafts)
+    if (j->drafts) {
+        if (number < j->threads)
+            prepare_range(w, j, &j->ranges[number]);
         wait_until_learned(w);
+    }
     for (uint32_t i = 0; i < j->threads; i++) {
         range *r = &j->ranges[(number + i) % j->threads];
         uint32_t at;
@@ -424,7 +421,6 @@ static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
         *t = (rows_team){.p = p,
                          .workers[0] = {.work = rule_model_work(p->model)},
                          .process = getpid(),
-                         .learned = true,
                          .lock = PTHREAD_MUTEX_INITIALIZER,
                          .has_learned = PTHREAD_COND_INITIALIZER};
         sem_init(&t->done, 0, 0);
@@ -487,8 +483,7 @@ bool rows_learn(pool *p, size_t rows) {
     rows_team *t = p->team;
     pool_mark_groups(p, rows);
     t->rows = rows;
-    t->lessons = RULE_LESSONS;
-    atomic_store(&t->learned, false);
+    atomic_store(&t->unlearned, RULE_LESSONS);
     atomic_store(&t->asked, (1u << RULE_LESSONS) - 1);
     call(t, helpers < RULE_LESSONS ? helpers : RULE_LESSONS);
     return true;

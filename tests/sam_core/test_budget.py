@@ -88,6 +88,8 @@ def test_costs_of_consecutive_sizes_are_kept_until_they_change(of):
         costs = cost.consecutive_costs(first, count)
         assert costs[:count].tolist() == cost.rows_cost(np.arange(first, first + count)).tolist()
     cost._scale(2.0)
+    cost.refresh()
+    assert cost._consecutive[0] is cost._seconds
     assert cost.consecutive_costs(3, 50) == pytest.approx(2 * costs)
     for _ in range(10):
         cost.observe(4, 0.0, 0.0, 9.0)

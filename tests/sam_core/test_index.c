@@ -855,6 +855,8 @@ static void draft_and_learn(sources *s, uint32_t t, uint32_t alphabet) {
         rule_learn(s->model, s->rule, &s->record, lesson, tokens, count, s->accepted);
     for (uint32_t i = 0; i < RULE_SOURCES; i++)
         sum += s->accepted[i];
+    for (int lesson = 0; lesson < RULE_LESSONS; lesson++)
+        CHECK(!s->record.due[lesson]);
     CHECK(sum == expected);
     for (uint32_t i = 0; i < count; i++) {
         s->present[tokens[i]] = true; // as a follower

@@ -97,7 +97,7 @@ def choose(
     chosen = np.empty(batch, np.int32)
     drafts = np.ascontiguousarray(scores, np.float64), np.ascontiguousarray(lengths, np.int32), contexts
     count = int(lengths.sum()) + 1
-    rows = np.arange(batch, batch + count) if costs is None or beside else None
+    rows = np.arange(batch, batch + count)
     seconds = (cost.rows_cost(rows) if costs is None else costs[:count]) + base
     seconds[1:] += cost.verify
     plain = float(seconds[0])

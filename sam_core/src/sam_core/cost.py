@@ -371,6 +371,12 @@ class StepCost:
             self._consecutive = kept = self._seconds, first, self.rows_cost(np.arange(first, first + count))
         return kept[2]
 
+    def refresh(self) -> None:
+        """Compute the kept costs of consecutive sizes anew if f has changed, so that the next call finds them."""
+        if self._consecutive:
+            _, first, costs = self._consecutive
+            self.consecutive_costs(first, len(costs))
+
     def size_cost(self, rows: int) -> float:
         """f(rows) of one size: `rows_cost`, several times as fast."""
         known, seconds = self._row_list, self._seconds

@@ -276,8 +276,8 @@ class AutoSwitch(Switch):
         if step is None:
             return
         self._learn(step)
-        if self.on and (cost := self._cost_without_prompts()).fitted:
-            self._costs(cost, step.batch)  # so that the next choice finds them
+        if self.on:
+            self._cost_without_prompts().refresh()
 
     def _learn(self, step: _Ended) -> None:
         self.calibration.observe(step.counts)
@@ -400,8 +400,8 @@ class AutoSwitch(Switch):
         worth = self.calibration.correct(scores)
         cost = self._cost_without_prompts()
         beside = self._beside()
-        costs = None if uniform else self._costs(cost, len(lengths))
-        width = self.k if uniform else 0
+        batch, width = len(lengths), self.k if uniform else 0
+        costs = None if uniform else cost.consecutive_costs(batch, (self.k + 1) * batch + 1)
         choice = choose(worth, lengths, contexts, cost, width, beside, self._rate, self._step, costs)
         self._rate = choice.rate
         pays = bool(choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF))
@@ -410,14 +410,11 @@ class AutoSwitch(Switch):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", len(contexts))
         chosen = choice.lengths if pays else np.zeros(len(contexts), np.int32)
         self._accepted = choice.accepted if pays else 0.0
-        if self._step < self._next_look and len(lengths) >= self.LARGE_BATCH:
+        if self._step < self._next_look and batch >= self.LARGE_BATCH:
             return chosen
         explored = self._explore(chosen, worth, lengths, contexts, choice.rate, beside, uniform)
         self._next_look = self._step + (self.LOOK_INTERVAL if explored is chosen else 1)
         return explored
-
-    def _costs(self, cost: StepCost, batch: int) -> npt.NDArray[np.float64]:
-        return cost.consecutive_costs(batch, (self.k + 1) * batch + 1)
 
     def _beside(self) -> Expected | None:
         """What the next step costs with the prompts that it is expected to read; None: it is expected to read none."""
