@@ -1,32 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an answer ends. Asynchronous engines run steps beyond it until the scheduler knows of the end."""
+"""Where an answer ends. A step's drafts, and steps that an asynchronous engine runs ahead, go beyond it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 
-def stop_tokens(params: Any) -> set[int | None]:
-    """The tokens that end an answer with these SamplingParams."""
-    return {params.eos_token_id, *(params.stop_token_ids or ())}
+
+def stop_tokens(params: Any) -> Set[int]:
+    """The tokens that end an answer with these SamplingParams, as vLLM's check_stop has it (v1/core/sched/utils.py)."""
+    stops: Set[int] = frozenset(params.stop_token_ids or ()) if params.ignore_eos else params.all_stop_token_ids
+    return stops
 
 
 def cut(
-    tokens: list[int], params: Any, stops: set[int | None], num_tokens: int, last: int, num_places: int
+    tokens: list[int],
+    params: Any,
+    stops: Set[int],
+    answer: Sequence[int] | npt.NDArray[np.integer],
+    num_places: int,
 ) -> list[int]:
     """Those of a step's tokens that belong to the answer; none if it was complete before.
 
     Args:
         tokens: what the step sampled for the request.
         params: its SamplingParams; stops: their `stop_tokens`.
-        num_tokens: the answer's tokens before them; last: the last of these, if there are any.
+        answer: the tokens before them.
         num_places: tokens that the text may still take before `max_model_len`.
     """
+    before = len(answer)
     if params.max_tokens is not None:
-        num_places = min(num_places, params.max_tokens - num_tokens)
-    if num_places <= 0 or (num_tokens and last in stops and num_tokens >= params.min_tokens):
+        num_places = min(num_places, params.max_tokens - before)
+    if num_places <= 0 or (before and _ends(answer, [], params, stops)):
         return []
-    for i, token in enumerate(tokens[:num_places], 1):
-        if token in stops and num_tokens + i >= params.min_tokens:
+    for i in range(1, min(len(tokens), num_places) + 1):
+        if _ends(answer, tokens[:i], params, stops):
             return tokens[:i]
     return tokens[:num_places]
+
+
+def looks_for_repetition(params: Any) -> bool:
+    """Whether an answer with these SamplingParams ends where its text repeats itself; vLLM 0.11 has no such parameter."""
+    return getattr(params, "repetition_detection", None) is not None
+
+
+def _ends(
+    answer: Sequence[int] | npt.NDArray[np.integer], tokens: list[int], params: Any, stops: Set[int]
+) -> bool:
+    """Whether an answer ends with its last token, by whatever but its length."""
+    if len(answer) + len(tokens) < params.min_tokens:
+        return False
+    if (tokens[-1] if tokens else int(answer[-1])) in stops:
+        return True
+    if not looks_for_repetition(params):
+        return False
+    from vllm.v1.core.sched.utils import check_sequence_repetition
+
+    text = [*map(int, answer), *tokens]
+    return bool(check_sequence_repetition(text, params.repetition_detection))
+
+
+def certain_lengths(
+    batch: Any, requests: Mapping[str, Any], sampled: Sequence[list[int]], max_model_len: int
+) -> npt.NDArray[np.integer]:
+    """Tokens of each row of a synchronous step that belong to its prompt and answer: int [B].
+
+    Args:
+        batch: the runner's InputBatch of B requests, whose rows hold what the step sampled.
+        requests: the states of its requests, by id.
+        sampled: the tokens that the step sampled for each row.
+    """
+    lengths: npt.NDArray[np.integer] = batch.num_tokens_no_spec[: batch.num_reqs].copy()
+    for row, tokens in enumerate(sampled):
+        if len(tokens) > 1:  # one token is the answer's, since the scheduler knew of no end
+            params = requests[batch.req_ids[row]].sampling_params
+            start = int(lengths[row]) - len(tokens)
+            answer = batch.token_ids_cpu[row, batch.num_prompt_tokens[row] : start]
+            lengths[row] = start + len(cut(tokens, params, stop_tokens(params), answer, max_model_len - start))
+    return lengths

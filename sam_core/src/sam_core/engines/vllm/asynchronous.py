@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from sam_core._sam import to_lists
-from sam_core.engines.vllm.answers import cut, stop_tokens
+from sam_core.engines.vllm.answers import cut, looks_for_repetition, stop_tokens
 from sam_core.proposer import FEED_INTERVAL, SamProposer
 
 MANY_REQUESTS = 64
@@ -100,7 +100,8 @@ class AsyncDrafts:
         batch, drafter = self.runner.input_batch, self.runner.drafter
         planned = scheduler_output.scheduled_spec_decode_tokens
         self._running = len(scheduler_output.num_scheduled_tokens)
-        leaving = batch.req_id_to_index.keys() - scheduler_output.num_scheduled_tokens.keys()
+        beginning = {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        leaving = batch.req_id_to_index.keys() - (scheduler_output.num_scheduled_tokens.keys() - beginning)
         if not (planned or leaving or scheduler_output.finished_req_ids) and self._skip():
             self._num_tokens = scheduler_output.total_num_scheduled_tokens
             return scheduler_output
@@ -127,6 +128,7 @@ class AsyncDrafts:
         for step in self._unread:
             index = self._index(step)
             lengths[index[index >= 0]] = step.starts[index >= 0]
+        self._forget_texts(beginning)
         cached = scheduler_output.scheduled_cached_reqs
         if cached.resumed_req_ids:  # perhaps after a reset of the cache, which drops tokens in flight
             kept = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
@@ -230,6 +232,15 @@ class AsyncDrafts:
                     for start, token in zip(starts[i].tolist(), tokens[i].tolist(), strict=True):
                         state.output_token_ids[start - state.num_prompt_tokens] = token
 
+    def _forget_texts(self, beginning: set[str]) -> None:
+        """What steps in flight sample for these ids belongs to texts that have ended: a session's turn, or a request whose
+        id is used again."""
+        for step in self._unread:
+            if not beginning.isdisjoint(step.req_ids):
+                kept = [i for i, req_id in enumerate(step.req_ids) if req_id not in beginning]
+                step.req_ids = [step.req_ids[i] for i in kept]
+                step.rows, step.starts = step.rows[kept], step.starts[kept]
+
     def _complete_output(self, req_id: str) -> None:
         """Copy a request's row to the list of its output tokens."""
         batch, state = self.runner.input_batch, self.runner.requests[req_id]
@@ -286,13 +297,16 @@ class AsyncDrafts:
         return np.flatnonzero(left).tolist()
 
     def _ends(self, params: list[Any]) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """What ends the answers of requests with these N SamplingParams: int64 [N], their maximum tokens, and the tokens
-        that end one of them. Kept for the next call, as a long answer asks for it in each step."""
+        """What ends the answers of requests with these N SamplingParams: int64 [N], their maximum tokens, 0 where more is to be
+        looked at, and the tokens that end one of them. Kept for the next call, as a long answer asks for it in each step."""
         if len(params) != len(self._params) or not all(map(operator.is_, params, self._params)):
             unlimited = self.runner.max_model_len
-            limits = [unlimited if each.max_tokens is None else each.max_tokens for each in params]
+            limits = [
+                0 if looks_for_repetition(each) else unlimited if each.max_tokens is None else each.max_tokens
+                for each in params
+            ]
             self._params, self._max_tokens = params, np.array(limits, np.int64)
-            self._stops = [*(set().union(*map(stop_tokens, params)) - {None})]
+            self._stops = [*set[int]().union(*map(stop_tokens, params))]
         return self._max_tokens, self._stops
 
     def _read_end(self, state: Any, row: int, start: int, sampled: list[int]) -> None:
@@ -302,10 +316,9 @@ class AsyncDrafts:
             state: of the request; row: in the batch, -1 if it was preempted, or is complete and not yet reported as finished.
             start: where they begin in the text; sampled: what the step sampled.
         """
-        batch, params, first, last = self.runner.input_batch, state.sampling_params, start - state.num_prompt_tokens, -1
-        if first:
-            last = state.output_token_ids[first - 1] if row < 0 else int(batch.token_ids_cpu[row, start - 1])
-        tokens = cut(sampled, params, stop_tokens(params), first, last, self.runner.max_model_len - start)
+        batch, params, first = self.runner.input_batch, state.sampling_params, start - state.num_prompt_tokens
+        answer = state.output_token_ids[:first] if row < 0 else batch.token_ids_cpu[row, start - first : start]
+        tokens = cut(sampled, params, stop_tokens(params), answer, self.runner.max_model_len - start)
         state.output_token_ids[first : first + 1] = tokens
         if row >= 0:
             batch.token_ids_cpu[row, start : start + len(tokens)] = tokens

@@ -13,8 +13,9 @@ EXTRA_ARG = "sam_group"
 """Key of `SamplingParams.extra_args` under which a request names its group, as a string."""
 
 
-def request_group(state: Any) -> bytes | Literal["by_prompt"]:
-    """The group of a request: the one it names, else that of its prompt's tokens and images.
+def request_group(state: Any) -> bytes | Literal["by_prompt"] | None:
+    """The group of a request: the one it names, else that of its prompt's tokens and images; None if that is one of
+    embeddings, whose tokens are unknown.
 
     Requests of one name share drafts whatever their prompts are, and a request whose prompt begins with the text of an
     ended one continues that text.
@@ -26,6 +27,8 @@ def request_group(state: Any) -> bytes | Literal["by_prompt"]:
     name = (params.extra_args or {}).get(EXTRA_ARG) if params else None
     if name is not None:
         return f"name {name}".encode()
+    if getattr(state, "prompt_embeds", None) is not None:
+        return None
     if not state.mm_features:
         return BY_PROMPT
     digest = hashlib.blake2b(array("i", state.prompt_token_ids or ()).tobytes(), digest_size=16)

@@ -67,8 +67,7 @@ class Texts:
         if text.row < 0:
             return 0
         row, start = self.tokens[text.row], int(self.ends[text.row])
-        answer = start - int(self.prompts[text.row])
-        tokens = cut(tokens, text.params, text.stops, answer, int(row[start - 1]), len(row) - start)
+        tokens = cut(tokens, text.params, text.stops, row[self.prompts[text.row] : start], len(row) - start)
         row[start : start + len(tokens)] = tokens
         self.ends[text.row] = start + len(tokens)
         return len(tokens)
@@ -141,7 +140,7 @@ class Speculator:
         self.unread: deque[Output] = deque()
         self._num_drafts: dict[str, int] = {}
         self._renew_noise = proposer.options.repeats_noise
-        self.groups: dict[str, bytes | Literal["by_prompt"]] = {}
+        self.groups: dict[str, bytes | Literal["by_prompt"] | None] = {}
         proposer.group_of = self.groups.__getitem__
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
