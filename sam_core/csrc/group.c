@@ -245,7 +245,7 @@ void group_leave(pool *p, pool_group *g) {
     g->max_closed_tokens = UINT64_MAX;
     g->accepted /= 2;
     g->appended /= 2;
-    if (g->kept)
+    if (g->kept && has_source(p, RULE_HISTORY))
         room_relist(p, g);
     else
         group_remove(p, g);

@@ -52,7 +52,7 @@ uint64_t group_hash(pool_key kind, const void *key, size_t bytes);
 // The group of a key, new if need be, with one more open slot. NULL: no memory.
 pool_group *group_join(pool *p, pool_key kind, const void *key, size_t bytes);
 
-// Ends a slot's membership.
+// Ends a slot's membership. The group is freed after its last slot if it has no texts or history is no source.
 void group_leave(pool *p, pool_group *g);
 
 // Frees a group without open slots.

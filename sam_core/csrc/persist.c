@@ -14,6 +14,7 @@
 
 #define CHECKSUM_FACTOR UINT64_C(0x9E3779B97F4A7C15)
 #define DAMAGED "damaged: restore it from a copy, or start with a new pool"
+#define OF_ANOTHER_VERSION "from another version of sam_core: load it there, or start with a new pool"
 
 enum { BUFFER = 1 << 14, UNIT = 4, CHECKSUM = 8 };
 
@@ -112,7 +113,8 @@ bool persist_collect(pool *p, persist_snapshot *s) {
         done = collect_group(s, g);
     for (const pool_group *g = p->fresh.oldest; done && g; g = g->by_state.newer)
         done = collect_group(s, g);
-    for (size_t i = 0; done && i < p->bucket_count; i++)
+    bool has_history = p->sources >> RULE_HISTORY & 1;
+    for (size_t i = 0; done && has_history && i < p->bucket_count; i++)
         for (const pool_group *g = p->buckets[i]; done && g; g = g->chain)
             done = !g->open || collect_group(s, g);
     s->header.bytes += -s->header.bytes % CHECKSUM + CHECKSUM;
@@ -308,7 +310,7 @@ static const char *judge_header(persist_file *f, uint64_t bytes, int *error) {
     if (h->order != PERSIST_ORDER)
         return "from a machine with another byte order: load it there";
     if (h->version != PERSIST_VERSION)
-        return "from another version of sam_core: load it there, or start with a new pool";
+        return OF_ANOTHER_VERSION;
     if (h->bytes != bytes || bytes % CHECKSUM || bytes < sizeof *h + CHECKSUM)
         return "cut short or added to: restore it from a copy, or start with a new pool";
     return NULL;
@@ -336,9 +338,9 @@ static const char *judge_contents(const persist_file *f, int *error) {
     unsigned group = 1u << RULE_GROUP, history = 1u << RULE_HISTORY;
     if (h->vocab_size > (uint64_t)1 << 31 || h->rule > RULE_BLEND || !h->sources ||
         h->sources & ~(1u << RULE_REQUEST | group | history | 1u << RULE_COMMON) ||
-        ((h->groups || h->sources & history) && !(h->sources & group)))
+        (h->sources & history && !(h->sources & group)))
         return DAMAGED;
-    return NULL;
+    return h->groups && !(h->sources & history) ? OF_ANOTHER_VERSION : NULL;
 }
 
 persist_status persist_open(persist_file *f, const char *path, const char **reason) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Saves a pool's texts and what it has learned to a file, and loads such a file. Slots are not saved, nor are
-// indexes, which are built again when they are needed.
+// Saves a pool's texts, if history is a source, and what it has learned to a file, and loads such a file. Slots are
+// not saved, nor are indexes, which are built again when they are needed.
 //
 // File, little-endian, in units of 4 bytes:
 //   header     persist_header

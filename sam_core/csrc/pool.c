@@ -785,6 +785,7 @@ static bool validate_text(const pool_text *text, pool_totals *totals, const char
 static bool validate_group(pool *p, const pool_group *g, pool_totals *totals, const char **reason) {
     SAM_REQUIRE(group_find(p, g->hash, g->kind, g->key, g->key_bytes) == g,
                 "a group is not found by its key");
+    SAM_REQUIRE(g->open || has_source(p, RULE_HISTORY), "a group without history has outlived its slots");
     SAM_REQUIRE(g->open || (g->kept && !g->removed && g->past == g->text_count),
                 "a closed group has no texts, removed ones, or some that are not its history");
     SAM_REQUIRE(g->by_state.list == &p->opened

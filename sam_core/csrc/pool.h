@@ -11,8 +11,8 @@
 // stands once, and the answers branch off. A slot of a named group whose prompt begins with a closed text of the
 // group, the last few tokens aside, continues that text: an answer that is resumed, or the next turn of a
 // conversation. Its prompt remains that of the first slot. A group's life starts when a slot opens
-// and ends when its last slot is closed; then it lingers, so that the next life finds the answers. If history
-// is a source, the texts that a life finds are its history: drafts that copy them are counted apart.
+// and ends when its last slot is closed. If history is a source, the group lingers, so that the next life finds
+// the answers: drafts that copy them are counted apart. Else it is freed with its texts.
 //
 // Automata are fed in portions, so that no call takes long: a token is stored in its text at once, and later
 // calls feed it to the automata, about POOL_SLICE tokens per step (group.h). A slot drafts from an automaton

@@ -476,22 +476,34 @@ static void weigh_candidates(draft *d, const node *n, vote *v) {
 
 #undef INDEX
 
+// The longest match of all sources that something followed, of the first source on a tie. A longer string may stand
+// in a source without a follower, so the source where the longest one stands is asked first, not alone.
+static bool longest_match(const draft *d, const node *n, match *longest) {
+    uint32_t length = 0; // of `longest`
+    match m;
+    bool group_first = n->length[RULE_GROUP] > n->length[RULE_REQUEST];
+    for (uint32_t i = 0; i < RULE_INDEXES; i++) {
+        uint32_t s = i == group_first ? RULE_REQUEST : RULE_GROUP, wins_tie = s == RULE_REQUEST;
+        if (n->length[s] + wins_tie > length &&
+            index_matches(d->context->index[s], s, n->state[s], n->length[s], 1, &m) &&
+            m.length + wins_tie > length) {
+            *longest = m;
+            length = m.length;
+        }
+    }
+    if (n->corpus_count && n->corpus[0].length > length && corpus_matches(d->context->corpus, n, 1, &m) &&
+        m.length > length) {
+        *longest = m;
+        length = m.length;
+    }
+    return length > 0;
+}
+
 // `count`: only the longest match names candidates, the most frequent one first.
 static void consider_count(draft *d, node *n) {
-    uint32_t source = RULE_MATCHED, length = 0;
-    for (uint32_t s = 0; s < RULE_INDEXES; s++)
-        if (n->length[s] > length) {
-            source = s;
-            length = n->length[s];
-        }
     match m;
-    if (n->corpus_count && n->corpus[0].length > length) {
-        if (!corpus_matches(d->context->corpus, n, 1, &m))
-            return;
-    } else if (source == RULE_MATCHED ||
-               !index_matches(d->context->index[source], source, n->state[source], length, 1, &m)) {
+    if (!longest_match(d, n, &m))
         return;
-    }
     uint32_t max_candidates = d->tree ? DEEP_CANDIDATES : 1;
     add_candidate(d, n, max_candidates, n->seen.count, m.best, m.source);
     if (d->tree) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three drafting rules by quadratic search over the texts, without any automaton; and NumPy-shaped calls of step."""
+"""Drafting rules by quadratic search over the texts, without any automaton; and NumPy-shaped calls of step."""
 
 import copy
 import os
@@ -227,7 +227,7 @@ class Oracle:
         if any(text.removed for text in group.texts):
             group.drop_index()
         group.past = len(group.texts)
-        if not group.texts:
+        if not group.texts or "history" not in self.sources:
             self.groups = {key: other for key, other in self.groups.items() if other is not group}
 
     def truncate(self, slot, size):
@@ -246,7 +246,7 @@ class Oracle:
     def saved(self):
         """An oracle of the pool that is loaded from what this one saves."""
         loaded = Oracle(self.rule, self.sources)
-        for key, group in self.groups.items():
+        for key, group in self.groups.items() if "history" in self.sources else []:
             kept = [text for text in group.texts if not text.open and not text.removed]
             kept = [text for text in kept if not group.by_prompt or len(text.tokens) > text.prompt_size]
             if kept:
@@ -284,30 +284,68 @@ class Oracle:
             return [], None
         if source == "group" and "history" in self.sources:
             source = "history" if place[0] in text.group.texts[: text.group.past] else "group"
-        end = len(place[0].tokens) if source == "request" else place[0].fed
-        return place[0].tokens[place[1] : min(place[1] + k, end)], source
+        return place[0].tokens[place[1] : place[1] + k], source
 
     def _count(self, text, k):
-        sources, tokens, drafted = list(self._sources(text)), list(text.tokens), []
+        drafted = []
+        while len(drafted) < k and (token := self._followers(text, drafted)[0]) is not None:
+            drafted.append(token)
+        return drafted, None
+
+    def _followers(self, text, path):
+        """What followed the longest match behind a drafted path: the most frequent token, None if none did, and all."""
+        tokens, sources = list(text.tokens), list(self._sources(text))
         lengths = [
             max((common_suffix(tokens, other.tokens[:position]) for other, position, _ in following), default=0)
             for _, following, _, _ in sources
         ]
-        while len(drafted) < k and any(lengths):
-            number = lengths.index(max(lengths))
-            token = most_frequent(sources[number][1], tokens, lengths[number])
-            if token is None:
-                break
-            drafted.append(token)
+        for token in path:  # a source in which nothing matches is out for the rest of the draft
             tokens.append(token)
-            for i, (_, _, _, texts) in enumerate(sources):
-                if lengths[i]:
-                    lengths[i] = longest_known(texts, tokens, lengths[i] + 1)
-        return drafted, None
+            lengths = [
+                longest_known(texts, tokens, length + 1) if length else 0
+                for (_, _, _, texts), length in zip(sources, lengths, strict=True)
+            ]
+        found = [
+            most_frequent(following, tokens, most)
+            for (_, following, _, _), most in zip(sources, lengths, strict=True)
+        ]
+        return max(found, key=lambda match: match[0], default=(0, None, {}))[1:]
+
+    def check(self, slot, tokens, parents, k, tree):
+        """What a tree must be by the rules oldest, newest and count, and any draft by suffix and blend."""
+        text, paths = self.slots[slot], []
+        for token, parent in zip(tokens, parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else []), token])
+        sources = list(self._sources(text))
+        if self.rule in ("oldest", "newest"):
+            copies = list(self._copies(text))
+            assert all(any(copy[: len(path)] == path for copy in copies) for path in paths)
+        elif self.rule == "count":
+            assert all(path[-1] in self._followers(text, path[:-1])[1] for path in paths)
+        elif self.rule == "suffix":  # each path follows a match of one source
+            known = [string for _, _, _, texts in sources for string in texts]
+            for path in paths:
+                wanted = [*text.tokens[-1:], *path]
+                assert len(wanted) > len(path) and longest_known(known, wanted, len(wanted)) == len(wanted)
+        elif "common" not in self.sources:
+            known = {token for _, following, _, _ in sources for other, _, _ in following for token in other.tokens}
+            assert known.issuperset(tokens)
+        if tree and self.rule in ("oldest", "newest", "count"):
+            assert len(tokens) >= len(self.draft(slot, k)[0])
+
+    def _copies(self, text):
+        """What followed the matches of every length."""
+        for _, _, in_order, _ in self._sources(text):
+            lengths = [common_suffix(text.tokens, other.tokens[:position]) for other, position, _ in in_order]
+            for least in {*lengths} - {0}:
+                places = [at for at, length in zip(in_order, lengths, strict=True) if length >= least]
+                place = places[0 if self.rule == "oldest" else -1]
+                yield place[0].tokens[place[1] :]
 
 
 def most_frequent(following, tokens, length):
-    """The token that followed the longest suffix, of at most `length` tokens, that any token followed."""
+    """The longest suffix, of at most `length` tokens, that any token followed: its length, or 0; the token that followed it
+    most often, the newest on a tie; how often each did."""
     for size in range(length, 0, -1):
         counts, best, newest = {}, None, None
         for other, at, older in following:
@@ -320,8 +358,8 @@ def most_frequent(following, tokens, length):
             if counts[token] + takes > counts.get(best, 0):
                 best = token
         if counts:
-            return best
-    return None
+            return size, best, counts
+    return 0, None, {}
 
 
 def longest_known(texts, tokens, most):

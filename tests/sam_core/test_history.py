@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +53,11 @@ def saved(proposer):
 @pytest.fixture(autouse=True)
 def other_processes(monkeypatch):
     """Each proposer is that of a process which has ended when the next one is made."""
-    monkeypatch.setattr(history, "_locks", {})
+    monkeypatch.setattr(history, "_holders", weakref.WeakValueDictionary())
 
 
 def end_process():
-    for lock in history._locks.values():
-        lock.close()
-    history._locks.clear()
+    history._holders.clear()
 
 
 def test_history_is_found_again(tmp_path, caplog):
@@ -292,6 +292,7 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     assert warning.name == "the engine"
     row = np.array([[1, 21, 22, 23]], np.int32)
     assert smaller.propose(["new"], row, [4], [4], [True], 1) == [[24, 25, 26]], "the corpus is a source all the same"
+    end_process()
     assert make(tmp_path, sam={"sources": ["common", "history", "group", "request"]} | sam), "in any order"
 
 
@@ -375,6 +376,31 @@ print(child, flush=True)
 """
 
 
+FORK_OF_ENGINE = """
+import os, sys, sam_core.history as h
+from sam_core.proposer import SamProposer
+h.LOCK_TIMEOUT_S = 0.2
+def make():
+    return SamProposer(3, {"history": sys.argv[1]}, max_model_len=64)
+def told():
+    try:
+        make()
+        print("not in use", flush=True)
+    except ValueError as e:
+        print("in use" if "in use by another engine" in str(e) else e, flush=True)
+engine = make()
+if not (child := os.fork()):
+    told()
+    engine = None
+    os._exit(0)
+os.waitpid(child, 0)
+if not os.fork():
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], sys.argv[1]])
+os.wait()
+"""
+OTHER_ENGINE = FORK_OF_ENGINE.partition("engine = make()")[0] + "told()"
+
+
 @pytest.fixture
 def holder(tmp_path):
     """Another process, which uses the folder until it is killed."""
@@ -410,9 +436,44 @@ def test_a_forked_child_does_not_hold_it(tmp_path, monkeypatch):
         os.kill(child, signal.SIGKILL)
 
 
-def test_one_engine_may_build_its_proposer_twice(tmp_path):
-    first, second = make(tmp_path), make(tmp_path)
-    assert first.saved and second.saved
+def test_a_second_engine_of_this_process(tmp_path):
+    first = make(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"^history '{tmp_path}' is in use by another engine: end that one, or"):
+            make(tmp_path)
+    other = make(tmp_path, rank=1)
+    assert answer(first) == answer(other) == 0
+    for folder in ("engine-0", "engine-1"):
+        assert Pool.describe(tmp_path / folder / "pool")["texts"] == 1
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_one_engine_may_build_its_proposer_twice(tmp_path, in_a_cycle):
+    engine = types.SimpleNamespace(drafter=make(tmp_path))
+    if in_a_cycle:
+        engine.drafter.engine = engine
+        engine = types.SimpleNamespace()
+    engine.drafter = None
+    engine.drafter = make(tmp_path)
+    answer(engine.drafter)
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
+
+
+def test_an_engine_waits_until_the_one_before_it_in_this_process_has_saved(tmp_path, monkeypatch):
+    saves, may_save = [], threading.Event()
+    monkeypatch.setattr(history.SavedHistory, "_write", lambda self, *what: saves.append(may_save.wait(60)))
+    engine = make(tmp_path)
+    threading.Timer(0.3, may_save.set).start()
+    engine.propose(["a"], ROWS, [9], [3], [True], 1)
+    engine.finish(["a"])
+    engine = None
+    assert make(tmp_path).saved and saves == [True]
+
+
+def test_the_lock_is_that_of_the_process_that_made_the_engine(tmp_path):
+    """A forked child, which has a copy of the engine, cannot use the folder, and does not end the lock."""
+    run = [sys.executable, "-c", FORK_OF_ENGINE, str(tmp_path), OTHER_ENGINE]
+    assert subprocess.run(run, capture_output=True, text=True).stdout == "in use\nin use\n"
 
 
 OLDER = b"sampool\0" + struct.pack("<II", 2, 0x01020304) + bytes(64)
@@ -535,7 +596,7 @@ def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch, caplog, place, 
     proposer.saved.timer._next = 0
     proposer.finish([])
     saved(proposer)
-    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2 and len(history._locks) == 1
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2 and len(history._holders) == 1
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

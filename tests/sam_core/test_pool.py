@@ -75,6 +75,22 @@ def test_rules_choose_first_last_or_most_frequent(rule, expected):
     assert draft(pool, slot, [B], k=4) == expected
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "expected"),
+    [
+        # ABB stands in the request too, at its end: what followed is B in the request, A behind the longer BB in the group
+        ([A, B, B], [B, B, A], [A, B, B, A]),
+        # BAA stands in the group, at an end: behind A, in both, the request's B
+        ([A, B, A], [B, A, A], [A, B, A, A]),
+    ],
+    ids=["end of the request", "end of a sibling"],
+)
+def test_count_takes_the_longest_match_that_something_followed(own, other, expected):
+    pool = make("count", sources=("request", "group"))
+    slots = pool.open([]), pool.open([])
+    assert step(pool, [(slots[0], own), (slots[1], other)], k=4)[0] == expected
+
+
 def test_copy_ends_with_the_text_and_count_goes_on():
     copies, counts = make(), make("count")
     assert draft(copies, copies.open([A, A, A])) == [A]  # AA stood before, one token follows it
@@ -208,13 +224,35 @@ def test_named_group_joins_different_prompts():
     assert draft(pool, first, [D]) == [B]  # a prompt of the group is a source too
 
 
-@pytest.mark.parametrize("sources", [ALL, ("request", "group")])
+@pytest.mark.parametrize("sources", [ALL, ("group", "history")])
 def test_kept_answers_are_found_by_the_next_life(sources):
     pool = make(sources=sources)
     finish(pool, [A], [B, C, D])
     assert pool.stats()["slots_open"] == 0 and pool.stats()["groups"] == 1
     assert draft(pool, pool.open([A])) == [B, C, D]
-    assert by_source(pool) == ({"history": 1} if "history" in sources else {"group": 1})
+    assert by_source(pool) == {"history": 1}
+
+
+@pytest.mark.parametrize("group", [BY_PROMPT, b"name"])
+@pytest.mark.parametrize("sources", [("request", "group"), ("group",), ("request", "group", "common")])
+@pytest.mark.parametrize("rule", RULES)
+def test_without_history_the_next_life_finds_nothing(rule, sources, group, tmp_path):
+    pool = make(rule, sources=sources)
+    empty = pool.stats()["bytes_used"]
+    slots = [pool.open([A], group) for _ in range(2)]
+    step(pool, [(slots[0], [B, C, D, B, C, D]), (slots[1], [])], k=0)
+    pool.close(slots[0])
+    assert pool.stats()["groups"] == 1 and draft(pool, slots[1], [B], k=2)[0] == C, "this life has ended too soon"
+    pool.save(tmp_path / "pool")
+    pool.close(slots[1])
+    assert pool._validate() is None
+    for next_life in (pool, sam_core.Pool.load(tmp_path / "pool")):
+        stats = next_life.stats()
+        assert [stats[name] for name in ("groups", "tokens", "history_texts", "bytes_used")] == [0, 0, 0, empty]
+        slot = next_life.open([A], group)
+        drafted = {*draft(next_life, slot), *draft(next_life, slot, [B])}
+        assert drafted <= {A, B} or ("common" in sources and rule == "blend"), "not only of its own text"
+        assert next_life.prompt_size(next_life.open([A, B, C, D, B, C, D], group)) == 7
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -328,7 +366,7 @@ def test_next_turn_continues_the_conversation_also_when_nobody_else_runs():
 def test_prompt_of_a_named_group_counts_once():
     """After B, the prompt has C once and the answers have D three times: by count D, if three copies of the prompt D too
     few."""
-    pool = make("count", sources=("group",))
+    pool = make("count", sources=("group", "history"))
     for answer in ([B, D, E], [E, B, D], [D, B, D]):
         finish(pool, [A, B, C], answer, b"name")
     slot = pool.open([A, B, C], b"name")
@@ -444,7 +482,7 @@ def test_history_and_present_answers_are_one_source():
     assert pool.stats()["history_texts"] == 5
 
 
-@pytest.mark.parametrize("sources", [ALL, ("request", "group")])
+@pytest.mark.parametrize("sources", [ALL, ("group", "history")])
 def test_texts_of_a_closed_group_outlive_its_index(sources):
     prompt, answer = [A] * 10, random.Random(1).choices(range(5), k=2000)
 

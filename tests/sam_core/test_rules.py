@@ -108,17 +108,11 @@ class Definition:
     def counted(self, number, k):
         text, drafted, sources = list(self.texts[number]), [], list(self._sources(number))
         while len(drafted) < k:
-            # The source is chosen by where the string stands: below the first token also where nothing follows it.
-            # One in which nothing matches is out for the rest of the draft.
-            matched = []
-            for source in sources:
-                stands = [(other, position + 1) for other, position in source] if drafted else []
-                length, _ = self._longest(text, source + stands)
-                if length:
-                    matched.append((length, source))
-            sources = [source for _, source in matched]
-            _, chosen = max(matched, key=lambda match: match[0], default=(0, []))
-            _, places = self._longest(text, chosen)
+            # A source in which the text's end does not stand, with or without a follower, is out for the rest of the draft.
+            ends = [(source, [(other, position + 1) for other, position in source] if drafted else []) for source in sources]
+            sources = [source for source, ends_here in ends if self._longest(text, source + ends_here)[0]]
+            matches = [self._longest(text, source) for source in sources]
+            _, places = max(matches, key=lambda match: match[0], default=(0, []))
             followers = [other[position] for other, position in places]
             if not followers:
                 break

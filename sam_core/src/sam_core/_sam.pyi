@@ -64,8 +64,9 @@ class Pool:
     Sources of drafts:
         request: the slot's own prompt and answer.
         group: the texts of its group, finished or running. A group's life begins with its first slot and ends when its
-            last one is closed; its kept texts remain for the next life.
-        history: the group's texts from earlier lives, counted apart.
+            last one is closed.
+        history: the group's kept texts from earlier lives, counted apart. Without ``history`` a group is forgotten when
+            its life ends.
         corpus: a file that `build_corpus` wrote.
         common: for ``blend`` only, the token that came most often after the last 5, 3, 2 or 1 tokens, in any slot's
             appended tokens, those of private slots included. These statistics have a fixed size and are shared by all
@@ -273,7 +274,7 @@ class Pool:
         """
 
     def save(self, path: Path) -> None:
-        """Save the kept texts of closed slots, and what was learned, to a file of mode 0600.
+        """Save the kept texts of closed slots, if history is a source, and what was learned, to a file of mode 0600.
 
         The file is written beside `path` and renamed over it, so that `path` is always complete, the old file or the
         new one. Calls from other threads wait only while the texts are listed, not while they are written; the file has

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,9 +35,6 @@ LOCK_TIMEOUT_S = 60.0
 
 NOT_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a folder that can be read, and perhaps written later: an engine starts, and tries again when it saves."""
-
-_locks: dict[Path, Any] = {}
-"""Locks that this process holds until it ends; an engine may build its proposer twice."""
 
 
 class SaveTimer:
@@ -121,11 +121,30 @@ class SavedHistory:
     def _prepare(self) -> None:
         """Make the folder, for this engine alone."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        _lock(self.folder.resolve() / "lock")
+        self._hold()
         for partial in (*self.folder.glob(".pool-*"), *self.folder.glob(".switch.json.*")):
             partial.unlink()
         self._check_folder()
         self._prepared = True
+
+    def _hold(self) -> None:
+        """Lock the folder until this object is gone: an engine may build its proposer twice, and keep the second.
+
+        The system only knows processes: of one process, `_holders` tells who has the lock. A forked child has none.
+        """
+        path = self.folder.resolve() / "lock"
+        if (holder := _holders.get((os.getpid(), path))) is self:
+            return
+        if holder is not None:
+            saving = holder._thread
+            del holder
+            gc.collect()  # an engine that has ended may be in a cycle
+            if saving is not None:
+                saving.join()
+        if (os.getpid(), path) in _holders:
+            raise BlockingIOError
+        weakref.finalize(self, os.close, _lock(path))
+        _holders[os.getpid(), path] = self
 
     def _check_folder(self) -> None:
         """Some file systems force a mode or an owner that Pool.load refuses: fail now, not when a run resumes."""
@@ -231,21 +250,22 @@ class SavedHistory:
             write_json(self.switch_state, state)
 
 
-def _lock(path: Path) -> None:
-    """Lock a file until this process ends; forked children do not hold the lock."""
-    if path in _locks:
-        return
-    lock, end = open(path, "w"), time.monotonic() + LOCK_TIMEOUT_S
+_holders: weakref.WeakValueDictionary[tuple[int, Path], SavedHistory] = weakref.WeakValueDictionary()
+"""By process and lock."""
+
+
+def _lock(path: Path) -> int:
+    """Lock a file until the returned descriptor, or any other of this process for that file, is closed."""
+    lock, end = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), time.monotonic() + LOCK_TIMEOUT_S
     try:
         while True:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                return lock
             except BlockingIOError:
                 if time.monotonic() >= end:
                     raise
                 time.sleep(0.1)
     except OSError:
-        lock.close()
+        os.close(lock)
         raise
-    _locks[path] = lock

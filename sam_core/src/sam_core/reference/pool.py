@@ -365,7 +365,7 @@ class Pool:
             return
         group.close(closed.text, keep)
         group.leave()
-        if not group.texts:
+        if not group.texts or not (group.open or "history" in self._sources):
             self._groups = {key: other for key, other in self._groups.items() if other is not group}
 
     def truncate(self, slot: int, size: int) -> None:

@@ -396,14 +396,10 @@ class _Walk:
         return found
 
     def _consider_count(self, node: Node) -> None:
-        """The longest match alone names the candidates; the most frequent one first."""
-        lengths = [length for _, length in node.match]
-        source = REQUEST if lengths[REQUEST] >= lengths[GROUP] else GROUP
-        if node.corpus and node.corpus[0][2] > lengths[source]:
-            matches = self._corpus_matches(node, 1)
-        else:
-            matches = self._index_matches(source, node, 1)
-        for match in matches:
+        """The longest match that something followed, the first source's on a tie, names the candidates."""
+        matches = [*self._index_matches(REQUEST, node, 1), *self._index_matches(GROUP, node, 1)]
+        matches += self._corpus_matches(node, 1)
+        for match in [max(matches, key=lambda match: match.length)] if matches else []:
             most = DEEP_CANDIDATES if self.tree else 1
             for token in (match.best, match.newest, *match.counts) if self.tree else (match.best,):
                 node.name(most, token, match.source)
