@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests of a group go to one of vLLM's data-parallel engines, and no engine is swamped."""
 
+import json
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 from sam_core.engines.vllm.routing import EngineRoutes
@@ -115,13 +119,71 @@ def test_prompts_return_to_their_engine_in_a_run_that_is_started_again(tmp_path,
     assert not folder.exists(), "requests are in flight"
     client.end_all()
     other.end_all()
-    assert [file.name for file in folder.iterdir()] == ["routes-0.json"], "the other client chose none"
+    assert len(json.loads((folder / "routes.json").read_text())) == 8, "the other client chose none"
     again = Client(history=str(folder))
     assert [again.send(prompt=(7, prompt)) for prompt in (6, 3, 1, 0)] == [homes[prompt] for prompt in (6, 3, 1, 0)]
     fewer = Client(engines=2, history=str(folder))
     assert {fewer.send(prompt=(7, prompt)) for prompt in range(8)} == {0, 1}
-    (folder / "routes-0.json").write_text("[1]")
-    assert Client(history=str(folder)).send() == 0 and "routes-0.json cannot be used" in caplog.text
+    (folder / "routes.json").write_text("[1]")
+    damaged = Client(history=str(folder))
+    assert damaged.send() == 0 and "routes.json cannot be used" in caplog.text
+    damaged.end_all()
+    assert len(json.loads((folder / "routes.json").read_text())) == 1
+
+
+@pytest.mark.parametrize("later", [1, 2, 5])
+@pytest.mark.parametrize("clients", [2, 3])
+def test_clients_with_the_same_first_engine_save_together(tmp_path, clients, later):
+    """Two engines behind several clients, of which some begin with the same engine; after a restart there are others."""
+    first, homes = [Client(2, 2 * n // clients, str(tmp_path)) for n in range(clients)], {}
+    for prompt in range(12):
+        homes[prompt] = first[prompt % clients].send(prompt=(7, prompt))
+    for client in first:
+        client.end_all()
+    assert set(homes.values()) == {0, 1}
+    for number in range(later):
+        again = Client(2, 2 * number // later, str(tmp_path))
+        assert {prompt: again.send(prompt=(7, prompt)) for prompt in homes} == homes
+
+
+def test_a_prompt_that_another_client_moved_stays_there(tmp_path):
+    Client(history=str(tmp_path)).end_all()
+    one, two = Client(history=str(tmp_path)), Client(history=str(tmp_path))
+    for client in (one, two):
+        assert client.send(prompt=(7, 0)) == 0
+        client.end_all()
+    for rank in 99 * [0]:
+        two.send(rank=rank)
+    moved = two.send(prompt=(7, 0))
+    assert moved != 0
+    two.routes._saved._timer._next = 0
+    two.end_all()
+    one.send(prompt=(7, 1))
+    one.routes._saved._timer._next = 0
+    one.end_all()
+    assert Client(history=str(tmp_path)).send(prompt=(7, 0)) == moved
+
+
+def test_clients_of_other_processes_do_not_overwrite_each_other(tmp_path):
+    run = "import sys; sys.path.insert(0, sys.argv[2]); from test_engine_routes import Client\n"
+    run += "client = Client(history=sys.argv[1]); [client.send(prompt=(int(sys.argv[3]), n)) for n in range(200)]\n"
+    run += "print(flush=True); input(); client.end_all()"
+    clients = [
+        subprocess.Popen(
+            [sys.executable, "-c", run, str(tmp_path), str(Path(__file__).parent), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for number in range(3)
+    ]
+    for client in clients:
+        client.stdout.readline()
+    for client in clients:
+        client.stdin.write(b"\n")
+        client.stdin.flush()
+    for client in clients:
+        client.communicate()
+    assert len(json.loads((tmp_path / "routes.json").read_text())) == 600
 
 
 @pytest.mark.parametrize(

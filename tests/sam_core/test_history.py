@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from sam_core.corpus import build_corpus
 from sam_core.engines.vllm.config import replica_history
+from sam_core.files import lock
 from sam_core.proposer import SamProposer
 
 from sam_core import Pool, history
@@ -366,11 +367,11 @@ def test_engines_have_files_of_their_own(tmp_path):
     assert none == {}
 
 
-HOLD = "import sys, pathlib, sam_core.history as h; h._lock(pathlib.Path(sys.argv[1])); print(flush=True); input()"
+HOLD = "import sys, pathlib, sam_core.files as f; f.lock(pathlib.Path(sys.argv[1]), 60); print(flush=True); input()"
 
 FORK = """
-import os, pathlib, sys, time, sam_core.history as h
-h._lock(pathlib.Path(sys.argv[1]))
+import os, pathlib, sys, time, sam_core.files as f
+f.lock(pathlib.Path(sys.argv[1]), 60)
 child = os.fork() or time.sleep(60)
 print(child, flush=True)
 """
@@ -405,9 +406,9 @@ OTHER_ENGINE = FORK_OF_ENGINE.partition("engine = make()")[0] + "told()"
 def holder(tmp_path):
     """Another process, which uses the folder until it is killed."""
     (tmp_path / "engine-0").mkdir()
-    lock = (tmp_path / "engine-0/lock").resolve()
+    path = (tmp_path / "engine-0/lock").resolve()
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "\n"
         yield process
@@ -425,14 +426,13 @@ def test_an_engine_waits_for_the_one_before_it(tmp_path, holder):
     assert make(tmp_path).saved
 
 
-def test_a_forked_child_does_not_hold_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(history, "LOCK_TIMEOUT_S", 20)
+def test_a_forked_child_does_not_hold_it(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", FORK, str((tmp_path / "lock").resolve())], stdout=subprocess.PIPE, text=True
     ) as process:
         child = int(process.stdout.readline())
         assert process.wait() == 0
-        history._lock((tmp_path / "lock").resolve())
+        os.close(lock((tmp_path / "lock").resolve(), 20))
         os.kill(child, signal.SIGKILL)
 
 

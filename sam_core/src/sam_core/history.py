@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import json
 import logging
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_core import Pool
-from sam_core.files import write_json
+from sam_core.files import lock, write_json
 from sam_core.options import Options
 from sam_core.switch import Switch
 
@@ -143,7 +142,7 @@ class SavedHistory:
                 saving.join()
         if (os.getpid(), path) in _holders:
             raise BlockingIOError
-        weakref.finalize(self, os.close, _lock(path))
+        weakref.finalize(self, os.close, lock(path, LOCK_TIMEOUT_S))
         _holders[os.getpid(), path] = self
 
     def _check_folder(self) -> None:
@@ -252,20 +251,3 @@ class SavedHistory:
 
 _holders: weakref.WeakValueDictionary[tuple[int, Path], SavedHistory] = weakref.WeakValueDictionary()
 """By process and lock."""
-
-
-def _lock(path: Path) -> int:
-    """Lock a file until the returned descriptor, or any other of this process for that file, is closed."""
-    lock, end = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), time.monotonic() + LOCK_TIMEOUT_S
-    try:
-        while True:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return lock
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise
-                time.sleep(0.1)
-    except OSError:
-        os.close(lock)
-        raise

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sam_core.files import write_json
+from sam_core.files import lock, write_json
 from sam_core.history import SaveTimer
 
 logger = logging.getLogger(__name__)
@@ -91,10 +93,15 @@ class PromptRoutes:
                 del self._running[prompt]
 
 
+LOCK_TIMEOUT_S = 1.0
+"""Seconds that a process waits at most for another one that saves its routes to the same file."""
+
+
 class SavedRoutes:
     """A file by which a restarted run sends prompts to the servers that have their history.
 
-    Servers are identified by their order. A file that cannot be read or written gives a warning.
+    Several processes may share it: each adds the homes that it chose. Servers are identified by their order. A file that
+    cannot be read or written gives a warning.
 
     Args:
         routes: whose homes are saved and restored.
@@ -104,12 +111,14 @@ class SavedRoutes:
     def __init__(self, routes: PromptRoutes, path: Path | None) -> None:
         self._routes, self._path = routes, path
         self._timer = SaveTimer()
+        self._known: dict[int, int] = {}  # what this process has read or written
 
     def restore(self, servers: Sequence[Any]) -> None:
         """Call it once the servers are known."""
         try:
             if self._path:
-                self._routes.return_home(json.loads(self._path.read_text()), servers)
+                self._known = _read(self._path)
+                self._routes.return_home([*self._known.items()], servers)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError) as e:
@@ -125,7 +134,24 @@ class SavedRoutes:
 
     def _write(self, path: Path, servers: Sequence[Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, self._routes.homes(servers))
+        locked = lock(path.with_name(f".{path.name}.lock"), LOCK_TIMEOUT_S)
+        try:
+            theirs: dict[int, int] = {}
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+                theirs = _read(path)
+            ours = dict(self._routes.homes(servers))
+            for prompt in ours.keys() & theirs.keys():
+                if ours[prompt] == self._known.get(prompt):  # only others may have moved it
+                    ours[prompt] = theirs[prompt]
+            self._known = {prompt: home for prompt, home in theirs.items() if prompt not in ours} | ours
+            write_json(path, [*self._known.items()][-PromptRoutes.MAX_REMEMBERED :])
+        finally:
+            os.close(locked)
+
+
+def _read(path: Path) -> dict[int, int]:
+    """The home of each prompt, the latest last; raises OSError, ValueError or TypeError."""
+    return {int(prompt): int(home) for prompt, home in json.loads(path.read_text())}
 
 
 def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any, max_entries: int) -> None:

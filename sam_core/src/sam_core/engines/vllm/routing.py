@@ -23,11 +23,10 @@ class EngineRoutes:
 
     def __init__(self, first: int = 0, history: str | None = None) -> None:
         """first: the engine that is preferred among the least loaded ones, followed by the next ones in turn; another one for
-        each client. history: option of this name, where the engines that prompts went to are saved."""
+        each client. history: option of this name, where all clients save the engines that prompts went to."""
         self._first = first
         self._routes = PromptRoutes()
-        path = Path(history, f"routes-{first}.json") if history else None
-        self._saved = SavedRoutes(self._routes, path)
+        self._saved = SavedRoutes(self._routes, Path(history, "routes.json") if history else None)
         self._num_engines = 0
         self._engines: dict[str, int] = {}
         self._in_flight: Counter[int] = Counter()
