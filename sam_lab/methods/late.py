@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, NgramTable, draft
+from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, PAGE, NgramTable, draft
 
 from sam_lab.methods.pool import SamDrafter
 
@@ -44,7 +44,7 @@ class LateDrafter(SamDrafter):
 
     Args:
         k: maximum tokens of a draft.
-        num_texts: rows of the table; more requests than these must not be open.
+        num_texts: rows; more requests than these must not be open.
         max_length: tokens of a prompt and its answer.
         num_slots: of the table, a power of two.
 
@@ -56,7 +56,8 @@ class LateDrafter(SamDrafter):
     def __init__(self, k: int, num_texts: int, max_length: int, num_slots: int = 1 << 22, **options: Any) -> None:
         super().__init__(**options)
         self.k, self.width, self.num_slots = k, 2 * k + 1, num_slots
-        self.table = NgramTable(num_texts, max_length, num_slots, VOCABULARY)
+        self.table = NgramTable(num_texts * -(-max_length // PAGE) * PAGE, num_slots, VOCABULARY)
+        self.pages = np.zeros(num_texts, np.int64)
         self.memory = torch.from_numpy(self.table.memory.copy())
         self.rows = np.zeros((num_texts, max_length), np.int32)
         self.requests: dict[int, _Request] = {}
@@ -123,7 +124,9 @@ class LateDrafter(SamDrafter):
         out, lengths = np.empty((len(live), self.width), np.int32), np.empty(len(live), np.int32)
         first = np.maximum(starts, prompts)  # the pool has the prompts
         self.pool.step(slots, rows, ends - first, room, out, lengths, starts=first)
-        self.table.append(texts, groups, rows, starts, ends)
+        pages = self.pages[texts]
+        self.table.append(pages, groups, rows, starts, ends)
+        self.pages[texts] = pages
         for each in live:
             each.fed = each.known
         return out[: len(requests)], lengths[: len(requests)], self.table.changes()

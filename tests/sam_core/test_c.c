@@ -302,7 +302,7 @@ int main(void) {
     test_every_allocation_fails_in_turn();
     test_every_memory_limit();
     test_load_drops_what_does_not_fit(ALL);
-    test_load_drops_what_does_not_fit(1 << RULE_GROUP);
+    test_load_drops_what_does_not_fit(1 << RULE_GROUP | 1 << RULE_HISTORY);
     test_no_allocation_per_token();
     test_equal_hash_is_not_an_equal_prompt();
     test_validation_notices_damage();

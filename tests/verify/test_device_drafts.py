@@ -17,6 +17,8 @@ from sam_core.device_drafts import (
     NO_TOKEN,
     OF_GROUP,
     OF_TOKEN,
+    PAGE,
+    TEXTS,
     NgramTable,
     _factors,
     draft,
@@ -125,8 +127,8 @@ def test_drafts_are_those_of_dictionaries(k, seed):
     """Random texts in groups, fed in random portions; chains that hold, break off or are empty."""
     rng = random.Random(seed)
     size, num_slots = rng.choice([2, 5, 40, 150]), rng.choice([1 << 10, 1 << 16])
-    table, oracle = NgramTable(6, 400, num_slots, VOCABULARY), Oracle(num_slots)
-    device, numbers = Device(table), np.arange(6, dtype=np.int32)
+    table, oracle = NgramTable(6 * PAGE, num_slots, VOCABULARY), Oracle(num_slots)
+    device, pages = Device(table), np.zeros(6, np.int64)
     groups, texts = [rng.randrange(COMMON + 1, MAX_TOKEN) for _ in range(3)] * 2, [[] for _ in range(6)]
     looked_up = held = 0
     for _ in range(15):
@@ -134,9 +136,9 @@ def test_drafts_are_those_of_dictionaries(k, seed):
         starts = [*map(len, texts)]
         for text, tokens in zip(texts, new, strict=True):
             text += tokens
-        oracle.append(numbers.tolist(), groups, new)
+        oracle.append(range(6), groups, new)
         ends = [*map(len, texts)]
-        table.append(numbers, np.array(groups, np.int32), rows_of(texts), *np.array([starts, ends], np.int32))
+        table.append(pages, np.array(groups, np.int32), rows_of(texts), *np.array([starts, ends], np.int32))
         device.update()
         assert oracle.counts[int(table.memory[0])] == max(oracle.counts.values())
         sampled = [[rng.randrange(size) for _ in range(rng.randrange(k + 2))] for _ in texts]
@@ -153,10 +155,18 @@ def test_drafts_are_those_of_dictionaries(k, seed):
     assert looked_up > 30 and held > 15
 
 
-def table_of(texts, groups, num_slots=1 << 12):
-    table = NgramTable(len(texts), 400, num_slots, MAX_TOKEN)
+def add(table, texts, groups, pages=None, starts=None):
+    """Append texts, from `starts` on, and return their pages."""
     ends = np.array([*map(len, texts)], np.int32)
-    table.append(*np.array([range(len(texts)), groups], np.int32), rows_of(texts), np.zeros_like(ends), ends)
+    starts = np.zeros_like(ends) if starts is None else np.array(starts, np.int32)
+    pages = np.zeros(len(texts), np.int64) if pages is None else pages
+    table.append(pages, np.array(groups, np.int32), rows_of(texts), starts, ends)
+    return pages
+
+
+def table_of(texts, groups, num_slots=1 << 12, **more):
+    table = NgramTable(2 * PAGE * len(texts), num_slots, MAX_TOKEN, **more)
+    add(table, texts, groups)
     return table
 
 
@@ -166,10 +176,11 @@ def test_the_most_frequent_token_is_drafted_where_the_last_is_new():
     assert device.draft(K, [9], [[4]], [[77, 78]], [[77]]) == [[78, 1, 4]]
 
 
-def test_a_row_that_is_used_again_gives_the_new_text():
-    table = table_of([[1, 2, 3, 4, 5, 6, 7, 8]], [3])
+def test_a_page_that_is_used_again_gives_the_new_text():
+    table = NgramTable(1, 1 << 12, MAX_TOKEN)
+    add(table, [[1, 2, 3, 4, 5, 6, 7, 8]], [3])
     device = Device(table)
-    table.append(*np.array([[0], [2]], np.int32), rows_of([[1, 2, 9]]), *np.array([[0], [3]], np.int32))
+    add(table, [[1, 2, 9]], [2])
     device.update()
     assert device.draft(1, [2], [[0, 0, 0, 0, 1]], [[]], [[2]]) == [[9]]
     assert device.draft(1, [3], [[0, 0, 0, 1, 2]], [[]], [[3]]) == [[0]]  # where 4 stood, the text ends
@@ -179,22 +190,20 @@ def test_changes_of_a_long_time_without_drafts_are_as_many_as_the_cells():
     rng = random.Random(1)
     table = table_of([[1] * 20] * 4, [10] * 4, num_slots=1 << 6)
     device = Device(table)
-    for turn in range(300):
+    for _ in range(300):
         rows = rows_of([[rng.randrange(9) for _ in range(20)]])
-        table.append(*np.array([[turn % 4], [10]], np.int32), rows, *np.array([[0], [20]], np.int32))
+        add(table, rows, [10])
     assert sum(map(len, table._changed)) < 2 * len(table.memory)
     assert all(map(len, table._changed)), "an array for each call would grow as well"
     device.update()
     assert sum(map(len, table._changed)) == 0
-    table.append(*np.array([[0], [10]], np.int32), rows, *np.array([[0], [20]], np.int32))
+    add(table, rows, [10])
     device.update()
 
 
 def test_tokens_outside_the_vocabulary_are_not_drafted():
-    table = NgramTable(1, 400, 1 << 12, 10)
-    table.append(
-        *np.array([[0], [10]], np.int32), rows_of([[10, 1, 2, 11, 3, 11, 11]]), *np.array([[0], [7]], np.int32)
-    )
+    table = NgramTable(1, 1 << 12, 10)
+    add(table, [[10, 1, 2, 11, 3, 11, 11]], [10])
     device = Device(table)
     drafts = device.draft(K, [10] * 3, [[0] * 5] * 3, [[]] * 3, [[1], [2], [11]])
     assert drafts[0][0] == 2 and all(token < 10 for draft in drafts for token in draft)
@@ -210,9 +219,8 @@ def test_a_match_in_the_group_goes_before_one_elsewhere_that_is_one_token_longer
 def test_a_token_that_followed_twice_stays_until_two_others_came():
     device = Device(table_of([[1, 5]] + [[0] * 2] * 7, [10] * 8))
     found = []
-    for text, follower in enumerate([5, 6, 5, 7, 7, 8], 2):
-        rows = np.full((1, 2), [1, follower], np.int32)
-        device.table.append(*np.array([[text], [10]], np.int32), rows, *np.array([[0], [2]], np.int32))
+    for follower in [5, 6, 5, 7, 7, 8]:
+        add(device.table, [[1, follower]], [10])
         device.update()
         found += device.draft(1, [10], [[0] * 5], [[]], [[1]])[0]
     assert found == [5, 5, 5, 5, 7, 8]
@@ -237,3 +245,46 @@ def test_a_table_that_is_too_small_forgets_and_drafts_tokens_of_its_texts():
     device = Device(table_of(texts, [3] * 4, 64))
     for text in texts:
         assert all(100 <= t < 150 for t in device.draft(8, [3], [text[:200]], [[]], [text[200:203]])[0])
+
+
+def test_a_text_goes_on_over_its_pages_and_the_oldest_page_is_taken():
+    """A text of 20 pages in a table of 4: what its latest pages say is drafted, also across the end of a page."""
+    rng = random.Random(0)
+    text = [rng.randrange(1000, MAX_TOKEN) for _ in range(20 * PAGE)]
+    table = NgramTable(4 * PAGE, 1 << 16, MAX_TOKEN)
+    device, pages, at = Device(table), np.zeros(1, np.int64), 0
+    while at < len(text):
+        new = at + rng.choice((1, 7, PAGE, PAGE + 5))
+        add(table, [text[:new]], [10], pages, [at])
+        device.update()
+        at = min(new, len(text))
+    assert pages[0] == 19 and len(table.memory) == TEXTS + 4 * (PAGE + 1) + (2 << 16)
+    for end in range(len(text) - 3 * PAGE, len(text) - K):
+        (got,) = device.draft(K, [10], [text[end - 6 : end - 1]], [[]], [[text[end - 1]]])
+        assert got == text[end : end + K]
+    (got,) = device.draft(K, [10], [text[PAGE : PAGE + 5]], [[]], [[text[PAGE + 5]]])
+    assert got != text[PAGE + 6 : PAGE + 6 + K]
+
+
+def test_a_text_does_not_write_into_a_page_that_others_have_taken():
+    table = NgramTable(2 * PAGE, 1 << 12, MAX_TOKEN)
+    slow = add(table, [[1, 2, 3]], [10])
+    for number in range(2):
+        add(table, [[100 + 10 * number + i for i in range(8)]], [20])
+    add(table, [[1, 2, 3, 4, 5]], [10], slow, [3])
+    device = Device(table)
+    drafts = device.draft(K, [20, 10], [[0] * 4 + [112], [0] * 3 + [2, 3]], [[], []], [[113], [4]])
+    assert drafts[0] == [114, 115, 116] and drafts[1][0] == 5
+
+
+@pytest.mark.parametrize(("of_groups", "of_all"), [(True, False), (False, True)])
+def test_drafts_come_from_the_sources_that_are_asked_for(of_groups, of_all):
+    device = Device(table_of([[9, 9, 1, 2, 3], [9, 1, 2, 4]], [10, 11], of_groups=of_groups, of_all=of_all))
+    drafts = device.draft(1, [10, 11, 12], [[0] * 4 + [1]] * 3, [[]] * 3, [[2]] * 3)
+    assert drafts == ([[3], [4], [0]] if of_groups else [[4], [4], [4]])
+    assert device.draft(1, [10], [[0] * 5], [[]], [[77]]) == [[9 if of_all else 0]]
+
+
+def test_more_tokens_than_positions_are_refused():
+    with pytest.raises(ValueError, match="536870913 tokens are more than a table holds: 536870912"):
+        NgramTable((1 << 29) + 1, 1 << 4, 10)

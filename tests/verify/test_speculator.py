@@ -7,7 +7,8 @@ import noting_pool
 import numpy as np
 import pytest
 import torch
-from sam_core.engines.vllm.runner2_device import MAX_CHAIN, ChainProposer, DeviceSpeculator
+from sam_core.device_drafts import PAGE, NgramTable
+from sam_core.engines.vllm.runner2_device import MAX_CHAIN, ChainProposer, DeviceSpeculator, table_size
 
 K = 3
 MAX_LEN = 100
@@ -138,3 +139,63 @@ def test_a_saved_history_is_verified_by_new_random_numbers(tmp_path, sam):
     torch.manual_seed(0)
     steps.begin({"b": [1, 2]})
     assert torch.initial_seed() == 0
+
+
+@pytest.mark.parametrize("max_num_reqs", [1, 256, 1024, 8192])
+@pytest.mark.parametrize("max_model_len", [100, 40960, 131072, 1 << 20])
+@pytest.mark.parametrize("memory_bytes", [1 << 20, 1 << 30, 1 << 40])
+def test_a_table_takes_a_small_part_of_memory_bytes_in_every_configuration(max_num_reqs, max_model_len, memory_bytes):
+    num_tokens, num_slots = table_size(max_num_reqs, max_model_len, memory_bytes)
+    assert num_slots == 1 << num_slots.bit_length() - 1 and num_tokens >= 512
+    table = NgramTable(num_tokens, num_slots, 10)
+    assert table.memory.nbytes <= min(memory_bytes // 16, 49 << 20)
+    if max_num_reqs * max_model_len <= 1 << 20 and memory_bytes > 1 << 20:
+        assert num_tokens >= 2 * max_num_reqs * max_model_len, "all of it"
+
+
+def test_a_request_drafts_from_the_table_while_others_fill_it():
+    """1,000 answers of 50 tokens go through a table of 2,048 tokens; in each the last tokens repeat."""
+    steps = Steps(memory_bytes=1 << 20, switch="batch", threshold=8)
+    assert steps.speculator.table.num_pages * PAGE <= 4096
+    found = 0
+    for number in range(1000):
+        name, first = f"r{number}", 10 + number % 40
+        steps.begin({name: [first, 1, 2, 3, 4, first, 1, 2, 3]}, finished=[f"r{number - 1}"])
+        steps.end({name: 4})
+        found += steps.speculator.drafts[0].tolist() == [first, 1, 2]
+    assert found > 900
+
+
+LIVES = {
+    "history": (["request", "group", "history"], True),
+    "no history": (["request", "group"], False),
+    "common": (["request", "group", "common"], True),
+    "request": (["request"], False),
+}
+
+
+@pytest.mark.parametrize(("sources", "found"), LIVES.values(), ids=LIVES)
+def test_the_table_honours_sources(sources, found):
+    """What a later life of a group gets of an earlier one where no chain reaches."""
+    steps = Steps(sources=sources, rule="newest", memory_bytes=1 << 24)
+    steps.begin({"a": [1, 2, 50, 51, 52, 53]})
+    steps.end({"a": 54})
+    steps.begin(finished=["a"])
+    steps.begin({"b": [1, 2]})
+    steps.speculator.req_states.all_token_ids.gpu[0, :3] = torch.tensor([1, 2, 50])
+    steps.speculator.req_states.total_len.gpu[0] = 3
+    steps.end({"b": 50})
+    assert (steps.speculator.drafts[0].tolist() == [51, 52, 53]) is found
+
+
+@pytest.mark.parametrize(("sources", "found"), [(["request", "group"], True), (["request"], False)])
+def test_running_siblings_share_what_the_table_has_if_group_is_a_source(sources, found):
+    steps = Steps(sources=sources, rule="newest")
+    steps.begin({"a": [1, 2, 50, 51, 52, 53], "b": [1, 2, 60]})
+    steps.speculator.req_states.all_token_ids.gpu[1, :4] = torch.tensor([1, 2, 60, 50])
+    steps.speculator.req_states.total_len.gpu[1] = 4
+    steps.end({"a": 54, "b": 50})
+    assert (steps.speculator.drafts[1].tolist() == [51, 52, 53]) is found
+    steps.begin({"c": [1, 2]}, finished=["a"])
+    groups = steps.speculator._groups
+    assert bool(groups[0] == groups[1]) is found

@@ -35,6 +35,8 @@ NO_TOKEN = -1
 """Stands behind the last token of a text."""
 TEXTS = 2
 """Where the texts begin in a table's memory, behind the most frequent token and NO_TOKEN: a text of its own."""
+PAGE = 256
+"""Tokens of a text that stand side by side; a copy ends there, and is continued by the next look-up."""
 UNIT = 1 << 29
 """Positions are below it, priorities are multiples of it."""
 OF_TOKEN, OF_GROUP, CONFIRMED = 4 * UNIT, 6 * UNIT, 3 * UNIT
@@ -58,48 +60,67 @@ def _factors() -> Int64:
 class NgramTable:
     """What followed each n-gram in the texts of a group: one array of int32, and its changes.
 
-    `memory` holds the most frequent token, the texts, one a row, then pairs of a position and a check, one a slot. A position
-    is the index in `memory` of the token that followed the newest occurrence. A follower that came again is confirmed,
-    which adds CONFIRMED to the position: a different token replaces it only when others came twice in a row. N-grams
-    share slots, of which the newest has it.
+    `memory` holds the most frequent token, the texts in pages, each ended by NO_TOKEN, then pairs of a position and a check,
+    one a slot. A position is the index in `memory` of the token that followed the newest occurrence. A follower that came
+    again is confirmed, which adds CONFIRMED to the position: a different token replaces it only when others came twice in
+    a row. N-grams share slots, of which the newest has it. A new page takes the place of the oldest one, whosever that is.
 
     Args:
-        num_texts: rows. A text that has ended stays until its row is needed.
-        max_length: tokens of a text.
-        num_slots: a power of two.
+        num_tokens: of the texts; more are kept up to a whole page.
+        num_slots: a power of two. A text's n-grams lose their slots after about as many tokens as there are slots.
         vocab_size: tokens of the model's vocabulary.
+        of_groups, of_all: whether drafts come from the texts of the request's group, and from those of all requests,
+            which also give the most frequent token, else token 0.
+
+    Raises:
+        ValueError: more tokens than positions.
     """
 
-    def __init__(self, num_texts: int, max_length: int, num_slots: int, vocab_size: int) -> None:
-        self.width = max_length + 1
-        self.base = TEXTS + num_texts * self.width
+    def __init__(
+        self, num_tokens: int, num_slots: int, vocab_size: int, of_groups: bool = True, of_all: bool = True
+    ) -> None:
+        self.num_pages = max(1, -(-num_tokens // PAGE))
+        self.base = TEXTS + self.num_pages * (PAGE + 1)
         if self.base > UNIT:
-            raise ValueError(f"{num_texts} texts of {max_length} tokens are more than a table holds: {UNIT} tokens")
+            raise ValueError(f"{num_tokens} tokens are more than a table holds: {UNIT}")
         self.num_slots = num_slots
+        self.of_groups, self.of_all = of_groups, of_all
         self.memory = np.zeros(self.base + 2 * num_slots, np.int32)
         self.memory[TEXTS - 1] = NO_TOKEN
+        self.memory[TEXTS + PAGE : self.base : PAGE + 1] = NO_TOKEN
+        self._opened = 0  # pages
         self._counts = np.zeros(vocab_size, np.int64)
         self._changed: list[Int64] = []
         self._is_changed = np.zeros(len(self.memory), bool)
 
-    def append(self, texts: Int32, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
+    def append(self, pages: Int64, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
         """Add the tokens `starts` to `ends` of each of B texts. Of an n-gram that occurs several times there, the last counts.
 
         Args:
-            texts: int32 [B], the row of each text.
+            pages: int64 [B], the page that each text ends in, as the last call for it has left it here; anything at first.
             groups: int32 [B], the number of the group it belongs to, COMMON + 1 .. MAX_TOKEN - 1.
             token_rows: int32 [B or more, W], the tokens of each text from its first on. Those outside the vocabulary are
                 never drafted.
             starts, ends: int32 [B].
         """
         counts = ends - starts
-        row = np.repeat(np.arange(len(texts)), counts)
+        row = np.repeat(np.arange(len(counts)), counts)
         if not len(row):
             return
         first = np.cumsum(counts) - counts
         column = np.arange(len(row)) - (first - starts)[row]
-        cells = TEXTS + texts[row].astype(np.int64) * self.width + column
-        behind = cells[(first + counts)[counts > 0] - 1] + 1
+        grown = np.flatnonzero(counts)
+        firsts, lasts = first[grown], (first + counts)[grown] - 1
+        opens = column % PAGE == 0
+        opens[firsts] |= self._opened - pages[grown] > self.num_pages  # another text has the page
+        opened = np.cumsum(opens)
+        before = np.zeros(len(counts), np.int64)
+        before[grown] = opened[firsts] - opens[firsts]
+        page = np.where(opened > before[row], self._opened + opened - 1, pages[row])
+        pages[grown] = page[lasts]
+        self._opened += int(opened[-1])
+        cells = TEXTS + page % self.num_pages * (PAGE + 1) + column % PAGE
+        behind = cells[lasts] + 1
         tokens = token_rows[row, column]
         tokens = np.where(tokens < len(self._counts), tokens, NO_TOKEN)
         self._write(cells, tokens)
@@ -108,7 +129,7 @@ class NgramTable:
         last = token_rows[row[:, None], np.maximum(before, 0)]
         whole = before[:, ::-1] >= 0
         positions, followers = (np.broadcast_to(each[:, None], whole.shape)[whole] for each in (cells, tokens))
-        for numbers in (groups[row], np.full(len(row), COMMON, np.int32)):
+        for numbers in [groups[row]] * self.of_groups + [np.full(len(row), COMMON, np.int32)] * self.of_all:
             sums = np.concatenate([numbers[:, None], last], axis=1).astype(np.int64) @ _factors()
             pairs = self.base + 2 * (sums[:, :MAX_NGRAM][whole] & self.num_slots - 1)
             checks = sums[:, MAX_NGRAM:][whole] & CHECK
@@ -119,7 +140,7 @@ class NgramTable:
             self.memory[pairs + 1] = checks
         valid = tokens[tokens != NO_TOKEN]
         np.add.at(self._counts, valid, 1)
-        if len(valid):
+        if len(valid) and self.of_all:
             leader = valid[self._counts[valid].argmax()]
             if self._counts[leader] > self._counts[self.memory[0]]:
                 self._write(np.zeros(1, np.int64), leader)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,14 +21,18 @@ import numpy.typing as npt
 import torch
 
 from sam_core import BY_PROMPT
-from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, NgramTable, draft
+from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, PAGE, NgramTable, draft
 from sam_core.engines.vllm.runner2 import Speculator, Text
 from sam_core.proposer import SamProposer, _Step
 from sam_core.verify import to_device
 
 Int32 = npt.NDArray[np.int32]
 MAX_SLOTS = 1 << 22
-"""N-grams in the table, at most: 32 MiB."""
+"""N-grams in the table, at most, and tokens of the texts: 48 MiB."""
+TABLE_SHARE = 16
+"""The table takes at most so small a part of `memory_bytes`, on the device and on the host."""
+SLOT_BYTES = 13
+"""Of the table for an n-gram and a token, and somewhat more."""
 MAX_CHAIN = 64
 """Tokens that a pool drafts at most."""
 NUM_FIELDS = 3
@@ -92,6 +95,14 @@ class ChainProposer(SamProposer):
         return super().stats() | {"proposed": self._num_verified}
 
 
+def table_size(max_num_reqs: int, max_model_len: int, memory_bytes: int) -> tuple[int, int]:
+    """Tokens and slots of the table: for twice as many whole texts as can run, as far as the limits allow."""
+    num_tokens = 2 * max_num_reqs * -(-max_model_len // PAGE) * PAGE
+    most = memory_bytes // (TABLE_SHARE * SLOT_BYTES)
+    num_slots = min(1 << (2 * num_tokens - 1).bit_length(), 1 << (most.bit_length() - 1), MAX_SLOTS)
+    return min(num_tokens, num_slots), num_slots
+
+
 class DeviceSpeculator(Speculator):
     """Drafts that stay on the device.
 
@@ -119,22 +130,32 @@ class DeviceSpeculator(Speculator):
         self.width = max_concurrent * (self.k + 1)
         if not proposer.drafting:
             return
-        num_texts = 2 * max_num_reqs
-        num_slots = min(MAX_SLOTS, 1 << (2 * num_texts * max_model_len).bit_length())
-        self.table = NgramTable(num_texts, max_model_len, num_slots, vocab_size)
+        sources, size = proposer.options.sources, table_size(max_num_reqs, max_model_len, proposer.options.memory_bytes)
+        own = "request" in sources or "group" in sources
+        self.table = NgramTable(*size, vocab_size, of_groups=own, of_all="common" in sources)
         self.memory = torch.from_numpy(self.table.memory).to(device, copy=True)
-        self._free_rows = deque(range(num_texts))
-        # By row of self.texts: the row in the table, its tokens there, the number of its group.
-        self._table_rows, self._tabled, self._groups = np.zeros((3, max_num_reqs), np.int32)
+        self._sources = sources
+        self._lives: dict[bytes, list[int]] = {}  # by group: its number, its requests
+        self._num_lives = 0
+        # By row of self.texts: the page in the table, the group, its number, tokens in the table.
+        self._pages = np.zeros(max_num_reqs, np.int64)
+        self._keys = np.empty(max_num_reqs, object)
+        self._groups, self._tabled = np.zeros((2, max_num_reqs), np.int32)
 
     def join(self, text: Text) -> None:
         row, key = text.row, self.groups[text.req_id]
-        if key == BY_PROMPT:
+        if "group" not in self._sources:
+            key = text.req_id.encode()
+        elif key == BY_PROMPT:
             key = self.texts.tokens[row, : self.texts.prompts[row]].tobytes()
-        # Groups with the same number share their texts: drafts cost speed at worst.
-        self._groups[row] = COMMON + 1 + zlib.crc32(key) % (MAX_TOKEN - COMMON - 1)
-        self._table_rows[row] = self._free_rows.popleft()
-        self._tabled[row] = 0
+        if key not in self._lives:
+            self._num_lives += 1
+            # With history a group has one number for all its lives. Some have the same: drafts cost speed at worst.
+            number = zlib.crc32(key) if "history" in self._sources else self._num_lives
+            self._lives[key] = [COMMON + 1 + number % (MAX_TOKEN - COMMON - 1), 0]
+        life = self._lives[key]
+        life[1] += 1
+        self._keys[row], self._groups[row], self._tabled[row] = key, life[0], 0
 
     def finish(self, req_id: str) -> None:
         row = self.texts.by_id[req_id].row
@@ -142,9 +163,12 @@ class DeviceSpeculator(Speculator):
         self._tabulate(slice(row, row + 1))
 
     def leave(self, row: int) -> None:
+        life = self._lives[self._keys[row]]
+        life[1] -= 1
+        if not life[1]:
+            del self._lives[self._keys[row]]
         last = len(self.texts.req_ids)
-        self._free_rows.append(int(self._table_rows[row]))
-        for values in (self._table_rows, self._tabled, self._groups):
+        for values in (self._pages, self._keys, self._groups, self._tabled):
             values[row] = values[last]
 
     def read_outputs(self) -> None:
@@ -166,7 +190,7 @@ class DeviceSpeculator(Speculator):
     def _tabulate(self, rows: slice) -> None:
         """Bring the table on the host up to date."""
         ends = self.texts.ends[rows]
-        self.table.append(self._table_rows[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends)
+        self.table.append(self._pages[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends)
         self._tabled[rows] = ends
 
     def draft(self, input_batch: Any, drafts: torch.Tensor, k: int) -> None:
