@@ -809,6 +809,65 @@ def test_requests_whose_drafts_are_equal_get_them_in_turn():
     assert times.min() > 0.9 * times.mean() > 0.9 * 80 * 23 / 40
 
 
+def paused(steps, pauses, gap=300.0, **kwargs):
+    """A machine that has made steps, after some of which its engine made none for `gap` seconds; time without the pauses."""
+    machine = Machine(k=3, accept=0.8, **kwargs)
+    slept, clock = [0.0], machine.switch.clock
+    machine.switch.clock = lambda: clock() + slept[0]
+    for step in range(steps):
+        slept[0] += gap * (step in pauses)
+        machine.step()
+    return machine
+
+
+@pytest.mark.parametrize("gap", [3.0, 300.0])
+@pytest.mark.parametrize("read", [0, 64])
+def test_a_pause_is_not_learned_as_a_step(gap, read):
+    """Wherever it comes: also in a step that explores, or before anything is known."""
+    steps = AutoSwitch.MAX_WAIT + 60 if read else 200
+
+    def plain_seconds(machine):
+        cost = machine.switch.prompt_cost if read else machine.switch.cost
+        return cost.size_cost(2 + read)
+
+    never = paused(steps, (), batch=2, read=read)
+    assert never.switch.steps_on > 50
+    for at in range(1, 40):
+        once = paused(steps, (at,), gap, batch=2, read=read)
+        assert once.switch.steps_on > 0.93 * never.switch.steps_on - 2, at
+        assert plain_seconds(once) == pytest.approx(plain_seconds(never), rel=0.1)
+        assert once.switch._credit > -3 * curve(2)
+    often = paused(2000, range(0, 2000, 100), gap, batch=2, read=read)
+    assert often.switch.steps_on > 0.93 * paused(2000, (), batch=2, read=read).switch.steps_on
+
+
+def test_credit_for_a_step_that_nothing_is_known_of_is_returned():
+    machine = Machine(batch=2, accept=0.8)
+    while not machine.switch._probe:
+        machine.step()
+    reserved, credit = machine.switch._probe[-1], machine.switch._credit
+    machine.switch.forget(0)
+    machine.switch.forget(1)
+    machine.switch.observe(machine.slots, np.ones(2, np.int32), 2)
+    assert machine.switch._probe is None and machine.switch._credit == credit + reserved
+
+
+@pytest.mark.parametrize("times", [1.3, 3, 10, 100])
+def test_a_sudden_change_of_speed_is_noticed_within_five_steps(times):
+    machine = Changing(lambda step: times if step > 600 else 1, batch=2, accept=0.8, k=3)
+    machine.run(600)
+    before = machine.switch.cost.size_cost(8)
+    machine.run(6)  # the first of them ended before
+    machine.switch.learn()
+    assert machine.switch.cost.size_cost(8) > 0.8 * times * before
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_drafts_that_take_ten_times_as_long_as_a_plain_step_are_learned(batch):
+    machine = Machine(batch=batch, accept=0.8, k=3, seconds=lambda rows: 0.2 if rows > batch else 0.02)
+    assert machine.run(2000) > 0.95 * batch / 0.02
+
+
 class Changing(Machine):
     """A machine whose steps take `slow(step)` times as long."""
 

@@ -196,6 +196,9 @@ class AutoSwitch(Switch):
     """Steps of a large batch from one in which nothing was explored to the next in which something may be."""
     MAX_ORDINARY = 1.1
     """A step that took this many times longer or shorter than expected is learned from before the next drafts are chosen."""
+    MAX_SLOWDOWN, PAUSE_INTERVAL = 8.0, 64
+    """A step that took this many times longer than expected spans a pause, in which the engine made no steps: its time is not
+    learned, unless that was so in one of the latest steps too, of this number."""
     PROMPT_WINDOW = 16
     """Latest steps from which the prompt tokens of the next step are predicted."""
 
@@ -227,6 +230,8 @@ class AutoSwitch(Switch):
         self._wants_room = False
         self._batch = 0
         self._start: float | None = None
+        self._longest = 0.0  # step that was learned
+        self._last_pause = -self.PAUSE_INTERVAL  # step
         self._prompt_tokens = deque([0], maxlen=self.PROMPT_WINDOW)
         self._reading = False  # a prompt is still being read
         self._read = False  # the latest step read prompts
@@ -254,14 +259,35 @@ class AutoSwitch(Switch):
         prompt_tokens = max(0, num_tokens - len(slots) - total)
         self._prompt_tokens.append(prompt_tokens)
         if seconds <= 0 or not known:
+            self._return_credit()
             return
         read = prompt_tokens > 0 or known < len(slots)
         self._reads_after[self._read], self._read = read, read
         fields = total, self._accepted, context, draft_context, seconds, counts, self._probe
-        self._ended = _Ended(len(slots), read, num_tokens, *fields)
-        self._probe = None
-        if not self._is_ordinary(self._ended):
+        step = _Ended(len(slots), read, num_tokens, *fields)
+        if self._spans_a_pause(step):
+            self.calibration.observe(counts)
+            self._return_credit()
+            return
+        self._ended, self._probe, self._longest = step, None, max(seconds, self._longest)
+        if not self._is_ordinary(step):
             self.learn()
+
+    def _spans_a_pause(self, step: _Ended) -> bool:
+        cost = self._cost_of(step)
+        measured = step.num_tokens, step.context, step.draft_context
+        expected = cost.seconds(*measured) if cost.fitted else self._longest
+        is_long = 0 < expected * self.MAX_SLOWDOWN < step.seconds
+        if not is_long or self._step - self._last_pause < self.PAUSE_INTERVAL:
+            return False
+        self._last_pause = self._step
+        return True
+
+    def _return_credit(self) -> None:
+        """Nothing is known of what the explored step lost."""
+        if self._probe:
+            self._credit += self._probe[-1]
+            self._probe = None
 
     def _is_ordinary(self, step: _Ended) -> bool:
         """Whether a step took about what is expected, so that the next choice may do without it."""
