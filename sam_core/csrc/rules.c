@@ -476,48 +476,42 @@ static void weigh_candidates(draft *d, const node *n, vote *v) {
 
 #undef INDEX
 
-// The longest match of all sources that something followed, of the first source on a tie. A longer string may stand
-// in a source without a follower, so the source where the longest one stands is asked first, not alone.
-static bool longest_match(const draft *d, const node *n, match *longest) {
-    uint32_t length = 0; // of `longest`
-    match m;
-    bool group_first = n->length[RULE_GROUP] > n->length[RULE_REQUEST];
+// `count`: only the longest match that something followed names candidates, the most frequent one first. A longer string
+// may stand in a source without a follower.
+static void consider_count(draft *d, node *n) {
+    const rule_context *context = d->context;
+    match matches[RULE_MATCHED], *m = NULL;
+    uint32_t length = 0; // of m
+    const bool group_first = n->length[RULE_GROUP] > n->length[RULE_REQUEST];
     for (uint32_t i = 0; i < RULE_INDEXES; i++) {
-        uint32_t s = i == group_first ? RULE_REQUEST : RULE_GROUP, wins_tie = s == RULE_REQUEST;
-        if (n->length[s] + wins_tie > length &&
-            index_matches(d->context->index[s], s, n->state[s], n->length[s], 1, &m) &&
-            m.length + wins_tie > length) {
-            *longest = m;
-            length = m.length;
+        // The request wins a tie, though it comes second where more of it stands in the group.
+        const uint32_t s = i == group_first ? RULE_REQUEST : RULE_GROUP, tie = group_first && i;
+        if (n->length[s] + tie > length &&
+            index_matches(context->index[s], s, n->state[s], n->length[s], 1, &matches[s]) &&
+            matches[s].length + tie > length) {
+            m = &matches[s];
+            length = m->length;
         }
     }
-    if (n->corpus_count && n->corpus[0].length > length && corpus_matches(d->context->corpus, n, 1, &m) &&
-        m.length > length) {
-        *longest = m;
-        length = m.length;
-    }
-    return length > 0;
-}
-
-// `count`: only the longest match names candidates, the most frequent one first.
-static void consider_count(draft *d, node *n) {
-    match m;
-    if (!longest_match(d, n, &m))
+    if (n->corpus_count && n->corpus[0].length > length &&
+        corpus_matches(context->corpus, n, 1, &matches[RULE_CORPUS]) && matches[RULE_CORPUS].length > length)
+        m = &matches[RULE_CORPUS];
+    if (!m)
         return;
     uint32_t max_candidates = d->tree ? DEEP_CANDIDATES : 1;
-    add_candidate(d, n, max_candidates, n->seen.count, m.best, m.source);
+    add_candidate(d, n, max_candidates, n->seen.count, m->best, m->source);
     if (d->tree) {
-        add_candidate(d, n, max_candidates, n->seen.count, m.newest, m.source);
-        list(d->context, &m);
-        for (uint32_t j = 0; j < m.listed; j++)
-            add_candidate(d, n, max_candidates, n->seen.count, m.tokens[j], m.source);
+        add_candidate(d, n, max_candidates, n->seen.count, m->newest, m->source);
+        list(context, m);
+        for (uint32_t j = 0; j < m->listed; j++)
+            add_candidate(d, n, max_candidates, n->seen.count, m->tokens[j], m->source);
     }
     candidate *first = &d->candidates[n->seen.first];
     for (uint32_t j = 0; j < n->seen.count; j++) {
         candidate *c = &first[j];
         add_input(&d->model->model, c,
-                  m.cells + model_cell(followed(d->context, &m, c->token), m.marks, c->token == m.newest),
-                  m.source * MODEL_RANKS);
+                  m->cells + model_cell(followed(context, m, c->token), m->marks, c->token == m->newest),
+                  m->source * MODEL_RANKS);
         c->probability = (uint16_t)model_probability(d->model->model.learned.cells[c->cell[0]]);
     }
 }

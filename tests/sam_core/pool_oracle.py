@@ -306,8 +306,7 @@ class Oracle:
                 for (_, _, _, texts), length in zip(sources, lengths, strict=True)
             ]
         found = [
-            most_frequent(following, tokens, most)
-            for (_, following, _, _), most in zip(sources, lengths, strict=True)
+            most_frequent(following, tokens, most) for (_, following, _, _), most in zip(sources, lengths, strict=True)
         ]
         return max(found, key=lambda match: match[0], default=(0, None, {}))[1:]
 

@@ -109,7 +109,9 @@ class Definition:
         text, drafted, sources = list(self.texts[number]), [], list(self._sources(number))
         while len(drafted) < k:
             # A source in which the text's end does not stand, with or without a follower, is out for the rest of the draft.
-            ends = [(source, [(other, position + 1) for other, position in source] if drafted else []) for source in sources]
+            ends = [
+                (source, [(other, position + 1) for other, position in source] if drafted else []) for source in sources
+            ]
             sources = [source for source, ends_here in ends if self._longest(text, source + ends_here)[0]]
             matches = [self._longest(text, source) for source in sources]
             _, places = max(matches, key=lambda match: match[0], default=(0, []))
