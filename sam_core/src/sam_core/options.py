@@ -36,7 +36,7 @@ class Options:
     switch: `batch` drafts while at most `threshold` requests run in a step; `auto` gives each request of each step its
         own number of tokens, by what steps cost and drafts are worth, both learned at run time.
     threshold: running requests, at least 1; `auto` ignores it.
-    memory_bytes: limit for all indexes of one engine.
+    memory_bytes: limit for all indexes of one engine. The second runner's table on the device takes up to a 16th more.
     verify: `rejection` (the engine's own method) or `seeded`: the noise of a token depends only on the request's seed
         and the token's position, so that the text is the same with and without drafts. Both sample the model's
         distribution.
