@@ -17,8 +17,8 @@ from sam_lab.replay import accept_chain, accept_tree
 
 GLOBAL = "global"
 SCORED_NODES = 16
-TREES = {"both": ("request", "group"), "global": ("group",), "request": ("request",)}
-"""SuffixDecoding's trees, and the sources that stand for them."""
+TREES = {"both": ("request", "group", "history"), "global": ("group", "history"), "request": ("request",)}
+"""SuffixDecoding's trees, and the sources that stand for them: the global one outlives its requests."""
 
 
 def chain_tree(tokens: Sequence[int]) -> Tree:

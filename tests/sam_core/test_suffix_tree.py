@@ -78,7 +78,7 @@ def shares_of(node, tokens, parents):
 @settings(max_examples=150, deadline=None)
 @given(outputs=st.lists(TEXT, max_size=4), prompt=TEXT, answer=TEXT, k=st.integers(1, 24))
 def test_the_automaton_drafts_what_two_suffix_trees_draft(outputs, prompt, answer, k):
-    pool = sam_core.Pool(rule="suffix", sources=("request", "group"))
+    pool = sam_core.Pool(rule="suffix", sources=("request", "group", "history"))
     out, parents, lengths = np.zeros((1, k), np.int32), np.zeros((1, k), np.int32), np.zeros(1, np.int32)
     scores = np.zeros((1, k), np.float32)
 
