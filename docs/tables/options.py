@@ -42,7 +42,7 @@ MEANINGS = {
         "is [freed first](design-sam-core.md#failures-and-memory) and rebuilt later; a request without an index does "
         "not draft meanwhile. Finished answers take 4 bytes per token, about 50 to 100 while their requests run. Where an "
         "epoch's answers do not fit, each prompt keeps fewer of them for the next epoch. With `vllm-0.32` the [table on the "
-        "device](how-it-works.md#in-the-engine) takes up to a 16th of it beside that, at most 48 MiB, there and on the host",
+        "device](how-it-works.md#in-the-engine) takes up to 1/16 of it beside that, at most 48 MiB, there and on the host",
         "verify": "`rejection`: rejection sampling. `seeded`: the text is the same with and without drafts, see "
         "[verification](ascend.md#verification)",
         "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this. "
@@ -62,8 +62,8 @@ MEANINGS = {
         "threshold": "用于 `switch: batch`；一步的运行请求数决定下一步",
         "memory_bytes": "一个引擎的文本和索引可用的主机内存。用尽时[先释放](design-sam-core.zh.md#失败与内存)价值最小的内容，"
         "以后再重建；其间没有索引的请求不起草。已结束的回答每个 token 占 4 字节，请求运行期间约 50 到 100 字节。"
-        "放不下一个 epoch 的回答时，每个 prompt 留给下一个 epoch 的回答变少。`vllm-0.32` 中[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的"
-        "十六分之一，不超过 48 MiB，设备和主机各一份",
+        "放不下一个 epoch 的回答时，每个 prompt 留给下一个 epoch 的回答变少。`vllm-0.32` 中[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的 "
+        "1/16，不超过 48 MiB，设备和主机各一份",
         "verify": "`rejection`：拒绝采样。`seeded`：开不开投机文本相同，见[验证](ascend.zh.md#验证)",
         "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时，只要规则给得出，且估计概率不低于 2^-30，"
         "草稿就有 k 个 token。用 `auto` 时至多取 0.02",
