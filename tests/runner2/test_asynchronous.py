@@ -16,7 +16,7 @@ def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
     """Texts are fed once in 32 steps then. A preempted request may have lost tokens that the drafter has read."""
     from sam_core.engines.vllm.runner2_device import ChainProposer
 
-    proposer = ChainProposer(3, {"sources": ["group"]}, 2, max_model_len=64, vocab_size=VOCAB)
+    proposer = ChainProposer(3, {"sources": ["group", "history"]}, 2, max_model_len=64, vocab_size=VOCAB)
     prompt, dropped, answer = [1, 2, 3, 4], [10, 11, 12, 13], [10, 11, 20, 21, 22]
     rows = np.zeros((1, 64), np.int32)
 
