@@ -5,9 +5,13 @@ import json
 
 import pytest
 import tiny_qwen3
-from ascend_engine import HERE, MODULES, Engine, start
+from ascend_engine import HERE, MODULES, OLD, Engine, start
 
 MODULES.append("waits")
+THINKING = {} if OLD else {"reasoning_end": [61]}
+LONG_END = (61, 62)
+"""What ends the thinking of the engines that sample by seed."""
+LONG_THINKING = {} if OLD else {"reasoning_end": LONG_END}
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +35,7 @@ def model(make_model):
 @pytest.fixture(scope="session")
 def cpu(model):
     """vLLM's own CPU backend: the reference."""
-    engine = Engine(model, "cpu")
+    engine = Engine(model, "cpu", **THINKING)
     yield engine
     engine.stop()
 
@@ -39,7 +43,7 @@ def cpu(model):
 @pytest.fixture(scope="session")
 def plain(model):
     """vllm-ascend without speculation."""
-    engine = Engine(model)
+    engine = Engine(model, **THINKING)
     yield engine
     engine.stop()
 
@@ -47,7 +51,7 @@ def plain(model):
 @pytest.fixture(scope="session")
 def sam(model):
     """The article's switch: k = 3 while at most 8 requests run."""
-    engine = Engine(model, sam={"threshold": 8}, k=3)
+    engine = Engine(model, sam={"threshold": 8}, k=3, **THINKING)
     yield engine
     engine.stop()
 
@@ -55,7 +59,7 @@ def sam(model):
 @pytest.fixture(scope="session")
 def without(model):
     """Seeded sampling without speculation."""
-    engine = Engine(model, additional_config={"sam_verify": "seeded"})
+    engine = Engine(model, additional_config={"sam_verify": "seeded"}, **LONG_THINKING)
     yield engine
     engine.stop()
 
@@ -69,6 +73,7 @@ def graphs(model):
         max_model_len=256,
         max_num_seqs=16,
         compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]},
+        **LONG_THINKING,
     )
     yield engine
     engine.stop()

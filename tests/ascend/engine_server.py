@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine in a process of its own, so that engines of different platforms live side by side.
 
-usage: engine_server.py LLMEngine|AsyncLLM SETTINGS   (JSON: arguments of EngineArgs)
+usage: engine_server.py LLMEngine|AsyncLLM SETTINGS   (JSON: arguments of EngineArgs; `reasoning_end`: see thinking.py)
 One JSON object a line on stdin, {"method": name, **arguments of the Server's method}; its answer is one on stdout, {"result": ...}
 or {"error": text}. The first line says which platform vLLM chose. Everything else that is printed goes to stderr.
 """
@@ -17,6 +17,7 @@ import traceback
 import noting_pool
 from ascend_engine import OLD
 from engine_checks import random_seed
+from thinking import reasoning
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
 
@@ -282,6 +283,8 @@ class Server:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        if end := settings.pop("reasoning_end", None):
+            settings["reasoning_config"] = reasoning(end)
         self.log = StepLog()
         self.log.path = "kept in memory"
         if OLD:  # refuses stat_loggers

@@ -6,6 +6,7 @@ A check is a function of this module, of npu_graphs or of client_checks whose na
 one test.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -258,6 +259,50 @@ def check_calls_are_counted():
     assert 1e-7 < torch_npu.DELAY[0] - delay
 
 
+def check_rows_of_allowed_tokens_move_with_their_requests():
+    """By a swap, and into a row that became free; a request without such tokens in the row left behind may sample all.
+
+    In the batches of vllm-ascend 0.11 and vLLM 0.11.
+    """
+    from vllm import SamplingParams
+    from vllm.v1.worker import gpu_input_batch
+    from vllm_ascend.worker import npu_input_batch
+
+    for module in (npu_input_batch, gpu_input_batch):
+        batch = module.InputBatch(4, 16, 16, torch.device("cpu"), False, 50, [8])
+
+        def add(name, tokens, module=module, batch=batch):
+            params = SamplingParams(allowed_token_ids=tokens)
+            batch.add_request(
+                module.CachedRequestState(
+                    req_id=name,
+                    prompt_token_ids=[1],
+                    mm_features=[],
+                    sampling_params=params,
+                    pooling_params=None,
+                    generator=None,
+                    block_ids=([0],),
+                    num_computed_tokens=0,
+                    output_token_ids=[],
+                )
+            )
+
+        def allowed(batch=batch):
+            batch.refresh_metadata()
+            masks = batch.sampling_metadata.allowed_token_ids_mask
+            return {name: (~masks[row]).nonzero().flatten().tolist() for name, row in batch.req_id_to_index.items()}
+
+        for name, tokens in (("a", [1, 2]), ("b", None), ("c", [3, 4])):
+            add(name, tokens)
+        batch.swap_states(0, 2)
+        batch.swap_states(0, 1)
+        assert allowed() == {"a": [1, 2], "b": list(range(50)), "c": [3, 4]}, (module, allowed())
+        batch.remove_request("b")
+        batch.condense()
+        add("d", None)
+        assert allowed() == {"a": [1, 2], "c": [3, 4], "d": list(range(50))}, (module, allowed())
+
+
 class Operations(TorchDispatchMode):
     """Names of the operations that run."""
 
@@ -302,6 +347,7 @@ def sampling_of(greedy, generators):
         top_p=None,
         generators=generators,
         max_num_logprobs=None,
+        logprob_token_ids=None,
         no_penalties=True,
         allowed_token_ids_mask=None,
         bad_words_token_ids={},
@@ -346,6 +392,38 @@ def check_rejection_sampler_gives_the_loops_tokens():
         own = [i for i in range(24) if i in sampling.generators or greedy[i]]
         assert torch.equal(found[own], wanted[own]), (greedy, found, wanted)
         assert (found[own] >= 0).sum().item() - len(own) > 5
+
+
+def check_upstreams_verification_returns_logprob_token_ids():
+    """Aligned with the tokens; beside them another request's log-probabilities."""
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm_ascend.sample.rejection_sampler import AscendRejectionSampler
+
+    set_ascend_config()
+    counts, drafts, logits, sampling = step_of([2, 0, 1, 3], [True] * 4)
+    logprobs = logits.log_softmax(1)
+    ends = np.cumsum(np.array(counts) + 1)
+    parts = [part.tolist() for part in drafts.split(counts)]
+    metadata = SpecDecodeMetadata.make_dummy(parts, torch.device("cpu"))
+    metadata.bonus_logits_indices = torch.tensor(ends - 1)
+    metadata.target_logits_indices = torch.tensor([i for i in range(len(logits)) if i not in ends - 1])
+    sampling.output_token_ids, sampling.spec_token_ids = [[] for _ in counts], parts
+    sampling.max_num_logprobs, sampling.logprob_token_ids = 2, {0: [7], 3: [4, 9, 11]}
+    sampling.thinking_budget_state_holder = None
+    sampling = dataclasses.make_dataclass("Sampling", vars(sampling))(**vars(sampling))
+    sampler = AscendRejectionSampler(Sampler())
+    output = sampler(metadata, None, logits.clone(), sampling)
+    tokens, lists = sampler.parse_output(output.sampled_token_ids, 50, logprobs_tensors=output.logprobs_tensors)
+    assert sum(map(len, tokens)) > len(counts)
+    for i, answer in enumerate(tokens):
+        found = lists.slice_request(i, len(answer))
+        for at, token in enumerate(answer):
+            row = logprobs[ends[i] - counts[i] - 1 + at]
+            wanted = sampling.logprob_token_ids.get(i, row.topk(2).indices.tolist())
+            ids = found.logprob_token_ids[at][: len(wanted) + 1]
+            assert ids.tolist() == [token, *wanted], (i, at, ids, token, wanted)
+            assert np.allclose(found.logprobs[at][: len(wanted) + 1], row[torch.from_numpy(ids).long()], atol=1e-5)
 
 
 def check_greedy_rows_beside_sampled_ones_take_the_best_logit():

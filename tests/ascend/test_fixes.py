@@ -26,3 +26,8 @@ def test_fused_moe_decoding_is_kept(npu_unit):
 @pytest.mark.skipif(OLD, reason="0.11 asks for the numbers of drafts")
 def test_generator_of_a_request_without_drafts_stays(npu_unit):
     assert npu_unit["check_generator_of_a_request_without_drafts_stays"] is None
+
+
+@pytest.mark.skipif(not OLD, reason="0.23 has vLLM's methods: tests/engine/test_cpu_fixes.py")
+def test_rows_of_allowed_tokens_move_with_their_requests(npu_unit):
+    assert npu_unit["check_rows_of_allowed_tokens_move_with_their_requests"] is None

@@ -8,16 +8,18 @@ overlaps, and no race can show.
 import contextlib
 
 
-def allow():
-    """Call it before the engine's configuration is made."""
+def allow(put=setattr):
+    """Call it before the engine's configuration is made. `put` is used in the place of setattr."""
     from vllm.platforms import cpu
-    from vllm.v1.worker import cpu_model_runner
+    from vllm.v1.worker.cpu import shm  # noqa: F401  (first: the runner's modules take functions that it replaces)
 
-    allow_in_configuration(cpu)
-    allow_in_runner(cpu_model_runner)
+    from vllm.v1.worker import cpu_model_runner  # isort: skip
+
+    allow_in_configuration(cpu, put)
+    allow_in_runner(cpu_model_runner, put)
 
 
-def allow_in_configuration(cpu):
+def allow_in_configuration(cpu, put=setattr):
     """Of the module vllm.platforms.cpu."""
     check = cpu.CpuPlatform.check_and_update_config
 
@@ -26,14 +28,14 @@ def allow_in_configuration(cpu):
         check(vllm_config)
         vllm_config.scheduler_config.async_scheduling = asynchronous
 
-    cpu.CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
+    put(cpu.CpuPlatform, "check_and_update_config", staticmethod(keep_asynchronous))
 
 
-def allow_in_runner(cpu_model_runner):
+def allow_in_runner(cpu_model_runner, put=setattr):
     """Of the module vllm.v1.worker.cpu_model_runner."""
     import torch
     from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
 
-    cpu_model_runner._torch_cuda_wrapper = contextlib.nullcontext
-    shm._EventPlaceholder.query = lambda event: True
-    torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    put(cpu_model_runner, "_torch_cuda_wrapper", contextlib.nullcontext)
+    put(shm._EventPlaceholder, "query", lambda event: True)
+    put(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

@@ -38,7 +38,7 @@ class Engine:
             stat_loggers=[self.log],
         )
         self.requests = 0
-        self.rows = []
+        self.rows, self.outputs = [], []
 
     def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, interrupt=None, after=8, **sampling):
         """Answer prompts; `stagger` engine outputs lie between arrivals; the requests in `abort` end after 5 tokens.
@@ -48,7 +48,7 @@ class Engine:
         `sampling` holds for all requests, `each` has more settings for each of them.
 
         Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions` its
-        preemptions.
+        preemptions, `self.outputs` vLLM's RequestOutput of each request.
         """
         from vllm import SamplingParams
 
@@ -57,7 +57,7 @@ class Engine:
         self.log.path = "kept in memory"
         self.log._rows, self.log.preemptions = [], 0
         waiting = list(enumerate(prompts))
-        names, answers, outputs = {}, {}, 0
+        names, answers, finished, outputs = {}, {}, {}, 0
         while waiting or self.engine.has_unfinished_requests():
             while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
                 i, prompt = waiting.pop(0)
@@ -71,7 +71,7 @@ class Engine:
                 continue
             for output in self.engine.step():
                 i = names[output.request_id]
-                answers[i] = list(output.outputs[0].token_ids)
+                answers[i], finished[i] = list(output.outputs[0].token_ids), output
                 if i in abort and len(answers[i]) >= 5 and not output.finished:
                     self.engine.abort_request([output.request_id])
             outputs += 1
@@ -79,6 +79,7 @@ class Engine:
                 interrupt(self.engine)
                 interrupt = None
         self.rows, self.log._rows, self.log.path = self.log._rows, [], None
+        self.outputs = [finished[i] for i in range(len(prompts))]
         return [answers[i] for i in range(len(prompts))]
 
     def count(self, column):

@@ -14,14 +14,6 @@ from tiny_qwen3 import VOCAB
 
 
 @pytest.fixture(scope="module")
-def without(model):
-    """No speculation, hence with asynchronous scheduling, as the tight engine's reference."""
-    engine = Engine(model, additional_config={"sam_verify": "seeded"})
-    yield engine
-    engine.stop()
-
-
-@pytest.fixture(scope="module")
 def auto(model):
     """Gives each request its own number of draft tokens by its clock, so no two runs draft alike."""
     engine = Engine(

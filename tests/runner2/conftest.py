@@ -29,6 +29,7 @@ import noting_pool
 import pytest
 import tiny_qwen3
 from cpu_engine import Engine
+from thinking import reasoning
 
 SEEDED = {"verify": "seeded", "threshold": 6, "min_prob": 0}
 
@@ -161,7 +162,8 @@ def save(tmp_path_factory, seed):
 
 
 def start(model, sam=None, **settings):
-    return Engine(model, sam, **({"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 256} | settings))
+    sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 256}
+    return Engine(model, sam, **(sizes | {"reasoning_config": reasoning()} | settings))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reasoning with delimiters of these token ids, for models without a tokenizer."""
+
+START = [60]
+
+
+def reasoning(end=(61,), start=START):
+    """vLLM's ReasoningConfig, as from a tokenizer that encodes the delimiters so."""
+    from vllm.config.reasoning import ReasoningConfig
+
+    config = ReasoningConfig(reasoning_start_str="<think>", reasoning_end_str="</think>")
+    config._reasoning_start_token_ids, config._reasoning_end_token_ids = list(start), list(end)
+    config._natural_reasoning_end_token_ids = list(end)  # vLLM 0.32
+    return config
