@@ -81,8 +81,8 @@ class Step(NamedTuple):
 
 
 class Engine:
-    """An engine_server. After `run`, `rows`, `preemptions`, `logprobs` and `routed_experts` are those of that run, as it returns
-    them.
+    """An engine_server. After `run`, `rows`, `preemptions`, `logprobs`, `ends` and `routed_experts` are those of that run, as it
+    returns them.
 
     It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to one
     waits until it is up. A dead engine raises AssertionError with its traceback.
@@ -117,7 +117,7 @@ class Engine:
         self.process = start(platform, *words, environment=environment)
         self.platform = {"cpu": "CpuPlatform", "gpu": "NvmlCudaPlatform"}.get(platform, "NPUPlatform")
         self.up = False
-        self.rows, self.preemptions, self.logprobs, self.routed_experts = [], 0, [], []
+        self.rows, self.preemptions, self.logprobs, self.ends, self.routed_experts = [], 0, [], [], []
 
     def answer(self):
         if not select.select([self.process.stdout], [], [], ANSWER_SECONDS)[0]:
@@ -152,7 +152,7 @@ class Engine:
             **arguments,
         )
         self.rows, self.preemptions, self.logprobs = done["rows"], done["preemptions"], done["logprobs"]
-        self.routed_experts = done["routed_experts"]
+        self.ends, self.routed_experts = done["ends"], done["routed_experts"]
         return done["answers"]
 
     def count(self, column):

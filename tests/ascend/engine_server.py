@@ -15,6 +15,7 @@ import time
 import traceback
 
 import noting_pool
+import stop_checks
 from ascend_engine import OLD
 from engine_checks import random_seed
 from thinking import reasoning
@@ -309,6 +310,7 @@ class Server:
         Returns:
             answers: token ids of each.
             logprobs: of each, for every token [[token, log-probability], ...] or None.
+            ends: of each, its text, finish_reason and stop_reason; requests with `stop` have stop_checks' tokenizer.
             routed_experts: of each, as the function of this name returns them.
             rows: the StepLog's, one for each engine step.
             preemptions: in this run.
@@ -321,13 +323,15 @@ class Server:
         self.log._rows = []
         preempted = self.preemptions()
         waiting = list(enumerate(prompts))
-        names, answers, logprobs, routed, outputs, interrupted = {}, {}, {}, {}, 0, False
+        names, answers, logprobs, ends, routed, outputs, interrupted = {}, {}, {}, {}, {}, 0, False
         sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
         for arguments in sampling:
             if "logit_bias" in arguments:  # JSON has no integer keys
                 arguments["logit_bias"] = {int(token): bias for token, bias in arguments["logit_bias"].items()}
             if regex := arguments.pop("regex", None):
                 arguments["structured_outputs"] = StructuredOutputsParams(regex=regex)
+            if "stop" in arguments:
+                arguments["detokenize"], self.engine.output_processor.tokenizer = True, stop_checks.tokenizer()
         while waiting or self.engine.has_unfinished_requests():
             while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
                 i, prompt = waiting.pop(0)
@@ -349,6 +353,7 @@ class Server:
                 i = names[output.request_id]
                 answers[i] = list(output.outputs[0].token_ids)
                 logprobs[i] = output.outputs[0].logprobs
+                ends[i] = [getattr(output.outputs[0], name) for name in ("text", "finish_reason", "stop_reason")]
                 routed[i] = routed_experts(output)
                 if not renew and i in abort and len(answers[i]) >= 5 and not output.finished:
                     self.engine.abort_request([output.request_id])
@@ -366,6 +371,7 @@ class Server:
                 and [[[token, entry.logprob] for token, entry in place.items()] for place in logprobs[i]]
                 for i in range(len(prompts))
             ],
+            "ends": [ends.get(i) for i in range(len(prompts))],
             "routed_experts": [routed.get(i) for i in range(len(prompts))],
             "rows": self.log._rows,
             "preemptions": self.preemptions() - preempted,
@@ -516,6 +522,7 @@ class AsyncServer:
         return {
             "answers": answers,
             "logprobs": [],
+            "ends": [],
             "routed_experts": routed,
             "rows": self.log._rows,
             "preemptions": 0,

@@ -2,7 +2,7 @@
 """Checks of vllm-ascend's and the stand-in's functions that need no engine, all in one process on platform npu.
 
 usage: npu_unit.py   (prints one JSON object, {check: null, or the text of what it raised})
-A check is a function of this module, of npu_graphs or of client_checks whose name begins with `check_`; each stands for
+A check is a function of this module, of npu_graphs, client_checks or stop_checks whose name begins with `check_`; each stands for
 one test.
 """
 
@@ -18,6 +18,7 @@ from unittest import mock
 import client_checks
 import npu_graphs
 import numpy as np
+import stop_checks
 import torch
 import torch_npu
 from ascend_engine import OLD
@@ -502,7 +503,8 @@ if __name__ == "__main__":
     os.dup2(2, 1)
     if not OLD:
         import vllm_ascend.worker.worker  # noqa: F401  its modules import each other: this order works
-    for name, check in [*globals().items(), *vars(npu_graphs).items(), *vars(client_checks).items()]:
+    modules = (npu_graphs, client_checks, stop_checks)
+    for name, check in [*globals().items(), *(item for module in modules for item in vars(module).items())]:
         if not name.startswith("check_"):
             continue
         try:

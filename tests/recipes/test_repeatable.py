@@ -106,6 +106,21 @@ def test_each_request_names_its_group(manager):
         assert {*names(manager(other), step=1)} == {None}
 
 
+def test_what_a_request_asks_for_stays(manager):
+    """A worker of the user's own may have given it further arguments, and a group."""
+    worker = manager({"vllm": {"speculative_config": {"method": "sam"}}}).agent_loop_workers[0]
+    seen = []
+
+    async def run(sampling_params, **kwargs):
+        seen.append(sampling_params["extra_args"])
+
+    worker.actor._run_agent_loop = run
+    trajectory = {"step": 1, "validate": False}
+    for given in ({"other": 1}, {"other": 1, "sam_group": "own"}):
+        asyncio.run(worker.actor._run_prompt({"uid": "u"}, {"extra_args": given}, trajectory))
+    assert seen == 3 * [{"other": 1, "sam_group": "uid u"}] + 3 * [{"other": 1, "sam_group": "own"}]
+
+
 def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):
     """Forty prompts with ids in no order; answers in the order of their ends, the later prompts' first."""
     from verl.trainer.ppo.v1 import replay_buffer

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A patched verl without the package sam_core: its trainers say what is missing, the modules that all import load."""
+"""A patched verl without the package sam_core: every module loads, and a trainer without speculation trains."""
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from llm_rl import launch
 
-COMMON = Path(__file__).resolve().parents[1] / "common"
+HERE = Path(__file__).resolve().parent
+COMMON = HERE.parent / "common"
+PATCHES = launch.ROOT / "patches" / Path(sys.prefix).name
 HIDDEN = """
 import json, types
 from no_sam_core import hide
@@ -21,11 +26,15 @@ ones = torch.ones(2, 3)
 batch = {"rollout_log_probs": -ones, "old_log_probs": -ones, "response_mask": ones, "responses": ones}
 print(json.dumps(calculate_debug_metrics(types.SimpleNamespace(batch=batch))))
 """
-TRAINER = """
-try:
-    import {}
-except ImportError as error:
-    print(json.dumps(str(error)))
+LOAD = """
+import importlib, traceback
+failed = {}
+for name in %r:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        failed[name] = traceback.format_exc()
+print(json.dumps(failed))
 """
 
 
@@ -35,19 +44,32 @@ def answer(code):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def patched_modules(module):
+    """Names of the modules whose files the patches on verl or vLLM change."""
+    texts = [patch.read_text() for patch in sorted(PATCHES.glob(f"{module}/*.patch"))]
+    files = {file for text in texts for file in re.findall(r"^\+\+\+ b/(\S+)\.py$", text, re.M)}
+    return sorted(file.replace("/", ".").removesuffix(".__init__") for file in files)
+
+
+def test_every_patched_module_loads():
+    modules = patched_modules("verl")
+    assert "verl.trainer.ppo.v1.trainer_sync" in modules
+    assert answer(LOAD % modules) == {}
+
+
 def test_differences_of_log_probabilities_have_no_histogram():
     metrics = answer(DIFFERENCES)
     assert metrics["training/rollout_probs_diff_max"] == 0
     assert not [name for name in metrics if "log_prob_diff" in name]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "trainer.ppo.v1",
-        "experimental.one_step_off_policy.ray_trainer",
-        "experimental.fully_async_policy.fully_async_rollouter",
-    ],
-)
-def test_trainers_name_the_package(module):
-    assert "needs the package sam_core, which is not installed here" in answer(TRAINER.format(f"verl.{module}"))
+def test_a_run_without_speculation_trains_and_counts_nothing(train, tmp_path):
+    folder, platform = tmp_path / "run", tmp_path / "platform"
+    platform.mkdir()
+    shutil.copy(launch.ROOT / "sam_core/src/sam_core/engines/verl/cpu_platform.py", platform)
+    path = [str(HERE / "without_sam_core"), str(COMMON), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {"CPU_PLATFORM": str(platform), "PYTHONPATH": os.pathsep.join(path)}
+    train(folder, "sam=off", "sam_options.verify=rejection", "steps=1", **variables)
+    (step,) = launch.read_steps(folder / "steps.jsonl")
+    assert step["data"]["actor/grad_norm"] > 0
+    assert not [name for name in step["data"] if name.startswith(("rollout/spec", "rollout_corr/log_prob_diff"))]

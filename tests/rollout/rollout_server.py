@@ -31,12 +31,14 @@ class Server:
         self.mesh = init_device_mesh("cpu", tuple(ranks.shape), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
         self.rollout = get_rollout_class("vllm", "sync")(config, HFModelConfig(path=model), self.mesh)
 
-    def generate(self, prompts, **meta_info):
+    def generate(self, prompts, sampling=None, **meta_info):
         """Answer prompts of token ids as a trainer has it done: `n` rows a prompt, this rank's share of them.
+
+        sampling: sampling parameters of the rollout that have other values meanwhile.
 
         Returns:
             prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or None; meta_info
-            of the batch; asked: [seed, logprobs] of each request as the engine got it; frozen: how many objects were exempt
+            of the batch; asked: [seed, logprobs] of each request as the engine got it; extra_args: its own; frozen: how many objects were exempt
             from garbage collection when the first request came, and at the end.
         """
         import torch
@@ -51,7 +53,7 @@ class Server:
         )
         batch = batch.repeat(self.rollout.config.n, interleave=True)
         batch = batch.chunk(self.mesh["dp"].size())[self.mesh["dp"].get_local_rank()]
-        asked, frozen = [], []
+        asked, extra_args, frozen = [], [], []
         engine = self.rollout.inference_engine.llm_engine
         add = engine.add_request
 
@@ -59,10 +61,16 @@ class Server:
             if not asked:
                 frozen.append(gc.get_freeze_count())
             asked.append([params.seed, params.logprobs])
+            extra_args.append(params.extra_args)
             return add(name, prompt, params, *args, **kwargs)
 
         engine.add_request = watched
+        before = {name: getattr(self.rollout.sampling_params, name) for name in sampling or {}}
+        for name, value in (sampling or {}).items():
+            setattr(self.rollout.sampling_params, name, value)
         done = self.rollout.generate_sequences(batch)
+        for name, value in before.items():
+            setattr(self.rollout.sampling_params, name, value)
         engine.add_request = add
         frozen.append(gc.get_freeze_count())
         lengths = done.batch["attention_mask"][:, width:].sum(-1).tolist()
@@ -76,8 +84,14 @@ class Server:
             "log_probs": rows("rollout_log_probs") if "rollout_log_probs" in done.batch else None,
             "meta_info": done.meta_info,
             "asked": asked,
+            "extra_args": extra_args,
             "frozen": frozen,
         }
+
+    def loggers(self):
+        """The classes of vLLM's loggers of statistics."""
+        loggers = self.rollout.inference_engine.llm_engine.logger_manager.per_engine_logger_dict[0]
+        return [type(logger).__name__ for logger in loggers]
 
     def generate_in_steps(self, prompts):
         """As generate, and an empty step at the end.

@@ -173,6 +173,24 @@ def test_each_request_names_its_group(manager):
     assert set(names(manager(engine_kwargs={}))) == {None}
 
 
+def test_a_row_without_a_name_gets_none_of_the_row_before(manager):
+    asked = batch()
+    asked.non_tensor_batch["uid"] = np.array([None if row % 2 else f"u{row}" for row in range(len(asked))], object)
+    agent = manager()
+    agent.generate_sequences(asked)
+    names = [name for worker in agent.agent_loop_workers for name in worker.actor.names]
+    assert names == [None if row % 2 else f"uid u{row}" for row in range(len(asked))]
+
+
+def test_settings_that_mention_seeds_seed_nothing(manager):
+    """Neither a folder of this name nor another method asks for seeds, so none is set, and a user's own stays."""
+    folder = {"vllm": {"speculative_config": {"method": "sam", "sam": {"history": "/runs/seeded"}}}}
+    for engine in (folder, {"vllm": {"download_dir": "/models/seeded"}}):
+        asked = batch()
+        done = manager(engine_kwargs=engine).generate_sequences(asked)
+        assert set(done.non_tensor_batch["asked"]) == {None} and "sampling_seed" not in asked.non_tensor_batch
+
+
 def test_counters_of_all_replicas_travel_with_the_batch(manager):
     agent = manager()
     first, second = agent.generate_sequences(batch()), agent.generate_sequences(batch())

@@ -75,6 +75,21 @@ def test_validation_shares_no_drafts_with_training(engines, first, prompts):
     assert metrics(engines.ask("generate", prompts=prompts, validate=True))["rollout/spec/proposed_history"] > 0
 
 
+def test_what_requests_ask_for_stays(engines, first, prompts):
+    """In validation they get a group's name beside it."""
+    given = {"other": 1}
+    asked = {"prompts": prompts, "sampling": {"extra_args": given}}
+    for rank in engines.ask("generate", **asked):
+        assert rank["extra_args"] and all(args == given for args in rank["extra_args"])
+    for rank in engines.ask("generate", validate=True, **asked):
+        assert rank["extra_args"] and all(args.pop("sam_group") and args == given for args in rank["extra_args"])
+
+
+def test_nothing_else_logs_statistics(engines):
+    """verl's disable_log_stats is true unless set."""
+    assert engines.ask("loggers") == 2 * [["StepLog"]]
+
+
 def test_each_request_has_its_seed(engines, first, prompts):
     assert seeds(first) == request_seeds(7, 0, 0, 16, 4)
     count = max(

@@ -2,12 +2,22 @@
 """A patched verl without the package sam_core: rollouts that do not ask for it run, and those that do end with a sentence."""
 
 import json
+import re
 
 import pytest
 from ranks import HERE, SETTINGS, sam, start
 
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}}
 JOB = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "0"}
+
+
+def test_every_patched_module_loads():
+    texts = [patch.read_text() for patch in sorted((HERE.parents[1] / "patches" / "vllm-0.11").glob("verl/*.patch"))]
+    files = {file for text in texts for file in re.findall(r"^\+\+\+ b/(\S+)\.py$", text, re.M)}
+    modules = sorted(file.replace("/", ".") for file in files)
+    assert "verl.trainer.ppo.metric_utils" in modules
+    out, _ = start(str(HERE / "without_sam_core.py"), "load", json.dumps(modules), **JOB).communicate(timeout=300)
+    assert json.loads(out) == {"loaded": modules}
 
 
 @pytest.fixture

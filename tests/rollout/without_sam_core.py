@@ -2,11 +2,13 @@
 """verl's rollouts where the package sam_core is not installed.
 
 usage: without_sam_core.py sync|async MODEL SETTINGS PROMPTS   (JSON: arguments of RolloutConfig; lists of token ids)
+       without_sam_core.py load MODULES                        (JSON: names)
 One JSON object on stdout, {"error": text} or: sync, what rollout_server's generate returns, with `logged`, names of what
-compute_data_metrics makes of a batch; async, what async_server's serve returns.
+compute_data_metrics makes of a batch; async, what async_server's serve returns; load, the modules that it has imported.
 """
 
 import asyncio
+import importlib
 import json
 import os
 import sys
@@ -30,6 +32,12 @@ def sync(model, settings, prompts):
     return done | {"logged": list(compute_data_metrics(batch, use_critic=False))}
 
 
+def load(modules):
+    for name in json.loads(modules):
+        importlib.import_module(name)
+    return {"loaded": json.loads(modules)}
+
+
 def server(model, settings, prompts):
     import ray
     from async_server import serve
@@ -44,7 +52,7 @@ if __name__ == "__main__":
     hide()
     mode, model, *rest = sys.argv[1:]
     try:
-        answer = {"sync": sync, "async": server}[mode](model, *map(json.loads, rest))
+        answer = {"sync": sync, "async": server, "load": load}[mode](model, *map(json.loads, rest))
     except Exception:
         answer = {"error": traceback.format_exc()}
     channel.write(json.dumps(answer))

@@ -163,14 +163,17 @@ def test_counters_are_those_of_the_engine(asynchronous, prompts):
 
 
 def test_prometheus_has_the_drafters_counters(asynchronous, prompts):
-    asynchronous.run(prompts[:1], 20)
-    time.sleep(REPORT_INTERVAL_S)
+    for _ in range(2):
+        asynchronous.run(prompts[:1], 20)
+        time.sleep(REPORT_INTERVAL_S)
+    before = asynchronous.drafter()["steps"]
     asynchronous.run(prompts[:1], 20)
     (metrics,) = [
         m for log in asynchronous.engine.logger_manager.stat_loggers if (m := getattr(log, "drafter_prom", None))
     ]
-    steps = metrics._last[0]["steps"]
-    assert 0 < steps <= asynchronous.drafter()["steps"]
+    steps = metrics.collectors[0].collect()[0].samples[0]
+    assert steps.name == "vllm:sam_engine_steps_total"
+    assert 0 < before <= steps.value <= asynchronous.drafter()["steps"]
 
 
 def test_two_ranks_have_the_same_drafts(model, device, plain, prompts):

@@ -54,6 +54,14 @@ def test_images_are_told_apart_by_the_steps_own_name():
         assert group_params(row, False) == {}
 
 
+def test_what_the_requests_ask_for_already_stays():
+    given = {"other": 1, "more": {"a": 2}}
+    named = group_params(ROW, False, given)
+    assert named == {"extra_args": {**group_params(ROW, False)["extra_args"], **given}} and "sam_group" not in given
+    assert group_params(ROW, False, given | {"sam_group": "own"}) == {"extra_args": given | {"sam_group": "own"}}
+    assert group_params({}, False, given) == {}, "a row without a name changes nothing"
+
+
 @pytest.mark.parametrize("name", ["a", 7])
 def test_a_name_of_any_type_serves(name):
     assert request_group(state(extra_args={"sam_group": name})) == f"name {name}".encode()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of an engine's front end are differences of what the drafter reports."""
+"""The metrics of an engine's front ends add up what the drafter reports, each report to one of them."""
 
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sam_core.counters import EXCLUSION_REASONS
 from sam_core.engines.vllm import metrics
@@ -60,22 +61,46 @@ def test_every_counter_of_the_drafter_has_its_metric():
     assert known == report().keys() - {"proposed"}  # the sum over the sources
 
 
-def test_counters_grow_by_differences_and_levels_are_set():
+def test_counters_grow_and_levels_are_set():
     front = made(engines=(0, 1))
     front.observe(report(steps=10, proposed_group=4, excluded_min_p=1, bytes_used=100, switch_on=1), 0)
     front.observe(report(steps=3), 1)
-    front.observe(report(steps=12, proposed_group=9, excluded_min_p=1, bytes_used=80, steps_from_128=2), 0)
+    front.observe(report(steps=2, proposed_group=5, bytes_used=80, steps_from_128=2), 0)
     assert (value("engine_steps"), value("engine_steps", engine=1)) == (12, 3)
     assert value("proposed_tokens", "group") == 9 and value("proposed_tokens", "request") == 0
     assert value("excluded_requests", "min_p") == 1 and value("drafted_steps", "128") == 2
     assert (value("index_bytes"), value("switch_on")) == (80, 0)
 
 
-def test_a_new_drafter_counts_in_full():
-    front = made()
-    front.observe(report(steps=10, proposed_group=4), 0)
-    front.observe(report(steps=2, proposed_group=5), 0)
-    assert (value("engine_steps"), value("proposed_tokens", "group")) == (12, 9)
+def test_front_ends_that_share_an_engine_count_each_step_once(monkeypatch):
+    """Each report goes to one of them; a new drafter begins at zero, and adds to what the one before has counted."""
+    now = [0.0]
+    monkeypatch.setattr(proposer.time, "monotonic", lambda: now[0])
+    fronts, made_by = [], []
+    for _ in range(3):
+        fronts.append(made())
+        made_by.append(Metric.made)
+    steps = proposed = 0
+    for _ in range(2):
+        drafter = SamProposer(3, None, max_model_len=64)
+        for step in range(10):
+            text = np.tile(np.arange(4, dtype=np.int32), 8)[None]
+            drafter.propose(["r"], text, [8 + step], [8], [True], 1)
+            now[0] += proposer.REPORT_INTERVAL_S / 2
+            if news := drafter.report():
+                fronts[step % 3].observe(news, 0)
+        now[0] += proposer.REPORT_INTERVAL_S
+        fronts[1].observe(drafter.report(), 0)
+        steps += drafter.stats()["steps"]
+        proposed += drafter.stats()["proposed_request"]
+    assert steps == 20 and proposed > 10
+
+    def counted(name, *labels):
+        return [metrics["vllm:sam_" + name].children["m", "0", *labels].value for metrics in made_by]
+
+    assert sum(counted("engine_steps")) == steps and min(counted("engine_steps")) > 0
+    assert sum(counted("proposed_tokens", "request")) == proposed
+    assert max(counted("requests")) == 1, "a level was added up"
 
 
 def test_a_drafter_reports_at_most_once_in_its_interval(monkeypatch):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,11 @@ LEVELS = ("requests", "bytes_used")
 """Counters of SamProposer.stats() that hold a current value, not a sum since the start."""
 POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Positions in an answer at which the bins of Positions begin; each ends where the next one begins."""
+
+
+def since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """What was counted between two SamProposer.stats(): differences, and the LEVELS of the later; `before` may be empty."""
+    return {name: value if name in LEVELS else value - before.get(name, 0) for name, value in now.items()}
 
 
 class Positions:

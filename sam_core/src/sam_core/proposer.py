@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sam_core import BY_PROMPT, Pool
 from sam_core._sam import to_lists
-from sam_core.counters import EXCLUSION_REASONS, Positions
+from sam_core.counters import EXCLUSION_REASONS, Positions, since
 from sam_core.history import SavedHistory
 from sam_core.options import VERIFY, Options
 from sam_core.switch import AutoSwitch, BatchSwitch, Switch
@@ -137,6 +137,7 @@ class SamProposer:
         self.has_news = True
         """Whether the engine must receive the last step's drafts; False if there are none, as in the step before."""
         self._news_time = self._report_time = -REPORT_INTERVAL_S
+        self._reported: dict[str, Any] = {}
         self._positions = Positions()
         # of the last step with drafts: slots, tokens of each row before it and in it, and whether there was a draft
         self._gained: tuple[npt.NDArray[np.int64], Int32, Int32, npt.NDArray[np.bool_]] | None = None
@@ -457,9 +458,13 @@ class SamProposer:
         }
 
     def report(self) -> dict[str, Any] | None:
-        """stats() and switch_on, 1 or 0, for the engine's metrics; None within REPORT_INTERVAL_S of the last report."""
+        """For the engine's metrics: counters.since the last report, and switch_on, 1 or 0; None within REPORT_INTERVAL_S of it.
+
+        An engine may hand each report to another of its front ends, which add them up.
+        """
         now = time.monotonic()
         if not self.drafting or now - self._report_time < REPORT_INTERVAL_S:
             return None
         self._report_time = now
-        return self.stats() | {"switch_on": int(bool(self.switch.on))}
+        before, self._reported = self._reported, self.stats()
+        return since(before, self._reported) | {"switch_on": int(bool(self.switch.on))}

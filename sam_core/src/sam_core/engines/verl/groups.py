@@ -14,7 +14,9 @@ TASK_KEYS = ("raw_prompt", "raw_prompt_ids", "agent_name", "tools_kwargs", "inte
 """What of a row of the data set decides what its answers are about."""
 
 
-def group_params(row: Mapping[str, Any], validation: bool) -> dict[str, dict[str, str]]:
+def group_params(
+    row: Mapping[str, Any], validation: bool, extra_args: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
     """Sampling parameters that name the group of all requests for a row: every sample, turn and resumed answer.
 
     The name is that of the task, so that it is the same in a later epoch, when verl's `uid` is another. Where that is
@@ -24,6 +26,7 @@ def group_params(row: Mapping[str, Any], validation: bool) -> dict[str, dict[str
     Args:
         row: fields of one row of a rollout's batch.
         validation: whether the rollout is for validation.
+        extra_args: those that the requests have already; they stay, and so does a group that they name.
     """
     task = {key: row[key] for key in TASK_KEYS if key in row}
     try:
@@ -35,7 +38,7 @@ def group_params(row: Mapping[str, Any], validation: bool) -> dict[str, dict[str
         if row.get("uid") is None:
             return {}
         name = f"uid {row['uid']}"
-    return {"extra_args": {EXTRA_ARG: f"validation {name}" if validation else name}}
+    return {"extra_args": {EXTRA_ARG: f"validation {name}" if validation else name, **(extra_args or {})}}
 
 
 def _plain(value: Any) -> Any:

@@ -68,7 +68,6 @@ class EngineMetrics:
         self.collectors: list[Any] = []
         self._counters: dict[int, list[tuple[str, Any]]] = {engine: [] for engine in labelvalues}
         self._gauges: dict[int, list[tuple[str, Any]]] = {engine: [] for engine in labelvalues}
-        self._last: dict[int, Mapping[str, float]] = {engine: {} for engine in labelvalues}
         for name, (documentation, label, counters) in COUNTERS.items():
             names = [*labelnames, label] if label else list(labelnames)
             metric = counter(name=PREFIX + name, documentation=documentation, labelnames=names)
@@ -89,11 +88,8 @@ class EngineMetrics:
                 self._gauges[engine].append((GAUGE_COUNTERS[name], metric.labels(*values)))
 
     def observe(self, stats: Mapping[str, float], engine: int) -> None:
-        """Add the differences to the last SamProposer.report. Counters that have fallen are those of a new drafter."""
-        last = self._last[engine]
-        restarted = any(stats[key] < last.get(key, 0) for key, _ in self._counters[engine])
+        """Count a SamProposer.report, which this front end alone was handed."""
         for key, metric in self._counters[engine]:
-            metric.inc(stats[key] - (0 if restarted else last.get(key, 0)))
+            metric.inc(stats[key])
         for key, metric in self._gauges[engine]:
             metric.set(stats[key])
-        self._last[engine] = stats

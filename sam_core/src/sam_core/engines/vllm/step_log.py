@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sam_core.counters import LEVELS
+from sam_core.counters import since
 
 try:
     import psutil  # every engine's environment has it
@@ -158,7 +158,7 @@ class StepLog:
             sums[CPU], self._cpu = self._cpu, 0.0
         if drafter is not None:
             before, self._drafter = self._drafter, dict(drafter)
-            sums |= {f"sam_{n}": v if n in LEVELS else v - before.get(n, 0) for n, v in drafter.items()}
+            sums |= {f"sam_{name}": value for name, value in since(before, drafter).items()}
         if write:
             self._write()
         self._rows = []

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An answer ends at its stop string also where this ends inside a draft: token ids, log-probabilities and text stop there."""
+
+import pytest
+from ascend_engine import OLD
+from engine_checks import speculated
+from stop_checks import STOPS
+
+recorded = pytest.mark.skipif(OLD, reason="0.11 records no experts")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "steps_of_several_tokens_end_at_the_stop_string",
+        "the_slow_detokenizer_ends_there_as_well",
+        pytest.param("experts_of_dropped_tokens_are_dropped", marks=recorded),
+    ],
+)
+def test_front_end(npu_unit, check):
+    assert npu_unit[f"check_{check}"] is None
+
+
+def test_answers_end_as_without_drafts(plain, sam, prompts):
+    few = prompts[:8]
+    cut = 0
+    for include in (False, True):
+        each = [
+            {"stop": STOPS[i % len(STOPS)], "include_stop_str_in_output": include, "min_tokens": 4 * i, "logprobs": 0}
+            for i in range(len(few))
+        ]
+        answers = plain.run(few, each=each)
+        ends, logprobs = plain.ends, plain.logprobs
+        assert sam.run(few, each=each) == answers
+        speculated(sam)
+        assert sam.ends == ends
+        assert sum(reason == "stop" for _, reason, _ in ends) > 4
+        assert [len(rows) for rows in sam.logprobs] == [len(rows) for rows in logprobs] == [*map(len, answers)]
+        tokens = sum(row[3] for row in sam.rows)
+        assert tokens == sum(map(len, answers)), "the log counts tokens that no answer has"
+        cut += sum(row[5] + row[2] - row[3] for row in sam.rows)
+    assert cut > 0, "no stop string ended inside a draft: the test shows nothing"
