@@ -57,6 +57,19 @@ def test_generated_tables_are_current():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("patches/*/requests.toml")), ids=lambda path: path.parent.name)
+def test_a_row_of_requests_names_a_test_of_its_pin_set(path):
+    """Or says that there is none."""
+    requests, pins = (tomllib.loads(path.with_name(name).read_text()) for name in ("requests.toml", "pins.toml"))
+    groups = requests["parameters"] + requests["kinds"]
+    for test in {group["test"] for group in groups if "test" in group}:
+        file, _, function = test.partition("::")
+        assert file.rpartition("/")[0] in pins["tests"], f"{test} does not run in this pin set"
+        assert f"\ndef {function}(" in (ROOT / file).read_text(), f"there is no test {test}"
+    for group in groups:
+        assert "test" in group or not group.keys() & {"drafted", "excluded"}, f"{group} names no test"
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("docs/results/*.json")), ids=lambda path: path.stem)
 def test_a_result_says_where_it_comes_from(path):
     record = json.loads(path.read_text())

@@ -40,12 +40,14 @@ class Engine:
         self.requests = 0
         self.rows, self.outputs = [], []
 
-    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, interrupt=None, after=8, **sampling):
+    def run(
+        self, prompts, max_tokens=64, stagger=0, abort=(), each=None, interrupt=None, after=8, adapters=None, **sampling
+    ):
         """Answer prompts; `stagger` engine outputs lie between arrivals; the requests in `abort` end after 5 tokens.
 
         `interrupt` is called with vLLM's engine after `after` outputs.
 
-        `sampling` holds for all requests, `each` has more settings for each of them.
+        `sampling` holds for all requests, `each` has more settings for each of them; `adapters`: the LoRARequest or None of each.
 
         Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions` its
         preemptions, `self.outputs` vLLM's RequestOutput of each request.
@@ -64,7 +66,8 @@ class Engine:
                 name = str(self.requests)
                 self.requests += 1
                 params = SamplingParams(max_tokens=lengths[i], **(sampling | (each[i] if each else {})))
-                self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+                adapter = adapters and adapters[i]
+                self.engine.add_request(name, {"prompt_token_ids": prompt}, params, lora_request=adapter)
                 names[name] = i
             if stagger and waiting and not self.engine.has_unfinished_requests():
                 outputs = stagger * waiting[0][0]

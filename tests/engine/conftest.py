@@ -22,6 +22,7 @@ import tiny_qwen3
 from cpu_engine import Engine
 from one_text import write_corpus
 from thinking import reasoning
+from vllm.v1.worker.cpu import shm  # noqa: F401  (before modules take the functions that it replaces)
 
 KNOWN_PROMPT = [11, 47, 5, 29, 53, 17]
 LONG_END = (61, 62)

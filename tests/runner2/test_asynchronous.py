@@ -30,7 +30,7 @@ def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
     chains("again", answer[:2], False)
     chains("short", answer[:3], False)
     for req_id in ("again", "short"):
-        proposer.complete(req_id, answer)
+        proposer.complete(req_id, len(prompt), answer)
     proposer.finish(["again", "short"])
     assert proposer.pool.stats()["appended"] == len(dropped) + 2 * len(answer)
     drafted, _ = chains("sibling", answer[:2], True)

@@ -35,6 +35,14 @@ def test_group_by_name_then_by_prompt_and_images():
     assert request_group(pooling) == BY_PROMPT
 
 
+def test_prompts_of_embeddings_share_nothing():
+    """Their rows are zeros, so equal lengths would be equal prompts; a name still makes a group."""
+    unnamed, named = state(prompt=[0, 0]), state(prompt=[0, 0], extra_args={"sam_group": "a"})
+    unnamed.prompt_embeds = named.prompt_embeds = object()
+    assert request_group(unnamed) is None
+    assert request_group(named) == request_group(state(extra_args={"sam_group": "a"}))
+
+
 def test_name_is_the_tasks_in_every_epoch():
     def name(validation=False, **changed):
         return group_params(ROW | changed, validation)["extra_args"]["sam_group"]

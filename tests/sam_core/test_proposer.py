@@ -108,10 +108,11 @@ def test_the_rest_of_a_text_that_has_left_the_rows_is_fed_once():
     batch.propose(proposer)
     batch.remove("a")
     for _ in range(2):
-        proposer.complete("a", [5, 6, 7, -1])
+        proposer.complete("a", 2, [5, 6, 7, -1])
+    proposer.complete("a", 3, [5, 6, 7, 8, 9])  # a session's prompt has grown
     assert proposer.pool.stats()["appended"] == 3
     proposer.finish({"a"})
-    proposer.complete("a", [5, 6, 7, 8])
+    proposer.complete("a", 2, [5, 6, 7, 8])
     assert proposer.pool.stats()["appended"] == 3
     batch.add("b", [1, 2], 2)
     assert batch.propose(proposer) == {"b": [5, 6, 7]}

@@ -31,6 +31,7 @@ class Plan:
     scheduled_spec_decode_tokens: dict
     scheduled_cached_reqs: Cached
     finished_req_ids: frozenset = frozenset()
+    scheduled_new_reqs: tuple = ()
 
 
 class Runner:
@@ -41,7 +42,7 @@ class Runner:
     def __init__(self):
         self.drafter = SamProposer(K, {"rule": "newest", "min_prob": 0}, max_model_len=self.max_model_len)
         self.drafter.make_uniform()
-        params = SimpleNamespace(eos_token_id=None, stop_token_ids=None, max_tokens=None, min_tokens=0)
+        params = SimpleNamespace(all_stop_token_ids=(), ignore_eos=False, max_tokens=None, min_tokens=0)
         self.requests = {
             name: SimpleNamespace(
                 num_prompt_tokens=len(text) - 1, output_token_ids=[-1], sampling_params=params, prev_num_draft_len=0
@@ -144,8 +145,9 @@ def texts_after(step, many, monkeypatch):
     for number, name in enumerate(names[:190]):
         answered = int(rng.integers(0, 18))
         params = SimpleNamespace(
-            eos_token_id=draw.choice([None, 10, 11]),
-            stop_token_ids=draw.choice([None, None, None, (), (12,), (13, 14)]),
+            ignore_eos=draw.random() < 0.3,
+            all_stop_token_ids=frozenset(draw.choice([(), (10,), (11, 13, 14)])),
+            stop_token_ids=draw.choice([None, (), (12,), (13, 14)]),
             max_tokens=draw.choice([None, answered, answered + 2, 40]),
             min_tokens=int(rng.integers(0, 20)),
         )
@@ -168,7 +170,7 @@ def texts_after(step, many, monkeypatch):
     rows = rng.permutation(210)[:200]
     read = asynchronous._Sampled(names, rows, starts, torch.from_numpy(sampled), None)
     drafts = AsyncDrafts(runner, None)
-    drafts._ends([SimpleNamespace(eos_token_id=9, stop_token_ids=None, max_tokens=99)] * 150)  # of other requests
+    drafts._ends([SimpleNamespace(ignore_eos=False, all_stop_token_ids={9}, max_tokens=99)] * 150)  # of other requests
     present = drafts._read(read)
     outputs = [state.output_token_ids for state in requests.values()]
     return sorted(present), outputs, table.tolist(), batch.is_token_ids.tolist(), lengths.tolist()

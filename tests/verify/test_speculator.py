@@ -16,7 +16,7 @@ MAX_LEN = 100
 
 def params(name=None):
     group = name and {"sam_group": name}
-    return types.SimpleNamespace(eos_token_id=None, stop_token_ids=None, max_tokens=50, min_tokens=0, extra_args=group)
+    return types.SimpleNamespace(ignore_eos=True, stop_token_ids=None, max_tokens=50, min_tokens=0, extra_args=group)
 
 
 class Steps:

@@ -399,7 +399,9 @@ class SamProposer:
             for req_id in ended:
                 if req_id in step.req_ids:
                     row = step.req_ids.index(req_id)
-                    self._feed(step, slice(row, row + 1), self._requests["fed"][step.slots[row : row + 1]])
+                    request = self._requests[self._slots[req_id]]
+                    if step.prompts[row] == request["prompt"]:  # else what the pool has is a session's turn before
+                        self._feed(step, slice(row, row + 1), request["fed"][None])
         for req_id in ended:
             self._close(req_id)
         if self.saved and (self._unsaved or self.saved.failed):
@@ -409,12 +411,14 @@ class SamProposer:
         """The engine moves or reuses rows of the last step: nothing more is fed from them."""
         self._step = None
 
-    def complete(self, req_id: str, answer: Sequence[int]) -> None:
+    def complete(self, req_id: str, prompt_length: int, answer: Sequence[int]) -> None:
         """Feed what the indexes lack of a request's answer, given whole: for a request that has left the engine's rows.
 
-        The answer ends before its first negative number, a token that the engine does not know yet.
+        The answer ends before its first negative number, a token that the engine does not know yet. Nothing is fed if the
+        prompt has grown, as that of a session does with each turn, and the indexes do not have it yet.
         """
-        if (slot := self._slots.get(req_id)) is not None:
+        slot = self._slots.get(req_id)
+        if slot is not None and prompt_length == self._requests["prompt"][slot]:
             request = self._requests[slot]
             rest = [*itertools.takewhile(lambda token: token >= 0, answer[request["fed"] - request["prompt"] :])]
             if rest:

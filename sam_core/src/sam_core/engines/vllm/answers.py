@@ -47,9 +47,7 @@ def looks_for_repetition(params: Any) -> bool:
     return getattr(params, "repetition_detection", None) is not None
 
 
-def _ends(
-    answer: Sequence[int] | npt.NDArray[np.integer], tokens: list[int], params: Any, stops: Set[int]
-) -> bool:
+def _ends(answer: Sequence[int] | npt.NDArray[np.integer], tokens: list[int], params: Any, stops: Set[int]) -> bool:
     """Whether an answer ends with its last token, by whatever but its length."""
     if len(answer) + len(tokens) < params.min_tokens:
         return False

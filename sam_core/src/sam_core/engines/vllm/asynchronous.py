@@ -123,7 +123,7 @@ class AsyncDrafts:
             self._complete_output(req_id)
         for req_id in scheduler_output.finished_req_ids:
             if state := self.runner.requests.get(req_id):
-                drafter.complete(req_id, state.output_token_ids)
+                drafter.complete(req_id, state.num_prompt_tokens, state.output_token_ids)
         lengths = batch.num_tokens_no_spec[: batch.num_reqs].copy()
         for step in self._unread:
             index = self._index(step)

@@ -159,7 +159,8 @@ class DeviceSpeculator(Speculator):
 
     def finish(self, req_id: str) -> None:
         row = self.texts.by_id[req_id].row
-        self.proposer.complete(req_id, self.texts.answer(req_id))
+        prompt_length = int(self.texts.prompts[self.texts.by_id[req_id].row])
+        self.proposer.complete(req_id, prompt_length, self.texts.answer(req_id))
         self._tabulate(slice(row, row + 1))
 
     def leave(self, row: int) -> None:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of requests beside method sam, from patches/*/requests.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from tables._records import table
+
+ROOT = Path(__file__).resolve().parents[2]
+STATUSES = ("drafted", "excluded", "refused", "untested")
+WORDS = {
+    "en": dict(zip(STATUSES, ("drafted", "not drafted", "refused", "not tested"), strict=True)),
+    "zh": dict(zip(STATUSES, ("起草", "不起草", "拒绝", "未测试"), strict=True)),
+}
+HEADS = {"en": ("request with", "of kind", "why", "Held by"), "zh": ("请求带有", "请求种类", "原因", "由以下测试保证")}
+KINDS = {
+    "en": {
+        "sessions": "input that is streamed into one request (`StreamingInput`)",
+        "embeds": "prompt embeddings",
+        "multi_modal": "images, video or audio",
+        "lora": "a LoRA adapter",
+        "pooling": "pooling: embeddings, scores, classes",
+        "beam_search": "beam search",
+        "priorities": "priorities (`scheduling_policy: priority`)",
+        "kv_connectors": "KV connectors (`kv_transfer_config`)",
+    },
+    "zh": {
+        "sessions": "向同一请求流式追加输入（`StreamingInput`）",
+        "embeds": "prompt 以嵌入给出",
+        "multi_modal": "图像、视频或音频",
+        "lora": "LoRA 适配器",
+        "pooling": "池化：嵌入、打分、分类",
+        "beam_search": "束搜索（beam search）",
+        "priorities": "优先级（`scheduling_policy: priority`）",
+        "kv_connectors": "KV connector（`kv_transfer_config`）",
+    },
+}
+REASONS = {
+    "en": {
+        "excluded": "vLLM 0.11 verifies drafts by temperature, top-k and top-p alone",
+        "min_p": "vLLM does not apply it to the rows of drafts",
+        "logit_bias": "vLLM does not apply it to the rows of drafts",
+        "beam_search": "each of its requests asks for one token",
+        "pooling": "it answers with no tokens",
+        "best_of": "by vLLM, with and without drafts",
+        "logits_processors": "by vLLM, with and without drafts",
+    },
+    "zh": {
+        "excluded": "vLLM 0.11 验证草稿时只计温度、top-k 和 top-p",
+        "min_p": "vLLM 不把它用于草稿所在的行",
+        "logit_bias": "vLLM 不把它用于草稿所在的行",
+        "beam_search": "它的每条请求只要一个 token",
+        "pooling": "它的回答没有 token",
+        "best_of": "vLLM 有无草稿都拒绝",
+        "logits_processors": "vLLM 有无草稿都拒绝",
+    },
+}
+
+
+def read_requests() -> dict[str, dict]:
+    """requests.toml of each pin set, by its name."""
+    return {path.parent.name: tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("patches/*/requests.toml"))}
+
+
+def rows_of(requests: dict, section: str) -> dict[str, tuple[str, str | None]]:
+    """What becomes of each name in a section of a requests.toml, one of STATUSES, and the test that holds it."""
+    return {
+        name: (status, group.get("test"))
+        for group in requests[section]
+        for status in STATUSES
+        for name in group.get(status, ())
+    }
+
+
+def section(language: str, section: str) -> str:
+    """One row for all names that every pin set treats alike, and below the table the tests, by letter."""
+    requests = read_requests()
+    rows = {pin: rows_of(each, section) for pin, each in requests.items()}
+    words, reasons, names = (
+        WORDS[language],
+        REASONS[language],
+        list(dict.fromkeys(name for each in rows.values() for name in each)),
+    )
+    letters: dict[str, str] = {}
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        cells, whys = [], []
+        for each in rows.values():
+            status, test = each.get(name, ("absent", None))
+            letter = test and letters.setdefault(test, chr(ord("a") + len(letters)))
+            cells.append("-" if status == "absent" else words[status] + (f" ({letter})" if letter else ""))
+            if status in ("excluded", "refused"):
+                whys.append(reasons.get(name) or reasons[status])
+        grouped.setdefault((*cells, "; ".join(dict.fromkeys(whys))), []).append(name)
+    of_parameters, of_kinds, why, held = HEADS[language]
+    head = [of_parameters if section == "parameters" else of_kinds, *(f"`{pin}`" for pin in requests), why]
+    separator = ", " if language == "en" else "、"
+    shown = KINDS[language] if section == "kinds" else {name: f"`{name}`" for name in names}
+    lines = [[separator.join(shown[name] for name in group), *cells] for cells, group in grouped.items()]
+    tests = "\n".join(f"- ({letter}) `{test}`" for test, letter in letters.items())
+    return f"{table(head, lines, left=len(head))}\n\n{held}{':' if language == 'en' else '：'}\n\n{tests}"
+
+
+TABLES = {
+    "parameters": lambda language: section(language, "parameters"),
+    "kinds": lambda language: section(language, "kinds"),
+}

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of what is drafted, patches/<pin set>/requests.toml, and the installed vLLM."""
+
+from types import SimpleNamespace
+
+import pytest
+import request_table
+from ascend_engine import OLD
+from sam_core.engines.vllm.exclusion import exclusion_reason
+
+
+@pytest.fixture(autouse=True)
+def without_plugins(monkeypatch):
+    """vllm-ascend's asks for torch_npu."""
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+
+
+def test_every_parameter_has_a_row():
+    request_table.every_field_has_one_row()
+
+
+@pytest.mark.skipif(not OLD, reason="nothing is excluded")
+def test_the_table_has_what_is_excluded():
+    from vllm import SamplingParams
+
+    values = {"logit_bias": {1: 1.0}, "bad_words": ["a"], "allowed_token_ids": [1], "min_tokens": 1}
+    excluded = {
+        name
+        for name in request_table.names("parameters")
+        if hasattr(SamplingParams(), name)
+        and exclusion_reason(SimpleNamespace(**{**defaults(SamplingParams), name: values.get(name, 0.5)}))
+    }
+    assert excluded == set(request_table.names("parameters", "excluded"))
+
+
+def defaults(params):
+    return {name: getattr(params(), name) for name in params.__struct_fields__}

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random schedules of vLLM's own runner and of vllm-ascend's (schedules.py).
+
+`pytest tests/ascend/test_schedules.py --schedules 500` runs more of them, `--first-schedule SEED --schedules 1` one of them,
+`--shrink` leaves out of one that fails what it fails without.
+"""
+
+import functools
+import json
+
+import pytest
+from ascend_engine import HERE, OLD, start
+from request_table import table
+
+pytestmark = pytest.mark.skipif(
+    OLD, reason="vLLM 0.11 does not verify drafts where its core is in the caller's process"
+)
+ROOT = HERE.parents[1]
+SCHEDULES = {"cpu": 20, "npu": 4}
+"""How many of them are run unless --schedules says so; over the stand-in one takes five times as long."""
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # ids that come again
+}
+HAPPENED = ["aborts", "pause", "preemptions", "reset", "turns", "empty steps", "steps with drafts", "steps without"]
+
+
+@pytest.fixture(scope="module")
+def processes(request):
+    """Those of both runners at the same time, if both are asked for."""
+    count, first = request.config.getoption("--schedules"), request.config.getoption("--first-schedule")
+    words = ["--cases"] + ["--shrink"] * request.config.getoption("--shrink")
+    asked = {item.callspec.params.get("platform") for item in request.session.items if hasattr(item, "callspec")}
+    program = str(ROOT / "tests" / "common" / "schedules.py")
+    return {
+        platform: start(
+            platform, program, "--count", str(count or few), "--first", str(first), *words, environment=ENVIRONMENT
+        )
+        for platform, few in SCHEDULES.items()
+        if platform in asked | {"cpu"}
+    }
+
+
+@pytest.fixture(scope="module")
+def found(processes):
+    @functools.cache
+    def printed(platform):
+        """What schedules.py found: where an arm differs, how often it saw what, and the cases by name."""
+        out, _ = processes[platform].communicate(timeout=36000)
+        *others, last = map(json.loads, out.splitlines() or ["null"])
+        assert last and "covered" in last, "schedules.py failed: see its standard error"
+        cases = {each["case"]: each for each in others if "case" in each}
+        return [each for each in others if "seed" in each], last["covered"], cases
+
+    return printed
+
+
+@pytest.mark.parametrize("platform", SCHEDULES)
+def test_schedules_agree_with_plain(found, platform):
+    faults, covered, _ = found(platform)
+    said = [f"schedule {each['seed']}, {each['arm']}: {each['faults'][0]} {each.get('shrunk', '')}" for each in faults]
+    assert not faults, "\n".join(said)
+    assert covered["verified"] > 0 and covered["accepted"] > 0
+
+
+def agrees(case):
+    assert not case["faults"], "\n".join(case["faults"])
+    assert case["accepted"] > 0
+
+
+def test_turns_are_those_of_a_plain_engine(found):
+    """Of sessions, with a length of their own, and with ends inside drafts and while steps are in flight."""
+    _, _, cases = found("cpu")
+    agrees(cases["turns"])
+
+
+def test_prompts_of_embeddings(found):
+    """In rows that had another request's tokens."""
+    _, _, cases = found("cpu")
+    agrees(cases["embeds"])
+
+
+def test_prompt_logprobs_outlive_a_reset(found):
+    _, _, cases = found("cpu")
+    agrees(cases["prompt log-probabilities"])
+
+
+def test_schedules_reach_everything(found):
+    _, covered, _ = found("cpu")
+    missed = [what for what in HAPPENED if not covered.get(what)]
+    assert not missed, f"no schedule had {missed}"
+
+
+def test_parameters_are_drafted_as_the_table_says(found):
+    """In patches/<pin set>/requests.toml. Every one of them is in a request, and those that are drafted had drafts accepted."""
+    _, covered, _ = found("cpu")
+    held = [
+        group for section in ("parameters", "kinds") for group in table()[section] if __name__ in group.get("test", "")
+    ]
+    drafted, refused = ({name for group in held for name in group.get(status, ())} for status in ("drafted", "refused"))
+    missed = sorted(name for name in drafted if not covered.get(f"accepted {name}"))
+    assert not missed, f"no draft of a request with {missed} was accepted"
+    wrong = sorted(name for name in refused if not covered.get(f"ran {name}") or covered.get(f"verified {name}"))
+    assert drafted and refused and not wrong, f"{wrong} were drafted, or never tried"
