@@ -32,7 +32,9 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tiny_qwen3
+from scipy.optimize import linear_sum_assignment
 from tiny_qwen3 import VOCAB
 
 EOS = VOCAB - 1
@@ -652,30 +654,24 @@ def wrongly_indexed(asks, expected, results, noted, verify):
                     f"the answer of request {ask.key} was not indexed: the nearest to its {len(seen)} tokens has {len(near)} "
                     f"and differs at {at}: {near[at : at + 8]}, not {seen[at : at + 8]}"
                 )
-    for text in sorted(noted.elements(), key=len, reverse=True):
-        fitting = [
-            (fits, len(seen), at)
-            for at, (seen, whole, is_session) in enumerate(loose)
-            if (fits := fit(text, seen, whole, is_session))
-        ]
-        if not fitting:
-            return f"indexed is what no request answered: {text[:12]} ... of {len(text)}"
-        del loose[max(fitting)[-1]]
+    texts = list(noted.elements())
+    if len(texts) > len(loose):
+        return f"{len(texts)} answers are indexed for {len(loose)} requests: {texts}"
+    if texts:
+        fits = np.array([[may_be(text, *one) for one in loose] for text in texts])
+        for at, chosen in zip(*linear_sum_assignment(fits, maximize=True), strict=True):
+            if not fits[at, chosen]:
+                return f"indexed is what no request answered: {texts[at][:12]} ... of {len(texts[at])}"
     return None
 
 
-def fit(text, seen, whole, is_session):
-    """How well a text may be what was indexed of an answer; 0: not at all.
-
-    seen: what its client has had; whole: all of it, None if unknown. Of a session that is its last turn, or one before.
-    """
+def may_be(text, seen, whole, is_session):
+    """Whether a text may be what was indexed of an answer. seen: what its client has had; whole: all of it, None if unknown."""
+    if is_session:  # one of its turns
+        return whole is None or any(whole[at : at + len(text)] == text for at in range(len(whole) + 1))
     if whole is None:
-        return int(is_session or text[: len(seen)] == seen[: len(text)])
-    if not is_session:
-        return 4 * (whole[: len(text)] == text)
-    if whole[len(whole) - len(text) :] == text:
-        return 3
-    return 2 * any(whole[at : at + len(text)] == text for at in range(len(whole)))
+        return text[: len(seen)] == seen[: len(text)]
+    return whole[: len(text)] == text
 
 
 # ---------------------------------------------------------------- the program
