@@ -17,6 +17,9 @@ import pytest
 from ports import PORTS
 from sam_core.proposer import REPORT_INTERVAL_S
 
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("ALL_TESTS"), reason="five processes that import vLLM take minutes: make test-all runs it"
+)
 VLLM = Path(sys.executable).with_name("vllm")
 MODEL = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "tiny"
 SETTINGS = {
@@ -47,7 +50,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        end = time.monotonic() + 500
+        end = time.monotonic() + 1500
         while True:
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
                 self.ask("/health")
