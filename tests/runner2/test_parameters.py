@@ -68,8 +68,10 @@ def results(engine, asked):
         engine.engine.add_request(str(i), {"prompt_token_ids": prompt}, SamplingParams(**shape))
     done = {}
     while engine.engine.has_unfinished_requests():
-        done |= {output.request_id: output for output in engine.engine.step() if output.finished}
-    return [
-        [[list(part.token_ids), part.finish_reason, part.stop_reason] for part in output.outputs]
-        for _, output in sorted(done.items())
-    ]
+        for output in engine.engine.step():
+            done |= {
+                (output.request_id, part.index): [list(part.token_ids), part.finish_reason, part.stop_reason]
+                for part in output.outputs
+                if part.finish_reason
+            }
+    return [sequence for _, sequence in sorted(done.items())]
