@@ -74,6 +74,12 @@ def test_turns_are_those_of_a_plain_engine(found):
     agrees(cases["turns"])
 
 
+def test_ids_that_come_again(found):
+    """Of requests that were aborted while a step was in flight."""
+    _, _, cases = found("cpu")
+    agrees(cases["ids"])
+
+
 def test_prompts_of_embeddings(found):
     """In rows that had another request's tokens."""
     _, _, cases = found("cpu")

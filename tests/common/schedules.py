@@ -288,8 +288,18 @@ def cases():
     ]
     embeds = [ask(2, long[:n], 20, embeds=True, **params) for n, params in ((9, {}), (40, {"repetition_penalty": 1.3}))]
     resets = [[(0, at, what)] for what, steps in (("reset", range(5)), ("two resets", (1, 2))) for at in steps]
+    again = []
+    for at in range(3, 9):
+        aborted, named_alike = ask(3, long, 60), ask(4, twelve, 20)
+        aborted.abort, named_alike.name, named_alike.at = at, aborted.name, at
+        again.append([*beside, aborted, named_alike])
     return {
-        "turns": [Schedule(0, setup, [[*beside, session]], []) for session in sessions],
+        "ids": [Schedule(0, setup, [wave], []) for wave in again],
+        "turns": [
+            Schedule(0, setup | {"sam": setup["sam"] | {"threshold": threshold}}, [[*beside, session]], [])
+            for threshold in (64, 1)  # with 1, tokens are read late
+            for session in sessions
+        ],
         "embeds": [
             Schedule(0, setup, [[ask(1, twelve, 40, stop_token_ids=[stop])], [last]], [])
             for stop, last in itertools.product((30, 46), embeds)
