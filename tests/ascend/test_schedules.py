@@ -63,32 +63,29 @@ def test_schedules_agree_with_plain(found, platform):
     assert covered["verified"] > 0 and covered["accepted"] > 0
 
 
-def agrees(case):
+def agrees(found, name):
+    case = found("cpu")[2][name]
     assert not case["faults"], "\n".join(case["faults"])
     assert case["accepted"] > 0
 
 
 def test_turns_are_those_of_a_plain_engine(found):
     """Of sessions, with a length of their own, and with ends inside drafts and while steps are in flight."""
-    _, _, cases = found("cpu")
-    agrees(cases["turns"])
+    agrees(found, "turns")
 
 
 def test_ids_that_come_again(found):
     """Of requests that were aborted while a step was in flight."""
-    _, _, cases = found("cpu")
-    agrees(cases["ids"])
+    agrees(found, "ids")
 
 
 def test_prompts_of_embeddings(found):
     """In rows that had another request's tokens."""
-    _, _, cases = found("cpu")
-    agrees(cases["embeds"])
+    agrees(found, "embeds")
 
 
 def test_prompt_logprobs_outlive_a_reset(found):
-    _, _, cases = found("cpu")
-    agrees(cases["prompt log-probabilities"])
+    agrees(found, "prompt log-probabilities")
 
 
 def test_schedules_reach_everything(found):

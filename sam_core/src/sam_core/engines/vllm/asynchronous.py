@@ -101,7 +101,8 @@ class AsyncDrafts:
         planned = scheduler_output.scheduled_spec_decode_tokens
         self._running = len(scheduler_output.num_scheduled_tokens)
         beginning = {request.req_id for request in scheduler_output.scheduled_new_reqs}
-        leaving = batch.req_id_to_index.keys() - (scheduler_output.num_scheduled_tokens.keys() - beginning)
+        leaving = batch.req_id_to_index.keys() - scheduler_output.num_scheduled_tokens.keys()
+        leaving |= batch.req_id_to_index.keys() & beginning
         if not (planned or leaving or scheduler_output.finished_req_ids) and self._skip():
             self._num_tokens = scheduler_output.total_num_scheduled_tokens
             return scheduler_output
@@ -128,7 +129,8 @@ class AsyncDrafts:
         for step in self._unread:
             index = self._index(step)
             lengths[index[index >= 0]] = step.starts[index >= 0]
-        self._forget_texts(beginning)
+        if beginning:
+            self._forget_texts(beginning)
         cached = scheduler_output.scheduled_cached_reqs
         if cached.resumed_req_ids:  # perhaps after a reset of the cache, which drops tokens in flight
             kept = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
