@@ -85,6 +85,46 @@ class Engine:
         self.outputs = [finished[i] for i in range(len(prompts))]
         return [answers[i] for i in range(len(prompts))]
 
+    def run_session(self, turns, max_tokens):
+        """Answer a session's turns (vLLM's StreamingInput): lists of token ids, each at most so many tokens long.
+
+        Returns the tokens of all turns' answers.
+        """
+        import copy
+
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        name, answer = f"session {self.requests}", []
+        self.requests += 1
+        self.log.path, self.log._rows = "kept in memory", []
+        for turn, length in [
+            *zip(turns, max_tokens, strict=True),
+            ([], 1),
+        ]:  # as AsyncLLM._add_streaming_input_request does
+            params = SamplingParams(
+                temperature=0.0,
+                ignore_eos=True,
+                detokenize=False,
+                max_tokens=length,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            request = self.engine.input_processor.process_inputs(
+                name,
+                {"prompt_token_ids": [*turn] or [0]},  # which vLLM lengthens
+                params,
+                supported_tasks=self.engine.get_supported_tasks(),
+                resumable=bool(turn),
+            )
+            request.external_req_id = name
+            self.engine.output_processor.add_request(copy.copy(request), None, None, 0)
+            self.engine.engine_core.add_request(request)
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                answer += output.outputs[0].token_ids
+        self.rows, self.log._rows, self.log.path = self.log._rows, [], None
+        return answer
+
     def count(self, column):
         return sum(
             row[("start", "seconds", "running", "tokens", "drafted", "accepted").index(column)] for row in self.rows

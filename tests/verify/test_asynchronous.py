@@ -76,12 +76,15 @@ class Runner:
         self.waits += 1
         self.indexed = self.drafter.pool._work()
 
-    def begin(self, counts):
-        """The step with these tokens of each request, placeholders included."""
-        running = [name for name in counts if name in TEXTS]
+    def begin(self, counts, new=()):
+        """The step with these tokens of each request, placeholders included; `new` are the ids that begin with it."""
+        running = [name for name in counts if name in TEXTS and name not in new]
         cached = Cached(running, [len(TEXTS[name]) - 1 for name in running], [1] * len(running))
         planned = {name: [-1] * (counts[name] - 1) for name in running if counts[name] > 1}
-        return self.async_drafts.begin(Plan(counts, sum(counts.values()), planned, cached))
+        beginning = tuple(SimpleNamespace(req_id=name) for name in new)
+        return self.async_drafts.begin(
+            Plan(counts, sum(counts.values()), planned, cached, scheduled_new_reqs=beginning)
+        )
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,21 @@ def test_in_a_graph_each_request_verifies_k_tokens(names):
     assert step.num_scheduled_tokens == dict.fromkeys(names, K + 1) and runner.waits == 1
     assert step.scheduled_spec_decode_tokens["a"] == [1, 2, 3]
     assert step.scheduled_spec_decode_tokens["c"] == [9, 8, 8], "two tokens and one of padding"
+
+
+def test_an_id_that_comes_again_gets_nothing_that_is_in_flight():
+    """Of a session's turn, or a request that was aborted, beside steps without drafts, whose tokens are read late."""
+    runner = Runner()
+    runner.begin({"a": 1, "b": 1, "c": 2}, new="c")
+    state, row = runner.requests["c"], runner.input_batch.token_ids_cpu[2]
+    state.num_prompt_tokens, state.output_token_ids, row[:2] = 2, [-1], [40, 41]
+    runner.input_batch.num_prompt_tokens[2], runner.input_batch.num_tokens_no_spec[2] = 2, 3
+    runner.input_batch.num_tokens_no_spec[:2] += 1
+    before = row.tolist()
+    runner.launch([[1], [4], [42]])
+    runner.begin(dict.fromkeys("abc", 1))
+    assert runner.waits == 0 and runner.input_batch.token_ids_cpu[0, 14] == TEXTS["a"][-1]
+    assert row.tolist() == before, "what the step in flight sampled for the old text"
 
 
 def test_beside_a_prompt_drafts_keep_their_lengths():
