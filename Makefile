@@ -52,7 +52,7 @@ test-quick: ## the tests that need neither torch nor an engine
 	+$(MAKE) --no-print-directory -j$(JOBS) $(QUICK_JOBS)
 
 run/%:
-	@job=$* && bash -o pipefail -c '.venvs/$$0/bin/python -m pytest $$1 2>&1 | sed -u "s|^|$*: |"' $${job%%/*} $${job#*/}
+	@job=$* && bash -o pipefail -c '.venvs/$$0/bin/python -m pytest --durations=25 $$1 2>&1 | sed -u "s|^|$*: |"' $${job%%/*} $${job#*/}
 
 environment/tools:
 	ci/setup-env tools

@@ -17,9 +17,7 @@ import pytest
 from ports import PORTS
 from sam_core.proposer import REPORT_INTERVAL_S
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("ALL_TESTS"), reason="five processes that import vLLM take minutes: make test-all runs it"
-)
+pytestmark = pytest.mark.slow  # five processes that import vLLM
 VLLM = Path(sys.executable).with_name("vllm")
 MODEL = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "tiny"
 SETTINGS = {
