@@ -8,7 +8,8 @@ A record, docs/results/NAME.json, holds `command` (one, or a list), `date`, `com
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,39 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> 
     lines = [head, *rows]
     text = [f"| {' | '.join(map(str, line))} |" for line in lines]
     return "\n".join([text[0], f"|{'|'.join(marks)}|", *text[1:]])
+
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of an English page. A name in the first column stands once, above the rows that share it."""
+
+    records: tuple[str, ...]
+    """Whose commands, dates and commits stand above; none where another table above has the same record."""
+    rows: Callable[[], Iterable[Row]]
+    heads: str
+    """Heads of the columns, with | between them."""
+    cells: str
+    """Of each column the row's key, or `key:format` for numbers, with | between them."""
+    left: int = 1
+    commands: bool = True
+
+    def __call__(self, language: str = "en") -> str:
+        columns = [cell.strip().partition(":") for cell in self.cells.split("|")]
+        lines, above = [], None
+        for row in self.rows():
+            line = [show(row[key], form) for key, _, form in columns]
+            name, line[0] = line[0], "" if line[0] == above else line[0]
+            above = name
+            lines.append(line)
+        text = table([head.strip() for head in self.heads.split("|")], lines, self.left)
+        return f"{source(language, *self.records, commands=self.commands)}\n\n{text}" if self.records else text
+
+
+def show(value: Any, form: str) -> str:
+    """A cell: a dash for None, a text as it is, a number in this format."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else format(value, form).replace("%", " %")

@@ -38,16 +38,15 @@ MEANINGS = {
         "switch": "when to draft. `batch`: while at most `threshold` requests run. `auto`: for each request of each "
         "step as many tokens as pay, see [below](#switch-auto)",
         "threshold": "for `switch: batch`; the running requests of a step decide on the next step",
-        "memory_bytes": "host memory for texts and indexes of one engine. When it is full, the least valuable content "
+        "memory_bytes": "host memory for the texts and indexes of one engine. When it is full, the least valuable content "
         "is [freed first](design-sam-core.md#failures-and-memory) and rebuilt later; a request without an index does "
-        "not draft meanwhile. Finished answers take 4 bytes per token, about 50 to 100 while their requests run. Where an "
-        "epoch's answers do not fit, each prompt keeps fewer of them for the next epoch. With `vllm-0.32` the [table on the "
-        "device](how-it-works.md#in-the-engine) takes up to 1/16 of it beside that, at most 48 MiB, there and on the host",
+        "not draft meanwhile. A finished answer takes 4 bytes per token, a running request about 50 to 100. With `vllm-0.32` "
+        "the [table on the device](how-it-works.md#in-the-engine) takes up to 1/16 of it in addition, at most 48 MiB, on the "
+        "device and on the host",
         "verify": "`rejection`: rejection sampling. `seeded`: the text is the same with and without drafts, see "
         "[verification](ascend.md#verification)",
         "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this. "
-        "0: drafts have k tokens wherever the rule finds them and the estimate is at least 2^-30. With `auto` at most 0.02 "
-        "counts",
+        "0: below 2^-30. Switch `auto` uses 0.02 where this is higher",
         "corpus": "a text collection that all requests draft from, built by `python -m sam_core build-corpus`; on every "
         "node, with the model's vocabulary. One built with `--tokenizer` is refused by models with another tokenizer",
         "history": "keeps history and what `auto` learned between runs, see [below](#history-between-runs); needs "
@@ -60,13 +59,12 @@ MEANINGS = {
         "switch": "何时起草。`batch`：运行的请求数不超过 `threshold` 时；`auto`：每一步中每条请求的草稿长度以划算为准，"
         "[见下](#开关-auto)",
         "threshold": "用于 `switch: batch`；一步的运行请求数决定下一步",
-        "memory_bytes": "一个引擎的文本和索引可用的主机内存。用尽时[先释放](design-sam-core.zh.md#失败与内存)价值最小的内容，"
+        "memory_bytes": "一个引擎的文本和索引可用的主机内存。用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，"
         "以后再重建；其间没有索引的请求不起草。已结束的回答每个 token 占 4 字节，请求运行期间约 50 到 100 字节。"
-        "放不下一个 epoch 的回答时，每个 prompt 留给下一个 epoch 的回答变少。`vllm-0.32` 中[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的 "
+        "`vllm-0.32` 中[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的 "
         "1/16，不超过 48 MiB，设备和主机各一份",
-        "verify": "`rejection`：拒绝采样。`seeded`：开不开投机文本相同，见[验证](ascend.zh.md#验证)",
-        "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时，只要规则给得出，且估计概率不低于 2^-30，"
-        "草稿就有 k 个 token。用 `auto` 时至多取 0.02",
+        "verify": "`rejection`：拒绝采样。`seeded`：是否启用投机，文本都相同，见[验证](ascend.zh.md#验证)",
+        "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时按 2^-30 计。用 `auto` 时，不高于 0.02",
         "corpus": "所有请求都可从中取草稿的文本集，由 `python -m sam_core build-corpus` 生成；每个节点都要有，token 须在模型的词表内。"
         "用 `--tokenizer` 生成的，分词器不同的模型会拒绝使用",
         "history": "跨运行保存历史和 `auto` 学到的内容，[见下](#跨运行的历史)；须用来源 `history`",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of requests beside method sam, from patches/*/requests.toml."""
+"""How requests are treated with method sam, by parameter and kind, from patches/*/requests.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ WORDS = {
     "en": dict(zip(STATUSES, ("drafted", "not drafted", "refused", "not tested"), strict=True)),
     "zh": dict(zip(STATUSES, ("起草", "不起草", "拒绝", "未测试"), strict=True)),
 }
-HEADS = {"en": ("request with", "of kind", "why", "Held by"), "zh": ("请求带有", "请求种类", "原因", "由以下测试保证")}
+HEADS = {
+    "en": ("request with", "of kind", "why", "Tested by"),
+    "zh": ("请求带有", "请求种类", "原因", "由以下测试保证"),
+}
 KINDS = {
     "en": {
         "sessions": "input that is streamed into one request (`StreamingInput`)",
@@ -40,8 +43,8 @@ KINDS = {
 REASONS = {
     "en": {
         "excluded": "vLLM 0.11 verifies drafts by temperature, top-k and top-p alone",
-        "min_p": "vLLM does not apply it to the rows of drafts",
-        "logit_bias": "vLLM does not apply it to the rows of drafts",
+        "min_p": "vLLM does not apply it to draft positions",
+        "logit_bias": "vLLM does not apply it to draft positions",
         "beam_search": "each of its requests asks for one token",
         "pooling": "it answers with no tokens",
         "best_of": "by vLLM, with and without drafts",
@@ -65,7 +68,7 @@ def read_requests() -> dict[str, dict]:
 
 
 def rows_of(requests: dict, section: str) -> dict[str, tuple[str, str | None]]:
-    """What becomes of each name in a section of a requests.toml, one of STATUSES, and the test that holds it."""
+    """By name of a section of a requests.toml: how it is treated, one of STATUSES, and the test of that."""
     return {
         name: (status, group.get("test"))
         for group in requests[section]

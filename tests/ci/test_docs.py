@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links in the documentation lead somewhere, both languages have the same tables and commands, generated tables are current,
-every recipe is listed and every patch is explained."""
+"""Links in the documentation lead somewhere, both languages have the same tables and commands, generated tables are current, and
+every recipe is listed."""
 
 import importlib.util
 import json
@@ -14,10 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for folder in (".", "docs", "patches", "sam_core") for path in (ROOT / folder).glob("*.md"))
-PAIRS = [path for path in PAGES if path.with_suffix(".zh.md").exists() and path.stem != "design-sam-core"]
-"""The design of sam_core has words in its figures, and tests/sam_core/test_design.py."""
+PAIRS = [path for path in PAGES if path.with_suffix(".zh.md").exists()]
 NUMBER = r"\d+(?:[.,]\d+)+|(?!10\b)\d\d+"
-PIN_SETS = sorted(path.parent.name for path in ROOT.glob("patches/*/pins.toml"))
 
 
 def prose(page):
@@ -127,19 +125,3 @@ def test_every_recipe_is_listed(page):
     text = (ROOT / "docs" / page).read_text()
     for script in (ROOT / "llm_rl" / "qwen3").glob("run_*.sh"):
         assert f"`{script.name}`" in text
-
-
-@pytest.mark.parametrize("pin_set", PIN_SETS)
-@pytest.mark.parametrize("page", ["upstream.md", "upstream.zh.md"])
-def test_every_patch_has_its_row(page, pin_set):
-    """In the section that is named after the pin set, in a table whose first heading is the module's name."""
-    folder = ROOT / "patches" / pin_set
-    sections = re.split(r"^## ", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
-    (section,) = [text for text in sections if pin_set in text.partition("\n")[0]]
-    tables = re.findall(r"^\| ([^|\n]*) \|.*\n\|-.*\n((?:\|.*\n)+)", section, re.MULTILINE)
-    explained = {title.lower(): re.findall(r"^\| (\d{4})", rows, re.MULTILINE) for title, rows in tables}
-    modules = tomllib.loads((folder / "pins.toml").read_text())["module"]
-    assert explained == {
-        module.replace("_", "-"): sorted(patch.name[:4] for patch in folder.glob(f"{module}/*.patch"))
-        for module in modules
-    }

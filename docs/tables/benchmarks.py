@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/benchmarks.md, from the records in docs/results and the limits in sam_lab/bench/targets.toml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from tables._records import Row, Table, output, source, table
+
+from sam_lab.bench.rows import TARGETS, Targets, figure
+from sam_lab.replay import geometric_mean
+
+PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
+LEFT_OUT = re.compile(
+    r"append, p99|in batches|step of 32|period|propose for (1|64|1024) |, count|k=3, with|k=4|k=16|n=8|n=32"
+)
+"""Rows of `make bench` that the page leaves out; they are in the record."""
+
+
+def bench_rows(acceptance: bool) -> list[Row]:
+    """Rows of acceptance, or those of time and memory."""
+    rows = [row for row in output("bench")["rows"] if not LEFT_OUT.search(row["what"])]
+    return [row for row in rows if (row["section"] != "time and memory") == acceptance]
+
+
+def bench_name(row: Row, unit: bool = False) -> str:
+    text = row["what"] + (f", {row['unit'].replace(' a ', ' per ')}" if unit and row["unit"] else "")
+    return re.sub(r"\b(newest|count|blend|auto)\b(?! k=)", r"`\1`", text)
+
+
+def bench_limit(row: Row) -> str:
+    """The limit of a row, in italics if it is a regression bound; in brackets the ratio reached where the limit is one."""
+    limits = Targets(TARGETS).entries
+    if row["what"] not in limits:
+        raise ValueError(f"docs/results has the row {row['what']!r}, {TARGETS.name} has not: record a new run")
+    limit = limits[row["what"]]
+    if "bound" not in limit:
+        return ""
+    at_most, reached = limit["better"] == "<=", row["ours"]["median"]
+    text = f"{'≤' if at_most else '≥'} {limit['bound']:,}"
+    if "of" in limit:
+        reached /= row["peers"][limit["of"]]["median"]
+        text += f" × {limit['of']} ({reached:{'.2g' if at_most else '.3f'}})"
+    if limit["reason"].startswith("Regression bound"):
+        text = f"*{text}*"
+    missed = reached > limit["bound"] if at_most else reached < limit["bound"]
+    return text + (", missed" if missed else "")
+
+
+def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
+    """How many times ours a peer's figure is."""
+    ratio = peer["median"] / ours["median"] if peer else None
+    return "" if ratio is None else f"{ratio:.0f}×" if ratio >= 10 else f"{ratio:.2g}×"
+
+
+def cost(language: str) -> str:
+    """Time and memory: our figure, how many times it each peer's is, and the limit."""
+    lines = []
+    for row in bench_rows(acceptance=False):
+        peers = [times(row["peers"].get(peer), row["ours"]) for peer in PEERS]
+        lines.append([bench_name(row, unit=True), figure(row["ours"]["median"]), *peers, bench_limit(row)])
+    return f"{source('en', 'bench')}\n\n{table(['', 'sam_core', *PEERS.values(), 'limit (reached)'], lines)}"
+
+
+def accepted(language: str) -> str:
+    """Tokens per step of `blend`, of `count` and of each peer, and the limit."""
+    lines = []
+    for row in bench_rows(acceptance=True):
+        if own := row["peers"].get("count") or row["peers"].get("count k=8"):
+            peers = [own, *(row["peers"].get(peer) for peer in PEERS)]
+            figures = [f"{found['median']:.3f}" if found else "" for found in [row["ours"], *peers]]
+            lines.append([bench_name(row), *figures, bench_limit(row)])
+    return table(["", "`blend`", "`count`", *PEERS.values(), "limit (reached)"], lines)
+
+
+def sources(language: str) -> str:
+    """Tokens per step with and without history and corpus; drafted tokens with and without calibrated lengths."""
+    lines = []
+    for row in bench_rows(acceptance=True):
+        if not {"count", "count k=8"} & row["peers"].keys():
+            other = row["peers"].get("without") or row["peers"].get("newest k=3")
+            note = row["note"] if "worst set" in row["what"] else ""
+            figures = [f"{found['median']:.3f}" if found else note for found in (row["ours"], other)]
+            lines.append([bench_name(row), *figures, bench_limit(row)])
+    return table(["", "`blend`", "without", "limit (reached)"], lines)
+
+
+HELD_OUT_GOALS = {"request": (1.65, 1.79), "group": (1.83, 2.03), "sequential": (2.02, 2.36)}
+
+
+def held_out() -> Iterator[Row]:
+    """A row a context and k: geometric mean over the recordings, of drafts from all sources and from two."""
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in output("held-out"):
+        sources = "some" if row["drafter"] else "all"
+        found.setdefault((row["context"], row["k"]), {}).setdefault(sources, []).append(row["tokens_per_step"])
+    for (context, k), figures in found.items():
+        means = {sources: geometric_mean(values) for sources, values in figures.items()}
+        yield {"name": f"k={k}, {context}", "goal": HELD_OUT_GOALS[context][k == 8]} | means
+
+
+def sampler() -> Iterator[Row]:
+    for record, machine in (("bench-sampler", "CPU"), ("bench-sampler-h100", "H100")):
+        for case in output(record)["measured"]:
+            if case["batch"] in (1, 32, 128):
+                ms = {f"{name} ms": figure(value) for name, value in case["ms"]["step"].items()}
+                calls = {name: "/".join(f"{n:,}" for n in counts) for name, counts in case["operations"].items()}
+                yield {"machine": machine, "batch": case["batch"]} | ms | calls
+
+
+def asynchronous() -> Iterator[Row]:
+    """Drafts made before their tokens are indexed, and drafts of the device: by context and k, geometric means over sets."""
+    by_kind: dict[tuple[int, str], list[Row]] = {}
+    for each in output("bench-asynchronous")["acceptance"]:
+        by_kind.setdefault((each["k"], each["context"]), []).append(each)
+    for (k, context), sets in sorted(by_kind.items(), key=lambda item: item[0][0]):
+        row = {"name": f"k={k}, {context}", "now": geometric_mean([each["now"] for each in sets])}
+        for drafts in ("early", "late"):
+            shares = [each[drafts] / each["now"] for each in sets]
+            row |= {drafts: geometric_mean(shares), f"{drafts}, worst": min(shares)}
+        yield row
+
+
+def runners() -> Iterator[Row]:
+    for batch, starts in output("bench-runners")["ms_and_tokens_a_step"]["eager"].items():
+        turns = {arm: np.array([start[arm] for start in starts]) for arm in starts[0]}  # [starts, turns, 2]
+        row = {"batch": batch, "tokens": float(np.median(turns["sam, on"][:, :, 1]))}
+        row |= {arm: float(np.median(found[:, :, 0])) for arm, found in turns.items()}
+        yield row | {"ratio": ratio(turns["sam, off"][:, :, 0], turns["asynchronous"][:, :, 0])}
+
+
+BASELINE = {"off": "plain", "free drafts": "plain", "rejection": "plain", "seeded": "plain, seeded"}
+
+
+def ratio(ours: np.ndarray, plain: np.ndarray) -> str:
+    """Mean over starts of the median over turns of ours / plain, [starts, turns] each, and its bootstrap interval of 95 %."""
+    ratios, rng = ours / plain, np.random.default_rng(0)
+    num_starts, num_turns = ratios.shape
+    starts = rng.integers(num_starts, size=(2000, num_starts, 1))
+    turns = rng.integers(num_turns, size=(2000, num_starts, num_turns))
+    low, high = np.percentile(np.median(ratios[starts, turns], axis=2).mean(1), [2.5, 97.5])
+    return f"{np.median(ratios, axis=1).mean():.3f} ({low:.3f}-{high:.3f})"
+
+
+def host() -> Iterator[Row]:
+    for version in ("0.11", "0.23"):
+        for batch, starts in output(f"bench-host-{version}")["ms_a_step"]["npu"]["server"].items():
+            ms = {arm: np.array([start[arm] for start in starts]) for arm in starts[0]}
+            ratios = {arm: ratio(ms[arm], ms[plain]) for arm, plain in BASELINE.items()}
+            yield {"version": version, "batch": batch, "plain": float(np.median(ms["plain"]))} | ratios
+
+
+def switch_worlds() -> Iterator[Row]:
+    names = {
+        "regret": "`auto`",
+        "regret_foresight": "`auto`, against an oracle with foresight",
+        "regret_batch": "`batch`, `threshold` 8",
+        "regret_plain": "no drafts",
+    }
+    for key, name in names.items():
+        yield dict(zip(("name", "median", "99 %", "largest"), (name, *output("switch-worlds")[key]), strict=True))
+
+
+def plan_thresholds() -> Iterator[Row]:
+    gains = {(row["stack"], row["threshold"]): row for row in output("plan-article")["thresholds"]}
+    for threshold in dict.fromkeys(threshold for _, threshold in gains):
+        row = {"threshold": f"`{threshold}`" if threshold == "auto" else str(threshold)}
+        for stack in ("article", "no waits", "graphs"):
+            gain = gains[stack, threshold]
+            row[stack] = "{:.1f} % ({:.1f} - {:.1f})".format(*(100 * gain[key] for key in ("predicted", "low", "high")))
+        yield row
+
+
+TABLES = {
+    "bench-cost": cost,
+    "bench-acceptance": accepted,
+    "bench-sources": sources,
+    "held-out": Table(
+        ("held-out",),
+        held_out,
+        "drafts | tokens per step | without `common` | goal",
+        "name | all:.3f | some:.3f | goal:.2f",
+        commands=False,
+    ),
+    "bench-sampler": Table(
+        ("bench-sampler", "bench-sampler-h100"),
+        sampler,
+        "machine | requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | operators/waits/AICPU: 0.11 | 0.13 | `rejection` |"
+        "`seeded`",
+        "machine | batch | 0.11 ms | 0.13 ms | rejection ms | seeded ms | 0.11 | 0.13 | rejection | seeded",
+    ),
+    "bench-asynchronous": Table(
+        ("bench-asynchronous",),
+        asynchronous,
+        "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set",
+        "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f",
+    ),
+    "bench-runners": Table(
+        ("bench-runners",),
+        runners,
+        "requests | asynchronous: plain | `sam`, off | off / plain | `sam`, on | synchronous: plain | `sam`, off | `sam`, on |"
+        "tokens per step, on",
+        "batch | asynchronous:.2f | sam, off:.2f | ratio | sam, on:.2f | synchronous:.2f | sam, off, synchronous:.2f |"
+        "sam, on, synchronous:.2f | tokens:.2f",
+        left=0,
+    ),
+    "bench-host": Table(
+        ("bench-host-0.11", "bench-host-0.23"),
+        host,
+        "vllm-ascend | requests | no speculation, ms | off | free drafts | `rejection` | `seeded`",
+        "version | batch | plain:.2f | off | free drafts | rejection | seeded",
+    ),
+    "switch-worlds": Table(
+        ("switch-worlds",),
+        switch_worlds,
+        "| median | 99 % | largest",
+        "name | median:.1% | 99 %:.1% | largest:.1%",
+    ),
+    "plan-thresholds": Table(
+        ("plan-article",),
+        plan_thresholds,
+        "threshold, k = 3 | a verifying step as in the article's stack | without its waits | without waits, graphs in both arms",
+        "threshold | article | no waits | graphs",
+    ),
+}

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the patches of each pin set, from the messages of the patches themselves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tables._records import table
+from tables.pin_sets import ROOT, read_pins
+
+UPSTREAM = {
+    r"not submitted: (?:sam_core is not a dependency of [\w-]+|names sam)$": "-",
+    r"not submitted: (?:sam_core is not a dependency of [\w-]+|names sam);": "not offered;",
+    r"not submitted: small enough to offer": "could be offered",
+    r"not submitted": "not offered",
+}
+"""How the page says what trailers say."""
+THREAD = re.compile(r"https://github\.com/[\w-]+/([\w-]+)/(?:pull|issues)/(\d+)|([\w-]+/[\w-]+)#(\d+)")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """What a patch's message says. `why` is the first sentence of its body, without what a colon or a semicolon adds to a long
+    one; `upstream` and `until` are trailers."""
+
+    number: str
+    title: str
+    why: str
+    upstream: str
+    until: str
+
+    @classmethod
+    def read(cls, path: Path) -> Patch:
+        """Raises ValueError where the message lacks a part."""
+        head = path.read_text().partition("\ndiff --git ")[0]
+        message = re.search(r"^Subject: \[PATCH\] (.+?)\n\n(.+?)\n\n", head, re.DOTALL | re.MULTILINE)
+        trailers = dict(re.findall(r"^(Upstream|Remove-when): (.+)", head, re.MULTILINE))
+        if not message or len(trailers) < 2:
+            raise ValueError(f"{path} lacks a body, Upstream: or Remove-when: in its message")
+        title, body = (" ".join(part.split()) for part in message.groups())
+        sentence = re.match(r".+?\.(?=\s|$)|.+", body)[0]
+        why = re.sub(r"(?<=.{50})[:;] .*", ".", sentence, count=1)
+        return cls(path.name[:4], title, why, trailers["Upstream"], trailers["Remove-when"])
+
+
+def link(thread: re.Match[str]) -> str:
+    """A link to a pull request or an issue; GitHub leads from one to the other."""
+    project, number, path, also = thread.groups()
+    if path:
+        return f"[{path.partition('/')[2]}#{also}](https://github.com/{path}/pull/{also})"
+    return f"[{project}#{number}]({thread[0]})"
+
+
+def patches(language: str) -> str:
+    """A table for each module: a row for each patch, which pin sets have under one title, with its number in each."""
+    pin_sets = {pins["name"]: list(pins["module"]) for pins in read_pins()}
+    text = []
+    for module in dict.fromkeys(module for modules in pin_sets.values() for module in modules):
+        found: dict[str, dict[str, Patch]] = {}
+        for name in (name for name, modules in pin_sets.items() if module in modules):
+            for path in sorted((ROOT / "patches" / name / module).glob("*.patch")):
+                patch = Patch.read(path)
+                found.setdefault(patch.title, {})[name.removeprefix("vllm-")] = patch
+        lines = [
+            [", ".join(f"{name}: {patch.number}" for name, patch in of.items()), *cells(next(iter(of.values())))]
+            for of in found.values()
+        ]
+        head = ["pin set: number", "what, and why", "upstream", "until"]
+        text.append(f"## {module.replace('_', '-')}\n\n{table(head, lines, left=len(head))}")
+    return "\n\n".join(text)
+
+
+def cells(patch: Patch) -> list[str]:
+    """What it does and why, what upstream does about it, what makes it unnecessary."""
+    upstream = patch.upstream
+    for said, shown in UPSTREAM.items():
+        upstream = re.sub(said, shown, upstream)
+    line = [f"**{patch.title}.** {patch.why}", THREAD.sub(link, upstream), patch.until]
+    return [cell.replace("|", "\\|") for cell in line]
+
+
+TABLES = {"patches": patches}
