@@ -9,7 +9,10 @@ from engine_checks import settled, speculated
 from parameters import KINDS, NOT_WITH_DRAFTS, Alone
 from tiny_qwen3 import VOCAB
 
-FEW = [*KINDS, *NOT_WITH_DRAFTS, "all"]
+QUICK = {"all", "min_p", "logit_bias", "logprob_token_ids"}
+FEW = [
+    pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in (*KINDS, *NOT_WITH_DRAFTS, "all")
+]
 OTHERS = {
     "n": {"n": 2, "temperature": 1.0},
     "temperature": {"temperature": 1.0},
@@ -41,6 +44,7 @@ def test_asynchronous_answers_are_those_of_the_requests_alone(plain, asynchronou
     speculated(asynchronous)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_parameters_are_drafted(plain, synchronous, name):
     """Two requests with each of them, to the same prompt."""

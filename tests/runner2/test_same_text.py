@@ -52,7 +52,7 @@ def test_texts_end_where_the_answers_do(plain, synchronous, prompts):
 def test_turns_of_a_session(plain, synchronous, asynchronous, prompts):
     """They end inside drafts; the next one begins behind their last tokens, whatever was accepted behind those."""
     accepted = dict.fromkeys((synchronous, asynchronous), 0)
-    for length in range(2, 10):
+    for length in (2, 3, 5, 8):
         turns, lengths = [prompts[0], [3, 4, 5, 6], prompts[1]], [length, 12, 20]
         expected = plain.run_session(turns, lengths)
         for engine in accepted:
