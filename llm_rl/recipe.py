@@ -137,7 +137,7 @@ SEPARATE = MODES[2:]
 
 class Trainer(Section):
     mode: Literal[MODES] = Field(
-        description="verl's trainer; sync, or one that generates while it trains ([modes](#trainer-modes))"
+        description="verl's trainer; sync, or one that generates while it trains ([modes](recipes.md#trainer-modes))"
     )
     logger: list[str] = Field(description="loggers of training steps; must include file")
     val_before_train: bool = Field(description="validate before the first step")
@@ -365,7 +365,7 @@ def unknown(name: str) -> str:
         return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
     nearest = max(KEYS, key=likeness)
-    hint = f": is {nearest} meant?" if likeness(nearest) > 0.6 else "; docs/recipes.md lists the keys"
+    hint = f": is {nearest} meant?" if likeness(nearest) > 0.6 else "; docs/recipe-keys.md lists the keys"
     return f"unknown key {name!r}{hint}"
 
 

@@ -81,7 +81,7 @@ def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
 
 def _mindspeed(recipe: Recipe) -> dict[str, Any]:
     """MindSpeed's faster operators, which it reads from the transformer's configuration, but for those that the recipe sets
-    under `verl:`. docs/settings.md has the reasons.
+    under `verl:`. docs/recipe-keys.md has the reasons.
     """
     # MindSpeed checks position_embedding_type where the rotary embedding is fused, and verl's configuration has none.
     settings: dict[str, Any] = {"use_fused_rotary_pos_emb": True, "position_embedding_type": "rope"}

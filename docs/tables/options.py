@@ -56,9 +56,9 @@ MEANINGS = {
         "num_speculative_tokens": "草稿的最大长度。文章取 3。有了 `min_prob`，k 取大一些代价也不高",
         "rule": "草稿如何选取，见[规则](how-it-works.zh.md#用后缀自动机生成草稿)",
         "sources": "草稿取自何处，见[来源](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
-        "switch": "何时起草。`batch`：运行的请求数不超过 `threshold` 时；`auto`：每一步中每条请求的草稿长度以划算为准，"
+        "switch": "何时起草。`batch`：运行中的请求数不超过 `threshold` 时；`auto`：每一步中每条请求的草稿长度以划算为准，"
         "[见下](#开关-auto)",
-        "threshold": "用于 `switch: batch`；一步的运行请求数决定下一步",
+        "threshold": "用于 `switch: batch`；一步中运行的请求数决定下一步",
         "memory_bytes": "一个引擎的文本和索引可用的主机内存。用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，"
         "以后再重建；其间没有索引的请求不起草。已结束的回答每个 token 占 4 字节，请求运行期间约 50 到 100 字节。"
         "`vllm-0.32` 中[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的 "

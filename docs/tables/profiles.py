@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of a recipe's two profiles in docs/recipes.md: values from llm_rl/qwen3, reasons from here."""
+"""The table of a recipe's two profiles in docs/recipe-keys.md: values from llm_rl/qwen3, reasons from here."""
 
 from __future__ import annotations
 

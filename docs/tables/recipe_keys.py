@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of a recipe's keys in docs/recipes.md: values and meanings from llm_rl.recipe, defaults from dapo.yaml, verl's
-names from llm_rl.pin_set, and the meanings in Chinese from here."""
+"""The table of a recipe's keys in docs/recipe-keys.md: values and meanings from llm_rl.recipe, defaults from dapo.yaml, and the
+meanings in Chinese from here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHINESE = {
     "pin_set": "使用的版本和补丁，即 patches/ 中的一个目录；run_*.sh 启动它的环境",
     "seed": "数据次序、引擎和按种子采样的种子",
     "steps": "训练步数；调大后，已完成的运行会继续",
-    "sam": "投机：off 关闭；batch 在运行请求数不超过 sam_options.threshold 时进行；auto 每步以划算为准",
+    "sam": "投机解码：off 关闭；batch 在运行中的请求数不超过 sam_options.threshold 时进行；auto 每步以划算为准",
     "model.path": "模型目录（Hugging Face 格式）",
     "model.use_remove_padding": "训练时把序列紧密拼接",
     "data.train_files": "训练用的 parquet 文件",
@@ -80,7 +80,7 @@ CHINESE = {
     "train.lr_warmup_steps": "达到该学习率所用的步数",
     "train.weight_decay": "AdamW 的权重衰减",
     "train.clip_grad": "梯度按此范数缩小",
-    "trainer.logger": "训练日志写到哪里；其中必须有 file",
+    "trainer.logger": "步日志写到哪里；其中必须有 file",
     "trainer.val_before_train": "第一步之前先验证",
     "trainer.test_freq": "每隔多少步验证一次；-1：从不",
     "trainer.step_timeout": "多少秒没有完成一步（含启动）即结束运行",
@@ -90,7 +90,7 @@ CHINESE = {
     "cluster.nodes": "主机数",
     "cluster.dies_per_node": "每台主机参与训练的设备数",
     "cluster.rollout_nodes": "在另有主机生成的 trainer 模式中，除 cluster.nodes 之外只生成的主机数",
-    "trainer.mode": "verl 的 trainer：sync，或边训练边生成的一种（[模式](#trainer-模式)）",
+    "trainer.mode": "verl 的 trainer：sync，或边训练边生成的一种（[模式](recipes.zh.md#trainer-模式)）",
     "cluster.die_memory": "每个设备的 GiB 数；null：不检查布局的内存",
     "cluster.interface": "主机之间的网络接口；null：以各主机的环境为准",
     "cluster.hccl_ports": "为 HCCL 预留的端口，起-止",
@@ -98,9 +98,9 @@ CHINESE = {
 
 WORDS = {
     "en": {bool: "true, false", str: "text", list: "list", int: "integer", float: "number"}
-    | {"bound": "{}, {:g} or more", "null": "{} or null", "required": "each recipe", "variable": "`${}`, else {}"},
+    | {"bound": "{} ≥ {:g}", "null": "{} or null", "required": "each recipe", "variable": "`${}`, else {}"},
     "zh": {bool: "true、false", str: "文本", list: "列表", int: "整数", float: "数"}
-    | {"bound": "{}，不小于 {:g}", "null": "{}，或 null", "required": "各配方", "variable": "`${}`，未设时 {}"},
+    | {"bound": "{} ≥ {:g}", "null": "{}，或 null", "required": "各配方", "variable": "`${}`，未设时 {}"},
 }
 
 
@@ -130,32 +130,20 @@ def default(name: str, base: Any, words: dict[Any, str]) -> str:
     return f"`{', '.join(base)}`" if isinstance(base, list) else f"`{base}`" if isinstance(base, str) else str(base)
 
 
-def verl_names(name: str) -> str:
-    """verl's names of a key: one where all pin sets agree, else by pin set; for FSDP and Megatron where they differ."""
-    by_pin_set = {}
-    for pins in map(pin_set.PinSet, pin_set.names()):
-        names = [pins.key_map(backend).get(name, "").lstrip("+") for backend in ("fsdp", "megatron")]
-        if used := list(dict.fromkeys(filter(None, names))):
-            by_pin_set.setdefault(" / ".join(f"`{verl_name}`" for verl_name in used), []).append(f"`{pins.name}`")
-    if len(by_pin_set) == 1 and len(*by_pin_set.values()) == len(pin_set.names()):
-        return next(iter(by_pin_set))
-    return "; ".join(f"{', '.join(pins)}: {names}" for names, pins in by_pin_set.items()) or "-"
-
-
 def recipe_keys(language: str) -> str:
     words, base = WORDS[language], yaml.safe_load(BASE.read_text())
     if unknown := {*CHINESE} ^ {*KEYS} - {*MAPPINGS}:
         raise ValueError(f"CHINESE in docs/tables/recipe_keys.py does not fit the keys: {', '.join(sorted(unknown))}")
-    head, meanings = ["键", "取值", "默认值", "含义", "verl 中"], CHINESE
+    head, meanings = ["键", "取值", "默认值", "含义"], CHINESE
     if language == "en":
-        head = ["key", "values", "default", "meaning", "in verl"]
+        head = ["key", "values", "default", "meaning"]
         meanings = {name: key.meaning for name, key in KEYS.items()}
     rows = [
-        [f"`{name}`", values(KEYS[name], words), default(name, base, words), meanings[name], verl_names(name)]
+        [f"`{name}`", values(KEYS[name], words), default(name, base, words), meanings[name]]
         for name in KEYS
         if name not in MAPPINGS
     ]
-    return table(head, rows, left=5)
+    return table(head, rows, left=4)
 
 
 TABLES = {"recipe_keys": recipe_keys}
