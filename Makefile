@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article test-mutants test-modes site lint lock clean
+.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article research test-mutants test-modes site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -33,12 +33,13 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 JOBS ?= 2
 ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
+RESEARCH_JOB := $(if $(ALL_TESTS),run/$(PIN)/tests/research)
 jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
 ifeq ($(origin PIN),file)
 test: ## all tests; with PIN=... only those in that pin set's environment
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS) lint
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) test-bed $(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
-		$(QUICK_JOBS) test-ansible test-wheels
+		$(QUICK_JOBS) $(RESEARCH_JOB) test-ansible test-wheels
 else
 test:
 	@[ -n "$(filter $(PIN),$(PINSETS))" ] || { echo "make test: there is no pin set $(PIN): choose from $(PINSETS)" >&2; exit 2; }
@@ -63,6 +64,7 @@ environment/%:
 
 $(foreach job,$(QUICK_JOBS),$(eval $(job): environment/tools))
 $(foreach pinset,$(PINSETS),$(eval $(call jobs-of,$(pinset)): environment/$(pinset)))
+run/$(PIN)/tests/research: environment/$(PIN)
 
 test-wheels: ## builds the wheels and tests them in clean environments, aarch64 under an emulator if qemu-user is installed
 	ci/test-wheels
@@ -106,11 +108,15 @@ device-costs: ## waits, slow operators and launches of a step on a 910C, with dr
 
 plan-article: ## fit the planner to the article's figures, predict other published runs (a quarter of an hour)
 	ci/setup-env $(PIN)
-	$(ENV)/python -m sam_lab plan --article --draws 20 $(PLAN)
+	$(ENV)/python -m research article --draws 20 $(PLAN)
 
 bench-host: ## host time of a step with the switch off and verifying, beside one without speculation (a quarter of an hour)
 	ci/setup-env $(PIN)
 	PYTHONPATH=tests/common $(ENV)/python tests/ascend/bench_host.py $(BENCH)
+
+research: ## tests of research, the papers' methods (minutes); `make test-all` runs them too
+	ci/setup-env $(PIN)
+	$(ENV)/python -m pytest tests/research
 
 test-mutants: ## remove each patch in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)

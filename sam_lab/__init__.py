@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laboratory: drafting methods on recorded answers, on models and on engines; the planner; the benchmark.
+"""The laboratory: recorded answers replayed by drafters and engines, the planner, the evidence, the benchmark.
 
 `python -m sam_lab COMMAND`, from the repository's root. The parts, each of which uses those before it:
 
-cli, figures    shared by the commands
-recordings      recorded answers; `data` has small ones
-replay          score a drafter on recorded answers
-methods         drafting methods, and the trees that they draft
-score           commands that replay recordings by sam_core's rules and by the methods
-tree            verify trees on a model
-switch_worlds   switch `auto` in random worlds
-routing         ways of routing prompts to replicas
-engine_replay   recorded answers drive the patched engine
-plan            predict a recipe's rollout
-papers          experiments on the claims of the papers
-bench           time, memory and acceptance beside other drafters
+cli, figures, workers       shared by the commands
+recordings                  recorded answers; `data` has small ones; `export` writes them
+replay                      score a drafter on recorded answers; `replay_command` is the command
+drafters, automaton         drafters: sam_core's pool, the article's automaton in Python
+engine_replay               recorded answers drive the patched engine
+plan                        predict a recipe's rollout
+bench                       time, memory and acceptance beside other drafters
+evidence                    every way to speculate on recorded answers, by the clocks of several devices
+switch_worlds               switch `auto` in random worlds
 """

@@ -25,6 +25,9 @@ DATA = Path(__file__).with_name("data")
 CONTEXTS = ("request", "group", "sequential", "history", "nohistory")
 MAX_RESPONSES, MAX_TOKENS, SEED = 1200, 500_000, 20
 MAX_TAIL_REP = 8
+FOLDS = 5
+"""One fold of the prompts is for tuning (dev), the others are for results (test)."""
+PARTS = ("dev", "test")
 REQUIRED = "every line needs prompt_ids, response_ids and prompt_id"
 EPILOG = """\
 recordings:
@@ -127,6 +130,12 @@ def split_fold(answers: Sequence[Answer], fold: tuple[int, int]) -> tuple[list[A
     for answer in answers:
         parts[int(hashlib.sha1(answer.prompt_id.encode()).hexdigest(), 16) % folds != number].append(answer)
     return parts
+
+
+def split(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
+    """The answers to dev and to test prompts. A hash of the prompt's id decides, so a prompt never changes its part."""
+    dev, test = split_fold(list(answers), (0, FOLDS))
+    return {"dev": dev, "test": test}
 
 
 def make_scopes(

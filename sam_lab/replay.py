@@ -22,6 +22,8 @@ from sam_lab.recordings import Scope
 BINS = {"0-1k": 1024, "1-2k": 2048, "2-4k": 4096, "4-8k": 8192, "8-16k": 16384, "16k+": 1 << 60}
 MIN_BIN_STEPS = 200
 
+Tree = tuple[Sequence[int], Sequence[int]]
+"""Tokens and parents of nodes, parents first; parent -1 is the end of the text."""
 Counts = dict[str, list[int]]
 """Sums by prompt: tokens, steps, accepted and drafted tokens; or others, of which `quotient` and `interval` divide two."""
 RATE, DRAFTED, PRECISION = (0, 1), (3, 1), (2, 3)
@@ -45,8 +47,8 @@ class Drafter(Protocol):
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
         """A chain of at most k tokens for each request."""
 
-    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Tokens and parents of at most n nodes for each request, parents first; parent -1 is the end of the text."""
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
+        """A tree of at most n nodes for each request."""
 
     def finish(self, request: int) -> None:
         """The request has ended; its text stays visible to its group."""
@@ -62,7 +64,7 @@ class OneByOne:
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
         return [self.propose(request, k) for request in requests]
 
-    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[tuple[Sequence[int], Sequence[int]]]:
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
         return [self.propose_tree(request, n) for request in requests]
 
 
@@ -164,7 +166,7 @@ def replay(
     """
     tally, clock = _Tally(), time.perf_counter
 
-    def draft(batch: list[_Request]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    def draft(batch: list[_Request]) -> list[Tree]:
         numbers = [request.number for request in batch]
         start = clock()
         drafts = drafter.propose_tree_many(numbers, k) if tree else drafter.propose_many(numbers, k)

@@ -9,13 +9,14 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sam_lab.bench import peers
 from sam_lab.bench.rows import Figure, Row, Targets
 from sam_lab.bench.texts import Texts
 from sam_lab.cli import LabError
-from sam_lab.methods.pool import SamDrafter
+from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import Answer, Scope, make_scopes, split_fold, temporary_corpus
 from sam_lab.replay import geometric_mean, replay
 from sam_lab.workers import finished
@@ -58,21 +59,21 @@ SWEEP = [Task("blend", "request", 8, min_prob=p) for p in MIN_PROBS]
 
 
 @functools.lru_cache(1)
-def read(fixture: bool, name: str) -> list[Answer]:
-    return Texts(fixture).answers(name)
+def read(folder: Path, name: str) -> list[Answer]:
+    return Texts(folder).answers(name)
 
 
 @functools.lru_cache(1)
-def drawn(fixture: bool, name: str, context: str, limit: int) -> list[Scope]:
-    return make_scopes(read(fixture, name), context, max_tokens=limit)
+def drawn(folder: Path, name: str, context: str, limit: int) -> list[Scope]:
+    return make_scopes(read(folder, name), context, max_tokens=limit)
 
 
-def run_task(fixture: bool, name: str, task: Task, limit: int) -> dict[str, Any] | str:
+def run_task(folder: Path, name: str, task: Task, limit: int) -> dict[str, Any] | str:
     """Figures of a task on one set, or the reason for none."""
     try:
         if task.folds:
-            return over_folds(task, read(fixture, name), limit)
-        return replay(drafter(task), drawn(fixture, name, task.context, limit), task.context, task.k, task.tree)
+            return over_folds(task, read(folder, name), limit)
+        return replay(drafter(task), drawn(folder, name, task.context, limit), task.context, task.k, task.tree)
     except LabError as error:
         return str(error)
     except Exception as error:  # the other rows are measured
@@ -105,8 +106,8 @@ def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
 class Acceptance:
     """All figures: {task: {set: figures}}, measured by one process a processor."""
 
-    def __init__(self, texts: Texts, targets: Targets, quick: bool, say: Callable[[str], None]):
-        self.texts, self.targets, self.say = texts, targets, say
+    def __init__(self, texts: Texts, targets: Targets, quick: bool, progress: Callable[[str], None]):
+        self.texts, self.targets, self.progress = texts, targets, progress
         self.limits = (2000, 2000) if quick else (LIMIT, HISTORY_LIMIT)
         self.figures: dict[Task, dict[str, Any]] = defaultdict(dict)
         self.errors: dict[Task, str] = {}
@@ -119,7 +120,7 @@ class Acceptance:
             for task in tasks:
                 past = task.context in ("history", "nohistory")
                 if name == HISTORY or not past:
-                    jobs.append((self.texts.is_fixture, name, task, self.limits[past]))
+                    jobs.append((self.texts.folder, name, task, self.limits[past]))
         for number, ((_, name, task, _), future) in enumerate(finished(run_task, jobs, os.cpu_count()), 1):
             try:
                 figures = future.result()
@@ -129,7 +130,7 @@ class Acceptance:
                 self.errors[task] = figures
             else:
                 self.figures[task][name] = figures
-            self.say(f"acceptance: {number} of {len(jobs)} configurations")
+            self.progress(f"acceptance: {number} of {len(jobs)} configurations")
 
     def tokens(self, task: Task) -> dict[str, float]:
         """Tokens a step of a task by set; raises LabError where it failed."""
@@ -147,7 +148,7 @@ class Acceptance:
 
     def rows(self) -> list[tuple[list[Row], Callable[[list[Row]], None], list[Task]]]:
         """Bundles of rows, the function that fills them after `measure`, and the tasks that it needs."""
-        where = " (data of the benchmark, small)" if self.texts.is_fixture else ""
+        where = " (data of the benchmark, small)" if self.texts.is_small else ""
         bundles = []
 
         def add(what: str, task: Task, base: Task, *rivals: Task, worst: bool = False) -> None:

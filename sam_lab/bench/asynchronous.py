@@ -23,12 +23,11 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 from sam_lab.bench.acceptance import HISTORY
+from sam_lab.bench.late import EarlyDrafter, LateDrafter
 from sam_lab.bench.rows import Figure, Row, as_json, machine, missed, table
 from sam_lab.bench.texts import SIBLINGS, Texts
-from sam_lab.methods.early import EarlyDrafter
-from sam_lab.methods.late import LateDrafter
-from sam_lab.methods.pool import SamDrafter
-from sam_lab.recordings import Scope, make_scopes
+from sam_lab.drafters import SamDrafter
+from sam_lab.recordings import DATA, Scope, make_scopes
 from sam_lab.replay import accept_chain, geometric_mean
 from sam_lab.workers import finished
 
@@ -103,10 +102,10 @@ class Replay:
                 del self.open[group]
 
 
-def accept(fixture: bool, name: str, context: str, k: int, limit: int) -> dict[str, Any]:
+def accept(folder: Path, name: str, context: str, k: int, limit: int) -> dict[str, Any]:
     """Tokens a step of the drafters on one set, of at least `limit` tokens of it."""
     torch.set_num_threads(1)
-    scopes = make_scopes(Texts(fixture).answers(name), context, max_tokens=limit)
+    scopes = make_scopes(Texts(folder).answers(name), context, max_tokens=limit)
     longest = max(len(answer.prompt_ids) + len(answer.response_ids) for scope in scopes for answer, _ in scope)
     late = Replay(LateDrafter(k, NUM_TEXTS, longest), scopes, context, k)
     early, now = (Replay(drafter, scopes, context, k) for drafter in (EarlyDrafter(), SamDrafter()))
@@ -179,16 +178,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     out = Path("outputs/bench-asynchronous")
     add("--out", type=Path, default=out, metavar="OUT", help=f"default: {out}")
+    add("--data", type=Path, default=DATA, metavar="DIR", help="folder of recordings (default: sam_lab/data, small)")
     add("--quick", action="store_true", help="few tokens and steps: shows that all rows run")
 
 
 def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    progress, texts = Progress(), Texts(fixture=args.quick)
+    progress, texts = Progress(), Texts(args.data)
     limit, tokens, steps = (2000, 64, 5) if args.quick else (LIMIT, 1024, 100)
     jobs = [
-        (texts.is_fixture, name, context, k, limit)
+        (texts.folder, name, context, k, limit)
         for name in texts.names
         for context in CONTEXTS
         for k in LENGTHS
@@ -205,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
         rows += cost(texts, batch, k, tokens, steps)
     progress.clear()
     print(table(rows))
-    record = {"machine": machine() | {"torch": torch.__version__}, "quick": args.quick, "answers": texts.source}
+    record = {"machine": machine() | {"torch": torch.__version__}, "quick": args.quick, "answers": str(args.data)}
     write_json(
         args.out / "bench-asynchronous.json", record | {"acceptance": found, "rows": [as_json(row) for row in rows]}
     )

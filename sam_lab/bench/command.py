@@ -11,19 +11,18 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 import sam_core
-from sam_lab import figures
-from sam_lab.bench import acceptance, cost, figure, pressure
+from sam_lab.bench import acceptance, cost, pressure
 from sam_lab.bench.rows import TARGETS, Row, Targets, as_json, machine, missed, table
 from sam_lab.bench.texts import Texts
 from sam_lab.cli import LabError
+from sam_lab.recordings import DATA
 
 EPILOG = """\
 Times are processor times, medians of rounds in which all contestants take turns, with quartiles;
-acceptance is a geometric mean over the sets of answers, with their quartiles. The recorded answers come from
-../shared/data beside the repository where that is there, else from the small recordings in sam_lab/data. Targets
-and their reasons are in sam_lab/bench/targets.toml.
+acceptance is a geometric mean over the sets of answers, with their quartiles. Targets and their reasons are in
+sam_lab/bench/targets.toml; those of acceptance are for larger recordings than the default ones (--data DIR).
 
-Writes OUT/bench.json and OUT/bench.png, prints the table and names what was missed. Exits with 1 when a target is
+Writes OUT/bench.json, prints the table and names what was missed. Exits with 1 when a target is
 missed or a row failed, with 2 when the targets do not fit the rows, with 0 otherwise.
 """
 
@@ -32,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__.partition(": ")[2]
     add = parser.add_argument
     add("--out", type=Path, default=Path("outputs/bench"), metavar="OUT", help="default: outputs/bench")
+    add("--data", type=Path, default=DATA, metavar="DIR", help="folder of recordings (default: sam_lab/data, small)")
     add("--quick", action="store_true", help="small texts and few rounds: shows that all rows run")
     add("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
     add("--targets", type=Path, default=TARGETS, metavar="FILE", help="other targets")
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise LabError(f"--out: {error}") from None
     progress = Progress()
-    texts = Texts(fixture=args.quick)
+    texts = Texts(args.data)
     targets = Targets(args.targets)
     costs = cost.Cost(texts, targets, args.quick, progress.show)
     accepted = acceptance.Acceptance(texts, targets, args.quick, progress.show)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         for group, fill, _ in later:
             attempt(group, fill)
     progress.clear()
-    print(f"text of the timings: {costs.remark}; answers: {texts.source}")
+    print(f"text of the timings: {costs.remark}; answers: {args.data}")
     print("empty calls, us: " + ", ".join(f"{name} {us:.2f}" for name, us in costs.details["empty_call_us"].items()))
     print(table(rows))
     measured = [task._asdict() | {"sets": by_set} for task, by_set in accepted.figures.items()]
@@ -74,10 +74,8 @@ def run(args: argparse.Namespace) -> int:
         "rows": [as_json(row) for row in rows],
     }
     write_json(args.out / "bench.json", record | {"details": costs.details, "acceptance": measured})
-    if figures.can_draw():
-        figure.draw(args.out / "bench.png", rows, costs.details, accepted if later else None)
-    held = [row for row in rows if row.bound is not None]
-    print(f"\n{sum(row.met for row in held)} of {len(held)} targets met; {args.out}/bench.json")
+    bounded = [row for row in rows if row.bound is not None]
+    print(f"\n{sum(row.met for row in bounded)} of {len(bounded)} targets met; {args.out}/bench.json")
     print(missed(rows))
     return 0 if all(row.met for row in rows) else 1
 

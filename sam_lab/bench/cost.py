@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import sam_core
+from sam_lab.automaton import Automaton
 from sam_lab.bench import peers
 from sam_lab.bench.ours import MEMORY, NOTHING, RULES, Engine, SamBatch, feed
 from sam_lab.bench.peers import sglang
@@ -65,7 +66,7 @@ def microseconds(call: Callable[[], Any], count: int) -> float:
 class Cost:
     """The measurements of time and memory; `quick` makes all of them small."""
 
-    def __init__(self, texts: Texts, targets: Targets, quick: bool, say: Callable[[str], None]):
+    def __init__(self, texts: Texts, targets: Targets, quick: bool, progress: Callable[[str], None]):
         self.rounds = 2 if quick else 7
         self.sizes = (256, 1024) if quick else (1024, 4096, 32_768)
         self.steps = 20 if quick else 100
@@ -75,7 +76,7 @@ class Cost:
         self.corpus_size = 100_000 if quick else 10_000_000
         self.large_size = 50_000 if quick else 5_000_000
         self.history_size, self.num_history_steps = (200_000, 40) if quick else (20_000_000, 2000)
-        self.texts, self.targets, self.say = texts, targets, say
+        self.texts, self.targets, self.progress = texts, targets, progress
         self.more = self.steps * (self.rounds + 2)
         """Tokens that a batch is given after it was filled."""
         longest = self.sizes[-1]
@@ -149,7 +150,7 @@ class Cost:
             return partial(trees.add_active_response, 0)
 
         tokens = self.long.tolist()
-        contestants = {"ours": (ours, tokens), "python": (lambda: peers.PythonSam().append, tokens)}
+        contestants = {"ours": (ours, tokens), "python": (lambda: Automaton().append, tokens)}
         if self.available(rows, "arctic", peers.arctic):
             contestants["arctic"] = arctic, slices
         return contestants
@@ -164,13 +165,13 @@ class Cost:
                 append(item)
             return 1e6 * (clock() - start) / len(items)
 
-        def beside(batch: Any) -> float:  # the next tokens of a batch that has taken in some
+        def of_batch(batch: Any) -> float:  # the next tokens of a batch that has taken in some
             return microseconds(batch.append, self.steps) / PEER_ROWS
 
         samples = {name: partial(together, *how) for name, how in self.appending(rows).items()}
         small = self.table[:PEER_ROWS, : self.warm + self.more]
         for name, batch in self.batches(rows, ("ngram", "sglang"), small, self.warm).items():
-            samples[name] = partial(beside, batch)
+            samples[name] = partial(of_batch, batch)
         _fill(row, alternate(samples, self.rounds))
         row.note = f"a sequence of {len(self.long)} tokens"
 
@@ -276,7 +277,7 @@ class Cost:
         *chains, tree = rows
         by_name: dict[str, dict[int, Figure]] = {}
         for size in self.sizes:
-            self.say(f"drafts at {size} tokens")
+            self.progress(f"drafts at {size} tokens")
             columns = slice(0, size + self.more)
             few, small = self.table[:SIBLINGS, columns], self.table[:PEER_ROWS, columns]
             tables = {rule: few if "group" in rule else self.table[:, columns] for rule in RULES}
@@ -410,7 +411,7 @@ class Cost:
             return 1e3 * seconds(lambda: feed(pool, np.array([pool.open(text, None)], np.int32), len(text)))
 
         def python() -> float:
-            sam = peers.PythonSam()
+            sam = Automaton()
             start = clock()
             for token in as_list:
                 sam.append(token)
@@ -451,7 +452,7 @@ class Cost:
         row.ours = Figure.of([pool.stats()["bytes_used"] / texts.size])
         tokens = self.long[:8192].tolist()  # tracing is slow
         tracemalloc.start()
-        sam = peers.PythonSam()
+        sam = Automaton()
         for token in tokens:
             sam.append(token)
         row.peers["python"] = Figure.of([tracemalloc.get_traced_memory()[0] / len(tokens)])

@@ -165,7 +165,7 @@ def groups_of(texts: Texts, name: str) -> list[list[Request]]:
 
 
 def rows(
-    texts: Texts, targets: Targets, quick: bool, say: Callable[[str], None]
+    texts: Texts, targets: Targets, quick: bool, progress: Callable[[str], None]
 ) -> list[tuple[list[Row], Callable[[list[Row]], None]]]:
     """The rows of the benchmark and the function that measures them."""
 
@@ -175,7 +175,7 @@ def rows(
             groups = groups_of(texts, name)
             for order in list(ORDERS)[: 1 if quick else None]:
                 for budget in BUDGETS:
-                    say(f"{rows[0].what}: {name}, {order}, {budget}")
+                    progress(f"{rows[0].what}: {name}, {order}, {budget}")
                     result = compare(groups, order, budget)
                     for of, values in shares.items():
                         values.append(result["ours"] / result[of])

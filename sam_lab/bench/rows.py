@@ -59,7 +59,7 @@ class Row:
     error: str = ""
 
     @property
-    def held(self) -> float | None:
+    def value(self) -> float | None:
         """The value that is compared with the bound; None where it was not measured."""
         if self.ours is None:
             return None
@@ -71,15 +71,15 @@ class Row:
     @property
     def met(self) -> bool:
         """Whether the target, if there is one, is met; False where nothing was measured."""
-        if self.held is None or self.bound is None:
-            return self.held is not None
-        return self.held <= self.bound if self.better == "<=" else self.held >= self.bound
+        if self.value is None or self.bound is None:
+            return self.value is not None
+        return self.value <= self.bound if self.better == "<=" else self.value >= self.bound
 
     @property
     def verdict(self) -> str:
         if self.met:
             return "recorded" if self.bound is None else "met"
-        return "FAILED" if self.held is None else "MISSED"
+        return "FAILED" if self.value is None else "MISSED"
 
     @property
     def target(self) -> str:
@@ -189,7 +189,7 @@ def missed(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         if not row.met:
-            got = f"{row.held:.3g}" if row.held is not None else row.error or row.peers.get(row.of, "not measured")
+            got = f"{row.value:.3g}" if row.value is not None else row.error or row.peers.get(row.of, "not measured")
             lines.append(f"{row.verdict}: {row.what}: {got}, target {row.target}. {row.reason}".rstrip())
     return "\n".join(lines)
 
@@ -202,7 +202,7 @@ def as_json(row: Row) -> dict[str, Any]:
             figures[name] = peer._asdict()
             if ours and ours["median"]:
                 ratios[name] = peer.median / ours["median"]
-    more = {"ours": ours, "peers": figures, "peer_to_ours": ratios, "held": row.held, "verdict": row.verdict}
+    more = {"ours": ours, "peers": figures, "peer_to_ours": ratios, "held": row.value, "verdict": row.verdict}
     return dataclasses.asdict(dataclasses.replace(row, ours=None, peers={})) | more
 
 

@@ -25,7 +25,6 @@ from sam_core.seeds import request_key
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam_core import verify
-from sam_lab import figures
 from sam_lab.bench.rows import Figure, Row, alternate, as_json, figure, machine, table
 from sam_lab.cli import LabError
 
@@ -46,7 +45,7 @@ verification that it uses from 3 drafts on and that changes the distribution.
 What runs on the AICPU is looked up in tests/patches/npu/operators.csv, which names its sources.
 
 The releases' files come from their source distributions, found as patches/patchset finds them. Writes
-OUT/bench-sampler.json and OUT/bench-sampler.png and prints the table. Exits with 1 when a target is missed.
+OUT/bench-sampler.json and prints the table. Exits with 1 when a target is missed.
 """
 V, K = 151936, 3
 ROUNDS = {1: 41, 2: 31, 4: 21, 8: 15, 16: 9, 32: 7, 64: 5, 128: 5}
@@ -262,29 +261,6 @@ def overview(measured: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def draw(path: Path, measured: list[dict], device: torch.device) -> None:
-    """Write a PNG of 1800 x 750 pixels: milliseconds and operations by batch."""
-    canvas, ((times, operations),) = figures.panels(1, 2, (12, 5), dpi=150)
-    colours = {"0.11": "#7a7a7a", "0.13": "#edae49", "rejection": "#30638e", "seeded": "#d1495b"}
-    batches = [case["batch"] for case in measured]
-    for name, colour in colours.items():
-        style = {"color": colour, "markersize": 4}
-        times.plot(batches, [case["ms"]["step"][name] for case in measured], "o-", label=name, **style)
-        if name in measured[0]["ms"]["given"]:
-            values = [case["ms"]["given"][name] for case in measured]
-            times.plot(batches, values, "o:", label=f"{name}, draws given", **style)
-        counts = [case["operations"][name][0] for case in measured]
-        operations.plot(batches, counts, "o-", label=name, **style)
-    times.set(ylabel="milliseconds", title=f"A step of verification on {device.type}, V={V:,}, {K} drafts")
-    operations.set(ylabel="operations", title="Operations of a step")
-    for axes in (times, operations):
-        axes.set(xscale="log", yscale="log", xlabel="requests")
-        axes.set_xticks(batches, batches)
-        axes.minorticks_off()
-        axes.legend(frameon=False, fontsize=8)
-    figures.save(canvas, path)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__.partition(": ")[2]
     add = parser.add_argument
@@ -314,8 +290,6 @@ def run(args: argparse.Namespace) -> int:
     record = {"machine": facts, "quick": args.quick, "vocabulary": V, "drafts": K}
     record |= {"measured": measured, "rows": [as_json(row) for row in rows]}
     write_json(args.out / "bench-sampler.json", record)
-    if figures.can_draw():
-        draw(args.out / "bench-sampler.png", measured, args.device)
     missed = [row for row in rows if not row.met]
     print(f"\n{len(rows) - len(missed)} of {len(rows)} targets met; {args.out}/bench-sampler.json")
     return 1 if missed else 0

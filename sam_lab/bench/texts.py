@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmark reads: recorded answers from ../shared/data beside the repository, else from sam_lab/data."""
+"""What the benchmark reads: the recordings of a folder."""
 
 import random
 import re
@@ -7,29 +7,35 @@ from pathlib import Path
 
 import numpy as np
 
+from sam_lab.cli import LabError
 from sam_lab.recordings import DATA, Answer, parse_answer, read_answers, read_records
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+LONG = ("math-long-groups", "math-cot-groups8")
+"""Sets of groups from which the text of the timings is taken: the first that is there."""
 SIBLINGS = 4
 """Rows of one group in the timings."""
 
 
 class Texts:
-    """The sets of one folder: `shared` data where it exists, unless `fixture` is asked for."""
+    """The recordings of a folder, NAME.jsonl.gz or NAME.jsonl.zst; small: those of the repository."""
 
-    def __init__(self, fixture: bool):
-        self.files = {} if fixture else {file.name.split(".")[0]: file for file in SHARED.glob("*.dev.jsonl.zst")}
-        self.is_fixture = not self.files
-        if self.is_fixture:
-            self.files = {file.name.split(".")[0]: file for file in DATA.glob("*.jsonl.gz")}
-        self.names = sorted(self.files)
-        self.source = "sam_lab/data (small)" if self.is_fixture else "../shared/data"
+    def __init__(self, folder: Path = DATA):
+        files = [file for suffix in ("gz", "zst") for file in folder.glob(f"*.jsonl.{suffix}")]
+        self.files = {file.name.split(".")[0]: file for file in files}
+        if not self.files.keys() & {*LONG}:
+            raise LabError(
+                f"{folder} has no recording {' or '.join(LONG)}, from which the text of the timings is taken"
+            )
+        self.folder, self.is_small, self.names = folder, folder == DATA, sorted(self.files)
 
     def answers(self, name: str) -> list[Answer]:
-        """The answers of a set."""
-        if self.is_fixture or not name.startswith("rl-"):
+        """The answers of a set; those of rl-rollouts-qwen3b may have their epoch in the name of the model alone."""
+        if not name.startswith("rl-"):
             return read_answers(self.files[name])
-        rows = ((where, row | {"epoch": checkpoint(row["model"])}) for where, row in read_records(self.files[name]))
+        rows = (
+            (where, row if "epoch" in row else row | {"epoch": checkpoint(row["model"])})
+            for where, row in read_records(self.files[name])
+        )
         return [answer for where, row in rows if (answer := parse_answer(row, where))]
 
     def ordinary(self, rows: int, size: int) -> tuple[np.ndarray, str]:
@@ -37,7 +43,7 @@ class Texts:
 
         Where the answers do not suffice they are repeated with every tenth token drawn anew, by a fixed seed.
         """
-        name = "math-cot-groups8" if self.is_fixture else "math-long-groups"
+        name = next(name for name in LONG if name in self.files)
         groups: dict[str, list[np.ndarray]] = {}
         for answer in self.answers(name):
             groups.setdefault(answer.group, []).append(np.array(answer.response_ids, np.int32))

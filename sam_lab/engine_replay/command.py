@@ -21,8 +21,7 @@ from llm_rl.layout import SHAPES, Shape
 from sam_lab.cli import LabError, non_negative, positive
 from sam_lab.engine_replay import arms as kinds
 from sam_lab.engine_replay.report import report
-from sam_lab.evidence.data import PARTS, split
-from sam_lab.recordings import Answer, read_answers
+from sam_lab.recordings import PARTS, Answer, read_answers, split
 
 TINY = Shape(2, 64, 2, 1, 32, 128, tied=True)
 """For tests; its times are those of no model."""

@@ -83,15 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw tokens a second by requests running here; default: OUT/evidence.png",
     )
     add("--resume", action="store_true", help="keep the rollouts that OUT has from the same settings")
-    add("--derive", type=Path, metavar="DIR", help="only write the shipped files anew, from full recordings in DIR")
 
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
-    if args.derive:
-        for path in data.derive(args.derive):
-            print(path)
-        return 0
     check_outputs(args.picture)
     if args.tokens < 3:
         raise LabError(f"--tokens must be 3 or more, got {args.tokens}: of a shorter answer no draft can be accepted")

@@ -65,7 +65,7 @@ def run(job: Job, settings: Settings) -> Steps:
     drafter = None if job.arm == PLAIN else arms.make(job.arm, lambda: now)
     clock: World | None = worlds([job.world], settings.verify)[0] if job.world else None
 
-    def took(step: Step) -> None:
+    def advance_clock(step: Step) -> None:
         nonlocal now
         if clock:
             now += clock.step_seconds(step) * float(np.exp(NOISE * rng.standard_normal()))
@@ -75,7 +75,7 @@ def run(job: Job, settings: Settings) -> Steps:
         for batch in _batches(job.of, part, settings):
             if job.saved and batch.earlier:
                 drafter.remember(batch.earlier)
-            steps.append(roll_out(batch.answers, drafter, settings.max_running, took))
+            steps.append(roll_out(batch.answers, drafter, settings.max_running, advance_clock))
         return steps
 
     if job.saved:
@@ -84,22 +84,22 @@ def run(job: Job, settings: Settings) -> Steps:
 
 
 def run_all(
-    jobs: Iterable[Job], settings: Settings, folder: Path, processes: int, say: Callable[[int, int], None]
+    jobs: Iterable[Job], settings: Settings, folder: Path, processes: int, progress: Callable[[int, int], None]
 ) -> dict[Job, Steps]:
     """The steps of all jobs; those that `folder` holds are read from there."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = list(dict.fromkeys(jobs))
     done = {job: _load(folder / f"{job.name}.npz") for job in wanted if (folder / f"{job.name}.npz").exists()}
     missing = [job for job in wanted if job not in done]
-    say(len(done), len(wanted))
+    progress(len(done), len(wanted))
     if processes == 1 or len(missing) < 2:
         for job in missing:
             done[job] = _run_and_save(job, settings, folder)
-            say(len(done), len(wanted))
+            progress(len(done), len(wanted))
         return done
     for (job, *_), future in finished(_run_and_save, [(job, settings, folder) for job in missing], processes):
         done[job] = future.result()
-        say(len(done), len(wanted))
+        progress(len(done), len(wanted))
     return done
 
 

@@ -18,7 +18,7 @@ from sam_core.files import replacing
 
 from sam_lab.bench.texts import checkpoint
 from sam_lab.cli import LabError
-from sam_lab.evidence.data import FOLDER, tail_repetitions
+from sam_lab.evidence.data import FOLDER
 from sam_lab.recordings import read_records
 
 SOURCES = FOLDER / "sources.json"
@@ -121,6 +121,17 @@ def recorded(row: Row, encode: Callable[[str], list[int]]) -> dict[str, Any]:
     words = ids[:-1] if ids[-1:] == [SPECIAL["<|im_end|>"]] else ids
     answer = {"prompt_ids": encode(row.prompt), "response_ids": ids, "tail_rep": tail_repetitions(words)}
     return kept | answer | ({"turns": turns} if len(turns) > 1 else {})
+
+
+def tail_repetitions(ids: list[int], max_period: int = 16) -> int:
+    """How often an answer repeats the tokens that it ends in, for the period that repeats most often."""
+    most = 1
+    for period in range(1, min(max_period, len(ids)) + 1):
+        same = 0
+        while same + period < len(ids) and ids[-1 - same] == ids[-1 - same - period]:
+            same += 1
+        most = max(most, 1 + same // period)
+    return most
 
 
 def check(of: str, rows: list[dict[str, Any]]) -> tuple[int, int]:

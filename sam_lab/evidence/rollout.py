@@ -59,14 +59,14 @@ def roll_out(
     answers: Sequence[Answer],
     drafter: Drafter | None,
     max_running: int,
-    took: Callable[[Step], None] = lambda step: None,
+    on_step: Callable[[Step], None] = lambda step: None,
 ) -> npt.NDArray[np.int64]:
     """Run all answers as one replica of a rollout does.
 
     Args:
         answers: requested at once; admitted in order while fewer than `max_running` run.
         drafter: None decodes plainly.
-        took: called with each step before the drafter is.
+        on_step: called with each step before the drafter is.
 
     Returns:
         int64 [steps, fields], a row of FIELDS for each step.
@@ -85,20 +85,20 @@ def roll_out(
     drafts: dict[int, list[int]] = {}
     steps: list[Step] = []
     while waiting or active:
-        room = MAX_BATCHED_TOKENS - sum(1 + len(drafts.get(i, ())) for i in active if known[i] >= prompts[i])
+        free = MAX_BATCHED_TOKENS - sum(1 + len(drafts.get(i, ())) for i in active if known[i] >= prompts[i])
         read: dict[int, int] = {}
         for i in active:
             if known[i] < prompts[i]:
-                read[i] = min(int(prompts[i] - known[i]), room)
-                room -= read[i]
-        while waiting and len(active) < max_running and room > 0:
+                read[i] = min(int(prompts[i] - known[i]), free)
+                free -= read[i]
+        while waiting and len(active) < max_running and free > 0:
             i = waiting.pop(0)
             active.append(i)
-            read[i] = min(int(prompts[i]), room)
-            room -= read[i]
+            read[i] = min(int(prompts[i]), free)
+            free -= read[i]
         step, ended = _advance(active, texts, known, prompts, ends, drafts, read)
         steps.append(step)
-        took(step)
+        on_step(step)
         drafts = {}
         if drafter:
             may_draft = [known[i] > prompts[i] for i in active] if read else [True] * len(active)
@@ -122,7 +122,7 @@ def _advance(
     read: dict[int, int],
 ) -> tuple[Step, list[int]]:
     """Run a step: `known` grows. Returns it and the requests that have ended."""
-    held = known[active]
+    contexts = known[active]
     drafted = draft_context = accepted_in_all = 0
     gained = np.ones(len(active), np.int64)
     for at, i in enumerate(active):
@@ -144,7 +144,7 @@ def _advance(
     emitted = int(gained.sum()) - prompt
     rows = len(active) - len(read) + drafted + prompt
     ended = [i for i in active if known[i] >= ends[i]]
-    return Step(len(active), rows, drafted, emitted, int(held.sum()), draft_context, prompt), ended
+    return Step(len(active), rows, drafted, emitted, int(contexts.sum()), draft_context, prompt), ended
 
 
 def column(steps: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:

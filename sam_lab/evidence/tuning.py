@@ -43,13 +43,15 @@ def shortlist(of: str, done: Mapping[Job, Steps], world: World) -> list[Job]:
 
 def best(of: str, done: Mapping[Job, Steps], world: World) -> dict[str, str]:
     """The fastest arm of each method on the dev prompts, and under `all` the fastest of these."""
-    took = {job.arm: seconds(steps, world).sum() for job, steps in done.items() if (job.of, job.part) == (of, "dev")}
+    total_seconds = {
+        job.arm: seconds(steps, world).sum() for job, steps in done.items() if (job.of, job.part) == (of, "dev")
+    }
     arms = {
-        method: min((arm for arm in took if arm.startswith(f"{method}:")), key=took.__getitem__)
+        method: min((arm for arm in total_seconds if arm.startswith(f"{method}:")), key=total_seconds.__getitem__)
         for method in METHODS
         if LENGTHS[method]
     }
-    return arms | {"all": min(arms.values(), key=took.__getitem__)}
+    return arms | {"all": min(arms.values(), key=total_seconds.__getitem__)}
 
 
 def _by_running(steps: Steps, world: World) -> npt.NDArray[np.float64]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sam_core.budget import Calibration, choose
 
 from llm_rl.article import tokens_per_step
-from sam_lab.methods.pool import Watched
+from sam_lab.drafters import Watched
 from sam_lab.plan.cost import Cost, Held
 from sam_lab.plan.simulate import BINS, EDGES, Policy
 from sam_lab.recordings import Answer, make_scopes

@@ -17,35 +17,19 @@ from sam_core.files import write_json
 from llm_rl import config, layout
 from llm_rl.recipe import Recipe
 from sam_lab.cli import LabError, check_outputs
-from sam_lab.plan import article, check, figure, words
+from sam_lab.plan import check, figure, words
 from sam_lab.plan.acceptance import Acceptance, recorded
 from sam_lab.plan.cost import DEVICES, fitted, roofline
 from sam_lab.plan.lengths import Lengths, Recorded
-from sam_lab.plan.step import Setup, setup
+from sam_lab.plan.step import SPREAD, Setup, setup
 from sam_lab.plan.study import Inputs, study
 from sam_lab.recordings import DATA, Answer, read_answers
 
 RECORDING = DATA / "reason-long-groups.jsonl.gz"
 PROMPT = 133
 """Tokens of a prompt."""
-SHOWN = {"s": (1, "{:,.0f} s"), "gain": (100, "{:.1f} %")}
-"""Factors and formats of the article's figures."""
-FITTED = {
-    "launch": ("host time a launch, us", 1e6),
-    "spread": ("spread of the lengths", 1),
-    "tail": ("tail's share of the rollout (image 42: 0.345)", 1),
-    "tokens": ("tokens a request gains in a verifying step of the tail", 1),
-    "ratio": ("a verifying step, times a decoding step", 1),
-    "verify": ("what it takes beyond, ms a layer", 1e3),
-    "us_a_wait": ("the same by the four waits a layer, us", 1),
-}
 REPLACED = {"cost": ("device",), "lengths": ("spread", "family"), "rounds": ("kept",)}
 """Options that have no effect beside another one."""
-STACKS = {
-    "article": "the article's stack, verifying steps wait",
-    "no waits": "without these waits",
-    "graphs": "without waits, graphs with SAM and without",
-}
 EPILOG = """\
 the model:
   one round of generation, from event to event, on every engine: requests queue for max_num_seqs and for the memory of keys
@@ -53,8 +37,8 @@ the model:
   launches (eager mode) and what the device reads and computes. Then rounds, exchange of weights, training.
   off, batch (the recipe's threshold and k, and all others), auto (sam_core's budget on drafts of the recording).
 
---article fits one of the article's clusters and predicts the others, two later runs and a published table; --steps FILE predicts each batch of an engine
-replay from what the others cost.
+--steps FILE predicts each batch of an engine replay from what the others cost. `python -m research article` fits the
+planner to one of the article's clusters and predicts the others.
 
 Ranges: --draws times all assumptions are drawn anew, evenly between bounds; the 10 to 90 % of the results are shown. For a
 recipe: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, or to 1.3 of a recording of your own; of the device the shares of
@@ -69,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipe", nargs="?", type=Path, help="a recipe's YAML, see llm_rl/qwen3")
     add("overrides", nargs="*", metavar="key=value", help="as for the recipe's script")
-    add_mode = parser.add_mutually_exclusive_group().add_argument
-    add_mode("--article", action="store_true", help="fit the article's 32B on 32 dies, predict the others")
-    add_mode("--steps", type=Path, metavar="FILE", help="check against an engine replay's steps.json or runs.jsonl")
+    add("--steps", type=Path, metavar="FILE", help="check against an engine replay's steps.json or runs.jsonl")
     mean = "mean tokens of an answer; default: the recording's, or rollout.expected_length"
     kept = "share of the groups that dynamic sampling keeps (%(default)s)"
     planned = [
@@ -80,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(
             "--spread",
             type=float,
-            default=article.NOMINAL.spread,
+            default=SPREAD,
             metavar="S",
             help="sigma of the lengths' logarithm (%(default)s)",
         ),
@@ -111,14 +93,13 @@ def run(args: argparse.Namespace) -> int:
         raise LabError(f"--factor {args.factor:g}: take more than 0")
     if args.mean is not None and not 1 <= args.mean < inf:
         raise LabError(f"--mean {args.mean:g}: an answer has at least 1 token")
-    if args.article or args.steps:
+    if args.steps:
         if args.recipe:
-            raise LabError("--article and --steps need no recipe: leave it out")
-        mode = "--article" if args.article else "--steps"
-        _check_unset(args, args.planned + (args.drawn if args.steps else []), mode)
-        return _article(args) if args.article else _steps(args)
+            raise LabError("--steps needs no recipe: leave it out")
+        _check_unset(args, args.planned + args.drawn, "--steps")
+        return _steps(args)
     if args.recipe is None:
-        raise LabError("name a recipe, as llm_rl/qwen3/dapo_qwen3_32b_32die.yaml, or --article or --steps FILE")
+        raise LabError("name a recipe, as llm_rl/qwen3/dapo_qwen3_32b_32die.yaml, or --steps FILE")
     for name, others in REPLACED.items():
         if getattr(args, name) is not None:
             _check_unset(args, [action for action in args.planned if action.dest in others], f"--{name}")
@@ -129,42 +110,6 @@ def _check_unset(args: argparse.Namespace, actions: Sequence[argparse.Action], m
     for action in actions:
         if getattr(args, action.dest) != action.default:
             raise LabError(f"{action.option_strings[0]} has no effect with {mode}: leave it out")
-
-
-def _article(args: argparse.Namespace) -> int:
-    progress = Progress()
-    result = article.compare(args.draws, progress.show)
-    progress.clear()
-    print("fitted to the article's Qwen3-32B on 32 dies, with 10 to 90 % of the worlds:")
-    for name, (what, factor) in FITTED.items():
-        entry = result["fit"][name]
-        span = f"{factor * entry['low']:.4g} to {factor * entry['high']:.4g}" if "low" in entry else ""
-        print(f"  {what:58}{factor * entry['value']:>8.4g}   {span}")
-    print(f"\n{'of':10}{'':12}{'SAM':13}{'measured':>10}{'predicted':>11}{'error':>10}   10 to 90 %")
-    for row in result["rows"]:
-        factor, form = SHOWN[row["kind"]]
-        shown = {
-            name: form.format(factor * row[name]) for name in ("measured", "predicted", "low", "high") if name in row
-        }
-        gain = row["kind"] == "gain"
-        error = 100 * (row["predicted"] - row["measured"]) / (1 if gain else row["measured"])
-        span = f"{shown['low']} to {shown['high']}" if "low" in row else ""
-        verdict = "fitted" if row["fitted"] else {True: "inside", False: "OUTSIDE", None: ""}[row.get("inside")]
-        print(
-            f"{row['of']:10}{row['what']:12}{row['sam']:13}{shown['measured']:>10}{shown['predicted']:>11}"
-            f"{error:>+7.1f} {'pt' if gain else '% '}   {span:22}{verdict}"
-        )
-    if verdicts := [row["inside"] for row in result["rows"] if "inside" in row]:
-        print(f"{sum(verdicts)} of {len(verdicts)} predictions have the measured value inside their range")
-    print("\ngain of the 32B's rollout by threshold, k = 3, predicted:")
-    for row in result["thresholds"]:
-        span = "{:.1f} to {:.1f} %".format(100 * row["low"], 100 * row["high"]) if "low" in row else ""
-        print(f"  {STACKS[row['stack']]:44}{row['threshold']!s:>5}{100 * row['predicted']:>8.1f} %   {span}")
-    if args.json:
-        write_json(args.json, result)
-    if args.picture:
-        figure.draw_article(args.picture, result["rows"])
-    return 0
 
 
 def _steps(args: argparse.Namespace) -> int:

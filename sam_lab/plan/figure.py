@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a plan, and of the article's clusters beside their predictions."""
+"""The figure of a plan."""
 
 from __future__ import annotations
 
@@ -49,29 +49,4 @@ def draw(path: Path, result: dict[str, Any], title: str) -> None:
     right.set_title("Where to switch, how much to draft")
     right.legend(fontsize=8, ncols=2)
     right.grid(alpha=0.3)
-    figures.save(figure, path)
-
-
-def draw_article(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Measured times and gains beside the predicted ones with their ranges."""
-    figure, ((left, right),) = figures.panels(1, 2, (12, 6.6))
-    for axes, kind in ((left, "s"), (right, "gain")):
-        shown = [row for row in rows if row["kind"] == kind]
-        scale = 1 / 3600 if axes is left else 100
-        for place, row in enumerate(shown):
-            colour = "#999999" if row["fitted"] else "#0072B2"
-            if "low" in row:
-                axes.plot([row["low"] * scale, row["high"] * scale], [place] * 2, color=colour, linewidth=5, alpha=0.35)
-            axes.plot(row["predicted"] * scale, place, "o", color=colour, markersize=5)
-            axes.plot(row["measured"] * scale, place, "D", color="#D55E00", markersize=5, markerfacecolor="none")
-        labels = [f"{r['of']} {r['what']} {r['sam'].replace('gain', '').strip(', ')}".strip() for r in shown]
-        axes.set_yticks(range(len(shown)), labels, fontsize=8)
-        axes.invert_yaxis()
-        axes.grid(axis="x", alpha=0.3)
-    left.plot([], [], "D", color="#D55E00", markerfacecolor="none", label="measured (quoted)")
-    left.plot([], [], "o", color="#0072B2", label="predicted, with 10 to 90 %")
-    left.plot([], [], "o", color="#999999", label="fitted")
-    left.legend(fontsize=8)
-    left.set(xlabel="hours", xlim=(0, None), title="Time")
-    right.set(xlabel="gain, % (without / with SAM - 1)", title="Gain")
     figures.save(figure, path)

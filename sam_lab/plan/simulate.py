@@ -186,9 +186,9 @@ class Engines:
                 steps = min(steps, ((edge - self.position[drafting]) / rate[drafting]).min())
         steps = max(1, int(np.ceil(steps - DONE)))
         if self.capacity < np.inf:
-            for room, growth, n in zip(self.capacity - context, rate.sum(axis=1), running, strict=True):
-                if n > 1 and growth * steps > room:
-                    steps = max(1, int(room // growth))
+            for free, growth, n in zip(self.capacity - context, rate.sum(axis=1), running, strict=True):
+                if n > 1 and growth * steps > free:
+                    steps = max(1, int(free // growth))
         return steps
 
     def _advance(

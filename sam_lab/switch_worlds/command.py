@@ -12,14 +12,13 @@ the oracle knows which prompts the scheduler adds to a step: the oracle expects 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sam_core.console import Progress
-from sam_core.files import replacing, write_json
+from sam_core.files import write_json
 
 from sam_lab.cli import check_outputs, non_negative, positive
 from sam_lab.evidence import worlds as evidence
@@ -44,9 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--device", choices=evidence.NAMES, metavar="DEVICE", help=f"costs of a device: {', '.join(evidence.NAMES)}")
     add("--json", type=Path, metavar="OUT", help="write all worlds here")
-    add(
-        "--derive", nargs="+", type=Path, metavar="FILE", help="only derive acceptance.jsonl anew from these recordings"
-    )
 
 
 def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -56,10 +52,10 @@ def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
     oracle with foresight, of switch batch and of plain decoding. never: worlds in which drafts never pay; plain: [median,
     smallest] throughput in them against plain decoding, of auto.
     """
-    took = {name: np.array([w["seconds"][name] for w in worlds]) for name in ARMS}
-    never = took["plain"] < MIN_GAIN * took["best"]
-    against = (took["plain"] / took["auto"])[never]
-    gain = took["plain"] / took["best"]
+    seconds = {name: np.array([w["seconds"][name] for w in worlds]) for name in ARMS}
+    never = seconds["plain"] < MIN_GAIN * seconds["best"]
+    against = (seconds["plain"] / seconds["auto"])[never]
+    gain = seconds["plain"] / seconds["best"]
     figures: dict[str, Any] = {"worlds": len(worlds)}
     for name, than, by in (
         ("regret", "best", "auto"),
@@ -67,7 +63,7 @@ def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
         ("regret_batch", "best", "batch"),
         ("regret_plain", "best", "plain"),
     ):
-        figures[name] = np.quantile(1 - took[than] / took[by], (0.5, 0.99, 1)).tolist()
+        figures[name] = np.quantile(1 - seconds[than] / seconds[by], (0.5, 0.99, 1)).tolist()
     figures["never"] = int(never.sum())
     figures["plain"] = [float(np.median(against)), float(against.min())] if len(against) else []
     return figures | {"gain": np.quantile(gain, (0.5, 0.99)).tolist()}
@@ -76,12 +72,6 @@ def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
     check_outputs(args.json)
-    if args.derive:
-        lines = [json.dumps(of_set) + "\n" for of_set in acceptance.derive(args.derive)]
-        with replacing(acceptance.TABLE) as temporary:
-            temporary.write_text("".join(lines))
-        print(f"wrote {acceptance.TABLE}: {len(lines)} sets")
-        return 0
     records = acceptance.load()
     worlds = []
     device = evidence.worlds([args.device])[0] if args.device else None

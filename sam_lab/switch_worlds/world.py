@@ -32,7 +32,7 @@ SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i 
 class Curve:
     """True cost of a step, in the form that sam_core.budget.choose takes.
 
-    Seconds: f(rows + besides) + context * (thousands of tokens held + read) + draft_context * those of draft tokens'
+    Seconds: f(rows + prompt_rows) + context * (thousands of tokens held + read) + draft_context * those of draft tokens'
     requests, with f = fixed + row * max(knee, rows), rows padded to the next of `sizes`; with drafts `verify` more.
     """
 
@@ -43,11 +43,11 @@ class Curve:
     context: float
     draft_context: float
     verify: float = 0.0
-    besides: int = 0
+    prompt_rows: int = 0
     read: float = 0.0
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        rows = np.asarray(rows, float) + self.besides
+        rows = np.asarray(rows, float) + self.prompt_rows
         if len(self.sizes):
             padded = self.sizes[np.minimum(np.searchsorted(self.sizes, rows), len(self.sizes) - 1)]
             rows = np.maximum(rows, padded)
@@ -72,7 +72,7 @@ class Clocked(Curve):
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         assert self.cost
-        return self.cost.rows_cost(np.asarray(rows, float) + self.besides)
+        return self.cost.rows_cost(np.asarray(rows, float) + self.prompt_rows)
 
 
 @dataclass(frozen=True)
@@ -252,18 +252,18 @@ def play(world: World) -> dict[str, Any]:
         slots = np.flatnonzero(requests.begun)
         curve = world.curves[world.which[step]]
         held = requests.context[decoding] / 1000
-        beside, read = curve, slots[:0]
+        with_prompts, read = curve, slots[:0]
         if prompts:
             read = np.setdiff1d(slots, decoding, assume_unique=True)
-            beside = replace(curve, besides=prompts, read=requests.context[read].sum() / 1000)
+            with_prompts = replace(curve, prompt_rows=prompts, read=requests.context[read].sum() / 1000)
         truth = record.truth[requests.run[decoding], requests.at[decoding]][:, :k]
         n = chosen[decoding]
-        spent = beside.step(n, held)
+        spent = with_prompts.step(n, held)
         clock[0] += spent * world.slow[step] * noise[step]
         if len(decoding):
             likely = [tokens for tokens in latest if tokens or not reading]
-            for name, took in _judge(truth, n, held, curve, beside, likely, len(slots)).items():
-                seconds[name] += world.slow[step] * took
+            for name, cost in _judge(truth, n, held, curve, with_prompts, likely, len(slots)).items():
+                seconds[name] += world.slow[step] * cost
         drafted += int(n.sum())
         latest.append(prompts)
         reading = bool((requests.unread[read] > 0).any())
@@ -294,7 +294,7 @@ def _judge(
     given: npt.NDArray[np.int32],
     held: Float64,
     curve: Curve,
-    beside: Curve,
+    with_prompts: Curve,
     likely: Sequence[int],
     running: int,
 ) -> dict[str, float]:
@@ -307,7 +307,7 @@ def _judge(
         truth: [B, k], probability that drafts are accepted.
         given: int32 [B], draft tokens that were given.
         held: [B], thousands of tokens.
-        curve, beside: what steps cost, without and with the prompts of this one.
+        curve, with_prompts: what steps cost, without and with the prompts of this one.
         likely: prompt tokens that it was as likely as not to read.
         running: requests in the step, also those that read.
     """
@@ -323,12 +323,12 @@ def _judge(
     if any(likely):
         best = choose(truth, lengths, held, curve, beside=Expected(curve, likely)).lengths
     worth = 0.0
-    if beside.besides:
+    if with_prompts.prompt_rows:
         worth = curve.step(of_plain, held) / float(tokens(of_plain))
-        foresight = choose(truth, lengths, held, curve, beside=beside).lengths
+        foresight = choose(truth, lengths, held, curve, beside=with_prompts).lengths
     every = np.array([given, best, foresight, none, lengths if running <= THRESHOLD else none])
     count = tokens(every)
-    took = beside.rows_cost(len(held) + every.sum(1)) + beside.draft_context * (every @ held)
-    took += beside.context * (held.sum() + beside.read) + beside.verify * every.any(1)
-    took = took + (count[0] - count) * worth if beside.besides else took * count[0] / count
-    return dict(zip(ARMS, took.tolist(), strict=True))
+    cost = with_prompts.rows_cost(len(held) + every.sum(1)) + with_prompts.draft_context * (every @ held)
+    cost += with_prompts.context * (held.sum() + with_prompts.read) + with_prompts.verify * every.any(1)
+    cost = cost + (count[0] - count) * worth if with_prompts.prompt_rows else cost * count[0] / count
+    return dict(zip(ARMS, cost.tolist(), strict=True))

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = """mkdocs.yml ci/build-site LICENSE NOTICE patches/README.md patches/pull-requests.md ansible/README.md
     ansible/tests/bed/README.md llm_rl/article.json research/trials.md sam_lab/bench/targets.toml sam_lab/data/README.md
-    sam_lab/plan/article.py tests/engine/conftest.py tests/patches/npu/README.md tests/patches/npu/operators.csv
+    research/article.py tests/engine/conftest.py tests/patches/npu/README.md tests/patches/npu/operators.csv
     tests/runner2/conftest.py""".split()
 SHOWN_AS_TEXT = re.compile(r"<p>(?:(?!</p>).)*?\n(?:- |\d\. |\| )", re.DOTALL)
 """A list or a table that was not recognized."""

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from sam_lab.automaton import Automaton
 from sam_lab.bench import acceptance, peers
 from sam_lab.bench.acceptance import NEWEST, SWEEP, Acceptance, Task, drafted_for
 from sam_lab.bench.rows import TARGETS, Figure, Row, Targets, alternate, as_json, missed, table
-from sam_lab.bench.texts import SIBLINGS, Texts, checkpoint, periodic
+from sam_lab.bench.texts import SIBLINGS, Texts
 from sam_lab.cli import LabError
-from sam_lab.methods.pool import SamDrafter
-from sam_lab.recordings import make_scopes
-from sam_lab.replay import replay
+from sam_lab.drafters import SamDrafter
+from sam_lab.recordings import DATA, make_scopes
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "sam_lab", "bench", "--quick"]
@@ -34,13 +34,6 @@ def run(folder, *words):
     done = call(folder, *words)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, done.stdout, json.loads((folder / "bench.json").read_text())["rows"]
-
-
-def refused(folder, *words):
-    """What a call that must exit with 2 writes to stderr."""
-    done = call(folder, *words)
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    return done.stderr
 
 
 def test_quick_run_measures_every_row(tmp_path):
@@ -62,31 +55,17 @@ def test_quick_run_measures_every_row(tmp_path):
     assert beside["draft k=3, newest"] == {"python", "arctic", "ngram", "sglang"}
 
 
-@pytest.mark.parametrize(("bound", "status"), [(1e6, 0), (0.001, 1)])
-def test_missed_target_exits_with_1_and_is_named(tmp_path, bound, status):
+def test_missed_target_exits_with_1_and_is_named(tmp_path):
     what = "memory, request"
-    text = TARGETS.read_text().replace(f'"{what}" = "<= 60"', f'"{what}" = "<= {bound}"')
+    text = TARGETS.read_text().replace(f'"{what}" = "<= 60"', f'"{what}" = "<= 0.001"')
     (tmp_path / "targets.toml").write_text(text)
     words = "--only", "memory, request", "--targets", str(tmp_path / "targets.toml")
     found, printed, rows = run(tmp_path, *words)
     row = rows[0]
-    assert row["what"] == what and row["bound"] == bound and row["verdict"] == ("MISSED" if status else "met")
+    assert row["what"] == what and row["bound"] == 0.001 and row["verdict"] == "MISSED"
     # The texts of a quick run are so short that most of ours is what the pool learns into, 600 kB once.
     assert row["peers"]["python"]["median"] > 300 and 1000 > row["ours"]["median"] > 20
-    assert (f"MISSED: {what}: " in printed) == bool(status)
-    assert found == any(each["verdict"] != "met" for each in rows) and (not status or found == 1)
-
-
-def test_out_that_names_a_file_is_refused(tmp_path):
-    (tmp_path / "out").touch()
-    assert "error: --out: " in refused(tmp_path / "out")
-
-
-def test_row_without_a_target_is_refused(tmp_path):
-    text = TARGETS.read_text()
-    (tmp_path / "targets.toml").write_text(text.replace('"append" =', '"apend" ='))
-    assert "has no target for 'append': add one" in refused(tmp_path, "--targets", str(tmp_path / "targets.toml"))
-    assert not (tmp_path / "bench.json").exists()
+    assert f"MISSED: {what}: " in printed and found == 1
 
 
 @pytest.mark.parametrize(
@@ -95,10 +74,7 @@ def test_row_without_a_target_is_refused(tmp_path):
         ('["so"]\n"append" = "< 1"', "a text of '<=' or '>='"),
         ('[""]\n"append" = "<= 1"', "needs a reason"),
         ('"append" = "<= 1"', "needs a reason as the name of its table"),
-        ('["so"]\n"append" = "<= one"', "and a number"),
-        ('["so"]\n"append" = 1', "needs a text"),
         ('["so"]\n"append" = "<= 1 python"', "behind which ' x ' and the name of a peer may"),
-        ('["so"]\n"append" = "<="', "or '' where there is no target"),
         ('["so"]\n"append" = "<= 1"\n["why"]\n"append" = "<= 1"', "two targets for 'append'"),
         ("[", "cannot be read as TOML"),
     ],
@@ -115,13 +91,12 @@ def test_target_that_no_row_is_called_is_refused(tmp_path):
     file.write_text('["so"]\n"append" = "<= 1"\n"apend" = "<= 1 x python"\n')
     targets = Targets(file)
     assert targets.row("part", "append", "us") == Row("part", "append", "us", "<=", 1, "", "so")
+    with pytest.raises(LabError, match="has no target for 'draft': add one"):
+        targets.row("part", "draft", "us")
     with pytest.raises(LabError, match="'apend', which no row is called"):
         targets.check()
     assert targets.row("part", "apend", "us").of == "python"
     targets.check()
-
-
-# ---- rows -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,9 +138,6 @@ def test_contestants_take_turns_and_get_medians_and_quartiles():
     assert found == {"a": (2.0, 1.5, 5.5), "b": (5.0, 4.5, 32.5)} and order == ["a", "b", "b", "a", "a", "b"]
 
 
-# ---- acceptance -----------------------------------------------------------------------------------------------------
-
-
 def test_drafted_tokens_are_interpolated():
     curve = [(2.0, 5.0), (1.0, 1.0), (1.5, 2.0)]
     assert drafted_for(curve, 1.25) == 1.5 and drafted_for(curve, 1.75) == 3.5 and drafted_for(curve, 2.0) == 5.0
@@ -175,7 +147,7 @@ def test_drafted_tokens_are_interpolated():
 
 def filled(figures, errors=None):
     """{words of a row: row} from {task: {set: (tokens, proposed)}} of 100 steps each; other tasks: (200, 400)."""
-    found = Acceptance(Texts(fixture=True), Targets(TARGETS), True, print)
+    found = Acceptance(Texts(), Targets(TARGETS), True, print)
     rows = {}
     for bundle, fill, wanted in found.rows():
         for task in wanted:
@@ -195,8 +167,8 @@ def test_figures_are_geometric_means_over_the_sets():
     rows = filled({task: {"x": (400, 1), "y": (200, 1)}, rival: {"x": (100, 1), "y": (200, 1)}})
     row = rows["chain k=8, request"]
     assert row.ours == pytest.approx((8**0.5, 2.5, 3.5)) and row.peers["arctic"].median == pytest.approx(2**0.5)
-    assert row.peers["count"].median == 2 and row.held == pytest.approx(2**0.5) and row.met
-    assert rows["chain k=8, group"].held == pytest.approx(1)
+    assert row.peers["count"].median == 2 and row.value == pytest.approx(2**0.5) and row.met
+    assert rows["chain k=8, group"].value == pytest.approx(1)
 
 
 TREE, CHAIN = Task("blend", "group", 16, True), Task("count", "group", 8)
@@ -204,14 +176,14 @@ TREE, CHAIN = Task("blend", "group", 16, True), Task("count", "group", 8)
 
 def test_trees_are_held_against_chains_and_history_against_none():
     equal = {task: {"x": (tokens, 1), "y": (tokens, 1)} for task, tokens in ((TREE, 240), (CHAIN, 160))}
-    assert filled(equal)["tree n=16, group"].held == pytest.approx(1.5)
+    assert filled(equal)["tree n=16, group"].value == pytest.approx(1.5)
     rows = filled({Task("blend", "nohistory", 8): {"x": (160, 1), "y": (160, 1)}})
-    assert rows["chain k=8, with history"].held == pytest.approx(1.25)
+    assert rows["chain k=8, with history"].value == pytest.approx(1.25)
 
 
 def test_corpus_has_its_worst_set_told():
     rows = filled({Task("blend", "request", 8, folds="with"): {"x": (400, 1), "y": (190, 1)}})
-    assert rows["chain k=8, request, with corpus"].held == pytest.approx(1.9**0.5)
+    assert rows["chain k=8, request, with corpus"].value == pytest.approx(1.9**0.5)
     worst = rows["chain k=8, request, with corpus, worst set"]
     assert (worst.ours.median, worst.note, worst.verdict) == (0.95, "y", "MISSED")
 
@@ -220,14 +192,14 @@ def test_draft_length_is_compared_at_equal_tokens_a_step():
     figures = {task: {"x": (100 + 20 * at, 100 * at)} for at, task in enumerate(SWEEP)}
     rows = filled(figures | {NEWEST: {"x": (150, 400)}})
     row = rows["drafted tokens for the acceptance of newest k=3"]
-    assert row.held == pytest.approx(2.5 / 4) and row.ours.median == 2.5 and row.note == "at 1.500 tokens a step"
+    assert row.value == pytest.approx(2.5 / 4) and row.ours.median == 2.5 and row.note == "at 1.500 tokens a step"
 
 
 def test_failed_configuration_fails_its_rows_alone():
     no_compiler = "not available: no compiler"
     rows = filled({}, {Task("blend", "group", 8): "it broke", Task("arctic", "request", 8): no_compiler})
     assert rows["chain k=8, group"].error == "it broke" and not rows["chain k=8, group"].met
-    assert rows["chain k=8, request"].held == pytest.approx(1)
+    assert rows["chain k=8, request"].value == pytest.approx(1)
     assert rows["chain k=8, request"].peers["arctic"] == no_compiler
 
 
@@ -236,7 +208,7 @@ def die(*task):
 
 
 def test_a_worker_that_is_killed_fails_its_rows_alone(monkeypatch):
-    found = Acceptance(Texts(fixture=True), Targets(TARGETS), True, lambda text: None)
+    found = Acceptance(Texts(), Targets(TARGETS), True, lambda text: None)
     monkeypatch.setattr(acceptance, "run_task", die)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     found.measure([NEWEST])
@@ -245,28 +217,17 @@ def test_a_worker_that_is_killed_fails_its_rows_alone(monkeypatch):
 
 
 def test_a_task_that_raises_says_why(monkeypatch):
-    found = acceptance.run_task(True, "math-cot-groups8", Task("no rule", "request", 3), 100)
+    found = acceptance.run_task(DATA, "math-cot-groups8", Task("no rule", "request", 3), 100)
     assert found.startswith("ValueError: ") and "no rule" in found
     no_compiler = LabError("not available: no compiler")
     monkeypatch.setitem(peers.DRAFTERS, "arctic", lambda k, tree: (_ for _ in ()).throw(no_compiler))
     task = Task("arctic", "request", 3)
-    assert acceptance.run_task(True, "math-cot-groups8", task, 100) == str(no_compiler)
-
-
-def test_task_is_the_replay_of_its_set():
-    found = acceptance.run_task(True, "math-cot-groups8", Task("newest", "group", 4), 3000)
-    scopes = make_scopes(Texts(fixture=True).answers("math-cot-groups8"), "group", max_tokens=3000)
-    again = replay(SamDrafter(rule="newest"), scopes, "group", 4)
-    assert all(found[name] == again[name] for name in ("steps", "tokens", "proposed", "requests"))
-    assert found["tokens_per_step"] > 1.5
-
-
-# ---- texts ----------------------------------------------------------------------------------------------------------
+    assert acceptance.run_task(DATA, "math-cot-groups8", task, 100) == str(no_compiler)
 
 
 def test_fixture_has_long_text_siblings_and_history():
-    texts = Texts(fixture=True)
-    assert texts.is_fixture and texts.names == ["math-cot-groups8", "reason-long-groups", "rl-rollouts-qwen3b"]
+    texts = Texts()
+    assert texts.is_small and texts.names == ["math-cot-groups8", "reason-long-groups", "rl-rollouts-qwen3b"]
     rows, remark = texts.ordinary(2 * SIBLINGS, 20_000)
     assert rows.shape == (2 * SIBLINGS, 20_000) and "repeated" in remark
     assert len({row.tobytes() for row in rows}) == len(rows) and (texts.ordinary(2 * SIBLINGS, 20_000)[0] == rows).all()
@@ -275,37 +236,8 @@ def test_fixture_has_long_text_siblings_and_history():
     assert 150_000 <= sum(map(len, collection)) < 160_000 and "repeated" in remark
 
 
-def test_periodic_text_repeats_and_rows_differ():
-    rows = periodic(3, 20, 8)
-    assert (rows[:, 8:] == rows[:, :-8]).all() and len(set(rows[:, :8].flat)) == 24
-
-
-@pytest.mark.parametrize(
-    ("model", "epoch"), [("Qwen2.5-3B-Instruct", 0), ("games_100", 100), ("qwen3b_cognition", 500)]
-)
-def test_checkpoint_of_a_model(model, epoch):
-    assert checkpoint(model) == epoch
-
-
-# ---- peers ----------------------------------------------------------------------------------------------------------
-
-
-def test_two_processes_may_make_a_peer_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers.source, "CACHE", tmp_path)
-    monkeypatch.setattr(peers.source, "unpack", lambda *what: None)
-
-    def make(source, made):
-        (made / "ours").touch()
-        faster = tmp_path / f"peer-1-{sys.implementation.cache_tag}"
-        faster.mkdir()
-        (faster / "theirs").touch()
-
-    folder = peers.source.build("peer", "1", "", make)
-    assert [path.name for path in folder.iterdir()] == ["theirs"] and [*tmp_path.iterdir()] == [folder]
-
-
 def test_automaton_in_python_drafts_as_the_pool_does():
-    drafter, sam, rng = SamDrafter(rule="oldest", sources=("request",)), peers.PythonSam(), random.Random(1)
+    drafter, sam, rng = SamDrafter(rule="oldest", sources=("request",)), Automaton(), random.Random(1)
     drafter.start(0, [], None)
     drafted = 0
     for _ in range(600):
@@ -333,21 +265,6 @@ for batch in (batch(table, 24) for batch in peers.BATCHES.values()):
     batch.append()
     found = [[int(token) for token in row][-3:] for row in batch.draft(3)]
     assert found == [[2, 3, 4], [7, 6, 5]], (batch, found)
-trees = peers.ArcticDrafter()
-trees.start(0, [1, 2, 3, 1, 2, 4, 1, 2], "g")
-tokens, parents = trees.propose_tree(0, 4)
-assert {3, 4} <= set(tokens) and parents[0] == -1, (tokens, parents)
-trees.append(0, [5, 6])
-trees.start(1, [9], "g")
-trees.append(1, [5])
-assert trees.propose(1, 3) == [6], trees.propose(1, 3)  # the group's other answer
-trie = peers.SglangDrafter(4, True)
-trie.start(0, [1, 2, 3, 1, 2, 4, 1, 2], "g")
-(found,) = trie.propose_tree_many([0], 4)
-assert found == ([3, 4, 1, 1], [-1, -1, 0, 1]) or found == ([4, 3, 1, 1], [-1, -1, 0, 1]), found
-trie.append_many([0], [[5, 6]])
-trie.start(1, [9, 5], "g")
-assert [draft[0] for draft in trie.propose_tree_many([1, 0], 4)] == [[6], []]  # the group's other answer
 """
 
 

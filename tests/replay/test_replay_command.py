@@ -2,14 +2,9 @@
 """`python -m sam_lab replay`: what it prints and writes, that it continues, and that it refuses bad input in one sentence."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from functools import partial
 
-import commands
 import pytest
 from recording import line, recording, write
 from sam_core.corpus import build_corpus
@@ -17,7 +12,17 @@ from sam_core.corpus import build_corpus
 from sam_lab.__main__ import main
 
 RULE = ["--rule", "newest"]
-refused = partial(commands.refused, main)
+
+
+def refused(capsys, *words):
+    """The sentence of a call that must exit with 2 and print nothing else, no table's header before it."""
+    try:
+        code = main([*map(str, words)])
+    except SystemExit as exit:
+        code = exit.code
+    out, err = capsys.readouterr()
+    assert code == 2 and out == "" and "Traceback" not in err
+    return err.splitlines()[-1]
 
 
 def command(*words, **options):
@@ -55,13 +60,6 @@ def test_replay_prints_a_table_and_writes_the_same_figures(answers, tmp_path):
         shown = table["a.jsonl", result["context"], f"k={result['k']}"]
         assert shown == pytest.approx(result["tokens_per_step"], abs=6e-4) and shown > 1
         assert result["drafter"] == {"rule": "newest"} and result["by_source"]["request"]["drafts"] > 0
-
-
-def test_default_draft_lengths_and_rules_multiply(answers, tmp_path):
-    done = command("replay", answers, "--rule", "newest", "oldest", "--context", "group", "--json", tmp_path / "o")
-    assert done.returncode == 0
-    found = [(r["drafter"]["rule"], r["k"], r["tree"]) for r in json.loads((tmp_path / "o").read_text())]
-    assert found == [(rule, k, False) for rule in ("newest", "oldest") for k in (3, 4, 8, 16)]
 
 
 def test_prompts_of_other_recordings_are_left_out(answers, tmp_path, capsys):
@@ -106,25 +104,9 @@ def test_resume_keeps_what_is_there_and_adds_the_rest(answers, tmp_path):
     assert len(json.loads(out.read_text())) == 7
 
 
-def test_kill_leaves_whole_results_that_are_continued(tmp_path):
-    answers, out = recording(tmp_path / "a.jsonl", prompts=60, answers=10), tmp_path / "o.json"
-    words = ["replay", answers, *RULE, "--k", *range(1, 7), "--context", "request", "--json", out]
-    with subprocess.Popen([sys.executable, "-m", "sam_lab", *map(str, words)], stdout=subprocess.DEVNULL) as child:
-        while not out.exists():
-            assert child.poll() is None
-            time.sleep(0.01)
-        child.kill()
-    kept = json.loads(out.read_text())
-    assert 0 < len(kept) < 6
-    done = command(*words, "--resume")
-    assert done.returncode == 0
-    results = json.loads(out.read_text())
-    assert results[: len(kept)] == kept and [result["k"] for result in results] == [*range(1, 7)]
-
-
 def test_command_without_its_packages_is_refused(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sam_lab.tree.command", None)
-    assert "error: tree needs the package sam_lab.tree.command, which is not installed" in refused(capsys, "tree")
+    monkeypatch.setitem(sys.modules, "sam_lab.bench.command", None)
+    assert "error: bench needs the package sam_lab.bench.command, which is not installed" in refused(capsys, "bench")
 
 
 def test_limits_and_fold_reach_the_draw(answers, tmp_path):
@@ -148,6 +130,8 @@ def test_limits_and_fold_reach_the_draw(answers, tmp_path):
             ["--rule", "oldest_full", "--sources", "group"],
             "--rule oldest_full drafts from the request alone: leave sources out",
         ),
+        (["--rule", "oldest_full", "--tree", "8"], "--rule oldest_full drafts no trees: leave --tree out"),
+        (["--k", "99"], "k is 99: it must lie between 0 and 64"),
         (["--k", "0"], "argument --k: invalid positive number value: '0'"),
         (["--min-prob", "2"], "argument --min-prob: invalid probability value: '2'"),
         (["--fold", "2/2"], "argument --fold: invalid fold value: '2/2'"),
@@ -156,6 +140,7 @@ def test_limits_and_fold_reach_the_draw(answers, tmp_path):
         (["--resume"], "--resume needs --json OUT"),
         (["--context", "all"], "argument --context: invalid choice: 'all'"),
         (["--json", "absent/o.json"], "absent is not a folder"),
+        (["--json", "/"], "/ is a folder: name a file"),
         (["--fold", "0/1000000"], "a.jsonl has too few prompts for --fold 0/1000000: use fewer folds"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
@@ -174,33 +159,6 @@ def test_bad_files_are_refused(answers, tmp_path, capsys):
     out = write(tmp_path / "o.json", [])
     sentence = refused(capsys, "replay", answers, "--resume", "--json", out)
     assert sentence == f"error: {out} was not written by this command: name another file, or leave --resume out"
-
-
-def test_unwritable_output_is_told_and_leaves_nothing(answers, tmp_path, capsys):
-    folder = tmp_path / "out"
-    (folder / "o.json").mkdir(parents=True)
-    sentence = refused(capsys, "replay", answers, *RULE, "--json", folder / "o.json")
-    assert sentence.endswith("o.json is a folder: name a file")
-    assert [path.name for path in folder.iterdir()] == ["o.json"]
-
-
-def test_folder_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))  # the superuser may write
-    sentence = refused(capsys, "replay", "no.jsonl", "--json", tmp_path / "o.json")
-    assert sentence == f"error: {tmp_path} cannot be written: name a file in another folder"
-
-
-def test_interrupt_ends_without_a_traceback(tmp_path):
-    answers = recording(tmp_path / "a.jsonl", prompts=60, answers=10)
-    words = [sys.executable, "-m", "sam_lab", "replay", str(answers), *RULE, "--k", *map(str, range(1, 40))]
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, text=True, preexec_fn=heard, **pipes) as child:
-        assert child.stdout and child.stderr
-        child.stdout.readline()
-        os.kill(child.pid, signal.SIGINT)
-        _, err = child.communicate(timeout=20)
-    assert child.returncode == 130 and err == "interrupted\n"
 
 
 def test_replay_drafts_from_a_corpus(answers, tmp_path):

@@ -5,12 +5,12 @@ import json
 from array import array
 
 import numpy as np
+import pytest
 
 from sam_lab import __main__ as lab
 from sam_lab.bench.asynchronous import Replay
-from sam_lab.methods.early import EarlyDrafter
-from sam_lab.methods.late import LateDrafter
-from sam_lab.methods.pool import SamDrafter
+from sam_lab.bench.late import EarlyDrafter, LateDrafter
+from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import Answer
 
 
@@ -64,6 +64,7 @@ def test_all_tokens_are_replayed_and_groups_end():
         assert not late.requests and not late.slots and late.pool.stats()["groups"] == now.pool.stats()["groups"]
 
 
+@pytest.mark.slow
 def test_quick_benchmark(tmp_path, capsys):
     status = lab.main(["bench-asynchronous", "--quick", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "bench-asynchronous.json").read_text())["rows"]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The article's suffix automaton as one writes it in Python, with dicts, and its rule as published.
+
+The published code (cann-recipes-train v0.1.0, llm_rl/qwen3/patches/vllm/v1/spec_decode/sam.py) copies, like sam_core's
+rule `oldest`, what followed the first occurrence of the longest suffix that occurred before. Where fewer than k tokens
+followed that, it goes on to shorter suffixes until k did (`to_anc`), to that of one token at most; `oldest` drafts the
+fewer tokens. Here its rule is called FULL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sam_lab.replay import OneByOne
+
+FULL = "oldest_full"
+
+
+class Automaton:
+    """The suffix automaton of one text. State 0 is the empty string.
+
+    Attributes:
+        tokens: the text.
+        next: of each state, token -> state.
+        link: of each state, the state of the next shorter suffixes.
+        length: of each state's longest string.
+        first: where each state's strings ended first (min_endpos).
+    """
+
+    def __init__(self) -> None:
+        self.next: list[dict[int, int]] = [{}]
+        self.link = [-1]
+        self.length = [0]
+        self.first = [0]
+        self.last = 0
+        self.tokens: list[int] = []
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        state, at = len(self.next), self.last
+        self.next.append({})
+        self.length.append(len(self.tokens))
+        self.first.append(len(self.tokens))
+        self.link.append(0)
+        self.last = state
+        while at >= 0 and token not in self.next[at]:
+            self.next[at][token] = state
+            at = self.link[at]
+        if at < 0:
+            return
+        old = self.next[at][token]
+        if self.length[old] == self.length[at] + 1:
+            self.link[state] = old
+            return
+        clone = len(self.next)
+        self.next.append(self.next[old].copy())
+        self.length.append(self.length[at] + 1)
+        self.first.append(self.first[old])
+        self.link.append(self.link[old])
+        while at >= 0 and self.next[at].get(token) == old:
+            self.next[at][token] = clone
+            at = self.link[at]
+        self.link[old] = self.link[state] = clone
+
+    def draft(self, k: int) -> list[int]:
+        """At most k tokens that followed the first occurrence of the longest suffix."""
+        state = self.link[self.last]
+        return self.tokens[self.first[state] : self.first[state] + k] if state > 0 else []
+
+    def draft_full(self, k: int) -> list[int]:
+        """At most k tokens by the rule FULL."""
+        state = max(self.link[self.last], 0)
+        while state and self.link[state] and len(self.tokens) - self.first[state] < k:
+            state = self.link[state]
+        return self.tokens[self.first[state] : self.first[state] + k] if state else []
+
+
+class AutomatonDrafter(OneByOne):
+    """Automata as a drafter for the replay; each request drafts from its own text, by the rule FULL if `full`."""
+
+    def __init__(self, full: bool = False) -> None:
+        self.texts: dict[int, Automaton] = {}
+        self._draft = Automaton.draft_full if full else Automaton.draft
+
+    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
+        self.texts[request] = Automaton()
+        self.append(request, prompt_ids)
+
+    def append(self, request: int, tokens: Sequence[int]) -> None:
+        append = self.texts[request].append
+        for token in tokens:
+            append(token)
+
+    def propose(self, request: int, k: int) -> list[int]:
+        return self._draft(self.texts[request], k)
+
+    def finish(self, request: int) -> None:
+        del self.texts[request]

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sam_core.Pool` as a drafter for the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import sam_core
+from sam_lab.replay import Tree, accept_chain
+
+
+def packed(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Tokens of rows as `Pool.step` takes them, one row after another, and how many each has."""
+    tokens = np.array([token for row in rows for token in row], np.int32)
+    return tokens, np.array([len(row) for row in rows], np.int32)
+
+
+class SamDrafter:
+    """`sam_core.Pool` as a drafter for the replay; `options` are the pool's.
+
+    Attributes:
+        pool: the pool.
+        slots: the slot of each open request.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.pool = sam_core.Pool(**options)
+        self.slots: dict[int, int] = {}
+        self._arrays: dict[tuple[int, int], dict[str, npt.NDArray[Any]]] = {}
+
+    def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
+        self.slots[request] = self.pool.open(prompt_ids, None if group is None else group.encode())
+
+    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        arrays = self._arrays_of(requests, 0)
+        self.pool.step(arrays["slots"], *packed(rows), 0, arrays["out"], arrays["lengths"])
+
+    def draft(self, requests: Sequence[int], k: int, *names: str) -> list[npt.NDArray[Any]]:
+        """Draft at most k tokens, or nodes where "parents" is named, for each of B requests.
+
+        Returns tokens int32 [B, k], lengths int32 [B], and those of `Pool.step`'s arrays [B, k] that are named: scores,
+        parents, match_lengths. The next draft of this size overwrites them.
+        """
+        arrays = self._arrays_of(requests, k)
+        return self._step(arrays, arrays["nothing"], arrays["zeros"], k, names)
+
+    def _step(
+        self,
+        arrays: dict[str, npt.NDArray[Any]],
+        tokens: npt.NDArray[np.int32],
+        counts: npt.NDArray[np.int32],
+        k: int,
+        names: Sequence[str],
+        early: bool = False,
+    ) -> list[npt.NDArray[Any]]:
+        """`Pool.step` with the arrays of `_arrays_of`; returns what `draft` does."""
+        out, lengths, named = arrays["out"], arrays["lengths"], {name: arrays[name] for name in names}
+        self.pool.step(arrays["slots"], tokens, counts, k, out, lengths, **named, early=early)
+        return [out, lengths, *named.values()]
+
+    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
+        out, lengths = self.draft(requests, k)
+        return [row[:length] for row, length in zip(out.tolist(), lengths.tolist(), strict=True)]
+
+    def propose_tree_many(self, requests: Sequence[int], n: int) -> list[Tree]:
+        rows = zip(*(array.tolist() for array in self.draft(requests, n, "parents")), strict=True)
+        return [(tokens[:length], parents[:length]) for tokens, length, parents in rows]
+
+    def finish(self, request: int) -> None:
+        self.pool.close(self.slots.pop(request))
+
+    def drop(self, group: str) -> None:
+        self.pool.drop(group.encode())
+
+    def by_source(self) -> dict[str, dict[str, int]]:
+        """Drafts, drafted and accepted tokens of each source, as the pool counts them."""
+        return dict(self.pool.stats()["by_source"])
+
+    def _arrays_of(self, requests: Sequence[int], k: int) -> dict[str, npt.NDArray[Any]]:
+        """Arguments of `Pool.step` for these requests; one set of arrays for each size."""
+        rows = len(requests)
+        if (rows, k) not in self._arrays:
+            self._arrays[rows, k] = {
+                **{name: np.empty((rows, k), np.int32) for name in ("out", "parents", "match_lengths")},
+                "scores": np.empty((rows, k), np.float32),
+                **{name: np.zeros(rows, np.int32) for name in ("slots", "zeros", "lengths")},
+                "nothing": np.empty(0, np.int32),
+            }
+        arrays = self._arrays[rows, k]
+        arrays["slots"][:] = [self.slots[request] for request in requests]
+        return arrays
+
+
+class Draft(NamedTuple):
+    """One draft of a replay.
+
+    Attributes:
+        request: its number.
+        position: tokens of the answer before the draft.
+        scores: float32 [n], as `Pool.step` gives them.
+        accepted: tokens.
+    """
+
+    request: int
+    position: int
+    scores: npt.NDArray[np.float32]
+    accepted: int
+
+
+class Watched(SamDrafter):
+    """Notes each chain in `drafts`, in the order in which they were verified."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.drafts: list[Draft] = []
+        self._last: dict[int, tuple[list[int], npt.NDArray[np.float32]]] = {}
+        self._position: dict[int, int] = {}
+
+    def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
+        out, lengths, scores = self.draft(requests, k, "scores")
+        drafts = [row[:length] for row, length in zip(out.tolist(), lengths.tolist(), strict=True)]
+        for request, draft, row in zip(requests, drafts, scores, strict=True):
+            self._last[request] = draft, row[: len(draft)].copy()
+        return drafts
+
+    def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        super().append_many(requests, rows)
+        for request, row in zip(requests, rows, strict=True):
+            position = self._position.get(request, 0)
+            if request in self._last:
+                draft, scores = self._last.pop(request)
+                self.drafts.append(Draft(request, position, scores, accept_chain(draft, row, 0)))
+            self._position[request] = position + len(row)
+
+    def scores(self, k: int) -> npt.NDArray[np.float64]:
+        """[drafts, k] scores of all drafts, 0 behind the end of each."""
+        table = np.zeros((len(self.drafts), k))
+        for row, draft in zip(table, self.drafts, strict=True):
+            row[: len(draft.scores)] = draft.scores
+        return table

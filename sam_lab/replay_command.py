@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sam_lab replay`: sam_core's drafting rules on recorded answers."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from sam_core.console import Progress
+
+import sam_core
+from sam_lab import automaton, recordings
+from sam_lab.cli import LabError, Results, digest, fold, non_negative, positive, probability
+from sam_lab.drafters import SamDrafter
+from sam_lab.recordings import CONTEXTS, MAX_RESPONSES, MAX_TOKENS, SEED
+from sam_lab.replay import Drafter, geometric_mean, replay
+
+DEFAULT_K = (3, 4, 8, 16)
+EPILOG = recordings.EPILOG
+TABLE = "{:28} {:10} {:>7} {:>8} {:>8} {:>9} {:>8} {:>8}  {}"
+ROW = (
+    "{name:28} {context:10} {draft:>7} {tokens_per_step:8.3f} {proposed_per_step:8.2f} {precision:9.3f} "
+    "{us_propose:8.2f} {us_append_per_token:8.2f}  {options}"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Score drafting rules on recorded answers: tokens a step that they would have gained."
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="a recording, see below")
+    add("--context", nargs="+", choices=CONTEXTS, default=["request", "group"], help="default: request group")
+    add("--k", nargs="+", type=positive, metavar="K", help="maximum tokens of chains (3 4 8 16; none with --tree)")
+    add("--tree", nargs="+", type=positive, metavar="N", help="maximum nodes of trees")
+    add(
+        "--rule", nargs="+", metavar="RULE", help=f"drafting rules, sam_core's or {automaton.FULL}; default: the pool's"
+    )
+    add("--sources", nargs="+", metavar="SOURCE", help="sources of drafts; default: the pool's")
+    add("--min-prob", nargs="+", type=probability, metavar="P", help="end a draft at a probability below P")
+    add_corpus = parser.add_mutually_exclusive_group().add_argument
+    add_corpus("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
+    add_corpus("--corpus-from-others", action="store_true", help="draft from a corpus of the other folds' answers too")
+    add("--fold", type=fold, metavar="I/N", help="score only the prompts of fold I of the folds 0 .. N-1")
+    add("--without", nargs="+", type=Path, default=[], metavar="FILE", help="leave out the prompts of these recordings")
+    add("--max-responses", type=positive, default=MAX_RESPONSES, metavar="N", help=f"default {MAX_RESPONSES}")
+    add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
+    add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
+    add("--json", type=Path, metavar="OUT", help="write all figures here after every configuration")
+    add("--resume", action="store_true", help="keep the configurations that OUT already has")
+
+
+def drafter_of(options: dict[str, Any]) -> Drafter:
+    """A new drafter with a Pool's options, or of the article's own rule, which has none."""
+    if options.get("rule") != automaton.FULL:
+        return SamDrafter(**options)
+    if others := [name for name in options if name != "rule"]:
+        raise LabError(f"--rule {automaton.FULL} drafts from the request alone: leave {', '.join(others)} out")
+    return automaton.AutomatonDrafter(full=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; raises ValueError (LabError), or OSError for a file, before it prints anything."""
+    if args.corpus_from_others and not args.fold:
+        raise LabError("--corpus-from-others needs --fold I/N, which says whose answers are scored")
+    results = Results(args.json, args.resume)
+    sizes = [(k, False) for k in args.k or (() if args.tree else DEFAULT_K)] + [(n, True) for n in args.tree or ()]
+    common: dict[str, Any] = {"sources": args.sources} if args.sources else {}
+    if args.corpus:
+        common["corpus"] = str(args.corpus)
+    drafters = [
+        common | ({} if rule is None else {"rule": rule}) | ({} if min_prob is None else {"min_prob": min_prob})
+        for rule in args.rule or [None]
+        for min_prob in args.min_prob or [None]
+    ]
+    for options in drafters:
+        _try(options, sizes)
+    settings = {
+        "sam_core": sam_core.__version__,
+        "fold": "/".join(map(str, args.fold)) if args.fold else None,
+        "without": sorted(map(digest, args.without)),
+        "corpus": "others" if args.corpus_from_others else digest(args.corpus) if args.corpus else None,
+        "max_responses": args.max_responses,
+        "max_tokens": args.max_tokens,
+        "seed": args.seed,
+    }
+    left_out = {bytes(answer.prompt_ids) for path in args.without for answer in recordings.read_answers(path)}
+    data = [_Data(path, args, left_out) for path in args.files]
+    progress, shown = Progress(), []
+    print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
+    for of_file in data:
+        identity = settings | {"file": str(of_file.path), "data": digest(of_file.path)}
+        corpus = recordings.temporary_corpus(of_file.others) if args.corpus_from_others else contextlib.nullcontext()
+        with corpus as others:
+            extra = {"corpus": others} if others else {}
+            grid = itertools.product(of_file.scopes.items(), drafters, sizes)
+            for (context, scopes), options, (k, tree) in grid:
+                configuration = identity | {"context": context, "k": k, "tree": tree, "drafter": options}
+                result = results.find(configuration)
+                if result is None:
+                    total = sum(len(answer.response_ids) for scope in scopes for answer, scored in scope if scored)
+                    name = f"{of_file.path.name} {context} {'n' if tree else 'k'}={k}"
+
+                    def show(done: int, name: str = name, total: int = total) -> None:
+                        progress.show(f"{name}: {done:,} of {total:,} tokens")
+
+                    drafter = drafter_of(options | extra)
+                    result = results.add(configuration | replay(drafter, scopes, context, k, tree, show))
+                progress.clear()
+                shown.append(result)
+                print(_row(result), flush=True)
+    if len(args.files) > 1:
+        _print_means(shown)
+    return 0
+
+
+def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
+    """Draft once by each size; raises ValueError or OSError for options or a size that there are not."""
+    drafter = drafter_of(options)
+    drafter.start(0, [1], None)
+    for k, tree in sizes:
+        if tree and options.get("rule") == automaton.FULL:
+            raise LabError(f"--rule {automaton.FULL} drafts no trees: leave --tree out")
+        drafter.propose_tree_many([0], k) if tree else drafter.propose_many([0], k)
+
+
+class _Data:
+    """What is replayed of a recording: scopes by context; others: the tokens of the other folds' answers."""
+
+    def __init__(self, path: Path, args: argparse.Namespace, left_out: set[bytes]) -> None:
+        self.path, others = path, []
+        answers = [answer for answer in recordings.read_answers(path) if bytes(answer.prompt_ids) not in left_out]
+        if not answers:
+            raise LabError(f"{path} has no prompt that the recordings of --without lack")
+        if args.fold:
+            answers, others = recordings.split_fold(answers, args.fold)
+        if not answers or (args.corpus_from_others and not others):
+            raise LabError(f"{path} has too few prompts for --fold {args.fold[0]}/{args.fold[1]}: use fewer folds")
+        self.others = [answer.response_ids for answer in others]
+        limits = args.max_responses, args.max_tokens, args.seed
+        try:
+            self.scopes = {context: recordings.make_scopes(answers, context, *limits) for context in args.context}
+        except LabError as error:
+            raise LabError(f"{path}: {error}") from None
+
+
+def _row(result: dict[str, Any]) -> str:
+    name, draft = Path(result["file"]).name[:28], f"{'n' if result['tree'] else 'k'}={result['k']}"
+    return ROW.format(**result, name=name, draft=draft, options=_options(result)).rstrip()
+
+
+def _options(result: dict[str, Any]) -> str:
+    names = {name: value for name, value in result["drafter"].items() if name in ("rule", "min_prob")}
+    return " ".join(f"{name}={value}" for name, value in names.items())
+
+
+def _print_means(results: list[dict[str, Any]]) -> None:
+    """Geometric means of tokens a step over the recordings."""
+    together: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for result in results:
+        together[result["context"], result["tree"], result["k"], _options(result)].append(result)
+    for (context, tree, k, options), rows in together.items():
+        mean, drafted = (geometric_mean([row[key] for row in rows]) for key in ("tokens_per_step", "proposed_per_step"))
+        cells = "geometric mean", context, f"{'n' if tree else 'k'}={k}", f"{mean:.3f}", f"{drafted:.2f}", "", "", ""
+        print(TABLE.format(*cells, options).rstrip())

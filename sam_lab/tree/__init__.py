@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Tree verification on a transformers causal LM: one decoder for every drafting method."""

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner fitted to the article's figures, and what it predicts of other published runs."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from research import article, quoted
+from research.__main__ import main
+
+
+def test_article(tmp_path, capsys, monkeypatch):
+    quarter = replace(quoted.CLUSTERS["customer"], dies=32, gen_prompts=384, train_prompts=128)
+    monkeypatch.setitem(quoted.CLUSTERS, "customer", quarter)  # as many requests an engine
+    for name, fewer in {"SEEDS": (1, 2), "SPREADS": (0.5, 0.6, 0.7), "THRESHOLDS": (8, 32)}.items():
+        monkeypatch.setattr(article, name, fewer)
+    out = tmp_path / "article.json"
+    assert main(["article", "--draws", "1", "--json", str(out)]) == 0
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    rows = {(row["of"], row["what"], row["sam"]): row for row in found["rows"]}
+    assert len(rows) == len(found["rows"]) == 3 * (3 + 3 + 2) + 2 * 5 + 18
+    assert {
+        of for of, what, _ in rows if rows[of, what, "off" if what in quoted.ARTICLE["32b"] else "gain"]["fitted"]
+    } == {"32b"}
+    assert abs(rows["32b", "rollout", "off"]["predicted"] / 4156 - 1) < 0.01  # image 42's two stages
+    assert rows["235b", "rollout", "on"]["measured"] == 12811.98 and rows["dapo", "round", "graph"]["measured"] == 3261
+    for name, rounded in vars(article.NOMINAL).items():
+        assert found["fit"][name]["value"] == pytest.approx(rounded, rel=0.25)
+    one_wait = found["fit"]["verify"]["value"] / quoted.WAITS
+    assert found["fit"]["us_a_wait"]["value"] == pytest.approx(1e6 * one_wait)
+    for row in found["rows"]:
+        assert row["fitted"] == ("inside" not in row)
+        assert row["fitted"] or row["inside"] == (row["low"] <= row["measured"] <= row["high"])
+    assert said.count("OUTSIDE") == sum(not row.get("inside", True) for row in found["rows"]) > 0
+    gains = {(row["stack"], row["threshold"]): row["predicted"] for row in found["thresholds"]}
+    assert gains["no waits", 8] > 1.5 * gains["article", 8] > 0 and gains["no waits", "auto"] > gains["no waits", 32]
+
+
+def test_the_fit_gives_the_tail_its_speed_back():
+    """The cost of a verifying step is that with which the simulated tail takes as much less as image 42's."""
+    model = article.Model(article.World.nominal(), (1,))
+    fit = model.fit()
+    plan = quoted.CLUSTERS["32b"]
+    drafts = model.acceptance(plan)
+    stages = {"off": (model.cost(plan, fit.launch), None), "on": (model.cost(plan, fit.launch, fit.verify), drafts)}
+    (found,) = model.rounds("32b", fit, stages)
+    rank = max(range(4), key=lambda rank: found["off"].traces[rank].total)
+    off, on = (found[stage].traces[rank].tail(8) for stage in stages)
+    assert on / off == pytest.approx(1061 / 1434, rel=1e-3)
+    accepted = article.Model(replace(article.World.nominal(), accepted=0.7), (1,)).fit()
+    assert accepted.verify < 0.8 * fit.verify and accepted.tokens < fit.tokens
