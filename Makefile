@@ -33,20 +33,20 @@ demo: ## train a tiny Qwen3 on this machine, with and without speculation
 JOBS ?= 2
 ENVIRONMENTS := environment/tools $(PINSETS:%=environment/%)
 QUICK_JOBS := $(QUICK_TESTS:%=run/tools/%)
-RESEARCH_JOB := $(if $(ALL_TESTS),run/$(PIN)/tests/research)
+SLOW_JOBS := $(if $(ALL_TESTS),test-bed test-wheels run/$(PIN)/tests/research)
 jobs-of = $(addprefix run/$(1)/,$(call tests-of,$(1)))
 ifeq ($(origin PIN),file)
-test: ## all tests; with PIN=... only those in that pin set's environment
+test: ## lint and all tests but the slow ones; with PIN=... those of that pin set's environment
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS) lint
-	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) test-bed $(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) \
-		$(QUICK_JOBS) $(RESEARCH_JOB) test-ansible test-wheels
+	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) $(SLOW_JOBS) \
+		$(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) $(QUICK_JOBS) test-ansible
 else
 test:
 	@[ -n "$(filter $(PIN),$(PINSETS))" ] || { echo "make test: there is no pin set $(PIN): choose from $(PINSETS)" >&2; exit 2; }
 	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
 endif
 
-test-all: ## all tests, also those that take minutes each: a server of two processes
+test-all: ## all tests, also the slow ones, the papers' methods, the test bed and the wheels
 	+ALL_TESTS=1 $(MAKE) --no-print-directory test
 
 test-quick: ## the tests that need neither torch nor an engine

@@ -33,15 +33,15 @@ def locked(lock: Path) -> dict[str, tuple[str, set[str]]]:
 
 def lacking(lock: Path, wheelhouse: Path) -> dict[str, str]:
     """The entries of `lock` for which `wheelhouse` has no file with a matching hash: {"name==version": text}."""
-    held: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
     entries = locked(lock)
     names = {pin: normal(pin.replace("==", "-")) for pin in entries}
     for path in wheelhouse.glob("*"):
         for pin, name in names.items():
             if normal(path.name).startswith(name):
                 with open(path, "rb") as file:
-                    held.setdefault(pin, set()).add(hashlib.file_digest(file, "sha256").hexdigest())
-    return {pin: text for pin, (text, hashes) in entries.items() if not hashes & held.get(pin, set())}
+                    found.setdefault(pin, set()).add(hashlib.file_digest(file, "sha256").hexdigest())
+    return {pin: text for pin, (text, hashes) in entries.items() if not hashes & found.get(pin, set())}
 
 
 @contextlib.contextmanager

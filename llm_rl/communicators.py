@@ -8,13 +8,9 @@ collective, and keeps it. Groups of one die have none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from llm_rl.errors import UserError
 from llm_rl.recipe import Recipe
-
-if TYPE_CHECKING:
-    from llm_rl.layout import Shape
+from llm_rl.shape import Shape
 
 DEFAULT, POINT_TO_POINT = 200, 20
 """MiB: CANN's default of HCCL_BUFFSIZE, torch_npu's of P2P_HCCL_BUFFSIZE."""

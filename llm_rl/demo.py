@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of the recipe, for both arms")
     args = parser.parse_args(argv)
     try:
-        with launch.held(args.out):
+        with launch.lock_folder(args.out):
             check(args.out, args.overrides)
             for arm, sam in ARMS.items():
                 print(f"== SAM {arm}", flush=True)

@@ -34,6 +34,7 @@ from llm_rl.follow import failure, follow, stop, summarize, table
 from llm_rl.pin_set import PinSet
 from llm_rl.recipe import ROOT, Recipe
 from llm_rl.resume import read_steps
+from llm_rl.shape import read_shape
 
 MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
 """Keys whose values may be others when a run goes on."""
@@ -74,6 +75,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, help="folder for logs and results (default: runs/<name>-sam-<switch>)")
     parser.add_argument("--dry-run", action="store_true", help="print layout, environment and verl's command, and stop")
     parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the recipe, and the keys that may change when a run goes on, and stop",
+    )
+    parser.add_argument(
         "--check",
         action="store_true",
         help="check also the disk and memory of this host, and whether the run in --run-dir can go on; exit status 1 if not",
@@ -81,6 +87,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     try:
         recipe = config.load(args.config, args.overrides)
+        if args.json:
+            print(json.dumps({"recipe": recipe.model_dump(), "may_change": MAY_CHANGE}))
+            return 0
         run_dir = (args.run_dir or ROOT / "runs" / f"{recipe.title}-sam-{recipe.sam}").resolve()
         if args.check:
             planned = plan(recipe, run_dir, dry_run=True)
@@ -111,7 +120,7 @@ def plan(recipe: Recipe, run_dir: Path, dry_run: bool = False) -> Plan:
     """Check a recipe and work out what will run; raise UserError. A dry run looks for no Ray cluster."""
     pin_set = PinSet(recipe.pin_set)
     entry = pin_set.entry_point(recipe)
-    model = layout.shape(Path(recipe.model.path))
+    model = read_shape(Path(recipe.model.path))
     lines, warnings = layout.report(recipe, model)
     needs = space.needs(recipe, model)
     lines += needs.lines() if needs else []
@@ -143,7 +152,7 @@ def run(recipe: Recipe, run_dir: Path) -> None:
     planned = plan(recipe, run_dir)
     if planned.needs:
         space.check(planned.needs, run_dir)
-    with held(run_dir) as lock:
+    with lock_folder(run_dir) as lock:
         every, keep = recipe.checkpoints.every, recipe.checkpoints.keep
         done = resume.point(run_dir, every)
         record = begin_record(planned, trees, done)
@@ -192,7 +201,7 @@ def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | 
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=[lock],  # held as long as the trainer lives, whatever becomes of this process
+            pass_fds=[lock],  # kept as long as the trainer lives, whatever becomes of this process
         )
         steps_file, timeout = planned.run_dir / "steps.jsonl", recipe.trainer.step_timeout
         try:
@@ -206,7 +215,7 @@ def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | 
 
 
 @contextlib.contextmanager
-def held(run_dir: Path) -> Iterator[int]:
+def lock_folder(run_dir: Path) -> Iterator[int]:
     """Create the run's folder and lock it against a second run; a descriptor that keeps the lock in a child process."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

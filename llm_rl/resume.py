@@ -76,7 +76,7 @@ def rewind(run_dir: Path, step: int, keep: int) -> None:
     The engines' history stays, unless the run starts from step 0. A second call changes nothing.
     """
     steps = read_steps(run_dir / "steps.jsonl")[:step]
-    _cut_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
+    _truncate_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
     for path in run_dir.glob("answers-*.jsonl"):
         _write(path, [line for line, answer in _complete_lines(path) if answer[0] <= step])
     log = run_dir / "steps.jsonl"
@@ -104,7 +104,7 @@ def _empty(history: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _cut_engine_logs(run_dir: Path, tokens: int) -> None:
+def _truncate_engine_logs(run_dir: Path, tokens: int) -> None:
     """Keep the engine steps of all replicas up to `tokens` tokens, in order of time: those of the training steps that stay.
 
     In a row, item 0 is the time and item 3 the tokens. No replica generates between two training steps.

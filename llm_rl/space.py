@@ -10,15 +10,16 @@ from pathlib import Path
 
 from llm_rl import layout
 from llm_rl.errors import UserError
-from llm_rl.layout import GIB, Shape
+from llm_rl.layout import GIB
 from llm_rl.recipe import Recipe
+from llm_rl.shape import Shape
 
 GB = 10**9
 
 
 @dataclass(frozen=True)
 class Needs:
-    """checkpoint: GB of one; checkpoints: how many are on disk at most; memory: GiB of a host beside what Python and Ray use."""
+    """checkpoint: GB of one; checkpoints: how many are on disk at most; memory: GiB of a host, without what Python and Ray use."""
 
     checkpoint: float
     checkpoints: int
@@ -57,7 +58,7 @@ def needs(recipe: Recipe, model: Shape | None) -> Needs | None:
 
 
 def check(needed: Needs, run_dir: Path) -> None:
-    """Raise UserError unless this host has the memory, and the disk of `run_dir` the space beside what the run has there."""
+    """Raise UserError unless this host has the memory, and the disk of `run_dir` the space that the run still lacks."""
     folder = run_dir
     while not folder.exists():
         folder = folder.parent

@@ -35,7 +35,7 @@ import numpy as np
 from sam_core.console import Progress
 from sam_core.files import write_json
 
-from llm_rl.layout import SHAPES
+from llm_rl.shape import SHAPES
 from research.quoted import ARTICLE, CLUSTERS, LATER, LIMIT, MEAN_235B, MEAN_LENGTHS, STAGES, SUFFIX, WAITS, Served
 from sam_lab.cli import check_outputs, non_negative
 from sam_lab.plan.acceptance import Acceptance, of_article

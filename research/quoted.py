@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from llm_rl.article import CURVES
-from llm_rl.layout import GIB, SHAPES
+from llm_rl.layout import GIB
+from llm_rl.shape import SHAPES
 from sam_lab.plan.step import Setup
 
 LIMIT = 34816

@@ -111,11 +111,11 @@ def prepare_sums(rows: int, seed: int, out: Path) -> dict[str, Any]:
 
 def finish(out: Path, table: list[Row], record: dict[str, Any]) -> dict[str, Any]:
     """Write the data set, then its record, which names the data set by its SHA-256; returns the record."""
-    beside = out.with_name(out.name + ".json")
-    beside.unlink(missing_ok=True)
+    record_file = out.with_name(out.name + ".json")
+    record_file.unlink(missing_ok=True)
     files.write_parquet(out, table)
     record = record | {"file": out.name, "sha256": files.sha256(out)}
-    write_json(beside, record)
+    write_json(record_file, record)
     return record
 
 
@@ -124,17 +124,17 @@ def check(path: Path) -> None:
 
     A file with a record must be the one that the record describes.
     """
-    beside = path.with_name(path.name + ".json")
-    if beside.exists():
+    record_file = path.with_name(path.name + ".json")
+    if record_file.exists():
         try:
-            known = json.loads(beside.read_text())["sha256"]
+            known = json.loads(record_file.read_text())["sha256"]
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(
-                f"{beside} is no record of llm_rl.data: prepare {path.name} again (docs/accuracy.md)"
+                f"{record_file} is no record of llm_rl.data: prepare {path.name} again (docs/accuracy.md)"
             ) from None
         if files.sha256(path) != known:
             raise UserError(
-                f"{path} is another file than its record {beside.name} describes: prepare it again (docs/accuracy.md)"
+                f"{path} is another file than its record {record_file.name} describes: prepare it again (docs/accuracy.md)"
             )
         return
     rows, prompts = files.count_prompts(path)

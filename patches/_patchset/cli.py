@@ -193,7 +193,4 @@ def main(argv: list[str] | None = None) -> int:
         print(f"patchset: {failure}", file=sys.stderr)
     except OSError as error:
         print(f"patchset: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("patchset: interrupted.", file=sys.stderr)
-        return 130
     return 1

@@ -8,9 +8,9 @@ from typing import Any
 
 from sam_core.engines.verl import ROUTER_CONFIG
 
-from llm_rl import layout
 from llm_rl.pin_set import EntryPoint, PinSet
 from llm_rl.recipe import Recipe
+from llm_rl.shape import read_shape
 
 WEIGHT_BUFFER = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 WEIGHT_BUFFER_DEFAULT = 2048
@@ -60,7 +60,7 @@ def derive(recipe: Recipe) -> dict[str, Any]:
         return settings | {"model_engine": "megatron", "actor_rollout_ref.actor.megatron.vanilla_mbridge": True}
     # verl sends whole float32 weights to the engines through a buffer, and ends where one does not fit
     # (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py:140).
-    shape = layout.shape(Path(recipe.model.path))
+    shape = read_shape(Path(recipe.model.path))
     largest = -(-4 * shape.vocabulary * shape.hidden >> 20) if shape else 0
     return settings | ({WEIGHT_BUFFER: largest} if largest > WEIGHT_BUFFER_DEFAULT else {})
 

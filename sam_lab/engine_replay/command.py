@@ -17,7 +17,7 @@ from sam_core.console import Progress
 from sam_core.files import replacing, write_json
 
 from llm_rl.evaluation.engine import default_dtype
-from llm_rl.layout import SHAPES, Shape
+from llm_rl.shape import SHAPES, Shape
 from sam_lab.cli import LabError, non_negative, positive
 from sam_lab.engine_replay import arms as kinds
 from sam_lab.engine_replay.report import report

@@ -19,7 +19,7 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from llm_rl.layout import Shape
+from llm_rl.shape import Shape
 from sam_lab.cli import LabError
 
 FORCED = 1e4

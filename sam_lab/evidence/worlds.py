@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from llm_rl.layout import SHAPES
+from llm_rl.shape import SHAPES
 from sam_lab.evidence.rollout import Step, column
 from sam_lab.plan.cost import DEVICES, Cost, roofline
 

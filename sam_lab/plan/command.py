@@ -16,6 +16,7 @@ from sam_core.files import write_json
 
 from llm_rl import config, layout
 from llm_rl.recipe import Recipe
+from llm_rl.shape import SHAPES, read_shape
 from sam_lab.cli import LabError, check_outputs
 from sam_lab.plan import check, figure, words
 from sam_lab.plan.acceptance import Acceptance, recorded
@@ -131,9 +132,9 @@ def _steps(args: argparse.Namespace) -> int:
 
 def _recipe(args: argparse.Namespace) -> int:
     recipe = config.load(args.recipe, args.overrides)
-    shape = layout.shape(Path(recipe.model.path))
+    shape = read_shape(Path(recipe.model.path))
     if shape is None:
-        names = ", ".join(layout.SHAPES)
+        names = ", ".join(SHAPES)
         raise LabError(
             f"the shape of {recipe.model.path} is not known: put the model there, or name its folder as one of {names}"
         )

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.cost import StepCost
 
-from llm_rl.layout import Shape
+from llm_rl.shape import Shape
 
 Float64 = npt.NDArray[np.float64]
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from sam_core.engines.routing import PromptRoutes
 
 from llm_rl import layout
-from llm_rl.layout import GIB, Shape
+from llm_rl.layout import GIB
 from llm_rl.recipe import Recipe
+from llm_rl.shape import Shape
 from sam_lab.plan.cost import Cost
 from sam_lab.plan.simulate import Engines, Policy, Trace
 

@@ -18,6 +18,11 @@ PAIRS = [path for path in PAGES if path.with_suffix(".zh.md").exists()]
 NUMBER = r"\d+(?:[.,]\d+)+|(?!10\b)\d\d+"
 
 
+def pages(stem):
+    """Names of a page of docs/ in the languages that it has."""
+    return [name for name in (f"{stem}.md", f"{stem}.zh.md") if (ROOT / "docs" / name).exists()]
+
+
 def prose(page):
     """A page without its blocks in fences."""
     return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
@@ -120,7 +125,7 @@ class TestGenerate:
         assert "old" in (pages / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", ["recipes.md", "recipes.zh.md"])
+@pytest.mark.parametrize("page", pages("recipes"))
 def test_every_recipe_is_listed(page):
     text = (ROOT / "docs" / page).read_text()
     for script in (ROOT / "llm_rl" / "qwen3").glob("run_*.sh"):

@@ -23,7 +23,10 @@ def run(*command, cwd):
     return done.stdout
 
 
-@pytest.fixture(scope="module", params=PIN_SETS)
+@pytest.fixture(
+    scope="module",
+    params=[name if name == DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in PIN_SETS],
+)
 def retired(request, tmp_path_factory):
     """The working tree as a git repository of its own without a pin set, and that pin set's name."""
     if len(PIN_SETS) == 1:

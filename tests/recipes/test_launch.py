@@ -63,7 +63,7 @@ def test_recipes_name_every_option_with_the_engines_default():
 @pytest.mark.parametrize(
     ("overrides", "folder"),
     [
-        (["checkpoints.every=1"], "{run}/history"),
+        (["checkpoints.every=1"], "/run/history"),
         (["checkpoints.every=1", "sam_options.history=/else"], "/else"),
         (["sam_options.history=/else"], "/else"),
         (["checkpoints.every=0"], None),
@@ -71,14 +71,17 @@ def test_recipes_name_every_option_with_the_engines_default():
         (["checkpoints.every=1", "sam_options.sources=[request]"], None),
     ],
 )
-def test_a_run_with_checkpoints_keeps_its_history(overrides, folder, tmp_path):
-    """The folder reaches the engines, and the router the file in it."""
-    folder = folder and folder.format(run=tmp_path)
-    variables = launch.plan(load(*overrides), tmp_path, dry_run=True).variables
-    assert variables.get("SAM_ROUTES") == (folder and f"{folder}/routes.json")
-    prefix = f"{SPECULATIVE}sam.history="
-    lines = [line for line in overrides_of(load(*overrides), tmp_path) if line.startswith(prefix)]
-    assert lines == ([] if "sam=off" in overrides else [prefix + (folder or "null")])
+def test_a_run_with_checkpoints_keeps_its_history(overrides, folder):
+    recipe = load(*overrides)
+    assert recipe.history(Path("/run")) == folder
+    lines = [line for line in overrides_of(recipe, Path("/run")) if line.startswith(f"{SPECULATIVE}sam.history=")]
+    assert lines == ([] if recipe.sam == "off" else [f"{SPECULATIVE}sam.history={folder or 'null'}"])
+
+
+def test_the_router_s_file_is_in_the_history(tmp_path):
+    for every, file in ((0, None), (1, f"{tmp_path}/history/routes.json")):
+        planned = launch.plan(load(f"checkpoints.every={every}"), tmp_path, dry_run=True)
+        assert planned.variables.get("SAM_ROUTES") == file
 
 
 def test_the_arms_share_the_seed(tmp_path):
@@ -190,6 +193,12 @@ def test_a_child_states_only_what_differs(base, child, sentence, tmp_path, capsy
     (tmp_path / "child.yaml").write_text("base: base.yaml\n" + child)
     assert launch.main([str(tmp_path / "child.yaml"), "--dry-run"]) == 1
     assert sentence in capsys.readouterr().err
+
+
+def test_playbooks_get_the_recipe_as_json(capsys):
+    assert launch.main([str(TINY), "seed=2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert config.validate(told["recipe"], "--json") == load("seed=2") and "steps" in told["may_change"]
 
 
 def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
@@ -376,22 +385,3 @@ def test_a_run_that_ends_early_names_the_cause(tmp_path):
     assert follow.failure(load("steps=6"), [], 1, log) == (
         f"verl ended with status 1 after 0 of 6 steps: ValueError: max_model_len (1152) is too long; see {log}"
     )
-
-
-def test_half_written_last_line_of_the_step_log_is_left_for_later(tmp_path):
-    path = tmp_path / "steps.jsonl"
-    path.write_text(json.dumps({"step": 1, "data": {"timing_s/step": 1.0}}) + '\n{"step": 2, "da')
-    assert [step["step"] for step in launch.read_steps(path)] == [1]
-
-
-def test_a_step_may_be_logged_in_parts(tmp_path):
-    """As by fully_async, and by each trainer that validates before its first step."""
-    path = tmp_path / "steps.jsonl"
-    parts = [
-        (0, {"val": 1}),
-        (1, {"rollout/spec/tokens": 5}),
-        (1, {"timing_s/step": 1.0}),
-        (2, {"rollout/spec/tokens": 7}),
-    ]
-    path.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in parts))
-    assert launch.read_steps(path) == [{"step": 1, "data": {"rollout/spec/tokens": 5, "timing_s/step": 1.0}}]

@@ -8,7 +8,8 @@ import pytest
 
 from llm_rl import communicators, config, layout
 from llm_rl.errors import UserError
-from llm_rl.layout import GIB, SHAPES
+from llm_rl.layout import GIB
+from llm_rl.shape import SHAPES, Shape, read_shape
 
 QWEN3 = Path(layout.__file__).parent / "qwen3"
 B32, B235 = "dapo_qwen3_32b_32die", "dapo_qwen3_235b_a22b_128die"
@@ -239,15 +240,15 @@ def test_what_cannot_run_is_refused(name, changes, sentence):
 
 def test_shape_comes_from_the_models_own_file(tmp_path):
     model = tmp_path / "Qwen3-32B"
-    assert layout.shape(model) == SHAPES["Qwen3-32B"]
-    assert layout.shape(tmp_path / "mine") is None
+    assert read_shape(model) == SHAPES["Qwen3-32B"]
+    assert read_shape(tmp_path / "mine") is None
     model.mkdir()
     read = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     read |= {"intermediate_size": 128, "moe_intermediate_size": 32, "vocab_size": 100, "tie_word_embeddings": True}
     (model / "config.json").write_text(json.dumps(read))
-    assert layout.shape(model) == layout.Shape(2, 64, 4, 2, 16, 128, 100, tied=True)
+    assert read_shape(model) == Shape(2, 64, 4, 2, 16, 128, 100, tied=True)
     (model / "config.json").write_text(json.dumps(read | {"num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8}))
-    assert layout.shape(model) == layout.Shape(2, 64, 4, 2, 8, 32, 100, True, 8, 2)
+    assert read_shape(model) == Shape(2, 64, 4, 2, 8, 32, 100, True, 8, 2)
     (model / "config.json").write_text("{}")
     with pytest.raises(UserError, match="config.json cannot be read as a model's configuration"):
-        layout.shape(model)
+        read_shape(model)

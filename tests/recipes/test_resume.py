@@ -193,6 +193,14 @@ def test_a_run_goes_on_only_as_what_it_was(run_dir):
             record_of(run_dir, **change)
 
 
+def test_a_step_may_be_logged_in_parts(tmp_path):
+    """As by fully_async, and by each trainer that validates before its first step; the last line may be half written."""
+    log, tokens, seconds = tmp_path / "steps.jsonl", "rollout/spec/tokens", "timing_s/step"
+    parts = [(0, {"val": 1}), (1, {tokens: 5}), (1, {seconds: 1.0}), (2, {tokens: 7})]
+    log.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in parts) + '{"step": 2, "da')
+    assert resume.read_steps(log) == [{"step": 1, "data": {tokens: 5, seconds: 1.0}}]
+
+
 def test_file_logger_adds_to_the_log(tmp_path, monkeypatch):
     from verl.utils.tracking import FileLogger
 

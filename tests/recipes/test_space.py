@@ -10,7 +10,7 @@ import pytest
 
 from llm_rl import config, layout, space
 from llm_rl.errors import UserError
-from llm_rl.layout import SHAPES
+from llm_rl.shape import SHAPES
 
 QWEN3 = Path(layout.__file__).parent / "qwen3"
 Usage = namedtuple("Usage", "total used free")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llm_rl.layout import SHAPES
+from llm_rl.shape import SHAPES
 from sam_lab.__main__ import main
 from sam_lab.drafters import SamDrafter
 from sam_lab.plan import check, words

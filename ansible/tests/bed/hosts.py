@@ -293,12 +293,6 @@ class Bed:
             host.wait()
         return time.monotonic() - begin
 
-    def rebuild(self) -> None:
-        """All hosts bare again."""
-        count = len(self.hosts)
-        self.down()
-        self.up(count)
-
     def down(self) -> None:
         for host in self.hosts:
             host.remove()

@@ -38,7 +38,7 @@ WANTED = "ray[default]\nnumpy\nsetuptools\n"
 ALONE = "verl"
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"test-bed: {text}", flush=True)
 
 
@@ -66,7 +66,7 @@ def base() -> Path:
     folder = CACHE / f"base-{key(SUITE, MIRROR, PACKAGES, CACHED, MONITORING)}"
     if folder.is_dir():
         return folder
-    say(f"making the base system of the hosts (Debian {SUITE}, about a minute)")
+    log(f"making the base system of the hosts (Debian {SUITE}, about a minute)")
     new = CACHE / "base.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
@@ -114,7 +114,7 @@ def wheels() -> Path:
     folder = CACHE / f"wheels-{key(LOCK.read_bytes(), WANTED, ALONE, sources)}"
     if folder.is_dir():
         return folder
-    say("downloading the wheels of the hosts (about 130 MB)")
+    log("downloading the wheels of the hosts (about 130 MB)")
     new = CACHE / "wheels.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)

@@ -1,8 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the collection importable as Ansible imports it: ansible_collections.sam_rl.ascend.plugins..."""
+"""Makes the collection importable as Ansible imports it, ansible_collections.sam_rl.ascend.plugins, and runs plays."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from ansible.plugins.loader import init_plugin_loader
 
-init_plugin_loader([str(Path(__file__).resolve().parents[2] / "collections")])
+ANSIBLE = Path(__file__).resolve().parents[2]
+init_plugin_loader([str(ANSIBLE / "collections")])
+
+
+@pytest.fixture
+def play(tmp_path):
+    """play(plays, *words, path="", **settings): (exit status, words that Ansible said) of plays on this machine.
+
+    words: of ansible-playbook, such as --inventory (default: localhost alone); path: a folder of programs that go first.
+    """
+
+    def run(plays, *words, path="", **settings):
+        file = tmp_path / "play.yml"
+        file.write_text(json.dumps([{"hosts": "all", "gather_facts": False, **play} for play in plays]))
+        if not any(str(word).startswith("--inventory") for word in words):
+            settings.setdefault("ansible_python_interpreter", sys.executable)
+            words = ["--inventory=localhost,", *words]
+        done = subprocess.run(
+            [
+                Path(sys.executable).parent / "ansible-playbook",
+                "--connection=local",
+                *words,
+                "-e",
+                json.dumps(settings),
+                file,
+            ],
+            env={**os.environ, "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"), "PATH": f"{path}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.returncode, " ".join(done.stdout.split())
+
+    return run
+
+
+@pytest.fixture
+def as_root():
+    """For roles that make files of root."""
+    if os.geteuid() != 0:
+        pytest.skip("the role makes files of root")

@@ -125,16 +125,23 @@ def test_one_sentence(change, sentence):
     assert problem.startswith(sentence) and problem.endswith(".") and problem.count("\n") == 0
 
 
-def test_recipe_needs_its_dies(tmp_path):
-    folder = tmp_path / "llm_rl" / "qwen3"
-    folder.mkdir(parents=True)
-    (folder / "base.yaml").write_text("cluster: {nodes: 1, dies_per_node: 16, device: npu}\n")
-    (folder / "big.yaml").write_text("base: base.yaml\ncluster: {nodes: 8}\n")
-    (folder / "run_big.sh").touch()
-    (sentence,) = checks._recipe_problems(["h1", "h2"], {**GOOD, "recipe": "big"}, str(tmp_path))
-    assert sentence.startswith("recipe big needs 8 hosts of 16 dies (128 dies), the inventory has 2 of 16")
-    (folder / "big.yaml").write_text("base: base.yaml\ncluster: {nodes: 2}\n")
-    assert checks._recipe_problems(["h1", "h2"], {**GOOD, "recipe": "big"}, str(tmp_path)) == []
+def test_the_launcher_says_what_the_recipe_needs(play, tmp_path):
+    """By an inventory with too few hosts for a recipe, then for a recipe that is none."""
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": inventory(), "vars": {}}}))
+    settings = yaml.safe_load((ANSIBLE / "playbooks/group_vars/all.yml").read_text()) | {"repository": REPOSITORY}
+    reads = {
+        "roles": ["validate_inventory"],
+        "tasks": [{"debug": {"msg": "{{ recipe_settings.recipe.train.backend }}"}}],
+    }
+    words = f"--inventory={tmp_path / 'hosts.yml'}"
+    status, said = play([reads, reads], words, **settings)
+    assert status == 0 and said.count("fsdp2") == 4 and said.count("Ask the launcher for the recipe") == 1, said
+    status, said = play([reads], words, recipe="dapo_qwen3_235b_a22b_128die", **settings)
+    assert status == 2, said
+    assert (
+        "recipe dapo_qwen3_235b_a22b_128die needs 8 hosts of 16 dies (128 dies), the inventory has 2 of 16: choose"
+        in said
+    )
 
 
 def test_versions_come_from_pins():

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of dies and hosts: each fault gives its sentence with host, what was found, what was expected, what to do."""
 
-from pathlib import Path
-
 import npu_outputs
 from ansible_collections.sam_rl.ascend.plugins.filter import preflight
 from ansible_collections.sam_rl.ascend.plugins.module_utils import npu
-from ansible_collections.sam_rl.ascend.plugins.modules import host_info
 
 
 def dies(host=0, **changes):
@@ -74,21 +71,11 @@ def test_sentences_of_one_host():
     assert preflight.npu_problems(lost, {**want, "version": "26.0.rc1"}) == ["npu1: dies 0-2, 7: lost."]
 
 
-HOST = {
-    "address": "10.0.0.1",
-    "free_gb": {"/data": 100.0},
-    "listening": {"22": ["0.0.0.0"]},
-    "unreachable_peers": [],
-    "clock_offset": 0.001,
-    "clock_missing": False,
-    "clock_problem": None,
-    "mtu": 1500,
-    "engine_root": None,
-    "engine_problem": None,
-}
+HOST = {"free_gb": {"/data": 100.0, "/var/lib/docker": 99.0}, "listening": {"22": ["0.0.0.0"]}, "unreachable_peers": []}
+FACTS = {"ansible_facts": {"ansible_bond0_7": {"ipv4": {"address": "10.0.0.1"}, "mtu": 1500}}}
 WANT = {
     "host": "npu1",
-    "interface": "eth0",
+    "interface": "bond0.7",
     "address": "10.0.0.1",
     "free_gb": {"/data": 50},
     "engine": "docker",
@@ -100,14 +87,25 @@ WANT = {
 }
 
 
-def test_fit_host():
-    assert preflight.host_problems(HOST, WANT) == []
+def command(words, stdout="", rc=0, stderr=""):
+    """The result of a command that `timeout` bounds."""
+    return {"cmd": ["timeout", "5", *words.split()], "rc": rc, "stdout": stdout, "stderr": stderr}
+
+
+CLOCK, ENGINE = command("chronyc -c tracking", npu_outputs.CHRONY), command("docker info", "/var/lib/docker")
+
+
+def problems(facts=FACTS, clock=CLOCK, engine=ENGINE, want=WANT, **state):
+    return preflight.host_problems({**HOST, **state}, facts, clock, engine, want)
 
 
 def test_unfit_host():
-    changes = [
-        ({"address": None}, "npu1: interface eth0 has the address none, expected 10.0.0.1"),
-        ({"free_gb": {"/data": 49.9}}, "npu1: 49.9 GB are free for /data, expected at least 50 GB"),
+    assert problems() == [] == problems(engine={"skipped": True}, want={**WANT, "engine": "none"})
+    late = npu_outputs.CHRONY.replace("-0.000012", "-2.5")
+    away = command("docker info", "", 1, "Cannot connect to the Docker daemon")
+    for changes, sentence in (
+        ({"facts": {"ansible_facts": {}}}, "npu1: interface bond0.7 has the address none, expected 10.0.0.1"),
+        ({"free_gb": {**HOST["free_gb"], "/data": 49.9}}, "npu1: 49.9 GB are free for /data, expected at least 50 GB"),
         (
             {"listening": {"6379": ["0.0.0.0"]}},
             "npu1: port 6379 is taken (a program listens on 0.0.0.0), expected free",
@@ -116,46 +114,41 @@ def test_unfit_host():
             {"unreachable_peers": [{"address": "10.0.0.2", "reason": "time-out"}]},
             "npu1: no answer from 10.0.0.2 (time-out)",
         ),
-        ({"engine_problem": "there is no docker"}, "npu1: there is no docker, expected a docker that answers: install"),
         (
-            {"engine_root": "/var/lib/docker", "free_gb": {"/data": 100.0, "/var/lib/docker": 59.9}},
+            {"engine": command("docker info", rc=127)},
+            "npu1: docker is not on this host, expected a docker that answers: ",
+        ),
+        (
+            {"engine": away},
+            "npu1: `docker info` ended with status 1 and printed: Cannot connect to the Docker daemon, expected",
+        ),
+        ({"engine": command("docker info", "<no value>")}, "npu1: <no value>, expected a docker that answers"),
+        (
+            {"free_gb": {"/data": 100.0, "/var/lib/docker": 59.9}},
             "npu1: 59.9 GB are free for /var/lib/docker, where docker keeps images, expected at least 60 GB: free",
         ),
-        ({"clock_offset": -2.5}, "npu1: its clock is off by -2.500 s, expected at most 1.0 s"),
-        ({"clock_offset": None, "clock_problem": "x"}, "npu1: its clock cannot be checked (x)"),
-    ]
-    for change, sentence in changes:
-        (problem,) = preflight.host_problems({**HOST, **change}, WANT)
+        ({"clock": command("chronyc -c tracking", late)}, "npu1: its clock is off by -2.500 s, expected at most 1.0 s"),
+        ({"clock": command("chronyc", rc=124)}, "npu1: its clock cannot be checked (`chronyc` did not end within 5 s)"),
+        (
+            {"clock": command("chronyc", "506 Cannot talk to daemon")},
+            "npu1: its clock cannot be checked (the time source ",
+        ),
+        ({"clock": command("chronyc", rc=127)}, "npu1: its clock cannot be checked (chronyc is not on this host)"),
+    ):
+        (problem,) = problems(**changes)
         assert problem.startswith(sentence) and problem.endswith("."), problem
 
 
 def test_hosts_that_send_packets_of_other_sizes():
-    states = {"a": HOST, "b": {**HOST, "mtu": 9000}, "c": HOST, "d": {**HOST, "mtu": None}}
-    (problem,) = preflight.mtu_problems(states, "eth0")
-    assert problem.startswith(
-        "the MTU of eth0 differs between hosts (1500 on a, c; 9000 on b), expected the same on all: "
-    )
-    assert preflight.mtu_problems({"a": HOST, "c": HOST}, "eth0") == []
-
-
-def test_what_an_engine_says_of_its_folder(tmp_path, monkeypatch):
-    """Of programs that print what docker does, whose daemon is away, and that are not there."""
-    program = tmp_path / "docker"
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    program.write_text('#!/bin/sh\n[ "$1 $2 $3" = "info --format {{.DockerRootDir}}" ] && echo /var/lib/docker\n')
-    program.chmod(0o755)
-    assert host_info.engine_root("docker", 30) == ("/var/lib/docker", None)
-    program.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
-    assert host_info.engine_root("docker", 30) == (None, "`docker info` says: Cannot connect to the Docker daemon")
-    assert host_info.engine_root("no-engine", 30) == (None, "there is no no-engine")
-    assert host_info.engine_root("none", 30) == (None, None)
-    assert host_info.mtu_of("lo") == int(Path("/sys/class/net/lo/mtu").read_text())
-    assert host_info.mtu_of("none0") is None
+    jumbo = {"ansible_facts": {"ansible_bond0_7": {"mtu": 9000}}}
+    facts = {"a": FACTS, "b": jumbo, "c": FACTS, "d": {"ansible_facts": {}}}
+    (problem,) = preflight.mtu_problems(facts, "bond0.7")
+    said = "the MTU of bond0.7 differs between hosts (1500 on a, c; 9000 on b), expected the same on all: "
+    assert problem.startswith(said)
+    assert preflight.mtu_problems({"a": FACTS, "c": FACTS}, "bond0.7") == []
 
 
 def test_what_provisioning_mends_is_no_error_before_it():
-    bare = {**HOST, "clock_offset": None, "clock_missing": True, "clock_problem": "chronyc is not on this host"}
-    assert preflight.host_problems(bare, {**WANT, "provisioned": False}) == []
-    assert len(preflight.host_problems(bare, WANT)) == 1
-    ours = {**HOST, "listening": {"6379": ["10.0.0.1"]}}
-    assert preflight.host_problems(ours, {**WANT, "unit_active": True}) == []
+    bare = command("chronyc -c tracking", rc=127)
+    assert problems(clock=bare, want={**WANT, "provisioned": False}) == []
+    assert problems(listening={"6379": ["10.0.0.1"]}, want={**WANT, "unit_active": True}) == []

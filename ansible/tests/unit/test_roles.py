@@ -12,13 +12,11 @@ from pathlib import Path
 import jinja2
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.module_utils.secrets import mask
 from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
+from role_files import ROLES, read, rendered, tasks
 
-ROLES = Path(__file__).resolve().parents[2] / "roles"
 PINS = {
     "name": "p",
     "module": {"vllm": {"recorded": {"patched_tree": "a" * 40}}, "verl": {"recorded": {"patched_tree": "b" * 40}}},
@@ -27,26 +25,14 @@ PINS = {
 
 def named(settings, *variables):
     """Variables of role container_image, templated by Ansible."""
-    loader = DataLoader()
     values = {"pin_set": "p", "container_image_source": {"tree": "a" * 40}, "container_image_archive": "", **settings}
     values = {
-        **loader.load_from_file(str(ROLES / "container_image/vars/main.yml"), trusted_as_template=True),
+        **read("container_image/vars/main.yml"),
         "install_root": "/o",
+        "container_image_backend": "fsdp",
         **values,
     }
-    templar = Templar(loader, variables={**values, "container_image_backend": "fsdp"})
-    return [templar.template(trust_as_template(f"{{{{ container_image_{name} }}}}")) for name in variables]
-
-
-def rendered(path, **values):
-    """A template or expression of a role, as Ansible renders it."""
-    text = (ROLES / path).read_text() if path.endswith(".j2") else f"{{{{ {path} }}}}"
-    return Templar(DataLoader(), variables=values).template(trust_as_template(text))
-
-
-def listed_tasks(path):
-    """The tasks of a role's file by name."""
-    return {task["name"]: task for task in DataLoader().load_from_file(str(ROLES / path), trusted_as_template=True)}
+    return [rendered(f"container_image_{name}", **values) for name in variables]
 
 
 RUN = {"recipe": "r", "cluster_address": "1", "ray_port": 2, "install_root": "/o", "recipe_launch_run": "a"}
@@ -64,7 +50,7 @@ def test_the_run_s_unit_passes_words_as_they_are():
 
 
 def test_a_run_whose_name_another_s_begins_with_is_another_run():
-    check = listed_tasks("recipe_launch/tasks/same_run.yml")["Stop if another run is active"]
+    check = tasks("recipe_launch/tasks/same_run.yml")["Stop if another run is active"]
     for name, same in (("a", True), ("a-off", False)):
         values = {**RUN, "recipe_launch_dir": f"/d/runs/{name}"}
         unit = rendered("recipe_launch/templates/train.service.j2", **values)
@@ -73,15 +59,17 @@ def test_a_run_whose_name_another_s_begins_with_is_another_run():
         assert rendered(check["ansible.builtin.assert"]["that"], **asked) is same
 
 
+MAY_CHANGE = ["steps", "env", "checkpoints", "trainer"]
+
+
 def asked(overrides, before, ended="", tracker=None):
     """Variables of role recipe_launch on the head, with what a run was started with before."""
-    loader = DataLoader()
-    values = loader.load_from_file(str(ROLES / "recipe_launch/vars/main.yml"), trusted_as_template=True)
+    values = read("recipe_launch/vars/main.yml")
     request = {"script": "run.sh", "overrides": before, "pin_set": "p"}
     files = [json.dumps(request), json.dumps({"result": ended}), tracker]
     contents = [{"content": base64.b64encode(text.encode()).decode()} if text else {} for text in files]
     values |= {**RUN, "recipe_launch_overrides": overrides, "recipe_launch_before": {"results": contents}}
-    return {**values, "pin_set": "p", "work_dir": "/d", "repository": str(ROLES.parents[1])}
+    return {**values, "pin_set": "p", "work_dir": "/d", "recipe_settings": {"may_change": MAY_CHANGE}}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +84,7 @@ def asked(overrides, before, ended="", tracker=None):
     ],
 )
 def test_a_run_goes_on_with_settings_that_the_launcher_lets_change(overrides, before, same):
-    task = listed_tasks("recipe_launch/tasks/request.yml")["Stop if the run was started with other settings"]
+    task = tasks("recipe_launch/tasks/request.yml")["Stop if the run was started with other settings"]
     values = {**asked(overrides, before), **task["vars"]}
     assert rendered(task["ansible.builtin.assert"]["that"], **values) is same
     values["recipe_launch_before"] = {"results": [{}, {}, {}]}
@@ -105,7 +93,7 @@ def test_a_run_goes_on_with_settings_that_the_launcher_lets_change(overrides, be
 
 def test_what_a_run_was_asked_for_is_recorded_when_it_starts():
     """Not when it is joined: a finished run is compared with what it did. A start that is cut short has no end on record."""
-    names = [task["name"] for task in listed_tasks("recipe_launch/tasks/follow.yml")["Start the run"]["block"]]
+    names = [task["name"] for task in tasks("recipe_launch/tasks/follow.yml")["Start the run"]["block"]]
     order = ["Remove the record of how the run ended before", "Write the settings of the run", "Start the unit"]
     assert [name for name in names if name in order] == order
 
@@ -122,11 +110,9 @@ def test_what_a_run_was_asked_for_is_recorded_when_it_starts():
 )
 def test_a_run_that_has_succeeded_goes_on_with_other_steps_alone(overrides, before, ended, starts):
     values = asked(overrides, before, ended)
-    (task,) = (
-        task for name, task in listed_tasks("recipe_launch/tasks/main.yml").items() if name.startswith("Start or")
-    )
+    (task,) = (task for name, task in tasks("recipe_launch/tasks/main.yml").items() if name.startswith("Start or"))
     assert rendered(task["when"][-1], **values) is starts
-    check = listed_tasks("recipe_launch/tasks/prepare.yml")[
+    check = tasks("recipe_launch/tasks/prepare.yml")[
         "Stop if it has ended without a checkpoint and is asked for other steps"
     ]
     fits = check["ansible.builtin.assert"]["that"]
@@ -137,9 +123,8 @@ def test_a_run_that_has_succeeded_goes_on_with_other_steps_alone(overrides, befo
 @pytest.mark.parametrize("mounted", ["", "runs"])
 def test_teardown_empties_storage_that_stays_mounted(mounted, tmp_path):
     """As the storage of work_dir or of its runs; a second call finds nothing."""
-    (task,) = listed_tasks("model_store/tasks/remove.yml").values()
-    templar = Templar(DataLoader(), variables={"work_dir": str(tmp_path)})
-    words = templar.template(task["ansible.builtin.command"]["argv"])
+    (task,) = tasks("model_store/tasks/remove.yml").values()
+    words = rendered(task["ansible.builtin.command"]["argv"], work_dir=str(tmp_path))
     (tmp_path / "runs").mkdir()
     fill = (
         'mount -t tmpfs full "$0/$1"; mkdir -p "$0/runs/a" "$0/models/m"; touch "$0/runs/a/f" "$0/models/m/f"; shift; '
@@ -159,7 +144,7 @@ def test_teardown_empties_storage_that_stays_mounted(mounted, tmp_path):
     [("", "", True), ("a.mount", "", True), ("b.mount", "a.mount", True), ("", "a.mount", False)],
 )
 def test_ray_stays_bound_to_mounted_storage(mount, bound, right):
-    check = listed_tasks("ray_cluster/tasks/main.yml")["Stop if that is gone"]["ansible.builtin.assert"]
+    check = tasks("ray_cluster/tasks/main.yml")["Stop if that is gone"]["ansible.builtin.assert"]
     values = {"ray_cluster_mount": {"stdout": mount}, "ray_cluster_bound": {"stdout": bound}}
     assert rendered(check["that"], **values) is right
 
@@ -184,11 +169,10 @@ def test_an_environment_made_from_something_else_has_another_name(tmp_path):
 
 def test_ray_s_unit_changes_with_the_variables_of_runs():
     """Units that changed restart Ray, whose workers have the variables of its start. Of secret ones it tells nothing."""
-    task = listed_tasks("ray_cluster/tasks/main.yml")["Read the SHA-256 of its variables"]
+    task = tasks("ray_cluster/tasks/main.yml")["Read the SHA-256 of its variables"]
     folder, wanted = named({"container_engine": "docker", "container_image_base": "a"}, "folder", "wanted")
     values = {**RUN, **task["vars"], "ray_cluster_environment": {"content": base64.b64encode(wanted.encode()).decode()}}
-    templar = Templar(DataLoader(), variables=values)
-    assert templar.template(task["ansible.builtin.stat"]["path"]) == f"{folder}/env"
+    assert rendered(task["ansible.builtin.stat"]["path"], **values) == f"{folder}/env"
     values |= {"ray_cluster_head": "h", "inventory_hostname": "h", "ray_cluster_asks": True, "container_engine": "none"}
     values |= {"ray_cluster_mount": {"stdout": ""}, "ray_cluster_first_port": 20000, "ray_cluster_last_port": 20989}
     values |= {"ray_cluster_cpus": 0, "ray_cluster_object_store": 0, "dashboard_port": 1, "dies_per_host": 16}
@@ -203,7 +187,7 @@ BASE, VENV = {"chrony", "git", "nftables", "python3", "rsync"}, {"gcc", "python3
 
 
 @pytest.mark.parametrize(
-    ("role", "tasks", "facts", "wanted"),
+    ("role", "name", "facts", "wanted"),
     [
         ("host_base", "main", {"pkg_mgr": "apt"}, BASE),
         ("host_base", "main", {"pkg_mgr": "dnf5"}, BASE),
@@ -223,14 +207,11 @@ BASE, VENV = {"chrony", "git", "nftables", "python3", "rsync"}, {"gcc", "python3
         ),
     ],
 )
-def test_packages_of_a_family(role, tasks, facts, wanted):
-    loader = DataLoader()
-    values = loader.load_from_file(str(ROLES / role / "defaults/main.yml"), trusted_as_template=True)
-    listed = loader.load_from_file(str(ROLES / role / f"tasks/{tasks}.yml"), trusted_as_template=True)
-    (task,) = (task for task in listed if "ansible.builtin.package" in task)
-    values |= {**task["vars"], "ansible_facts": {"kernel": "5.10.0-1", **facts}}
-    templar = Templar(loader, variables={**values, "container_engine": facts.get("engine", "docker")})
-    assert set(templar.template(task["ansible.builtin.package"]["name"])) == wanted
+def test_packages_of_a_family(role, name, facts, wanted):
+    (task,) = (task for task in read(f"{role}/tasks/{name}.yml") if "ansible.builtin.package" in task)
+    values = {**read(f"{role}/defaults/main.yml"), **task["vars"], "ansible_facts": {"kernel": "5.10.0-1", **facts}}
+    engine = facts.get("engine", "docker")
+    assert set(rendered(task["ansible.builtin.package"]["name"], **values, container_engine=engine)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -248,22 +229,20 @@ def test_the_image_of_an_archive(said, image):
     assert named(settings, "new") == [image]
 
 
-def default_of(role, name, **values):
-    loader = DataLoader()
-    defaults = loader.load_from_file(str(ROLES / role / "defaults/main.yml"), trusted_as_template=True)
-    return Templar(loader, variables={**defaults, **values}).template(defaults[name])
-
-
 def test_ray_s_ports_are_reserved_and_watched_wherever_they_are():
     """The kernel prints 20000-20990 for what is reserved by default."""
-    repository = {"repository": str(ROLES.parents[1]), "recipe": "dapo_qwen3_tiny_cpu"}
-    moved = {**repository, "ray_cluster_first_port": 30000, "ray_cluster_last_port": 30999, "container_image_port": 7}
-    ports = default_of("host_base", "host_base_reserved_ports", **repository)
+
+    def default_of(role, name, **values):
+        return rendered(name, **read(f"{role}/defaults/main.yml"), **values)
+
+    usual = {"recipe_settings": {"recipe": {"cluster": {"hccl_ports": None}}}}
+    moved = {**usual, "ray_cluster_first_port": 30000, "ray_cluster_last_port": 30999, "container_image_port": 7}
+    ports = default_of("host_base", "host_base_reserved_ports", **usual)
     name = "net.ipv4.ip_local_reserved_ports"
     assert host.sysctl_changes(f"{name} = 20000-20990", {name: ports}) == []
     assert default_of("host_base", "host_base_reserved_ports", **moved) == "30000-30999,7"
-    assert default_of("recipe_launch", "recipe_launch_watch_port", **repository) == 20000
-    assert default_of("recipe_launch", "recipe_launch_watch_port", **moved) == 30000
+    assert default_of("recipe_launch", "recipe_launch_watch_port") == 20000
+    assert default_of("recipe_launch", "recipe_launch_watch_port", ray_cluster_first_port=30000) == 30000
 
 
 def test_sysctl_changes():

@@ -1,21 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handing the image to the hosts, on this machine with programs in place of the engine and systemd."""
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
-import pytest
-
-ANSIBLE = Path(__file__).resolve().parents[2]
-PLAY = """
-- hosts: npu_hosts
-  gather_facts: false
-  tasks:
-    - ansible.builtin.include_role: {name: container_image, tasks_from: spread}
-"""
 PROGRAMS = {
     "docker": '[ ! -e "$3" ] && echo "$4" >"$3"',
     "systemd-run": """
@@ -30,10 +17,8 @@ PROGRAMS = {
 }
 
 
-def test_what_an_interrupted_call_left_is_not_handed_out(tmp_path):
+def test_what_an_interrupted_call_left_is_not_handed_out(play, as_root, tmp_path):
     """Its archive may be of another image, or a part; its server is still there."""
-    if os.geteuid() != 0:
-        pytest.skip("the role makes files of root")
     programs, share, serves, served = (tmp_path / name for name in ("bin", "root/share", "serves", "served"))
     programs.mkdir()
     share.mkdir(parents=True)
@@ -43,14 +28,11 @@ def test_what_an_interrupted_call_left_is_not_handed_out(tmp_path):
     (share / "image.tar").write_text("another one\n")
     serves.touch()
     (tmp_path / "hosts").write_text("[npu_hosts]\nlocalhost\n")
-    (tmp_path / "play.yml").write_text(PLAY)
     settings = {"ansible_python_interpreter": sys.executable, "install_root": str(tmp_path / "root")}
     settings |= {"container_engine": "docker", "container_image_name": "this one", "container_image_there": {"rc": 1}}
-    words = [Path(sys.executable).parent / "ansible-playbook", "--connection=local", "--inventory", tmp_path / "hosts"]
-    words += ["-e", json.dumps({**settings, "cluster_address": "127.0.0.1"}), tmp_path / "play.yml"]
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg")}
-    environment["PATH"] = f"{programs}:{environment['PATH']}"
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout
+    spread = {"include_role": {"name": "container_image", "tasks_from": "spread"}}
+    words = f"--inventory={tmp_path / 'hosts'}"
+    status, said = play([{"tasks": [spread]}], words, path=programs, cluster_address="127.0.0.1", **settings)
+    assert status == 0, said
     assert served.read_text() == "this one\n"
     assert not serves.exists() and not share.exists()

@@ -1,32 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storage that does not answer ends a playbook with a sentence before a task waits for it."""
 
-import errno
 import os
 import re
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.sam_rl.ascend.plugins.module_utils import host_state
-
-ANSIBLE = Path(__file__).resolve().parents[2]
-PLAYS = """
-- hosts: localhost
-  gather_facts: false
-  roles:
-    - role: shared_storage
-      shared_storage_needed: false
-  tasks:
-    - ansible.builtin.debug: {msg: "goes on: {{ shared_storage_answer.reason }}"}
-- hosts: localhost
-  gather_facts: false
-  roles:
-    - role: shared_storage
-"""
+from conftest import ANSIBLE
+from role_files import read, rendered
 
 
 @pytest.fixture
@@ -49,37 +32,24 @@ def dead(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_storage_that_answers(tmp_path):
-    assert host_state.no_answer(str(tmp_path / "none/at/all"), 30) is None
-    (tmp_path / "file").write_text("")
-    assert host_state.no_answer(str(tmp_path / "file/runs"), 30) == os.strerror(errno.ENOTDIR)
+def test_what_counts_as_an_answer():
+    variables = read("shared_storage/vars/main.yml") | {"shared_storage_timeout": 9}
+    said = "stat: cannot read file system information for '/data/runs': "
+    for result, problem in (
+        ({"rc": 0, "stderr_lines": []}, ""),
+        ({"rc": 0, "stderr_lines": [f"{said}No such file or directory"]}, ""),
+        ({"rc": 0, "stderr_lines": [f"{said}Stale file handle"]}, "Stale file handle"),
+        ({"msg": "async task did not complete within the requested time"}, "no answer within 9 s"),
+    ):
+        assert rendered("shared_storage_problem", **variables, shared_storage_answer=result) == problem
 
 
-def test_storage_that_does_not(dead):
-    began = time.monotonic()
-    assert host_state.no_answer(f"{dead}/runs", 0.3) == "no answer within 0.3 s"
-    assert time.monotonic() - began < 5
-
-
-def test_a_playbook_says_so(dead, tmp_path):
-    path = tmp_path / "play.yml"
-    path.write_text(PLAYS)
-    words = [Path(sys.executable).parent / "ansible-playbook", "--connection=local", "--inventory=localhost,", path]
-    for setting in (f"ansible_python_interpreter={sys.executable}", f"work_dir={dead} shared_storage_timeout=1"):
-        words += ["-e", setting]
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg")}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
-    said = " ".join(done.stdout.split())
-    assert done.returncode == 2 and "goes on: no answer within 1 s" in said
+def test_a_playbook_says_so(play, dead):
+    goes_on = {"role": "shared_storage", "shared_storage_needed": False}
+    first = {"roles": [goes_on], "tasks": [{"debug": {"msg": "goes on: {{ shared_storage_problem }}"}}]}
+    status, said = play([first, {"roles": [{"role": "shared_storage"}]}], work_dir=str(dead), shared_storage_timeout=1)
+    assert status == 2 and "goes on: no answer within 1 s" in said
     assert f"localhost: the storage of {dead} cannot be read (no answer within 1 s), expected the storage that" in said
-
-
-SHARED = """
-- hosts: npu_hosts
-  gather_facts: false
-  tasks:
-    - ansible.builtin.include_role: {name: npu_preflight, tasks_from: runs}
-"""
 
 
 @pytest.mark.parametrize(
@@ -90,7 +60,7 @@ SHARED = """
         ("h1", "h1", "h1: {}/runs is not the folder that h2 has, expected storage that all hosts share,"),
     ],
 )
-def test_a_host_without_the_shared_folder_is_found_alone(apart, limit, sentence, tmp_path):
+def test_a_host_without_the_shared_folder_is_found_alone(play, apart, limit, sentence, tmp_path):
     """By --limit. Both hosts are this machine, and one sees another folder there."""
     work, own = tmp_path / "work", tmp_path / "own"
     for folder in (work / "runs", own / "runs"):
@@ -105,13 +75,10 @@ def test_a_host_without_the_shared_folder_is_found_alone(apart, limit, sentence,
     if apart:
         hosts[apart]["ansible_python_interpreter"] = str(script)
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": hosts}}))
-    (tmp_path / "play.yml").write_text(SHARED)
-    words = [Path(sys.executable).parent / "ansible-playbook", "--connection=local", "--limit", limit]
-    words += ["--inventory", tmp_path / "hosts.yml", "-e", f"work_dir={work}", tmp_path / "play.yml"]
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg")}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == (2 if sentence else 0), done.stdout
-    assert not sentence or sentence.format(work) in " ".join(done.stdout.split())
+    check = {"tasks": [{"include_role": {"name": "npu_preflight", "tasks_from": "runs"}}]}
+    status, said = play([check], f"--limit={limit}", f"--inventory={tmp_path / 'hosts.yml'}", work_dir=str(work))
+    assert status == (2 if sentence else 0), said
+    assert not sentence or sentence.format(work) in said
     assert not [*work.glob("**/.sam-rl-shared-*"), *own.glob("**/.sam-rl-shared-*")]
 
 

@@ -18,7 +18,7 @@ import yaml
 from ansible.constants import INTERNAL_STATIC_VARS
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.errors import UnsupportedError
-from ansible_collections.sam_rl.ascend.plugins.filter.repository import pin_set, recipe_needs
+from ansible_collections.sam_rl.ascend.plugins.filter.repository import pin_set
 from packaging.version import InvalidVersion, Version
 
 REPLACED = {
@@ -34,7 +34,7 @@ FIXED_PORTS = 10
 """From ray_cluster_first_port on, before those of Ray's workers."""
 
 NOT_SETTINGS = {"environment", "vars", "playbook_name", "discovered_interpreter_python", "module_setup"}
-NOT_SETTINGS |= {"repository", "pins"} | INTERNAL_STATIC_VARS
+NOT_SETTINGS |= {"repository", "pins", "recipe_settings"} | INTERNAL_STATIC_VARS
 """Variables that Ansible or playbooks/group_vars set."""
 
 
@@ -167,7 +167,7 @@ def _address_problems(settings: Mapping[str, Mapping], hostvars: Mapping) -> lis
 
 
 def _cluster_problems(hosts: list[str], settings: Mapping, options: Mapping, repository: str) -> list[str]:
-    """Counts, ports, pin set, recipe and image, which are the same on all hosts by now."""
+    """Counts, ports, pin set, the recipe's name and image, which are the same on all hosts by now."""
     problems = []
     if settings["hosts_expected"] != len(hosts):
         problems.append(
@@ -190,7 +190,7 @@ def _cluster_problems(hosts: list[str], settings: Mapping, options: Mapping, rep
         )
     else:
         problems += _driver_problems(settings, repository)
-    return problems + _recipe_problems(hosts, settings, repository) + _image_problems(settings)
+    return problems + _recipe_problems(settings, repository) + _image_problems(settings)
 
 
 def _driver_problems(settings: Mapping, repository: str) -> list[str]:
@@ -212,21 +212,12 @@ def _driver_problems(settings: Mapping, repository: str) -> list[str]:
     ]
 
 
-def _recipe_problems(hosts: list[str], settings: Mapping, repository: str) -> list[str]:
+def _recipe_problems(settings: Mapping, repository: str) -> list[str]:
     recipe, scripts = settings["recipe"], Path(str(repository), "llm_rl", "qwen3").glob("run_*.sh")
     known = sorted(path.stem.removeprefix("run_") for path in scripts)
-    if recipe not in known:
-        return [f"recipe is {recipe!r}, but llm_rl/qwen3/ has no run_{recipe}.sh: choose {' or '.join(known)}."]
-    needs = recipe_needs(repository, recipe)
-    if needs.get("device") == "cpu" or "nodes" not in needs:
+    if recipe in known:
         return []
-    nodes, dies = needs["nodes"], needs.get("dies_per_node", 16)
-    if (nodes, dies) == (len(hosts), settings["dies_per_host"]):
-        return []
-    return [
-        f"recipe {recipe} needs {nodes} hosts of {dies} dies ({nodes * dies} dies), the inventory has "
-        f"{len(hosts)} of {settings['dies_per_host']}: choose another recipe or correct the inventory."
-    ]
+    return [f"recipe is {recipe!r}, but llm_rl/qwen3/ has no run_{recipe}.sh: choose {' or '.join(known)}."]
 
 
 def _image_problems(settings: Mapping) -> list[str]:

@@ -3,33 +3,80 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable, parse_chrony
 
-def host_problems(state: Mapping, want: Mapping) -> list[str]:
-    """Sentences on the problems in one result of host_info.
+MISSING, TIMED_OUT = 127, 124
+"""Exit statuses of `timeout` where there is no such program, and where it took too long."""
 
-    want: host, interface, address, free_gb {path: GB}, engine, engine_gb (0: no matter), ports [..], unit_active, clock_limit,
-    provisioned.
+
+def interface_of(facts: Mapping, interface: str) -> Mapping:
+    """Facts of a network interface out of the result of `setup`; empty where there is none."""
+    return facts["ansible_facts"].get("ansible_" + re.sub(r"[-.:]", "_", interface), {})
+
+
+def command_problem(result: Mapping) -> str:
+    """Why the result of `timeout SECONDS PROGRAM ...` cannot be used, or nothing."""
+    words = result["cmd"][2:]
+    shown = " ".join(words)
+    if result["rc"] == MISSING:
+        return f"{words[0]} is not on this host"
+    if result["rc"] == TIMED_OUT:
+        return f"`{shown}` did not end within {result['cmd'][1]} s"
+    output = " ".join(f"{result['stdout']} {result['stderr']}".split())[:120] or "nothing"
+    return f"`{shown}` ended with status {result['rc']} and printed: {output}" if result["rc"] else ""
+
+
+def clock_problem(result: Mapping, want: Mapping) -> str | None:
+    """The sentence on the result of the command for the clock, or None. want: as of host_problems."""
+    offset, reason = None, command_problem(result)
+    if not reason:
+        try:
+            offset = parse_chrony(result["stdout"])
+        except Unreadable as error:
+            reason = str(error)
+    if reason and (want["provisioned"] or result["rc"] != MISSING):
+        return (
+            f"{want['host']}: its clock cannot be checked ({reason}), expected a clock synchronised by chrony: "
+            "start chronyd and give it a time server."
+        )
+    if offset is not None and abs(offset) > want["clock_limit"]:
+        return (
+            f"{want['host']}: its clock is off by {offset:+.3f} s, expected at most {want['clock_limit']} s: "
+            "see `chronyc sources`, then `chronyc makestep`."
+        )
+    return None
+
+
+def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mapping, want: Mapping) -> list[str]:
+    """Sentences on the problems of a host.
+
+    state: result of host_info; facts: of setup; clock, engine: of the commands that ask the clock, and the container engine for
+    its folder of images; want: host, interface, address, free_gb {path: GB}, engine, engine_gb (0: no matter), ports [..],
+    unit_active, clock_limit, provisioned.
     """
     host, problems = want["host"], []
-    if state["address"] != want["address"]:
+    address = interface_of(facts, want["interface"]).get("ipv4", {}).get("address")
+    if address != want["address"]:
         problems.append(
-            f"{host}: interface {want['interface']} has the address {state['address'] or 'none'}, expected "
+            f"{host}: interface {want['interface']} has the address {address or 'none'}, expected "
             f"{want['address']}: correct cluster_interface or cluster_address in the inventory, or the host's network."
         )
-    if state["engine_problem"]:
-        problems.append(
-            f"{host}: {state['engine_problem']}, expected a {want['engine']} that answers: install and start it, or correct "
-            "container_engine in the inventory."
-        )
-    root = state["engine_root"]
-    if root and state["free_gb"][root] < want["engine_gb"]:
-        problems.append(
-            f"{host}: {state['free_gb'][root]:.1f} GB are free for {root}, where {want['engine']} keeps images, expected at "
-            f"least {want['engine_gb']} GB: free some, or move that folder to a larger disk."
-        )
+    if want["engine"] != "none":
+        reason, folder = command_problem(engine), engine["stdout"]
+        if reason or not folder.startswith("/"):
+            problems.append(
+                f"{host}: {reason or folder or 'no folder'}, expected a {want['engine']} that answers: install and start it, or "
+                "correct container_engine in the inventory."
+            )
+        elif state["free_gb"][folder] < want["engine_gb"]:
+            problems.append(
+                f"{host}: {state['free_gb'][folder]:.1f} GB are free for {folder}, where {want['engine']} keeps images, expected at "
+                f"least {want['engine_gb']} GB: free some, or move that folder to a larger disk."
+            )
     for path, min_gb in want["free_gb"].items():
         if state["free_gb"][path] < min_gb:
             problems.append(
@@ -47,16 +94,8 @@ def host_problems(state: Mapping, want: Mapping) -> list[str]:
             f"{host}: no answer from {peer['address']} ({peer['reason']}), expected every host of npu_hosts to be "
             "reachable over cluster_network: check cabling, routes and firewalls."
         )
-    if state["clock_problem"] and (want["provisioned"] or not state["clock_missing"]):
-        problems.append(
-            f"{host}: its clock cannot be checked ({state['clock_problem']}), expected a clock synchronised by chrony: "
-            "start chronyd and give it a time server."
-        )
-    if state["clock_offset"] is not None and abs(state["clock_offset"]) > want["clock_limit"]:
-        problems.append(
-            f"{host}: its clock is off by {state['clock_offset']:+.3f} s, expected at most {want['clock_limit']} s: "
-            "see `chronyc sources`, then `chronyc makestep`."
-        )
+    if problem := clock_problem(clock, want):
+        problems.append(problem)
     return problems
 
 
@@ -135,12 +174,12 @@ def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
     return problems
 
 
-def mtu_problems(states: Mapping[str, Mapping], interface: str) -> list[str]:
-    """A sentence if hosts send packets of different sizes: large ones of some would be lost. states: {host: result of host_info}."""
+def mtu_problems(facts: Mapping[str, Mapping], interface: str) -> list[str]:
+    """A sentence if hosts send packets of different sizes: large ones of some would be lost. facts: {host: result of setup}."""
     groups: dict[int, list[str]] = {}
-    for host, state in states.items():
-        if state["mtu"] is not None:
-            groups.setdefault(state["mtu"], []).append(host)
+    for host, of_host in facts.items():
+        if mtu := interface_of(of_host, interface).get("mtu"):
+            groups.setdefault(mtu, []).append(host)
     if len(groups) < 2:
         return []
     listed = "; ".join(f"{mtu} on {', '.join(hosts)}" for mtu, hosts in sorted(groups.items()))

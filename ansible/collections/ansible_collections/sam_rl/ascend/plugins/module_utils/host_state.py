@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
-import time
 
 REFUSED = "connection refused"
 
@@ -58,48 +56,6 @@ def free_gb(path):
     """Free space in GB (10^9 bytes) where `path` is or will be."""
     state = os.statvfs(existing(path))
     return state.f_bavail * state.f_frsize / 1e9
-
-
-def no_answer(folder, seconds):
-    """None, or why the storage of `folder` (its nearest ancestor that exists) does not answer within `seconds`.
-
-    A process asks: a thread that waits for a server keeps its own process from ending. Of its error the number is told.
-    """
-    asks = os.fork()
-    if asks == 0:
-        number = 255
-        try:
-            os.setsid()
-            os.closerange(3, 1024)  # a process that cannot be killed must keep none of the caller's files open
-            for stream in (0, 1, 2):
-                os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-            number = _ask(folder)
-        finally:
-            os._exit(number)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(asks, os.WNOHANG)
-        if ended:
-            number = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 255
-            return os.strerror(number) if 0 < number < 255 else "no answer" if number else None
-        time.sleep(0.01)
-    os.kill(asks, signal.SIGKILL)
-    return f"no answer within {seconds:g} s"
-
-
-def _ask(path):
-    """0 or the number of the error; unlike existing(), only a path that is not there leads to its parent."""
-    while True:
-        try:
-            os.stat(path)
-            os.statvfs(path)  # unlike stat's, its answer is never remembered
-            return 0
-        except FileNotFoundError:
-            if path == os.path.dirname(path):
-                return 255
-            path = os.path.dirname(path)
-        except OSError as error:
-            return error.errno
 
 
 def reachable(address, port, timeout, refused_is_answer=True):
