@@ -18,8 +18,8 @@ enum { BUDGET_BINS = 24 }; // of scores
 void budget_correct(const float *scores, size_t rows, size_t width, const double factors[BUDGET_BINS],
                     double *corrected);
 
-// The drafts of a step. A token costs `of_context` seconds for each thousand tokens that its request holds,
-// beside `seconds`, those of a step with 0, 1, ... draft tokens in all.
+// The drafts of a step. The step takes `seconds`, by its number of draft tokens, and `of_context` seconds for each draft
+// token and each thousand tokens in that token's request.
 typedef struct {
     const double *scores; // [rows, width], nonincreasing along a row
     size_t rows, width;
@@ -57,9 +57,10 @@ typedef struct {
 } budget_last;
 
 typedef struct {
-    size_t known;                  // requests that were in the last step
-    int64_t drafts;                // their draft tokens
-    double context, draft_context; // thousands of tokens that they hold; that those of each draft token hold
+    size_t known;   // requests that were in the last step
+    int64_t drafts; // their draft tokens
+    double context,
+        draft_context; // thousands of tokens in them; summed over draft tokens, in the request of each
 } budget_sums;
 
 // Adds up what the requests of these slots had in the last step, and adds to `counts` the refused and the

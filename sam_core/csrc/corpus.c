@@ -132,12 +132,12 @@ typedef struct {
     uint32_t low, high, depth, key;
 } bound;
 
-enum { MOST_BOUNDS = 2 * CORPUS_MAX_MATCH };
+enum { MAX_BOUNDS = 2 * CORPUS_MAX_MATCH };
 
 // Runs all searches side by side, so that their cache misses overlap.
 static void find(const corpus *c, bound *bounds, uint32_t count) {
-    uint32_t open[MOST_BOUNDS];
-    uint64_t position[MOST_BOUNDS];
+    uint32_t open[MAX_BOUNDS];
+    uint64_t position[MAX_BOUNDS];
     for (uint32_t i = 0; i < count; i++)
         open[i] = i;
     for (;;) {
@@ -185,7 +185,7 @@ void corpus_advance(const corpus *c, corpus_context *context, int32_t token) {
     if (low >= high || high > c->count)
         return;
     // Bounds of the match of length n are bounds[pair[n]] and the next.
-    bound bounds[MOST_BOUNDS];
+    bound bounds[MAX_BOUNDS];
     uint32_t pair[CORPUS_MAX_MATCH] = {0}, size = 0, count = 2;
     bounds_of(bounds, low, c->shift ? high : low, 0, token);
     if (!c->shift)

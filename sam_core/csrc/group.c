@@ -2,7 +2,7 @@
 
 #include "group.h"
 
-#include "room.h"
+#include "account.h"
 
 #include <string.h>
 
@@ -10,7 +10,7 @@ enum { PAST_TEXTS = 4 };
 
 // ---- texts
 
-void pool_free_text(pool *p, pool_text *text) {
+void text_free(pool *p, pool_text *text) {
     p->tokens -= text->body.size;
     if (text->pins) {
         p->memory.used -= text->body.capacity * sizeof(int32_t) + sizeof(pool_text);
@@ -21,9 +21,9 @@ void pool_free_text(pool *p, pool_text *text) {
     sam_resize(&p->memory, text, sizeof(pool_text), 0);
 }
 
-void pool_pin(pool_text *text) { text->pins++; }
+void text_pin(pool_text *text) { text->pins++; }
 
-void pool_unpin(pool_text *text) {
+void text_unpin(pool_text *text) {
     if (--text->pins || !text->freed)
         return;
     sam_memory none = {.used =
@@ -32,7 +32,7 @@ void pool_unpin(pool_text *text) {
     sam_resize(&none, text, sizeof(pool_text), 0);
 }
 
-pool_text *pool_new_text(pool *p, uint32_t prompt_size, uint32_t size) {
+pool_text *text_new(pool *p, uint32_t prompt_size, uint32_t size) {
     pool_text *text = sam_resize(&p->memory, NULL, 0, sizeof(pool_text));
     if (!text)
         return NULL;
@@ -40,7 +40,7 @@ pool_text *pool_new_text(pool *p, uint32_t prompt_size, uint32_t size) {
         (pool_text){.self = &text->body, .prompt_size = prompt_size, .number = SAM_NONE, .slot = SAM_NONE};
     int32_t *tokens = sam_grow(&p->memory, NULL, 0, size, &text->body.capacity, sizeof(int32_t));
     if (size && !tokens) {
-        pool_free_text(p, text);
+        text_free(p, text);
         return NULL;
     }
     text->body.tokens = tokens;
@@ -48,24 +48,6 @@ pool_text *pool_new_text(pool *p, uint32_t prompt_size, uint32_t size) {
 }
 
 // ---- groups
-
-void group_move(pool_group *g, size_t link_at, pool_list *list) {
-#define LINK(group) ((pool_link *)((char *)(group) + link_at))
-    pool_link *link = LINK(g);
-    if (link->list == list)
-        return;
-    if (link->list) {
-        *(link->older ? &LINK(link->older)->newer : &link->list->oldest) = link->newer;
-        *(link->newer ? &LINK(link->newer)->older : &link->list->newest) = link->older;
-    }
-    *link = (pool_link){.list = list};
-    if (list) {
-        link->older = list->newest;
-        *(list->newest ? &LINK(list->newest)->newer : &list->oldest) = g;
-        list->newest = g;
-    }
-#undef LINK
-}
 
 uint64_t group_hash(pool_key kind, const void *key, size_t bytes) {
     bool by_prompt = kind == POOL_BY_PROMPT; // token by token: the same on every byte order
@@ -79,9 +61,10 @@ uint64_t group_hash(pool_key kind, const void *key, size_t bytes) {
     return hash;
 }
 
-pool_group *group_find(const pool *p, uint64_t hash, pool_key kind, const void *key, size_t bytes) {
+pool_group *group_find(const pool *p, pool_key kind, const void *key, size_t bytes) {
     if (!p->bucket_count)
         return NULL;
+    uint64_t hash = group_hash(kind, key, bytes);
     pool_group *g = p->buckets[hash & (p->bucket_count - 1)];
     while (g && (g->hash != hash || g->kind != kind || g->key_bytes != bytes ||
                  (bytes && memcmp(g->key, key, bytes) != 0)))
@@ -108,11 +91,11 @@ void group_free_text(pool *p, pool_group *g, pool_text *text) {
     g->removed -= text->removed;
     if (number < g->past)
         set_past(p, g, g->past, g->past_texts - 1, g->past_tokens - text->body.size);
-    pool_free_text(p, text);
+    text_free(p, text);
 }
 
 void group_drop_index(pool *p, pool_group *g) {
-    room_discard(p, &g->index);
+    account_discard(p, &g->index);
     g->has_prompt = g->swaps = false;
     g->carrier = g->first_due = g->last_due = NULL;
     g->closed_tokens = 0;
@@ -133,31 +116,27 @@ void group_drop_index(pool *p, pool_group *g) {
     g->text_count = count;
     g->past = past;
     g->first_text = 0;
-    room_relist(p, g);
+    account_update(p, g);
 }
 
-void pool_free_group(pool *p, pool_group *g) {
+void group_free(pool *p, pool_group *g) {
     set_past(p, g, 0, 0, 0);
-    room_discard(p, &g->index);
+    account_discard(p, &g->index);
     for (uint32_t i = 0; i < g->text_count; i++)
         if (g->texts[i])
-            pool_free_text(p, text_of(g, i));
+            text_free(p, text_of(g, i));
     sam_resize(&p->memory, g->texts, g->text_capacity * sizeof(sam_text *), 0);
     sam_resize(&p->memory, g->key, g->key_bytes, 0);
     sam_resize(&p->memory, g, sizeof(pool_group), 0);
 }
 
 void group_remove(pool *p, pool_group *g) {
-    p->spare -= g->spare;
-    p->idle_bytes -= g->idle_bytes;
-    p->fresh_bytes -= g->by_state.list == &p->fresh ? g->spare : 0;
-    group_move(g, offsetof(pool_group, by_state), NULL);
-    group_move(g, offsetof(pool_group, by_index), NULL);
+    account_remove(p, g);
     pool_group **place = &p->buckets[g->hash & (p->bucket_count - 1)];
     while (*place != g)
         place = &(*place)->chain;
     *place = g->chain;
-    pool_free_group(p, g);
+    group_free(p, g);
     if (--p->groups == 0) {
         sam_resize(&p->memory, p->buckets, p->bucket_count * sizeof(pool_group *), 0);
         p->buckets = NULL;
@@ -185,7 +164,7 @@ static bool reserve_bucket(pool *p) {
     return true;
 }
 
-pool_group *pool_new_group(pool *p, pool_key kind, size_t key_bytes) {
+pool_group *group_new(pool *p, pool_key kind, size_t key_bytes) {
     pool_group *g = sam_resize(&p->memory, NULL, 0, sizeof(pool_group));
     if (!g)
         return NULL;
@@ -193,7 +172,7 @@ pool_group *pool_new_group(pool *p, pool_key kind, size_t key_bytes) {
     if (key_bytes) {
         g->key = sam_resize(&p->memory, NULL, 0, key_bytes);
         if (!g->key) {
-            pool_free_group(p, g);
+            group_free(p, g);
             return NULL;
         }
         g->key_bytes = key_bytes;
@@ -201,36 +180,34 @@ pool_group *pool_new_group(pool *p, pool_key kind, size_t key_bytes) {
     return g;
 }
 
-pool_status pool_add_group(pool *p, pool_group *g) {
-    g->hash = group_hash(g->kind, g->key, g->key_bytes);
-    if (group_find(p, g->hash, g->kind, g->key, g->key_bytes))
-        return POOL_GROUP_IN_USE;
+bool group_add(pool *p, pool_group *g) {
     if (!reserve_bucket(p))
-        return POOL_NO_MEMORY;
+        return false;
+    g->hash = group_hash(g->kind, g->key, g->key_bytes);
     pool_group **bucket = &p->buckets[g->hash & (p->bucket_count - 1)];
     g->chain = *bucket;
     *bucket = g;
     p->groups++;
-    room_relist(p, g);
-    return POOL_OK;
+    account_update(p, g);
+    return true;
 }
 
 pool_group *group_join(pool *p, pool_key kind, const void *key, size_t bytes) {
-    pool_group *g = group_find(p, group_hash(kind, key, bytes), kind, key, bytes);
+    pool_group *g = group_find(p, kind, key, bytes);
     if (!g) {
-        g = pool_new_group(p, kind, bytes);
+        g = group_new(p, kind, bytes);
         if (!g)
             return NULL;
         if (bytes)
             memcpy(g->key, key, bytes);
-        if (pool_add_group(p, g) != POOL_OK) {
-            pool_free_group(p, g);
+        if (!group_add(p, g)) {
+            group_free(p, g);
             return NULL;
         }
     }
     if (!g->open++)
-        room_note_life(p, g);
-    room_relist(p, g);
+        account_count_life(p, g);
+    account_update(p, g);
     return g;
 }
 
@@ -246,7 +223,7 @@ void group_leave(pool *p, pool_group *g) {
     g->accepted /= 2;
     g->appended /= 2;
     if (g->kept && has_source(p, RULE_HISTORY))
-        room_relist(p, g);
+        account_update(p, g);
     else
         group_remove(p, g);
 }
@@ -265,10 +242,10 @@ static bool list_text(pool *p, pool_group *g, pool_text *text) {
     return true;
 }
 
-bool pool_add_text(pool *p, pool_group *g, pool_text *text) {
+bool group_add_closed_text(pool *p, pool_group *g, pool_text *text) {
     p->tokens += text->body.size;
     if (!list_text(p, g, text)) {
-        pool_free_text(p, text);
+        text_free(p, text);
         return false;
     }
     set_past(p, g, g->past + 1, g->past_texts + 1, g->past_tokens + text->body.size);
@@ -285,7 +262,7 @@ static void queue(pool_group *g, pool_text *text) {
     g->last_due = text;
 }
 
-bool group_enter(pool *p, pool_group *g, pool_text *text) {
+bool group_add_text(pool *p, pool_group *g, pool_text *text) {
     if (!list_text(p, g, text))
         return false;
     queue(g, text);
@@ -352,7 +329,7 @@ void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep) {
         g->removed++;
     }
     if (g->lost) { // what has no memory is smaller now
-        size_t bytes = (size_t)text->body.size * ROOM_TOKEN_BYTES, min = room_needed(p, 0);
+        size_t bytes = (size_t)text->body.size * INDEX_TOKEN_BYTES, min = account_needed(p, 0);
         g->needs = g->needs > min + bytes ? g->needs - bytes : min;
     }
     if (text->number < g->first_text)
@@ -365,7 +342,7 @@ void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep) {
 
 // ---- the automaton
 
-bool feed(pool *p, sam_index *index, sam_cursor *cursor, uint32_t number, uint32_t size) {
+bool index_feed(pool *p, sam_index *index, sam_cursor *cursor, uint32_t number, uint32_t size) {
     while (cursor->length < size && p->work > 0) {
         p->work -= index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
         if (!sam_index_append(index, cursor, number, cursor->length))
@@ -377,7 +354,7 @@ bool feed(pool *p, sam_index *index, sam_cursor *cursor, uint32_t number, uint32
 // Feeds the prompt.
 static bool feed_prompt(pool *p, pool_group *g) {
     pool_text *text = g->carrier;
-    if (!feed(p, &g->index, &text->cursor, text->number, text->prompt_size))
+    if (!index_feed(p, &g->index, &text->cursor, text->number, text->prompt_size))
         return false;
     if (text->cursor.length == text->prompt_size) {
         g->prompt = text->cursor;
@@ -410,22 +387,22 @@ static bool feed_text(pool *p, pool_group *g, pool_text *text, bool older) {
         }
         text->cursor.older = older;
     }
-    return feed(p, &g->index, &text->cursor, text->number, text->body.size);
+    return index_feed(p, &g->index, &text->cursor, text->number, text->body.size);
 }
 
 // feed_text with the given power to free memory.
-static bool feed_with(pool *p, pool_group *g, pool_text *text, bool older, pool_power power) {
-    p->power = power;
-    p->uses = p->builds = g;
+static bool feed_with(pool *p, pool_group *g, pool_text *text, bool older, pool_purpose purpose) {
+    p->purpose = purpose;
+    p->protected_group = p->building = g;
     bool done = feed_text(p, g, text, older);
-    p->power = POOL_FOR_ALL;
-    p->uses = p->builds = NULL;
+    p->purpose = POOL_FOR_ALL;
+    p->protected_group = p->building = NULL;
     return done;
 }
 
 void group_shrink(pool *p, pool_group *g) {
     g->max_closed_tokens = g->closed_tokens / 2;
-    g->needs = room_needed(p, g->closed_tokens - g->max_closed_tokens);
+    g->needs = account_needed(p, g->closed_tokens - g->max_closed_tokens);
     p->evicted_history++;
     group_drop_index(p, g);
 }
@@ -434,7 +411,7 @@ void group_shrink(pool *p, pool_group *g) {
 static void lose(pool *p, pool_group *g, uint64_t tokens) {
     g->lost = true;
     g->max_closed_tokens = 0;
-    g->needs = room_needed(p, tokens);
+    g->needs = account_needed(p, tokens);
     group_drop_index(p, g);
 }
 
@@ -454,7 +431,7 @@ static bool begin(pool *p, pool_group *g) {
         return true;
     if (!group_is_worthwhile(p, g))
         return false;
-    size_t available = room_for(p, POOL_FOR_BUILD), requests = 0;
+    size_t available = account_available(p, POOL_FOR_BUILD), requests = 0;
     if (g->lost && available < g->needs)
         return false;
     uint64_t tokens = 0;
@@ -466,14 +443,14 @@ static bool begin(pool *p, pool_group *g) {
         requests += sam_index_bytes(&p->slots[text->slot].request);
     }
     // It may replace its slots' request indexes, whose texts it contains.
-    size_t needed = (size_t)(tokens * ROOM_TOKEN_BYTES);
+    size_t needed = (size_t)(tokens * INDEX_TOKEN_BYTES);
     bool fits = needed <= available + requests;
     if (fits) {
-        p->power = POOL_FOR_BUILD;
-        p->uses = g;
+        p->purpose = POOL_FOR_BUILD;
+        p->protected_group = g;
         fits = sam_index_init(&g->index, &p->memory, index_kind(p), g->texts);
-        p->power = POOL_FOR_ALL;
-        p->uses = NULL;
+        p->purpose = POOL_FOR_ALL;
+        p->protected_group = NULL;
     }
     if (!fits) {
         p->evicted_groups += !g->lost;
@@ -493,8 +470,8 @@ static bool begin(pool *p, pool_group *g) {
     return true;
 }
 
-void group_catch_up(pool *p, pool_group *g, pool_text *text, pool_power power) {
-    if (begin(p, g) && !feed_with(p, g, text, false, power))
+void group_catch_up(pool *p, pool_group *g, pool_text *text, pool_purpose purpose) {
+    if (begin(p, g) && !feed_with(p, g, text, false, purpose))
         give_up(p, g);
 }
 
@@ -509,16 +486,16 @@ static void feed_past(pool *p, pool_group *g) {
         }
         // A few of the newest texts for each open slot may displace other groups' texts; the others may not.
         bool few = g->closed_tokens * g->kept < PAST_TEXTS * g->open * g->tokens;
-        pool_power power = few ? POOL_FOR_BUILD : POOL_FOR_SPARE;
+        pool_purpose purpose = few ? POOL_FOR_BUILD : POOL_FOR_SPARE;
         if (g->closed_tokens + text->body.size > g->max_closed_tokens) {
-            if (room_for(p, power) < g->needs)
+            if (account_available(p, purpose) < g->needs)
                 return;
             g->max_closed_tokens = UINT64_MAX;
             g->needs = 0;
         }
-        if (!feed_with(p, g, text, true, power)) {
+        if (!feed_with(p, g, text, true, purpose)) {
             g->max_closed_tokens = g->closed_tokens;
-            g->needs = room_needed(p, text->body.size);
+            g->needs = account_needed(p, text->body.size);
             return;
         }
         if (!text->indexed || text->cursor.length < text->body.size)
@@ -541,7 +518,7 @@ bool group_is_complete(pool_group *g) {
 }
 
 void group_feed_others(pool *p, pool_group *g) {
-    if (group_is_complete(g)) // also without work: the queue does not depend on rows.h
+    if (group_is_complete(g)) // also without work: the queue does not depend on threads
         return;
     pool_text *text;
     while ((text = g->first_due) && p->work > 0) {

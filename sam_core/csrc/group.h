@@ -18,36 +18,51 @@
 #ifndef GROUP_H
 #define GROUP_H
 
-#include "pool.h"
+#include "state.h"
 
 #include <string.h>
 
 enum { GROUP_MAX_LOST = 32 };
-
-static inline bool has_source(const pool *p, int source) { return p->sources >> source & 1; }
-
-static inline sam_kind index_kind(const pool *p) {
-    return p->rule == RULE_OLDEST ? SAM_OLDEST : p->rule == RULE_NEWEST ? SAM_NEWEST : SAM_COUNTED;
-}
-
-// The text with this number, NULL if it was freed.
-static inline pool_text *text_of(const pool_group *g, uint32_t number) {
-    return (pool_text *)g->texts[number];
-}
 
 // Whether the tokens begin with all of `start`.
 static inline bool begins_with(const int32_t *tokens, size_t size, const int32_t *start, size_t start_size) {
     return start_size <= size && (!start_size || memcmp(tokens, start, start_size * sizeof(int32_t)) == 0);
 }
 
-// Feeds a text of `size` tokens to an index, until its end or until the work of this call is used up. Returns
-// false without memory; the tokens that were fed stay.
-bool feed(pool *p, sam_index *index, sam_cursor *cursor, uint32_t number, uint32_t size);
+// Feeds the rest of a text of `size` tokens to an index, until the work of this call is used up. Returns false without
+// memory; the tokens that were fed stay.
+bool index_feed(pool *p, sam_index *index, sam_cursor *cursor, uint32_t number, uint32_t size);
 
-void group_move(pool_group *g, size_t link_at, pool_list *list);
-
-pool_group *group_find(const pool *p, uint64_t hash, pool_key kind, const void *key, size_t bytes);
+// The group of a key: a prompt as int32_t, or a name. NULL: none.
+pool_group *group_find(const pool *p, pool_key kind, const void *key, size_t bytes);
 uint64_t group_hash(pool_key kind, const void *key, size_t bytes);
+
+// ---- groups and texts of their own, as persist.c makes them
+
+// A new closed group, in no table or list; the caller writes its key. NULL: no memory.
+pool_group *group_new(pool *p, pool_key kind, size_t key_bytes);
+
+// Adds a new group, whose key no other has, with its texts as the most recently closed one. Returns false without memory.
+bool group_add(pool *p, pool_group *g);
+
+// Frees a new group that was not added.
+void group_free(pool *p, pool_group *g);
+
+// A new text with room for `size` tokens; the caller writes them and body.size. NULL: no memory.
+pool_text *text_new(pool *p, uint32_t prompt_size, uint32_t size);
+
+// Adds a text to a new group. Returns false without memory; the text is freed then.
+bool group_add_closed_text(pool *p, pool_group *g, pool_text *text);
+
+// Frees a text that no group lists. One that is pinned keeps its memory until then, which no longer counts as the pool's.
+void text_free(pool *p, pool_text *text);
+
+// Keeps the tokens of a closed text, which never change, in place until it is unpinned as often, even if the
+// pool frees the text. Its memory then does not count against the pool's limit.
+void text_pin(pool_text *text);
+void text_unpin(pool_text *text);
+
+// ---- groups of slots
 
 // The group of a key, new if need be, with one more open slot. NULL: no memory.
 pool_group *group_join(pool *p, pool_key kind, const void *key, size_t bytes);
@@ -59,7 +74,7 @@ void group_leave(pool *p, pool_group *g);
 void group_remove(pool *p, pool_group *g);
 
 // Adds the text of a slot that has joined the group to its list. Returns false without memory.
-bool group_enter(pool *p, pool_group *g, pool_text *text);
+bool group_add_text(pool *p, pool_group *g, pool_text *text);
 
 // A text has grown by `count` tokens.
 void group_grew(pool_group *g, pool_text *text, uint32_t count);
@@ -83,7 +98,7 @@ void group_close_text(pool *p, pool_group *g, pool_text *text, bool keep);
 void group_free_text(pool *p, pool_group *g, pool_text *text);
 
 // Feeds the rest of an open slot's text to the automaton, which it begins if that is worthwhile.
-void group_catch_up(pool *p, pool_group *g, pool_text *text, pool_power power);
+void group_catch_up(pool *p, pool_group *g, pool_text *text, pool_purpose purpose);
 
 // Whether nothing is left to be fed to the automaton. Removes what has been fed from the queue.
 bool group_is_complete(pool_group *g);

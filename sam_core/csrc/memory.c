@@ -91,11 +91,11 @@ static void *resize_large(void *block, size_t old_bytes, size_t bytes) {
     reservation *reserved = reservation_of(block);
     char *begin = (char *)block - BEFORE;
     size_t old = usable(old_bytes), new = usable(bytes);
-    size_t room = (size_t)(reserved->start + reserved->bytes - begin);
+    size_t space = (size_t)(reserved->start + reserved->bytes - begin);
     if (new < old) {
-        SAM_MUNMAP(begin + new, room - new);
-        reserved->bytes -= room - new;
-    } else if (new <= room) {
+        SAM_MUNMAP(begin + new, space - new);
+        reserved->bytes -= space - new;
+    } else if (new <= space) {
         return make_usable(begin + old, new - old) ? block : NULL;
     } else {
         void *moved = move_large(block, old_bytes, bytes);
@@ -142,7 +142,7 @@ void *sam_resize(sam_memory *memory, void *block, size_t old_bytes, size_t new_b
     }
     while (new_bytes > old_bytes &&
            (memory->used > memory->limit || new_bytes - old_bytes > memory->limit - memory->used)) {
-        if (!memory->make_room || !memory->make_room(memory->owner))
+        if (!memory->reclaim || !memory->reclaim(memory->owner))
             return NULL;
     }
     void *resized = resize_block(block, old_bytes, new_bytes);

@@ -37,15 +37,15 @@
 
 // The account of one owner's blocks.
 typedef struct {
-    size_t used;                    // bytes allocated now
-    size_t limit;                   // bytes that may be allocated
-    bool (*make_room)(void *owner); // frees something dispensable, or returns false; may be NULL
-    void *owner;                    // passed to make_room
-    uint64_t work;                  // states visited so far, for tests of the complexity
+    size_t used;                  // bytes allocated now
+    size_t limit;                 // bytes that may be allocated
+    bool (*reclaim)(void *owner); // frees something dispensable, or returns false; may be NULL
+    void *owner;                  // passed to reclaim
+    uint64_t work;                // states visited so far, for tests of the complexity
 } sam_memory;
 
 // Resizes `block` from old_bytes to new_bytes (0: frees it and returns NULL) and updates the account; calls
-// make_room while the limit would be exceeded. Returns NULL on failure: the block is valid and accounted as
+// reclaim while the limit would be exceeded. Returns NULL on failure: the block is valid and accounted as
 // before.
 void *sam_resize(sam_memory *memory, void *block, size_t old_bytes, size_t new_bytes);
 
@@ -60,7 +60,7 @@ void *sam_grow(sam_memory *memory, void *array, uint32_t size, uint32_t more, ui
 
 // Prefetches a cache line. gcc takes a function that does nothing but prefetch for one without effect and drops
 // calls of it; the empty statement prevents that.
-static inline void sam_ask(const void *memory) {
+static inline void sam_prefetch(const void *memory) {
     __builtin_prefetch(memory);
     __asm__ volatile("");
 }

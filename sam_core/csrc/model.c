@@ -25,10 +25,10 @@ static uint32_t follower_entry(uint32_t order, const int32_t *last, uint32_t *ke
     return hash >> 18;
 }
 
-void model_ask_followers(const model *m, const int32_t last[MODEL_LAST]) {
+void model_prefetch_followers(const model *m, const int32_t last[MODEL_LAST]) {
     uint32_t key;
     for (uint32_t order = 0; order < MODEL_ORDERS; order++)
-        sam_ask(&m->learned.followers[order][follower_entry(order, last, &key)]);
+        sam_prefetch(&m->learned.followers[order][follower_entry(order, last, &key)]);
 }
 
 int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times) {
@@ -42,16 +42,16 @@ void model_learn_follower(model *m, int32_t last[MODEL_LAST], int32_t token) {
     for (uint32_t order = 0; order < MODEL_ORDERS; order++) {
         uint32_t key;
         model_follower *f = &m->learned.followers[order][follower_entry(order, last, &key)];
-        uint32_t seen = f->seen & 255, asked = f->seen >> 8 & 255;
+        uint32_t seen = f->seen & 255, contested = f->seen >> 8 & 255;
         if ((f->seen ^ key) >> 16) { // the entry is of other tokens, which keep it while it is useful
-            if (seen > 1 && asked < MODEL_PATIENCE) {
+            if (seen > 1 && contested < MODEL_PATIENCE) {
                 f->seen += 256;
                 continue;
             }
             seen = 0;
         }
         if (seen && f->token == token) {
-            seen = seen < MODEL_MOST_SEEN ? seen + 1 : seen;
+            seen = seen < MODEL_MAX_TIMES ? seen + 1 : seen;
         } else if (seen > 1) {
             seen /= 2;
         } else {
@@ -116,7 +116,7 @@ void model_init(model *m, bool copied) {
     for (uint32_t share = 0; share < MODEL_SHARES; share++) // about the share, 2^(-share/2)
         m->learned.cells[cell++] = prior((share % 2 ? 700000u : 1000000u) >> (share / 2 + (share < 2)), 8);
     for (uint32_t order = 0; order < MODEL_ORDERS; order++)
-        for (uint32_t times = 0; times <= MODEL_MOST_SEEN; times++) {
+        for (uint32_t times = 0; times <= MODEL_MAX_TIMES; times++) {
             m->learned.cells[cell++] = prior(50000, 0);
             m->learned.cells[cell++] = prior(100000 + 50000 * times, 0);
         }
@@ -146,13 +146,13 @@ bool model_valid(const model *m) {
                 return false;
     for (uint32_t set = 0; set < MODEL_SETS; set++)
         for (uint32_t input = 0; input < MODEL_INPUTS; input++)
-            if (m->learned.weights[set][input] > MODEL_MOST_WEIGHT ||
-                m->learned.weights[set][input] < -MODEL_MOST_WEIGHT)
+            if (m->learned.weights[set][input] > MODEL_MAX_WEIGHT ||
+                m->learned.weights[set][input] < -MODEL_MAX_WEIGHT)
                 return false;
     for (uint32_t order = 0; order < MODEL_ORDERS; order++)
         for (uint32_t i = 0; i < MODEL_FOLLOWERS; i++) {
             const model_follower *f = &m->learned.followers[order][i];
-            if (f->token < 0 || (f->seen & 255) > MODEL_MOST_SEEN || (f->seen >> 8 & 255) > MODEL_PATIENCE)
+            if (f->token < 0 || (f->seen & 255) > MODEL_MAX_TIMES || (f->seen >> 8 & 255) > MODEL_PATIENCE)
                 return false;
         }
     return true;

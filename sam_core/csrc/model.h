@@ -18,7 +18,7 @@
 
 enum {
     MODEL_SOURCES = 3,  // request, group, corpus
-    MODEL_RANKS = 2,    // matches of one source that are asked
+    MODEL_RANKS = 2,    // matches of one source that are used
     MODEL_LENGTHS = 12, // classes of match lengths
     MODEL_COUNTS = 8,   // classes of counts
     MODEL_CELLS = MODEL_SOURCES * MODEL_RANKS * MODEL_LENGTHS * MODEL_COUNTS * MODEL_COUNTS * 2,
@@ -26,10 +26,10 @@ enum {
     MODEL_ORDERS = 4,  // tables of followers, keyed by the last 1, 2, 3 or 5 tokens
     MODEL_LAST = 5,    // the most of these
     MODEL_FOLLOWERS = 1 << 14,
-    MODEL_MOST_SEEN = 15, // times that a follower came, as far as they are counted
-    MODEL_PATIENCE = 4,   // times that other tokens ask in vain for the entry of a follower that came twice
+    MODEL_MAX_TIMES = 15, // times that a follower came, as far as they are counted
+    MODEL_PATIENCE = 4,   // times that other tokens contest the entry of a follower that came twice, in vain
     MODEL_FOLLOWER_CELLS = MODEL_CELLS + MODEL_SHARES,
-    MODEL_ALL_CELLS = MODEL_FOLLOWER_CELLS + MODEL_ORDERS * (MODEL_MOST_SEEN + 1) * 2,
+    MODEL_ALL_CELLS = MODEL_FOLLOWER_CELLS + MODEL_ORDERS * (MODEL_MAX_TIMES + 1) * 2,
     MODEL_TOKENS = 3, // tables keyed by a candidate and 0, 1 or 2 tokens before it
     MODEL_HASHES = 1 << 13,
     MODEL_CLASSES = 7, // coarser classes of match lengths
@@ -44,15 +44,16 @@ enum {
     MODEL_CONSTANT = MODEL_FOLLOWER_INPUT + 1,
     MODEL_INPUTS = MODEL_CONSTANT + 1,
     MODEL_LIMIT = 255,
-    MODEL_MOST_WEIGHT = 1 << 20, // either way
-    MODEL_ONE = 1 << 12,         // probability 1
+    MODEL_MAX_WEIGHT = 1 << 20, // either way
+    MODEL_ONE = 1 << 12,        // probability 1
 };
 
 // What followed some tokens.
 typedef struct {
     int32_t token;
-    uint32_t seen; // in the upper 16 bits a hash of these tokens; then, 8 each, how often other tokens asked
-                   // for the entry, and how often the follower came, up to MODEL_MOST_SEEN; 0: none yet
+    uint32_t
+        seen; // in the upper 16 bits a hash of these tokens; then, 8 each, how often other tokens contested
+              // the entry, and how often the follower came, up to MODEL_MAX_TIMES; 0: none yet
 } model_follower;
 
 typedef struct {
@@ -136,14 +137,14 @@ static inline uint32_t model_hash(uint32_t order, int32_t candidate, int32_t las
 int32_t model_follow(const model *m, uint32_t order, const int32_t last[MODEL_LAST], uint32_t *times);
 
 // Prefetches what model_follow reads for all tables.
-void model_ask_followers(const model *m, const int32_t last[MODEL_LAST]);
+void model_prefetch_followers(const model *m, const int32_t last[MODEL_LAST]);
 
 // Learns that `token` came after last[0 .. MODEL_LAST - 1], and puts it in front of them.
 void model_learn_follower(model *m, int32_t last[MODEL_LAST], int32_t token);
 
 // Number of the cell for a candidate where a follower came so many times; is: the candidate is that follower.
 static inline uint32_t model_follower_cell(uint32_t order, uint32_t times, bool is) {
-    return MODEL_FOLLOWER_CELLS + (order * (MODEL_MOST_SEEN + 1) + times) * 2 + is;
+    return MODEL_FOLLOWER_CELLS + (order * (MODEL_MAX_TIMES + 1) + times) * 2 + is;
 }
 
 // Probability of 12 bits that a cell holds, 1 .. MODEL_ONE - 1.

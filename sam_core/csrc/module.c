@@ -10,6 +10,7 @@
 
 #include "budget.h"
 #include "persist.h"
+#include "validate.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -751,36 +752,6 @@ static PyObject *Pool_prompt_size(PyObject *object, PyObject *number) {
     return status == POOL_OK ? PyLong_FromUnsignedLong(size) : raise_bad_slot(number);
 }
 
-PyDoc_STRVAR(Pool_truncate_doc, "truncate($self, slot, size, /)\n--\n\n"
-                                "Take the tokens of a slot behind its first `size` back.");
-
-static PyObject *Pool_truncate(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    PoolObject *self = (PoolObject *)object;
-    if (count != 2)
-        return PyErr_Format(PyExc_TypeError, "truncate takes 2 arguments, slot and size, not %zd", count);
-    if (check_process(self) < 0)
-        return NULL;
-    Py_ssize_t slot = get_slot(args[0]);
-    if (slot == -1 && PyErr_Occurred())
-        return NULL;
-    Py_ssize_t size = PyNumber_AsSsize_t(args[1], NULL);
-    if (size == -1 && PyErr_Occurred())
-        return NULL;
-    pool_error error;
-    pool_status status;
-    BEGIN_WORK(self)
-    status = pool_truncate(&self->pool, slot, size < 0 ? SIZE_MAX : (size_t)size, &error);
-    END_WORK(self)
-    if (status == POOL_BAD_SLOT)
-        return raise_bad_slot(args[0]);
-    if (status != POOL_OK)
-        return PyErr_Format(
-            PyExc_ValueError,
-            "size is %R: it must lie between %zu, the tokens of the prompt, and %lld, all of the slot",
-            args[1], error.at, (long long)error.value);
-    Py_RETURN_NONE;
-}
-
 PyDoc_STRVAR(Pool_drop_doc, "drop($self, /, group)\n--\n\n"
                             "Free the group of a name (bytes) or prompt; return whether there was one.");
 
@@ -1073,7 +1044,6 @@ static PyMethodDef Pool_methods[] = {
     {"append", METHOD(Pool_append), METH_FASTCALL, Pool_append_doc},
     {"close", METHOD(Pool_close), METH_VARARGS | METH_KEYWORDS, Pool_close_doc},
     {"prompt_size", METHOD(Pool_prompt_size), METH_O, Pool_prompt_size_doc},
-    {"truncate", METHOD(Pool_truncate), METH_FASTCALL, Pool_truncate_doc},
     {"drop", METHOD(Pool_drop), METH_VARARGS | METH_KEYWORDS, Pool_drop_doc},
     {"save", METHOD(Pool_save), METH_VARARGS | METH_KEYWORDS, Pool_save_doc},
     {"load", METHOD(Pool_load), METH_VARARGS | METH_KEYWORDS | METH_CLASS, Pool_load_doc},

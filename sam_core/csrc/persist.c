@@ -4,6 +4,8 @@
 
 #include "persist.h"
 
+#include "group.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -33,7 +35,7 @@ static uint64_t checksum(uint64_t sum, const unsigned char *data, size_t bytes) 
 // ---- writing
 
 // Returns the array with room for `more` entries behind the first `count`; NULL: no memory.
-static void *with_room(void *array, size_t *capacity, size_t count, size_t more, size_t entry) {
+static void *grow_list(void *array, size_t *capacity, size_t count, size_t more, size_t entry) {
     if (more <= *capacity - count)
         return array;
     size_t larger = count + more + count / 2 + 64;
@@ -60,13 +62,13 @@ static bool collect_group(persist_snapshot *s, const pool_group *g) {
         pool_text *text = (pool_text *)g->texts[i];
         if (!is_saved(g, text))
             continue;
-        persist_text *list = with_room(s->texts, &s->text_capacity, s->header.texts, 1, sizeof(persist_text));
+        persist_text *list = grow_list(s->texts, &s->text_capacity, s->header.texts, 1, sizeof(persist_text));
         if (!list)
             return false;
         s->texts = list;
         const sam_text *body = &text->body;
         list[s->header.texts++] = (persist_text){text, body->tokens, text->prompt_size, body->size};
-        pool_pin(text);
+        text_pin(text);
         s->header.tokens += body->size;
         s->header.bytes +=
             2 * UNIT + (body->size - first_saved(g->kind, text->prompt_size)) * sizeof(int32_t);
@@ -75,7 +77,7 @@ static bool collect_group(persist_snapshot *s, const pool_group *g) {
     if (!texts)
         return true;
     if (g->kind == POOL_NAMED && g->key_bytes) { // a prompt stands in each of the texts
-        char *names = with_room(s->names, &s->name_capacity, s->name_bytes, g->key_bytes, 1);
+        char *names = grow_list(s->names, &s->name_capacity, s->name_bytes, g->key_bytes, 1);
         if (!names)
             return false;
         s->names = names;
@@ -83,7 +85,7 @@ static bool collect_group(persist_snapshot *s, const pool_group *g) {
         s->name_bytes += g->key_bytes;
     }
     persist_group *groups =
-        with_room(s->groups, &s->group_capacity, s->header.groups, 1, sizeof(persist_group));
+        grow_list(s->groups, &s->group_capacity, s->header.groups, 1, sizeof(persist_group));
     if (!groups)
         return false;
     s->groups = groups;
@@ -126,7 +128,7 @@ bool persist_collect(pool *p, persist_snapshot *s) {
 
 bool persist_release(persist_snapshot *s, size_t max_texts) {
     for (; s->pinned && max_texts; max_texts--)
-        pool_unpin(s->texts[--s->pinned].text);
+        text_unpin(s->texts[--s->pinned].text);
     if (s->pinned)
         return true;
     SAM_FREE(s->learned);
@@ -424,7 +426,7 @@ static bool take_text(reader *r, pool *p, pool_group *g, pool_key kind, uint64_t
     if (size < prompt_size || (kind == POOL_BY_PROMPT && prompt_size * sizeof(int32_t) != key_bytes) ||
         (size - shared) * sizeof(int32_t) > r->left)
         return false;
-    pool_text *text = *fits ? pool_new_text(p, prompt_size, size) : NULL;
+    pool_text *text = *fits ? text_new(p, prompt_size, size) : NULL;
     *fits = text != NULL;
     if (!text)
         return take(r, NULL, (size - shared) * sizeof(int32_t));
@@ -433,11 +435,11 @@ static bool take_text(reader *r, pool *p, pool_group *g, pool_key kind, uint64_t
         memcpy(tokens, g->key, key_bytes);
     if (size > shared && (!take(r, tokens + shared, (size - shared) * sizeof(int32_t)) ||
                           !are_tokens(tokens + shared, size - shared))) {
-        pool_free_text(p, text);
+        text_free(p, text);
         return false;
     }
     text->body.size = size;
-    *fits = pool_add_text(p, g, text);
+    *fits = group_add_closed_text(p, g, text);
     return true;
 }
 
@@ -449,7 +451,7 @@ static bool take_group(reader *r, pool *p) {
     pool_key kind = head[0] == POOL_BY_PROMPT ? POOL_BY_PROMPT : POOL_NAMED;
     if ((head[0] != POOL_BY_PROMPT && head[0] != POOL_NAMED) || !head[1])
         return false;
-    pool_group *g = pool_new_group(p, kind, key_bytes);
+    pool_group *g = group_new(p, kind, key_bytes);
     bool fits = g != NULL;
     bool sound = take(r, fits ? g->key : NULL, key_bytes) && take(r, NULL, -key_bytes % UNIT);
     if (sound && fits && kind == POOL_BY_PROMPT)
@@ -457,13 +459,12 @@ static bool take_group(reader *r, pool *p) {
     for (uint32_t i = 0; sound && i < head[1]; i++)
         sound = take_text(r, p, g, kind, key_bytes, &fits);
     if (sound && fits) {
-        pool_status status = pool_add_group(p, g);
-        if (status == POOL_OK)
+        sound = !group_find(p, kind, g->key, key_bytes);
+        if (sound && group_add(p, g))
             return true;
-        sound = status == POOL_NO_MEMORY;
     }
     if (g)
-        pool_free_group(p, g);
+        group_free(p, g);
     p->evicted_groups++;
     return sound;
 }

@@ -42,7 +42,7 @@ typedef struct {
     int32_t token;
     uint16_t parent;       // NO_NODE: the end of the text
     uint16_t first, count; // of its candidates
-} seen_node;
+} kept_node;
 
 // The block of a rule_record; kept tokens follow, then candidates, then nodes.
 typedef struct {
@@ -55,7 +55,7 @@ typedef struct {
 } kept_token;
 
 typedef struct {
-    seen_node seen;
+    kept_node kept;
     uint32_t path; // probability of the path to the node, of PATH_ONE
     int32_t draft; // number of its token in the draft, -1: the end of the text
     uint32_t depth;
@@ -207,7 +207,7 @@ static uint32_t followed(const rule_context *context, const match *m, int32_t to
 static void start(draft *d) {
     const rule_context *context = d->context;
     node *n = &d->nodes[0];
-    *n = (node){.seen = {.token = SAM_NO_TOKEN, .parent = NO_NODE}, .path = PATH_ONE, .draft = -1};
+    *n = (node){.kept = {.token = SAM_NO_TOKEN, .parent = NO_NODE}, .path = PATH_ONE, .draft = -1};
     memcpy(n->last, context->last, sizeof n->last);
     for (uint32_t s = 0; s < RULE_INDEXES; s++) {
         n->state[s] = context->state[s];
@@ -229,8 +229,8 @@ static void start(draft *d) {
 
 // Extends the matches of a node's parent by the node's token.
 static void advance(const draft *d, node *n) {
-    const node *parent = &d->nodes[n->seen.parent];
-    int32_t token = n->seen.token;
+    const node *parent = &d->nodes[n->kept.parent];
+    int32_t token = n->kept.token;
     n->last[0] = token;
     for (uint32_t i = 1; i < RULE_LAST; i++)
         n->last[i] = parent->last[i - 1];
@@ -261,13 +261,13 @@ static uint32_t times(uint32_t path, uint32_t probability) {
 // `known` candidates may have this token.
 static candidate *add_candidate(draft *d, node *n, uint32_t max_candidates, uint32_t known, int32_t token,
                                 uint32_t source) {
-    candidate *first = &d->candidates[n->seen.first];
+    candidate *first = &d->candidates[n->kept.first];
     for (uint32_t i = 0; i < known; i++)
         if (first[i].token == token)
             return &first[i];
-    if (token == SAM_NO_TOKEN || n->seen.count == max_candidates)
+    if (token == SAM_NO_TOKEN || n->kept.count == max_candidates)
         return NULL;
-    candidate *c = &first[n->seen.count++];
+    candidate *c = &first[n->kept.count++];
     c->token = token;
     c->source = (uint8_t)source;
     c->cells = 0;
@@ -290,10 +290,10 @@ static uint32_t weight_set(const node *n, uint32_t kind) {
 }
 
 // Finds a candidate's entries in the token tables, and prefetches them.
-static void ask_tokens(const model *m, const node *n, candidate *c) {
+static void find_token_entries(const model *m, const node *n, candidate *c) {
     for (uint32_t order = 0; order < MODEL_TOKENS; order++) {
         c->hash[order] = (uint16_t)model_hash(order, c->token, n->last[0], n->last[1]);
-        sam_ask(&m->learned.tokens[order][c->hash[order]]);
+        sam_prefetch(&m->learned.tokens[order][c->hash[order]]);
     }
 }
 
@@ -316,7 +316,7 @@ static void mix(const draft *d, candidate *c) {
 // Finds the most probable candidate of a node that is not drafted yet, the first on a tie.
 static void find_best(node *n) {
     uint32_t best = 0;
-    for (uint32_t i = 0; i < n->seen.count; i++)
+    for (uint32_t i = 0; i < n->kept.count; i++)
         if (n->left[i] > best) {
             best = n->left[i];
             n->best = i;
@@ -325,14 +325,14 @@ static void find_best(node *n) {
 }
 
 static bool is_named(const draft *d, const node *n, int32_t token) {
-    const candidate *first = &d->candidates[n->seen.first];
-    for (uint32_t i = 0; i < n->seen.count; i++)
+    const candidate *first = &d->candidates[n->kept.first];
+    for (uint32_t i = 0; i < n->kept.count; i++)
         if (first[i].token == token)
             return true;
     return false;
 }
 
-// Whether no match in an index is so long that followers are not used beside it.
+// Whether all matches in indexes are so short that followers are used as well.
 static bool has_short_matches(const node *n) {
     for (uint32_t s = 0; s < RULE_INDEXES; s++)
         if (n->length[s] > SHORT_MATCH)
@@ -342,7 +342,7 @@ static bool has_short_matches(const node *n) {
 
 // The follower of the most last tokens; if followers are not a source, the one of those that occur in a
 // source: in an index, or as a match's candidate. SAM_NO_TOKEN if there is none. *cell: the cell of the other
-// candidates. Not used beside longer matches.
+// candidates. Not used if a match is longer than SHORT_MATCH.
 static int32_t find_follower(const draft *d, const node *n, const sam_index *index, uint32_t *cell) {
     if (!has_short_matches(n))
         return SAM_NO_TOKEN;
@@ -364,23 +364,23 @@ static int32_t find_follower(const draft *d, const node *n, const sam_index *ind
 typedef struct {
     uint8_t candidate, match;
     sam_state end; // of the candidate's edge, SAM_NONE: there is none
-} question;
+} lookup;
 
 // What names the candidates of a node and votes on them.
 typedef struct {
-    uint32_t match_count, question_count;
+    uint32_t match_count, lookup_count;
     uint32_t named; // candidates that a match or the follower names; the others are only frequent
     int32_t follower;
     uint32_t follower_cell; // of the other candidates
     match matches[MAX_MATCHES];
     uint32_t counts[MAX_CANDIDATES][MAX_MATCHES]; // how often a named candidate followed a match
-    question questions[MAX_CANDIDATES * MAX_MATCHES];
+    lookup lookups[MAX_CANDIDATES * MAX_MATCHES];
 } vote;
 
 #define INDEX(match) d->context->index[(match)->source]
 
-// Names the candidates of a node, and asks how often each followed each match. The answers take this step and the
-// two after it, so that their cache misses overlap.
+// Names the candidates of a node, and begins to look up how often each followed each match. A look-up takes this step and
+// the two after it, so that cache misses overlap.
 static void name_candidates(draft *d, node *n, vote *v) {
     const rule_context *context = d->context;
     match *matches = v->matches;
@@ -396,20 +396,20 @@ static void name_candidates(draft *d, node *n, vote *v) {
     for (uint32_t rank = 0; rank < MODEL_RANKS; rank++)
         for (uint32_t i = 0; i < count; i++)
             if (matches[i].rank == rank) {
-                add_candidate(d, n, max_candidates, n->seen.count, matches[i].best, matches[i].source);
-                add_candidate(d, n, max_candidates, n->seen.count, matches[i].newest, matches[i].source);
+                add_candidate(d, n, max_candidates, n->kept.count, matches[i].best, matches[i].source);
+                add_candidate(d, n, max_candidates, n->kept.count, matches[i].newest, matches[i].source);
             }
     for (uint32_t i = 0; d->tree && n->path > PATH_ONE / 4 && i < count; i++) { // only where a search pays
         list(context, &matches[i]);
         for (uint32_t j = 0; j < matches[i].listed; j++)
-            add_candidate(d, n, max_candidates, n->seen.count, matches[i].tokens[j], matches[i].source);
+            add_candidate(d, n, max_candidates, n->kept.count, matches[i].tokens[j], matches[i].source);
     }
     uint32_t share_source = context->index[RULE_GROUP] ? RULE_GROUP : RULE_REQUEST;
     const sam_index *shared = context->index[share_source];
     v->follower = find_follower(d, n, shared, &v->follower_cell);
-    add_candidate(d, n, max_candidates, n->seen.count, v->follower,
+    add_candidate(d, n, max_candidates, n->kept.count, v->follower,
                   context->common ? RULE_COMMON : share_source);
-    v->named = n->seen.count;
+    v->named = n->kept.count;
     if (shared && (d->tree || !v->named)) {
         uint32_t length = n->length[share_source];
         uint32_t wanted = !d->tree ? 1 : n->depth ? (v->named ? 0 : 3) : length >= 4 ? 8 : SAM_FREQUENT;
@@ -420,22 +420,22 @@ static void name_candidates(draft *d, node *n, vote *v) {
                 c->share = shared->frequent[i].count;
         }
     }
-    candidate *first = &d->candidates[n->seen.first];
-    for (uint32_t j = 0; j < n->seen.count; j++)
-        ask_tokens(&d->model->model, n, &first[j]);
+    candidate *first = &d->candidates[n->kept.first];
+    for (uint32_t j = 0; j < n->kept.count; j++)
+        find_token_entries(&d->model->model, n, &first[j]);
     for (uint32_t j = 0; j < v->named; j++)
         for (uint32_t i = count; i--;) {
             if (is_known(&matches[i], first[j].token, &v->counts[j][i]))
                 continue;
-            v->questions[v->question_count++] = (question){(uint8_t)j, (uint8_t)i, SAM_NONE};
-            sam_ask_edge(INDEX(&matches[i]), matches[i].state, first[j].token);
+            v->lookups[v->lookup_count++] = (lookup){(uint8_t)j, (uint8_t)i, SAM_NONE};
+            sam_prefetch_edge(INDEX(&matches[i]), matches[i].state, first[j].token);
         }
 }
 
-// Finds the edges of the candidates that were asked for.
+// The second step of the look-ups: finds the edges of the candidates.
 static void find_edges(const draft *d, const node *n, vote *v) {
-    const candidate *first = &d->candidates[n->seen.first];
-    for (question *q = v->questions; q < v->questions + v->question_count; q++) {
+    const candidate *first = &d->candidates[n->kept.first];
+    for (lookup *q = v->lookups; q < v->lookups + v->lookup_count; q++) {
         const match *m = &v->matches[q->match];
         uint32_t *counted = &v->counts[q->candidate][q->match];
         // What never followed a suffix of a match never followed the match.
@@ -445,19 +445,19 @@ static void find_edges(const draft *d, const node *n, vote *v) {
     }
 }
 
-// Counts how often the candidates followed the matches, and mixes their probabilities.
+// The third step: counts how often the candidates followed the matches, and mixes their probabilities.
 static void weigh_candidates(draft *d, const node *n, vote *v) {
     const rule_context *context = d->context;
     const model *m = &d->model->model;
-    for (const question *q = v->questions; q < v->questions + v->question_count; q++)
+    for (const lookup *q = v->lookups; q < v->lookups + v->lookup_count; q++)
         if (q->end != SAM_NONE)
             v->counts[q->candidate][q->match] = sam_arrivals(INDEX(&v->matches[q->match]), q->end);
     const sam_index *shared = context->index[context->index[RULE_GROUP] ? RULE_GROUP : RULE_REQUEST];
     uint32_t set = weight_set(n, n->depth == 0 ? 0 : n->depth < 3 ? 1 : 2);
     uint32_t frequent_set = weight_set(n, MODEL_FREQUENT);
     uint32_t least_share = shared ? model_share_cell(0, shared->appended) : 0;
-    candidate *first = &d->candidates[n->seen.first];
-    for (uint32_t j = 0; j < n->seen.count; j++) {
+    candidate *first = &d->candidates[n->kept.first];
+    for (uint32_t j = 0; j < n->kept.count; j++) {
         candidate *c = &first[j];
         c->set = (uint16_t)(j < v->named ? set : frequent_set);
         for (uint32_t i = 0; i < v->match_count && j < v->named; i++) {
@@ -499,15 +499,15 @@ static void consider_count(draft *d, node *n) {
     if (!m)
         return;
     uint32_t max_candidates = d->tree ? DEEP_CANDIDATES : 1;
-    add_candidate(d, n, max_candidates, n->seen.count, m->best, m->source);
+    add_candidate(d, n, max_candidates, n->kept.count, m->best, m->source);
     if (d->tree) {
-        add_candidate(d, n, max_candidates, n->seen.count, m->newest, m->source);
+        add_candidate(d, n, max_candidates, n->kept.count, m->newest, m->source);
         list(context, m);
         for (uint32_t j = 0; j < m->listed; j++)
-            add_candidate(d, n, max_candidates, n->seen.count, m->tokens[j], m->source);
+            add_candidate(d, n, max_candidates, n->kept.count, m->tokens[j], m->source);
     }
-    candidate *first = &d->candidates[n->seen.first];
-    for (uint32_t j = 0; j < n->seen.count; j++) {
+    candidate *first = &d->candidates[n->kept.first];
+    for (uint32_t j = 0; j < n->kept.count; j++) {
         candidate *c = &first[j];
         add_input(&d->model->model, c,
                   m->cells + model_cell(followed(context, m, c->token), m->marks, c->token == m->newest),
@@ -519,8 +519,8 @@ static void consider_count(draft *d, node *n) {
 // Considers a node in three steps, of which find_edges is the second.
 static void begin_node(draft *d, node *n, vote *v) {
     n->considered = true;
-    n->seen.first = (uint16_t)d->candidate_count;
-    v->question_count = 0;
+    n->kept.first = (uint16_t)d->candidate_count;
+    v->lookup_count = 0;
     if (d->rule == RULE_COUNT)
         consider_count(d, n);
     else
@@ -530,9 +530,9 @@ static void begin_node(draft *d, node *n, vote *v) {
 static void end_node(draft *d, node *n, vote *v) {
     if (d->rule != RULE_COUNT)
         weigh_candidates(d, n, v);
-    d->candidate_count += n->seen.count;
-    for (uint32_t i = 0; i < n->seen.count; i++)
-        n->left[i] = d->candidates[n->seen.first + i].probability;
+    d->candidate_count += n->kept.count;
+    for (uint32_t i = 0; i < n->kept.count; i++)
+        n->left[i] = d->candidates[n->kept.first + i].probability;
     find_best(n);
 }
 
@@ -548,9 +548,9 @@ static void consider(draft *d, node *n, vote *v) {
 
 // A draft that is being built.
 typedef struct {
-    uint32_t k, min_prob; // least: probability of a path, of PATH_ONE
+    uint32_t k, min_prob; // min_prob: of a path, of PATH_ONE
     uint32_t size;
-    bool cut; // the last token is too improbable: it is not drafted, only learned from
+    bool below_min_prob; // the last token is too improbable: it is not drafted, only learned from
     bool with_lengths;
     int32_t tokens[RULE_MAX_DRAFT];
     int32_t parents[RULE_MAX_DRAFT];
@@ -615,13 +615,13 @@ static void emit(output *o, int32_t token, int32_t parent, uint32_t path, uint32
     o->sources[at] = (uint8_t)source;
     o->cells[at] = (uint16_t)cell;
     o->lengths[at] = length;
-    o->cut = path < o->min_prob;
+    o->below_min_prob = path < o->min_prob;
 }
 
 // The node of the token that was drafted last, the best candidate of node `from`.
 static node *follow(draft *d, const node *from, const output *o) {
     node *n = &d->nodes[d->node_count++];
-    n->seen = (seen_node){.token = o->tokens[o->size - 1], .parent = (uint16_t)(from - d->nodes)};
+    n->kept = (kept_node){.token = o->tokens[o->size - 1], .parent = (uint16_t)(from - d->nodes)};
     n->path = from->best_path;
     n->draft = (int32_t)o->size - 1;
     n->depth = from->depth + 1;
@@ -630,7 +630,7 @@ static node *follow(draft *d, const node *from, const output *o) {
 }
 
 static void emit_best(draft *d, output *o, node *n) {
-    const candidate *c = &d->candidates[n->seen.first + n->best];
+    const candidate *c = &d->candidates[n->kept.first + n->best];
     uint32_t source = c->source;
     if (source == RULE_GROUP && d->context->past &&
         followed_in_past(d->context, n->length[RULE_GROUP] ? n->state[RULE_GROUP] : SAM_ROOT, c->token))
@@ -640,27 +640,27 @@ static void emit_best(draft *d, output *o, node *n) {
     n->left[n->best] = 0;
 }
 
-// A chain that is drafted beside others.
+// A chain that is drafted in turn with others.
 typedef struct {
     draft draft;
     output output;
     node *at; // the node to be considered
     vote vote;
-    sam_asked asked[RULE_INDEXES];
+    sam_prefetched prefetched[RULE_INDEXES];
 } chain;
 
-enum { CHAIN_ASKS = SAM_MATCH_ASKS - 1 };
+enum { CHAIN_STAGES = SAM_MATCH_STAGES - 1 };
 
 // Prefetches for the next node of a chain, in stages. For the first one the pool has prefetched all but the followers
-// (rows.h).
-static void ask_chain(chain *c, uint32_t step) {
+// (prefetch.h).
+static void prefetch_chain(chain *c, uint32_t step) {
     const draft *d = &c->draft;
     const node *n = c->at;
     if (step == 0 && d->rule == RULE_BLEND && has_short_matches(n))
-        model_ask_followers(&d->model->model, n->last);
+        model_prefetch_followers(&d->model->model, n->last);
     for (uint32_t s = 0; n->depth && s < RULE_INDEXES; s++)
         if (n->length[s])
-            sam_ask_match(d->context->index[s], n->state[s], step + 1, &c->asked[s]);
+            sam_prefetch_match(d->context->index[s], n->state[s], step + 1, &c->prefetched[s]);
 }
 
 // Drafts the best candidate of a chain's node, which was considered. Returns whether the chain goes on.
@@ -668,15 +668,15 @@ static bool extend(chain *c) {
     if (!c->at->best_path)
         return false;
     emit_best(&c->draft, &c->output, c->at);
-    if (c->output.cut)
+    if (c->output.below_min_prob)
         return false;
     c->at = follow(&c->draft, c->at, &c->output);
     return c->output.size < c->output.k;
 }
 
-// Drafts chains side by side, so that their cache misses overlap.
+// Drafts chains in turn, a token of each, so that their cache misses overlap.
 static void draft_chains(chain *chains, uint32_t count) {
-    chain *left[RULE_BESIDE];
+    chain *left[RULE_BATCH];
     uint32_t going = 0;
     for (uint32_t i = 0; i < count; i++)
         if (chains[i].output.k)
@@ -685,9 +685,9 @@ static void draft_chains(chain *chains, uint32_t count) {
         for (uint32_t i = 0; i < count; i++)
             if (left[i]->at->depth)
                 advance(&left[i]->draft, left[i]->at);
-        for (uint32_t step = 0; count > 1 && step < CHAIN_ASKS; step++)
+        for (uint32_t step = 0; count > 1 && step < CHAIN_STAGES; step++)
             for (uint32_t i = 0; i < count; i++)
-                ask_chain(left[i], step);
+                prefetch_chain(left[i], step);
         for (uint32_t i = 0; i < count; i++)
             begin_node(&left[i]->draft, left[i]->at, &left[i]->vote);
         for (uint32_t i = 0; i < count; i++)
@@ -716,7 +716,7 @@ static void draft_tree(draft *d, output *o, vote *v) {
         node *n = &nodes[best];
         if (n->considered) {
             emit_best(d, o, n);
-            if (o->cut)
+            if (o->below_min_prob)
                 break;
             offers[d->node_count] = n->best_path;
             follow(d, n, o);
@@ -833,7 +833,7 @@ static void draft_copies(const draft *d, output *o) {
             emit(o, token, best->node, best_path, best->past ? RULE_HISTORY : best->source, best_cell,
                  best->length + best->depth - 1);
         }
-        if (o->cut)
+        if (o->below_min_prob)
             break;
         best->node = known;
         best->path = o->paths[known];
@@ -970,7 +970,7 @@ static void draft_suffix(const draft *d, output *o) {
         uint32_t before = best.parents[i] < 0 ? PATH_ONE : o->paths[best.parents[i]];
         uint32_t path = times(before, model_probability(cells[best.cells[i]]));
         emit(o, best.tokens[i], best.parents[i], path, best_source, best.cells[i], best.lengths[i]);
-        if (o->cut)
+        if (o->below_min_prob)
             break;
     }
 }
@@ -1005,7 +1005,7 @@ void rule_record_free(rule_record *record, sam_memory *memory) {
 // Keeps what rule_learn needs. Returns false if there is no memory.
 static bool keep(const draft *d, sam_memory *memory, const output *o, rule_record *record) {
     size_t tokens = o->size * sizeof(kept_token), candidates = d->candidate_count * sizeof(candidate);
-    size_t bytes = sizeof(record_block) + tokens + candidates + d->node_count * sizeof(seen_node);
+    size_t bytes = sizeof(record_block) + tokens + candidates + d->node_count * sizeof(kept_node);
     if (bytes > record->bytes) {
         size_t roomy = bytes + bytes / 2;
         void *block = sam_resize(memory, record->block, record->bytes, roomy);
@@ -1022,10 +1022,10 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
     for (uint32_t i = 0; i < o->size; i++)
         kept[i] = (kept_token){o->tokens[i], o->parents[i], o->cells[i]};
     memcpy(kept + o->size, d->candidates, candidates);
-    seen_node *nodes = (seen_node *)((char *)(kept + o->size) + candidates);
+    kept_node *nodes = (kept_node *)((char *)(kept + o->size) + candidates);
     for (uint32_t i = 0; i < d->node_count; i++)
-        nodes[i] = d->nodes[i].seen;
-    record->drafted = o->size - o->cut;
+        nodes[i] = d->nodes[i].kept;
+    record->drafted = o->size - o->below_min_prob;
     record->kept = o->size;
     record->due[RULE_TOKENS] = record->due[RULE_CELLS] = true;
     return true;
@@ -1036,7 +1036,7 @@ static void end_at_foreign_token(output *o, uint32_t vocab_size) {
     for (uint32_t i = 0; vocab_size && i < o->size; i++)
         if ((uint32_t)o->tokens[i] >= vocab_size) {
             o->size = i;
-            o->cut = false;
+            o->below_min_prob = false;
             return;
         }
 }
@@ -1069,12 +1069,12 @@ static bool finish(draft *d, output *o, sam_memory *memory, rule_task *t) {
     return true;
 }
 
-// How many drafts of at most k tokens fit a rule_work, if they can be made side by side at all.
-static uint32_t side_by_side(rule_name rule, bool tree, uint32_t k) {
+// How many drafts of at most k tokens are made in turn: as many as fit a rule_work, or one.
+static uint32_t batch_size(rule_name rule, bool tree, uint32_t k) {
     if (tree || !matches_again(rule))
         return 1;
     uint32_t fit = smaller(MAX_NODES / (k + 1), ALL_CANDIDATES / (MAX_CANDIDATES + k * DEEP_CANDIDATES));
-    return smaller(fit, RULE_BESIDE);
+    return smaller(fit, RULE_BATCH);
 }
 
 static void make_drafts(chain *chains, uint32_t count) {
@@ -1091,27 +1091,27 @@ static void make_drafts(chain *chains, uint32_t count) {
 
 uint32_t rule_draft(const rule_model *m, rule_work *work, sam_memory *memory, rule_name rule, float min_prob,
                     rule_task *tasks, uint32_t count) {
-    chain chains[RULE_BESIDE];
+    chain chains[RULE_BATCH];
     uint32_t k = 0;
     for (uint32_t i = 0; i < count; i++)
         k = tasks[i].k > k ? tasks[i].k : k;
     bool tree = tasks->parents != NULL;
-    uint32_t beside = side_by_side(rule, tree, k);
-    for (uint32_t from = 0; from < count; from += beside) {
-        uint32_t taken = smaller(beside, count - from);
+    uint32_t batch = batch_size(rule, tree, k);
+    for (uint32_t from = 0; from < count; from += batch) {
+        uint32_t taken = smaller(batch, count - from);
         for (uint32_t i = 0; i < taken; i++) {
             const rule_task *t = &tasks[from + i];
             chain *c = &chains[i];
             c->draft = (draft){.model = m,
                                .context = &t->context,
                                .nodes = work->nodes + i * (k + 1),
-                               .candidates = work->candidates + i * (ALL_CANDIDATES / beside),
+                               .candidates = work->candidates + i * (ALL_CANDIDATES / batch),
                                .rule = rule,
                                .tree = tree};
             c->output.k = t->k;
             c->output.min_prob = (uint32_t)(min_prob * (float)PATH_ONE);
             c->output.size = 0;
-            c->output.cut = false;
+            c->output.below_min_prob = false;
             c->output.with_lengths = t->match_lengths != NULL;
             c->at = c->draft.nodes;
             if (matches_again(rule))
@@ -1131,8 +1131,8 @@ static void move_weights(int32_t *weights, int16_t error, const int16_t *inputs)
     for (uint32_t i = 0; i < MODEL_INPUTS; i++) {
         int32_t product = (int32_t)error * inputs[i];
         int32_t moved = weights[i] + ((product + 2048 + (product >> 31)) >> 12);
-        moved = moved > MODEL_MOST_WEIGHT ? MODEL_MOST_WEIGHT : moved;
-        weights[i] = moved < -MODEL_MOST_WEIGHT ? -MODEL_MOST_WEIGHT : moved;
+        moved = moved > MODEL_MAX_WEIGHT ? MODEL_MAX_WEIGHT : moved;
+        weights[i] = moved < -MODEL_MAX_WEIGHT ? -MODEL_MAX_WEIGHT : moved;
     }
 }
 
@@ -1152,7 +1152,7 @@ static void learn_tokens(model *m, const candidate *c, bool outcome) {
 typedef struct {
     const kept_token *tokens;
     const candidate *candidates;
-    const seen_node *nodes;
+    const kept_node *nodes;
     uint32_t candidate_count, node_count;
 } contents;
 
@@ -1161,24 +1161,24 @@ static contents contents_of(const rule_record *record) {
     contents c = {.candidate_count = block->candidate_count, .node_count = block->node_count};
     c.tokens = (const kept_token *)(block + 1);
     c.candidates = (const candidate *)(c.tokens + record->kept);
-    c.nodes = (const seen_node *)(c.candidates + c.candidate_count);
+    c.nodes = (const kept_node *)(c.candidates + c.candidate_count);
     return c;
 }
 
-void rule_ask_learn(const rule_model *rm, const rule_record *record, int lesson) {
+void rule_prefetch_lesson(const rule_model *rm, const rule_record *record, int lesson) {
     if (!record->due[lesson])
         return;
     if (lesson == RULE_FOLLOWERS)
-        model_ask_followers(&rm->model, record->last);
+        model_prefetch_followers(&rm->model, record->last);
     if (lesson == RULE_FOLLOWERS || !record->kept)
         return;
     contents of = contents_of(record);
     for (uint32_t i = 0; i < of.candidate_count && i < MAX_CANDIDATES; i++) {
         const candidate *c = &of.candidates[i];
         if (lesson == RULE_CELLS)
-            sam_ask(rm->model.learned.weights[c->set]);
+            sam_prefetch(rm->model.learned.weights[c->set]);
         for (uint32_t order = 0; lesson == RULE_TOKENS && order < MODEL_TOKENS; order++)
-            sam_ask(&rm->model.learned.tokens[order][c->hash[order]]);
+            sam_prefetch(&rm->model.learned.tokens[order][c->hash[order]]);
     }
 }
 
@@ -1219,7 +1219,7 @@ void rule_learn(rule_model *rm, rule_name rule, rule_record *record, int lesson,
         learn_drafted(m, rule, record, &of, tokens, count, accepted);
     uint32_t at = 0;
     for (uint32_t i = 0; i < count && of.node_count; i++) {
-        const seen_node *n = &of.nodes[at];
+        const kept_node *n = &of.nodes[at];
         for (uint32_t j = 0; j < n->count; j++) {
             const candidate *c = &of.candidates[n->first + j];
             if (lesson == RULE_CELLS)

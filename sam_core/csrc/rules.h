@@ -59,7 +59,7 @@ enum {
     RULE_MATCHED = 3,    // sources with matches: these and the corpus
     RULE_LAST = 5,       // last tokens of the text, by which followers are looked up
     RULE_MAX_DRAFT = 64, // tokens of a draft or nodes of a tree
-    RULE_BESIDE = 8      // chains that are drafted side by side
+    RULE_BATCH = 8       // chains that are drafted in turn, so that their cache misses overlap
 };
 
 // The matches of a request's text in each source.
@@ -123,12 +123,12 @@ typedef struct {
 // tokens included; in a copy (`oldest`, `newest`, `suffix`) that of the copied match. 0: the token is a follower or
 // only frequent. min_prob: see above, 0 .. 1. Keeps in each record what rule_learn needs. Without memory for that, a
 // task's draft is empty and the later tasks are left as they are. Returns the number of those before it. Chains of
-// `count` and `blend` are drafted side by side, so that their cache misses overlap.
+// `count` and `blend` are drafted RULE_BATCH at a time.
 uint32_t rule_draft(const rule_model *model, rule_work *work, sam_memory *memory, rule_name rule,
                     float min_prob, rule_task *tasks, uint32_t count);
 
 // Prefetches what a lesson reads of the model.
-void rule_ask_learn(const rule_model *model, const rule_record *record, int lesson);
+void rule_prefetch_lesson(const rule_model *model, const rule_record *record, int lesson);
 
 // Learns a lesson, if it is due, from the tokens that came after the drafted text. RULE_CELLS adds the confirmed tokens of
 // the draft to accepted[source]. Never fails.

@@ -173,7 +173,7 @@ static bool reserve_nodes(sam_index *index, uint32_t more) {
     return more <= capacity - index->node_count || grow_nodes(index, more);
 }
 
-static uint32_t table_room(const sam_index *index) { return index->table_size - index->table_size / 4; }
+static uint32_t table_limit(const sam_index *index) { return index->table_size - index->table_size / 4; }
 
 // An empty table, NULL on failure.
 static sam_edge *new_table(sam_index *index, uint32_t size) {
@@ -275,7 +275,7 @@ typedef struct {
 static bool count_edge(sam_index *index, uint32_t hash, int by) {
     uint16_t *count = table_count(index, hash);
     *count = (uint16_t)(*count + by);
-    return *count <= table_room(index);
+    return *count <= table_limit(index);
 }
 
 // Adds `by` to the counts of the tables of the first *count new edges, until a table is too full. Returns
@@ -307,8 +307,8 @@ static bool count_edges(sam_index *index, const new_edges *new, int by, uint32_t
 }
 
 // Whether every table has room for so many edges.
-static bool has_room(const sam_index *index, uint32_t more) {
-    return (uint64_t)index->fullest + more <= table_room(index);
+static bool tables_fit(const sam_index *index, uint32_t more) {
+    return (uint64_t)index->fullest + more <= table_limit(index);
 }
 
 // Reserves entries for at most `more` new edges.
@@ -321,7 +321,7 @@ static bool reserve_edges(sam_index *index, uint32_t more, const new_edges *new)
                 size = 2 * index->table_size;
             if (!grow_table(index, size < SAM_TABLE ? (uint32_t)size : SAM_TABLE))
                 return false;
-            if (has_room(index, more))
+            if (tables_fit(index, more))
                 return true;
         }
         if (!split_table(index, 0))
@@ -330,7 +330,7 @@ static bool reserve_edges(sam_index *index, uint32_t more, const new_edges *new)
     // Below, a table that is too full costs two passes over the new edges: with many of them there should be
     // none.
     for (uint32_t i = 0; more > index->table_size / 4 && i <= index->table_mask; i++)
-        while (needed >> index->tables[i].bits > table_room(index) / 16 * 15)
+        while (needed >> index->tables[i].bits > table_limit(index) / 16 * 15)
             if (!split_table(index, i))
                 return false;
     for (;;) {
@@ -400,11 +400,11 @@ void sam_index_reserve(sam_index *index, uint32_t tokens) {
         return;
     if (tokens > MAX_TOKENS)
         tokens = MAX_TOKENS;
-    bool (*make_room)(void *) = index->memory->make_room;
-    index->memory->make_room = NULL;
+    bool (*reclaim)(void *) = index->memory->reclaim;
+    index->memory->reclaim = NULL;
     if (reserve_chunks(index, tokens / SAM_CHUNK + 1) && grow_nodes(index, tokens / 2))
         make_tables(index, tokens / 4 * 3);
-    index->memory->make_room = make_room;
+    index->memory->reclaim = reclaim;
 }
 
 static size_t directory_bytes(const sam_index *index) {
@@ -561,7 +561,7 @@ static bool extend(sam_index *index, sam_cursor *cursor, uint32_t text, uint32_t
     if (must_split)
         more += edges_of(index, q);
     if (!reserve_nodes(index, 1) ||
-        (!has_room(index, more) &&
+        (!tables_fit(index, more) &&
          !reserve_edges(index, more, &(new_edges){from, end, token, must_split ? q : SAM_ROOT})) ||
         (new_chunk && !reserve_chunks(index, 1)))
         return false;
@@ -709,33 +709,33 @@ static uint32_t node_above(const sam_index *index, sam_state state) {
     return (state & SAM_NODE ? state : sam_link(index, state)) & ~SAM_NODE;
 }
 
-static void ask_edge(const sam_index *index, uint32_t number, int32_t token) {
+static void prefetch_edge(const sam_index *index, uint32_t number, int32_t token) {
     uint32_t hash = edge_hash(number, token);
     if (index->table_size) {
         const sam_edge *edge = home(index, table_of(index, hash), hash);
-        sam_ask(edge);
-        sam_ask(edge + 3); // the search may go on to the next line
+        sam_prefetch(edge);
+        sam_prefetch(edge + 3); // the search may go on to the next line
     }
 }
 
-static void ask_node(const sam_index *index, uint32_t number) {
-    sam_ask(&index->nodes[number]);
+static void prefetch_node(const sam_index *index, uint32_t number) {
+    sam_prefetch(&index->nodes[number]);
     if (index->counts)
-        sam_ask(&index->counts[number]);
+        sam_prefetch(&index->counts[number]);
 }
 
-static void ask_link(const sam_index *index, sam_state state) {
+static void prefetch_link(const sam_index *index, sam_state state) {
     if (!(state & SAM_NODE))
-        sam_ask(&index->links[state]);
+        sam_prefetch(&index->links[state]);
 }
 
 // Prefetches where an edge leads.
-static void ask_end(const sam_index *index, sam_state end) {
-    ask_link(index, end);
+static void prefetch_end(const sam_index *index, sam_state end) {
+    prefetch_link(index, end);
     if (end & SAM_NODE)
-        ask_node(index, end & ~SAM_NODE);
+        prefetch_node(index, end & ~SAM_NODE);
     else
-        sam_ask(&index->chunks[end / SAM_CHUNK]);
+        sam_prefetch(&index->chunks[end / SAM_CHUNK]);
 }
 
 // Where an edge leads: to a node, or to a place that may have become one. SAM_NONE: there is no edge.
@@ -746,43 +746,43 @@ static sam_state edge_end(const sam_index *index, uint32_t number, int32_t token
     return node->more == SAM_NO_TOKEN ? SAM_NONE : edge_entry(index, number, token)->target;
 }
 
-void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
-                    sam_asked *asked) {
-    enum { WALK = SAM_APPEND_ASKS - 3 }; // nodes of the walk
-    uint32_t number = asked->node;
-    sam_state end = asked->end;
+void sam_prefetch_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
+                         sam_prefetched *prefetched) {
+    enum { WALK = SAM_APPEND_STAGES - 3 }; // nodes of the walk
+    uint32_t number = prefetched->node;
+    sam_state end = prefetched->end;
     if (step == 0) {
-        ask_edge(index, 0, token);
-        ask_link(index, cursor->last);
-        ask_link(index, cursor->near);
+        prefetch_edge(index, 0, token);
+        prefetch_link(index, cursor->last);
+        prefetch_link(index, cursor->near);
         if (cursor->place != SAM_NONE)
-            sam_ask(&index->chunks[cursor->place / SAM_CHUNK]);
+            sam_prefetch(&index->chunks[cursor->place / SAM_CHUNK]);
     } else if (step == 1) {
         number = node_above(index, cursor->last);
-        ask_node(index, number);
-        ask_edge(index, number, token);
-        *asked = (sam_asked){number, SAM_NONE};
+        prefetch_node(index, number);
+        prefetch_edge(index, number, token);
+        *prefetched = (sam_prefetched){number, SAM_NONE};
     } else if (step <= WALK + 1) {
         if (end == SAM_NONE)
-            asked->end = end = edge_end(index, number, token);
+            prefetched->end = end = edge_end(index, number, token);
         if (number && step <= WALK) {
-            asked->node = number = index->nodes[number].link;
-            ask_node(index, number);
+            prefetched->node = number = index->nodes[number].link;
+            prefetch_node(index, number);
             if (end == SAM_NONE)
-                ask_edge(index, number, token);
+                prefetch_edge(index, number, token);
         }
         if (step == WALK + 1 && end != SAM_NONE)
-            ask_end(index, end);
+            prefetch_end(index, end);
     } else if (end != SAM_NONE) {
-        ask_node(index, end & SAM_NODE ? index->nodes[end & ~SAM_NODE].link : node_above(index, end));
+        prefetch_node(index, end & SAM_NODE ? index->nodes[end & ~SAM_NODE].link : node_above(index, end));
     }
 }
 
-void sam_ask_match(const sam_index *index, sam_state near, unsigned step, sam_asked *asked) {
-    enum { NODES = SAM_MATCH_ASKS - 2 }; // of the link path
-    uint32_t place = SAM_NONE, number = asked->node, left;
+void sam_prefetch_match(const sam_index *index, sam_state near, unsigned step, sam_prefetched *prefetched) {
+    enum { NODES = SAM_MATCH_STAGES - 2 }; // of the link path
+    uint32_t place = SAM_NONE, number = prefetched->node, left;
     if (step == 0) {
-        ask_link(index, near);
+        prefetch_link(index, near);
         return;
     }
     if (step == 1) {
@@ -790,8 +790,8 @@ void sam_ask_match(const sam_index *index, sam_state near, unsigned step, sam_as
         place = near & SAM_NODE ? SAM_NONE : near;
         number = node_above(index, near);
     } else {
-        if (asked->end != SAM_NONE && !index->plain)
-            sam_ask(sam_place_token(index, asked->end, &left));
+        if (prefetched->end != SAM_NONE && !index->plain)
+            sam_prefetch(sam_place_token(index, prefetched->end, &left));
         if (number) {
             const sam_count *count = index->counts ? &index->counts[number] : NULL;
             if (!count ||
@@ -801,12 +801,12 @@ void sam_ask_match(const sam_index *index, sam_state near, unsigned step, sam_as
         }
     }
     if (place != SAM_NONE && index->plain)
-        sam_ask(sam_place_token(index, place, &left));
+        sam_prefetch(sam_place_token(index, place, &left));
     else if (place != SAM_NONE)
-        sam_ask(&index->chunks[place / SAM_CHUNK]);
+        sam_prefetch(&index->chunks[place / SAM_CHUNK]);
     if (number && step <= NODES)
-        ask_node(index, number);
-    *asked = (sam_asked){number, place};
+        prefetch_node(index, number);
+    *prefetched = (sam_prefetched){number, place};
 }
 
 bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch) {
@@ -820,18 +820,18 @@ bool sam_index_branch(sam_index *index, sam_cursor *cursor, sam_cursor *branch) 
 
 // ---- reading
 
-void sam_ask_edge(const sam_index *index, sam_state node, int32_t token) {
+void sam_prefetch_edge(const sam_index *index, sam_state node, int32_t token) {
     if (sam_node_of(index, node)->token != token)
-        ask_edge(index, node & ~SAM_NODE, token);
+        prefetch_edge(index, node & ~SAM_NODE, token);
 }
 
 sam_state sam_edge_end(const sam_index *index, sam_state node, int32_t token) {
     sam_state end = edge_end(index, node & ~SAM_NODE, token);
     if (end == SAM_NONE)
         return end;
-    ask_link(index, end);
+    prefetch_link(index, end);
     if (end & SAM_NODE)
-        sam_ask(&index->counts[end & ~SAM_NODE]);
+        sam_prefetch(&index->counts[end & ~SAM_NODE]);
     return end;
 }
 
@@ -897,19 +897,19 @@ void sam_search_begin(sam_search *search, const sam_index *index, const sam_curs
                       const int32_t *tokens, uint32_t count) {
     sam_state state = index->kind == SAM_OLDEST ? cursor->last : cursor->near;
     *search = (sam_search){index, tokens, count, cursor->length, state, .found = true};
-    ask_end(index, state);
+    prefetch_end(index, state);
 }
 
 // Prefetches what the search for the next token reads of a state that is resolved.
-static void ask_search(const sam_search *search, sam_state state) {
+static void prefetch_search(const sam_search *search, sam_state state) {
     const sam_index *index = search->index;
     uint32_t node = node_above(index, state), left;
-    sam_ask(&index->nodes[node]);
+    sam_prefetch(&index->nodes[node]);
     if (!search->count)
         return;
-    ask_edge(index, node, *search->tokens);
+    prefetch_edge(index, node, *search->tokens);
     if (!(state & SAM_NODE))
-        sam_ask(sam_place_token(index, state, &left) + 1);
+        sam_prefetch(sam_place_token(index, state, &left) + 1);
 }
 
 // Where the next token leads, or without one, where any token led; SAM_NONE: nowhere.
@@ -929,7 +929,7 @@ bool sam_search_step(sam_search *search) {
     if (search->found) {
         search->state = state = sam_resolve(index, state);
         search->found = false;
-        ask_search(search, state);
+        prefetch_search(search, state);
         return true;
     }
     if (search->shortened)
@@ -941,7 +941,7 @@ bool sam_search_step(sam_search *search) {
         search->state = state = sam_link(index, state);
         if (!is_leaf) {
             search->shortened = true;
-            ask_search(search, state);
+            prefetch_search(search, state);
             return true;
         }
         search->length = sam_node_of(index, state)->length; // it was prefetched with the leaf
@@ -952,7 +952,7 @@ bool sam_search_step(sam_search *search) {
     if (end != SAM_NONE) {
         search->state = end;
         search->length++;
-        ask_end(index, end);
+        prefetch_end(index, end);
     }
     search->found = true;
     search->shortened = false;
@@ -1094,7 +1094,7 @@ static bool validate_table(const sam_index *index, const sam_edge *edges, uint32
     for (uint32_t i = 0; i < index->table_size; i++)
         stored += edges[i].target != SAM_NONE;
     SAM_REQUIRE(stored == count && stored <= index->fullest, "a table's count is wrong");
-    SAM_REQUIRE(stored <= table_room(index), "a table is too full");
+    SAM_REQUIRE(stored <= table_limit(index), "a table is too full");
     return true;
 }
 

@@ -174,7 +174,7 @@ typedef struct {
 // Initializes an index with the root. Returns false on failure: nothing has to be freed.
 bool sam_index_init(sam_index *index, sam_memory *memory, sam_kind kind, sam_text *const *texts);
 
-// Reserves the usual memory of a text with this many tokens in a new index, without calling make_room, so
+// Reserves the usual memory of a text with this many tokens in a new index, without calling reclaim, so
 // that appending is faster. Does nothing for less than a chunk.
 void sam_index_reserve(sam_index *index, uint32_t tokens);
 
@@ -194,15 +194,15 @@ bool sam_index_append(sam_index *index, sam_cursor *cursor, uint32_t text, uint3
 typedef struct {
     uint32_t node; // that was prefetched last
     sam_state end; // where the edge that ends the walk leads, or a place that was prefetched last
-} sam_asked;
+} sam_prefetched;
 
 // Prefetch the memory for appending `token` to the text of the cursor, or for sam_match and drafting from there
 // (`near` is the cursor's, or the state of a match), in this many stages: each reads what the stage before it has
 // prefetched. If the owner does something else in between, the memory arrives in time. They change nothing but *asked.
-enum { SAM_APPEND_ASKS = 7, SAM_MATCH_ASKS = 4 };
-void sam_ask_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
-                    sam_asked *asked);
-void sam_ask_match(const sam_index *index, sam_state near, unsigned step, sam_asked *asked);
+enum { SAM_APPEND_STAGES = 7, SAM_MATCH_STAGES = 4 };
+void sam_prefetch_append(const sam_index *index, const sam_cursor *cursor, int32_t token, unsigned step,
+                         sam_prefetched *prefetched);
+void sam_prefetch_match(const sam_index *index, sam_state near, unsigned step, sam_prefetched *prefetched);
 
 // Begins another text with the text of `cursor`: *branch becomes its cursor. Returns false without memory:
 // nothing has changed.
@@ -263,7 +263,7 @@ sam_state sam_child(const sam_index *index, sam_state state, int32_t token);
 
 // How often `token` followed the strings of a node, in three parts, so that the cache misses of several such
 // questions overlap: prefetch; find where its edge leads, SAM_NONE if there is none; count.
-void sam_ask_edge(const sam_index *index, sam_state node, int32_t token);
+void sam_prefetch_edge(const sam_index *index, sam_state node, int32_t token);
 sam_state sam_edge_end(const sam_index *index, sam_state node, int32_t token);
 uint32_t sam_arrivals(const sam_index *index, sam_state end);
 

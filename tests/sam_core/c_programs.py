@@ -15,15 +15,15 @@ HERE = Path(__file__).parent
 PROJECT = HERE.parent if (HERE.parent / "csrc").is_dir() else HERE.parents[1] / "sam_core"
 CSRC = PROJECT / "csrc"
 CC = os.environ.get("CC", "cc")
-WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
+WARNINGS = ["-std=c11", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-INDEX = ["memory.c", "sam.c", "model.c", "rules.c"]
-POOL = [*INDEX, "group.c", "room.c", "rows.c", "pool.c"]
-CORE = [*POOL, "corpus.c", "persist.c"]
-# The C tests and fuzz targets with their sources; those that include a source of csrc do not name it.
+FILES = ["corpus.c", "persist.c"]
+POOL = sorted(path.name for path in CSRC.glob("*.c") if path.name not in ("module.c", "budget.c", *FILES))
+# The C programs and fuzz targets with their sources. The targets include the files of FILES.
 PROGRAMS = {
-    "test_c": ["test_c.c", *CORE],
-    "test_index": ["test_index.c", *INDEX],
+    "test_pool": ["test_pool.c", *POOL, *FILES],
+    "test_threads": ["test_threads.c", *POOL, *FILES],
+    "test_index": ["test_index.c", "memory.c", "sam.c"],
     "test_budget": ["test_budget.c", "budget.c"],
 }
 TARGETS = {target: [f"fuzz/{target}.c", *POOL] for target in ("fuzz_pool", "fuzz_files")}
@@ -48,7 +48,7 @@ def build(program: Path, sources: list[str], *options: str, compiler: str = CC) 
     on a warning. Returns `program`."""
     paths = [HERE / name if (HERE / name).exists() else CSRC / name for name in [*sources, "failing_memory.c"]]
     objects = [compile_c(path, options, compiler) for path in paths]
-    done = subprocess.run([compiler, *options, *objects, "-o", program], capture_output=True, text=True)
+    done = subprocess.run([compiler, "-pthread", *options, *objects, "-o", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
 

@@ -23,12 +23,12 @@ int test_munmap(void *address, size_t bytes);
 #define SAM_MUNMAP test_munmap
 #define SAM_LARGE test_large
 #define SAM_TABLE test_table
-#define ROWS_FED test_fed
-#define ROWS_DRAFTED test_drafted
-#define ROWS_THREAD test_fed
+#define THREADS_FED test_fed
+#define THREADS_DRAFTED test_drafted
+#define THREADS_ROWS test_fed
 #define SAM_SPACE ((size_t)1 << 30) // an emulator keeps a record of each page that is reserved
 
-// As in memory.h, sam.h and rows.h; a program may begin with less, so that few tokens and rows take all paths.
+// As in memory.h, sam.h and threads.h; a program may begin with less, so that few tokens and rows take all paths.
 extern size_t test_large;
 extern unsigned test_table, test_fed, test_drafted;
 

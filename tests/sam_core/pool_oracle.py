@@ -230,19 +230,6 @@ class Oracle:
         if not group.texts or "history" not in self.sources:
             self.groups = {key: other for key, other in self.groups.items() if other is not group}
 
-    def truncate(self, slot, size):
-        old = self.slots[slot]
-        if size == len(old.tokens):
-            return
-        self.slots[slot] = text = Text(old.tokens[: old.prompt_size], old.group)
-        text.tokens = old.tokens[:size]
-        if text.group is not None:
-            text.group.texts.append(text)
-            text.group.grew(text)
-            old.open, old.removed = False, True
-            if text.group.following is None:
-                text.group.texts.remove(old)
-
     def saved(self):
         """An oracle of the pool that is loaded from what this one saves."""
         loaded = Oracle(self.rule, self.sources)

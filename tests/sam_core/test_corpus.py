@@ -16,7 +16,7 @@ from collections import Counter
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from c_programs import CC, CSRC, HERE
+from c_programs import CC, CSRC
 from hypothesis import given, settings
 from sam_core.corpus import END, build_corpus, describe, verify
 from sam_core.tokenizer import fingerprint
@@ -325,35 +325,6 @@ def test_first_occurrence_in_large_intervals(library, tmp_path):
             if low < high:
                 assert c.first((low, high, 0)) == suffixes[low:high].min(), (low, high)
     c.close()
-
-
-# ---- the C program
-
-
-def run_program(tmp_path, *options):
-    program, path = tmp_path / "test_corpus", tmp_path / "texts.corpus"
-    random = np.random.default_rng(2)
-    texts = [random.integers(0, 4, n) for n in random.integers(1, 200, 40)]
-    build_corpus(texts + texts[:5] + [[0] * 300], path)
-    warnings = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
-    command = [CC, *warnings, *options, "-I", str(CSRC), str(HERE / "test_corpus.c"), "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run([program, path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-
-
-def test_pure_c(tmp_path):
-    run_program(tmp_path, "-O2")
-
-
-def test_pure_c_under_sanitizers(tmp_path):
-    sanitize = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    probe = [CC, *sanitize, "-x", "c", "-", "-o", str(tmp_path / "probe")]
-    if subprocess.run(probe, input=b"int main(void) {}").returncode:
-        pytest.skip(f"{CC} cannot link the address and undefined-behaviour sanitizers")
-    run_program(tmp_path, *sanitize)
 
 
 # ---- files that are refused

@@ -90,15 +90,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.c.close(slot, keep)
         self.oracle.close(slot, keep)
 
-    @precondition(lambda self: self.oracle.slots)
-    @rule(data=st.data())
-    def truncate(self, data):
-        slot = data.draw(st.sampled_from(sorted(self.oracle.slots)))
-        text = self.oracle.slots[slot]
-        size = data.draw(st.integers(text.prompt_size, len(text.tokens)))
-        self.c.truncate(slot, size)
-        self.oracle.truncate(slot, size)
-
     @rule(key=st.sampled_from([*PROMPTS, b"one", b""]))
     def drop(self, key):
         group = self.oracle.groups.get(key)

@@ -290,20 +290,7 @@ def test_removed_text_without_an_index_is_gone_at_once():
     assert draft(pool, pool.open([A]), [B]) == [C]
 
 
-# ---- tokens that are taken back -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("group", [BY_PROMPT, b"name", None])
-@pytest.mark.parametrize("rule", RULES)
-def test_truncated_text_goes_on_as_if_it_had_never_been_longer(rule, group):
-    pool, clean = make(rule), make(rule)
-    slot, other = pool.open([A, B], group), clean.open([A, B], group)
-    pool.append(slot, [C, A, B, E, E])
-    pool.truncate(slot, 5)
-    clean.append(other, [C, A, B])
-    assert pool._validate() is None and pool.stats()["tokens"] == clean.stats()["tokens"] == 5
-    for tokens in ([], [C], [D], [A], [B]):
-        assert draft(pool, slot, tokens) == draft(clean, other, tokens)
+# ---- answers that are resumed --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cuts", [(2,), (1, 4), (1, 2, 3, 4, 5)], ids=str)
@@ -372,48 +359,6 @@ def test_prompt_of_a_named_group_counts_once():
     slot = pool.open([A, B, C], b"name")
     draft(pool, slot)
     assert draft(pool, slot, [E, E, A, E, B], k=1) == [D]
-
-
-@pytest.mark.parametrize("rule", ["newest", "blend"])
-def test_nothing_is_learned_from_the_draft_of_a_truncated_text(rule):
-    accepted = []
-    for size in (9, 7):
-        pool = make(rule)
-        slot = pool.open([A], None)
-        pool.append(slot, [B, C, A, B, C, A, B, C])
-        assert step(pool, [(slot, [])], k=3) == [[A, B, C]]
-        pool.truncate(slot, size)
-        step(pool, [(slot, [A, B, C])], k=0)
-        accepted.append(pool.stats()["accepted_tokens"])
-    assert accepted == [3, 0]
-
-
-def test_truncated_answer_of_a_group_goes_on():
-    pool = make()
-    slot, sibling = pool.open([A]), pool.open([A])
-    step(pool, [(slot, [B, C, D, E]), (sibling, [B, B])])
-    pool.truncate(slot, 3)
-    assert pool._validate() is None
-    assert draft(pool, slot, [E, B, C], k=1) == [E]  # its own, not the D that was taken back
-    pool.close(slot)
-    pool.close(sibling)
-    assert pool.stats()["tokens"] == 6 + 3 and pool._validate() is None
-
-
-def test_truncate_refuses_what_it_cannot_do():
-    pool = make()
-    slot = pool.open([A, B])
-    pool.append(slot, [C])
-    for size in (1, 4, -1, 2**70):
-        with pytest.raises(ValueError, match=r"size is -?\d+: it must lie between 2, the tokens of the prompt, and 3"):
-            pool.truncate(slot, size)
-    with pytest.raises(ValueError, match="slot is 7, which is not an open slot"):
-        pool.truncate(7, 2)
-    with pytest.raises(TypeError):
-        pool.truncate(slot, 2.0)
-    pool.truncate(slot, 3)
-    pool.truncate(slot, 2)
-    assert draft(pool, slot, [A]) == [B, A]
 
 
 def test_group_without_texts_is_freed_at_once():

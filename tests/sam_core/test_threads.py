@@ -1,33 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that share a pool, one of which saves it: no data race, no text freed under the writer, no long wait. Threads
-of one step: the same results as without them."""
+"""Threads of one step, and threads that share a pool. test_threads.c looks for data races."""
 
 import os
-import shutil
 import signal
-import subprocess
 import threading
 
 import numpy as np
 import pytest
-from c_programs import CC, CORE, CSRC, ENVIRONMENT, HERE, need_sanitizers
 from sam_core.proposer import SamProposer
 
 from sam_core import Pool
-
-
-@pytest.mark.parametrize("sanitize", ["thread", "address,undefined"])
-@pytest.mark.parametrize("name", ["test_threads", "test_rows"])
-def test_threads_under_sanitizers(name, sanitize, tmp_path):
-    need_sanitizers(tmp_path, CC, sanitize)
-    program, sources = tmp_path / name, [CSRC / name for name in CORE]
-    flags = ["-std=c11", "-O1", "-g", "-pthread", f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-I", CSRC]
-    built = subprocess.run([CC, *flags, HERE / f"{name}.c", *sources, "-o", program], capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    fixed = [shutil.which("setarch"), "-R"] if shutil.which("setarch") else []  # ThreadSanitizer needs its addresses
-    less = ["20"] if sanitize == "thread" and name == "test_rows" else []  # turns: ThreadSanitizer is slow
-    done = subprocess.run([*fixed, program, *less], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_number_of_threads():

@@ -24,6 +24,7 @@ class BySource(TypedDict):
     group: Drafted
     corpus: Drafted
     history: Drafted
+    common: Drafted
 
 class Stats(TypedDict):
     slots_open: int
@@ -249,20 +250,6 @@ class Pool:
         Raises:
             ValueError: the slot is not open.
             TypeError: slot is no integer.
-        """
-
-    def truncate(self, slot: int, size: int, /) -> None:
-        """Truncate a slot's text to its first `size` tokens, for engines that take sampled tokens back.
-
-        The slot's indexes are fed again, in portions. Its group may draft from the removed tokens until its life ends.
-
-        Args:
-            slot: an open slot.
-            size: tokens that stay, prompt included: from the size of the prompt to that of the text.
-
-        Raises:
-            ValueError: the slot is not open, or size is outside its range. Nothing has changed then.
-            TypeError: an argument of another type.
         """
 
     def drop(self, group: bytes | Tokens) -> bool:

@@ -7,16 +7,10 @@
 
 enum { LARGEST = 1 << 20 };
 
-static uint64_t files, loaded, opened;
 static unsigned char buffer[LARGEST];
 static size_t filled;                  // bytes of the buffer
 static unsigned char learned[1 << 20]; // as a new pool has it
 static size_t learned_bytes;
-
-static void say_files(void) {
-    fprintf(stderr, "fuzz_files: %llu files, %llu pools loaded, %llu corpora opened\n",
-            (unsigned long long)files, (unsigned long long)loaded, (unsigned long long)opened);
-}
 
 int LLVMFuzzerInitialize(int *count, char ***arguments) {
     (void)count;
@@ -28,7 +22,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     CHECK(learned_bytes <= sizeof learned);
     memcpy(learned, prior, learned_bytes);
     free(model);
-    atexit(say_files);
+    atexit(print_hash);
     return 0;
 }
 
@@ -170,18 +164,6 @@ static void use_groups(pool *p) {
     }
 }
 
-static bool same_contents(const char *one, const char *other) {
-    static unsigned char contents[2][LARGEST];
-    ssize_t bytes[2];
-    for (int i = 0; i < 2; i++) {
-        int file = open(i ? other : one, O_RDONLY);
-        CHECK(file >= 0);
-        bytes[i] = read(file, contents[i], LARGEST);
-        close(file);
-    }
-    return bytes[0] == bytes[1] && memcmp(contents[0], contents[1], (size_t)bytes[0]) == 0;
-}
-
 static void try_pool(input *in) {
     static pool p, again;
     uint32_t form = next_byte(in);
@@ -193,13 +175,13 @@ static void try_pool(input *in) {
     }
     if (!load(&p, form & 2 ? pool_min_bytes() + form * 64 : PLENTY, "file"))
         return;
-    loaded++;
     use_groups(&p);
     CHECK(persist_save(&p, "saved") == PERSIST_OK);
+    add_file_to_hash("saved");
     CHECK(load(&again, PLENTY, "saved"));
     CHECK(again.groups <= p.groups && again.tokens <= p.tokens); // texts without an answer are not saved
     CHECK(persist_save(&again, "file") == PERSIST_OK);
-    CHECK(same_contents("saved", "file"));
+    CHECK(hash_of_file("saved") == hash_of_file("file"));
     pool_free(&again);
     pool_free(&p);
 }
@@ -252,8 +234,13 @@ static size_t make_damaged_corpus(input *in) {
 }
 
 static void use_corpus(const corpus *c, input *in) {
+    static const int32_t strange[] = {CORPUS_END, -2, INT32_MIN, INT32_MAX};
     corpus_context context;
     corpus_start(c, &context);
+    for (size_t i = 0; i < sizeof strange / sizeof *strange; i++) {
+        corpus_advance(c, &context, strange[i]);
+        CHECK(!context.length || (uint32_t)strange[i] <= c->largest);
+    }
     for (uint32_t turn = 0; turn < 60; turn++) {
         corpus_match match = corpus_matched(&context, context.length);
         uint32_t position = corpus_first(c, &match), byte = next_byte(in);
@@ -312,7 +299,6 @@ static void try_corpus(input *in) {
     CHECK(status != CORPUS_SYSTEM && (status == CORPUS_OK || reason));
     if (status != CORPUS_OK)
         return;
-    opened++;
     use_corpus(&c, in);
     corpus_close(&c);
     draft_from_corpus(in);
@@ -320,7 +306,6 @@ static void try_corpus(input *in) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     input in = {data, bytes};
-    files++;
     if (next_byte(&in) & 1)
         try_pool(&in);
     else

@@ -36,15 +36,9 @@ static void *block_mmap(size_t bytes, int descriptor) {
 #include "persist.c"
 #undef fsync
 
+#include "check.h"
 #include "small_corpus.h"
-
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                  \
-            abort();                                                                                         \
-        }                                                                                                    \
-    } while (0)
+#include "validate.h"
 
 #define PLENTY ((size_t)1 << 30)
 
@@ -82,8 +76,32 @@ static void check_pool(pool *p) {
     }
 }
 
-// A damaged corpus may name a token twice; the texts beside it have tokens below 8.
+// A damaged corpus may name a token twice; other texts have tokens below 8.
 static bool damaged_corpus;
+
+// A number that depends on all that was drafted and saved. It must be the same on every platform.
+static uint64_t hash = 1;
+static bool is_hashed = true;
+
+static void add_to_hash(const void *data, size_t bytes) {
+    hash = is_hashed ? hash_bytes(hash, data, bytes) : hash;
+}
+
+static uint64_t hash_of_file(const char *name) {
+    static unsigned char contents[1 << 21];
+    int file = open(name, O_RDONLY);
+    CHECK(file >= 0);
+    ssize_t bytes = read(file, contents, sizeof contents);
+    CHECK(bytes > 0 && close(file) == 0);
+    return hash_bytes(1, contents, (size_t)bytes);
+}
+
+static void add_file_to_hash(const char *name) {
+    uint64_t of_file = hash_of_file(name);
+    add_to_hash(&of_file, sizeof of_file);
+}
+
+static void print_hash(void) { printf("%016llx\n", (unsigned long long)hash); }
 
 // Tokens, as many as the counts say, as a table that ends where its last row does. The caller frees its
 // tokens and starts.
@@ -130,11 +148,19 @@ static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, cons
     }
     for (size_t row = 0; status == POOL_OK && row < rows; row++) {
         CHECK(lengths[row] >= 0 && lengths[row] <= k[uniform_k ? 0 : row]);
-        for (size_t i = row * width, end = i + (size_t)lengths[row]; i < end; i++) {
+        size_t drafted = (size_t)lengths[row];
+        add_to_hash(out + row * width, drafted * sizeof(int32_t));
+        if (tree)
+            add_to_hash(parents + row * width, drafted * sizeof(int32_t));
+        if (scored)
+            add_to_hash(scores + row * width, drafted * sizeof(float));
+        for (size_t i = row * width, end = i + drafted; i < end; i++) {
             int32_t at = (int32_t)(i - row * width);
             CHECK(out[i] >= 0 && (!damaged_corpus || out[i] < 8 || (uint32_t)out[i] <= p->corpus.largest));
             CHECK(!tree || (parents[i] >= -1 && parents[i] < at));
-            CHECK(!scored || (scores[i] >= p->min_prob && scores[i] <= 1));
+            int32_t parent = tree ? parents[i] : at - 1;
+            CHECK(!scored || (scores[i] >= p->min_prob &&
+                              scores[i] <= (parent < 0 ? 1 : scores[row * width + (size_t)parent])));
             CHECK(!scored || (sources[i] >= 0 && sources[i] < RULE_SOURCES && matches[i] >= 0));
             CHECK(!p->vocab_size || (uint32_t)out[i] < p->vocab_size);
             for (size_t j = row * width; tree && !damaged_corpus && j < i; j++)

@@ -368,26 +368,6 @@ class Pool:
         if not group.texts or not (group.open or "history" in self._sources):
             self._groups = {key: other for key, other in self._groups.items() if other is not group}
 
-    def truncate(self, slot: int, size: int) -> None:
-        self.catch_up()
-        if slot not in self._slots:
-            raise ValueError(f"slot is {slot}, which is not an open slot")
-        cut, old = self._slots[slot], self._slots[slot].text
-        if not old or size == len(old.tokens):
-            return
-        if not old.prompt_size <= size <= len(old.tokens):
-            raise ValueError(
-                f"size is {size}: it must lie between {old.prompt_size}, the tokens of the prompt, and "
-                f"{len(old.tokens)}, all of the slot"
-            )
-        cut.record = rules.Record()
-        cut.text = _Text(old.tokens[: old.prompt_size])
-        cut.text.tokens += old.tokens[old.prompt_size : size]
-        self._start(cut)
-        if cut.group:
-            cut.group.enter(cut.text)
-            cut.group.close(old, keep=False)
-
     def drop(self, group: bytes | Iterable[int]) -> bool:
         self.catch_up()
         key = group if isinstance(group, bytes) else tuple(_tokens(group, "group"))

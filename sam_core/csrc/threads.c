@@ -2,10 +2,12 @@
 
 #define _POSIX_C_SOURCE 200809L // signals
 
-#include "rows.h"
+#include "threads.h"
 
+#include "account.h"
 #include "group.h"
-#include "room.h"
+#include "prefetch.h"
+#include "row.h"
 
 #include <pthread.h>
 #include <semaphore.h>
@@ -15,97 +17,18 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    LINE = 64,       // bytes
-    KEPT_LINES = 12, // of what is mostly kept of a draft
-    FREE_SHARE = 16, // blocks run if 1/16 of the memory is free
-};
+enum { FREE_SHARE = 16 }; // blocks run if 1/16 of the memory is free
 
-// ---- prefetching
+// ---- the state of a team
 
-static void ask_bytes(const void *memory, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += LINE)
-        sam_ask((const char *)memory + at);
-}
-
-void rows_ask_store(const pool *p, const pool_row *row, unsigned step) {
-    const pool_slot *slot = &p->slots[row->slot];
-    if (step == 0) {
-        sam_ask(slot);
-        ask_bytes(&slot->record, sizeof(rule_record));
-        return;
-    }
-    if (!slot->drafts || !row->count)
-        return;
-    const pool_text *text = slot->text;
-    if (step == 1) {
-        ask_bytes(text, sizeof(pool_text));
-    } else if (text->body.tokens) {
-        sam_ask(&text->body.tokens[text->body.size]);
-    }
-}
-
-void rows_ask_learn(const pool *p, const pool_row *row, unsigned step, int first, int end) {
-    const pool_slot *slot = &p->slots[row->slot];
-    const rule_record *record = &slot->record;
-    if (step == 0) {
-        sam_ask(slot);
-        ask_bytes(record, sizeof(rule_record));
-    } else if (step == 1) {
-        bool only_followers = end == RULE_FOLLOWERS + 1; // which need nothing of the block
-        ask_bytes(record->block, record->kept && !only_followers ? KEPT_LINES * LINE : 0);
-    } else {
-        for (int lesson = first; lesson < end; lesson++)
-            rule_ask_learn(p->model, record, lesson);
-    }
-}
-
-void rows_ask_feed(const pool *p, pool_row *row, unsigned step) {
-    const pool_slot *slot = &p->slots[row->slot];
-    if (!slot->drafts)
-        return;
-    const pool_text *text = slot->text;
-    const pool_group *g = slot->group;
-    if (slot->request.memory && slot->cursor.length < text->body.size && step < SAM_APPEND_ASKS)
-        sam_ask_append(&slot->request, &slot->cursor, text->body.tokens[slot->cursor.length], step,
-                       &row->asked[RULE_REQUEST]);
-    if (step && g && g->index.memory && text->indexed && text->cursor.length < text->body.size)
-        sam_ask_append(&g->index, &text->cursor, text->body.tokens[text->cursor.length], step - 1,
-                       &row->asked[RULE_GROUP]);
-}
-
-static void ask_match(const sam_index *index, const sam_cursor *cursor, pool_row *row, int source,
-                      unsigned step) {
-    sam_state state = row->matched ? row->states[source] : cursor->near;
-    if (state != SAM_NONE)
-        sam_ask_match(index, state, step, &row->asked[source]);
-}
-
-void rows_ask_draft(const pool *p, pool_row *row, unsigned step) {
-    const pool_slot *slot = &p->slots[row->slot];
-    if (step == 0) {
-        ask_bytes(slot, sizeof(pool_slot));
-        sam_ask(slot->text); // the slot was read just now
-        return;
-    }
-    if (!slot->drafts || !row->k)
-        return;
-    if (slot->request.memory)
-        ask_match(&slot->request, &slot->cursor, row, RULE_REQUEST, step - 1);
-    if (slot->group && slot->group->index.memory && slot->text->indexed)
-        ask_match(&slot->group->index, &slot->text->cursor, row, RULE_GROUP, step - 1);
-}
-
-// ---- threads
-
-typedef struct rows_team rows_team;
+typedef struct thread_team thread_team;
 
 enum { IDLE, PREPARING, READY };
 
 // The blocks of one thread, which others take as well when they have none left.
 typedef struct {
-    alignas(LINE) atomic_uint state; // READY: all threads may take blocks
-    atomic_uint taken;               // blocks, the first ones
+    alignas(CACHE_LINE) atomic_uint state; // READY: all threads may take blocks
+    atomic_uint taken;                     // blocks, the first ones
     uint32_t first, count;
     uint32_t prepared; // the first of them that need nothing before they are drafted
 } range;
@@ -121,8 +44,12 @@ typedef struct {
     range ranges[POOL_MAX_THREADS];
 } job;
 
+static pool_row *row_at(const job *j, uint32_t i) { return &j->p->rows[j->order[i]]; }
+
+static pool_slot *slot_at(const job *j, uint32_t i) { return &j->p->slots[row_at(j, i)->slot]; }
+
 typedef struct {
-    rows_team *team;
+    thread_team *team;
     rule_work *work;
     sem_t calls;       // posted for each turn of a helper
     uint32_t called;   // turns in this step
@@ -132,11 +59,11 @@ typedef struct {
         size_t used;
         uint64_t visited;
         int64_t spent; // work
-        rows_counts counts;
+        draft_counts counts;
     } sum;
 } worker;
 
-struct rows_team {
+struct thread_team {
     pool *p;
     _Atomic(job *) job;               // NULL: none
     worker workers[POOL_MAX_THREADS]; // the first is the caller's
@@ -144,10 +71,10 @@ struct rows_team {
     uint32_t helpers; // threads that exist
     pid_t process;    // in which they do
     bool ends;
-    sem_t done;            // posted after each turn of a helper
-    size_t rows;           // to learn from
-    atomic_uint asked;     // bits of lessons that nobody learns yet
-    atomic_uint unlearned; // lessons
+    sem_t done;               // posted after each turn of a helper
+    size_t rows;              // to learn from
+    atomic_uint open_lessons; // bits of lessons that nobody learns yet
+    atomic_uint unlearned;    // lessons
     pthread_mutex_t lock;
     pthread_cond_t has_learned;
 };
@@ -163,20 +90,18 @@ typedef struct {
     sam_cursor *cursor;
     const pool_text *text;
     uint32_t number; // of the text in the index
-    sam_asked asked;
+    sam_prefetched prefetched;
 } token;
 
 // Appends tokens with the block's memory.
 static void append_tokens(worker *w, token *tokens, uint32_t count) {
-    for (uint32_t i = 0; !w->refused && i < count + SAM_APPEND_ASKS; i++) {
-        for (uint32_t step = 0; step < SAM_APPEND_ASKS; step++)
-            if (i - step < count) {
-                token *t = &tokens[i - step];
-                sam_ask_append(t->index, t->cursor, t->text->body.tokens[t->cursor->length], step, &t->asked);
-            }
-        if (i < SAM_APPEND_ASKS)
+    for (staged_walk walk = walk_in_stages(count, SAM_APPEND_STAGES, 1); !w->refused && next_stage(&walk);) {
+        token *t = &tokens[walk.item];
+        if (walk.stage < SAM_APPEND_STAGES) {
+            sam_prefetch_append(t->index, t->cursor, t->text->body.tokens[t->cursor->length], walk.stage,
+                                &t->prefetched);
             continue;
-        const token *t = &tokens[i - SAM_APPEND_ASKS];
+        }
         sam_memory *memory = t->index->memory;
         t->index->memory = &w->memory;
         w->sum.spent += t->index->node_count < POOL_LARGE ? 1 : POOL_LARGE_COST;
@@ -189,14 +114,13 @@ static void append_tokens(worker *w, token *tokens, uint32_t count) {
 // first of a group's texts that has one, so that neighbouring tokens seldom are of the same text.
 static void feed_tokens(worker *w, const job *j, uint32_t from, uint32_t to) {
     enum { TOKENS = 128 };
-    const pool *p = j->p;
     token tokens[TOKENS + RULE_INDEXES];
     for (bool more = true; more && !w->refused;) {
         uint32_t count = 0;
         const pool_group *last = NULL;
         more = false;
         for (uint32_t i = from; i < to; i++) {
-            pool_slot *slot = &p->slots[p->rows[j->order[i]].slot];
+            pool_slot *slot = slot_at(j, i);
             pool_text *text = slot->text;
             pool_group *g = slot->group;
             if (slot->request.memory && slot->cursor.length < text->body.size)
@@ -215,7 +139,7 @@ static void feed_tokens(worker *w, const job *j, uint32_t from, uint32_t to) {
 }
 
 static void begin(worker *w, const job *j) {
-    w->memory = (sam_memory){.limit = j->share, .make_room = refuse, .owner = w};
+    w->memory = (sam_memory){.limit = j->share, .reclaim = refuse, .owner = w};
     w->refused = false;
 }
 
@@ -224,15 +148,12 @@ static void end(worker *w) {
     w->sum.visited += w->memory.work;
 }
 
-#define ROW(i) (&p->rows[j->order[i]])
-
 static void feed_block(worker *w, const job *j, uint32_t from, uint32_t to) {
-    const pool *p = j->p;
     begin(w, j);
     feed_tokens(w, j, from, to);
     for (uint32_t i = from; !w->refused && i < to; i++) {
-        ROW(i)->fed = true;
-        p->slots[ROW(i)->slot].waits = false;
+        row_at(j, i)->fed = true;
+        slot_at(j, i)->lacks_memory = false;
     }
     end(w);
 }
@@ -240,51 +161,62 @@ static void feed_block(worker *w, const job *j, uint32_t from, uint32_t to) {
 // Finds the matches of a block's rows, whose searches take their steps in turn.
 static void match_block(const job *j, uint32_t from, uint32_t to) {
     const pool *p = j->p;
-    pool_search searches[RULE_INDEXES * ROWS_DRAFTED];
+    row_search searches[RULE_INDEXES * THREADS_DRAFTED];
     for (uint32_t i = from; i < to; i++)
-        ask_bytes(&p->slots[ROW(i)->slot], sizeof(pool_slot));
+        prefetch_bytes(slot_at(j, i), sizeof(pool_slot));
     for (uint32_t i = from; i < to; i++) {
-        const pool_slot *slot = &p->slots[ROW(i)->slot];
-        ask_bytes(slot->text, sizeof(pool_text));
+        const pool_slot *slot = slot_at(j, i);
+        prefetch_bytes(slot->text, sizeof(pool_text));
         if (slot->group)
-            ask_bytes(&slot->group->index, sizeof(sam_index));
+            prefetch_bytes(&slot->group->index, sizeof(sam_index));
     }
     uint32_t count = 0;
     for (uint32_t i = from; i < to; i++)
-        count += pool_begin_match(p, ROW(i), &searches[count]);
+        count += row_begin_match(p, row_at(j, i), &searches[count]);
     while (count) {
         uint32_t left = 0;
         for (uint32_t i = 0; i < count; i++)
-            if (pool_search_step(&searches[i]))
+            if (row_search_step(&searches[i]))
                 searches[left++] = searches[i];
         count = left;
     }
 }
 
+// The first row of a block: if it is to be fed, the first that does not belong to the group of the row before it.
+static uint32_t block_start(const job *j, uint32_t block) {
+    uint32_t at = block * j->block_rows;
+    while (j->feeds && at && at < j->count && slot_at(j, at)->group &&
+           slot_at(j, at)->group == slot_at(j, at - 1)->group)
+        at++;
+    return at < j->count ? at : j->count;
+}
+
 // What a block needs before it is drafted.
-static void prepare_block(worker *w, const job *j, uint32_t from, uint32_t to) {
+static void prepare_block(worker *w, const job *j, uint32_t block) {
+    uint32_t from = block_start(j, block), to = block_start(j, block + 1);
     if (j->feeds)
         feed_block(w, j, from, to);
     else
         match_block(j, from, to);
 }
 
-static void draft_block(worker *w, const job *j, uint32_t from, uint32_t to) {
+static void draft_block(worker *w, const job *j, uint32_t block) {
     pool *p = j->p;
+    uint32_t from = block_start(j, block), to = block_start(j, block + 1);
     begin(w, j);
-    uint32_t rows[RULE_BESIDE], count = 0;
+    uint32_t rows[RULE_BATCH], count = 0;
     for (uint32_t i = from; !w->refused && i < to; i++) {
-        if ((i - from) % ROWS_DRAFTED == 0)
-            for (uint32_t step = 0; step < DRAFT_ASKS; step++)
-                for (uint32_t at = i; at < to && at < i + ROWS_DRAFTED; at++)
-                    rows_ask_draft(p, ROW(at), step);
-        const pool_row *row = ROW(i);
+        if ((i - from) % THREADS_DRAFTED == 0)
+            for (unsigned stage = 0; stage < DRAFT_STAGES; stage++)
+                for (uint32_t at = i; at < to && at < i + THREADS_DRAFTED; at++)
+                    prefetch_draft(p, row_at(j, at), stage);
+        const pool_row *row = row_at(j, i);
         pool_group *g = p->slots[row->slot].group;
         if (!j->feeds || (row->fed && (!g || group_is_complete(g))))
             rows[count++] = j->order[i];
-        if (!count || (count < RULE_BESIDE && i + 1 < to))
+        if (!count || (count < RULE_BATCH && i + 1 < to))
             continue;
-        uint32_t done = pool_draft(p, rows, count, j->out, w->work, &w->memory, &w->sum.counts);
+        uint32_t done = row_draft(p, rows, count, j->out, w->work, &w->memory, &w->sum.counts);
         for (uint32_t at = 0; at < done; at++)
             p->rows[rows[at]].drafted = true;
         count = 0;
@@ -292,17 +224,24 @@ static void draft_block(worker *w, const job *j, uint32_t from, uint32_t to) {
     end(w);
 }
 
-#undef ROW
+// ---- learning
 
-// The first row of a block: if it is to be fed, the first that does not belong to the group of the row before it.
-static uint32_t block_start(const job *j, uint32_t block) {
-    const pool *p = j->p;
-    uint32_t at = block * j->block_rows;
-#define GROUP(i) (p->slots[p->rows[j->order[i]].slot].group)
-    while (j->feeds && at && at < j->count && GROUP(at) && GROUP(at) == GROUP(at - 1))
-        at++;
-#undef GROUP
-    return at < j->count ? at : j->count;
+static void mark_group(const pool *p, pool_row *row) {
+    row->in_group = has_group_index(&p->slots[row->slot]);
+}
+
+// Learns the lessons from `first` to before `end` from the tokens of the rows. marked: so are their groups.
+static void learn_rows(pool *p, size_t rows, int first, int end, bool marked) {
+    for (staged_walk walk = walk_rows(rows, LEARN_STAGES, ROWS_AHEAD); next_stage(&walk);) {
+        pool_row *row = &p->rows[walk.item];
+        if (walk.stage < LEARN_STAGES) {
+            prefetch_learn(p, row, walk.stage, first, end);
+            continue;
+        }
+        if (!marked)
+            mark_group(p, row);
+        row_learn(p, &p->slots[row->slot], row->tokens, row->count, first, end, row->in_group);
+    }
 }
 
 static uint32_t number_of(const worker *w) { return (uint32_t)(w - w->team->workers); }
@@ -310,13 +249,13 @@ static uint32_t number_of(const worker *w) { return (uint32_t)(w - w->team->work
 // Learns the lessons that nobody else does. Each helper begins with the same one in all steps, as its cache has what that
 // changes.
 static void learn(worker *w) {
-    rows_team *t = w->team;
+    thread_team *t = w->team;
     for (uint32_t i = 0; i < RULE_LESSONS; i++) {
         int lesson = (int)((number_of(w) + i) % RULE_LESSONS);
         unsigned bit = 1u << lesson;
-        if (!(atomic_load(&t->asked) & bit) || !(atomic_fetch_and(&t->asked, ~bit) & bit))
+        if (!(atomic_load(&t->open_lessons) & bit) || !(atomic_fetch_and(&t->open_lessons, ~bit) & bit))
             continue;
-        pool_learn(t->p, t->rows, lesson, lesson + 1, true);
+        learn_rows(t->p, t->rows, lesson, lesson + 1, true);
         pthread_mutex_lock(&t->lock);
         if (atomic_fetch_sub(&t->unlearned, 1) == 1)
             pthread_cond_broadcast(&t->has_learned);
@@ -325,7 +264,7 @@ static void learn(worker *w) {
 }
 
 static void wait_until_learned(worker *w) {
-    rows_team *t = w->team;
+    thread_team *t = w->team;
     learn(w);
     pthread_mutex_lock(&t->lock);
     while (atomic_load(&t->unlearned))
@@ -333,20 +272,18 @@ static void wait_until_learned(worker *w) {
     pthread_mutex_unlock(&t->lock);
 }
 
-void rows_wait_until_learned(pool *p) {
+void threads_wait_until_learned(pool *p) {
     if (p->team)
         wait_until_learned(&p->team->workers[0]);
 }
-
-#define BLOCK(r, i) block_start(j, (r)->first + (i)), block_start(j, (r)->first + (i) + 1)
 
 // Prepares a thread's blocks until all is learned.
 static void prepare_range(worker *w, job *j, range *r) {
     unsigned state = IDLE;
     if (!atomic_compare_exchange_strong(&r->state, &state, PREPARING))
-        return; // others were sooner
+        return; // another thread has begun to take its blocks
     for (; r->prepared < r->count && atomic_load(&w->team->unlearned); r->prepared++)
-        prepare_block(w, j, BLOCK(r, r->prepared));
+        prepare_block(w, j, r->first + r->prepared);
     atomic_store(&r->state, READY);
 }
 
@@ -370,14 +307,12 @@ static void run_blocks(worker *w, job *j) {
         uint32_t at;
         while (is_open(r) && (at = atomic_fetch_add(&r->taken, 1)) < r->count) {
             if (at >= r->prepared)
-                prepare_block(w, j, BLOCK(r, at));
+                prepare_block(w, j, r->first + at);
             if (j->drafts)
-                draft_block(w, j, BLOCK(r, at));
+                draft_block(w, j, r->first + at);
         }
     }
 }
-
-#undef BLOCK
 
 static void wait_for(sem_t *semaphore) {
     while (sem_wait(semaphore)) // interrupted by a signal
@@ -386,7 +321,7 @@ static void wait_for(sem_t *semaphore) {
 
 static void *help(void *argument) {
     worker *w = argument;
-    rows_team *t = w->team;
+    thread_team *t = w->team;
     for (wait_for(&w->calls); !t->ends; wait_for(&w->calls)) {
         learn(w);
         job *j = atomic_load(&t->job);
@@ -398,7 +333,7 @@ static void *help(void *argument) {
 }
 
 // Creates threads until there are so many helpers, or no more can be created.
-static void add_helpers(rows_team *t, uint32_t helpers) {
+static void add_helpers(thread_team *t, uint32_t helpers) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for the program's own threads
@@ -415,14 +350,14 @@ static void add_helpers(rows_team *t, uint32_t helpers) {
 // Sets *helpers to how many a job of so many rows gets. Returns false if there is no memory.
 static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
     if (!p->team) {
-        rows_team *t = SAM_REALLOC(NULL, sizeof *t);
+        thread_team *t = SAM_REALLOC(NULL, sizeof *t);
         if (!t)
             return false;
-        *t = (rows_team){.p = p,
-                         .workers[0] = {.work = rule_model_work(p->model)},
-                         .process = getpid(),
-                         .lock = PTHREAD_MUTEX_INITIALIZER,
-                         .has_learned = PTHREAD_COND_INITIALIZER};
+        *t = (thread_team){.p = p,
+                           .workers[0] = {.work = rule_model_work(p->model)},
+                           .process = getpid(),
+                           .lock = PTHREAD_MUTEX_INITIALIZER,
+                           .has_learned = PTHREAD_COND_INITIALIZER};
         sem_init(&t->done, 0, 0);
         for (uint32_t i = 0; i < POOL_MAX_THREADS; i++) {
             t->workers[i].team = t;
@@ -430,7 +365,7 @@ static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
         }
         p->team = t;
     }
-    uint32_t threads = rows / ROWS_THREAD < p->num_threads ? rows / ROWS_THREAD : p->num_threads;
+    uint32_t threads = rows / THREADS_ROWS < p->num_threads ? rows / THREADS_ROWS : p->num_threads;
     *helpers = threads ? threads - 1 : 0;
     if (p->team->helpers < *helpers)
         add_helpers(p->team, *helpers);
@@ -439,8 +374,8 @@ static bool gather(pool *p, uint32_t rows, uint32_t *helpers) {
     return true;
 }
 
-void rows_end(pool *p) {
-    rows_team *t = p->team;
+void threads_end(pool *p) {
+    thread_team *t = p->team;
     p->team = NULL;
     if (!t)
         return;
@@ -456,7 +391,7 @@ void rows_end(pool *p) {
 }
 
 // Gives the first helpers a turn.
-static void call(rows_team *t, uint32_t helpers) {
+static void call(thread_team *t, uint32_t helpers) {
     for (worker *w = &t->workers[1]; w <= &t->workers[helpers]; w++) {
         w->called++;
         sem_post(&w->calls);
@@ -464,7 +399,7 @@ static void call(rows_team *t, uint32_t helpers) {
 }
 
 // Waits until no helper works.
-static void settle(rows_team *t) {
+static void settle(thread_team *t) {
     uint32_t turns = 0;
     for (worker *w = &t->workers[1]; w <= &t->workers[t->helpers]; w++) {
         while (w->called && !sem_trywait(&w->calls)) // nothing is left for a helper that did not wake in time
@@ -476,21 +411,23 @@ static void settle(rows_team *t) {
         wait_for(&t->done);
 }
 
-bool rows_learn(pool *p, size_t rows) {
-    uint32_t helpers;
-    if (rows < p->many_rows || !gather(p, (uint32_t)rows, &helpers) || !helpers)
-        return false;
-    rows_team *t = p->team;
-    pool_mark_groups(p, rows);
+void threads_learn(pool *p, size_t rows) {
+    uint32_t helpers = 0;
+    if (!p->drafting || rows < p->many_rows || !gather(p, (uint32_t)rows, &helpers) || !helpers) {
+        learn_rows(p, rows, 0, RULE_LESSONS, false);
+        return;
+    }
+    thread_team *t = p->team;
     t->rows = rows;
+    for (size_t i = 0; i < rows; i++)
+        mark_group(p, &p->rows[i]);
     atomic_store(&t->unlearned, RULE_LESSONS);
-    atomic_store(&t->asked, (1u << RULE_LESSONS) - 1);
+    atomic_store(&t->open_lessons, (1u << RULE_LESSONS) - 1);
     call(t, helpers < RULE_LESSONS ? helpers : RULE_LESSONS);
-    return true;
 }
 
-void rows_end_step(pool *p) {
-    rows_wait_until_learned(p);
+void threads_end_step(pool *p) {
+    threads_wait_until_learned(p);
     if (p->team)
         settle(p->team);
 }
@@ -498,7 +435,7 @@ void rows_end_step(pool *p) {
 // Runs all blocks of a job, in this thread and in others.
 static void run(job *j) {
     pool *p = j->p;
-    rows_team *t = p->team;
+    thread_team *t = p->team;
     atomic_store(&t->job, j);
     call(t, j->threads - 1);
     run_blocks(&t->workers[0], j);
@@ -509,7 +446,7 @@ static void run(job *j) {
         p->memory.used += w->sum.used;
         p->memory.work += w->sum.visited;
         p->work -= w->sum.spent;
-        pool_count(p, &w->sum.counts);
+        row_count_drafts(p, &w->sum.counts);
         memset(&w->sum, 0, sizeof w->sum);
     }
 }
@@ -517,7 +454,8 @@ static void run(job *j) {
 static bool start(job *j, pool *p, const pool_drafts *out, uint32_t count, bool feeds) {
     if (count < p->many_rows || p->memory.used >= p->memory.limit - p->memory.limit / FREE_SHARE)
         return false;
-    uint32_t block_rows = feeds ? ROWS_FED : ROWS_DRAFTED, blocks = (count + block_rows - 1) / block_rows;
+    uint32_t block_rows = feeds ? THREADS_FED : THREADS_DRAFTED,
+             blocks = (count + block_rows - 1) / block_rows;
     uint32_t helpers;
     if (!gather(p, count, &helpers))
         return false;
@@ -573,7 +511,7 @@ static bool suffices(const pool *p, const lack *l) {
     bool stay_small = l->small + l->large < POOL_LARGE / 2;
     uint64_t work = l->small * (stay_small ? 1 : POOL_LARGE_COST) + l->large * POOL_LARGE_COST;
     return (int64_t)work < p->work &&
-           (!l->new || p->memory.limit - p->memory.used > 2 * room_needed(p, 2 * l->new));
+           (!l->new || p->memory.limit - p->memory.used > 2 * account_needed(p, 2 * l->new));
 }
 
 // Writes the drafting rows to p->order, those of a group one after another in the loops' order, but for those that the
@@ -591,7 +529,7 @@ static bool order_rows(pool *p, size_t rows, uint32_t *count) {
             (slot->needs || (g && (g->needs || g->lost)))) // it depends on what the rows before it leave
             return false;
         row->next = SAM_NONE;
-        row->behind = g && pool_is_behind(p, row);
+        row->behind = g && row_is_behind(p, row);
         if (g && g->step == p->steps)
             p->rows[g->last_row].next = i;
         if (g && g->step != p->steps) {
@@ -616,14 +554,14 @@ static bool order_rows(pool *p, size_t rows, uint32_t *count) {
     return suffices(p, &l);
 }
 
-void rows_feed(pool *p, size_t rows, const pool_drafts *out) {
+void threads_feed(pool *p, size_t rows, const pool_drafts *out) {
     uint32_t count;
     job j;
     if (rows >= p->many_rows && order_rows(p, rows, &count) && start(&j, p, out, count, true))
         run(&j);
 }
 
-void rows_draft(pool *p, size_t rows, const pool_drafts *out) {
+void threads_draft(pool *p, size_t rows, const pool_drafts *out) {
     uint32_t count = 0;
     for (uint32_t i = 0; rows >= p->many_rows && i < rows; i++)
         if (!p->rows[i].drafted && p->rows[i].k && p->slots[p->rows[i].slot].drafts)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Frees memory when a pool reaches its limit, in this order, until the request fits:
+// Eviction: what is freed when a pool reaches its memory limit. Freed in this order, until the request fits:
 //
 //   for any purpose:
 //   1. automata of closed groups, the group closed longest ago first; they are built again from their texts
-//   for slots that could not draft otherwise, or to build a group's automaton:
+//   and, unless the request is dispensable (POOL_FOR_SPARE):
 //   2. request indexes of slots whose text is in their group's automaton; only after 3 while closed groups
 //      hold more than half of the memory
 //   3. the older half of a closed group's texts (evicted_history), or the group with its last text
@@ -25,32 +25,13 @@
 // settled: the value falls with the texts of a group, so that all groups are thinned before one of many like it is
 // forgotten, and a prompt seen once an epoch keeps some of its answers.
 
-#ifndef ROOM_H
-#define ROOM_H
+#ifndef EVICT_H
+#define EVICT_H
 
-#include "pool.h"
+#include "state.h"
 
-enum { ROOM_TOKEN_BYTES = 56 }; // approximate bytes per token of an automaton, with room to grow
-
-// make_room of the pool's sam_memory; `owner` is the pool.
-bool room_make(void *owner);
-
-// Bytes that are free or can be freed without loss to open slots, with this power.
-size_t room_for(const pool *p, pool_power power);
-
-// Bytes that must be available before indexing `tokens` that did not fit is tried again.
-size_t room_needed(const pool *p, uint64_t tokens);
-
-// Takes an index over and frees it, a large one in portions. The index is zeroed.
-void room_discard(pool *p, sam_index *index);
-
-// Frees a portion of the discarded large indexes. Returns whether there was one.
-bool room_free_dying(pool *p);
-
-// A life of the group begins.
-void room_note_life(pool *p, const pool_group *g);
-
-// Moves a group to the right lists after a change of its open slots or its automaton.
-void room_relist(pool *p, pool_group *g);
+// Frees something for p->purpose. Returns false if nothing is left that may be freed. Everything that the step learns must
+// be learned: it decides what groups are worth.
+bool evict(pool *p);
 
 #endif
