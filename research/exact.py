@@ -17,6 +17,7 @@ import numpy.typing as npt
 from sam_lab.replay import OneByOne, Tree
 
 ALPHA = 4
+"""SuffixDecoding's alpha, as sam_core's rule `suffix` has it: a match of p tokens drafts at most alpha * p."""
 LONGEST = 64
 """Maximum tokens of a pattern; with alpha = 4 and drafts of 64 tokens, MAX_SPEC no longer grows from 16 on."""
 TREES = {"both": (True, True), "global": (False, True), "request": (True, False)}

@@ -71,12 +71,13 @@ def has_test(name: str) -> bool:
     file = REPO / path
     if Path(path).is_absolute() or ".." in Path(path).parts or not file.exists() or (parts and not file.is_file()):
         return False
-    node = ast.parse(file.read_bytes()) if parts else None
+    body = ast.parse(file.read_bytes()).body if parts else []
     for part in parts:
         kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
-        node = next((child for child in node.body if isinstance(child, kinds) and child.name == part), None)
+        node = next((child for child in body if isinstance(child, kinds) and child.name == part), None)
         if node is None:
             return False
+        body = node.body
     return True
 
 

@@ -4,6 +4,7 @@
 import argparse
 import json
 import sys
+from typing import Any
 
 from . import check, pins, series, target, work
 from .git import Failure
@@ -37,7 +38,9 @@ def parser() -> argparse.ArgumentParser:
     place.add_argument("--to", metavar="DIR", help="a folder of source trees, or one source tree")
     targets.add_argument("--module", action="append", default=[], metavar="M", help="only this module (repeatable)")
 
-    def command(name: str, summary: str, more: str = "", parents: tuple = (), **pinset: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, summary: str, more: str = "", parents: tuple[argparse.ArgumentParser, ...] = (), **pinset: Any
+    ) -> argparse.ArgumentParser:
         """A command and its argument PINSET; `pinset` are options of that argument."""
         sub = commands.add_parser(
             name,
@@ -163,7 +166,7 @@ def run_check(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     """Run a command; returns its exit status."""
-    lines = []
+    lines: list[str] = []
     match args.command:
         case "status":
             return 0 if status(args) else 1

@@ -5,6 +5,7 @@ import hashlib
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 NAME, EMAIL = "SAM RL recipes", "patches@localhost"
 BASE_TAG = "patchset-base"
@@ -39,7 +40,7 @@ def blob_id(data: bytes) -> str:
 
 def tree_id(entries: Entries) -> str:
     """Git's id of the tree with exactly these files, regardless of ignore rules and attributes."""
-    root: dict = {}
+    root: dict[str, Any] = {}
     for path, entry in entries.items():
         *folders, name = path.split("/")
         node = root
@@ -47,7 +48,7 @@ def tree_id(entries: Entries) -> str:
             node = node.setdefault(folder, {})
         node[name] = entry
 
-    def write(node: dict) -> str:
+    def write(node: dict[str, Any]) -> str:
         rows = []
         for name, child in node.items():
             raw = os.fsencode(name)
@@ -107,7 +108,7 @@ def run(*args: str | Path, cwd: Path, data: bytes | None = None, date: str | Non
     return done.stdout
 
 
-def text(*args: str | Path, cwd: Path, **options) -> str:
+def text(*args: str | Path, cwd: Path, **options: Any) -> str:
     """run(), with the output decoded and stripped."""
     return run(*args, cwd=cwd, **options).decode().strip()
 

@@ -7,8 +7,9 @@
     stage/<n>       each new file, or whole new folder, complete and synced
     journal.json    the list of moves and deletions; its creation (one rename) is the commit
 
-Before the journal exists, nothing of the target has changed. After that, the moves are made one by one; a process killed
-in between leaves old and new files side by side until the next patchset command on this root makes the other moves.
+Before the journal exists, nothing of the target has changed. After that, the moves are made one by one; a process
+killed in between leaves old and new files side by side until the next patchset command on this root makes the other
+moves.
 """
 
 import errno
@@ -18,7 +19,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from .git import Failure, blob_id
 
@@ -44,7 +45,7 @@ class Transaction:
         self.box = root / BOX
         self.stage = self.box / "stage"
         self.journal = self.box / "journal.json"
-        self.moves: list[dict] = []
+        self.moves: list[dict[str, Any]] = []
         self.lock = -1
 
     def __enter__(self) -> Self:
@@ -61,7 +62,7 @@ class Transaction:
             raise
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leave()
 
     def write(self, path: str, data: bytes, mode: int) -> None:
@@ -157,8 +158,9 @@ class Transaction:
             print(f"discarding an interrupted change of {self.root}: it no longer fits", file=sys.stderr)
             self.journal.unlink()
 
-    def _applies(self, move: dict) -> bool:
-        """Whether a move of the journal is made already, or its target is still as it was when the move was prepared."""
+    def _applies(self, move: dict[str, Any]) -> bool:
+        """Whether a move of the journal is made already, or its target is still as it was when the move was
+        prepared."""
         content = self._content(move["path"])
         if content == move["after"] and not (self.stage / (move["stage"] or "-")).exists():
             return True
@@ -174,7 +176,7 @@ class Transaction:
         except (FileNotFoundError, NotADirectoryError):
             return ""
 
-    def _roll_forward(self, moves: list[dict]) -> None:
+    def _roll_forward(self, moves: list[dict[str, Any]]) -> None:
         folders = set()
         for move in moves:
             target = self.root / move["path"]

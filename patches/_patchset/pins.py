@@ -5,6 +5,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .git import Failure
 from .journal import heal
@@ -62,7 +63,7 @@ class PinSet:
         self.file = self.folder / "pins.toml"
         self.modules = {module: self._module(module, table) for module, table in data.get("module", {}).items()}
 
-    def _module(self, name: str, table: dict) -> Module:
+    def _module(self, name: str, table: dict[str, Any]) -> Module:
         where = f"{self.file}: [module.{name}]"
         for key in ("version", "sdist_sha256"):
             if not isinstance(table.get(key), str):
@@ -109,7 +110,7 @@ class PinSet:
         return head.rstrip("\n") + "\n\n" + "".join(lines)
 
 
-def read(name: str) -> dict:
+def read(name: str) -> dict[str, Any]:
     """The content of patches/NAME/pins.toml; raises Failure where it is missing, no TOML or of another name."""
     file = PATCHES / name / "pins.toml"
     if name not in names():

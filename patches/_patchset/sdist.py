@@ -31,7 +31,8 @@ def locate(module: Module, folder: str | None) -> Path:
 
 
 def find(module: Module, folder: str | None) -> Path | None:
-    """The source distribution, its sha256 checked, in `folder` or $PATCHSET_SDISTS, or the cache; None if in neither."""
+    """The source distribution, its sha256 checked, in `folder` or $PATCHSET_SDISTS, or the cache; None if in
+    neither."""
     file = file_name(module)
     given = folder or os.environ.get("PATCHSET_SDISTS")
     if given and not Path(given).is_dir():
@@ -93,7 +94,7 @@ def resolve(module: Module, temp: Path) -> str:
     sdist = tomllib.loads(lock.read_text())["packages"][0].get("sdist")
     if sdist is None:
         raise Failure(f"The package index has no source distribution of {requirement}; put the file into {CACHE}.")
-    return sdist["url"] if "url" in sdist else (temp / sdist["path"]).resolve().as_uri()
+    return str(sdist["url"]) if "url" in sdist else (temp / sdist["path"]).resolve().as_uri()
 
 
 def members(file: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
@@ -127,12 +128,18 @@ def read(file: Path, paths: set[str]) -> tuple[Entries, dict[str, tuple[str, byt
         if member.issym():
             entries[path] = SYMLINK, blob_id(os.fsencode(member.linkname))
             continue
-        data = archive.extractfile(member).read()
+        data = _content(archive, member)
         mode = EXECUTABLE if member.mode & 0o100 else FILE
         entries[path] = mode, blob_id(data)
         if path in paths:
             contents[path] = mode, data
     return entries, contents
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None  # `members` gives files and links alone
+    return file.read()
 
 
 def unpack(file: Path, folder: Path) -> None:
@@ -143,5 +150,5 @@ def unpack(file: Path, folder: Path) -> None:
         if member.issym():
             to.symlink_to(member.linkname)
         else:
-            to.write_bytes(archive.extractfile(member).read())
+            to.write_bytes(_content(archive, member))
             to.chmod(0o755 if member.mode & 0o100 else 0o644)

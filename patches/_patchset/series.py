@@ -61,7 +61,7 @@ def parse(module: Module, file: Path) -> Patch:
     subject = str(email.header.make_header(email.header.decode_header(mail["Subject"] or "")))
     subject = re.sub(r"^\[PATCH\] ", "", re.sub(r"\s*\n\s*", " ", subject))
     message = head.partition(b"\n\n")[2].decode(errors="replace")
-    trailers = [m.groups() for m in map(TRAILER.fullmatch, message.strip().rpartition("\n\n")[2].splitlines()) if m]
+    trailers = [(m[1], m[2]) for m in map(TRAILER.fullmatch, message.strip().rpartition("\n\n")[2].splitlines()) if m]
     patch = Patch(file, data, subject, trailers)
     for line in (found + body).decode(errors="replace").split("\n"):
         read_line(module, patch, line)
@@ -88,8 +88,8 @@ def read_line(module: Module, patch: Patch, line: str) -> None:
         change.before, change.after = ("" if oid == NONE else oid for oid in index.groups())
     elif MODE.match(line) and not line.endswith(f" file mode {FILE}"):
         raise Failure(
-            f"{patch.file} makes {patch.changes[-1].path} a link, a submodule or executable, or not executable any more: "
-            "a patch changes contents only."
+            f"{patch.file} makes {patch.changes[-1].path} a link, a submodule or executable, or not executable any "
+            "more: a patch changes contents only."
         )
 
 
@@ -104,7 +104,8 @@ def blobs(patches: list[Patch]) -> dict[str, tuple[str, str]]:
             first, last = ends.get(change.path, (change.before, change.before))
             if change.before != last:
                 raise Failure(
-                    f"{patch.file} does not start from the {change.path} that the patches before it leave: export again."
+                    f"{patch.file} does not start from the {change.path} that the patches before it leave: "
+                    "export again."
                 )
             ends[change.path] = first, change.after
     return ends
@@ -187,8 +188,8 @@ def format_commits(repo: Path) -> dict[str, bytes]:
                 raise Failure(f"{repo}: commit {title!r} is not squashed: git rebase -i --autosquash {git.BASE_TAG}.")
             if new_tree == tree:
                 raise Failure(f"{repo}: commit {title!r} changes nothing: drop it.")
-            tree, message = new_tree, git.run("stripspace", cwd=plain, data=message.encode())
-            tip = git.text("commit-tree", "-p", tip, tree, cwd=plain, data=message, date=date)
+            tree, stripped = new_tree, git.run("stripspace", cwd=plain, data=message.encode())
+            tip = git.text("commit-tree", "-p", tip, tree, cwd=plain, data=stripped, date=date)
         out = Path(temp) / "out"
         layout = ["--zero-commit", "--full-index", "--no-signature", "--no-stat", "-N", "--binary", "--no-base"]
         layout += ["--filename-max-length=64", "--subject-prefix=PATCH", "--suffix=.patch", "--no-attach"]
@@ -200,7 +201,8 @@ def format_commits(repo: Path) -> dict[str, bytes]:
 
 
 def replay(module: Module, archive: Path, patches: list[Patch]) -> tuple[Record, dict[str, bytes]]:
-    """Commit the patches on the source distribution's touched files; returns the record and the patches' exported texts.
+    """Commit the patches on the source distribution's touched files; returns the record and the patches' exported
+    texts.
 
     Raises Failure naming the first patch that does not apply.
     """

@@ -321,11 +321,11 @@ def _judge(
     of_plain = choose(truth, lengths, held, curve).lengths
     best, foresight = of_plain, of_plain
     if any(likely):
-        best = choose(truth, lengths, held, curve, beside=Expected(curve, likely)).lengths
+        best = choose(truth, lengths, held, curve, with_prompts=Expected(curve, likely)).lengths
     worth = 0.0
     if with_prompts.prompt_rows:
         worth = curve.step(of_plain, held) / float(tokens(of_plain))
-        foresight = choose(truth, lengths, held, curve, beside=with_prompts).lengths
+        foresight = choose(truth, lengths, held, curve, with_prompts=with_prompts).lengths
     every = np.array([given, best, foresight, none, lengths if running <= THRESHOLD else none])
     count = tokens(every)
     cost = with_prompts.rows_cost(len(held) + every.sum(1)) + with_prompts.draft_context * (every @ held)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The budget in NumPy, as slow as it is plain: every sum in the same order as in C, so that results are equal bit for bit."""
+"""The budget in NumPy, as slow as it is plain: every sum in the same order as in C, so that results are equal bit for
+bit."""
 
 import numpy as np
 from sam_core.budget import Calibration, Choice
@@ -22,7 +23,7 @@ def sums(values):
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-def choose(scores, lengths, contexts, cost, beside=None, guess=0.0, turn=0):
+def choose(scores, lengths, contexts, cost, with_prompts=None, guess=0.0, turn=0):
     """As sam_core.budget.choose, but for `uniform`."""
     batch, k = scores.shape
     rows = np.roll(np.arange(batch), -(turn % batch))
@@ -48,11 +49,11 @@ def choose(scores, lengths, contexts, cost, beside=None, guess=0.0, turn=0):
             break
         rate, best, accepted, guess = better, owner[:total], tokens[total] - batch, 0.0
     gain = rate * f[0] / batch
-    if beside:
+    if with_prompts:
         owner, worth, _ = first
-        f = beside.rows_cost(sizes)
-        f[1:] += beside.verify
-        owner, worth, price = ordered(rate, owner, worth, beside.draft_context * contexts[owner])
+        f = with_prompts.rows_cost(sizes)
+        f[1:] += with_prompts.verify
+        owner, worth, price = ordered(rate, owner, worth, with_prompts.draft_context * contexts[owner])
         tokens, seconds = batch + sums(worth), f + sums(price)
         loss = rate * seconds - tokens
         total = int(np.argmin(loss))

@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from pool_oracle import i32, step
+from steps import i32, step
 
 import sam_core
 from sam_core import _sam
@@ -52,67 +52,40 @@ WIDE = dict.fromkeys(("scores", "parents", "sources", "match_lengths")) | {"out"
 BAD_STEP = [
     ({"slots": i32(0, 2)}, ValueError, r"slots\[1\] is 2, which is not an open slot"),
     ({"slots": i32(-1, 0)}, ValueError, r"slots\[0\] is -1, which is not an open slot"),
-    ({"slots": i32(0, 9)}, ValueError, r"slots\[1\] is 9, which is not an open slot"),
     ({"slots": i32(1, 1)}, ValueError, r"slots\[1\] is 1, which stands in an earlier row too"),
     ({"slots": [0, 1]}, TypeError, "slots must be an int32 buffer, not list"),
     ({"slots": i32(0, 1).astype(np.int64)}, TypeError, "slots must hold int32, not items of format 'l' and 8 bytes"),
-    ({"slots": i32(0, 1).astype(np.uint32)}, TypeError, "slots must hold int32, not items of format 'I' and 4 bytes"),
     ({"slots": i32(0, 1).astype(">i4")}, TypeError, "slots must hold int32, not items of format '>i' and 4 bytes"),
-    ({"slots": b"\0\0\0\0\1\0\0\0"}, TypeError, "slots must hold int32, not items of format 'B' and 1 bytes"),
     ({"slots": i32(0, 1).reshape(2, 1)}, ValueError, "slots must have 1 dimension, not 2"),
     ({"slots": i32(0, 0, 1)[::2]}, BufferError, "slots must be contiguous in C order and aligned"),
-    ({"tokens": i32(5, 6)}, ValueError, "counts add up to 3, but there are 2 tokens"),
     ({"tokens": i32(5, -6, 7)}, ValueError, r"tokens\[1\] is -6: token ids go from 0 to 2147483647"),
-    ({"tokens": i32(5, 6, 7).astype(np.float32)}, TypeError, "tokens must hold int32, not items of format 'f'"),
     ({"tokens": misaligned(3)}, BufferError, "tokens must be contiguous in C order and aligned"),
     ({"counts": i32(1, -1)}, ValueError, r"counts\[1\] is -1: it must not be negative"),
-    ({"counts": i32(1, 1)}, ValueError, "counts add up to 2, but there are 3 tokens"),
     ({"counts": i32(MAX, MAX)}, ValueError, "counts add up to 4294967294, but there are 3 tokens"),
-    ({"counts": i32(3)}, ValueError, "counts has 1 rows, but slots has 2"),
     ({"k": -1}, ValueError, "k is -1: it must lie between 0 and 4, the width of out"),
     ({"k": 5}, ValueError, "k is 5: it must lie between 0 and 4, the width of out"),
-    ({"k": 2**80}, ValueError, "k is 1208925819614629174706176: it must lie between 0 and 4, the width of out"),
-    ({"k": -(2**80)}, ValueError, "k is -1208925819614629174706176: it must lie between 0 and 4"),
     ({"k": i32(0, 5)}, ValueError, "k of row 1 is 5: it must lie between 0 and 4, the width of out"),
-    ({"k": i32(-2, 0)}, ValueError, "k of row 0 is -2: it must lie between 0 and 4, the width of out"),
     ({"k": i32(1)}, ValueError, "k has 1 rows, but slots has 2"),
-    ({"k": INT64}, TypeError, "k must hold int32, not items of format 'l' and 8 bytes"),
     ({"k": 1.0}, TypeError, "k must be an integer or an int32 buffer, not float"),
-    ({"k": None}, TypeError, "k must be an integer or an int32 buffer, not NoneType"),
     ({"out": np.zeros((3, 4), np.int32)}, ValueError, "out has 3 rows, but slots has 2"),
     ({"out": np.zeros(8, np.int32)}, ValueError, "out must have 2 dimensions, not 1"),
-    ({"out": np.zeros((2, 4), np.int64)}, TypeError, "out must hold int32, not items of format 'l' and 8 bytes"),
-    ({"out": np.zeros((4, 2), np.int32).T}, BufferError, "out must be contiguous in C order and aligned"),
     ({"out": readonly(np.zeros((2, 4), np.int32))}, BufferError, "out must be writable"),
     ({"out": np.zeros((2, 90), np.int32)}, ValueError, "scores has 4 columns, but out has 90"),
     ({"k": 65, **WIDE}, ValueError, "k is 65: it must lie between 0 and 64, the longest draft"),
-    ({"k": i32(0, 65), **WIDE}, ValueError, "k of row 1 is 65: it must lie between 0 and 64, the longest draft"),
     ({"scores": np.zeros((2, 4))}, TypeError, "scores must hold float32, not items of format 'd' and 8 bytes"),
-    ({"scores": np.zeros((2, 4), np.int32)}, TypeError, "scores must hold float32, not items of format 'i'"),
-    ({"scores": [0.5]}, TypeError, "scores must be a float32 buffer, not list"),
     ({"scores": np.zeros((1, 4), np.float32)}, ValueError, "scores has 1 rows, but slots has 2"),
-    ({"scores": readonly(np.zeros((2, 4), np.float32))}, BufferError, "scores must be writable"),
     ({"parents": np.zeros((2, 3), np.int32)}, ValueError, "parents has 3 columns, but out has 4"),
-    ({"parents": np.zeros((2, 4), np.float32)}, TypeError, "parents must hold int32, not items of format 'f'"),
-    ({"lengths": readonly(i32(0, 0))}, BufferError, "lengths must be writable"),
     ({"lengths": i32(0)}, ValueError, "lengths has 1 rows, but slots has 2"),
-    ({"lengths": None}, TypeError, "lengths must be an int32 buffer, not NoneType"),
     (table() | {"starts": None}, ValueError, "tokens must have 1 dimension, not 2"),
     (table(tokens=i32(5, 6, 7)), ValueError, "tokens must have 2 dimensions, not 1"),
-    (table(tokens=[[5], [6]]), TypeError, "tokens must be an int32 buffer, not list"),
-    (table(tokens=np.zeros((2, 2), np.int64)), TypeError, "tokens must hold int32, not items of format 'l' and 8"),
     (table(tokens=np.zeros((2, 4), np.int32)[:, ::2]), BufferError, "tokens must be contiguous along each row and al"),
-    (table(tokens=np.zeros((2, 2), np.int32).T), BufferError, "tokens must be contiguous along each row and aligned"),
-    (table(tokens=misaligned(4).reshape(2, 2)), BufferError, "tokens must be contiguous along each row and aligned"),
     (table(tokens=APART), BufferError, "tokens must be contiguous along each row and aligned"),
     (table((4, 5)), ValueError, "tokens has 1 rows, but slots has 2"),
     (table((4, 5), (6, -7)), ValueError, r"tokens\[1, 1\] is -7: token ids go from 0 to 2147483647"),
     (table(starts=i32(1)), ValueError, "starts has 1 rows, but slots has 2"),
-    (table(starts=[1, 0]), TypeError, "starts must be an int32 buffer, not list"),
     (table(starts=i32(1, -1)), ValueError, r"starts\[1\] is -1: it must not be negative"),
     (table(starts=i32(1, 1)), ValueError, r"starts\[1\] \+ counts\[1\] is 3, but tokens has 2 columns"),
     (table(starts=i32(MAX, 0)), ValueError, r"starts\[0\] \+ counts\[0\] is 2147483648, but tokens has 2 columns"),
-    (table(counts=i32(MAX, 2)), ValueError, r"starts\[0\] \+ counts\[0\] is 2147483648, but tokens has 2 columns"),
 ]
 
 
@@ -239,11 +212,6 @@ def test_pool_refuses(arguments, message):
         sam_core.Pool(**arguments)
 
 
-def test_pool_refuses_a_corpus_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        sam_core.Pool(corpus=tmp_path / "nowhere")
-
-
 WRONG_TYPES = [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"sources": 3}, {"x": 1}, {"corpus": 3}]
 WRONG_TYPES += [{"min_prob": "0.5"}, {"vocab_size": 1.5}, {"tokenizer": 3}, {"sources": (["group"],)}]
 
@@ -300,41 +268,24 @@ OF_BUDGET = {
 }
 BAD_BUDGET = [
     ("correct_scores", {"scores": doubles(2, 3)}, TypeError, "scores must hold float32, not items of format 'd' and 8"),
-    ("correct_scores", {"factors": [1.0] * 24}, TypeError, "factors must be a float64 buffer, not list"),
     ("correct_scores", {"factors": doubles(23)}, ValueError, "factors has 23 items, not 24"),
-    ("correct_scores", {"corrected": floats(2, 3)}, TypeError, "corrected must hold float64, not items of format 'f'"),
-    ("correct_scores", {"corrected": doubles(3, 3)}, ValueError, "corrected has 3 rows, not 2"),
     ("correct_scores", {"corrected": doubles(2, 2)}, ValueError, "corrected has 2 columns, not 3"),
     ("correct_scores", {"corrected": readonly(doubles(2, 3))}, BufferError, "corrected must be writable"),
-    ("correct_scores", {"factors": doubles(48)[::2]}, BufferError, "factors must be contiguous in C order and aligned"),
     ("choose_drafts", {"scores": doubles(6)}, ValueError, "scores must have 2 dimensions, not 1"),
     ("choose_drafts", {"lengths": i32(1)}, ValueError, "lengths has 1 rows, not 2"),
     ("choose_drafts", {"lengths": i32(1, 4)}, ValueError, r"lengths\[1\] is 4: it must lie between 0 and 3"),
-    ("choose_drafts", {"lengths": i32(-1, 3)}, ValueError, r"lengths\[0\] is -1: it must lie between 0 and 3"),
-    ("choose_drafts", {"contexts": doubles(3)}, ValueError, "contexts has 3 rows, not 2"),
     ("choose_drafts", {"seconds": doubles(4)}, ValueError, "seconds has 4 items, not 5"),
-    ("choose_drafts", {"chosen": i32(0)}, ValueError, "chosen has 1 rows, not 2"),
     ("choose_drafts", {"chosen": readonly(i32(0, 0))}, BufferError, "chosen must be writable"),
     ("choose_drafts", {"of_context": None}, TypeError, "must be real number, not NoneType"),
-    ("choose_drafts", {"rate": "1"}, TypeError, "must be real number, not str"),
     ("choose_drafts", {"turn": -1}, ValueError, "turn is -1: it must not be negative"),
-    ("choose_drafts", {"turn": 0.5}, TypeError, "'float' object cannot be interpreted as an integer"),
     ("choose_drafts", {"turn": 1 << 80}, OverflowError, "cannot fit 'int' into an index-sized integer"),
-    ("observe_drafts", {"gained": i32(1)}, ValueError, "gained has 1 rows, not 2"),
     ("observe_drafts", {"drafted": i32(0, 1)}, ValueError, "drafted has 2 rows, not 3"),
     ("observe_drafts", {"drafted": i32(0, 1, 4)}, ValueError, r"drafted\[2\] is 4: it must lie between 0 and 3"),
     ("observe_drafts", {"scores": None}, ValueError, r"drafted\[1\] is 1: it must lie between 0 and 0"),
-    ("observe_drafts", {"contexts": doubles(2)}, ValueError, "contexts has 2 rows, not 3"),
-    ("observe_drafts", {"counts": doubles(3, 24)}, ValueError, "counts has 3 rows, not 2"),
     ("observe_drafts", {"counts": doubles(2, 25)}, ValueError, "counts has 25 columns, not 24"),
-    ("observe_drafts", {"counts": readonly(doubles(2, 24))}, BufferError, "counts must be writable"),
-    ("observe_drafts", {"scores": floats(2, 3)}, ValueError, "scores has 2 rows, not 3"),
-    ("observe_drafts", {"slots": INT64}, TypeError, "slots must hold int32, not items of format 'l' and 8 bytes"),
-    ("lowest_score", {"lengths": i32(1)}, ValueError, "lengths has 1 rows, not 2"),
     ("lowest_score", {"lengths": i32(1, 4)}, ValueError, r"lengths\[1\] is 4: it must lie between 0 and 3"),
     ("to_lists", {"lengths": i32(1, 1, 1)}, ValueError, "lengths has 3 rows, not 2"),
     ("to_lists", {"lengths": i32(-1, 1)}, ValueError, r"lengths\[0\] is -1: it must lie between 0 and 3"),
-    ("to_lists", {"table": np.zeros((3, 2), np.int32).T}, BufferError, "table must be contiguous in C order and al"),
 ]
 
 
@@ -348,11 +299,6 @@ def test_the_budget_refuses(function, changed, error, message):
         call(*[*arguments.values()][1:])
     assert (OF_BUDGET["choose_drafts"]["chosen"] == -1).all() and not OF_BUDGET["observe_drafts"]["counts"].any()
     call(*(copy.deepcopy(value) for value in arguments.values()))
-
-
-def test_slots_that_no_pool_has_are_not_known():
-    arguments = OF_BUDGET["observe_drafts"] | {"slots": i32(-1, MAX), "counts": doubles(2, 24)}
-    assert _sam.observe_drafts(*arguments.values()) == (0, 0, 0.0, 0.0)
 
 
 def test_scores_that_are_no_probabilities_do_no_harm():

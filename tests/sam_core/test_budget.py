@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_oracle import i32
-from sam_core._sam import choose_drafts, lowest_score, observe_drafts, to_lists
+from sam_core._sam import observe_drafts
 from sam_core.budget import Calibration, Choice, choose
-from sam_core.cost import MAX_ROWS, STEPS_PER_BIN, Expected, PromptCost, StepCost
-from sam_core.proof import PlainSteps, Proof
+from sam_core.cost import STEPS_PER_BIN, Expected, PromptCost, StepCost
+from sam_core.proof import Proof
 from sam_core.switch import AutoSwitch, BatchSwitch
 
 
@@ -46,55 +45,10 @@ def test_a_cost_is_learned_in_spite_of_noise_and_spikes():
     assert cost.draft_context == pytest.approx(0.0047, rel=0.4)
 
 
-def test_a_size_that_was_lucky_once_is_not_taken_for_cheap():
-    cost = StepCost()
-    for rows in (*range(8, 30), *range(31, 40)):
-        for _ in range(STEPS_PER_BIN):
-            cost.observe(rows, 0.0, 0.0, float(curve(rows)))
-    cost.observe(30, 0.0, 0.0, 0.5 * float(curve(30)))
-    cost.fit()
-    assert cost.rows_cost(30) == pytest.approx(curve(30), rel=0.05)
-    assert cost.rows_cost(20) == pytest.approx(curve(20), rel=0.02)
-
-
-def test_a_small_size_that_is_dear_is_known_to_be():
-    cost = StepCost()
-    for rows, seconds in ((1, 0.10), (2, 0.12), (3, 0.10), (4, 0.10), (8, 0.13), (16, 0.2)):
-        for _ in range(STEPS_PER_BIN):
-            cost.observe(rows, 0.0, 0.0, seconds)
-    cost.fit()
-    assert cost.rows_cost([1, 2, 3]) == pytest.approx([0.10, 0.12, 0.10], rel=0.01)
-
-
 def test_a_cost_is_proportional_beyond_what_was_seen():
     cost = learned(noise=0.5)
     most = cost.max_rows
     assert cost.rows_cost(3 * most) == pytest.approx(3 * cost.rows_cost(most))
-
-
-@pytest.mark.parametrize("of", [StepCost, PromptCost])
-def test_one_size_costs_what_it_costs_among_others(of):
-    cost = learned(noise=0.5, of=of)
-    rows = np.arange(3 * int(cost.max_rows))
-    assert [cost.size_cost(n) for n in rows.tolist()] == pytest.approx(cost.rows_cost(rows).tolist(), rel=1e-12)
-
-
-@pytest.mark.parametrize("of", [StepCost, PromptCost])
-def test_costs_of_consecutive_sizes_are_kept_until_they_change(of):
-    cost = learned(noise=0.5, of=of)
-    kept = cost.consecutive_costs(5, 40)
-    assert cost.consecutive_costs(5, 30) is kept and kept.tolist() == cost.rows_cost(np.arange(5, 45)).tolist()
-    for first, count in (6, 30), (6, 50), (3, 50):
-        costs = cost.consecutive_costs(first, count)
-        assert costs[:count].tolist() == cost.rows_cost(np.arange(first, first + count)).tolist()
-    cost._scale(2.0)
-    cost.refresh()
-    assert cost._consecutive[0] is cost._seconds
-    assert cost.consecutive_costs(3, 50) == pytest.approx(2 * costs)
-    for _ in range(10):
-        cost.observe(4, 0.0, 0.0, 9.0)
-    cost.fit()
-    assert cost.consecutive_costs(3, 50).tolist() == cost.rows_cost(np.arange(3, 53)).tolist()
 
 
 def test_a_cost_follows_a_machine_that_changes():
@@ -103,23 +57,6 @@ def test_a_cost_follows_a_machine_that_changes():
         cost.observe(4, 0.0, 0.0, seconds)
     cost.fit()
     assert cost.rows_cost(4) == pytest.approx(2.0)
-
-
-def test_fits_stay_frequent(monkeypatch):
-    cost, fits = StepCost(300.0), []
-    fit = StepCost.fit
-    monkeypatch.setattr(StepCost, "fit", lambda self: fits.append(step) or fit(self))
-    for step in range(2000):
-        cost.learn(4, 0.0, 0.0, 1.0)
-    assert len(fits) > 50 and max(np.diff(fits)) <= 32
-
-
-def test_memory_of_costs_is_bounded():
-    cost = StepCost()
-    size = cost._samples.nbytes
-    for rows in range(1, 200_000, 7):
-        cost.observe(rows, 1.0, 0.0, 1.0)
-    assert cost._samples.nbytes == size < 1 << 20
 
 
 @st.composite
@@ -144,7 +81,7 @@ def rate(n, scores, contexts, cost):
     return (len(n) + accepted) / (seconds + cost.draft_context * float(np.dot(n, contexts)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps())
 def test_the_choice_is_the_best_of_all(step):
     scores, lengths, contexts, cost = step
@@ -172,7 +109,7 @@ def test_with_captured_graphs_all_get_k_or_none(step):
     assert gain == pytest.approx(max(1.0, rates[k] / rates[0]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps(), st.lists(st.integers(0, 6), min_size=1, max_size=4), st.booleans())
 def test_beside_prompts_the_choice_is_the_best_at_the_price_of_steps_without(step, read, uniform):
     scores, lengths, contexts, cost = step
@@ -223,32 +160,13 @@ def test_c_chooses_what_numpy_does_bit_for_bit(seed):
     if seed % 3 == 0:  # ties, also of tokens of other scores and contexts
         scores, contexts = np.ceil(scores * 4) / 4, np.round(contexts)
     lengths = rng.integers(0, k + 1, batch).astype(np.int32)
-    cost, beside = Padded(rng), Padded(rng) if seed % 2 else None
+    cost, with_prompts = Padded(rng), Padded(rng) if seed % 2 else None
     turn, usual = int(rng.integers(0, 1000)), choose(scores, lengths, contexts, cost).rate
     for guess in (0.0, usual, 0.7 * usual, 30 * usual, 1e-9):
-        chosen = choose(scores, lengths, contexts, cost, 0, beside, guess, turn)
-        expected = oracle.choose(scores, lengths, contexts, cost, beside, guess, turn)
+        chosen = choose(scores, lengths, contexts, cost, 0, with_prompts, guess, turn)
+        expected = oracle.choose(scores, lengths, contexts, cost, with_prompts, guess, turn)
         assert chosen.lengths.tolist() == expected.lengths.tolist()
         assert chosen[1:] == expected[1:]
-
-
-@pytest.mark.parametrize("places", [np.zeros(100, int), np.arange(100), np.random.default_rng(0).permutation(100)])
-def test_tokens_are_ordered_to_the_last_bit_then_by_turn(places):
-    """5 rows are free. Scores at different places differ by the least that floats can."""
-    scores, lengths, chosen = 0.5 + places * 2.0**-53, np.ones(100, np.int32), np.empty(100, np.int32)
-    seconds = np.where(np.arange(101) < 6, 1.0, 1000.0)
-    choose_drafts(scores[:, None], lengths, np.zeros(100), seconds, chosen, 0.0, 0.0, False, 670)
-    best = sorted(range(100), key=lambda row: (-places[row], (row - 70) % 100))[:5]
-    assert np.flatnonzero(chosen).tolist() == sorted(best)
-
-
-def test_of_totals_that_are_worth_the_same_the_least_is_taken():
-    chosen, seconds = np.empty(8, np.int32), 1.0 + np.arange(9) / 4
-    scores, lengths = np.full((8, 1), 0.5), np.ones(8, np.int32)
-    worth = choose_drafts(scores, lengths, np.zeros(8), seconds, chosen, 0.0, 2.0, True, 0)
-    assert worth == (2.0, 0.0, 0.0) and not chosen.any()
-    choose_drafts(scores, lengths, np.zeros(8), seconds, chosen, 0.0, 1.9, True, 0)
-    assert chosen.all()
 
 
 def test_of_equal_drafts_those_of_each_request_have_their_turn():
@@ -317,18 +235,6 @@ def test_what_became_of_the_last_drafts(seed):
     assert (counts == 1 + expected).all()
 
 
-def test_the_lowest_score_is_that_of_a_last_token():
-    scores = np.array([[0.9, 0.3, 0.1], [0.8, 0.7, 0.6], [0.2, 0.1, 0.1]], np.float32)
-    for lengths, lowest in (((2, 3, 0), 0.3), ((1, 2, 0), 0.7), ((3, 1, 1), 0.1), ((0, 0, 0), 1.0)):
-        assert lowest_score(scores, i32(*lengths)) == np.float32(lowest)
-
-
-def test_rows_become_lists():
-    table = np.array([[1, -2, 3], [2**31 - 1, 5, 6], [7, 8, 9], [10, 11, 12]], np.int32)
-    assert to_lists(table, i32(2, 3, 0, 1)) == [[1, -2], [2**31 - 1, 5, 6], [], [10]]
-    assert to_lists(table[:0], i32()) == []
-
-
 class Machine:
     """Runs a switch against steps whose seconds and acceptance are given; its clock is simulated."""
 
@@ -369,12 +275,6 @@ class Machine:
         for _ in range(steps):
             self.step(**kwargs)
         return (self.tokens - tokens) / (self.now - now)
-
-
-def test_auto_finds_that_free_rows_are_free():
-    machine = Machine(batch=1, accept=0.8)
-    assert machine.run(400) > 2 / curve(1)  # k = 4 at 0.8 gives 3.4 tokens a step
-    assert machine.switch.steps_on > 250
 
 
 @pytest.mark.parametrize("k", [3, 7])
@@ -449,33 +349,17 @@ def test_pauses_double_until_drafts_are_seen_to_pay():
 
     for _ in range(6):
         step = lose()
-    assert pauses == [16, 32, 64, 128, 256, 256] and not proof.seen
+    assert pauses == [16, 32, 64, 128, 256, 256] and not proof.proven
     for _ in range(4):
         proof.add(5.0, step)
-    assert proof.seen
+    assert proof.proven
     for _ in range(4):
         proof.add(-0.5, step)
-    assert proof.seen and not proof.pauses(step), "what they gained may be lost"
+    assert proof.proven and not proof.pauses(step), "what they gained may be lost"
     pauses.clear()
     for _ in range(5):
         step = lose()
-    assert pauses == [4, 8, 16, 32, 32] and not proof.seen
-
-
-def test_plain_steps_are_compared_at_the_same_size_and_speed():
-    cost, steps = StepCost(300.0), PlainSteps()
-    assert steps.seconds(cost, 4, 0.0, True) == 0
-    for rows in (2, 4, 8) * STEPS_PER_BIN:
-        cost.observe(rows, 0.0, 0.0, 0.01 * rows)
-    cost.fit()
-    assert steps.seconds(cost, 4, 0.0, True) == 0, "none is known"
-    for odd in (1, 1, 6, 1, 1):
-        steps.add(cost, 4, 0.0, 0.05 * odd)
-    assert steps.seconds(cost, 8, 0.0, True) == pytest.approx(0.1, rel=0.05)
-    cost._scale(3.0)
-    assert steps.seconds(cost, 4, 0.0, True) == pytest.approx(0.15) and steps.seconds(cost, 4, 0.0, False) == 0.05
-    cost.context = 0.12
-    assert steps.seconds(cost, 4, 1.0, False) == pytest.approx(0.1, rel=0.05), "contexts have grown"
+    assert pauses == [4, 8, 16, 32, 32] and not proof.proven
 
 
 def test_exploring_loses_no_more_than_its_share():
@@ -483,18 +367,6 @@ def test_exploring_loses_no_more_than_its_share():
     lost = (0.0075 * 400 + 3) * 0.16  # what the documentation promises
     machine.run(400)
     assert 0 < machine.now - machine.tokens * 0.01 <= lost
-
-
-def test_exploring_gets_no_share_of_the_time_that_prompts_take():
-    """One request at a time decodes for 50 steps, behind a prompt that takes as long as 2000 of them."""
-    machine = Machine(batch=1, k=5, accept=0.3, noise=0.0, seconds=lambda rows: 0.01 * np.asarray(rows))
-    read = 0
-    for step in range(600):
-        machine.read = 2000 * (step % 50 == 10)
-        read += machine.read
-        machine.step()
-    lost = machine.now - 0.01 * (machine.tokens + read)
-    assert 0 < lost <= (0.0075 * 600 + 3) * 0.01
 
 
 def test_drafts_wait_for_steps_that_read_no_prompt():
@@ -510,67 +382,6 @@ def test_drafts_wait_for_steps_that_read_no_prompt():
     machine.read = 2048
     machine.run(60)
     assert machine.switch.steps_on > before + 40
-
-
-def test_turns_are_few_where_drafts_hardly_pay():
-    machine = Machine(batch=6, accept=0.4, noise=0.3, seconds=lambda rows: 0.05 + 0.005 * np.asarray(rows))
-    machine.run(1500)
-    assert machine.switch.transitions < 40
-
-
-def test_with_many_requests_drafts_may_end_where_they_would_not_be_chosen():
-    rng = np.random.default_rng(0)
-    for batch in (AutoSwitch.LARGE_BATCH, AutoSwitch.LARGE_BATCH - 1):
-        machine = Machine(batch=batch, k=4, accept=0.5, seconds=lambda rows: 0.02 + 1e-4 * np.asarray(rows))
-        machine.run(100)
-        switch, lengths = machine.switch, np.full(batch, 4, np.int32)
-        for _ in range(20):
-            scores = np.cumprod(rng.random((batch, 4)), axis=1).astype(np.float32)
-            chosen = switch.choose(machine.slots, machine.held, lengths, scores)
-            if batch < AutoSwitch.LARGE_BATCH:
-                assert switch.min_score == 0
-                continue
-            lowest = min(scores[row, n - 1] for row, n in enumerate(chosen) if n)
-            assert 0 < chosen.sum() < 4 * batch and switch.min_score == pytest.approx(lowest / 2)
-    switch.choose(machine.slots, machine.held, np.zeros(batch, np.int32), scores)
-    assert switch.min_score == 0
-
-
-def test_many_requests_look_for_something_to_explore_in_few_steps(monkeypatch):
-    looks = {}
-    for batch in (AutoSwitch.LARGE_BATCH, AutoSwitch.LARGE_BATCH - 1):
-        machine = Machine(batch=batch, k=4, accept=0.5, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
-        machine.run(200)
-        explored, count = machine.switch.explored, [0]
-
-        def counted(*args, explore=machine.switch._explore, count=count):
-            count[0] += 1
-            return explore(*args)
-
-        monkeypatch.setattr(machine.switch, "_explore", counted)
-        machine.run(100)
-        looks[batch] = count[0] - (machine.switch.explored - explored)  # in vain
-        assert machine.switch.steps_on > 250
-    large, small = looks.values()
-    assert small > 90 and 20 <= large <= 25
-
-
-@pytest.mark.parametrize("uniform", [False, True])
-def test_counters_are_plain_integers(uniform):
-    """Engines send them to other processes as such."""
-    machine = Machine(batch=6, accept=0.4, noise=0.3, seconds=lambda rows: 0.05 + 0.005 * np.asarray(rows))
-    machine.run(600, uniform=uniform)
-    machine.accept = 0.9
-    machine.run(600, uniform=uniform)
-    counters = machine.switch.steps, machine.switch.steps_on, machine.switch.transitions
-    assert all(counters) and {type(n) for n in counters} == {int}
-
-
-def test_what_cannot_be_seen_to_pay_is_looked_at_less():
-    machine = Machine(batch=32, accept=0.05)
-    machine.run(500)
-    looks = sum(machine.switch.should_draft(32) for _ in range(100) if machine.step() is None)
-    assert 10 < looks < 40
 
 
 @pytest.mark.parametrize("uniform", [False, True])
@@ -611,46 +422,6 @@ def test_what_a_switch_learned_starts_another_one():
     second.run(3)
     assert second.given.any(), "it waits to learn what it was told"
     assert Machine(batch=2, accept=0.8).run(3) < second.run(50)
-
-
-def test_more_requests_than_were_saved_are_no_other_machine():
-    state = saved()
-    there = Machine(batch=64, accept=0.8)
-    there.switch.take_over(state)
-    kept = there.switch.cost
-    there.run(100)
-    assert there.switch.cost is kept
-
-
-@pytest.mark.parametrize("times", [0.2, 5])
-def test_one_odd_step_is_no_other_machine(times):
-    state = saved()
-    for odd in range(1, AutoSwitch.TRIAL_STEPS + 2):
-        there, met = Machine(batch=2, accept=0.8), []
-        there.seconds = lambda rows, met=met, odd=odd: met.append(0) or curve(rows) * (times if len(met) == odd else 1)
-        there.switch.take_over(state)
-        kept = there.switch.cost
-        there.run(20)
-        assert there.switch.cost is kept
-
-
-def test_a_slow_first_step_of_a_size_does_not_count_after_a_restart_either():
-    state = saved()
-    cost = StepCost()
-    cost.restore(state["cost"])
-    before = cost._count.sum()
-    cost.observe(2, 0.2, 0.0, 9.0)
-    assert cost._count.sum() == before
-
-
-def test_the_latest_steps_stay_the_latest():
-    cost, again = StepCost(), StepCost()
-    for i in range(30):
-        cost.observe(4, 0.0, 0.0, 100.0 + i)
-    again.restore(json.loads(json.dumps(cost.state())))
-    for i in range(12):
-        again.observe(4, 0.0, 0.0, 130.0 + i)
-    assert sorted(row[3] for row in again.state()["samples"][0]) == [118.0 + i for i in range(24)]
 
 
 @pytest.mark.parametrize("times", [0.4, 1.0, 3.0])
@@ -696,94 +467,9 @@ def test_a_record_that_is_none_is_refused(state):
         switch.restore(state)
 
 
-def test_steps_may_have_more_rows_than_costs_tell_apart():
-    machine = Machine(seconds=lambda rows: 0.02 + 1e-6 * rows)
-    machine.run(100)
-    machine.read = 2 * MAX_ROWS
-    machine.run(100)
-    assert machine.switch.prompt_cost.fitted
-
-
-def test_steps_that_read_prompts_have_costs_of_their_own():
-    machine = Machine()
-    machine.run(1)
-    slots = machine.slots
-    more = np.array([*slots, 63], np.int32)
-    costs = {"plain": machine.switch.cost, "prompt": machine.switch.prompt_cost}
-
-    def end(slots, read=0, reading=False):
-        machine.now += 5.0
-        before = {name: cost._count.sum() for name, cost in costs.items()}
-        gained = np.ones(len(slots), np.int32)
-        gained[len(slots) - reading :] = 0
-        machine.switch.observe(slots, gained, len(slots) + read)
-        none = np.zeros(len(slots), np.int32)
-        machine.switch.choose(slots, np.full(len(slots), 100), none, np.zeros((len(slots), 4), np.float32))
-        return [name for name, cost in costs.items() if cost._count.sum() > before[name]]
-
-    assert end(slots) == ["plain"]
-    assert end(more, 9, reading=True) == ["prompt"]
-    assert end(more, 5) == ["prompt"], "its last chunk"
-    assert end(more) == ["plain"]
-    assert end(slots) == ["plain"], "one has ended"
-    assert end(more, 3) == ["prompt"], "it came again with its prompt"
-    assert end(more) == ["plain"]
-    machine.switch.forget(63)
-    assert end(more) == ["prompt"], "another one in its slot, with a prompt of one token"
-
-
-def test_an_ordinary_step_is_learned_behind_the_next_drafts():
-    machine = Machine(batch=2, accept=0.8, noise=0)
-    machine.run(500)
-    switch, seconds, ordinary = machine.switch, machine.seconds, []
-
-    def learned_at_once():
-        """Whether the next step is; what it took is learned later in any case."""
-        switch.learn()
-        steps, counts = switch.cost._now, switch.calibration.offered.copy()
-        machine.step()
-        at_once = switch.cost._now > steps
-        assert (switch.calibration.offered != counts).any() == at_once
-        switch.learn()
-        assert switch.cost._now > steps and (switch.calibration.offered != counts).any()
-        return at_once
-
-    for _ in range(100):
-        is_known = not switch.cost.unsettled(2 + int(machine.given.sum()))
-        ordinary.append(is_known and switch._probe is None)
-        assert learned_at_once() != ordinary[-1]
-    assert sum(ordinary) > 50
-    for times in (1.2, 0.8):
-        machine.seconds = lambda rows, times=times: times * seconds(rows)
-        assert learned_at_once()
-        machine.seconds = seconds
-        machine.run(300)
-
-
-@pytest.mark.parametrize("uniform", [False, True])
-def test_costs_are_learned_where_every_step_reads_a_prompt(uniform):
-    cheap = Machine(batch=2, accept=0.8, read=1000, seconds=lambda rows: 0.02 + 1e-6 * rows)
-    cheap.run(AutoSwitch.MAX_WAIT + 400, uniform=uniform)
-    assert cheap.switch.steps_on > 100 and not cheap.switch.cost.fitted
-    dear = Machine(batch=2, accept=0.4, read=10, seconds=lambda rows: 1e-4 * rows)
-    dear.run(AutoSwitch.MAX_WAIT + 400, uniform=uniform)
-    assert dear.switch.steps_on < 20
-    dear.read = 0
-    dear.run(100, uniform=uniform)
-    assert dear.switch.cost.fitted
-
-
-@pytest.mark.parametrize("uniform", [False, True])
-def test_drafts_start_where_every_other_step_reads_a_prompt(uniform):
-    machine = Machine(batch=2, accept=0.8, seconds=lambda rows: 0.02 + 1e-6 * rows)
-    for step in range(400):
-        machine.read = 1000 * (step % 2)
-        machine.step(uniform)
-    assert machine.switch.steps_on > 100
-
-
 def test_drafts_leave_room_for_the_prompts_that_come_with_them():
-    """Steps are padded to 64 tokens: 24 rows are free beside 40 requests, but 4 beside those that also read 20 tokens."""
+    """Steps are padded to 64 tokens: 24 rows are free beside 40 requests, but 4 beside those that also read 20
+    tokens."""
     machine = Machine(batch=40, accept=0.5, seconds=lambda rows: 0.01 * np.ceil(np.asarray(rows) / 64))
     usual, rates = {}, {}
     for machine.read in (0, 20):
@@ -799,18 +485,9 @@ def test_drafts_leave_room_for_the_prompts_that_come_with_them():
     assert rates[20] > 0.98 * (40 + 0.5 * 4) / 0.01
 
 
-def test_requests_whose_drafts_are_equal_get_them_in_turn():
-    machine = Machine(batch=40, k=1, accept=0.5, seconds=lambda rows: 0.01 * np.ceil(np.asarray(rows) / 64))
-    machine.run(300)
-    times = np.zeros(40, int)
-    for _ in range(80):
-        machine.step()
-        times += machine.given
-    assert times.min() > 0.9 * times.mean() > 0.9 * 80 * 23 / 40
-
-
 def paused(steps, pauses, gap=300.0, **kwargs):
-    """A machine that has made steps, after some of which its engine made none for `gap` seconds; time without the pauses."""
+    """A machine that has made steps, after some of which its engine made none for `gap` seconds; time without the
+    pauses."""
     machine = Machine(k=3, accept=0.8, **kwargs)
     slept, clock = [0.0], machine.switch.clock
     machine.switch.clock = lambda: clock() + slept[0]
@@ -820,8 +497,7 @@ def paused(steps, pauses, gap=300.0, **kwargs):
     return machine
 
 
-@pytest.mark.parametrize("gap", [3.0, 300.0])
-@pytest.mark.parametrize("read", [0, 64])
+@pytest.mark.parametrize(("gap", "read"), [(3.0, 0), (300.0, 64)])
 def test_a_pause_is_not_learned_as_a_step(gap, read):
     """Wherever it comes: also in a step that explores, or before anything is known."""
     steps = AutoSwitch.MAX_WAIT + 60 if read else 200
@@ -832,7 +508,7 @@ def test_a_pause_is_not_learned_as_a_step(gap, read):
 
     never = paused(steps, (), batch=2, read=read)
     assert never.switch.steps_on > 50
-    for at in range(1, 40):
+    for at in range(1, 40, 3):
         once = paused(steps, (at,), gap, batch=2, read=read)
         assert once.switch.steps_on > 0.93 * never.switch.steps_on - 2, at
         assert plain_seconds(once) == pytest.approx(plain_seconds(never), rel=0.1)
@@ -862,12 +538,6 @@ def test_a_sudden_change_of_speed_is_noticed_within_five_steps(times):
     assert machine.switch.cost.size_cost(8) > 0.8 * times * before
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-def test_drafts_that_take_ten_times_as_long_as_a_plain_step_are_learned(batch):
-    machine = Machine(batch=batch, accept=0.8, k=3, seconds=lambda rows: 0.2 if rows > batch else 0.02)
-    assert machine.run(2000) > 0.95 * batch / 0.02
-
-
 class Changing(Machine):
     """A machine whose steps take `slow(step)` times as long."""
 
@@ -882,31 +552,10 @@ class Changing(Machine):
         super().__init__(seconds=seconds, **kwargs)
 
 
-def test_drafts_among_plain_steps_are_no_slower_machine():
-    """They have the bin of the plain steps, and take twice as long whatever their number."""
-    cost = StepCost(300.0)
-    for step in range(200):
-        drafting = step >= 100 and step % 20 < 8
-        rows = 140 + step % 5 if drafting else 133
-        cost.learn(rows, 0.0, float(drafting), 0.08 if drafting else 0.04)
-        if cost.fitted:
-            assert cost.size_cost(133) == pytest.approx(0.04, rel=0.1), step
-    assert cost.verify == pytest.approx(0.04, rel=0.1)
-
-
-def test_what_verification_costs_is_seen_where_sizes_are_padded():
-    """Drafts padded to 128 rows, and once to 256, show what they cost over a plain step that is padded to 128 too."""
-    cost = StepCost(300.0)
-    for rows, steps in ((92, 4), (96, 8), (104, 2), (120, 12), (144, 5)):
-        for _ in range(steps):
-            cost.observe(rows, 0.0, float(rows > 92), (0.007 if rows <= 128 else 0.010) + 0.003 * (rows > 92))
-    cost.fit()
-    assert cost.verify == pytest.approx(0.003, rel=0.05)
-
-
 @pytest.mark.parametrize("verify", [0.0, 0.04])
 def test_what_verification_costs_is_learned_where_every_step_reads_a_prompt(verify):
-    """Drafts add few rows to a prompt's, and the machine's speed drifts; tokens are worth little beside so many of prompts."""
+    """Drafts add few rows to a prompt's, and the machine's speed drifts; tokens are worth little beside so many of
+    prompts."""
     machine = Changing(
         lambda step: 1 + 0.3 * math.sin(step / 60),
         batch=8,
@@ -926,25 +575,21 @@ def tokens_a_step(accept, k):
     return sum(accept**i for i in range(k + 1))
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize(("times", "length", "every"), [(2, 20, 2000), (3, 10, 200)])
+@pytest.mark.parametrize(("batch", "times", "length", "every"), [(1, 2, 20, 2000), (4, 3, 10, 200)])
 def test_bursts_of_slow_steps_are_got_over(batch, times, length, every):
     def nearly_free(rows):
         return 0.010 + 0.00005 * (rows - batch)
 
-    for seed in range(2):
-        rng = np.random.default_rng(seed)
-        slow = np.ones(3000)
-        for at in np.flatnonzero(rng.random(1500) < 1 / every):
-            slow[at : at + length] = times
-        machine = Changing(lambda step, slow=slow: slow[step], batch=batch, k=3, accept=0.8, seconds=nearly_free)
-        machine.run(2200)
-        best = batch * tokens_a_step(0.8, 3) / nearly_free(4 * batch)
-        assert machine.run(300) > 0.95 * best
+    slow = np.ones(3000)
+    for at in np.flatnonzero(np.random.default_rng(0).random(1500) < 1 / every):
+        slow[at : at + length] = times
+    machine = Changing(lambda step: slow[step], batch=batch, k=3, accept=0.8, seconds=nearly_free)
+    machine.run(2200)
+    best = batch * tokens_a_step(0.8, 3) / nearly_free(4 * batch)
+    assert machine.run(300) > 0.95 * best
 
 
-@pytest.mark.parametrize("batch", [1, 4, 8, 16])
-@pytest.mark.parametrize("faster", [0.25, 0.7])
+@pytest.mark.parametrize(("batch", "faster"), [(1, 0.25), (8, 0.7), (16, 0.25)])
 def test_a_machine_that_gets_faster_ends_drafts_that_no_longer_pay(batch, faster):
     def seconds(rows):
         extra = (rows - batch) / batch
@@ -975,23 +620,13 @@ def test_drafts_pay_all_along_a_rollout_whose_contexts_grow_together(context):
     assert best / took > 0.97
 
 
-def test_a_drift_of_speed_is_followed_by_sizes_that_are_not_met():
-    machine = Changing(
-        lambda step: math.exp(0.3 * math.sin(step / 100)),
-        batch=80,
-        k=3,
-        accept=0.5,
-        noise=0.05,
-        seconds=lambda rows: 0.0001 * rows,
-    )
-    machine.run(1500)
-    assert machine.now < 1.02 * machine.tokens * 0.0001 * np.mean(np.exp(0.3 * np.sin(np.arange(1500) / 100)))
-
-
 def test_a_padded_curve_is_known_by_its_steps():
     rng = np.random.default_rng(0)
     cost = StepCost(300.0)
-    padded = lambda rows: 0.001 * 2 ** math.ceil(math.log2(rows))  # noqa: E731
+
+    def padded(rows):
+        return 0.001 * 2 ** math.ceil(math.log2(rows))
+
     for step in range(3000):
         rows = int(rng.integers(33, 200))
         cost.observe(rows, 0.0, 0.0, padded(rows) * rng.uniform(0.98, 1.02))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C sources compile without a warning; the C programs and the seeds of the fuzz targets run, also under sanitizers and
-on aarch64, where drafts are equal bit by bit.
+"""The C sources compile without a warning; the C programs and the seeds of the fuzz targets run, also under sanitizers
+and on aarch64, where drafts are equal bit by bit.
 
-A long run of a fuzz target: build it as `test_fuzzing` does, then `fuzz_pool -max_len=1024 -len_control=0 FOLDER SEEDS`, in
-a folder of its own.
+A long run of a fuzz target: build it as `test_fuzzing` does, then `fuzz_pool -max_len=1024 -len_control=0 FOLDER
+SEEDS`, in a folder of its own.
 """
 
 import re

@@ -9,7 +9,7 @@ from c_programs import HERE, build, run
 
 from sam_core import Pool
 
-PAGE = (HERE.parents[1] / "docs" / "design-sam-core.md").read_text()
+DESIGN = HERE.parents[1] / "docs" / "design-sam-core.md"
 FACTS = """#include <stdio.h>
 #include "model.h"
 #include "rules.h"
@@ -48,31 +48,30 @@ def facts(tmp_path_factory):
     return [[*map(int, line.split())] for line in run(build(folder / "facts", sources)).splitlines()]
 
 
-class TestNumbers:
-    def test_records(self, facts):
-        named = re.findall(r"`sam_(node|count|edge|chunk)` \| (\d+) \|", PAGE)
-        assert [int(size) for _, size in named] == facts[0]
+def test_sizes_of_records(facts):
+    named = re.findall(r"`sam_(node|count|edge|chunk)` \| (\d+) \|", DESIGN.read_text())
+    assert [int(size) for _, size in named] == facts[0]
 
-    def test_limits(self, facts):
-        match, hashes, followers, corpus = facts[1]
-        assert f"`SAM_MAX_MATCH` = {match}" in PAGE and re.search(rf"\n### .* {match} token", PAGE)
-        assert all(f"of {size:,} entries" in PAGE for size in (hashes, followers))
-        assert f"up to {corpus} tokens" in PAGE
 
-    def test_learned(self, facts):
-        sizes = re.search(r"\*\*Sizes.*?\n\n", PAGE, re.DOTALL)[0]
-        assert [int(size.replace(",", "")) for size in re.findall(r"\d+,\d+", sizes)] == facts[2]
+def test_limits(facts):
+    match, hashes, followers, corpus = facts[1]
+    text = DESIGN.read_text()
+    assert f"`SAM_MAX_MATCH` = {match}" in text and re.search(rf"\n### .* {match} token", text)
+    assert all(f"of {size:,} entries" in text for size in (hashes, followers))
+    assert f"up to {corpus} token" in text
 
-    def test_example(self, facts):
-        automaton = facts[3]
-        block = PAGE.partition("    place    0")[2]
-        links = re.search(r"links +(\d+(?: +\d+){4})", block)[1]
-        marks, arrivals, place = (
-            [int(n) for n in re.search(rf"{word} (\d+) +{word} (\d+)", block).groups()]
-            for word in ("marks", "arrivals", "place")
-        )
-        assert [int(n) for n in links.split()] == automaton[:5]
-        assert [marks[0], arrivals[0], place[0], marks[1], arrivals[1], place[1]] == automaton[5:]
+
+def test_bytes_learned(facts):
+    sizes = re.search(r"\*\*Sizes.*?\n\n", DESIGN.read_text(), re.DOTALL)[0]
+    assert [int(size.replace(",", "")) for size in re.findall(r"\d+,\d+", sizes)] == facts[2]
+
+
+def test_automaton_of_the_example(facts):
+    block = DESIGN.read_text().partition("    place    0")[2]
+    links = re.search(r"links +(\d+(?: +\d+){4})", block)[1]
+    pairs = [re.search(rf"{word} (\d+) +{word} (\d+)", block).groups() for word in ("marks", "arrivals", "place")]
+    assert [int(n) for n in links.split()] == facts[3][:5]
+    assert [int(pair[node]) for node in (0, 1) for pair in pairs] == facts[3][5:]
 
 
 def test_drafts_of_the_example():

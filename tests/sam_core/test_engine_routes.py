@@ -71,12 +71,6 @@ def test_imbalance_is_bounded():
     assert max(counts) - min(counts) <= 2 * 32
 
 
-def test_clients_prefer_different_engines():
-    assert [Client(first=first).send() for first in (0, 2)] == [0, 2]
-    client = Client(first=2)
-    assert [client.send(prompt=(7, prompt)) for prompt in range(4)] == [2, 3, 0, 1]
-
-
 def test_the_number_of_engines_may_change():
     client = Client()
     homes = [client.send(prompt=(7, prompt)) for prompt in range(4)]
@@ -134,7 +128,8 @@ def test_prompts_return_to_their_engine_in_a_run_that_is_started_again(tmp_path,
 @pytest.mark.parametrize("later", [1, 2, 5])
 @pytest.mark.parametrize("clients", [2, 3])
 def test_clients_with_the_same_first_engine_save_together(tmp_path, clients, later):
-    """Two engines behind several clients, of which some begin with the same engine; after a restart there are others."""
+    """Two engines behind several clients, of which some begin with the same engine; after a restart there are
+    others."""
     first, homes = [Client(2, 2 * n // clients, str(tmp_path)) for n in range(clients)], {}
     for prompt in range(12):
         homes[prompt] = first[prompt % clients].send(prompt=(7, prompt))

@@ -5,7 +5,6 @@ import errno
 import json
 import logging
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 from sam_core.corpus import build_corpus
 from sam_core.engines.vllm.config import replica_history
-from sam_core.files import lock
 from sam_core.proposer import SamProposer
 
 from sam_core import Pool, history
@@ -107,16 +105,6 @@ def test_an_engine_that_is_never_idle_saves_beside_its_requests(tmp_path):
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 3, "the last one ends: all is saved at once"
 
 
-def test_nothing_is_saved_twice_beside_requests(tmp_path):
-    proposer = busy(tmp_path)
-    answer(proposer, "a")
-    (tmp_path / "engine-0/pool").unlink()
-    proposer.saved.busy_timer._next = 0
-    proposer.finish([])
-    saved(proposer)
-    assert not (tmp_path / "engine-0/pool").exists()
-
-
 def test_one_save_at_a_time(tmp_path, monkeypatch):
     """No call waits for the thread, also not the one after which no request is open: that is saved next."""
     proposer, saves, begun, write_on = busy(tmp_path), [], threading.Event(), threading.Event()
@@ -166,39 +154,6 @@ def test_a_process_that_ends_saves_first(tmp_path):
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
 
 
-def test_without_a_thread_the_engine_saves_itself(tmp_path, monkeypatch):
-    def start(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    proposer = busy(tmp_path)
-    answer(proposer, "a")
-    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
-    proposer.finish(["open"])
-    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
-
-
-def test_a_thread_that_cannot_save_is_logged_and_tries_later(tmp_path, caplog):
-    proposer = busy(tmp_path)
-    (tmp_path / "engine-0/pool").mkdir()
-    answer(proposer, "a")
-    assert caplog.text.count(f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory") == 1
-    (tmp_path / "engine-0/pool").rmdir()
-    proposer.saved.busy_timer._next = 0
-    answer(proposer, "b")
-    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
-
-
-def test_it_is_not_written_again_when_nothing_was_added(tmp_path):
-    proposer = make(tmp_path)
-    answer(proposer)
-    (tmp_path / "engine-0/pool").unlink()
-    proposer.saved.timer._next = 0
-    proposer.finish([])
-    saved(proposer)
-    assert not (tmp_path / "engine-0/pool").exists()
-
-
 def test_saving_takes_a_hundredth_of_the_time():
     now = [100.0]
     timer = history.SaveTimer(clock=lambda: now[0])
@@ -212,18 +167,6 @@ def test_saving_takes_a_hundredth_of_the_time():
     assert not timer.due
     now[0] += 0.2
     assert timer.due
-
-
-def test_what_was_too_soon_is_saved_later(tmp_path):
-    proposer = make(tmp_path)
-    answer(proposer, "a")
-    proposer.saved.timer._next = float("inf")
-    answer(proposer, "b")
-    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
-    proposer.saved.timer._next = 0
-    proposer.finish([])
-    saved(proposer)
-    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
 
 
 def test_a_failure_is_logged_and_the_engine_goes_on(tmp_path, caplog):
@@ -256,22 +199,6 @@ def test_what_a_kill_left_is_removed(tmp_path):
     assert [path.name for path in (tmp_path / "engine-0").iterdir()] == ["lock"]
 
 
-def test_a_folder_whose_files_others_may_read_is_known_at_the_start(tmp_path, monkeypatch):
-    """As file systems make them that know no modes."""
-    describe = Pool.describe
-
-    def opened(path):
-        path.chmod(0o644)
-        return describe(path)
-
-    monkeypatch.setattr(history, "Pool", type("Shared", (), {"__new__": lambda cls, *a: Pool(*a), "describe": opened}))
-    with pytest.raises(
-        ValueError, match=f"^history '{tmp_path}' cannot be used: what is saved there is .*open to other"
-    ):
-        make(tmp_path)
-    assert [path.name for path in (tmp_path / "engine-0").iterdir()] == ["lock"]
-
-
 def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     corpus = tmp_path / "corpus"
     build_corpus([[21, 22, 23, 24, 25, 26]], corpus)
@@ -297,13 +224,6 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     assert make(tmp_path, sam={"sources": ["common", "history", "group", "request"]} | sam), "in any order"
 
 
-def test_min_prob_is_the_engines(tmp_path):
-    answer(make(tmp_path))
-    end_process()
-    again = make(tmp_path, sam={"min_prob": 0.999})
-    assert answer(again) == 0, "no draft is as probable"
-
-
 def test_what_auto_learned_is_saved_with_it(tmp_path):
     auto = {"sam": {"switch": "auto"}}
     first = make(tmp_path, **auto)
@@ -318,19 +238,6 @@ def test_what_auto_learned_is_saved_with_it(tmp_path):
     second = make(tmp_path, **auto)
     assert second.switch.state() == first.switch.state() and second.switch.cost.fitted
     assert second.switch.calibration.offered.sum() > 1.9
-
-
-def test_an_engine_that_had_learned_nothing_yet(tmp_path):
-    first = make(tmp_path, sam={"switch": "auto"})
-    first.propose(["a"], ROWS, [9], [3], [True], 1)
-    first.finish(["a"])
-    saved(first)
-    assert json.loads((tmp_path / "engine-0/switch.json").read_text())["cost"] == {"samples": []}
-    end_process()
-    second = make(tmp_path, sam={"switch": "auto"})
-    for i in range(4):
-        answer(second, str(i))
-    assert second.switch.cost.fitted
 
 
 def test_ranks_that_do_not_draft_touch_nothing(tmp_path):
@@ -368,13 +275,6 @@ def test_engines_have_files_of_their_own(tmp_path):
 
 
 HOLD = "import sys, pathlib, sam_core.files as f; f.lock(pathlib.Path(sys.argv[1]), 60); print(flush=True); input()"
-
-FORK = """
-import os, pathlib, sys, time, sam_core.files as f
-f.lock(pathlib.Path(sys.argv[1]), 60)
-child = os.fork() or time.sleep(60)
-print(child, flush=True)
-"""
 
 
 FORK_OF_ENGINE = """
@@ -426,16 +326,6 @@ def test_an_engine_waits_for_the_one_before_it(tmp_path, holder):
     assert make(tmp_path).saved
 
 
-def test_a_forked_child_does_not_hold_it(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", FORK, str((tmp_path / "lock").resolve())], stdout=subprocess.PIPE, text=True
-    ) as process:
-        child = int(process.stdout.readline())
-        assert process.wait() == 0
-        os.close(lock((tmp_path / "lock").resolve(), 20))
-        os.kill(child, signal.SIGKILL)
-
-
 def test_a_second_engine_of_this_process(tmp_path):
     first = make(tmp_path)
     for _ in range(2):
@@ -457,17 +347,6 @@ def test_one_engine_may_build_its_proposer_twice(tmp_path, in_a_cycle):
     engine.drafter = make(tmp_path)
     answer(engine.drafter)
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
-
-
-def test_an_engine_waits_until_the_one_before_it_in_this_process_has_saved(tmp_path, monkeypatch):
-    saves, may_save = [], threading.Event()
-    monkeypatch.setattr(history.SavedHistory, "_write", lambda self, *what: saves.append(may_save.wait(60)))
-    engine = make(tmp_path)
-    threading.Timer(0.3, may_save.set).start()
-    engine.propose(["a"], ROWS, [9], [3], [True], 1)
-    engine.finish(["a"])
-    engine = None
-    assert make(tmp_path).saved and saves == [True]
 
 
 def test_the_lock_is_that_of_the_process_that_made_the_engine(tmp_path):
@@ -517,61 +396,6 @@ def test_a_folder_of_another_setting(tmp_path):
         make(tmp_path, sam={"rule": "blend"})
     with pytest.raises(ValueError, match="was saved with"):
         make(tmp_path, sam={"sources": ["group", "history"]})
-
-
-def test_a_folder_of_another_model(tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 5, "b": 6}}}')
-    of = {"vocab_size": 1000, "tokenizer": str(model)}
-    answer(make(tmp_path, **of))
-    end_process()
-    assert answer(make(tmp_path, **of)) > 3
-    end_process()
-    with pytest.raises(
-        ValueError, match="engine-0/pool' is of a vocabulary of 1000 tokens, but the model's has 2000: "
-    ):
-        make(tmp_path, vocab_size=2000)
-    end_process()
-    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 6, "b": 5}}}')
-    with pytest.raises(
-        ValueError, match=r"engine-0/pool' is of another tokenizer \(fingerprint \w{16}\) than the model"
-    ):
-        make(tmp_path, **of)
-
-
-def test_a_corpus_of_another_model_is_no_reason_to_move_the_history(tmp_path):
-    answer(make(tmp_path, vocab_size=1000))
-    end_process()
-    build_corpus([[2000, 2001, 2002]], tmp_path / "corpus")
-    with pytest.raises(ValueError, match=r"corpus' is of another vocabulary: .* build it with the model's tokenizer$"):
-        make(tmp_path, vocab_size=1000, sam={"corpus": str(tmp_path / "corpus")})
-
-
-def test_a_start_reads_the_file_once(tmp_path, monkeypatch):
-    answer(make(tmp_path))
-    end_process()
-    loads, load = [], Pool.load
-
-    class Counted:
-        def __new__(cls, *arguments, **more):
-            return Pool(*arguments, **more)
-
-        @staticmethod
-        def describe(path):
-            assert path.name == ".pool-trial"
-            return Pool.describe(path)
-
-        @staticmethod
-        def load(*arguments, **more):
-            loads.append(arguments)
-            return load(*arguments, **more)
-
-    monkeypatch.setattr(history, "Pool", Counted)
-    again = make(tmp_path, sam={"min_prob": 0.5})
-    again.make_uniform()
-    again.make_uniform()
-    assert len(loads) == 1 and again.pool.min_prob == 0 and again.options.min_prob == 0.5
 
 
 @pytest.mark.parametrize("place", ["mkdir", "_check_folder"])

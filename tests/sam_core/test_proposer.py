@@ -6,7 +6,6 @@ import random
 import numpy as np
 import pytest
 from sam_core.corpus import build_corpus
-from sam_core.counters import Positions
 from sam_core.proposer import FEED_INTERVAL, MIN_FEED_BATCH, SamProposer
 
 MAX_LEN = 64
@@ -56,27 +55,6 @@ def make(k=3, **options):
     return SamProposer(k, PLAIN | options, max_model_len=MAX_LEN)
 
 
-def test_drafts_what_followed():
-    proposer, batch = make(), Batch()
-    batch.add("a", [1, 2, 3, 4, 1, 2], 6)
-    assert batch.propose(proposer) == {"a": [3, 4, 1]}
-    batch.sample("a", [3, 4])
-    assert batch.propose(proposer) == {"a": [1, 2, 3]}
-
-
-def test_siblings_draft_for_each_other_and_survive_the_end_of_one():
-    proposer, batch = make(), Batch()
-    batch.add("a", [1, 2], 2)
-    batch.add("b", [1, 2], 2)
-    batch.sample("a", [5, 6, 7, 8])
-    batch.sample("b", [5])
-    assert batch.propose(proposer)["b"] == [6, 7, 8]
-    proposer.finish({"a"})
-    batch.remove("a")
-    batch.sample("b", [6])
-    assert batch.propose(proposer)["b"] == [7, 8]
-
-
 @pytest.mark.parametrize("threshold", [1, 2, 3])
 def test_switch_at_the_exact_batch_size(threshold):
     proposer, batch = make(threshold=threshold), Batch()
@@ -87,18 +65,6 @@ def test_switch_at_the_exact_batch_size(threshold):
         assert len(drafts) == n
     stats = proposer.stats()
     assert (stats["steps"], stats["steps_on"], stats["transitions"]) == (4, threshold, 1)
-
-
-def test_tokens_of_steps_with_the_switch_off_are_fed():
-    proposer, batch = make(threshold=1), Batch()
-    batch.add("a", [1, 2, 3], 3)
-    batch.add("b", [8, 8], 2)
-    batch.propose(proposer)
-    batch.sample("a", [4, 5, 1, 2])
-    assert batch.propose(proposer) == {"a": [], "b": []}
-    batch.remove("b")
-    batch.sample("a", [3])
-    assert batch.propose(proposer) == {"a": [4, 5, 1]}
 
 
 def test_the_rest_of_a_text_that_has_left_the_rows_is_fed_once():
@@ -129,21 +95,6 @@ def test_partial_prefill_is_not_drafted_but_indexed_once():
     assert proposer.pool.stats()["appended"] == 1
 
 
-def test_preempted_and_resumed_in_another_row():
-    proposer, batch = make(), Batch()
-    batch.add("a", [1, 2, 3], 3)
-    batch.add("b", [5, 5, 5], 3)
-    batch.sample("a", [1, 2])
-    batch.propose(proposer)
-    batch.remove("a")
-    batch.propose(proposer)
-    batch.add("a", [1, 2, 3, 1, 2], 3)
-    assert batch.propose(proposer, [True, False])["a"] == []
-    batch.sample("a", [3])
-    assert batch.propose(proposer)["a"] == [1, 2, 3]
-    assert proposer.pool.stats()["appended"] == 3
-
-
 def test_same_id_again_after_an_abort_is_a_new_request():
     proposer, batch = make(), Batch()
     batch.add("a", [1, 2, 3, 1, 2, 3], 2)
@@ -153,15 +104,6 @@ def test_same_id_again_after_an_abort_is_a_new_request():
     batch.add("a", [4, 4, 4], 3)
     assert batch.propose(proposer)["a"] == [4]
     assert proposer.stats()["requests"] == 1
-
-
-def test_tokens_taken_back_are_indexed_anew():
-    proposer, batch = make(sources=["request"]), Batch()
-    batch.add("a", [1, 2, 3, 9, 9], 2)
-    batch.propose(proposer)
-    batch.lengths[0] = 3
-    batch.sample("a", [1])
-    assert batch.propose(proposer)["a"] == [2, 3, 1]
 
 
 @pytest.mark.parametrize(
@@ -198,24 +140,9 @@ def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
     batch.add("e", [1, 2], 2)
     reasons["e"] = None
     assert batch.propose(proposer)["e"] == [3, 4, 1]  # what an excluded sibling wrote
-    for req_id in "acde":
-        proposer.finish("acde")
-    batch.remove(req_id)
+    proposer.finish("acde")
+    batch.remove("e")
     assert proposer.stats()["requests"] == 0
-
-
-def test_groups_are_those_that_group_of_gives():
-    """By name across prompts, by prompt, or none; a private request neither takes from others nor gives to them."""
-    groups = {"a": b"g", "b": b"g", "c": "by_prompt", "d": "by_prompt", "e": None, "f": None}
-    proposer, batch = SamProposer(3, PLAIN, max_model_len=MAX_LEN, group_of=groups.get), Batch()
-    for req_id, answer in (("a", [5, 6, 7, 8]), ("c", [5, 6, 9, 9]), ("e", [5, 6, 10, 10])):
-        batch.add(req_id, [1, 2, *answer], 2)
-    batch.add("b", [3, 4, 5, 6], 2)
-    batch.add("d", [1, 2, 5, 6], 2)
-    batch.add("f", [1, 2, 5, 6], 2)
-    drafts = batch.propose(proposer)
-    assert (drafts["b"], drafts["d"], drafts["f"]) == ([7, 8], [9, 9], [])
-    assert proposer.pool.stats()["groups"] == 2
 
 
 def test_resumed_request_continues_its_own_text():
@@ -232,17 +159,6 @@ def test_resumed_request_continues_its_own_text():
     stats = proposer.pool.stats()
     assert (stats["tokens"], stats["groups"]) == (10, 1)
     assert proposer.pool.prompt_size(proposer._slots["c"]) == 2
-
-
-def test_a_request_taken_back_stays_in_its_group():
-    proposer, batch = SamProposer(3, PLAIN, max_model_len=MAX_LEN, group_of=lambda req_id: b"g"), Batch()
-    batch.add("a", [1, 2, 3, 9, 9, 9, 9, 9], 2)
-    batch.add("b", [4, 5, 6], 2)
-    batch.propose(proposer)
-    batch.lengths[0] = 3
-    batch.sample("a", [5, 6, 7, 8])
-    assert batch.propose(proposer)["b"] == [7, 8]
-    assert proposer.pool.stats()["groups"] == 1
 
 
 def test_rows_may_lie_apart_and_are_never_written():
@@ -271,144 +187,11 @@ def test_no_token_is_lost_where_a_step_is_refused():
     assert proposer.pool.stats()["appended"] == 3
 
 
-def test_a_slot_that_is_used_again_knows_nothing_of_the_request_before():
-    proposer, batch = uniform(sources=["request"], threshold=999), Batch()
-    for number in range(200):  # more than the pool has numbers that wait
-        batch.add(f"r{number}", [1, 2, 1], 1)
-        assert batch.propose(proposer) == {f"r{number}": [2, 1, 1]}
-        proposer.finish([f"r{number}"])
-        batch.remove(f"r{number}")
-    stats = proposer.stats()
-    assert (stats["padding"], stats["steps_from_0"], stats["requests"]) == (0, 0, 0)
-    assert len(proposer._requests) < 200
-
-
-def test_auto_forgets_requests_that_have_ended():
-    proposer, batch = make(switch="auto"), Batch()
-    forgotten = []
-    proposer.switch.forget = forgotten.append
-    batch.add("a", [1, 2], 2)
-    batch.add("b", [1, 2, 3], 2)
-    batch.propose(proposer)
-    slots = dict(proposer._slots)
-    batch.lengths[1] = 1  # taken back: another slot from now on
-    batch.propose(proposer)
-    proposer.finish(["a", "never seen"])
-    assert forgotten == [slots["b"], slots["a"]]
-
-
 def test_rank_that_does_not_draft_keeps_no_index():
     proposer, batch = SamProposer(3, None, max_model_len=MAX_LEN, drafting=False), Batch()
     batch.add("a", [1, 2, 1, 2], 4)
     assert batch.propose(proposer) == {"a": []}
     assert proposer.pool.stats()["slots_open"] == 0
-
-
-def test_article_setting_copies_k_tokens_from_behind_the_first_occurrence():
-    article = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 8, "min_prob": 0}
-    proposer, batch = SamProposer(3, article, max_model_len=MAX_LEN), Batch()
-    batch.add("a", [1, 2, 3, 4, 1, 2, 5, 6, 1, 2], 10)
-    batch.add("b", [1, 2, 3, 4, 1, 2, 5, 6, 1, 2], 10)
-    batch.sample("b", [7, 8, 9, 1, 2])
-    for new in range(100, 110):  # a draft that fails again and again is drafted all the same
-        assert batch.propose(proposer) == {"a": [3, 4, 1], "b": [3, 4, 1]}
-        batch.sample("a", [new, 1, 2])
-
-
-@pytest.mark.parametrize("rule", ["oldest", "newest", "count", "suffix", "blend"])
-def test_min_prob_ends_drafts_that_are_not_believed(rule):
-    rng = random.Random(1)
-    drafted = {}
-    for min_prob in (0, 0.2, 0.9):
-        proposer, drafted[min_prob] = make(8, rule=rule, min_prob=min_prob, threshold=99), 0
-        for text in range(40):
-            batch = Batch()
-            batch.add(f"r{text}", [rng.randrange(4) for _ in range(48)], 4)
-            drafted[min_prob] += len(batch.propose(proposer)[f"r{text}"])
-    assert drafted[0] > drafted[0.2] > drafted[0.9] == 0
-
-
-@pytest.mark.parametrize("uniform", [False, True])
-def test_drafts_end_where_the_switch_would_not_choose_them(uniform):
-    proposer, batch = make(min_prob=0.1), Batch()
-    if uniform:
-        proposer.make_uniform()
-    batch.add("a", [1, 2, 3, 4, 1, 2], 6)
-    for min_score in (0.0, 0.25, 0.99, 0.0):
-        proposer.switch.min_score = min_score
-        drafts = batch.propose(proposer)["a"]
-        assert proposer.pool.min_prob == pytest.approx(0 if uniform else max(0.1, min_score))
-        assert bool(drafts) == (uniform or min_score < 0.9)
-
-
-def test_min_prob_keeps_drafts_that_come_true():
-    proposer = make(3, rule="blend", min_prob=0.5)
-    for text in range(40):
-        batch = Batch()
-        batch.add("a", [text, 100, 200], 3)
-        for step in range(24):
-            batch.sample("a", [(text, 100, 200)[step % 3]])
-            drafts = batch.propose(proposer)
-        proposer.finish(["a"])
-    assert len(drafts["a"]) == 3
-
-
-def test_corpus_drafts_for_the_first_request(tmp_path):
-    path = str(tmp_path / "corpus")
-    build_corpus([[5, 6, 7, 8, 9]], path)
-    proposer, batch = make(corpus=path), Batch()
-    batch.add("a", [1, 5, 6], 3)
-    assert batch.propose(proposer) == {"a": [7, 8, 9]}
-    batch.sample("a", [7, 8, 1])
-    batch.propose(proposer)
-    stats = proposer.stats()
-    assert (stats["proposed_corpus"], stats["accepted_corpus"]) == (3, 2)
-
-
-def test_answers_of_an_earlier_life_draft_as_history():
-    proposer, batch = make(), Batch()
-    batch.add("a", [1, 2, 5, 6, 7, 8], 2)
-    batch.propose(proposer)
-    proposer.finish(["a"])
-    batch.remove("a")
-    batch.add("b", [1, 2], 2)
-    assert batch.propose(proposer) == {"b": [5, 6, 7]}
-    batch.sample("b", [5, 6, 7, 8])
-    batch.propose(proposer)
-    stats = proposer.stats()
-    assert (stats["proposed_history"], stats["accepted_history"], stats["proposed_group"]) == (3, 3, 0)
-
-
-def test_memory_that_is_used_up_ends_drafts_and_nothing_else():
-    rng = random.Random(2)
-    proposer, batch = make(rule="blend", memory_bytes=1 << 20, threshold=999), Batch(rows=400)
-    for _ in range(3):
-        for i in range(400):
-            batch.add(f"r{i}", [i] + [rng.randrange(9) for _ in range(60)], 2)
-        for _ in range(20):
-            assert len(batch.propose(proposer)) == 400
-        proposer.finish(batch.req_ids)
-        batch = Batch(rows=400)
-    stats = proposer.stats()
-    assert stats["exhausted"] > 0 and stats["evicted_groups"] > 0
-    assert 0 < stats["bytes_used"] <= 1 << 20 and stats["requests"] == 0
-
-
-def test_sources_add_up_in_the_counters():
-    proposer, batch = make(), Batch()
-    batch.add("a", [1, 2, 3, 1, 2], 2)
-    batch.add("b", [1, 2, 9], 2)
-    for tokens in ([3, 1, 2], [3, 8], [1, 2, 3]):
-        batch.propose(proposer)
-        batch.sample("a", tokens)
-        batch.sample("b", tokens[:2])
-    batch.propose(proposer)
-    stats = proposer.stats()
-    pool = proposer.pool.stats()
-    sources = ("request", "group", "history", "corpus", "common")
-    assert stats["proposed"] == sum(stats[f"proposed_{source}"] for source in sources) > 0
-    assert pool["accepted_tokens"] == sum(stats[f"accepted_{source}"] for source in sources) > 0
-    assert stats["proposed_request"] and stats["proposed_group"]
 
 
 def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
@@ -431,21 +214,6 @@ def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
     for _ in range(2):
         counts = {name: n for name, n in proposer.stats().items() if "_from_" in name and n}
         assert counts == {"steps_from_0": 1, "tokens_from_0": 3, "steps_from_16": 1, "tokens_from_16": 1}
-
-
-def test_a_draft_from_before_a_pause_is_not_counted_by_position():
-    proposer, batch = make(sources=["request"]), Batch()
-    batch.add("a", [1, 2, 3, 1, 2], 2)
-    assert batch.propose(proposer) == {"a": [3, 1, 2]}
-    batch.remove("a")
-    batch.propose(proposer)
-    batch.add("a", [1, 2, 3, 1, 2, 3], 2)
-    batch.propose(proposer)
-    assert not any(n for name, n in proposer.stats().items() if name.startswith("steps_from_"))
-
-
-def test_empty_batch():
-    assert Batch().propose(make()) == {}
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -496,25 +264,6 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(early):
     assert drafted > 100 and latest > 20
 
 
-def test_engines_hear_of_drafts_and_of_their_end_alone():
-    proposer, batch = make(threshold=1), Batch()
-    proposer._news_time = float("inf")
-
-    def news():
-        batch.propose(proposer)
-        return proposer.has_news
-
-    batch.add("a", [1, 2, 1], 2)
-    assert [news(), news()] == [True, True]  # drafts
-    batch.add("b", [1, 2, 1], 2)
-    proposer._news_time = float("inf")
-    assert [news(), news(), news()] == [True, False, False]  # the first takes the drafts of a back
-    batch.add("c", [1, 2, 1], 2)
-    assert [news(), news()] == [True, False]  # a request that may have been here before
-    proposer._news_time = -1.0
-    assert [news(), news()] == [True, False]  # counters
-
-
 def test_while_nothing_is_drafted_requests_are_fed_in_turn():
     """Each within FEED_INTERVAL steps, however many run, and whole at its end."""
     steps = FEED_INTERVAL + 8
@@ -539,22 +288,6 @@ def test_while_nothing_is_drafted_requests_are_fed_in_turn():
         assert proposer.pool.stats()["appended"] == steps * requests
 
 
-def test_calls_may_be_left_out_while_nothing_is_drafted():
-    """What is left out is made up for: each request is fed once in FEED_INTERVAL steps."""
-    for skipped in (1, 7, FEED_INTERVAL):
-        proposer, batch = make(threshold=1), Batch(70)
-        names = [f"r{i}" for i in range(70)]
-        for name in names:
-            batch.add(name, [1], 1)
-        for step in range(MAX_LEN - 4):
-            for name in names:
-                batch.sample(name, [step % 5])
-            if step % skipped == 0:
-                batch.propose(proposer, num_steps=skipped)
-                oldest = min(proposer._requests["fed"][slot] for slot in proposer._slots.values())
-                assert max(batch.lengths) - oldest <= FEED_INTERVAL + skipped
-
-
 def fed(proposer, names):
     """Tokens of these requests that the pool has."""
     return sum(int(proposer._requests["fed"][proposer._slots[name]]) for name in names)
@@ -565,21 +298,6 @@ def followed_somewhere(text, draft):
     return not draft or any(
         text[i] == text[-1] and text[i + 1 : i + 1 + len(draft)] == draft for i in range(len(text) - 1)
     )
-
-
-def test_the_switch_says_each_turn_once(caplog):
-    proposer, batch = make(threshold=1), Batch()
-    with caplog.at_level("INFO", logger="sam_core"):
-        for n in (1, 1, 2, 2, 1):
-            while len(batch.req_ids) < n:
-                batch.add(f"r{len(batch.req_ids)}", [1], 1)
-            while len(batch.req_ids) > n:
-                batch.remove(batch.req_ids[-1])
-            batch.propose(proposer)
-    assert caplog.messages == [
-        "drafting off: 2 requests running, threshold 1",
-        "drafting on: 1 requests running, threshold 1",
-    ]
 
 
 @pytest.mark.parametrize("uniform", [False, True])
@@ -643,26 +361,6 @@ def test_uniform_drafts_are_padded_by_their_last_token_and_by_the_texts():
     assert (stats["padding"], stats["padding_accepted"], stats["proposed"]) == (5, 2, 7 + 3 + 3)
 
 
-def test_padding_is_confirmed_by_tokens_that_are_there_alone():
-    """What an engine leaves behind the end of a row, here its draft that was refused, is no token."""
-    proposer, batch = uniform(), Batch()
-    batch.add("a", [1, 2, 1], 3)
-    assert batch.propose(proposer) == {"a": [2, 1, 1]}
-    batch.rows[0, 3:6] = [2, 1, 1]
-    batch.lengths[0] = 5
-    batch.propose(proposer)
-    stats = proposer.stats()
-    assert (stats["padding"], stats["padding_accepted"]) == (1, 0)
-
-
-def test_uniform_drafts_nothing_where_all_would_be_padding():
-    proposer, batch = uniform(), Batch()
-    batch.add("a", [1, 2, 3], 3)
-    batch.add("b", [4, 5, 6], 3)
-    assert batch.propose(proposer) == {"a": [], "b": []}
-    assert proposer.stats()["padding"] == 0
-
-
 def test_uniform_is_off_for_all_where_one_cannot_take_k_tokens():
     proposer, batch = uniform(), Batch()
     batch.add("a", [1, 2] * 4, 8)
@@ -672,21 +370,6 @@ def test_uniform_is_off_for_all_where_one_cannot_take_k_tokens():
     assert batch.propose(proposer) == {"a": [], "b": []}
     batch.remove("b")
     assert batch.propose(proposer) == {"a": [1, 2, 2]}
-
-
-def test_uniform_drafts_end_early_beside_a_partial_prefill():
-    proposer, batch = uniform(), Batch()
-    batch.add("a", [1, 2, 3, 3], 4)
-    batch.add("b", [7] * 9, 9)
-    assert batch.propose(proposer) == {"a": [3, 3, 3], "b": [7, 7, 7]}
-    assert batch.propose(proposer, [True, False]) == {"a": [3], "b": []}
-
-
-def test_uniform_is_off_with_the_switch():
-    proposer, batch = uniform(threshold=1), Batch()
-    batch.add("a", [1, 2] * 4, 8)
-    batch.add("b", [3, 4] * 4, 8)
-    assert batch.propose(proposer) == {"a": [], "b": []}
 
 
 @pytest.mark.parametrize("rule", ["oldest", "newest", "count", "suffix", "blend"])
@@ -754,15 +437,3 @@ def test_a_corpus_of_another_model_is_one_sentence(tmp_path):
     SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, tokenizer="Qwen/Qwen3-8B")
     (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 6, "b": 5}}}')
     assert "is of another tokenizer (fingerprint " in refusal(vocab_size=32000, tokenizer=str(model))
-
-
-def test_positions_are_counted_in_bins_of_the_answer():
-    positions = Positions()
-    positions.add(np.array([0, 127, 128, 255]), np.array([1, 4, 2, 3]))
-    positions.add(np.array([32767, 32768, 10**6]), np.array([1, 2, 4]))
-    positions.add(np.array([], int), np.array([], int))
-    counts = {name: n for name, n in positions.counts().items() if n}
-    assert counts == {
-        **{"steps_from_0": 2, "tokens_from_0": 5, "steps_from_128": 2, "tokens_from_128": 5},
-        **{"steps_from_16384": 1, "tokens_from_16384": 1, "steps_from_32768": 2, "tokens_from_32768": 6},
-    }

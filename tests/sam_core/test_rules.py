@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from c_programs import PROJECT
 from hypothesis import given, settings
-from pool_oracle import common_suffix, i32, step
 from sam_core.corpus import build_corpus
 from sam_core.options import RULES
-from sam_core.reference.automaton import MAX_MATCH
-from sam_core.reference.rules import ALPHA, MAX_DRAFT, MORE, PATH_ONE
+from steps import i32, step
+from twin.automaton import MAX_MATCH
+from twin.rules import ALPHA, MAX_DRAFT, MORE
 
 import sam_core
 
@@ -42,12 +42,19 @@ def ask(pool, slot, tokens=(), k=8, tree=False):
 def paths(tokens, parents):
     """The string that leads to each node of a draft."""
     found = []
-    for token, parent in zip(tokens, parents):
+    for token, parent in zip(tokens, parents, strict=True):
         found.append([*(found[parent] if parent >= 0 else []), token])
     return found
 
 
 # ---- oldest, newest, count by definition ----------------------------------------------------------------------------
+
+
+def common_suffix(a, b):
+    """Tokens with which both end."""
+    return next(
+        (n for n, (x, y) in enumerate(zip(reversed(a), reversed(b), strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 class Definition:
@@ -84,7 +91,7 @@ class Definition:
         limit = len(text) if self.rule == "oldest" else MAX_MATCH
         lengths = [min(common_suffix(text, other[:position]), limit) for other, position in places]
         length = max(lengths, default=0)
-        return length, [place for size, place in zip(lengths, places) if length and size == length]
+        return length, [place for size, place in zip(lengths, places, strict=True) if length and size == length]
 
     def _in_corpus(self, text):
         for length in range(min(32, len(text)), 0, -1):
@@ -108,7 +115,8 @@ class Definition:
     def counted(self, number, k):
         text, drafted, sources = list(self.texts[number]), [], list(self._sources(number))
         while len(drafted) < k:
-            # A source in which the text's end does not stand, with or without a follower, is out for the rest of the draft.
+            # A source in which the text's end does not stand, with or without a follower, is out for the rest of the
+            # draft.
             ends = [
                 (source, [(other, position + 1) for other, position in source] if drafted else []) for source in sources
             ]
@@ -166,102 +174,7 @@ def test_by_definition(small_corpus, rule, sources, data):
         assert_drafts(draft, scores, definition.draft(number, 8))
 
 
-@pytest.mark.parametrize("cut", range(MAX_MATCH - 2, MAX_MATCH + 2))
-@pytest.mark.parametrize("rule", ["oldest", "newest", "count"])
-def test_by_definition_beyond_the_longest_match(rule, cut):
-    """Matches of about MAX_MATCH tokens, some longer than others: but for oldest, the last MAX_MATCH decide."""
-    loop = [A, B, C] * 50
-    text = [D, *loop[:cut], D, E, *loop[1:cut], E, C, *loop[: cut - 1], D, D, *loop[:cut]]
-    pool, definition = sam_core.Pool(rule=rule, sources=("request",)), Definition(rule, ("request",), False)
-    slot = pool.open(text)
-    definition.open(text)
-    for tokens in ([], [loop[cut]], [loop[cut + 1]], [E], [D, *loop[: cut + 2]], [D]):
-        definition.append(0, tokens)
-        draft, _, scores = ask(pool, slot, tokens, k=2)
-        assert draft
-        assert_drafts(draft, scores, definition.draft(0, 2))
-
-
 # ---- suffix by the paper --------------------------------------------------------------------------------------------
-
-
-class String:
-    """A string of one source by the places (text, position) of what may follow it; share: D(N), of PATH_ONE."""
-
-    def __init__(self, places, share=PATH_ONE):
-        self.places = [(text, position) for text, position in places if position < len(text)]
-        self.share = share
-
-    def children(self):
-        """{token: String}, D(child) = D * C(child)."""
-        followers: dict = {}
-        for text, position in self.places:
-            followers.setdefault(text[position], []).append((text, position + 1))
-        return {
-            token: String(places, self.share * len(places) // len(self.places)) for token, places in followers.items()
-        }
-
-
-def tree_score(start, most):
-    """What ExpandSpeculationTree comes to: the most probable node first, at most `most` nodes."""
-    offers, score = list(start.children().values()), 0
-    for _ in range(most):
-        best = max(offers, key=lambda offer: offer.share, default=None)
-        if best is None or not best.share:
-            break
-        offers.remove(best)
-        offers += best.children().values()
-        score += best.share
-    return score
-
-
-def least_chain_score(start, most):
-    """The least that a greedy chain can come to: of equal children it may take any."""
-    children = start.children().values()
-    best = max((child.share for child in children), default=0)
-    if not best or not most:
-        return 0
-    return best + min(least_chain_score(child, most - 1) for child in children if child.share == best)
-
-
-def score_if_greedy(start, most, tokens, parents, tree):
-    """The score of a draft if it is a greedy one from this string, else None."""
-    nodes, offers = [], {(-1, token): child for token, child in start.children().items()}
-    for number, (token, parent) in enumerate(zip(tokens, parents)):
-        choice = [child for (above, _), child in offers.items() if tree or above == number - 1]
-        child = offers.pop((parent, token), None)
-        if child is None or child.share != max(other.share for other in choice) or number == most:
-            return None
-        nodes.append(child)
-        offers.update({(number, token): grandchild for token, grandchild in child.children().items()})
-    left = [child for (above, _), child in offers.items() if child.share and (tree or above == len(nodes) - 1)]
-    return sum(node.share for node in nodes) if len(nodes) == most or not left else None
-
-
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_suffix_by_the_paper(tree, data):
-    """Every match length p is tried, with at most ALPHA * p tokens; the draft is greedy and its score the best."""
-    sources, k = data.draw(st.sampled_from([("request",), ("group",), ("request", "group")])), 6
-    pool, texts = sam_core.Pool(rule="suffix", sources=sources), []
-    for number in range(data.draw(st.integers(1, 3))):
-        texts.append([10 + number, *data.draw(st.lists(st.integers(0, 3), max_size=16))])
-        slot = pool.open(texts[-1], b"name")
-    text = texts[-1]
-    tokens, parents, _ = ask(pool, slot, k=k, tree=tree)
-    own = [(text, position) for position in range(len(text))]
-    shared = [(other, position) for other in texts for position in range(len(other))]
-    scores, wanted = [], 0
-    for source in [own] * ("request" in sources) + [shared] * ("group" in sources):
-        for p in range(1, len(text) + 1):
-            places = [(other, at) for other, at in source if at >= p and other[at - p : at] == text[-p:]]
-            start, most = String(places), min(k, ALPHA * p)
-            wanted = max(wanted, tree_score(start, most) if tree else least_chain_score(start, most))
-            scores.append(score_if_greedy(start, most, tokens, parents, tree))
-    score = max((score for score in scores if score is not None), default=0)
-    assert score == wanted if tree else score >= wanted
-    assert (score > 0) == bool(tokens)
 
 
 def test_suffix_offers_few_children_of_each_string():
@@ -290,17 +203,6 @@ def fresh(texts, **arguments):
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("rule", RULES)
-def test_scores_fall_along_every_path(rule, tree):
-    for seed in range(20):
-        tokens, parents, scores = ask(*fresh(history(seed), rule=rule), k=16, tree=tree)
-        assert tokens and all(0 < score < 1 for score in scores)
-        assert all(parent < number for number, parent in enumerate(parents))
-        assert all(score < scores[parent] for score, parent in zip(scores, parents) if parent >= 0)
-        assert len(set(map(tuple, paths(tokens, parents)))) == len(tokens), "a node is drafted twice"
-
-
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("rule", RULES)
 def test_least_cuts_exactly_where_a_path_falls_below(rule, tree):
     cut = 0
     for seed in range(12):
@@ -315,26 +217,6 @@ def test_least_cuts_exactly_where_a_path_falls_below(rule, tree):
             if rule != "suffix":  # which drafts by its own measure, not by probability
                 assert all(score < least for score in scores[kept:])
     assert cut > 12
-
-
-def test_scores_are_products_of_conditionals(tmp_path):
-    """A corpus stays as it is, so a token's conditional is the score that it gets as the first one of a draft."""
-    path, texts = tmp_path / "texts.corpus", history(3, vocabulary=4)
-    build_corpus(texts[:2], path)
-
-    def first(text):
-        pool = sam_core.Pool(rule="count", corpus=path, sources=("group",))
-        return ask(pool, pool.open(text, None), k=4)
-
-    compared = 0
-    for size in range(4, len(texts[2])):
-        tokens, _, scores = first(texts[2][:size])
-        for at in range(1, len(tokens)):
-            again, _, conditionals = first(texts[2][:size] + tokens[:at])
-            assert again[0] == tokens[at]
-            assert scores[at] == pytest.approx(scores[at - 1] * conditionals[0], abs=1e-7)
-            compared += 1
-    assert compared > 30
 
 
 # ---- what scores are worth ------------------------------------------------------------------------------------------
@@ -361,7 +243,7 @@ def replay(pool, answers, k, tree, keep=True):
         while at < len(answer):
             tokens, parents, scores = ask(pool, slot, new, k, tree)
             came = [path == answer[at : at + len(path)] for path in paths(tokens, parents)]
-            drafted += [(done, score, hit) for score, hit in zip(scores, came)]
+            drafted += [(done, score, hit) for score, hit in zip(scores, came, strict=True)]
             steps.append((1 + sum(came), sum(scores)))
             new = answer[at : at + steps[-1][0]]
             at, done = at + len(new), done + len(new)
@@ -386,70 +268,7 @@ def test_scores_are_calibrated_on_recorded_answers(rule, tree):
     assert worst < (0.15 if rule == "blend" else 0.08), means
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_random_text_is_expected_to_be_random(rule):
-    """On uniformly random tokens a trained pool expects to have next to nothing accepted, and is right."""
-    rng = random.Random(5)
-    text = [rng.randrange(1000) for _ in range(4000)]
-    steps, _ = replay(sam_core.Pool(rule=rule), [([], text)], 8, tree=False)
-    accepted, expected = steps[2000:, 0].mean() - 1, steps[2000:, 1].mean()
-    assert accepted < 0.01 and expected < 0.02
-
-
 # ---- what is learned ------------------------------------------------------------------------------------------------
-
-
-def second_order(vocabulary, size, seed):
-    """A text in which 7 of 10 tokens are a function of the two before; and a corpus that knows another function."""
-    rng = random.Random(seed)
-    follower = {(a, b): rng.randrange(vocabulary) for a in range(vocabulary) for b in range(vocabulary)}
-    text = [0, 1]
-    while len(text) < size:
-        text.append(follower[text[-2], text[-1]] if rng.random() < 0.7 else rng.randrange(vocabulary))
-    wrong = {pair: (token + 1 + rng.randrange(vocabulary - 1)) % vocabulary for pair, token in follower.items()}
-    return text, [[*pair, token] for pair, token in wrong.items()] * 4
-
-
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_a_misleading_corpus_loses_its_weight(tmp_path, tree):
-    """What a corpus says is believed at first; once it was wrong often enough, it neither counts nor costs."""
-    text, misleading = second_order(12, 6000, seed=3)
-    path = tmp_path / "texts.corpus"
-    build_corpus(misleading, path)
-    pools = [sam_core.Pool(rule="blend", corpus=corpus) for corpus in (None, path)]
-
-    def believed():
-        """Mean score of what the corpus says of requests that have nothing else; 0 where another token is drafted."""
-        scores = []
-        for *pair, token in misleading[:100]:
-            slot = pools[1].open(pair, None)
-            drafted, _, given = ask(pools[1], slot, k=1)
-            scores.append(given[0] if drafted == [token] else 0)
-            pools[1].close(slot)
-        return sum(scores) / len(scores)
-
-    before = believed()
-    without, with_it = (replay(pool, [([], text)], 8, tree)[0][:, 0] for pool in pools)
-    after = believed()
-    assert before > 0.3 and after < 0.05, (before, after)
-    late = [steps[np.cumsum(steps) > 2000].mean() for steps in (without, with_it)]
-    assert late[0] > 2 and late[1] > 0.95 * late[0], late
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_what_is_learned_makes_up_for_a_wrong_prior(rule):
-    """Text that goes on otherwise than any text before: after it, the same matches get much smaller scores."""
-    rng = random.Random(1)
-    pairs = [(rng.randrange(100, 200), rng.randrange(200, 300)) for _ in range(200)]
-    pool, scores = sam_core.Pool(rule=rule, sources=("request",)), []
-    for turn, (first, second) in enumerate(pairs):
-        slot = pool.open([first, second, turn + 1000, first, second], None)
-        tokens, _, given = ask(pool, slot, k=1)
-        assert tokens == [turn + 1000]
-        scores.append(given[0])
-        pool.append(slot, turn + 2000)
-        pool.close(slot)
-    assert scores[0] > 0.3 and scores[-1] < 0.1 * scores[0]
 
 
 @pytest.mark.parametrize("min_prob", [0.9, 0.99])
@@ -492,22 +311,6 @@ def test_a_request_follows_what_others_said(tree):
     assert [2, 3, 4, 5] in paths(tokens, parents)
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("group", [None, b"name"])
-def test_without_common_drafts_hold_tokens_of_the_own_sources_alone(group, tree):
-    rng, pool = random.Random(4), sam_core.Pool(rule="blend", sources=("request", "group", "history"))
-    for _ in range(40):
-        say(pool, [], [rng.choice((1, 2, 3, rng.randrange(4, 40))) for _ in range(20)], tree)
-    said = {5, 6, 1}
-    slot = pool.open([5, 6, 1], group)
-    for _ in range(60):
-        tokens, *_ = ask(pool, slot, k=8, tree=tree)
-        assert tokens and said >= {*tokens}
-        new = rng.choice((1, 2, 3, rng.randrange(4, 40)))
-        pool.append(slot, new)
-        said.add(new)
-
-
 @pytest.mark.parametrize("sources", [("common",), ("request", "common"), ALL])
 def test_common_drafts_what_only_others_said(sources):
     """Tokens that no text of the slot has; each is counted as common and continues no match."""
@@ -531,44 +334,3 @@ def test_common_drafts_what_only_others_said(sources):
 
 
 # ---- the same again -------------------------------------------------------------------------------------------------
-
-
-def saved(pool, path):
-    pool.save(path)
-    return path.read_bytes()
-
-
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("rule", RULES)
-def test_the_same_calls_give_the_same(tmp_path, rule, tree):
-    answers = recorded("rl-rollouts-qwen3b")[:6]
-    runs = []
-    for name in ("one", "two"):
-        pool = sam_core.Pool(rule=rule)
-        drafted = replay(pool, answers, 8, tree)[1]
-        runs.append((drafted.tobytes(), pool.stats(), saved(pool, tmp_path / name)))
-    assert runs[0] == runs[1]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_order_of_rows_matters_to_learning_alone(tmp_path, rule):
-    """Rows of a step whose slots share nothing draft the same in any order, from what was learned before the step.
-
-    All slots learn into one model, and what it has seen last counts most. So the order of the rows that have a draft to
-    learn from, and what the other slots of a pool see, does change later drafts.
-    """
-    answers = recorded("math-cot-groups8")[:40:8]
-    orders, given = ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]), []
-    for order in orders:
-        pool = sam_core.Pool(rule=rule)
-        replay(pool, recorded("rl-rollouts-qwen3b")[40:42], 8, tree=False)
-        slots = [pool.open(prompt, None) for prompt, _ in answers]
-        tokens = [answers[row][1][:200] for row in order]
-        out, lengths, scores = np.zeros((5, 8), np.int32), np.zeros(5, np.int32), np.zeros((5, 8), np.float32)
-        counts = i32(*map(len, tokens))
-        pool.step(i32(*(slots[row] for row in order)), i32(*sum(tokens, [])), counts, 8, out, lengths, scores)
-        assert lengths.max() > 3
-        drafts = [(out[at, : lengths[at]].tolist(), scores[at, : lengths[at]].tolist()) for at in range(5)]
-        by_slot = dict(zip(order, drafts))
-        given.append(([by_slot[row] for row in range(5)], saved(pool, tmp_path / "pool")))
-    assert given[0] == given[1]

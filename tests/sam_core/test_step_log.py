@@ -117,17 +117,6 @@ def test_cpu_seconds_of_real_processes():
     assert step_log.cpu_seconds([psutil.Process(), *processes]) > 0, "the one that has ended is passed over"
 
 
-def test_dropped_steps_are_in_no_sum_and_no_row(clock, monkeypatch, tmp_path):
-    monkeypatch.setenv(step_log.ENV_LOG, str(tmp_path))
-    log = step_log.StepLog()
-    record(log, 2, 2)
-    log.take(None, write=False)
-    clock[0] += 1
-    record(log, 1, 1)
-    assert log.take(None)["tokens"] == 1
-    assert len((tmp_path / "engine-0.jsonl").read_text().splitlines()) == 1
-
-
 def test_rows_that_nobody_takes_do_not_grow_without_bound(monkeypatch, tmp_path):
     monkeypatch.setenv(step_log.ENV_LOG, str(tmp_path))
     monkeypatch.setattr(step_log, "MAX_ROWS", 10)
@@ -147,15 +136,6 @@ def test_a_log_that_cannot_be_written_is_given_up_with_a_warning(monkeypatch, tm
     record(log, 1, 1)
     assert log.take(None)["tokens"] == 1
     assert len(caplog.messages) == 1 and "is not written any more: Not a directory" in caplog.messages[0]
-
-
-def test_engine_index_as_vllm_0_11_passes_it(clock):
-    log = step_log.StepLog()
-    scheduler = SimpleNamespace(num_running_reqs=1, num_waiting_reqs=0, spec_decoding_stats=None)
-    for engine in (0, 1, 0, 1, 1):
-        clock[0] += 1
-        log.record(scheduler, None, engine)
-    assert log.take(None)["busy_s"] == 3  # of the second engine, whose steps came 2 s and 1 s after its own last one
 
 
 def test_engines_that_run_at_the_same_time(clock):

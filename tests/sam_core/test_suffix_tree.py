@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sam_core.reference.rules import ALPHA, MORE
+from twin.rules import ALPHA, MORE
 
 import sam_core
 
@@ -65,7 +65,7 @@ def expand(node, most):
 def shares_of(node, tokens, parents):
     """D of each node of a draft that starts behind this node of a suffix tree; None if the tree has no such node."""
     nodes, shares = {-1: (node, Fraction(1))}, []
-    for number, (token, parent) in enumerate(zip(tokens, parents)):
+    for number, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         above, share = nodes[parent]
         offer = next((offer for offer in offers_of(above, share, parent) if offer[2] == token), None)
         if offer is None:

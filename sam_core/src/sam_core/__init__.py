@@ -3,6 +3,7 @@
 
 from sam_core._sam import BY_PROMPT, SOURCES, Pool
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+"""Its major.minor is what the engine patches name, see `Options.from_engine`."""
 
 __all__ = ["BY_PROMPT", "SOURCES", "Pool", "__version__"]

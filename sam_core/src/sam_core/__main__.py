@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="JSON Lines (.jsonl, .gz, .zst) with token ids under token_ids or response_ids, or .npy of int32: one text",
+        help="JSON Lines (.jsonl, .gz, .zst) with token ids under token_ids or response_ids, or a text as int32 .npy",
     )
     command.add_argument("-o", "--output", required=True, type=Path, metavar="PATH", help="the corpus file to write")
     command.add_argument("--key", metavar="KEY", help="where a JSON line has its token ids, if under another key")

@@ -81,13 +81,13 @@ class Pool:
 
     Indexes are fed in portions, so that no call takes long: a step indexes about 4,000 tokens (a third of that in a
     large index) in addition to the new ones of the slots that draft, or 512 tokens if none does; later steps index the
-    rest. A slot drafts from an index that lacks at most 64 tokens at the end of the slot's own text. The index of a group
-    begins with its second text, takes the texts of running requests first, then closed ones from the newest to the
-    oldest; slots draft from the part that is indexed.
+    rest. A slot drafts from an index that lacks at most 64 tokens at the end of the slot's own text. The index of a
+    group begins with its second text, takes the texts of running requests first, then closed ones from the newest to
+    the oldest; slots draft from the part that is indexed.
 
     When the memory limit is reached, the pool frees what is worth least: indexes of closed groups, which are built
-    again when needed; older texts of closed groups that rarely recur, whose drafts are rarely accepted or that have many
-    texts; texts that
+    again when needed; older texts of closed groups that rarely recur, whose drafts are rarely accepted or that have
+    many texts; texts that
     fit into no index; request indexes whose text is in the group's index as well; the older closed texts in the index
     of the group with the fewest accepted tokens per byte. Indexes are rebuilt when there is memory again. A request
     without memory for its index does not draft meanwhile. Nothing is raised; ``evicted_groups``, ``evicted_history``
@@ -210,8 +210,9 @@ class Pool:
                 token continues, drafted tokens before it included; with rules that copy (oldest, newest, suffix) of the
                 match that is copied. 0: the token is only frequent there. Group and history are one index, so a
                 match in one may stand in the other too.
-            early: write the drafts before the new tokens are indexed, which takes half of the time of a step. `catch_up`
-                indexes them, or the next call. The drafts follow the new tokens, but come from texts without them.
+            early: write the drafts before the new tokens are indexed, which takes half of the time of a step.
+                `catch_up` indexes them, or the next call. The drafts follow the new tokens, but come from texts without
+                them.
 
         Raises:
             ValueError: a wrong value or shape. Nothing has changed then.
@@ -330,9 +331,9 @@ class Pool:
 
     def __reduce__(self) -> Any: ...
 
-# What the drafter does for each request of a step, in less time than NumPy takes. All raise ValueError for a wrong value or
-# shape, TypeError for an argument of another type, BufferError for a buffer that is not contiguous, aligned or, where it is
-# written, writable. Nothing has changed then.
+# What the drafter does for each request of a step, in less time than NumPy takes. All raise ValueError for a wrong
+# value or shape, TypeError for an argument of another type, BufferError for a buffer that is not contiguous, aligned
+# or, where it is written, writable. Nothing has changed then.
 
 def correct_scores(scores: Float32, factors: Float64, corrected: Float64, /) -> None:
     """Multiply each score by the factor of its bin.
@@ -367,14 +368,15 @@ def choose_drafts(
         seconds: float64 [sum(lengths) + 1].
         chosen: writable int32 [B], receives the tokens of each draft to verify, 0 .. lengths.
         of_context: seconds that a draft token costs for each thousand tokens that its request holds.
-        rate: tokens a second, the price of a second. Unless `fixed` it is a guess, which changes nothing but the time; 0:
-            none.
+        rate: tokens a second, the price of a second. Unless `fixed` it is a guess, which changes nothing but the time;
+            0: none.
         fixed: whether the drafts are those that are worth most at this rate.
-        turn: 0 or more; of tokens that are worth the same those of request turn % B and of the ones behind it come first.
+        turn: 0 or more; of tokens that are worth the same those of request turn % B and of the ones behind it come
+            first.
 
     Returns:
-        The rate, tokens a second; how many tokens of the chosen drafts are expected to be accepted; and by how many tokens
-        these exceed, at this rate, what the drafts cost.
+        The rate, tokens a second; how many tokens of the chosen drafts are expected to be accepted; and by how many
+        tokens these exceed, at this rate, what the drafts cost.
     """
 
 def observe_drafts(
@@ -387,7 +389,8 @@ def observe_drafts(
     scores: Float32 | None,
     /,
 ) -> tuple[int, int, float, float]:
-    """Add up what the B requests of a step had in the step before, of L requests, and count what became of their drafts.
+    """Add up what the B requests of a step had in the step before, of L requests, and count what became of their
+    drafts.
 
     Args:
         slots: int32 [B], those of the requests.

@@ -51,7 +51,7 @@ def choose(
     contexts: Float64,
     cost: Cost,
     uniform: int = 0,
-    beside: Cost | None = None,
+    with_prompts: Cost | None = None,
     guess: float = 0.0,
     turn: int = 0,
     costs: Float64 | None = None,
@@ -59,9 +59,10 @@ def choose(
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
     A step of B requests with n_i draft tokens each emits B + sum of scores[i, :n_i] tokens and takes
-    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds, and a constant more if there is any. At a given price of a second, the best tokens
-    for each total are those with the highest score minus cost; since scores fall along a draft, they form prefixes. The
-    price is the best ratio itself, which Dinkelbach's iteration finds without overshooting. So the choice is exact.
+    f(B + sum n_i) + a * sum contexts + b * sum n_i * contexts_i seconds, and a constant more if there is any draft. At
+    a given price of a second, the best tokens for each total are those with the highest score minus cost; since scores
+    fall along a draft, they form prefixes. The price is the best ratio itself, which Dinkelbach's iteration finds
+    without overshooting. So the choice is exact.
 
     Prompts have to be read in any case. In a step that reads prompts a second has the same price as in one that reads
     none, and the drafts maximize (expected tokens) - price * (seconds).
@@ -73,10 +74,10 @@ def choose(
         cost: a fitted cost of steps.
         uniform: 0, or a number of tokens that all requests get or none does, as captured graphs need; padding of
             shorter drafts is assumed to be rejected.
-        beside: cost of the step with the prompts that it reads, by its other rows; None: it reads none.
+        with_prompts: cost of the step with the prompts that it reads, by its other rows; None: it reads none.
         guess: of the rate, which changes nothing but the time to find it, as that of the step before.
-        turn: of tokens that are worth the same, those of request turn % B and of the ones behind it come first; a number
-            that changes from step to step lets all have their turn.
+        turn: of tokens that are worth the same, those of request turn % B and of the ones behind it come first; a
+            number that changes from step to step lets all have their turn.
         costs: cost.rows_cost of B rows, B + 1 and so on, if that is known already. Not used with `uniform`.
     """
     batch, k = scores.shape
@@ -88,9 +89,11 @@ def choose(
         seconds += cost.draft_context * uniform * contexts.sum() + cost.verify
         gain = max(1.0, tokens / seconds * plain / batch)
         rate = gain * batch / plain
-        if beside:
-            of_rows = beside.rows_cost([batch, batch * (1 + uniform)])
-            more = float(of_rows[1] - of_rows[0]) + beside.draft_context * uniform * contexts.sum() + beside.verify
+        if with_prompts:
+            both = with_prompts.rows_cost([batch, batch * (1 + uniform)])
+            more = (
+                float(both[1] - both[0]) + with_prompts.draft_context * uniform * contexts.sum() + with_prompts.verify
+            )
             gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
         pays = gain > 1
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
@@ -103,10 +106,10 @@ def choose(
     plain = float(seconds[0])
     rate, accepted, _ = choose_drafts(*drafts, seconds, chosen, cost.draft_context, guess, False, turn)
     gain = rate * plain / batch
-    if beside:
-        seconds = np.array(beside.rows_cost(rows))
-        seconds[1:] += beside.verify
-        _, accepted, gained = choose_drafts(*drafts, seconds, chosen, beside.draft_context, rate, True, turn)
+    if with_prompts:
+        seconds = np.array(with_prompts.rows_cost(rows))
+        seconds[1:] += with_prompts.verify
+        _, accepted, gained = choose_drafts(*drafts, seconds, chosen, with_prompts.draft_context, rate, True, turn)
         gain = min(gain, 1 + gained / batch)
     return Choice(chosen, gain, rate, accepted)
 
@@ -162,7 +165,7 @@ class Calibration:
         """Restore what `state` returned; raises ValueError for anything else."""
         offered, accepted = (np.asarray(state[name], float) for name in ("offered", "accepted"))
         shaped = offered.shape == accepted.shape == (self.NUM_BINS,)
-        if not (shaped and np.isfinite(offered).all() and (0 <= accepted).all() and (accepted <= offered).all()):
+        if not (shaped and np.isfinite(offered).all() and (accepted >= 0).all() and (accepted <= offered).all()):
             raise ValueError("this is no record of what scores were worth")
         self.offered, self.accepted = offered, accepted
         self._weigh()

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     Errors for the user are ValueError, ModuleNotFoundError and OSError with the name of a file.
     """
     try:
-        return args.run(args)
+        status: int = args.run(args)
+        return status
     except OSError as error:
         if error.filename is None:
             raise

@@ -81,7 +81,7 @@ def build_corpus(
         raise ValueError(f"{os.fspath(tokenizer)} has no tokenizer: name a model's folder or its tokenizer.json")
     if isinstance(sources, (str, os.PathLike)):
         sources = [sources]
-    say = progress or (lambda line: None)
+    report = progress or (lambda line: None)
     pieces: list[Tokens] = []
     end, size = np.array([END], np.int32), 0
     for number, source in enumerate(sources, 1):
@@ -91,16 +91,16 @@ def build_corpus(
                 pieces += [tokens, end]
                 size += len(tokens) + 1
         if isinstance(source, (str, os.PathLike)):
-            say(f"read {os.fspath(source)}: {size - len(pieces) // 2:,} tokens so far")
+            report(f"read {os.fspath(source)}: {size - len(pieces) // 2:,} tokens so far")
     if not pieces:
         raise ValueError("there is no token in the texts given: a corpus needs at least one")
     if size > MAX_SIZE:
         raise ValueError(f"the texts have {size:,} tokens with one END each, a corpus holds {MAX_SIZE:,}: split them")
     tokens, texts = np.concatenate(pieces), len(pieces) // 2
     del pieces
-    say(f"sorting {size - texts:,} tokens")
+    report(f"sorting {size - texts:,} tokens")
     suffixes = _sort(tokens, divsufsort)[texts:]
-    say(f"writing {os.fspath(path)}")
+    report(f"writing {os.fspath(path)}")
     _write(path, tokens, suffixes, texts, int(digits or "0", 16))
     return describe(path)
 
@@ -136,7 +136,7 @@ def verify(path: Path) -> dict[str, Any]:
     body = np.memmap(path, np.uint8, "r")[_ALIGN:]
     crc = 0
     for at in range(0, len(body), _CHUNK):
-        crc = zlib.crc32(body[at : at + _CHUNK], crc)
+        crc = zlib.crc32(body[at : at + _CHUNK].data, crc)
     if crc != header["body_crc"]:
         raise ValueError(f"{os.fspath(path)} is a corpus with a damaged body: copy or build it again")
     tokens, suffixes, starts, minima = _sections(path, header)
@@ -151,7 +151,7 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 class Corpus:
-    """A corpus open for reading: the plain-Python twin of csrc/corpus.c, for tests and for the twin of Pool.
+    """A corpus open for reading, in plain Python: what csrc/corpus.c does, for tests and research.
 
     An interval (low, high) stands for the suffixes low .. high - 1. A context is the list of the intervals of a text's
     last 0, 1, 2, ... tokens, as far as they occur; a match is (low, high, length).
@@ -212,7 +212,7 @@ class Corpus:
 
 
 def _texts(source: Any, name: str, key: str | None) -> Iterator[tuple[str, Any]]:
-    """The texts of one source, each with words that say where it stands."""
+    """The texts of one source, each with words that tell where it stands."""
     if not isinstance(source, (str, os.PathLike)):
         yield name, source
         return
@@ -237,8 +237,8 @@ def _row(line: bytes, where: str, key: str | None) -> Any:
     for name in KEYS if key is None else (key,):
         if isinstance(row, dict) and name in row:
             return row[name]
-    wanted = repr(key) if key else " or ".join(map(repr, KEYS))
-    raise ValueError(f"{where} has no {wanted}: name the key that holds a list of token ids")
+    expected_key = repr(key) if key else " or ".join(map(repr, KEYS))
+    raise ValueError(f"{where} has no {expected_key}: name the key that holds a list of token ids")
 
 
 @contextlib.contextmanager
@@ -258,7 +258,8 @@ def open_lines(path: Path) -> Iterator[IO[bytes]]:
             unpacked = stack.enter_context(tempfile.TemporaryFile())
             try:
                 if name.endswith(".gz"):
-                    shutil.copyfileobj(gzip.open(file), unpacked)
+                    with gzip.open(file) as packed:
+                        shutil.copyfileobj(packed, unpacked)
                 else:
                     subprocess.run(["zstd", "-dcq"], stdin=file, stdout=unpacked, stderr=subprocess.PIPE, check=True)
             except (gzip.BadGzipFile, EOFError, zlib.error, subprocess.CalledProcessError) as error:
@@ -293,14 +294,15 @@ def _checked(text: Any, where: str) -> Tokens:
 # ---- building
 
 
-def _divsufsort() -> Callable[[npt.NDArray[np.uint8]], npt.NDArray[Any]]:
+def _divsufsort() -> Callable[..., npt.NDArray[Any]]:
     try:
         from pydivsufsort import divsufsort
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"building a corpus needs {error.name}, which is not installed: pip install 'sam-core[corpus]'"
         ) from None
-    return divsufsort
+    sort: Callable[..., npt.NDArray[Any]] = divsufsort
+    return sort
 
 
 def _sort(tokens: Tokens, divsufsort: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[np.uint32]:
@@ -389,7 +391,8 @@ def _read_header(path: Path) -> dict[str, Any]:
         size = file.seek(0, os.SEEK_END)
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         raise ValueError(f"{name} is no corpus: name a file that build_corpus wrote")
-    fields = "magic version order bytes tokenizer size texts largest shift body_crc header_crc".split()
+    fields = ["magic", "version", "order", "bytes", "tokenizer"]
+    fields += ["size", "texts", "largest", "shift", "body_crc", "header_crc"]
     header = dict(zip(fields, _HEADER.unpack(data), strict=True))
     if header["version"] != _VERSION or header["order"] != _ORDER:
         raise ValueError(f"{name} is a corpus of another version of sam_core: build it again")
@@ -441,10 +444,10 @@ def _wrong(tokens: Tokens, suffixes: npt.NDArray[np.uint32], header: dict[str, A
         or tokens.max() != header["largest"]
     ):
         return "token array"
-    seen = np.zeros(len(tokens) + 1, bool)
-    seen[ends] = True
-    seen[np.minimum(suffixes, len(tokens))] = True
-    if not seen[:-1].all() or seen[-1]:
+    present = np.zeros(len(tokens) + 1, bool)
+    present[ends] = True
+    present[np.minimum(suffixes, len(tokens))] = True
+    if not present[:-1].all() or present[-1]:
         return "suffix array"
     rank = np.empty(len(tokens) + 1, np.int64)  # of the suffix at each position
     rank[suffixes] = np.arange(count)

@@ -37,28 +37,42 @@ FIRST_STEP_OUTLIER = 1.5
 """A size's first step is dropped if it takes this many times its prediction."""
 MAX_EXACT_ROWS = 6
 """Up to this many rows neighbours count little: a CPU takes longer for 2 rows than for 3."""
-MAX_PRIOR_STEPS, MIN_PRIOR_STEPS = 30.0, 0.5
-"""Weight of a bin's neighbours, in steps: less, the more bins differ in comparison with steps of one bin."""
+MAX_PRIOR_STEPS = 30.0
+"""Most that a bin's neighbours weigh, in steps: where bins differ no more than the steps of one bin do."""
+MIN_PRIOR_STEPS = 0.5
+"""Least that a bin's neighbours weigh, in steps: where bins differ much more than that."""
 KERNEL_WIDTH = 0.2
 """Standard deviation of the neighbourhood, in the logarithm of rows."""
-RISE_PRIOR, RISE_MEMORY = 0.1, 0.95
-"""Weight of the earlier share of the slope within wide bins, as a share of the best evidence of it; what is left of that
-after each fit."""
+RISE_PRIOR = 0.1
+"""Weight of what earlier fits showed of the slope within wide bins, as a share of the best evidence."""
+RISE_MEMORY = 0.95
+"""Factor of that best evidence per fit, so that a changed machine is noticed."""
 OUTLIER = 4.0
 """A bin's slowest step is dropped if it is slower by this many times the usual noise."""
 MIN_WEIGHT = 1 / 12
 """Least weight of a kept step, however old: an old cost of a rare size is better than none."""
-FIRST_FIT_INTERVAL, MAX_FIT_INTERVAL = 4, 32
-"""Steps before the first fit, and the most between two fits, of a cost that learns."""
-SURPRISE, NUM_SURPRISES, NEW_BIN_STEPS = 1.4, 2, 6
-"""Steps of bins with at most so many steps that take this many times longer or shorter than predicted before the next fit
-is due at once."""
-MIN_COMPARED_STEPS, MIN_GAP = 1.5, 0.2
-"""Steps with drafts, and without, of equal rows that show what verification costs; before, it is what the steps with drafts
-take more than a line through them predicts for none, if that is such a share of a step."""
-NEAR_ROWS, MIN_PAIRS, MAX_PAIRS = 0.05, 4, 12
-"""Two steps one after the other that read prompts, one of them with drafts, show what verification costs if their rows differ
-by no more than this share; of so many such pairs at least, and the latest at most."""
+FIRST_FIT_INTERVAL = 4
+"""Steps before the first fit."""
+MAX_FIT_INTERVAL = 32
+"""Most steps between two fits."""
+NEW_BIN_STEPS = 6
+"""A bin with fewer steps is new, and its prediction may be far off."""
+SURPRISE = 1.4
+"""A step of a new bin is a surprise if it takes this many times longer or shorter than predicted."""
+NUM_SURPRISES = 2
+"""So many surprises make the next fit due at once."""
+MIN_COMPARED_STEPS = 1.5
+"""Fewer steps of equal rows, some with drafts and some without, do not show what verification costs; `_gap` guesses
+it."""
+MIN_GAP = 0.2
+"""A guess of verification below this share of a plain step is taken for noise."""
+NEAR_ROWS = 0.05
+"""Two consecutive steps that read prompts, one of them with drafts, are a pair if their rows differ by at most this
+share."""
+MIN_PAIRS = 4
+"""Fewer pairs do not show what verification costs."""
+MAX_PAIRS = 12
+"""Latest pairs that are compared."""
 SPEED_WINDOW = 5
 """Steps whose median residual shows that the machine's speed has changed."""
 MIN_SPEED_CHANGE = 0.12
@@ -68,9 +82,9 @@ SPEED_CHANGE_AGING = 0.5
 SPEED_TRACKING = 0.1
 """Share of a known size's residual, at most MIN_SPEED_CHANGE, by which all kept seconds are scaled."""
 SETTLED_WEIGHT = 3.0
-"""Weight of steps from which on a size is settled,"""
+"""A size is settled once its steps weigh as much as this many new ones."""
 SETTLED_INTERVAL = 16
-"""and the steps that must lie between two for them to count as two."""
+"""Two steps of a size count as two only if at least this many steps lie between them."""
 _EDGES = np.concatenate(
     [
         np.arange(1, MAX_EXACT_BIN + 1),
@@ -169,14 +183,14 @@ class StepCost:
         if not self.fitted:
             self._keep(i, rows, context, draft_context, seconds)
             return
-        of_rows = self.size_cost(rows)
-        ratio = seconds / (of_rows + self._besides(context, draft_context))
+        size_seconds = self.size_cost(rows)
+        ratio = seconds / (size_seconds + self._linear_seconds(context, draft_context))
         if first and ratio > FIRST_STEP_OUTLIER:
             return
         self._surprises += self._count[i] < NEW_BIN_STEPS and not 1 / SURPRISE < ratio < SURPRISE
         index = -1
         level = self._level[i, int(draft_context > 0)]
-        settled = self.memory < math.inf and abs(of_rows - level) < MIN_SPEED_CHANGE / 2 * of_rows
+        settled = self.memory < math.inf and abs(size_seconds - level) < MIN_SPEED_CHANGE / 2 * size_seconds
         if settled:
             self._scale(math.exp(SPEED_TRACKING * min(max(math.log(ratio), -MIN_SPEED_CHANGE), MIN_SPEED_CHANGE)))
         if self.memory == math.inf or self._count[i] < STEPS_PER_BIN or self._now - self._since[i] >= MIN_KEEP_INTERVAL:
@@ -299,8 +313,8 @@ class StepCost:
         self.context, self.draft_context, self.verify = a, b, verify
         self._rows = centre
         level = np.maximum(level, 1e-9)
-        size = np.bincount(bins, fresh)
-        self._seconds = _drawn_together(centre, level, size, max(noise, 0.005))
+        size = np.bincount(bins, fresh).astype(float)
+        self._seconds = _shrink_to_neighbours(centre, level, size, max(noise, 0.005))
         self._level[:] = math.nan
         settled = (size >= SETTLED_WEIGHT) & (np.abs(self._seconds / level - 1) < MIN_SPEED_CHANGE / 2)
         kinds = np.stack([np.bincount(bins, 1 - drafting), np.bincount(bins, drafting)], 1)
@@ -347,11 +361,12 @@ class StepCost:
 
     def seconds(self, rows: int, context: float, draft_context: float) -> float:
         """Expected seconds of a step."""
-        return self.size_cost(rows) + self._besides(context, draft_context)
+        return self.size_cost(rows) + self._linear_seconds(context, draft_context)
 
-    def _besides(self, context: float, draft_context: float) -> float:
-        of_contexts = self.context * context + self.draft_context * draft_context
-        return of_contexts + self.verify * (draft_context > 0)
+    def _linear_seconds(self, context: float, draft_context: float) -> float:
+        """Seconds that contexts and verification add to f."""
+        contexts = self.context * context + self.draft_context * draft_context
+        return contexts + self.verify * (draft_context > 0)
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
         """f(rows), seconds, for an array of rows.
@@ -360,12 +375,13 @@ class StepCost:
         an upper bound for steps with a positive fixed cost.
         """
         rows = np.asarray(rows, float)
-        inside = np.interp(rows, self._rows, self._seconds)
+        costs: Float64 = np.interp(rows, self._rows, self._seconds)
         beyond = rows > self._rows[-1]
-        return np.where(beyond, self._seconds[-1] * rows / self._rows[-1], inside) if beyond.any() else inside
+        return np.where(beyond, self._seconds[-1] * rows / self._rows[-1], costs) if beyond.any() else costs
 
     def consecutive_costs(self, first: int, count: int) -> Float64:
-        """f(first), f(first + 1), ...: `count` sizes at least, which must not be changed. They are kept until f changes."""
+        """f(first), f(first + 1), ...: `count` sizes at least, which must not be changed. They are kept until f
+        changes."""
         kept = self._consecutive
         if kept is None or kept[0] is not self._seconds or kept[1] != first or len(kept[2]) < count:
             self._consecutive = kept = self._seconds, first, self.rows_cost(np.arange(first, first + count))
@@ -390,7 +406,7 @@ class StepCost:
 
     def state(self) -> dict[str, Any]:
         """The kept steps, as JSON can hold them."""
-        used = np.flatnonzero(self._count)
+        used = np.flatnonzero(self._count).tolist()
         speed = np.array([1, 1, 1, self.speed])
         return {"samples": [(self._oldest_first(i)[:, :4] * speed).tolist() for i in used]}
 
@@ -438,10 +454,10 @@ class PromptCost(StepCost):
         drafting = draft_context > 0
         if self._latest is not None and drafting != self._latest[0]:
             pair = sorted([(drafting, rows, seconds), self._latest])
-            (_, rows_plain, of_plain), (_, rows_drafting, of_drafting) = pair
+            (_, rows_plain, plain), (_, rows_drafting, with_drafts) = pair
             if abs(rows_drafting - rows_plain) <= NEAR_ROWS * rows_plain:
                 more = max(0, rows_drafting - rows_plain) / rows_plain
-                self._pairs.append(of_drafting - (1 + more) * of_plain)
+                self._pairs.append(with_drafts - (1 + more) * plain)
         self._latest = drafting, rows, seconds
         super().observe(rows, context, draft_context, seconds)
         if not drafting:
@@ -521,13 +537,14 @@ class Expected:
         rows = rows + prompt_tokens
         if not np.any(prompt_tokens):
             return self._plain.rows_cost(rows)
-        of_plain = (prompt_tokens == 0) | (self._plain.covers(rows) & ~self._prompt.covers(rows))
-        of_prompt = self._prompt.rows_cost(rows)
-        return np.where(of_plain, self._plain.rows_cost(rows), of_prompt) if of_plain.any() else of_prompt
+        as_plain = (prompt_tokens == 0) | (self._plain.covers(rows) & ~self._prompt.covers(rows))
+        prompt_seconds = self._prompt.rows_cost(rows)
+        return np.where(as_plain, self._plain.rows_cost(rows), prompt_seconds) if as_plain.any() else prompt_seconds
 
 
 def _slopes(w: Float64, x: Float64, t: Float64, ridge: Float64) -> Float64:
-    """Weighted ridge regression of t on the rows of x, no slope negative: the worst negative one is left out in turn."""
+    """Weighted ridge regression of t on the rows of x, no slope negative: the worst negative one is left out in
+    turn."""
     used = np.arange(len(x))
     slopes = np.zeros(len(x))
     gram = (w * x) @ x.T + np.diag(ridge)
@@ -549,7 +566,7 @@ def _median_slope(x: Float64, y: Float64) -> float:
     return float(np.median((y[second] - y[first])[across != 0] / across[across != 0]))
 
 
-def _drawn_together(rows: Float64, y: Float64, weight: Float64, noise: float) -> Float64:
+def _shrink_to_neighbours(rows: Float64, y: Float64, weight: Float64, noise: float) -> Float64:
     """y of each bin, drawn towards local lines through its neighbours.
 
     Args:

@@ -18,7 +18,8 @@ POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 def since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """What was counted between two SamProposer.stats(): differences, and the LEVELS of the later; `before` may be empty."""
+    """What was counted between two SamProposer.stats(): differences, and the LEVELS of the later; `before` may be
+    empty."""
     return {name: value if name in LEVELS else value - before.get(name, 0) for name, value in now.items()}
 
 
@@ -37,10 +38,10 @@ class Positions:
         self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
         self._num_pending = 0
 
-    def add(self, positions: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> None:
+    def add(self, positions: npt.ArrayLike, tokens: npt.ArrayLike) -> None:
         """Requests that had a draft behind `positions` [N] tokens of their answers gained `tokens` [N] in a step."""
-        self._pending.append((positions, tokens))
-        self._num_pending += len(positions)
+        self._pending.append((np.asarray(positions), np.asarray(tokens)))
+        self._num_pending += len(self._pending[-1][0])
         if self._num_pending >= self.MAX_PENDING:
             self._count()
 

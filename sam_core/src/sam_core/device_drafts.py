@@ -2,11 +2,12 @@
 """Drafts for engines that schedule asynchronously: the device completes what the host drafted from older text.
 
 While the host drafts, a step still runs on the device, so the host does not know the tokens that the step will sample.
-The host's chain begins behind the last token that it knows. On the device, `draft` takes what follows in the chain where
-the sampled tokens are its beginning. Else, and where the chain is too short, it looks up what followed the last 1 to
-MAX_NGRAM tokens in the texts of the request's group and in those of all requests, and copies from the best match; where
-the copy reaches the end of a text, it looks up once more. Where even the last token is new, it drafts the most frequent
-one. The host keeps the texts in an `NgramTable`; the device gets what changed together with the chains, one step late.
+The host's chain begins behind the last token that it knows. On the device, `draft` takes what follows in the chain
+where the sampled tokens are its beginning. Else, and where the chain is too short, it looks up what followed the last 1
+to MAX_NGRAM tokens in the texts of the request's group and in those of all requests, and copies from the best match;
+where the copy reaches the end of a text, it looks up once more. Where even the last token is new, it drafts the most
+frequent one. The host keeps the texts in an `NgramTable`; the device gets what changed together with the chains, one
+step late.
 
 Neither side waits for the other. A wrong draft costs speed only, as every draft is verified: the table may forget. Its
 hashes are sums of products below 2**63, so that no integer overflows, whatever a device does then.
@@ -40,7 +41,8 @@ PAGE = 256
 UNIT = 1 << 29
 """Positions are below it, priorities are multiples of it."""
 OF_TOKEN, OF_GROUP, CONFIRMED = 4 * UNIT, 6 * UNIT, 3 * UNIT
-"""Priority of a match: for each of its tokens, in the group, and where its follower is confirmed. The highest is copied."""
+"""Priority of a match: for each of its tokens, in the group, and where its follower is confirmed. The highest is
+copied."""
 LOOK_UPS = 2
 """For a draft."""
 SORTED_SHARE = 64
@@ -60,10 +62,11 @@ def _factors() -> Int64:
 class NgramTable:
     """What followed each n-gram in the texts of a group: one array of int32, and its changes.
 
-    `memory` holds the most frequent token, the texts in pages, each ended by NO_TOKEN, then pairs of a position and a check,
-    one a slot. A position is the index in `memory` of the token that followed the newest occurrence. A follower that came
-    again is confirmed, which adds CONFIRMED to the position: a different token replaces it only when others came twice in
-    a row. N-grams share slots, of which the newest has it. A new page takes the place of the oldest one, whosever that is.
+    `memory` holds the most frequent token, the texts in pages, each ended by NO_TOKEN, then pairs of a position and a
+    check, one a slot. A position is the index in `memory` of the token that followed the newest occurrence. A follower
+    that came again is confirmed, which adds CONFIRMED to the position: a different token replaces it only when others
+    came twice in a row. N-grams share slots, of which the newest has it. A new page takes the place of the oldest one,
+    whosever that is.
 
     Args:
         num_tokens: of the texts; more are kept up to a whole page.
@@ -94,13 +97,15 @@ class NgramTable:
         self._is_changed = np.zeros(len(self.memory), bool)
 
     def append(self, pages: Int64, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
-        """Add the tokens `starts` to `ends` of each of B texts. Of an n-gram that occurs several times there, the last counts.
+        """Add the tokens `starts` to `ends` of each of B texts. Of an n-gram that occurs several times there, the last
+        counts.
 
         Args:
-            pages: int64 [B], the page that each text ends in, as the last call for it has left it here; anything at first.
+            pages: int64 [B], the page that each text ends in, as the last call for it has left it here; anything at
+                first.
             groups: int32 [B], the number of the group it belongs to, COMMON + 1 .. MAX_TOKEN - 1.
-            token_rows: int32 [B or more, W], the tokens of each text from its first on. Those outside the vocabulary are
-                never drafted.
+            token_rows: int32 [B or more, W], the tokens of each text from its first on. Those outside the vocabulary
+                are never drafted.
             starts, ends: int32 [B].
         """
         counts = ends - starts

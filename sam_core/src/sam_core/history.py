@@ -94,7 +94,7 @@ class SavedHistory:
         assert options.history is not None
         self.options = options
         self.logger = logger
-        self.model = {"vocab_size": vocab_size, "tokenizer": tokenizer}
+        self.model: dict[str, Any] = {"vocab_size": vocab_size, "tokenizer": tokenizer}
         self.timer, self.busy_timer = SaveTimer(), SaveTimer(min_interval=MIN_BUSY_INTERVAL_S)
         self.failed = False
         self._lock = threading.Lock()
@@ -157,7 +157,8 @@ class SavedHistory:
             trial.unlink(missing_ok=True)
 
     def load(self) -> Pool | None:
-        """A pool with the saved texts, None if there are none; ValueError, one sentence, if they are of another engine."""
+        """A pool with the saved texts, None if there are none; ValueError, one sentence, if they are of another
+        engine."""
         options = self.options
         try:
             pool = Pool.load(self.texts, options.memory_bytes, options.corpus, options.pool_min_prob, **self.model)

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sam_core import __version__
 from sam_core.corpus import describe
 
-INTERFACE = "0.2"
-"""major.minor of the functions that the engine patches call; each pin set's patches name the one they need."""
+if TYPE_CHECKING:
+    from sam_core._sam import Rule, Source
 
-RULES = ("oldest", "newest", "count", "suffix", "blend")
-SOURCES = ("request", "group", "history", "common")
+INTERFACE = __version__.rpartition(".")[0]
+"""major.minor of this version, which changes with every function that the engine patches call."""
+
+RULES: tuple[Rule, ...] = ("oldest", "newest", "count", "suffix", "blend")
+SOURCES: tuple[Source, ...] = ("request", "group", "history", "common")
 SWITCHES = ("batch", "auto")
 VERIFY = ("rejection", "seeded")
 DEFAULT_K = 3
@@ -47,8 +51,8 @@ class Options:
         and restored; None: they are lost when the engine ends. Needs source `history`.
     """
 
-    rule: str = "blend"
-    sources: tuple[str, ...] = SOURCES
+    rule: Rule = "blend"
+    sources: tuple[Source, ...] = SOURCES
     switch: str = "batch"
     threshold: int = 8
     memory_bytes: int = 1 << 30
@@ -84,7 +88,7 @@ class Options:
         Args:
             k: `num_speculative_tokens`.
             sam: `speculative_config["sam"]`, or None.
-            interface: INTERFACE that the engine's patches need.
+            interface: major.minor of the sam_core that the engine's patches are written for.
             verify: modes of verification that they have.
             pipeline_ranks: the engine's pipeline_parallel_size.
         """

@@ -22,10 +22,11 @@ class PlainSteps:
         self._steps.append((rows, context, seconds, cost.speed))
 
     def seconds(self, cost: StepCost, rows: int, context: float, follow: bool) -> float:
-        """What a plain step would take now: the median of the latest, each scaled to these rows and contexts; 0: unknown.
+        """What a plain step would take now: the median of the latest, each scaled to these rows and contexts; 0:
+        unknown.
 
         Args:
-            follow: whether changes of the machine's speed that `cost` has seen since count.
+            follow: whether changes of the machine's speed that `cost` has noticed since count.
         """
         if not self._steps or not cost.fitted:
             return 0.0
@@ -46,17 +47,22 @@ class Proof:
     that pauses are short: what was measured once will mostly pay again, and a machine that got slower looks like drafts
     that do not.
 
-    seen: drafts were seen to pay since the last pause.
+    proven: drafts were seen to pay since the last pause.
     """
 
-    LIMIT, MAX_ACCOUNT = 1.0, 2.0
+    LIMIT = 1.0
+    """Plain steps that drafts may lose before drafting pauses."""
+    MAX_ACCOUNT = 2.0
+    """Plain steps that drafts must have gained to be proven, and the most that they may lose again."""
     MAX_STEP = 0.5
     """The most that one step counts: a machine may be slow for a moment."""
-    PAUSES, PAUSES_ONCE_SEEN = (16, 256), (4, 32)
-    """Steps of the first pause, and of the longest."""
+    PAUSES = (16, 256)
+    """Steps of the first pause and of the longest, before drafts are proven."""
+    PAUSES_ONCE_PROVEN = (4, 32)
+    """The same once they are: a machine that got slower for a while looks like drafts that lose."""
 
     def __init__(self) -> None:
-        self.seen = False
+        self.proven = False
         self._account = 0.0
         self._pause, self._longest = self.PAUSES
         self._until = 0
@@ -65,10 +71,10 @@ class Proof:
         """A step with drafts has ended. `gain`: in plain steps; less than 0: a loss."""
         self._account = min(self._account + min(max(gain, -self.MAX_STEP), self.MAX_STEP), self.MAX_ACCOUNT)
         if self._account == self.MAX_ACCOUNT:
-            self.seen = True
-            self._pause, self._longest = self.PAUSES_ONCE_SEEN
+            self.proven = True
+            self._pause, self._longest = self.PAUSES_ONCE_PROVEN
         elif self._account <= -self.LIMIT:
-            self.seen = False
+            self.proven = False
             self._account = 0.0
             self._until = step + self._pause
             self._pause = min(2 * self._pause, self._longest)

@@ -33,6 +33,9 @@ MIN_FEED_BATCH = 64
 """Requests that are fed together, if so many run: a call costs more than the tokens of a few requests."""
 
 
+_LOGGER = logging.getLogger("sam_core")
+
+
 class _Step:
     """The B requests of a step.
 
@@ -70,8 +73,8 @@ class SamProposer:
         rank: of the engine among those that share options, as data-parallel ranks do; names its files in `history`.
         exclusion_reason: why the request with this id is never drafted, one of EXCLUSION_REASONS, or None.
         group_of: the group of the request with this id, which shares drafts: BY_PROMPT, the requests with the same
-            prompt; bytes, those with this name, where a request continues the text of an ended one that its prompt begins
-            with; None, no other. Asked when the request is first seen.
+            prompt; bytes, those with this name, where a request continues the text of an ended one that its prompt
+            begins with; None, no other. Called when the request is first in a step.
         renew_noise: called once on each rank, by the first `propose`, if `Options.repeats_noise`.
         logger: the engine's, which reports each time the switch turns.
     """
@@ -89,7 +92,7 @@ class SamProposer:
         exclusion_reason: Callable[[str], str | None] = lambda req_id: None,
         group_of: Callable[[str], bytes | Literal["by_prompt"] | None] = lambda req_id: BY_PROMPT,
         renew_noise: Callable[[], None] | None = None,
-        logger: logging.Logger = logging.getLogger("sam_core"),
+        logger: logging.Logger = _LOGGER,
     ) -> None:
         options = Options.from_engine(k, sam, verify=VERIFY)
         self.k = k
@@ -123,7 +126,7 @@ class SamProposer:
         self._slots: dict[str, int] = {}
         fields = [
             ("prompt", np.int32),  # tokens of the engine's prompt
-            ("own_prompt", np.int32),  # of these, tokens before the answer, which an earlier request may have begun
+            ("answer_start", np.int32),  # of these, those before the answer, which an earlier request may have begun
             ("fed", np.int32),  # tokens in the pool
             ("unpadded", np.int32),  # tokens of a padded draft that are no padding; k: no padding is to be counted
             ("padded", np.int32, (k,)),  # that draft
@@ -186,9 +189,10 @@ class SamProposer:
             num_tokens: all tokens that the step computed, prompts and drafts included.
             num_steps: engine steps since the last call, up to FEED_INTERVAL: a caller may leave out calls while the
                 switch is off and the requests stay the same.
-            room: False: the next step was planned without drafts, so the switch only decides whether later ones get room.
-            early: draft before this step's tokens are indexed, which takes half of the time. `catch_up` does that, and lets
-                the switch learn: call it where the host would wait for the device. Without it the next call does.
+            room: False: the next step was planned without drafts, so the switch only decides whether later ones get
+                room.
+            early: draft before this step's tokens are indexed, which takes half of the time. `catch_up` does that, and
+                lets the switch learn: call it where the host would wait for the device. Without it the next call does.
 
         Returns:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
@@ -202,7 +206,7 @@ class SamProposer:
         start = time.perf_counter()
         step = self._step
         same_requests = step is not None and step.req_ids == req_ids
-        if not same_requests:
+        if step is None or not same_requests:
             slots = np.fromiter(map(self._slots.get, req_ids, itertools.repeat(-1)), np.int32, batch)
             step = self._step = _Step(list(req_ids), slots)
         step.token_rows = token_rows
@@ -210,13 +214,11 @@ class SamProposer:
         step.prompts = np.asarray(prompt_lengths[:batch], np.int32)
         had_drafts = self._has_drafts
         may_be_on = self.switch.may_be_on(batch)
-        starts = None
-        if had_drafts or may_be_on or not same_requests:
-            starts = self._open_changed(step)
-        if may_be_on:
+        starts = self._open_changed(step) if had_drafts or may_be_on or not same_requests else None
+        if starts is not None and may_be_on:
             self.switch.observe(step.slots, step.ends - starts, num_tokens)
         should_draft = self.switch.should_draft(batch, room)
-        if should_draft or had_drafts:
+        if starts is not None and (should_draft or had_drafts):
             drafts = self._draft(step, starts, may_draft, should_draft, room, early)
         else:
             self._feed_turn(step, starts, num_steps)
@@ -255,8 +257,8 @@ class SamProposer:
         reason = self.exclusion_reason(req_id)
         if reason:
             self._excluded[reason] += 1
-        own_prompt = self.pool.prompt_size(slot)
-        self._requests[slot] = (len(prompt), own_prompt, len(prompt), self.k, 0, bool(reason), False)
+        answer_start = self.pool.prompt_size(slot)
+        self._requests[slot] = (len(prompt), answer_start, len(prompt), self.k, 0, bool(reason), False)
         return slot
 
     def _close(self, req_id: str, keep: bool = True) -> None:
@@ -325,7 +327,8 @@ class SamProposer:
     def _select_drafts(
         self, step: _Step, decoding: bool, out: Int32, guessed: Int32, scores: npt.NDArray[np.float32], room: bool
     ) -> list[list[int]]:
-        """What the engine gets of the pool's guesses, of which each row of `out` has `guessed`."""
+        """The drafts that the engine gets: of the first `guessed` tokens of each row of `out` those that the switch
+        chooses."""
         lengths = guessed
         if self.uniform:
             probable = (np.arange(self.k) < guessed[:, None]) & (scores >= self.options.min_prob)
@@ -352,11 +355,12 @@ class SamProposer:
         """Drafts of k tokens: the `guessed` tokens of each row, of which `lengths` are no padding, then fillers."""
         rows = np.arange(len(out))
         filler = np.where(guessed > 0, out[rows, guessed - 1], step.token_rows[rows, step.ends - 1])
-        drafts = np.where(np.arange(self.k) < guessed[:, None], out, filler[:, None])
+        padded_drafts = np.where(np.arange(self.k) < guessed[:, None], out, filler[:, None])
         padded = lengths < self.k
         self._requests["unpadded"][step.slots[padded]] = lengths[padded]
-        self._requests["padded"][step.slots[padded]] = drafts[padded]
-        return drafts.tolist()
+        self._requests["padded"][step.slots[padded]] = padded_drafts[padded]
+        drafts: list[list[int]] = padded_drafts.tolist()
+        return drafts
 
     def _count_padding(self, step: _Step, starts: Int32, counts: Int32) -> None:
         """Count the padding of the last drafts, and how much of it the tokens fed now confirm."""
@@ -382,7 +386,7 @@ class SamProposer:
         if self._gained:
             index, starts, counts, drafted = self._gained
             gained = drafted & (counts > 0)
-            answered = starts[gained] - self._requests["own_prompt"][index[gained]]
+            answered = starts[gained] - self._requests["answer_start"][index[gained]]
             self._positions.add(answered, counts[gained])
             self._gained = None
 
@@ -414,8 +418,8 @@ class SamProposer:
     def complete(self, req_id: str, prompt_length: int, answer: Sequence[int]) -> None:
         """Feed what the indexes lack of a request's answer, given whole: for a request that has left the engine's rows.
 
-        The answer ends before its first negative number, a token that the engine does not know yet. Nothing is fed if the
-        prompt has grown, as that of a session does with each turn, and the indexes do not have it yet.
+        The answer ends before its first negative number, a token that the engine does not know yet. Nothing is fed if
+        the prompt has grown, as that of a session does with each turn, and the indexes do not have it yet.
         """
         slot = self._slots.get(req_id)
         if slot is not None and prompt_length == self._requests["prompt"][slot]:
@@ -426,8 +430,8 @@ class SamProposer:
                 request["fed"] += len(rest)
 
     def take_back(self, req_id: str, length: int) -> None:
-        """Forget a request, until it is in a step again, if the pool has more than `length` tokens of its prompt and answer:
-        the engine has dropped the others and may sample as many anew before that step."""
+        """Forget a request, until it is in a step again, if the pool has more than `length` tokens of its prompt and
+        answer: the engine has dropped the others and may sample as many anew before that step."""
         slot = self._slots.get(req_id)
         if slot is not None and self._requests["fed"][slot] > length:
             self._close(req_id, keep=False)
@@ -444,6 +448,7 @@ class SamProposer:
         steps_from_<position>, tokens_from_<position>: what requests gained after a draft (see counters.Positions).
         """
         pool = self.pool.stats()
+        by_source: dict[str, Any] = {**pool["by_source"]}
         self._count_gained()
         return {
             "steps": self.switch.steps,
@@ -455,16 +460,17 @@ class SamProposer:
             "draft_s": self._seconds,
             "requests": len(self._slots),
             **{f"excluded_{reason}": self._excluded[reason] for reason in EXCLUSION_REASONS},
-            **{f"proposed_{source}": counts["drafted_tokens"] for source, counts in pool["by_source"].items()},
-            **{f"accepted_{source}": counts["accepted_tokens"] for source, counts in pool["by_source"].items()},
+            **{f"proposed_{source}": counts["drafted_tokens"] for source, counts in by_source.items()},
+            **{f"accepted_{source}": counts["accepted_tokens"] for source, counts in by_source.items()},
             **self._positions.counts(),
             **{name: pool[name] for name in ("bytes_used", "exhausted", "evicted_groups", "evicted_history")},
         }
 
     def report(self) -> dict[str, Any] | None:
-        """For the engine's metrics: counters.since the last report, and switch_on, 1 or 0; None within REPORT_INTERVAL_S of it.
+        """For the engine's metrics: counters.since the last report, and switch_on, 1 or 0; None within
+        REPORT_INTERVAL_S of it.
 
-        An engine may hand each report to another of its front ends, which add them up.
+        An engine may give each report to another of its front ends, which add them up.
         """
         now = time.monotonic()
         if not self.drafting or now - self._report_time < REPORT_INTERVAL_S:

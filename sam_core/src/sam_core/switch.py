@@ -26,8 +26,8 @@ class Switch:
     """Decides when to draft, and how many tokens of each request.
 
     After each step the drafter calls `observe` (not needed if `may_be_on` is false), then `should_draft`, then
-    `choose`, or `skip` if it has looked for no drafts, and `learn` when nobody waits for it. Requests are known by their
-    slots, small numbers that are used again.
+    `choose`, or `skip` if it has looked for no drafts, and `learn` when nobody waits for it. Requests are known by
+    their slots, small numbers that are used again.
 
     steps, steps_on: steps so far, and those with drafts. transitions: times that `on` changed.
     min_score: the next drafts may end before their score falls below this: less would not be chosen.
@@ -49,7 +49,8 @@ class Switch:
         raise NotImplementedError
 
     def wants_room(self, running: int) -> bool:
-        """Whether steps are to have room for drafts; asked by engines that plan them ahead, after `choose` or `skip`."""
+        """Whether steps are to have room for drafts; asked by engines that plan them ahead, after `choose` or
+        `skip`."""
         return self.may_be_on(running)
 
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
@@ -169,20 +170,24 @@ class AutoSwitch(Switch):
         clock: seconds, monotonic.
     """
 
-    MIN_GAIN_ON, MIN_GAIN_OFF = 1.005, 1.02
-    """Least predicted gain to draft while drafting is on, and while it is off."""
+    MIN_GAIN_ON = 1.005
+    """Least predicted gain with which drafting goes on."""
+    MIN_GAIN_OFF = 1.02
+    """Least predicted gain with which drafting begins."""
     DECAY_STEPS = 300.0
     """Steps after which the weight of a step's time has fallen to 1/e."""
     MAX_GROWTH = 2.0
     """The largest size to explore, as a multiple of the largest known size."""
     EXPLORATION_SHARE = 0.005
     """Share of the time that exploration may lose."""
-    INITIAL_CREDIT, MAX_CREDIT = 2.0, 6.0
-    """Plain steps that exploration may lose at the start, and that it may save up."""
+    INITIAL_CREDIT = 2.0
+    """Plain steps whose time exploration may lose at the start."""
+    MAX_CREDIT = 6.0
+    """Most plain steps whose time exploration may save up."""
     TRIAL_STEPS = 8
-    """Steps after which costs that were taken over are kept or dropped,"""
+    """Steps that costs of another process are compared with before they are kept or dropped."""
     MAX_TRIAL_RATIO = 1.5
-    """dropped if the steps took so many times longer or shorter."""
+    """They are dropped if the median step took this many times longer or shorter."""
     MAX_IDLE_STEPS = 4
     """Consecutive steps without a look at drafts, while they are not worth it."""
     MAX_WAIT = 250
@@ -190,15 +195,17 @@ class AutoSwitch(Switch):
     LARGE_BATCH = 256
     """Requests for which the time to choose counts more than what is learned, as MIN_SCORE and LOOK_INTERVAL do."""
     MIN_SCORE = 0.5
-    """Share of the lowest chosen score below which the next drafts of a large batch end: what a token costs does not double
-    from step to step."""
+    """Share of the lowest chosen score below which the next drafts of a large batch end: what a token costs does not
+    double from step to step."""
     LOOK_INTERVAL = 4
     """Steps of a large batch from one in which nothing was explored to the next in which something may be."""
     MAX_ORDINARY = 1.1
-    """A step that took this many times longer or shorter than expected is learned from before the next drafts are chosen."""
-    MAX_SLOWDOWN, PAUSE_INTERVAL = 8.0, 64
-    """A step that took this many times longer than expected spans a pause, in which the engine made no steps: its time is not
-    learned, unless that was so in one of the latest steps too, of this number."""
+    """A step that took this many times longer or shorter than expected is learned from before the next drafts are
+    chosen."""
+    MAX_SLOWDOWN = 8.0
+    """A step that took this many times longer than expected spans a pause of the engine: its time is not learned."""
+    PAUSE_INTERVAL = 64
+    """Steps after a pause in which a long step is no other pause, but a slower machine."""
     PROMPT_WINDOW = 16
     """Latest steps from which the prompt tokens of the next step are predicted."""
 
@@ -238,7 +245,8 @@ class AutoSwitch(Switch):
         self._reads_after = [False, True]  # whether the step after one that read none did, and after one that read some
         self._step = 0
         self._drafting = False
-        # the next step: its slots, -1 for a closed one; draft tokens; thousands of context tokens; scores, if it has drafts
+        # the next step: its slots, -1 for a closed one; draft tokens; thousands of context tokens; scores, if it has
+        # drafts
         self._slots, self._drafted, self._contexts = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0)
         self._scores: npt.NDArray[np.float32] | None = None
 
@@ -250,11 +258,11 @@ class AutoSwitch(Switch):
         now = self.clock()
         seconds = now - self._start if self._start is not None else 0.0
         self._start = now
-        gained = np.ascontiguousarray(gained, np.int32)
-        self._reading = not gained.all()
+        num_gained = np.ascontiguousarray(gained, np.int32)
+        self._reading = not num_gained.all()
         counts = np.zeros((2, Calibration.NUM_BINS))
         known, total, context, draft_context = observe_drafts(
-            slots, gained, self._slots, self._drafted, self._contexts, counts, self._scores
+            slots, num_gained, self._slots, self._drafted, self._contexts, counts, self._scores
         )
         prompt_tokens = max(0, num_tokens - len(slots) - total)
         self._prompt_tokens.append(prompt_tokens)
@@ -325,7 +333,8 @@ class AutoSwitch(Switch):
             self._credit = self.INITIAL_CREDIT * plain
 
     def _plain_seconds(self, batch: int, context: float) -> float:
-        """What a step of these requests takes that has no drafts and reads no prompt; infinite while that is unknown."""
+        """What a step of these requests takes that has no drafts and reads no prompt; infinite while that is
+        unknown."""
         cost = self._cost_without_prompts()
         return cost.seconds(batch, context, 0.0) if cost.fitted else math.inf
 
@@ -344,9 +353,9 @@ class AutoSwitch(Switch):
         if not step.drafted:
             plain_steps.add(cost, step.num_tokens, step.context, step.seconds)
             return
-        plain = plain_steps.seconds(cost, step.num_tokens - step.drafted, step.context, self._proof.seen)
+        plain = plain_steps.seconds(cost, step.num_tokens - step.drafted, step.context, self._proof.proven)
         if plain:
-            # beside prompts a token is worth what it takes in a step without
+            # in a step that reads prompts a token is worth what it takes in a step without
             price = (min(plain, self._plain_seconds(step.batch, step.context)) if step.read else plain) / step.batch
             self._proof.add((plain + step.accepted * price - step.seconds) / plain, self._step)
 
@@ -425,10 +434,10 @@ class AutoSwitch(Switch):
     ) -> Int32:
         worth = self.calibration.correct(scores)
         cost = self._cost_without_prompts()
-        beside = self._beside()
+        with_prompts = self._cost_with_prompts()
         batch, width = len(lengths), self.k if uniform else 0
         costs = None if uniform else cost.consecutive_costs(batch, (self.k + 1) * batch + 1)
-        choice = choose(worth, lengths, contexts, cost, width, beside, self._rate, self._step, costs)
+        choice = choose(worth, lengths, contexts, cost, width, with_prompts, self._rate, self._step, costs)
         self._rate = choice.rate
         pays = bool(choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF))
         pays = pays and not self._proof.pauses(self._step)
@@ -438,11 +447,11 @@ class AutoSwitch(Switch):
         self._accepted = choice.accepted if pays else 0.0
         if self._step < self._next_look and batch >= self.LARGE_BATCH:
             return chosen
-        explored = self._explore(chosen, worth, lengths, contexts, choice.rate, beside, uniform)
+        explored = self._explore(chosen, worth, lengths, contexts, choice.rate, with_prompts, uniform)
         self._next_look = self._step + (self.LOOK_INTERVAL if explored is chosen else 1)
         return explored
 
-    def _beside(self) -> Expected | None:
+    def _cost_with_prompts(self) -> Expected | None:
         """What the next step costs with the prompts that it is expected to read; None: it is expected to read none."""
         if not any(self._prompt_tokens) or not self.prompt_cost.fitted:
             return None
@@ -450,7 +459,8 @@ class AutoSwitch(Switch):
         return Expected(self._cost_without_prompts(), self.prompt_cost, prompt_tokens)
 
     def _next_cost(self) -> StepCost:
-        """The cost of the next step: whether it reads prompts is guessed from what followed the last step of this kind."""
+        """The cost of the next step: whether it reads prompts is guessed from what followed the last step of this
+        kind."""
         return self.prompt_cost if self._reading or self._reads_after[self._read] else self.cost
 
     def _explore(
@@ -460,7 +470,7 @@ class AutoSwitch(Switch):
         lengths: Int32,
         contexts: npt.NDArray[np.float64],
         rate: float,
-        beside: Expected | None,
+        with_prompts: Expected | None,
         uniform: bool,
     ) -> Int32:
         """Drafts of a size whose cost is unknown or outdated, if the credit for exploration allows it, or `chosen`.
@@ -469,11 +479,11 @@ class AutoSwitch(Switch):
 
         Args:
             rate: tokens a second, the price at which seconds and draft tokens are compared.
-            beside: see `budget.choose`.
+            with_prompts: see `budget.choose`.
         """
         cost = self._next_cost()
         prompt_tokens = next((n for n in reversed(self._prompt_tokens) if n), 0) if cost is self.prompt_cost else 0
-        batch, of_step = len(contexts), beside or cost
+        batch, step_cost = len(contexts), with_prompts or cost
         total = int(chosen.sum())
         sizes = self._unsettled(total, lengths, cost, batch + prompt_tokens, uniform) if self._credit >= 0 else []
         if not sizes:
@@ -481,10 +491,10 @@ class AutoSwitch(Switch):
 
         def seconds(total: int, draft_context: float) -> float:
             """What the step costs with these drafts, but for the contexts that it reads in any case."""
-            of_drafts = of_step.draft_context * draft_context + of_step.verify * (total > 0)
-            return of_step.size_cost(batch + total) + of_drafts
+            draft_seconds = step_cost.draft_context * draft_context + step_cost.verify * (total > 0)
+            return step_cost.size_cost(batch + total) + draft_seconds
 
-        of_chosen = seconds(total, float(chosen @ contexts))
+        chosen_seconds = seconds(total, float(chosen @ contexts))
         sample = np.sort(worth.ravel()[:: 4 * self.k + 1])
         least_context = float(contexts.min()) * (1 - 1e-9)
         for size in sizes:
@@ -492,13 +502,13 @@ class AutoSwitch(Switch):
             # any mark, and all that is above it
             mark = sample[max(0, len(sample) - 1 - size * len(sample) // worth.size)]
             accepted = float(size * mark + np.maximum(worth - mark, 0.0).sum()) * (1 + 1e-9) if size else 0.0
-            slower, gained = seconds(size, size * least_context) - of_chosen, (accepted - self._accepted) / rate
+            slower, gained = seconds(size, size * least_context) - chosen_seconds, (accepted - self._accepted) / rate
             if slower - gained > self._credit:
                 continue
             candidate, accepted = self._best(size, worth, lengths, uniform)
             if size and not uniform and accepted < (self.MIN_GAIN_OFF - 1) * batch:
                 continue  # it would not pay even if it cost nothing
-            slower = seconds(size, float(candidate @ contexts)) - of_chosen
+            slower = seconds(size, float(candidate @ contexts)) - chosen_seconds
             gained = (accepted - self._accepted) / rate
             loss = max(0.0, slower - gained)
             if loss <= self._credit:

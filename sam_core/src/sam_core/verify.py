@@ -170,6 +170,7 @@ def rejection_sample(
     p = probs.gather(1, at).squeeze(1)
     accept = draws.uniform < p
     if is_greedy is not None:
+        assert best is not None
         best = best.int()
         accept = torch.where(per_row(is_greedy, num_draft_tokens), drafted == best, accept)
     accepted = rows.accepted(accept)
@@ -178,7 +179,7 @@ def rejection_sample(
     probs.scatter_(1, at, p.masked_fill(rows.of_draft, REFUSED_WEIGHT).unsqueeze(1))
     weights = probs.index_select(0, ends.squeeze(1))
     last = weights.div_(draws.exponential).argmax(1, keepdim=True).int()
-    if is_greedy is not None:
+    if is_greedy is not None and best is not None:
         last = torch.where(is_greedy.unsqueeze(1), best[ends], last)
     return rows.tokens(drafted[rows.index].scatter_(1, accepted, last), accepted)
 

@@ -51,10 +51,10 @@ class PromptRoutes:
             prompt_ids: its prompt's tokens, or the name of its group as bytes.
             in_flight: the number of requests of each server, servers in order of preference.
         """
-        prompt, server = self._requests.pop(request_id, (None, None))
+        prompt: int
+        server: Any
+        prompt, server = self._requests.pop(request_id, None) or (hash(tuple(prompt_ids)), None)
         if server not in in_flight:
-            if prompt is None:
-                prompt = hash(tuple(prompt_ids))
             server = self._homes.pop(prompt, None)
             least_loaded = min(in_flight, key=in_flight.__getitem__)
             largest = max(self._running.values(), default=1)
@@ -66,7 +66,8 @@ class PromptRoutes:
             _remember(self._homes, prompt, server, self.MAX_REMEMBERED)
         _remember(self._requests, request_id, (prompt, server), self.MAX_REMEMBERED)
         self._running[prompt] = self._running.get(prompt, 0) + 1
-        return server
+        chosen: Server = server
+        return chosen
 
     def homes(self, servers: Sequence[Server]) -> list[list[int]]:
         """Pairs [prompt's hash, index in `servers`] of each prompt and its last server; `return_home` reads them."""
@@ -126,9 +127,10 @@ class SavedRoutes:
 
     def save(self, servers: Sequence[Any]) -> None:
         """Call it when no request is in flight. It takes at most 1 % of the time, so not every call saves."""
-        if self._path and self._timer.due:
+        path = self._path
+        if path and self._timer.due:
             try:
-                self._timer.run(lambda: self._write(self._path, servers))
+                self._timer.run(lambda: self._write(path, servers))
             except OSError as e:
                 logger.warning("routes were not saved: %s", e)
 
@@ -139,7 +141,7 @@ class SavedRoutes:
             theirs: dict[int, int] = {}
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
                 theirs = _read(path)
-            ours = dict(self._routes.homes(servers))
+            ours = {prompt: home for prompt, home in self._routes.homes(servers)}
             for prompt in ours.keys() & theirs.keys():
                 if ours[prompt] == self._known.get(prompt):  # only others may have moved it
                     ours[prompt] = theirs[prompt]

@@ -5,8 +5,12 @@ verl's own balancer is sticky on the request id, which is new for every sample, 
 prompt. `actor_rollout_ref.rollout.router_config_path` names router.yaml, which names the class.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
@@ -20,7 +24,7 @@ class PromptRouter(GlobalRequestLoadBalancer):
     history. Replicas are identified by the order in which verl lists them.
     """
 
-    def __init__(self, servers, config=None):
+    def __init__(self, servers: Mapping[str, Any], config: Any = None) -> None:
         super().__init__(servers)
         self._routes = PromptRoutes()
         self._replicas = list(servers)
@@ -29,32 +33,32 @@ class PromptRouter(GlobalRequestLoadBalancer):
         if self._replicas:
             self._saved.restore(self._replicas)
 
-    def add_servers(self, servers):
+    def add_servers(self, servers: Mapping[str, Any]) -> None:
         super().add_servers(servers)
         first = not self._replicas
         self._replicas += [server for server in servers if server not in self._replicas]
         if first:
             self._saved.restore(self._replicas)
 
-    def require_acquire_fields(self):
+    def require_acquire_fields(self) -> list[str]:
         return ["prompt_ids"]
 
-    def require_release_fields(self):
+    def require_release_fields(self) -> list[str]:
         return ["request_id"]
 
-    def acquire_server(self, request_id, prompt_ids=None):
+    def acquire_server(self, request_id: str, prompt_ids: Sequence[int] | None = None) -> Any:
         if prompt_ids is None or not self._inflight_requests:
             return super().acquire_server(request_id)
         server_id = self._routes.choose(request_id, prompt_ids, self._inflight_requests)
         self._inflight_requests[server_id] += 1
         return server_id, self._servers[server_id]
 
-    def release_server(self, server_id, request_id=None):
+    def release_server(self, server_id: str, request_id: Any = None) -> None:
         super().release_server(server_id, request_id)
         self._routes.ended(request_id)
         if self._replicas and not self.get_total_inflight():
             self._saved.save(self._replicas)
 
-    def clear_sticky_cache(self):
+    def clear_sticky_cache(self) -> Any:
         self._routes.forget_servers()
         return super().clear_sticky_cache()

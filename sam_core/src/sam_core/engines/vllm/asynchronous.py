@@ -51,7 +51,7 @@ class _Sampled:
 
     @property
     def had_drafts(self) -> bool:
-        return self.tokens.shape[1] > 1
+        return bool(self.tokens.shape[1] > 1)
 
 
 class AsyncDrafts:
@@ -109,8 +109,9 @@ class AsyncDrafts:
         latest = self._unread[-1] if self._unread else None
         in_graph, room = self._room(scheduler_output, latest)
         may_draft = room and drafter.switch.may_be_on(self._running)
-        read = latest is not None and (latest.had_drafts or may_draft)
-        if read:
+        read = False
+        if latest is not None and (latest.had_drafts or may_draft):
+            read = True
             drafter.catch_up()
             latest.ready.synchronize()
         elif latest and scheduler_output.finished_req_ids:

@@ -33,7 +33,7 @@ def sampling_mode(vllm_config: Any) -> str:
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method == "sam":
         return verify_mode(speculative.sam)
-    mode = (vllm_config.additional_config or {}).get("sam_verify", Options.verify)
+    mode: str = (vllm_config.additional_config or {}).get("sam_verify", Options.verify)
     check_choice("additional_config.sam_verify", mode, VERIFY)
     return mode
 
@@ -67,6 +67,5 @@ def replica_history(engine_args: dict[str, Any], replica: int) -> None:
     """
     speculative = speculative_config(engine_args)
     sam = speculative.get("sam")
-    folder = sam.get("history") if isinstance(sam, Mapping) else None
-    if isinstance(folder, str):
+    if isinstance(sam, Mapping) and isinstance(folder := sam.get("history"), str):
         engine_args["speculative_config"] = {**speculative, "sam": {**sam, "history": f"{folder}/replica-{replica}"}}

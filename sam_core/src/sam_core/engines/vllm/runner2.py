@@ -74,7 +74,8 @@ class Texts:
 
     def answer(self, req_id: str) -> list[int]:
         row = self.by_id[req_id].row
-        return self.tokens[row, self.prompts[row] : self.ends[row]].tolist()
+        tokens: list[int] = self.tokens[row, self.prompts[row] : self.ends[row]].tolist()
+        return tokens
 
     def remove(self, req_id: str) -> int | None:
         """A request has left the batch: the last row takes the place of its own, which is returned; None: unknown."""

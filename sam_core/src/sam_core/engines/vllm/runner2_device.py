@@ -144,7 +144,7 @@ class DeviceSpeculator(Speculator):
 
     def join(self, text: Text) -> None:
         row, key = text.row, self.groups[text.req_id]
-        if "group" not in self._sources:
+        if key is None or "group" not in self._sources:
             key = text.req_id.encode()
         elif key == BY_PROMPT:
             key = self.texts.tokens[row, : self.texts.prompts[row]].tobytes()

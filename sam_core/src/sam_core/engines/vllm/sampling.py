@@ -72,6 +72,7 @@ def verify_step(
         values if values is None else per_row(values, num_draft_tokens)
         for values in (metadata.temperature, metadata.top_k, metadata.top_p)
     )
+    assert temperature is not None  # there is one unless all requests are greedy
     if best is not None:
         temperature = torch.where(temperature < GREEDY_TEMPERATURE, 1.0, temperature)
     logits.div_(temperature.unsqueeze(1))

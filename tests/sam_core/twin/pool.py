@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from operator import index as as_int
 
 import numpy as np
 import numpy.typing as npt
-
 from sam_core.corpus import Corpus
-from sam_core.options import RULES
-from sam_core.reference import rules
-from sam_core.reference.automaton import Index, State
-from sam_core.reference.model import LAST, Model
+
+from twin import rules
+from twin.automaton import Index, State
+from twin.model import LAST, Model
 
 BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
@@ -39,7 +37,7 @@ class _Text:
         self.prompt_size = len(prompt)
         self.number = -1  # among its group's texts
         self.open = True
-        self.removed = False
+        self.removed = self.freed = False
         self.drop_index()
 
     def drop_index(self) -> None:
@@ -114,11 +112,14 @@ class _Group:
         text.open = False
         text.removed = not keep
         if text.removed and text.state is None and not text.due:
-            number = self.texts.index(text)
-            self.texts.remove(text)
-            self.past -= number < self.past
-            for number, other in enumerate(self.texts):
-                other.number = number
+            if self.index:  # numbers stay as long as an index has them
+                text.tokens, text.freed = [], True
+                self.index.texts[text.number] = text.tokens
+            else:
+                self.past -= text.number < self.past
+                self.texts.remove(text)
+                for number, other in enumerate(self.texts):
+                    other.number = number
 
     def leave(self) -> None:
         self.open -= 1
@@ -197,43 +198,22 @@ class _Slot:
 
 
 class Pool:
-    """See `sam_core.Pool`, whose drafts, scores and counters it gives; a pool of it can be neither saved nor loaded.
+    """Drafts, scores and counters of `sam_core.Pool`, for arguments that it accepts.
 
-    memory_bytes is accepted and reported, but nothing is ever freed or refused for lack of memory. Nor are tokens in
-    large indexes counted as more work, as the C counts them.
-
-    alpha: of rule `suffix`, which the C fixes: a match of p tokens drafts at most alpha * p.
+    Nothing is ever freed or refused for lack of memory, and tokens in large indexes do not count as more work, as they
+    do in the C.
     """
 
     def __init__(
         self,
-        memory_bytes: int = 1 << 30,
         rule: str = "blend",
         sources: Iterable[str] = ("request", "group", "history", "common"),
         corpus: str | os.PathLike[str] | None = None,
         min_prob: float = 0.0,
         vocab_size: int | None = None,
-        *,
-        alpha: int = rules.ALPHA,
     ) -> None:
-        if memory_bytes < 0:
-            raise ValueError(f"memory_bytes is {memory_bytes}: it must not be negative")
-        if rule not in RULES:
-            raise ValueError(f"rule is {rule!r}: it must be {', '.join(map(repr, RULES[:-1]))} or {RULES[-1]!r}")
-        for name in [sources] if isinstance(sources, str) else (sources := tuple(sources)):
-            if isinstance(sources, str) or name not in ("request", "group", "history", "common"):
-                raise ValueError(
-                    f"sources has {name!r}: it must be a sequence of 'request', 'group', 'history' and 'common'; "
-                    "the corpus is given as corpus=path"
-                )
-        if not sources:
-            raise ValueError("sources is empty: name at least one, for instance 'request'")
-        if "history" in sources and "group" not in sources:
-            raise ValueError("sources has 'history' without 'group', of which it is a part: name both")
-        if not 0 <= min_prob <= 1:
-            raise ValueError(f"min_prob is {float(min_prob)!r}: it must lie between 0 and 1")
-        self._memory_bytes, self._rule, self._sources, self.min_prob = memory_bytes, rule, sources, min_prob
-        self._vocab_size, self._alpha = vocab_size or 0, alpha
+        self._rule, self._sources, self.min_prob = rule, tuple(sources), min_prob
+        self._vocab_size = vocab_size or 0
         self._kind = rule if rule in ("oldest", "newest") else "counted"
         self._corpus = None if corpus is None else Corpus(corpus)
         self._model = Model(copied=rule in ("oldest", "newest"))
@@ -247,9 +227,7 @@ class Pool:
 
     def open(self, prompt_ids: Iterable[int], group: bytes | str | None = BY_PROMPT) -> int:
         self.catch_up()
-        prompt = _tokens(prompt_ids, "prompt_ids")
-        if not (group is None or group == BY_PROMPT or isinstance(group, bytes)):
-            raise TypeError(f"group is {group!r}: it must be BY_PROMPT, bytes or None")
+        prompt = list(prompt_ids)
         taken = len(self._slots) + len(self._free)
         number = self._free.pop(0) if len(self._free) > SPARE_SLOTS else taken
         grouped = "group" in self._sources and group is not None
@@ -279,8 +257,6 @@ class Pool:
         return number
 
     def prompt_size(self, slot: int) -> int:
-        if slot not in self._slots:
-            raise ValueError(f"slot is {slot}, which is not an open slot")
         text = self._slots[slot].text
         return text.prompt_size if text else 0
 
@@ -308,17 +284,16 @@ class Pool:
     ) -> None:
         self.catch_up()
         numbers, counts = slots.tolist(), counts.tolist()
-        k = k.tolist() if isinstance(k, np.ndarray) else [as_int(k)] * len(numbers)
-        wanted = {"scores": scores, "parents": parents, "sources": sources, "match_lengths": match_lengths}
-        self._check(numbers, tokens, counts, k, out, lengths, wanted, starts)
+        k = k.tolist() if isinstance(k, np.ndarray) else [k] * len(numbers)
+        details = {"scores": scores, "parents": parents, "sources": sources, "match_lengths": match_lengths}
         at = 0
-        for row, (number, count) in enumerate(zip(numbers, counts)):
+        for row, (number, count) in enumerate(zip(numbers, counts, strict=True)):
             added = tokens[at : at + count] if starts is None else tokens[row, starts[row] : starts[row] + count]
-            self._append(self._slots[number], _tokens(added, "tokens"))
+            self._append(self._slots[number], added.tolist())
             at += count
-        work = sum(6 * count for count, size in zip(counts, k) if size) + (SLICE if any(k) else OFF_SLICE)
+        work = sum(6 * count for count, size in zip(counts, k, strict=True) if size) + (SLICE if any(k) else OFF_SLICE)
         self._left, self._work = (
-            [(self._slots[n], count, size > 0) for n, count, size in zip(numbers, counts, k)],
+            [(self._slots[n], count, size > 0) for n, count, size in zip(numbers, counts, k, strict=True)],
             _Work(work),
         )
         for slot, count, drafts in self._left if early and len(numbers) < MANY_ROWS else []:
@@ -331,7 +306,7 @@ class Pool:
             record = self._draft(slot, k[row], parents is not None) if k[row] and slot.text else rules.Record()
             lengths[row] = size = record.drafted
             out[row, :size] = record.tokens[:size]
-            for name, array in wanted.items():
+            for name, array in details.items():
                 if array is not None:
                     array[row, :size] = getattr(record, name)[:size]
 
@@ -345,19 +320,14 @@ class Pool:
                 if slot.group and self._work.left > 0:
                     slot.group.feed_others(self._work)
 
-    def append(self, slot: int, tokens: int | Iterable[int]) -> None:
+    def append(self, slot: int, tokens: Iterable[int]) -> None:
         self.catch_up()
-        if slot not in self._slots:
-            raise ValueError(f"slot is {slot}, which is not an open slot")
-        one = hasattr(tokens, "__index__") and not hasattr(tokens, "__len__")
-        new, to = _tokens([tokens] if one else tokens, "tokens"), self._slots[slot]
+        new, to = list(tokens), self._slots[slot]
         self._append(to, new)
         self._catch_up(to, _Work(SLICE + 6 * len(new)))
 
     def close(self, slot: int, keep: bool = True) -> None:
         self.catch_up()
-        if slot not in self._slots:
-            raise ValueError(f"slot is {slot}, which is not an open slot")
         closed = self._slots.pop(slot)
         self._free.append(slot)
         group = closed.group
@@ -370,25 +340,18 @@ class Pool:
 
     def drop(self, group: bytes | Iterable[int]) -> bool:
         self.catch_up()
-        key = group if isinstance(group, bytes) else tuple(_tokens(group, "group"))
-        found = self._groups.get(key)
-        if found and found.open:
-            slots = "slot" if found.open == 1 else "slots"
-            raise ValueError(f"group has {found.open} open {slots}: close them before dropping it")
-        return self._groups.pop(key, None) is not None
+        return self._groups.pop(group if isinstance(group, bytes) else tuple(group), None) is not None
 
     def stats(self) -> dict:
         texts = {id(slot.text): slot.text for slot in self._slots.values() if slot.text}
         texts.update((id(text), text) for group in self._groups.values() for text in group.texts)
-        past = [text for group in self._groups.values() for text in group.texts[: group.past]]
+        past = [text for group in self._groups.values() for text in group.texts[: group.past] if not text.freed]
         past = past if "history" in self._sources else []
         counted = {"drafts": self._drafts, "drafted_tokens": self._drafted, "accepted_tokens": self._accepted}
         return {
             "slots_open": len(self._slots),
             "groups": len(self._groups),
             "tokens": sum(len(text.tokens) for text in texts.values()),
-            "bytes_used": 0,
-            "memory_bytes": self._memory_bytes,
             "appended": self._appended,
             **{name: sum(counts) for name, counts in counted.items()},
             "by_source": {
@@ -397,9 +360,6 @@ class Pool:
             },
             "history_texts": len(past),
             "history_tokens": sum(len(text.tokens) for text in past),
-            "evicted_groups": 0,
-            "evicted_history": 0,
-            "exhausted": 0,
         }
 
     def learned(self) -> npt.NDArray[np.uint32]:
@@ -454,50 +414,8 @@ class Pool:
         last = tuple(reversed([*[-1] * LAST, *slot.text.tokens[-LAST:]][-LAST:]))
         common = "common" in self._sources
         context = rules.Context(index, match, past, self._corpus, slot.corpus_at, common, last, self._vocab_size)
-        slot.record = record = rules.draft(self._model, self._rule, context, k, self.min_prob, tree, self._alpha)
+        slot.record = record = rules.draft(self._model, self._rule, context, k, self.min_prob, tree)
         for at, source in enumerate(record.sources[: record.drafted]):
             self._drafts[source] += at == 0
             self._drafted[source] += 1
         return record
-
-    def _check(self, numbers, tokens, counts, k, out, lengths, wanted, starts) -> None:
-        rows, width = len(numbers), out.shape[1]
-        if starts is not None and len(tokens) < rows:
-            raise ValueError(f"tokens has {len(tokens)} rows, but slots has {rows}")
-        sizes = {"counts": counts, "k": k, "out": out, "lengths": lengths, "starts": starts}
-        for name, given in (sizes | wanted).items():
-            if given is not None and len(given) != rows:
-                raise ValueError(f"{name} has {len(given)} rows, but slots has {rows}")
-        for row, number in enumerate(numbers):
-            if number not in self._slots:
-                raise ValueError(f"slots[{row}] is {number}, which is not an open slot")
-            if number in numbers[:row]:
-                raise ValueError(f"slots[{row}] is {number}, which stands in an earlier row too")
-            if counts[row] < 0:
-                raise ValueError(f"counts[{row}] is {counts[row]}: it must not be negative")
-            if not 0 <= k[row] <= min(width, rules.MAX_DRAFT):
-                limit = f"{width}, the width of out" if width <= rules.MAX_DRAFT else "64, the longest draft"
-                raise ValueError(f"k of row {row} is {k[row]}: it must lie between 0 and {limit}")
-        if starts is None:
-            if sum(counts) != len(tokens):
-                raise ValueError(f"counts add up to {sum(counts)}, but there are {len(tokens)} tokens")
-            _tokens(tokens, "tokens")
-            return
-        for row, (start, count) in enumerate(zip(starts.tolist(), counts)):
-            if start < 0:
-                raise ValueError(f"starts[{row}] is {start}: it must not be negative")
-            if start + count > tokens.shape[1]:
-                raise ValueError(
-                    f"starts[{row}] + counts[{row}] is {start + count}, but tokens has {tokens.shape[1]} columns"
-                )
-            for column, token in enumerate(tokens[row, start : start + count].tolist(), start):
-                if token < 0:
-                    raise ValueError(f"tokens[{row}, {column}] is {token}: token ids go from 0 to 2147483647")
-
-
-def _tokens(values: Iterable[int], name: str) -> list[int]:
-    tokens = [as_int(value) for value in values]
-    for at, token in enumerate(tokens):
-        if not 0 <= token < 1 << 31:
-            raise ValueError(f"{name}[{at}] is {token}: token ids go from 0 to 2147483647")
-    return tokens

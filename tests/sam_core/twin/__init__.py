@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The method in plain Python, written to be read and to test against: `Pool` drafts what `sam_core.Pool` drafts.
+"""sam_core in plain Python, the oracle of the tests: `Pool` drafts what `sam_core.Pool` drafts.
 
 To learn how drafts come about, read in this order:
     automaton   what of earlier text a text ends with, and what followed it
@@ -11,6 +11,6 @@ All of it is integer arithmetic, so the same calls give the same drafts, scores 
 about a hundred times slower.
 """
 
-from sam_core.reference.pool import BY_PROMPT, Pool
+from twin.pool import Pool
 
-__all__ = ["BY_PROMPT", "Pool"]
+__all__ = ["Pool"]

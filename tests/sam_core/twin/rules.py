@@ -10,11 +10,11 @@ import heapq
 from dataclasses import dataclass, field
 
 import numpy as np
-
 from sam_core.corpus import END, Corpus
-from sam_core.reference import model as M
-from sam_core.reference.automaton import Index, Place, State
-from sam_core.reference.model import COMMON, CORPUS, GROUP, HISTORY, REQUEST, Model
+
+from twin import model as M
+from twin.automaton import Index, Place, State
+from twin.model import COMMON, CORPUS, GROUP, HISTORY, REQUEST, Model
 
 MAX_DRAFT = 64
 MAX_CANDIDATES = 24  # of the end of the text
@@ -201,16 +201,13 @@ def times(path: int, probability: int) -> int:
     return path * probability // M.ONE
 
 
-def draft(model: Model, rule: str, context: Context, k: int, min_prob: float, tree: bool, alpha: int = ALPHA) -> Record:
-    """Draft a chain or tree of at most k <= MAX_DRAFT tokens that ends before a path falls below `min_prob`, 0 .. 1.
-
-    alpha: of `suffix`.
-    """
+def draft(model: Model, rule: str, context: Context, k: int, min_prob: float, tree: bool) -> Record:
+    """Draft a chain or tree of at most k <= MAX_DRAFT tokens that ends before a path falls below `min_prob`, 0 .. 1."""
     floor = int(float(np.float32(min_prob)) * PATH_ONE)
     if rule in ("count", "blend"):
         record = _Walk(model, rule, context, tree, floor).draft(k)
     elif rule == "suffix":
-        record = _draft_suffix(model, context, k, floor, tree, alpha)
+        record = _draft_suffix(model, context, k, floor, tree)
     else:
         record = _draft_copies(model, context, k, floor, tree)
     foreign = [at for at, token in enumerate(record.tokens) if 0 < context.vocab_size <= token]
@@ -278,7 +275,9 @@ class _Walk:
 
     def __init__(self, model: Model, rule: str, context: Context, tree: bool, floor: int) -> None:
         self.model, self.rule, self.context, self.tree = model, rule, context, tree
-        match = [(state, length if index else 0) for index, (state, length) in zip(context.index, context.match)]
+        match = [
+            (state, length if index else 0) for index, (state, length) in zip(context.index, context.match, strict=True)
+        ]
         corpus: list[tuple[int, int, int]] = []
         if context.corpus:
             at, size = context.corpus_at, 0
@@ -364,7 +363,7 @@ class _Walk:
         node.last = (token, *parent.last[:-1])
         node.match = [
             index.advance(state, length, token) if length else (None, 0)
-            for index, (state, length) in zip(self.context.index, parent.match)
+            for index, (state, length) in zip(self.context.index, parent.match, strict=True)
         ]
         size = 0
         for match in parent.corpus:
@@ -552,7 +551,7 @@ def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool
             break
         token = best.tokens[best.depth]
         best.depth += 1
-        drafted = zip(record.parents, record.tokens)
+        drafted = zip(record.parents, record.tokens, strict=True)
         known = next((number for number, pair in enumerate(drafted) if pair == (best.node, token)), len(record))
         if known == len(record):
             source = HISTORY if best.past else best.source
@@ -644,17 +643,17 @@ def _strings(context: Context) -> list[_String]:
     return strings
 
 
-def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool, alpha: int) -> Record:
+def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
     """GenerateCandidateTree: every match of every source is tried, the best score wins, the first on a tie."""
     record = Record(floor)
-    trees = [_expand(context, start, min(k, alpha * start.length), tree) for start in _strings(context)]
+    trees = [_expand(context, start, min(k, ALPHA * start.length), tree) for start in _strings(context)]
     best = max(trees, key=lambda made: made.score, default=None)
     if best is None or not best.score:
         return record
     source = best.start.source
     if source == GROUP and context.past and context.followed_in_past(best.start.state, best.tokens[0]):
         source = HISTORY
-    for token, parent, cell, length in zip(best.tokens, best.parents, best.cells, best.match_lengths):
+    for token, parent, cell, length in zip(best.tokens, best.parents, best.cells, best.match_lengths, strict=True):
         path = times(PATH_ONE if parent < 0 else record.paths[parent], M.probability(model.cells[cell]))
         record.emit(token, parent, path, source, cell, length)
         if record.cut:
