@@ -124,7 +124,7 @@ test-mutants: ## remove each patch in turn; every test that it names must fail (
 
 test-modes: ## every trainer mode of verl on the tiny model, with SAM and without (up to an hour)
 	ci/setup-env $(PIN)
-	TRAINER_MODES=all $(ENV)/python -m pytest tests/recipes/test_modes.py
+	ALL_TESTS=1 $(ENV)/python -m pytest tests/recipes/test_modes.py
 
 site: ## the documentation as a site, in build/site; a broken link is an error
 	ci/setup-env tools

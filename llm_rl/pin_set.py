@@ -2,7 +2,7 @@
 """What differs between pin sets for a recipe. All of it is in the pin set's folder, patches/NAME:
 
 pins.toml    versions and tree ids
-recipe.toml  verl's key for each key of a recipe, beside those of llm_rl/verl.toml, and plain values
+recipe.toml  key map (llm_rl/key_map.py), and plain values
 recipe.py    what takes arithmetic or a search, as three functions of a llm_rl.recipe.Recipe:
              check(recipe)                   raises ValueError with one sentence for a recipe that this pin set cannot run
              derive(recipe) -> dict          settings of verl that follow from several keys, by verl's name; a leading +
@@ -19,21 +19,14 @@ import importlib.util
 import sys
 import tomllib
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from llm_rl.errors import UserError
-from llm_rl.recipe import KEYS, MAPPINGS, ROOT, Recipe, leaves
+from llm_rl.key_map import KeyMap
+from llm_rl.recipe import ROOT, Recipe, leaves
 
 PATCHES = ROOT / "patches"
-LAUNCHER_KEYS = {
-    *MAPPINGS,
-    *("name", "profile", "pin_set", "sam", "train.micro_batch_size", "train.max_tokens_per_die"),
-    *("checkpoints.every", "checkpoints.keep", "rollout.expected_length", "trainer.step_timeout"),
-    *("cluster.die_memory", "cluster.interface", "cluster.hccl_ports"),
-}
-"""Keys that llm_rl itself uses: no key map has them."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +49,8 @@ class EntryPoint:
 class PinSet:
     """A pin set as recipes use it.
 
-    name: of its folder; pins: pins.toml; verl: name and version of its verl; environment: variables of all processes;
-    collective_timeout: seconds that a collective of an NPU may wait.
+    name: of its folder; pins: pins.toml; verl: name and version of its verl; keys: its key map; environment: variables of
+    all processes; collective_timeout: seconds that a collective of an NPU may wait.
     """
 
     def __init__(self, name: str) -> None:
@@ -67,21 +60,11 @@ class PinSet:
         self._folder = PATCHES / name
         self.pins = tomllib.loads((self._folder / "pins.toml").read_text())
         self.verl = f"verl {self.pins['module']['verl']['version']}"
-        facts = tomllib.loads((self._folder / "recipe.toml").read_text())
+        path = self._folder / "recipe.toml"
+        facts = tomllib.loads(path.read_text())
         self.environment: dict[str, str] = facts.get("environment", {})
         self.collective_timeout: int = facts["collective_timeout_s"]
-        self._absent = tuple(facts.get("absent", ()))
-        derived = set(facts.get("derived", ()))
-        shared = tomllib.loads((ROOT / "llm_rl" / "verl.toml").read_text())
-        self._maps = {backend: _key_map(backend, shared, facts, derived) for backend in ("fsdp", "megatron")}
-        mapped = {*self._maps["fsdp"], *self._maps["megatron"], *derived}
-        expected = set(KEYS) - LAUNCHER_KEYS
-        if wrong := mapped ^ expected:
-            problem = "lacks" if (missing := wrong & expected) else "names"
-            raise UserError(
-                f"{self._folder / 'recipe.toml'} {problem} {', '.join(sorted(missing or wrong))}: it must name each key of "
-                "a recipe that is verl's, under keys, fsdp, megatron or derived"
-            )
+        self.keys = KeyMap(path, facts)
 
     @functools.cached_property
     def _functions(self) -> Any:
@@ -104,32 +87,21 @@ class PinSet:
     def _check_verl_key(self, name: str, others: list[PinSet]) -> None:
         """UserError for a key under `verl:` that a key of the recipe sets, or that only other releases have."""
         bare = name.replace("+", "")
-        if key := self.recipe_key(bare):
+        if key := self.keys.recipe_key(bare):
             raise UserError(f"verl.{name} is what {key} sets: use that")
         for other in others:
-            key = other.recipe_key(bare)
-            if key or (bare.startswith(self._absent) and not bare.startswith(other._absent)):
+            key = other.keys.recipe_key(bare)
+            if key or (self.keys.lacks(bare) and not other.keys.lacks(bare)):
                 raise UserError(
                     f"verl.{name} is a key of {other.verl} (pin set {other.name}), not of {self.verl}"
                     + (f": use {key}" if key else "")
                 )
-        if bare.startswith(self._absent):
+        if self.keys.lacks(bare):
             raise UserError(f"verl.{name} is no key of {self.verl}")
-
-    def recipe_key(self, verl_key: str) -> str | None:
-        """The key of a recipe that sets a key of verl with some backend, or None."""
-        pairs = (pair for key_map in self._maps.values() for pair in key_map.items())
-        return next((name for name, mapped in pairs if mapped.lstrip("+") == verl_key), None)
-
-    def key_map(self, backend: str) -> dict[str, str]:
-        """verl's keys by a recipe's, for a `train.backend`; a leading + adds a key to verl's configuration."""
-        return self._maps["megatron" if backend == "megatron" else "fsdp"]
 
     def settings(self, recipe: Recipe) -> dict[str, Any]:
         """verl's settings, by verl's names, that the recipe's keys are or that the pin set derives from them."""
-        mapped = self.key_map(recipe.train.backend)
-        values = {mapped[name]: attrgetter(name)(recipe) for name in KEYS if name in mapped}
-        return {name: value for name, value in values.items() if value is not None} | self._functions.derive(recipe)
+        return self.keys.settings(recipe) | self._functions.derive(recipe)
 
     def entry_point(self, recipe: Recipe) -> EntryPoint:
         """How verl is started; UserError unless this environment has the pin set's verl."""
@@ -151,18 +123,6 @@ class PinSet:
     def verl_package() -> Path:
         """The folder of the installed verl, without importing it."""
         return Path(importlib.util.find_spec("verl").submodule_search_locations[0])
-
-
-def _key_map(backend: str, shared: dict[str, Any], own: dict[str, Any], derived: set[str]) -> dict[str, str]:
-    """verl's key for each key of a recipe, without those in `derived`; the pin set's own tables go before the shared ones."""
-    tables = [dict(leaves(facts.get(name, {}))) for facts in (shared, own) for name in ("keys", backend)]
-    written = {name: verl_key for table in tables for name, verl_key in table.items()}
-    groups = {name.removesuffix("*"): written.pop(name) for name in list(written) if name.endswith(".*")}
-    for name in KEYS.keys() - LAUNCHER_KEYS - written.keys():
-        group, dot, last = name.rpartition(".")
-        if verl_group := groups.get(group + dot):
-            written[name] = verl_group.removesuffix("*") + last
-    return {name: verl_key for name, verl_key in written.items() if name not in derived}
 
 
 def names() -> list[str]:

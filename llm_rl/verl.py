@@ -18,8 +18,6 @@ from llm_rl.pin_set import EntryPoint, PinSet
 from llm_rl.recipe import Recipe, leaves
 
 PROMETHEUS = "actor_rollout_ref.rollout.prometheus."
-MANY_EPOCHS = 100_000
-"""More than any run takes, so that its number of steps alone ends it."""
 
 
 def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, str], ray: str) -> list[str]:
@@ -30,10 +28,8 @@ def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, 
     """
     settings = pin_set.settings(recipe) | _common(recipe, pin_set)
     settings |= {
-        "trainer.project_name": "sam-rl",
         "trainer.experiment_name": recipe.title,
         "trainer.default_local_dir": f"{run_dir}/checkpoints",
-        "trainer.total_epochs": MANY_EPOCHS,
         "+ray_kwargs.ray_init.address": ray,
     }
     if ray == "local":
@@ -53,26 +49,18 @@ def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, 
 
 
 def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
-    """Settings that follow from several keys, or that every recipe has, in every pin set."""
-    rollout, actor, train = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", recipe.train
+    """Settings that every pin set derives from keys in the same way."""
+    train = recipe.train
     settings: dict[str, Any] = {
-        rollout + "name": "vllm",
-        rollout + "disable_log_stats": False,
-        rollout + "max_model_len": recipe.sequence_length,
+        "actor_rollout_ref.rollout.max_model_len": recipe.sequence_length,
+        "actor_rollout_ref.actor.use_dynamic_bsz": train.max_tokens_per_die is not None,
         "trainer.save_freq": recipe.checkpoints.every or -1,
         "trainer.resume_mode": "auto" if recipe.checkpoints.every else "disable",
-        "trainer.max_actor_ckpt_to_keep": recipe.checkpoints.keep,
-        actor + "use_dynamic_bsz": train.max_tokens_per_die is not None,
     }
     if recipe.cluster.device == "npu":  # named after NCCL, but the timeout of process groups of any backend
         settings["actor_rollout_ref.nccl_timeout"] = pin_set.collective_timeout
-    if train.max_tokens_per_die is not None:
-        settings[actor + "ppo_max_token_len_per_gpu"] = train.max_tokens_per_die
-    else:
-        settings[actor + "ppo_micro_batch_size_per_gpu"] = train.micro_batch_size
-        settings[rollout + "log_prob_micro_batch_size_per_gpu"] = train.micro_batch_size
     if train.backend == "megatron" and train.recompute:
-        layers = actor + "megatron.override_transformer_config.recompute_"
+        layers = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
         settings |= {layers + "granularity": "full", layers + "method": "uniform", layers + "num_layers": 1}
     if train.backend == "megatron" and recipe.cluster.device == "npu":
         settings |= _mindspeed(recipe)

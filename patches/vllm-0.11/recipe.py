@@ -28,36 +28,22 @@ def check(recipe: Recipe) -> None:
 
 
 def derive(recipe: Recipe) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "reward_model.reward_manager": "dapo",
-        "actor_rollout_ref.rollout.seed": recipe.seed,
-        **_engines(recipe),
-    }
-    if recipe.train.backend != "megatron":
-        return settings | {"actor_rollout_ref.model.enable_gradient_checkpointing": recipe.train.recompute}
-    megatron = "actor_rollout_ref.actor.megatron."
-    settings |= {megatron + "grad_offload": recipe.train.param_offload, megatron + "use_mbridge": True}
-    settings["critic.strategy"] = "megatron"
-    if recipe.cluster.device == "npu":  # MindSpeed reads its settings from the transformer's configuration
-        transformer = f"+{megatron}override_transformer_config."
-        settings[transformer + "use_flash_attn"] = True
-        if recipe.train.context_parallel > 1:
-            settings[transformer + "context_parallel_size"] = recipe.train.context_parallel
-    return settings
+    """Sizes of the rollout's engines, and MindSpeed's own settings, which it reads from the transformer's configuration.
 
-
-def _engines(recipe: Recipe) -> dict[str, Any]:
-    """Sizes of the rollout's engines.
-
-    verl's own keys for data and expert parallelism do nothing in its synchronous rollout (patch verl/0005). vLLM takes both
-    as arguments of each rank's engine and gets the rank from RANK, as verl's workers have it (vllm-project/vllm#24899).
+    verl's keys for data and expert parallelism do nothing in its synchronous rollout (patch verl/0009). vLLM takes both as
+    arguments of each rank's engine and gets the rank from RANK, as verl's workers have it (vllm-project/vllm#24899).
     """
     rollout, sizes = "actor_rollout_ref.rollout.", recipe.rollout
-    settings = {rollout + "data_parallel_size": 1, rollout + "expert_parallel_size": 1}
+    settings: dict[str, Any] = {rollout + "data_parallel_size": 1, rollout + "expert_parallel_size": 1}
     if sizes.data_parallel_size > 1:
         settings[f"+{rollout}engine_kwargs.vllm.data_parallel_size"] = sizes.data_parallel_size
     if sizes.expert_parallel_size > 1:
         settings[f"+{rollout}engine_kwargs.vllm.enable_expert_parallel"] = True
+    if recipe.train.backend == "megatron" and recipe.cluster.device == "npu":
+        transformer = "+actor_rollout_ref.actor.megatron.override_transformer_config."
+        settings[transformer + "use_flash_attn"] = True
+        if recipe.train.context_parallel > 1:
+            settings[transformer + "context_parallel_size"] = recipe.train.context_parallel
     return settings
 
 

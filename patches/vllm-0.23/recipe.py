@@ -44,20 +44,12 @@ def check(recipe: Recipe) -> None:
 
 def derive(recipe: Recipe) -> dict[str, Any]:
     settings = {
-        "actor_rollout_ref.model.enable_gradient_checkpointing": recipe.train.recompute,
-        "actor_rollout_ref.rollout.seed": recipe.seed,
         "actor_rollout_ref.rollout.router_config_path": str(ROUTER_CONFIG),
         "algorithm.filter_groups.max_inflight_gen_batches": recipe.data.gen_batch_size // recipe.data.train_batch_size,
-        "reward.custom_reward_function.path": "pkg://llm_rl.rewards",
-        "reward.custom_reward_function.name": "compute_score",
-        "reward.reward_manager.name": "dapo",
-        "+reward.reward_kwargs.overlong_buffer_cfg.log": False,
-        "+reward.reward_kwargs.max_resp_len": recipe.data.max_response_length,
+        **_mode(recipe),
     }
-    settings |= _mode(recipe)
     if recipe.train.backend == "megatron":
-        # mbridge, as in verl's own images for NPUs; by default verl takes Megatron-Bridge, which they lack.
-        return settings | {"model_engine": "megatron", "actor_rollout_ref.actor.megatron.vanilla_mbridge": True}
+        return settings
     # verl sends whole float32 weights to the engines through a buffer, and ends where one does not fit
     # (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py:140).
     shape = read_shape(Path(recipe.model.path))
@@ -78,7 +70,7 @@ def _mode(recipe: Recipe) -> dict[str, Any]:
         rollout + "checkpoint_engine.backend": "store" if cluster.device == "cpu" else "nccl",
     }
     if cluster.device == "cpu":
-        settings[rollout + "checkpoint_engine.custom_backend_module"] = "sam_core.engines.verl.cpu_weights"
+        settings[rollout + "checkpoint_engine.custom_backend_module"] = "llm_rl.cpu_weights"
     mini_batches = recipe.data.train_batch_size // recipe.train.ppo_mini_batch_size
     if mode == "separate_async":
         return settings | {"trainer.v1.separate_async.parameter_sync_step": mini_batches}

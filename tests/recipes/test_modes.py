@@ -7,7 +7,6 @@ weights: an update that did not arrive would show.
 """
 
 import json
-import os
 import re
 from types import SimpleNamespace
 
@@ -29,23 +28,17 @@ RUNS = {
     "sync": ("tiny_tools", []),
 }
 """By trainer mode: the recipe, and overrides. test_dapo_run.py has sync without tools."""
-ALL = os.environ.get("TRAINER_MODES") == "all"
-"""`make test-modes` asks for all modes, with SAM and without; a run takes most of a minute."""
 ANSWERS_PLACED_BY_TIME = ("colocate_async", "separate_async")
 """How many prompts a step replaces depends on which were answered when it looked; the next step's are numbered after them."""
 
 
-@pytest.fixture(scope="module", params=[*RUNS] if ALL else [*RUNS][:1])
-def mode(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def train_mode(mode, train, tmp_path_factory):
-    """train_mode(sam): a finished run of the mode."""
+@pytest.fixture(scope="module", params=RUNS)
+def train_mode(request, train, tmp_path_factory):
+    """train_mode(sam): a finished run of the mode; most of a minute."""
+    mode = request.param
+    script, overrides = RUNS[mode]
 
     def run(sam):
-        script, overrides = RUNS[mode]
         folder = tmp_path_factory.mktemp(f"{mode}-{sam}")
         common = [f"trainer.mode={mode}", f"sam={sam}", "sam_options.threshold=64", "train.lr=0", "steps=2"]
         train(folder, *common, *overrides, script=script)
@@ -68,8 +61,6 @@ def run(train_mode):
 
 @pytest.fixture(scope="module")
 def without(train_mode):
-    if not ALL:
-        pytest.skip("TRAINER_MODES=all runs each mode without SAM too")
     return train_mode("off")
 
 
@@ -77,6 +68,7 @@ def total(run, name):
     return sum(step.get(name, 0) for step in run.steps)
 
 
+@pytest.mark.slow
 def test_drafts_are_verified_and_logged(run):
     assert total(run, SPEC + "accepted_group") > 0
     drafting = [step for step in run.steps if step[SPEC + "drafted"]]
@@ -89,6 +81,7 @@ def test_drafts_are_verified_and_logged(run):
         assert total(run, "fully_async/partial/total_partial_num") > 0
 
 
+@pytest.mark.slow
 def test_without_sam_nothing_is_drafted(without):
     assert total(without, SPEC + "tokens") == sum(row[3] for row in without.rows) > 2000
     assert not any(row[4] or row[5] for row in without.rows)
@@ -99,6 +92,7 @@ def test_without_sam_nothing_is_drafted(without):
         assert total(without, "fully_async/partial/total_partial_num") > 0
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_mode_without_sam(run, without):
     """All of them whole, of tools the second turn too, but those in which rounding has turned a token: at most one in twenty."""
     both = run.answers.keys() & without.answers.keys()
@@ -113,6 +107,7 @@ def test_answers_are_those_of_the_mode_without_sam(run, without):
     assert equal >= 0.95 * len(same_prompt)
 
 
+@pytest.mark.slow
 def test_report_compares_the_log_probs_of_rollout_and_training(run, without, tmp_path):
     """Of each token that was trained on, once. one_step_off computes them anew because it is told to, fully_async does not."""
     assert report(["report", f"--off={without.folder}", f"--on={run.folder}", f"--out={tmp_path}"]) == 0
@@ -132,6 +127,7 @@ def test_report_compares_the_log_probs_of_rollout_and_training(run, without, tmp
             assert sum(counts.values()) == answered
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_a_synchronous_run(run, off):
     """All but those in which rounding has turned a token: at most one in twenty."""
     expected = {place: answer for place, answer in read_answers(off).items() if place[0] == 1}

@@ -4,7 +4,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,12 +62,9 @@ def test_every_patched_module_loads():
 
 @pytest.mark.slow
 def test_a_run_without_speculation_trains_and_counts_nothing(train, tmp_path):
-    folder, platform = tmp_path / "run", tmp_path / "platform"
-    platform.mkdir()
-    shutil.copy(launch.ROOT / "sam_core/src/sam_core/engines/verl/cpu_platform.py", platform)
+    folder = tmp_path / "run"
     path = [str(HERE / "without_sam_core"), str(COMMON), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {"CPU_PLATFORM": str(platform), "PYTHONPATH": os.pathsep.join(path)}
-    train(folder, "sam=off", "sam_options.verify=rejection", "steps=1", **variables)
+    train(folder, "sam=off", "sam_options.verify=rejection", "steps=1", PYTHONPATH=os.pathsep.join(path))
     (step,) = launch.read_steps(folder / "steps.jsonl")
     assert step["data"]["actor/grad_norm"] > 0
     assert not [name for name in step["data"] if name.startswith(("rollout/spec", "rollout_corr/log_prob_diff"))]

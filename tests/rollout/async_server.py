@@ -2,7 +2,8 @@
 """verl's asynchronous server over vllm-ascend's engine: it answers the prompts twice and ends.
 
 usage: async_server.py MODEL SETTINGS PROMPTS   (JSON: arguments of RolloutConfig; lists of token ids)
-One JSON object on the last line of stdout: answers (twice a list of token ids a prompt) and counters (what spec_stats gave after each time).
+With the environment variable WITHOUT_SAM_CORE this process has no package sam_core. One JSON object on stdout: answers (twice
+a list of token ids a prompt) and counters (what spec_stats gave after each time).
 """
 
 import asyncio
@@ -10,13 +11,14 @@ import json
 import os
 import sys
 
-import ray
-from verl.workers.config import HFModelConfig, RolloutConfig
-from verl.workers.rollout.replica import RolloutMode
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServerBase
+from no_sam_core import hide
 
 
 async def serve(model, settings, prompts):
+    from verl.workers.config import HFModelConfig, RolloutConfig
+    from verl.workers.rollout.replica import RolloutMode
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServerBase
+
     server = vLLMHttpServerBase(
         config=RolloutConfig(name="vllm", mode="async", **settings),
         model_config=HFModelConfig(path=model),
@@ -40,10 +42,14 @@ async def serve(model, settings, prompts):
 
 
 def main():
+    if os.environ.get("WITHOUT_SAM_CORE"):
+        hide()
+    import ray
+
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    channel.write(json.dumps(asyncio.run(serve(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])))))
+    channel.write(json.dumps(asyncio.run(serve(sys.argv[1], *map(json.loads, sys.argv[2:])))))
     channel.close()
     ray.shutdown()
     os._exit(0)  # not waiting for the HTTP server

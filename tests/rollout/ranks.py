@@ -49,12 +49,24 @@ def start(*arguments, **environment):
     return zygote().start({**os.environ, **ENVIRONMENT, **environment}, *arguments)
 
 
+def engine_settings(engine):
+    """Arguments of RolloutConfig with these arguments of vLLM's engine beside those of a small cache."""
+    return SETTINGS | {"engine_kwargs": {"vllm": {"num_gpu_blocks_override": 64, "block_size": 128} | engine}}
+
+
+def serve(model, prompts, engine, **environment):
+    """What async_server.py prints."""
+    words = [str(HERE / "async_server.py"), str(model), json.dumps(engine_settings(engine)), json.dumps(prompts)]
+    printed, _ = start(*words, **environment).communicate(timeout=300)
+    assert printed, "async_server.py failed: see its standard error"
+    return json.loads(printed.splitlines()[-1])
+
+
 class Rollout:
     """`ranks` rollout_servers that form one job. A rank that ends, or gives no answer, raises AssertionError."""
 
     def __init__(self, model, ranks=1, engine=None, environment=MappingProxyType({}), **settings):
-        vllm = {"num_gpu_blocks_override": 64, "block_size": 128} | (engine or {})
-        settings = SETTINGS | {"engine_kwargs": {"vllm": vllm}} | settings
+        settings = engine_settings(engine or {}) | settings
         job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(next(PORTS)), **environment}
         words = [str(HERE / "rollout_server.py"), str(model), json.dumps(settings)]
         self.patience = PATIENCE
@@ -88,6 +100,13 @@ class Rollout:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 rank.kill()
             rank.wait(60)
+
+
+def metrics(done):
+    """What a trainer logs of what each rank's `generate` gave."""
+    from sam_core.engines.verl.rollout_log import rollout_metrics
+
+    return rollout_metrics({name: row for rank in done for name, row in rank["meta_info"].items()})
 
 
 def sam(**options):

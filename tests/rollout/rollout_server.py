@@ -2,6 +2,7 @@
 """One rank of verl's synchronous rollout, the class that its workers hold, over vllm-ascend's engine in this process.
 
 usage: rollout_server.py MODEL SETTINGS   (JSON: arguments of RolloutConfig; rank and world size as torchrun gives them)
+With the environment variable WITHOUT_SAM_CORE this process has no package sam_core.
 One JSON object a line on stdin, the same to every rank, {"method": name, **arguments of the Server's method}; the answer is one on
 stdout, {"result": ...} or {"error": text}. Everything else that is printed goes to stderr.
 """
@@ -12,6 +13,11 @@ import json
 import os
 import sys
 import traceback
+from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest import mock
+
+from no_sam_core import hide
 
 
 class Server:
@@ -38,8 +44,8 @@ class Server:
 
         Returns:
             prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or None; meta_info
-            of the batch; asked: [seed, logprobs] of each request as the engine got it; extra_args: its own; frozen: how many objects were exempt
-            from garbage collection when the first request came, and at the end.
+            of the batch; asked: [seed, logprobs, extra_args] of each request as the engine got it; frozen: how many objects
+            were exempt from garbage collection when the first request came, and at the end.
         """
         import torch
         from verl import DataProto
@@ -53,25 +59,20 @@ class Server:
         )
         batch = batch.repeat(self.rollout.config.n, interleave=True)
         batch = batch.chunk(self.mesh["dp"].size())[self.mesh["dp"].get_local_rank()]
-        asked, extra_args, frozen = [], [], []
+        asked, frozen = [], []
         engine = self.rollout.inference_engine.llm_engine
         add = engine.add_request
 
         def watched(name, prompt, params, *args, **kwargs):
-            if not asked:
-                frozen.append(gc.get_freeze_count())
-            asked.append([params.seed, params.logprobs])
-            extra_args.append(params.extra_args)
+            frozen[:] = frozen or [gc.get_freeze_count()]
+            asked.append([params.seed, params.logprobs, params.extra_args])
             return add(name, prompt, params, *args, **kwargs)
 
-        engine.add_request = watched
-        before = {name: getattr(self.rollout.sampling_params, name) for name in sampling or {}}
-        for name, value in (sampling or {}).items():
-            setattr(self.rollout.sampling_params, name, value)
-        done = self.rollout.generate_sequences(batch)
-        for name, value in before.items():
-            setattr(self.rollout.sampling_params, name, value)
-        engine.add_request = add
+        with (
+            mock.patch.object(engine, "add_request", watched),
+            mock.patch.multiple(self.rollout.sampling_params, **(sampling or {})) if sampling else nullcontext(),
+        ):
+            done = self.rollout.generate_sequences(batch)
         frozen.append(gc.get_freeze_count())
         lengths = done.batch["attention_mask"][:, width:].sum(-1).tolist()
 
@@ -84,14 +85,8 @@ class Server:
             "log_probs": rows("rollout_log_probs") if "rollout_log_probs" in done.batch else None,
             "meta_info": done.meta_info,
             "asked": asked,
-            "extra_args": extra_args,
             "frozen": frozen,
         }
-
-    def loggers(self):
-        """The classes of vLLM's loggers of statistics."""
-        loggers = self.rollout.inference_engine.llm_engine.logger_manager.per_engine_logger_dict[0]
-        return [type(logger).__name__ for logger in loggers]
 
     def generate_in_steps(self, prompts):
         """As generate, and an empty step at the end.
@@ -100,8 +95,6 @@ class Server:
             What generate does; steps: of each its requests, those that are still reading their prompts, how many were given
             a draft, and how many objects the first rank sent for that.
         """
-        from unittest import mock
-
         from vllm.distributed.parallel_state import get_tp_group
 
         engine = self.rollout.inference_engine.llm_engine
@@ -142,8 +135,6 @@ class Server:
             answers: token ids of this rank's; steps: with requests; dummies: dummy batches; drafted: proposed draft tokens;
             rows: of each of this rank's experts, in all layers; operators: calls of the operators that exchange tokens.
         """
-        from unittest import mock
-
         import torch_npu
         from torch_npu.experts import ROWS
         from vllm import SamplingParams
@@ -181,25 +172,8 @@ class Server:
             return 0
         return self.rollout.inference_engine.collective_rpc("sam_stats")[0]["proposed"]
 
-    def experts(self):
-        """Shape of the experts' first weights in this rank's first layer."""
-        model = self.rollout.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner.model
-        return list(model.model.layers[0].mlp.experts.w13_weight.shape)
-
-    def draft_from_now_on(self, threshold):
-        """Draft while at most `threshold` requests run."""
-        runner = self.rollout.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner
-        runner.drafter.switch.threshold = threshold
-
-    def skip_dummy_batches(self):
-        """From now on data-parallel rank 1 goes on without them."""
-        if self.mesh["dp"].get_local_rank() == 1:
-            self.rollout.inference_engine.llm_engine.engine_core.execute_dummy_batch = lambda: None
-
     def frozen_after_an_error(self, prompts):
         """How many objects are exempt from garbage collection after a rollout whose engine takes no request."""
-        from unittest import mock
-
         engine = self.rollout.inference_engine.llm_engine
         with mock.patch.object(engine, "add_request", side_effect=RuntimeError("no request")):
             try:
@@ -209,9 +183,6 @@ class Server:
 
     def frozen_by_a_worker(self):
         """How many objects are exempt after each step of a round of the asynchronous rollout's worker."""
-        from types import SimpleNamespace
-        from unittest import mock
-
         from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMAsyncRollout
 
         worker = object.__new__(vLLMAsyncRollout)
@@ -256,6 +227,8 @@ class Server:
 
 
 def main():
+    if os.environ.get("WITHOUT_SAM_CORE"):
+        hide()
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import ray
 import torch
 from omegaconf import OmegaConf
 from sam_core.engines.verl.rollout_log import rollout_metrics
 from sam_core.engines.verl.seeds import request_seeds
 from sam_core.engines.vllm.step_log import SUMS
 from verl import DataProto
+from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorkerBase, AsyncLLMServerManager
 
 PROMPTS, SIBLINGS = 8, 4
@@ -31,6 +31,17 @@ ROLLOUT = {
 }
 
 
+class Result:
+    """What a call of an actor returns: to be awaited, or to be passed to ray.get."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __await__(self):
+        yield from asyncio.sleep(0).__await__()  # others begin meanwhile
+        return self.value
+
+
 class Handle:
     """A Ray handle of an actor that lives in this process."""
 
@@ -40,7 +51,7 @@ class Handle:
     def __getattr__(self, name):
         def remote(*args, **kwargs):
             result = getattr(self.actor, name)(*args, **kwargs)
-            return ray.put(asyncio.run(result) if asyncio.iscoroutine(result) else result)
+            return Result(asyncio.run(result) if asyncio.iscoroutine(result) else result)
 
         return SimpleNamespace(remote=remote)
 
@@ -77,11 +88,10 @@ class Worker(AgentLoopWorkerBase):
         return DataProto.from_dict(rows, {"asked": asked}, meta_info={"metrics": metrics})
 
 
-@pytest.fixture(scope="module")
-def servers():
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield [Handle(Server(rank)) for rank in range(3)]
-    ray.shutdown()
+@pytest.fixture
+def servers(monkeypatch):
+    monkeypatch.setattr(agent_loop.ray, "get", lambda results: [result.value for result in results])
+    return [Handle(Server(rank)) for rank in range(3)]
 
 
 @pytest.fixture
@@ -103,6 +113,18 @@ def batch(**meta_info):
     return DataProto.from_dict({"input_ids": torch.zeros(PROMPTS * SIBLINGS, 2)}, meta_info=meta_info)
 
 
+def names(agent, validate=False, **fields):
+    """The groups of a batch's requests; fields: of its rows, lists by name."""
+    asked = batch(validate=validate)
+    for name, values in fields.items():
+        asked.non_tensor_batch[name] = np.empty(len(values), object)
+        asked.non_tensor_batch[name][:] = values
+    for worker in agent.agent_loop_workers:
+        worker.actor.names.clear()
+    agent.generate_sequences(asked)
+    return [name for worker in agent.agent_loop_workers for name in worker.actor.names]
+
+
 def balancer(servers, speculative):
     engine = {"vllm": {"speculative_config": speculative}}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT | {"engine_kwargs": engine}}})
@@ -113,7 +135,7 @@ def test_siblings_share_a_server_and_prompts_spread(servers):
     prompts = [[prompt, 1, 2] for prompt in range(9)]
 
     async def ask():
-        manager = balancer(servers, {"method": "sam"})
+        manager = balancer(servers, '{"method": "sam"}')  # options may be JSON
         turns = [(f"{i}-{sibling}", prompt) for i, prompt in enumerate(prompts) for sibling in range(SIBLINGS)]
         await asyncio.gather(*[manager.generate(r, prompt_ids=prompt, sampling_params={}) for r, prompt in turns])
         await manager.generate("0-0", prompt_ids=[*prompts[0], 3], sampling_params={})  # a second turn
@@ -127,17 +149,12 @@ def test_siblings_share_a_server_and_prompts_spread(servers):
     assert [(0, 1, 2) in server for server in later] == [True]
 
 
-@pytest.mark.parametrize("speculative", [None, {"method": "ngram"}, '{"method": "ngram"}'], ids=str)
+@pytest.mark.parametrize("speculative", [None, {"method": "ngram"}], ids=str)
 def test_other_methods_are_balanced_as_released(servers, speculative):
     manager = balancer(servers, speculative)
     chosen = [manager._choose_server(f"request {i}", [1, 2, 3]) for i in range(9)]
     assert set(Counter(map(id, chosen)).values()) == {3}
     assert [manager._choose_server(f"request {i}", [4]) for i in range(9)] == chosen
-
-
-def test_options_as_json_are_understood(servers):
-    manager = balancer(servers, '{"method": "sam"}')
-    assert len({id(manager._choose_server(f"request {i}", [1, 2, 3])) for i in range(9)}) == 1
 
 
 def test_each_request_has_its_seed(manager):
@@ -146,49 +163,26 @@ def test_each_request_has_its_seed(manager):
     assert done.non_tensor_batch["asked"].tolist() == request_seeds(7, 0, 0, PROMPTS * SIBLINGS, SIBLINGS)
     checked = agent.generate_sequences(batch(validate=True))
     assert checked.non_tensor_batch["asked"].tolist() == request_seeds(7, 1, 0, PROMPTS * SIBLINGS, 1)
-    plain = manager(engine_kwargs={}).generate_sequences(batch())
-    assert set(plain.non_tensor_batch["asked"]) == {None}
+    folder = {"vllm": {"speculative_config": {"method": "sam", "sam": {"history": "/runs/seeded"}}}}
+    for engine in ({}, folder):
+        plain = manager(engine_kwargs=engine).generate_sequences(batch())
+        assert set(plain.non_tensor_batch["asked"]) == {None}
 
 
 def test_each_request_names_its_group(manager):
     """The siblings of a prompt share a name, also in a later rollout; validation has others, and no sam none."""
-    rows = np.empty(PROMPTS * SIBLINGS, object)
-    rows[:] = [[{"content": str(row // SIBLINGS)}] for row in range(PROMPTS * SIBLINGS)]
-
-    def names(manager, **meta_info):
-        asked = batch(**meta_info)
-        asked.non_tensor_batch["raw_prompt"] = rows
-        manager.generate_sequences(asked)
-        both = [worker.actor.names for worker in manager.agent_loop_workers]
-        found = [name for names in both for name in names]
-        for one in both:
-            one.clear()
-        return found
-
+    prompts = [[{"content": str(row // SIBLINGS)}] for row in range(PROMPTS * SIBLINGS)]
     agent = manager()
-    first = names(agent)
+    first = names(agent, raw_prompt=prompts)
     assert None not in first and list(Counter(first).values()) == PROMPTS * [SIBLINGS]
-    assert names(agent) == first
-    assert not {*names(agent, validate=True)} & {*first}
-    assert set(names(manager(engine_kwargs={}))) == {None}
+    assert names(agent, raw_prompt=prompts) == first
+    assert not {*names(agent, raw_prompt=prompts, validate=True)} & {*first}
+    assert set(names(manager(engine_kwargs={}), raw_prompt=prompts)) == {None}
 
 
 def test_a_row_without_a_name_gets_none_of_the_row_before(manager):
-    asked = batch()
-    asked.non_tensor_batch["uid"] = np.array([None if row % 2 else f"u{row}" for row in range(len(asked))], object)
-    agent = manager()
-    agent.generate_sequences(asked)
-    names = [name for worker in agent.agent_loop_workers for name in worker.actor.names]
-    assert names == [None if row % 2 else f"uid u{row}" for row in range(len(asked))]
-
-
-def test_settings_that_mention_seeds_seed_nothing(manager):
-    """Neither a folder of this name nor another method asks for seeds, so none is set, and a user's own stays."""
-    folder = {"vllm": {"speculative_config": {"method": "sam", "sam": {"history": "/runs/seeded"}}}}
-    for engine in (folder, {"vllm": {"download_dir": "/models/seeded"}}):
-        asked = batch()
-        done = manager(engine_kwargs=engine).generate_sequences(asked)
-        assert set(done.non_tensor_batch["asked"]) == {None} and "sampling_seed" not in asked.non_tensor_batch
+    uids = [None if row % 2 else f"u{row}" for row in range(PROMPTS * SIBLINGS)]
+    assert names(manager(), uid=uids) == [uid and f"uid {uid}" for uid in uids]
 
 
 def test_counters_of_all_replicas_travel_with_the_batch(manager):

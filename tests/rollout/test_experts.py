@@ -6,8 +6,7 @@ tokens by its fused operators, and in long steps by all-to-all.
 """
 
 import pytest
-from ranks import Rollout, sam
-from sam_core.engines.verl.rollout_log import rollout_metrics
+from ranks import Rollout, metrics, sam
 
 SETTINGS = {"n": 2, "seed": 7, "max_num_seqs": 8, "free_cache_engine": True}
 SLEEPS = {"VLLM_ASCEND_ENABLE_NZ": "0"}
@@ -53,42 +52,18 @@ def generate(one, spread, prompts, lengths, **sampling):
     return done
 
 
-def test_each_rank_holds_its_share_of_the_experts(one, spread):
-    ((experts, *shape),) = one.ask("experts")
-    assert experts == NUM_EXPERTS
-    assert spread.ask("experts") == 4 * [[NUM_EXPERTS // 4, *shape]]
-
-
 def test_sampled_answers_are_those_of_one_rank_without_speculation(one, spread, prompts):
     done = spread.ask("generate", prompts=prompts)
     (expected,) = one.ask("generate", prompts=prompts)
     assert answers(done) == expected["answers"]
-    log = rollout_metrics({name: row for rank in done for name, row in rank["meta_info"].items()})
-    assert log["rollout/spec/accepted"] > 0
-
-
-def assert_greedy(mixture, scale, prompts, answers):
-    """The answers are those of transformers' model with its weights times `scale`."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    network = AutoModelForCausalLM.from_pretrained(mixture, dtype="float32")
-    network.load_state_dict({name: scale * tensor for name, tensor in network.state_dict().items()})
-    for prompt, answer in zip(prompts, answers, strict=True):
-        with torch.no_grad():
-            logits = network(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        assert logits.argmax(-1).tolist() == answer
-
-
-def test_one_rank_answers_as_transformers_does(one, mixture, prompts):
-    (done,) = one.ask("generate_uneven", prompts=[prompts], lengths=[[30] * 4])
-    assert_greedy(mixture, 1.0, prompts, done["answers"])
+    assert metrics(done)["rollout/spec/accepted"] > 0
 
 
 def test_greedy_answers_of_ranks_with_different_numbers_of_drafts(one, spread, prompts):
     done = generate(one, spread, [prompts[:3], prompts[3:]], [[40, 30, 20], [35]])
     assert done[0]["drafted"] != done[2]["drafted"] and min(done[0]["drafted"], done[2]["drafted"]) > 0
     for rank in done:
+        assert len(rank["rows"]) == NUM_EXPERTS // 4
         assert min(rank["rows"]) > 0.02 * sum(rank["rows"]), "an expert that no token chose"
         assert rank["operators"]["one"] == 0 and rank["operators"]["fused"] > 0
 
@@ -106,26 +81,10 @@ def test_a_rank_without_requests_runs_dummy_batches_alone(one, spread, prompts):
     assert done[0]["operators"]["all_to_all"] > 0, "no step was too long for the fused operators"
 
 
-def test_where_the_switch_is_off_the_answers_are_the_same(one, spread, prompts):
-    spread.ask("draft_from_now_on", threshold=0)
-    done = generate(one, spread, [prompts[:3], prompts[3:]], [[40, 30, 20], [35]], temperature=1.0, seed=5)
-    assert [rank["drafted"] for rank in done] == [0] * 4
-    spread.ask("draft_from_now_on", threshold=8)
-
-
-def test_new_weights_reach_every_rank_through_sleep_and_wake_up(one, spread, mixture, prompts):
-    before = answers(spread.ask("generate", prompts=prompts, validate=True))
+def test_new_weights_reach_every_rank_through_sleep_and_wake_up(one, spread, prompts):
+    lengths = [[40, 40], [40, 40]]
+    before = generate(one, spread, [prompts[:2], prompts[2:]], lengths)
     for rollout in (one, spread):
         assert all(rollout.ask("next_step")), "sleep kept the weights' memory"
-    after = generate(one, spread, [prompts[:2], prompts[2:]], [[40, 40], [40, 40]])
-    assert after[0]["drafted"] > 0
-    assert_greedy(mixture, 1.1, prompts, answers(after))
-    assert answers(spread.ask("generate", prompts=prompts, validate=True)) != before
-
-
-def test_a_rank_that_skips_its_dummy_batches_is_noticed(spread, prompts):
-    """The last test: the ranks have drifted apart for good."""
-    spread.ask("skip_dummy_batches")
-    spread.patience = 5
-    with pytest.raises(AssertionError, match="a rank gave no answer in 5 s: does it wait for another"):
-        spread.ask("generate_uneven", prompts=[prompts, []], lengths=[[40] * 4, []])
+    after = generate(one, spread, [prompts[:2], prompts[2:]], lengths)
+    assert after[0]["drafted"] > 0 and answers(after) != answers(before)

@@ -2,20 +2,17 @@
 """The synchronous rollout drafts, reports what it did, keeps what it learnt, and asks the engine for what it needs only."""
 
 import pytest
-from ranks import Rollout, sam
+from ranks import Rollout, metrics, sam
 from sam_core.engines.verl.groups import group_params
-from sam_core.engines.verl.rollout_log import META, rollout_metrics
+from sam_core.engines.verl.rollout_log import META
 from sam_core.engines.verl.seeds import request_seeds
 
 from sam_core import Pool
 
 
-def metrics(done):
-    return rollout_metrics({name: row for rank in done for name, row in rank["meta_info"].items()})
-
-
-def seeds(done):
-    return [seed for rank in done for seed, _ in rank["asked"]]
+def asked(done):
+    """Of the requests of all ranks: their seeds, numbers of log-probabilities, and extra arguments."""
+    return zip(*(request for rank in done for request in rank["asked"]), strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -36,25 +33,25 @@ def first(engines, prompts):
     return engines.ask("generate", prompts=prompts)
 
 
+@pytest.fixture(scope="module")
+def validated(engines, first, prompts):
+    """The first validation, on the prompts of training; its requests ask for something else as well."""
+    return engines.ask("generate", prompts=prompts, validate=True, sampling={"extra_args": {"other": 1}})
+
+
 def test_drafts_are_verified_and_logged(first):
     log = metrics(first)
     tokens = sum(len(answer) for rank in first for answer in rank["answers"])
     assert log["rollout/spec/tokens"] == tokens
-    assert log["rollout/spec/drafted"] > 0
+    assert log["rollout/spec/proposed"] >= log["rollout/spec/drafted"] > 0
     assert log["rollout/spec/accepted"] > 0
     assert tokens > log["rollout/spec/request_steps"]  # more than one token a request and step
-    assert log["rollout/spec/proposed"] >= log["rollout/spec/drafted"]
     assert {name.removeprefix(META) for rank in first for name in rank["meta_info"]} == {"0/1", "1/1"}
 
 
 def test_log_probs_are_asked_for_only_where_wanted(first):
-    assert [log_probs for rank in first for _, log_probs in rank["asked"]] == 16 * [None]
-
-
-def test_siblings_are_dealt_to_one_engine(first, prompts):
-    assert [rank["prompts"] for rank in first] == [
-        [p for p in half for _ in range(4)] for half in (prompts[:2], prompts[2:])
-    ]
+    _, log_probs, _ = asked(first)
+    assert log_probs == 16 * (None,)
 
 
 def test_index_survives_new_weights_and_finds_the_answers_of_the_step_before(engines, first, prompts):
@@ -67,41 +64,23 @@ def test_index_survives_new_weights_and_finds_the_answers_of_the_step_before(eng
     assert log["rollout/spec/accepted"] > 0
 
 
-def test_validation_shares_no_drafts_with_training(engines, first, prompts):
-    """The prompts are those of training, whose answers a training step finds at once; validation finds its own."""
-    checked = metrics(engines.ask("generate", prompts=prompts, validate=True))
-    assert checked["rollout/spec/proposed_request"] + checked["rollout/spec/proposed_group"] > 0
-    assert checked["rollout/spec/proposed_history"] == 0
+def test_validation_shares_no_drafts_with_training(engines, validated, prompts):
+    """A training step finds the answers to the same prompts at once; validation finds its own."""
+    log = metrics(validated)
+    assert log["rollout/spec/proposed_request"] + log["rollout/spec/proposed_group"] > 0
+    assert log["rollout/spec/proposed_history"] == 0
     assert metrics(engines.ask("generate", prompts=prompts, validate=True))["rollout/spec/proposed_history"] > 0
 
 
-def test_what_requests_ask_for_stays(engines, first, prompts):
-    """In validation they get a group's name beside it."""
-    given = {"other": 1}
-    asked = {"prompts": prompts, "sampling": {"extra_args": given}}
-    for rank in engines.ask("generate", **asked):
-        assert rank["extra_args"] and all(args == given for args in rank["extra_args"])
-    for rank in engines.ask("generate", validate=True, **asked):
-        assert rank["extra_args"] and all(args.pop("sam_group") and args == given for args in rank["extra_args"])
-
-
-def test_nothing_else_logs_statistics(engines):
-    """verl's disable_log_stats is true unless set."""
-    assert engines.ask("loggers") == 2 * [["StepLog"]]
-
-
-def test_each_request_has_its_seed(engines, first, prompts):
-    assert seeds(first) == request_seeds(7, 0, 0, 16, 4)
-    count = max(
-        int(name.split("/")[-1]) for rank in engines.ask("generate", prompts=prompts) for name in rank["meta_info"]
-    )
-    checked = engines.ask("generate", prompts=prompts, validate=True)
-    assert seeds(checked) == request_seeds(7, count, 0, 16, 1)
-
-
-def test_siblings_differ(first):
-    long = [tuple(answer) for rank in first for answer in rank["answers"] if len(answer) > 10]
-    assert len(set(long)) == len(long) > 8
+def test_each_request_has_its_seed(first, validated):
+    seeds, *_ = asked(first)
+    assert [*seeds] == request_seeds(7, 0, 0, 16, 4)
+    answers = [tuple(answer) for rank in first for answer in rank["answers"] if len(answer) > 10]
+    assert len(set(answers)) == len(answers) > 8, "siblings differ"
+    (number,) = {int(name.split("/")[-1]) for rank in validated for name in rank["meta_info"]}
+    seeds, _, extra_args = asked(validated)
+    assert [*seeds] == request_seeds(7, number - 1, 0, 16, 1)
+    assert all("sam_group" in args and args["other"] == 1 for args in extra_args), "what a request asks for stays"
 
 
 def test_a_collection_in_a_rollout_walks_what_the_rollout_made(engines, first, prompts):
@@ -141,20 +120,17 @@ def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
     assert plain["answers"] == [answer for rank in first for answer in rank["answers"]]
 
 
-@pytest.fixture(scope="module")
-def tensor_parallel(model, prompts):
-    """What the two ranks of one engine answer, each with a scheduler of its own, and a clock by which `auto` decides."""
+def test_ranks_that_schedule_alone_stay_in_step(model, prompts):
+    """Two ranks of one engine, each with a scheduler of its own, and a clock by which `auto` decides."""
     rollout = Rollout(model, ranks=2, tensor_model_parallel_size=2, n=4, engine=sam(switch="auto"))
-    yield rollout.ask("generate", prompts=prompts)
+    leader, follower = rollout.ask("generate", prompts=prompts)
     rollout.stop()
-
-
-def test_ranks_that_schedule_alone_stay_in_step(tensor_parallel):
-    leader, follower = tensor_parallel
     assert leader["answers"] == follower["answers"]
-    assert metrics(tensor_parallel)["rollout/spec/accepted"] > 0
-    assert 0 < metrics(tensor_parallel)["rollout/spec/switch_on_share"] < 1
+    assert metrics([leader])["rollout/spec/accepted"] > 0
+    assert 0 < metrics([leader])["rollout/spec/switch_on_share"] < 1
     assert not follower["meta_info"]  # it is the same engine
+    seeds, *_ = asked([leader])
+    assert seeds == 16 * (None,), "not seeded"
 
 
 def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
@@ -163,41 +139,29 @@ def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
     rollout = Rollout(
         model, ranks=2, tensor_model_parallel_size=2, n=8, max_num_seqs=32, max_num_batched_tokens=64, engine=options
     )
-    for _ in range(2):
-        leader, follower = rollout.ask("generate_in_steps", prompts=prompts)
-        assert leader["answers"] == follower["answers"]
-        assert leader["steps"] == follower["steps"]
-        steps = leader["steps"]
-        assert steps.pop() == [0, 0, 0, 0]
-        assert steps[0][0] == 6
-        on = [running <= 6 for running, *_ in steps]
-        assert [sent for *_, sent in steps] == on
-        turns = [now for before, now in zip([None, *on], on, strict=False) if now != before]
-        assert turns == [True, False, True]
-        assert any(partial for _, partial, *_ in steps)
-        assert all(drafted == 0 for is_on, (_, _, drafted, _) in zip(on, steps, strict=True) if not is_on)
-        assert sum(drafted for _, _, drafted, _ in steps) > 0
+    leader, follower = rollout.ask("generate_in_steps", prompts=prompts)
     rollout.stop()
+    assert leader["answers"] == follower["answers"]
+    assert leader["steps"] == follower["steps"]
+    *steps, last = leader["steps"]
+    assert last == [0, 0, 0, 0]
+    assert steps[0][0] == 6
+    on = [running <= 6 for running, *_ in steps]
+    assert [sent for *_, sent in steps] == on
+    turns = [now for before, now in zip([None, *on], on, strict=False) if now != before]
+    assert turns == [True, False, True]
+    assert any(partial for _, partial, *_ in steps)
+    assert all(drafted == 0 for is_on, (_, _, drafted, _) in zip(on, steps, strict=True) if not is_on)
+    assert sum(drafted for _, _, drafted, _ in steps) > 0
 
 
-def test_requests_of_other_runs_have_no_seed(tensor_parallel):
-    assert seeds(tensor_parallel) == 2 * 16 * [None]
-
-
-@pytest.fixture(scope="module")
-def with_log_probs(model, prompts):
+def test_log_probs_that_the_trainer_wants_are_right(model, prompts):
     rollout = Rollout(model, n=2, calculate_log_probs=True, engine=sam())
     done = rollout.ask("generate", prompts=prompts)
-    yield done, rollout.ask("log_probs", prompts=done[0]["prompts"], answers=done[0]["answers"])[0]
+    (expected,) = rollout.ask("log_probs", prompts=done[0]["prompts"], answers=done[0]["answers"])
     rollout.stop()
-
-
-def test_log_probs_that_the_trainer_wants_are_right(with_log_probs):
-    (rank,), expected = with_log_probs
-    assert rank["asked"] == 8 * [[None, 0]]
-    for got, true in zip(rank["log_probs"], expected, strict=True):
+    _, log_probs, _ = asked(done)
+    assert log_probs == 8 * (0,)
+    for got, true in zip(done[0]["log_probs"], expected, strict=True):
         assert got == pytest.approx(true, abs=2e-4)
-
-
-def test_requests_with_log_probs_are_drafted(with_log_probs):
-    assert metrics(with_log_probs[0])["rollout/spec/accepted"] > 0
+    assert metrics(done)["rollout/spec/accepted"] > 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sam_core.counters import LEVELS, POSITIONS
-from sam_core.engines.vllm.step_log import CPU, ENV_LOG, SUMS
+from sam_core.engines.vllm.step_log import CPU, ENV_LOG, SUMS, StepLog, drafter_counters
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,13 @@ DIFFERENCES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Upper bounds of the classes of log_prob_histogram; a last class has no bound."""
 META = "sam_rollout/"
 """Rollouts report in a batch's meta_info under META + replica + "/" + number of the rollout."""
+
+
+async def engine_stats(engine: Any, step_log: StepLog, write: bool) -> dict[str, float]:
+    """What StepLog.take returns for an AsyncLLM, with the SAM proposer's own counters where there is one."""
+    speculative = engine.vllm_config.speculative_config
+    has_drafter = speculative is not None and speculative.method == "sam"
+    return step_log.take(await drafter_counters(engine) if has_drafter else None, write)
 
 
 def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CPU platform for verl, loaded as a verl plug-in, so that the whole trainer runs without an accelerator.
 
-VERL_USE_EXTERNAL_MODULES=sam_core.engines.verl.cpu_platform VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
+VERL_USE_EXTERNAL_MODULES=llm_rl.cpu_platform VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
 
 Ray schedules the one "device" as a GPU resource that is declared, not detected (ray_init.num_gpus=1).
 """
@@ -45,7 +45,7 @@ class _Device(types.ModuleType):
 class PlatformCPU(PlatformBase):
     device_name = "cpu"
     vendor_name = "cpu"
-    device_module = _Device("sam_core.engines.verl.cpu_device")
+    device_module = _Device("llm_rl.cpu_device")
 
     def is_available(self):
         return True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint engine for verl that needs no accelerator: new weights go from the trainer to other hosts' engines by TCP.
 
-actor_rollout_ref.rollout.checkpoint_engine: {backend: store, custom_backend_module: sam_core.engines.verl.cpu_weights}
+actor_rollout_ref.rollout.checkpoint_engine: {backend: store, custom_backend_module: llm_rl.cpu_weights}
 
 For small models: the first actor holds all weights in memory until every engine has them.
 """

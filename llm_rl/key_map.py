@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's keys for those of a recipe: applies a pin set's key map, patches/NAME/recipe.toml.
+
+keys             verl's key for each key of a recipe, or a list of them; `a.*` stands for all keys of group a that are not
+                 named themselves. A leading + adds a key that verl's configuration has not
+fsdp, megatron   more of them, where `train.backend` is that
+constants        values that every recipe has, by verl's key; fsdp.constants, megatron.constants alike
+derived          keys of a recipe that the pin set's recipe.py turns into settings
+absent           where keys of verl begin that other releases have and this one has not
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from llm_rl.errors import UserError
+from llm_rl.recipe import KEYS, MAPPINGS, Recipe, leaves
+
+LAUNCHER_KEYS = {
+    *MAPPINGS,
+    *("name", "profile", "pin_set", "sam", "checkpoints.every", "rollout.expected_length", "trainer.step_timeout"),
+    *("cluster.die_memory", "cluster.interface", "cluster.hccl_ports"),
+}
+"""Keys that llm_rl itself uses: no key map has them."""
+
+
+class KeyMap:
+    """A pin set's key map.
+
+    Raises UserError unless it names each key of a recipe that is verl's.
+
+    Args:
+        path: of the file, for the error.
+        facts: its content.
+    """
+
+    def __init__(self, path: Path, facts: dict[str, Any]) -> None:
+        self._absent = tuple(facts.get("absent", ()))
+        derived = set(facts.get("derived", ()))
+        self._keys, self._constants = {}, {}
+        for backend in ("fsdp", "megatron"):
+            own = dict(facts.get(backend, {}))
+            self._constants[backend] = facts.get("constants", {}) | own.pop("constants", {})
+            self._keys[backend] = _expand(dict(leaves(facts["keys"])) | dict(leaves(own)), derived)
+        mapped = {*self._keys["fsdp"], *self._keys["megatron"], *derived}
+        expected = KEYS.keys() - LAUNCHER_KEYS
+        if wrong := mapped ^ expected:
+            problem = "lacks" if (missing := wrong & expected) else "names"
+            raise UserError(
+                f"{path} {problem} {', '.join(sorted(missing or wrong))}: it must name each key of a recipe that is verl's, "
+                "under keys, fsdp, megatron or derived"
+            )
+
+    def verl_keys(self, backend: str) -> dict[str, list[str]]:
+        """verl's keys by a recipe's, for a `train.backend`."""
+        return self._keys["megatron" if backend == "megatron" else "fsdp"]
+
+    def recipe_key(self, verl_key: str) -> str | None:
+        """The key of a recipe that sets a key of verl with some backend, or None."""
+        pairs = (pair for key_map in self._keys.values() for pair in key_map.items())
+        return next((name for name, mapped in pairs if verl_key in {key.lstrip("+") for key in mapped}), None)
+
+    def lacks(self, verl_key: str) -> bool:
+        """Whether other releases of verl have a key, and this one has not."""
+        return verl_key.startswith(self._absent)
+
+    def settings(self, recipe: Recipe) -> dict[str, Any]:
+        """Settings by verl's keys; a key of the recipe that is null sets none."""
+        mapped = self.verl_keys(recipe.train.backend)
+        values = {name: attrgetter(name)(recipe) for name in KEYS if name in mapped}
+        settings = {key: value for name, value in values.items() if value is not None for key in mapped[name]}
+        return settings | self._constants["megatron" if recipe.train.backend == "megatron" else "fsdp"]
+
+
+def _expand(written: dict[str, str | list[str]], derived: set[str]) -> dict[str, list[str]]:
+    """verl's keys for each key of a recipe, those that `a.*` stands for included."""
+    groups = {name.removesuffix("*"): written.pop(name) for name in list(written) if name.endswith(".*")}
+    for name in KEYS.keys() - LAUNCHER_KEYS - derived - written.keys():
+        group, dot, last = name.rpartition(".")
+        if verl_group := groups.get(group + dot):
+            written[name] = verl_group.removesuffix("*") + last
+    return {name: [keys] if isinstance(keys, str) else keys for name, keys in written.items()}
