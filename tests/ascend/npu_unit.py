@@ -26,56 +26,12 @@ from npu_common import raises, set_ascend_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def ngram_config(max_model_len, max_num_seqs=4, k=3):
-    return types.SimpleNamespace(
-        speculative_config=types.SimpleNamespace(prompt_lookup_min=2, prompt_lookup_max=3, num_speculative_tokens=k),
-        model_config=types.SimpleNamespace(max_model_len=max_model_len),
-        scheduler_config=types.SimpleNamespace(max_num_seqs=max_num_seqs),
-        parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
-    )
-
-
-def ngram_batch(rows, max_model_len):
-    """An input batch whose row i holds the tokens rows[i]."""
-    tokens = np.zeros((len(rows), max_model_len), np.int32)
-    for row, text in zip(tokens, rows, strict=True):
-        row[: len(text)] = text
-    return types.SimpleNamespace(
-        req_ids=[str(i) for i in range(len(rows))],
-        spec_decode_unsupported_reqs=set(),
-        num_tokens_no_spec=np.array([len(text) for text in rows], np.int32),
-        max_model_len=max_model_len,
-        token_ids_cpu=tokens,
-    )
-
-
-def check_ngram_draft_goes_to_its_own_request():
-    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
-
-    batch = ngram_batch([[9] * 6, [1, 2, 3, 4, 1, 2], [5, 6, 7, 8, 5, 6]], 32)
-    drafts = NgramProposer(ngram_config(32)).batch_propose(3, [1, 2], batch.num_tokens_no_spec, batch.token_ids_cpu)
-    assert drafts == [[], [3, 4, 1], [7, 8, 5]], drafts
-
-
-def check_ngram_near_max_model_len():
-    from vllm_ascend.spec_decode import ngram_proposer as module
-
-    batch = ngram_batch([[1, 2, 3, 4] * 7 + [1, 2]], 32)
-    before = batch.token_ids_cpu.copy()
-    runner = types.SimpleNamespace(input_batch=batch)
-    if OLD:
-        drafts = module.NgramProposer(ngram_config(32), None, runner).generate_token_ids([[3, 4, 1, 2]])
-    else:
-        drafts = module.AscendNgramProposer(ngram_config(32), runner).propose([[3, 4, 1, 2]])
-    assert drafts == [[3, 4]], drafts
-    assert (batch.token_ids_cpu == before).all()
-
-
 def check_rank_of_data_parallelism_names_the_history():
-    from vllm_ascend.spec_decode import get_spec_decode_method, sam_proposer
+    from vllm_ascend.spec_decode import get_spec_decode_method
 
     first = types.SimpleNamespace(is_first_rank=True)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sam_proposer, "get_tp_group", lambda: first):
+    group = mock.patch("vllm.distributed.parallel_state.get_tp_group", lambda: first)
+    with tempfile.TemporaryDirectory() as folder, group:
         config = types.SimpleNamespace(
             speculative_config=types.SimpleNamespace(num_speculative_tokens=3, sam={"history": folder}),
             model_config=types.SimpleNamespace(max_model_len=32, get_vocab_size=lambda: 50, tokenizer=None),
@@ -84,7 +40,10 @@ def check_rank_of_data_parallelism_names_the_history():
                 data_parallel_index=3,
                 distributed_executor_backend="mp",
             ),
+            scheduler_config=types.SimpleNamespace(async_scheduling=False),
         )
+        if OLD:
+            del config.parallel_config.data_parallel_index
         proposer = get_spec_decode_method("sam", config, None, types.SimpleNamespace(requests={}))
         assert proposer.saved.texts == Path(folder) / "engine-3/pool", proposer.saved.texts
         assert proposer.saved.model == {"vocab_size": 50, "tokenizer": None}, proposer.saved.model
@@ -332,7 +291,7 @@ def verifying_step(counts, drafts, logits, sampling):
     sampler = Sampler()
     rejection_sampler = AscendRejectionSampler(sampler, by_sam_core=True)
     if OLD:
-        return rejection_sampler.verify(metadata, logits, sampling, sampler).sampled_token_ids
+        return rejection_sampler.verify(metadata, logits, sampling).sampled_token_ids
     return rejection_sampler(metadata, None, logits, sampling).sampled_token_ids
 
 
@@ -454,20 +413,6 @@ def check_fused_moe_decoding_is_kept():
         for method in ("sam", "medusa")
     }
     assert kept == {"sam": True, "medusa": False}, kept
-
-
-def check_generator_of_a_request_without_drafts_stays():
-    """Beside others whose rows vllm-ascend recovers."""
-    from vllm_ascend.sample.rejection_sampler import sample_recovered_tokens
-
-    set_ascend_config()
-    counts, drafts, logits, sampling = step_of([2, 1, 0, 3], [False] * 4)
-    before = {i: generator.get_state() for i, generator in sampling.generators.items()}
-    probs = logits[torch.cat([torch.arange(count + 1) < count for count in counts])].softmax(1)
-    ends = torch.tensor(counts).cumsum(0).int()
-    sample_recovered_tokens(3, counts, ends, drafts, None, probs, sampling, torch.device("cpu"))
-    stayed = {i: torch.equal(sampling.generators[i].get_state(), state) for i, state in before.items()}
-    assert stayed == {0: False, 2: True}, stayed
 
 
 def check_block_verification_is_not_the_models_distribution_and_ours_is():

@@ -132,13 +132,3 @@ def test_text_is_the_same_whatever_auto_decides_in_graphs(without, auto_in_graph
     decoding = [step for step in steps if set(step.lengths) <= {1, K + 1}]
     assert len(decoding) > 0.8 * len(steps)
     assert {(step.mode, *step.lengths) for step in decoding} == {("FULL", 1), ("FULL", K + 1)}
-
-
-def test_siblings_differ(without, requests, prompts):
-    siblings = without.run([prompts[0]] * 4, 60, each=requests[2][:4])
-    assert len({tuple(answer) for answer in siblings}) == 4
-
-
-def test_requests_without_a_seed_sample_each_their_own(drafting, prompts):
-    answers = drafting.run([prompts[0]] * 6, 40, temperature=1.0)
-    assert len({tuple(answer) for answer in answers}) == 6

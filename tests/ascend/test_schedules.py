@@ -18,6 +18,8 @@ pytestmark = pytest.mark.skipif(
 ROOT = HERE.parents[1]
 SCHEDULES = {"cpu": 20, "npu": 4}
 """How many of them are run unless --schedules says so; over the stand-in one takes five times as long."""
+CASES = {"cpu": [], "npu": ["thinking budgets"]}
+"""The schedules of one kind that are run as well, none: all."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # ids that come again
@@ -29,12 +31,15 @@ HAPPENED = ["aborts", "pause", "preemptions", "reset", "turns", "empty steps", "
 def processes(request):
     """Those of both runners at the same time, if both are asked for."""
     count, first = request.config.getoption("--schedules"), request.config.getoption("--first-schedule")
-    words = ["--cases"] + ["--shrink"] * request.config.getoption("--shrink")
+    words = ["--shrink"] * request.config.getoption("--shrink")
     asked = {item.callspec.params.get("platform") for item in request.session.items if hasattr(item, "callspec")}
     program = str(ROOT / "tests" / "common" / "schedules.py")
     return {
         platform: start(
-            platform, program, "--count", str(count or few), "--first", str(first), *words, environment=ENVIRONMENT
+            platform,
+            program,
+            *("--count", str(count or few), "--first", str(first), *words, "--cases", *CASES[platform]),
+            environment=ENVIRONMENT,
         )
         for platform, few in SCHEDULES.items()
         if platform in asked | {"cpu"}
@@ -63,8 +68,8 @@ def test_schedules_agree_with_plain(found, platform):
     assert covered["verified"] > 0 and covered["accepted"] > 0
 
 
-def agrees(found, name):
-    case = found("cpu")[2][name]
+def agrees(found, name, platform="cpu"):
+    case = found(platform)[2][name]
     assert not case["faults"], "\n".join(case["faults"])
     assert case["accepted"] > 0
 
@@ -86,6 +91,17 @@ def test_prompts_of_embeddings(found):
 
 def test_prompt_logprobs_outlive_a_reset(found):
     agrees(found, "prompt log-probabilities")
+
+
+@pytest.mark.parametrize("platform", SCHEDULES)
+def test_thinking_budgets(found, platform):
+    """That end inside drafts, before them and behind them, in rows that move."""
+    agrees(found, "thinking budgets", platform)
+
+
+def test_log_probabilities(found):
+    """Of chosen tokens beside those of the best."""
+    agrees(found, "log-probabilities")
 
 
 def test_schedules_reach_everything(found):

@@ -64,15 +64,6 @@ def test_preemption_and_prompts_longer_than_a_chunk(cpu, tight):
     assert 800 <= tight.pool()["appended"] - before <= 800 + K * 10
 
 
-def test_near_max_model_len(cpu, tight):
-    lengths = [200, 249, 252, 254]
-    prompts = [prompt[:8] * 40 for prompt in random_prompts(2, lengths)]
-    prompts = [prompt[:length] for prompt, length in zip(prompts, lengths, strict=True)]
-    outputs = [256 - length for length in lengths]
-    assert tight.run(prompts, outputs) == cpu.run(prompts, outputs)
-    speculated(tight)
-
-
 def test_neighbour_of_a_request_at_max_model_len_still_drafts(cpu, tight):
     """A prompt of 254 tokens leaves no room for a draft; its neighbour drafts on."""
     prompts = [list(range(8)) * 4, [7] * 254]

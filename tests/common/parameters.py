@@ -35,8 +35,6 @@ NOT_WITH_DRAFTS = {
 
 SCHEDULES = ((1, 0), (2, 3))
 """Seeds of requests, and engine outputs between their arrivals."""
-ENDS = ("min_tokens", "stop_token_ids", "repetition_detection", "all")
-"""Kinds that end answers so early that nothing is preempted."""
 
 
 def repetition():

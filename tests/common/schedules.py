@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random schedules: engines with sam answer as one without, whatever arrives, ends and is taken back meanwhile.
 
-usage: schedules.py [--count N] [--first SEED] [--arm NAME] [--without FAMILY] [--shrink] [--cases]
+usage: schedules.py [--count N] [--first SEED] [--arm NAME] [--without FAMILY] [--shrink] [--cases [NAME ...]]
 
 A schedule is drawn from its seed: requests in waves, with parameters of every family, and what happens meanwhile. No text
 depends on when something happens. So an engine without speculation that has one request at a time gives the answers, and
@@ -293,7 +293,25 @@ def cases():
         aborted, named_alike = ask(3, long, 60), ask(4, twelve, 20)
         aborted.abort, named_alike.name, named_alike.at = at, aborted.name, at
         again.append([*beside, aborted, named_alike])
+
+    def twice(params_of):
+        """Eight requests of different lengths and arrivals, then again with the parameters of one another."""
+        waves = []
+        for number in range(2):
+            wave = [
+                ask(10 * number + at, [at, 9 - at, 3] * 3 + [THINK], 12 + 9 * (at % 4), **params_of(at + 3 * number))
+                for at in range(8)
+            ]
+            for at, each in enumerate(wave):
+                each.at = 2 * at
+            waves.append(wave)
+        thresholds = [setup | {"sam": setup["sam"] | {"threshold": threshold}} for threshold in (64, 3)]
+        return [Schedule(0, each, copy.deepcopy(waves), []) for each in thresholds]
+
+    asked_for = ({"logprob_token_ids": [3, 40]}, {"logprobs": 2}, {}, {"logprob_token_ids": [7]})
     return {
+        "thinking budgets": twice(lambda at: {"thinking_token_budget": at} if at % 5 else {}),
+        "log-probabilities": twice(lambda at: asked_for[at % 4]),
         "ids": [Schedule(0, setup, [wave], []) for wave in again],
         "turns": [
             Schedule(0, setup | {"sam": setup["sam"] | {"threshold": threshold}}, [[*beside, session]], [])
@@ -433,6 +451,7 @@ class Engine:
     def set_up(self, setup):
         """Make it an engine of these settings; it has no requests."""
         from noting_pool import note_answers
+        from sam_core.engines.vllm.runner1_async import AsyncDrafts
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
         scheduler, k = self.core.scheduler, setup["k"]
@@ -444,7 +463,7 @@ class Engine:
         self.runner.drafter = renewed(self.runner.drafter, k, setup["sam"] | {"verify": self.verify})
         if self.runner.async_drafts:
             scheduler._spec_token_placeholders = [-1] * k
-            self.runner.async_drafts = type(self.runner.async_drafts)(self.runner, self.runner.async_drafts.tp_group)
+            self.runner.drafter.async_drafts = AsyncDrafts(self.runner, self.runner.drafter.tp_group)
         note_answers(self.runner.drafter, setup["feed_all"])
         self.engine.reset_prefix_cache()
         self.blocks = scheduler.kv_cache_manager.block_pool
@@ -825,7 +844,7 @@ def main():
     parser.add_argument("--arm", action="append", choices=ARMS)
     parser.add_argument("--without", action="append", default=[], choices=[*FAMILIES, *KINDS, "indexes"])
     parser.add_argument("--shrink", action="store_true")
-    parser.add_argument("--cases", action="store_true", help="first the schedules of cases()")
+    parser.add_argument("--cases", nargs="*", metavar="NAME", help="first the schedules of these cases(), or of all")
     args = parser.parse_args()
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -845,7 +864,9 @@ def main():
         save_model(folder, 32 if current_platform.is_cpu() else 128)
         driver = Driver(folder, args.arm or ARMS, "indexes" not in args.without)
         start = time.monotonic()
-        for name, schedules in cases().items() if args.cases else ():
+        for name, schedules in cases().items() if args.cases is not None else ():
+            if args.cases and name not in args.cases:
+                continue
             faults = [
                 f"{schedule}, {arm}: {fault}"
                 for at, schedule in enumerate(schedules)

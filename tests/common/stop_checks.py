@@ -39,7 +39,7 @@ def rows(start, tokens):
     from vllm.v1.outputs import LogprobsLists
 
     ids, logprobs, ranks = map(list, zip(*[row(start + i, token) for i, token in enumerate(tokens)]))
-    if "first_rows" in LogprobsLists._fields:  # 0.11
+    if "rows_per_request" in LogprobsLists._fields:  # 0.11
         return LogprobsLists(ids, logprobs, ranks)
     return LogprobsLists(np.array(ids), np.array(logprobs), np.array(ranks))
 

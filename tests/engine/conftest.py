@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real engines of the pinned vLLM on the CPU, multi-process as users run them; each starts once for all tests that share it."""
 
-import functools
 import os
 
 os.environ.update(
@@ -16,17 +15,10 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-import asynchronous_cpu
 import pytest
 import tiny_qwen3
 from cpu_engine import Engine
-from one_text import write_corpus
-from thinking import reasoning
 from vllm.v1.worker.cpu import shm  # noqa: F401  (before modules take the functions that it replaces)
-
-KNOWN_PROMPT = [11, 47, 5, 29, 53, 17]
-LONG_END = (61, 62)
-"""What ends the thinking of the engines that sample by seed; in the others token 61 does."""
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +32,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def plain(model):
     """No speculation: the reference. Prompts of more than 300 tokens are read in parts."""
-    engine = Engine(model, long_prefill_token_threshold=300, reasoning_config=reasoning())
+    engine = Engine(model, long_prefill_token_threshold=300)
     yield engine
     engine.stop()
 
@@ -48,22 +40,20 @@ def plain(model):
 @pytest.fixture(scope="session")
 def sam(model):
     """The article's switch: k = 3 while at most 8 requests run."""
-    engine = Engine(model, sam={"threshold": 8}, reasoning_config=reasoning())
+    engine = Engine(model, sam={"threshold": 8})
     yield engine
     engine.stop()
 
 
 @pytest.fixture(scope="session")
-def tight(model, plain, tmp_path_factory):
-    """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128; a corpus of one answer.
+def tight(model):
+    """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128.
 
     Samples by seed and position.
     """
-    path = tmp_path_factory.mktemp("corpus") / "corpus"
-    write_corpus(path, KNOWN_PROMPT + plain.run([KNOWN_PROMPT])[0])
     engine = Engine(
         model,
-        sam={"threshold": 64, "corpus": str(path), "verify": "seeded"},
+        sam={"threshold": 64, "verify": "seeded"},
         k=4,
         max_model_len=128,
         max_num_seqs=16,
@@ -71,7 +61,6 @@ def tight(model, plain, tmp_path_factory):
         block_size=16,
         num_gpu_blocks_override=24,
         enable_prefix_caching=False,
-        reasoning_config=reasoning(LONG_END),
     )
     yield engine
     engine.stop()
@@ -80,17 +69,7 @@ def tight(model, plain, tmp_path_factory):
 @pytest.fixture(scope="session")
 def without(model):
     """Seeded sampling without speculation: the tight engine's reference."""
-    engine = Engine(model, additional_config={"sam_verify": "seeded"}, reasoning_config=reasoning(LONG_END))
-    yield engine
-    engine.stop()
-
-
-@pytest.fixture(scope="session")
-def asynchronous(model):
-    """Drafts under asynchronous scheduling by vLLM's own runner and sampler, while at most 8 requests run."""
-    with pytest.MonkeyPatch.context() as patch:
-        asynchronous_cpu.allow(functools.partial(patch.setattr, raising=False))
-        engine = Engine(model, sam={"threshold": 8, "min_prob": 0}, async_scheduling=True, reasoning_config=reasoning())
+    engine = Engine(model, additional_config={"sam_verify": "seeded"})
     yield engine
     engine.stop()
 

@@ -3,7 +3,7 @@
 
 import random
 
-from sam_core.engines.vllm.answers import cut, stop_tokens
+from sam_core.engines.vllm.answers import stop_tokens, tokens_of_answer
 from vllm import SamplingParams
 from vllm.sampling_params import RepetitionDetectionParams
 from vllm.v1.core.sched.utils import check_stop
@@ -38,9 +38,15 @@ def test_an_answer_ends_where_the_scheduler_ends_it():
                     request.append_output_token_ids(token)
                     expected.append(token)
                     ended = check_stop(request, max_model_len)
-            assert cut(sampled, params, stop_tokens(params), answer, max_model_len - len(prompt + answer)) == expected
+            assert (
+                tokens_of_answer(sampled, params, stop_tokens(params), answer, max_model_len - len(prompt + answer))
+                == expected
+            )
             answer += expected
             cut_short += len(expected) < len(sampled)
         if ended:
-            assert cut([1, 2], params, stop_tokens(params), answer, max_model_len - len(prompt + answer)) == []
+            assert (
+                tokens_of_answer([1, 2], params, stop_tokens(params), answer, max_model_len - len(prompt + answer))
+                == []
+            )
     assert cut_short > 1000

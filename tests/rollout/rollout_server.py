@@ -99,7 +99,7 @@ class Server:
 
         engine = self.rollout.inference_engine.llm_engine
         drafter = engine.model_executor.driver_worker.worker.model_runner.drafter
-        finish, generate = drafter.finish, drafter.generate_token_ids
+        finish, generate = drafter.finish, drafter.propose_for_batch
         steps = []
 
         def begin(req_ids):
@@ -117,7 +117,7 @@ class Server:
 
         broadcast = get_tp_group().broadcast_object
         with (
-            mock.patch.multiple(drafter, finish=begin, generate_token_ids=draft),
+            mock.patch.multiple(drafter, finish=begin, propose_for_batch=draft),
             mock.patch.object(get_tp_group(), "broadcast_object", send),
         ):
             done = self.generate(prompts)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from sam_core.engines.vllm import asynchronous
-from sam_core.engines.vllm.asynchronous import AsyncDrafts
+from sam_core.engines.vllm import runner1_async
+from sam_core.engines.vllm.runner1_async import AsyncDrafts
 from sam_core.proposer import SamProposer
 
 K = 3
@@ -154,7 +154,7 @@ def texts_after(step, many, monkeypatch):
 
     Requests 150 to 189 have left the batch, and the others have ended in an earlier step.
     """
-    monkeypatch.setattr(asynchronous, "MANY_REQUESTS", many)
+    monkeypatch.setattr(runner1_async, "MANY_REQUESTS", many)
     rng, draw = np.random.default_rng(step), random.Random(step)
     names, width = [str(number) for number in range(200)], 64
     batch_names = rng.permutation(names[:150]).tolist()
@@ -186,7 +186,7 @@ def texts_after(step, many, monkeypatch):
     sampled = rng.integers(9, 30, (210, K + 1))
     sampled[np.arange(K + 1) >= rng.integers(0, K + 2, 210)[:, None]] = -1
     rows = rng.permutation(210)[:200]
-    read = asynchronous._Sampled(names, rows, starts, torch.from_numpy(sampled), None)
+    read = runner1_async._Sampled(names, rows, starts, torch.from_numpy(sampled), None)
     drafts = AsyncDrafts(runner, None)
     drafts._ends([SimpleNamespace(ignore_eos=False, all_stop_token_ids={9}, max_tokens=99)] * 150)  # of other requests
     present = drafts._read(read)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runner hands over: rows of logits, and keys and positions of requests."""
+"""What a runner hands over: keys and positions of requests."""
 
 import random
 from types import SimpleNamespace
@@ -10,14 +10,6 @@ from sam_core.engines.vllm import sampling
 from sam_core.engines.vllm.sampling import RequestNoise
 from sam_core.noise import seeded_sample
 from sam_core.seeds import request_key
-from sam_core.verify import first_rows, row_tokens
-
-
-def test_rows_of_logits():
-    output = torch.tensor([[5, 6, 7, -1], [8, -1, -1, -1], [9, 10, -1, -1]], dtype=torch.int32)
-    drafts = [3, 0, 1]  # the first request's second draft was refused in column 2
-    assert first_rows(drafts) == [0, 4, 5]
-    assert row_tokens(output, drafts).tolist() == [5, 6, 7, 0, 8, 9, 10]
 
 
 def request(seed, length):

@@ -21,7 +21,6 @@ as those of a suffix automaton are.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -182,19 +181,3 @@ def rejection_sample(
     if is_greedy is not None and best is not None:
         last = torch.where(is_greedy.unsqueeze(1), best[ends], last)
     return rows.tokens(drafted[rows.index].scatter_(1, accepted, last), accepted)
-
-
-def first_rows(num_draft_tokens: Sequence[int]) -> list[int]:
-    """The first row of logits of each request."""
-    return list(itertools.accumulate((n + 1 for n in num_draft_tokens[:-1]), initial=0))
-
-
-def row_tokens(output_token_ids: torch.Tensor, num_draft_tokens: Sequence[int]) -> torch.Tensor:
-    """The token that each row of logits emitted: int64 [R]; 0 in rows behind a request's last token.
-
-    output_token_ids: int32 [B, K + 1], the result of verification.
-    """
-    rows = rows_of(tuple(num_draft_tokens), output_token_ids.device)
-    index = rows.owner_array * output_token_ids.shape[1] + rows.column_array
-    index = to_device(index, output_token_ids.device)
-    return output_token_ids.flatten()[index].long().clamp(min=0)

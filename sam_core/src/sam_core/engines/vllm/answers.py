@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an answer ends. A step's drafts, and steps that an asynchronous engine runs ahead, go beyond it."""
+"""Where an answer ends: a step may verify drafts beyond its end, and an asynchronous engine runs steps beyond it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy.typing as npt
 
 
 def stop_tokens(params: Any) -> Set[int]:
-    """The tokens that end an answer with these SamplingParams, as vLLM's check_stop has it (v1/core/sched/utils.py)."""
+    """The tokens that end an answer with these SamplingParams, as in vLLM's check_stop (v1/core/sched/utils.py)."""
     stops: Set[int] = frozenset(params.stop_token_ids or ()) if params.ignore_eos else params.all_stop_token_ids
     return stops
 
 
-def cut(
+def tokens_of_answer(
     tokens: list[int],
     params: Any,
     stops: Set[int],
     answer: Sequence[int] | npt.NDArray[np.integer],
-    num_places: int,
+    max_new: int,
 ) -> list[int]:
     """Those of a step's tokens that belong to the answer; none if it was complete before.
 
@@ -29,17 +29,17 @@ def cut(
         tokens: what the step sampled for the request.
         params: its SamplingParams; stops: their `stop_tokens`.
         answer: the tokens before them.
-        num_places: tokens that the text may still take before `max_model_len`.
+        max_new: tokens that the text may still take before `max_model_len`.
     """
     before = len(answer)
     if params.max_tokens is not None:
-        num_places = min(num_places, params.max_tokens - before)
-    if num_places <= 0 or (before and _ends(answer, [], params, stops)):
+        max_new = min(max_new, params.max_tokens - before)
+    if max_new <= 0 or (before and _ends(answer, [], params, stops)):
         return []
-    for i in range(1, min(len(tokens), num_places) + 1):
+    for i in range(1, min(len(tokens), max_new) + 1):
         if _ends(answer, tokens[:i], params, stops):
             return tokens[:i]
-    return tokens[:num_places]
+    return tokens[:max_new]
 
 
 def looks_for_repetition(params: Any) -> bool:
@@ -48,7 +48,7 @@ def looks_for_repetition(params: Any) -> bool:
 
 
 def _ends(answer: Sequence[int] | npt.NDArray[np.integer], tokens: list[int], params: Any, stops: Set[int]) -> bool:
-    """Whether an answer ends with its last token, by whatever but its length."""
+    """Whether an answer ends with its last token for another reason than its length."""
     if len(answer) + len(tokens) < params.min_tokens:
         return False
     if (tokens[-1] if tokens else int(answer[-1])) in stops:
@@ -77,5 +77,7 @@ def certain_lengths(
             params = requests[batch.req_ids[row]].sampling_params
             start = int(lengths[row]) - len(tokens)
             answer = batch.token_ids_cpu[row, batch.num_prompt_tokens[row] : start]
-            lengths[row] = start + len(cut(tokens, params, stop_tokens(params), answer, max_model_len - start))
+            lengths[row] = start + len(
+                tokens_of_answer(tokens, params, stop_tokens(params), answer, max_model_len - start)
+            )
     return lengths

@@ -10,9 +10,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sam_core.options import VERIFY, Options, check_choice
+from sam_core.options import DEFAULT_K, VERIFY, Options, check_choice
 
-_warn_once = functools.cache(logging.getLogger("vllm.sam_core").warning)
+LOGGER = logging.getLogger("vllm.sam_core")
+_warn_once = functools.cache(LOGGER.warning)
 
 
 def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -22,6 +23,44 @@ def speculative_config(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
         with contextlib.suppress(ValueError):
             speculative = json.loads(speculative)
     return speculative if isinstance(speculative, Mapping) else {}
+
+
+def check_speculative_config(config: Any, interface: str) -> None:
+    """Complete and check a vLLM SpeculativeConfig of method sam; ValueError says in one sentence what is wrong.
+
+    Args:
+        config: with its target's model_config and parallel_config; changed.
+        interface: the version of sam_core's interface that the patches were written for.
+    """
+    if config.target_model_config.is_hybrid:
+        raise ValueError(
+            "speculative method 'sam' takes refused drafts back from the cache of attention, and some layers of this "
+            "model keep a state instead: use a model with attention alone, or no speculation"
+        )
+    if config.num_speculative_tokens is None:
+        config.num_speculative_tokens = DEFAULT_K
+    Options.from_engine(config.num_speculative_tokens, config.sam, interface=interface, verify=VERIFY)
+    for name in ("pipeline_parallel_size", "prefill_context_parallel_size"):  # vLLM 0.11 has not the second
+        if (size := getattr(config.target_parallel_config, name, 1)) > 1:
+            raise ValueError(
+                f"speculative method 'sam' does not work with {name} above 1: set it to 1 instead of {size}"
+            )
+    config.draft_model_config = config.target_model_config
+    config.draft_parallel_config = config.target_parallel_config
+
+
+def proposer_settings(vllm_config: Any, tp_group: Any) -> dict[str, Any]:
+    """Arguments of SamProposer that follow from an engine's VllmConfig and tensor-parallel group."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    rank = "data_parallel_index" if hasattr(parallel, "data_parallel_index") else "data_parallel_rank"  # vLLM 0.11
+    return {
+        "max_model_len": model.max_model_len,
+        "vocab_size": model.get_vocab_size(),
+        "tokenizer": model.tokenizer,
+        "drafting": tp_group.is_first_rank,
+        "rank": getattr(parallel, rank),
+        "logger": LOGGER,
+    }
 
 
 def sampling_mode(vllm_config: Any) -> str:

@@ -7,7 +7,6 @@ sampled tokens that is on its way to the host, `propose` for the drafts of the n
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -16,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sam_core.engines.vllm.answers import cut, stop_tokens
-from sam_core.engines.vllm.config import verify_mode
+from sam_core.engines.vllm.answers import stop_tokens, tokens_of_answer
+from sam_core.engines.vllm.config import proposer_settings, verify_mode
 from sam_core.engines.vllm.groups import request_group
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.proposer import SamProposer
@@ -67,7 +66,9 @@ class Texts:
         if text.row < 0:
             return 0
         row, start = self.tokens[text.row], int(self.ends[text.row])
-        tokens = cut(tokens, text.params, text.stops, row[self.prompts[text.row] : start], len(row) - start)
+        tokens = tokens_of_answer(
+            tokens, text.params, text.stops, row[self.prompts[text.row] : start], len(row) - start
+        )
         row[start : start + len(tokens)] = tokens
         self.ends[text.row] = start + len(tokens)
         return len(tokens)
@@ -285,14 +286,7 @@ def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> 
 
     speculative, model = vllm_config.speculative_config, vllm_config.model_config
     tp_group = get_tp_group()
-    settings = {
-        "max_model_len": model.max_model_len,
-        "vocab_size": model.get_vocab_size(),
-        "tokenizer": model.tokenizer,
-        "drafting": tp_group.is_first_rank,
-        "rank": vllm_config.parallel_config.data_parallel_index,
-        "logger": logging.getLogger("vllm.sam_core"),
-    }
+    settings = proposer_settings(vllm_config, tp_group)
     k, scheduler = speculative.num_speculative_tokens, vllm_config.scheduler_config
     common = scheduler.max_num_seqs, model.max_model_len, device, tp_group
     if not scheduler.async_scheduling:

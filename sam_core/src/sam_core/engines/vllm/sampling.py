@@ -92,6 +92,68 @@ def verify_step(
     return rejection_sample(probs, draft_token_ids, num_draft_tokens, draws, is_greedy, best), logits
 
 
+def verify(
+    rejection_sampler: Any,
+    metadata: Any,
+    logits: torch.Tensor,
+    sampling_metadata: Any,
+    apply_top_k_top_p: Callable[..., torch.Tensor],
+) -> Any:
+    """Sample and verify all rows of a step in one pass, in the place of vLLM's RejectionSampler.forward.
+
+    Args:
+        rejection_sampler: vLLM's or vllm-ascend's, with the engine's `sampler`.
+        metadata: the step's SpecDecodeMetadata.
+        logits: [R, V].
+        sampling_metadata, apply_top_k_top_p: as for `verify_step`.
+
+    Returns:
+        vLLM's SamplerOutput. Log-probabilities, if some are asked for, have K + 1 rows for each request.
+    """
+    from vllm.v1.outputs import SamplerOutput
+
+    sampler, num_logprobs = rejection_sampler.sampler, sampling_metadata.max_num_logprobs
+    own_token_ids = getattr(sampling_metadata, "logprob_token_ids", None)
+    wants_logprobs = num_logprobs is not None or bool(own_token_ids)
+    logits = logits.to(torch.float32)
+    raw_logits = None
+    if wants_logprobs and not getattr(rejection_sampler, "is_processed_logprobs_mode", False):
+        raw_logits = logits.clone()
+    if changes_logits(sampling_metadata):
+        _apply_processors(rejection_sampler, metadata, logits, sampling_metadata)
+    token_ids, logits = verify_step(
+        logits, metadata.draft_token_ids, metadata.num_draft_tokens, sampling_metadata, apply_top_k_top_p
+    )
+    if not wants_logprobs:
+        return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=None)
+    rows = rows_of(tuple(metadata.num_draft_tokens), logits.device)
+    logprobs = (logits if raw_logits is None else raw_logits)[rows.index.flatten()]
+    if not getattr(rejection_sampler, "is_logits_logprobs_mode", False):
+        logprobs = sampler.compute_logprobs(logprobs)
+    sampled = token_ids.flatten().clamp(min=0).long()
+    if own_token_ids:
+        tensors = sampler.gather_requested_logprobs(logprobs, num_logprobs, own_token_ids, sampled, token_ids.shape[1])
+    else:
+        tensors = sampler.gather_logprobs(logprobs, num_logprobs, sampled)
+    return SamplerOutput(sampled_token_ids=token_ids, logprobs_tensors=tensors)
+
+
+def _apply_processors(rejection_sampler: Any, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> None:
+    """Change logits by penalties and the like, in place: each row of drafts as its own text has it."""
+    sampler, target, bonus = rejection_sampler.sampler, metadata.target_logits_indices, metadata.bonus_logits_indices
+    rows = logits[bonus]
+    if hasattr(rejection_sampler, "apply_logits_processors"):
+        logits[bonus] = sampler.apply_logits_processors(rows, sampling_metadata, predict_bonus_token=True)
+        logits[target] = rejection_sampler.apply_logits_processors(logits[target], sampling_metadata, metadata)
+        return
+    # vLLM 0.11: such requests draft nothing (see exclusion.py) and have one row
+    rows = sampler.apply_allowed_token_ids(rows, sampling_metadata)
+    rows = sampler.apply_bad_words(rows, sampling_metadata)
+    for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
+        rows = processor.apply(rows)
+    logits[bonus] = sampler.apply_penalties(rows, sampling_metadata)
+
+
 MAX_CACHED_KEYS = 16_384
 """Keys that RequestNoise caches: more than requests that run at once."""
 
