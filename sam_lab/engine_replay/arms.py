@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sam_core.proposer import SamProposer
+from sam_core.engines.vllm import make_proposer
 from sam_core.switch import BatchSwitch
 
 from sam_lab.cli import LabError
@@ -53,10 +53,11 @@ def missing_reason(arm: str) -> str | None:
     return None
 
 
-def make(arm: str, vllm_config: Any, k: int, sam: dict[str, Any], clock: Callable[[], float]) -> tuple[str, Any] | None:
+def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[], float]) -> tuple[str, Any] | None:
     """vLLM's name of the method and a new drafter; None for `plain`.
 
     Args:
+        runner: vLLM's, of an engine that speculates with k tokens.
         k: maximum draft tokens of a request in `auto` and `suffix`.
         sam: options of the proposer beside the switch.
         clock: auto times steps with it.
@@ -65,12 +66,16 @@ def make(arm: str, vllm_config: Any, k: int, sam: dict[str, Any], clock: Callabl
     if arm == "plain":
         return None
     if arm in ("ngram", "suffix"):
-        return arm, _peer(arm, vllm_config)
+        return arm, _peer(arm, runner.vllm_config)
     switch: dict[str, Any] = {"switch": "auto"}
     if arm != "auto":
         k, threshold = fixed_switch(arm)
         switch = {"switch": "batch", "threshold": threshold}
-    drafter = SamProposer(k, sam | switch, max_model_len=vllm_config.model_config.max_model_len)
+    config = runner.speculative_config
+    before = config.num_speculative_tokens, config.sam
+    config.num_speculative_tokens, config.sam = k, sam | switch
+    drafter = make_proposer(runner.vllm_config, runner)
+    config.num_speculative_tokens, config.sam = before
     if arm == "off":
         drafter.switch = BatchSwitch(0, drafter.switch.logger)
     elif arm == "auto":

@@ -251,7 +251,7 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
             engine.run(warm_up, None, args.temperature)
     for name, number in missing:
         engine = engines[engine_of(name)]
-        drafter = kinds.make(name, engine.runner.vllm_config, args.k, {"verify": args.verify}, engine.clock)
+        drafter = kinds.make(name, engine.runner, args.k, {"verify": args.verify}, engine.clock)
         is_auto = name.removesuffix(kinds.ASYNC) == "auto"
         if is_auto and records.learned:
             drafter[1].switch.restore(records.learned)

@@ -161,8 +161,6 @@ class ForcedEngine:
         runner._sample = self._timed("sample_s", runner._sample)
         if self.k:
             runner.propose_draft_token_ids = self._timed("draft_s", runner.propose_draft_token_ids)
-            if runner.async_drafts:
-                runner.async_drafts.begin = self._timed("draft_s", runner.async_drafts.begin)
 
     def _copied(self, array: torch.Tensor) -> torch.Tensor:
         """On the runner's device; the host does not wait, as it would for work that asynchronous scheduling hides."""
@@ -202,6 +200,8 @@ class ForcedEngine:
             self.runner.speculative_config.method, self.runner.drafter = drafter
             # the core asks for the drafts of all methods but sam, whose drafts come with each step's output
             self.engine.engine_core.engine_core.use_spec_decode = drafter[0] != "sam"
+            if self.runner.async_drafts:
+                self.runner.async_drafts.begin = self._timed("draft_s", self.runner.async_drafts.begin)
         width = max(len(p) + len(a) for p, a in answers) + self.k + 2
         recorded = np.zeros((len(answers), width), np.int64)
         for row, (prompt, answer) in zip(recorded, answers, strict=True):

@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from sam_core.corpus import build_corpus
 from sam_core.engines.vllm.config import replica_history
+from sam_core.files import lock
 from sam_core.proposer import SamProposer
 
 from sam_core import Pool, history
@@ -427,3 +429,53 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text(json.dumps(1))
     with pytest.raises(ValueError, match=r"file/folder' cannot be used \(Not a directory\): name a folder that can be"):
         make(tmp_path / "file" / "folder")
+
+
+def test_a_thread_that_cannot_save_is_logged_and_tries_later(tmp_path, caplog):
+    proposer = busy(tmp_path)
+    (tmp_path / "engine-0/pool").mkdir()
+    answer(proposer, "a")
+    assert caplog.text.count(f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory") == 1
+    (tmp_path / "engine-0/pool").rmdir()
+    proposer.saved.busy_timer._next = 0
+    answer(proposer, "b")
+    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
+
+
+def test_a_folder_of_another_model(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 5, "b": 6}}}')
+    of = {"vocab_size": 1000, "tokenizer": str(model)}
+    answer(make(tmp_path, **of))
+    end_process()
+    assert answer(make(tmp_path, **of)) > 3
+    end_process()
+    with pytest.raises(
+        ValueError, match="engine-0/pool' is of a vocabulary of 1000 tokens, but the model's has 2000: "
+    ):
+        make(tmp_path, vocab_size=2000)
+    end_process()
+    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 6, "b": 5}}}')
+    with pytest.raises(
+        ValueError, match=r"engine-0/pool' is of another tokenizer \(fingerprint \w{16}\) than the model"
+    ):
+        make(tmp_path, **of)
+
+
+FORK = """
+import os, pathlib, sys, time, sam_core.files as f
+f.lock(pathlib.Path(sys.argv[1]), 60)
+child = os.fork() or time.sleep(60)
+print(child, flush=True)
+"""
+
+
+def test_a_forked_child_does_not_hold_it(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", FORK, str((tmp_path / "lock").resolve())], stdout=subprocess.PIPE, text=True
+    ) as process:
+        child = int(process.stdout.readline())
+        assert process.wait() == 0
+        os.close(lock((tmp_path / "lock").resolve(), 20))
+        os.kill(child, signal.SIGKILL)

@@ -8,6 +8,8 @@ import resource
 import signal
 import stat
 import struct
+import subprocess
+import sys
 
 import pytest
 from sam_core.corpus import build_corpus
@@ -240,6 +242,106 @@ def test_a_model_of_another_vocabulary_or_tokenizer(tmp_path):
     assert (Pool.describe(path)["vocab_size"], Pool.describe(path)["tokenizer"]) == (7, other)
 
 
+@pytest.mark.parametrize("follower", [(-1, 1), (7, 16), (7, 5 << 8)])
+def test_followers_that_cannot_be_learned(follower, tmp_path):
+    """(token, seen) as model.h says: a token below 0, one that came too often, one asked too often in vain."""
+    path = tmp_path / "pool"
+    Pool().save(path)
+    good = path.read_bytes()
+    end = HEADER.size + HEADER.unpack_from(good)[6]
+
+    def with_last(token, seen):
+        return sealed(good[: end - 8] + struct.pack("<iI", token, seen) + good[end:])
+
+    Pool.load(put(path, with_last(7, 4 << 8 | 15)))
+    with pytest.raises(ValueError, match="is damaged: restore it from a copy, or start with a new pool"):
+        Pool.load(put(path, with_last(*follower)))
+
+
+def is_sound(data, start):
+    """Whether the groups of a file, from `start` on, are as persist.h says."""
+    end, seen = len(data) - 8, set()
+
+    def take(form):
+        nonlocal start
+        size = struct.calcsize(form)
+        if size > end - start:
+            raise ValueError
+        start += size
+        return struct.unpack_from(form, data, start - size)
+
+    def take_tokens(count):
+        if any(token < 0 for token in take(f"<{count}i")):
+            raise ValueError
+
+    try:
+        for _ in range(HEADER.unpack_from(data)[7]):
+            kind, texts, key_bytes = take("<IIQ")
+            if kind not in (1, 2) or not texts or key_bytes > end - start or (kind == 1 and key_bytes % 4):
+                return False
+            key = kind, data[start : start + key_bytes]
+            if kind == 1:
+                take_tokens(key_bytes // 4)
+            else:
+                take(f"{key_bytes + -key_bytes % 4}x")
+            for _ in range(texts):
+                prompt, size = take("<II")
+                if size < prompt or size >= 2**30 or (kind == 1 and 4 * prompt != key_bytes):
+                    return False
+                take_tokens(size - prompt * (kind == 1))
+            if key in seen:
+                return False
+            seen.add(key)
+        return end - start < 8
+    except ValueError:
+        return False
+
+
+def test_contents_are_checked_although_the_checksum_is_right(tmp_path):
+    """Whoever can write the file can seal it: lengths and numbers must be checked all the same."""
+    rng, path = random.Random(9), tmp_path / "pool"
+    pool = Pool(rule="newest")
+    pool.close(pool.open([], b"names"))
+    for key in ("by_prompt", b"names", b"name"):
+        slot = pool.open([1, 2], key)
+        pool.append(slot, [3, 4, 5])
+        pool.close(slot)
+    pool.save(path)
+    data = path.read_bytes()
+    start = HEADER.size + HEADER.unpack_from(data)[6]
+    assert len(data) - start < 250 and is_sound(data, start)
+    values = (*range(10), 2**15, 2**29, 2**30, 2**31 - 1, 2**31, 2**32 - 1)
+    outcomes = {True: 0, False: 0}
+    for at in range(start, len(data) - 8, 4):
+        for value in (*values, rng.randrange(2**32)):
+            changed = sealed(data[:at] + struct.pack("<I", value) + data[at + 4 :])
+            put(path, changed)
+            sound = is_sound(changed, start)
+            outcomes[sound] += 1
+            if sound:
+                assert Pool.load(path)._validate() is None
+                assert Pool.describe(path)
+            else:
+                refused(path, "is damaged: restore it from a copy, or start with a new pool")
+    assert min(outcomes.values()) > 100
+    at, nobody = start + 24, struct.pack("<IIQ4s", 2, 0, 4, b"none")
+    assert struct.unpack_from("<II", data, at) == (2, 5)
+    groups = HEADER.unpack_from(data)[7]
+    end = start + len(data[start:-8].rstrip(b"\0")) // 4 * 4 + 4
+    assert is_sound(field(data[:end] + bytes(-end % 8 + 8)), start)
+    for changed, count in (
+        (data[:-8] + bytes(16), groups),  # too long
+        (data[: HEADER.size] + b"\xff" * 4 + data[HEADER.size + 4 :], groups),  # a counter of 1023 outcomes
+        (data[:at] + struct.pack("<II", 3, 6) + data[at + 8 :], groups),  # a prompt longer than the key
+        (data[:at] + struct.pack("<II", 0, 3) + data[at + 8 :], groups),
+        (data[:end] + nobody + bytes(-(end + len(nobody)) % 8 + 8), groups + 1),  # a group without texts
+    ):
+        with pytest.raises(ValueError, match="is damaged"):
+            Pool.load(put(path, field(changed, bytes=len(changed), groups=count)))
+    put(path, field(data[:-4], bytes=len(data) - 4))
+    refused(path, "is cut short or added to")
+
+
 @pytest.mark.parametrize("data", [b"", b"x", b"sampool\0", b"\0" * 100, b"#!/bin/sh\n" * 100])
 def test_foreign_files(data, tmp_path):
     refused(put(tmp_path / "pool", data), "is no saved pool: name a file that Pool.save wrote")
@@ -309,3 +411,44 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     signal.signal(signal.SIGXFSZ, handler)
     assert path.read_bytes() == before and sorted(os.listdir(tmp_path)) == ["folder", "pool"]
     assert pool.stats() == stats and pool._validate() is None
+
+
+SAVER = """
+import sys
+from sam_core import Pool
+pool = Pool(rule="newest")
+for number in range(int(sys.argv[2])):
+    slot = pool.open([number])
+    pool.append(slot, list(range(500)))
+    pool.close(slot)
+print("ready", flush=True)
+while True:
+    pool.save(sys.argv[1])
+"""
+
+
+def test_two_processes_saving_to_one_path(tmp_path):
+    """A reader finds one or the other, whole, also when a saver is killed at any point."""
+    path, seen = tmp_path / "pool", set()
+    savers = [
+        subprocess.Popen([sys.executable, "-c", SAVER, path, str(groups)], stdout=subprocess.PIPE) for groups in (3, 40)
+    ]
+    try:
+        for saver in savers:
+            assert saver.stdout.readline() == b"ready\n"
+        while not path.exists():
+            pass
+        for turn in range(3000):
+            loaded = Pool.describe(path)
+            assert loaded["texts"] == loaded["groups"] and loaded["tokens"] == 501 * loaded["groups"]
+            seen.add(loaded["groups"])
+            if turn > 100 and len(seen) == 2:
+                break
+    finally:
+        for saver in savers:
+            saver.kill()
+            saver.wait()
+            saver.stdout.close()
+    assert seen == {3, 40}
+    assert Pool.load(path)._validate() is None
+    assert len(os.listdir(tmp_path)) <= 3  # a killed saver may leave its temporary file
