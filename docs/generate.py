@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fill the generated tables of the documentation.
 
-A page marks a table by `<!-- begin NAME -->` and `<!-- end NAME -->`. Each module in docs/tables, unless its name begins
-with "_", defines `TABLES: dict[str, Callable[[str], str]]`: by name, a function that returns the Markdown for a
+A page marks a table by `<!-- begin NAME -->` and `<!-- end NAME -->`. Each module in docs/tables, unless its name
+begins with "_", defines `TABLES: dict[str, Callable[[str], str]]`: by name, a function that returns the Markdown for a
 language, "en" or "zh", whose links start from docs/.
 """
 

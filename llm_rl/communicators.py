@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device memory of HCCL's communicators, by the groups that trainer and engine communicate in.
 
-Each communicator takes 2 x HCCL_BUFFSIZE of a die for itself, one that also sends point to point 2 x P2P_HCCL_BUFFSIZE more
-(environment variable references of CANN 9.0 and of Ascend Extension for PyTorch 7.1). HCCL creates one with a group's first
-collective, and keeps it. Groups of one die have none.
+Each communicator takes 2 x HCCL_BUFFSIZE of a die for itself, one that also sends point to point 2 x P2P_HCCL_BUFFSIZE
+more (environment variable references of CANN 9.0 and of Ascend Extension for PyTorch 7.1). HCCL creates one with a
+group's first collective, and keeps it. Groups of one die have none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from llm_rl.shape import Shape
 DEFAULT, POINT_TO_POINT = 200, 20
 """MiB: CANN's default of HCCL_BUFFSIZE, torch_npu's of P2P_HCCL_BUFFSIZE."""
 ENGINE, ENGINE_DATA = 200, 50
-"""MiB that vllm-ascend itself gives its groups, those of data parallelism the latter (utils.py, get_hccl_config_for_pg_options)."""
+"""MiB that vllm-ascend itself gives its groups, those of data parallelism the latter (utils.py,
+get_hccl_config_for_pg_options)."""
 WINDOW, MAX_TOKENS = 11, 512
 """MiB, and tokens of a die: bounds of the operators that send tokens to experts."""
 MAX_GRAPH = 512
@@ -33,8 +34,8 @@ def buffer_size(recipe: Recipe) -> int:
 def trainer_groups(recipe: Recipe) -> dict[str, int]:
     """Dies of each group of a trainer's rank, by name.
 
-    Megatron's are those of megatron.core.parallel_state in which an update has a collective, and MindSpeed's second group
-    of context parallelism (use_cp_send_recv_overlap); FSDP's those of verl's device meshes.
+    Megatron's are those of megatron.core.parallel_state in which an update has a collective, and MindSpeed's second
+    group of context parallelism (use_cp_send_recv_overlap); FSDP's those of verl's device meshes.
     """
     train, dies = recipe.train, recipe.cluster.dies
     if train.backend != "megatron":
@@ -81,8 +82,8 @@ def trainer_memory(recipe: Recipe) -> float:
 def dispatch_buffer(recipe: Recipe, model: Shape) -> int:
     """MiB of HCCL_BUFFSIZE that sending tokens to experts on other dies needs; 0 where each engine has all experts.
 
-    The formula of npu_moe_distribute_dispatch and _combine on A3 (cann-recipes-infer, executor/utils/hccl_utils.py), for as many
-    tokens as vllm-ascend lets these operators have (ascend_forward_context.py, set_mc2_tokens_capacity).
+    The formula of npu_moe_distribute_dispatch and _combine on A3 (cann-recipes-infer, executor/utils/hccl_utils.py),
+    for as many tokens as vllm-ascend lets these operators have (ascend_forward_context.py, set_mc2_tokens_capacity).
     """
     rollout = recipe.rollout
     ep = rollout.expert_parallel_size

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint engine for verl that needs no accelerator: new weights go from the trainer to other hosts' engines by TCP.
+"""A checkpoint engine for verl that needs no accelerator: new weights go from the trainer to other hosts' engines by
+TCP.
 
 actor_rollout_ref.rollout.checkpoint_engine: {backend: store, custom_backend_module: llm_rl.cpu_weights}
 

@@ -109,8 +109,8 @@ def _check_ascend(env: Mapping[str, str], pin_set: PinSet, eager: bool) -> None:
 def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
     """Address of the Ray cluster to join, or `local` to start one; UserError where none has enough devices.
 
-    $RAY_ADDRESS is joined if it is set. Else recipes on a CPU start a Ray; others join the one that runs on this host, and
-    a recipe for one host starts one if there is none. wait: seconds.
+    $RAY_ADDRESS is joined if it is set. Else recipes on a CPU start a Ray; others join the one that runs on this host,
+    and a recipe for one host starts one if there is none. wait: seconds.
     """
     device, dies = recipe.cluster.device, recipe.cluster.dies_per_node
     nodes = recipe.cluster.nodes + (recipe.cluster.rollout_nodes if recipe.separate else 0)

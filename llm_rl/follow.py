@@ -128,7 +128,8 @@ def cause(log: Path, begin: int = 0) -> str:
 
 
 def summarize(steps: list[dict]) -> dict[str, Any]:
-    """Means and sums of a run's steps, times in seconds. The first step starts the engine: it counts only if it is alone.
+    """Means and sums of a run's steps, times in seconds. The first step starts the engine: it counts only if it is
+    alone.
 
     The time of a step excludes the writing of its checkpoint. A trainer without rounds of generation has no `round_s`.
     """

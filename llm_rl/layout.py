@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a recipe fits its dies, by arithmetic: parallel sizes, memory of rollout and training, waves of requests.
 
-Bytes are counted from the model's shapes, those of HCCL's communicators from the groups of dies (llm_rl/communicators.py).
-Activations and fragmentation are not modelled; RESERVE stands for them, in an engine for its communicators too, unless
-these leave activations less than ACTIVATIONS.
+Bytes are counted from the model's shapes, those of HCCL's communicators from the groups of dies
+(llm_rl/communicators.py). Activations and fragmentation are not modelled; RESERVE stands for them, in an engine for its
+communicators too, unless these leave activations less than ACTIVATIONS.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from llm_rl.shape import Shape
 
 GIB = 1 << 30
 RESERVE, ACTIVATIONS = 8.0, 4.0
-"""GiB of a die for what is not modelled, in rollout and in training, and for an engine's activations alone; assumptions, the
-two ends of 4 to 8."""
+"""GiB of a die for what is not modelled, in rollout and in training, and for an engine's activations alone;
+assumptions, the two ends of 4 to 8."""
 
 
 @dataclass(frozen=True)
 class Rollout:
     """Memory of a die while it generates, in GiB, and the load of an engine.
 
-    pinned: host memory of a die's weights while the engine sleeps; sequence: KV cache of a sequence of maximum length, worst:
-    of max_num_seqs such sequences; requests: of an engine in a round, served in `waves`.
+    pinned: host memory of a die's weights while the engine sleeps; sequence: KV cache of a sequence of maximum length,
+    worst: of max_num_seqs such sequences; requests: of an engine in a round, served in `waves`.
     """
 
     engines: int
@@ -45,7 +45,8 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Training:
-    """Memory of a die while it trains, in GiB; host: memory of a host for the optimizer state, if it is not on the dies."""
+    """Memory of a die while it trains, in GiB; host: memory of a host for the optimizer state, if it is not on the
+    dies."""
 
     data_parallel: int
     weights: float
@@ -152,8 +153,9 @@ def _pinned(recipe: Recipe, model: Shape) -> float:
 
 
 def training(recipe: Recipe, model: Shape) -> Training:
-    """FSDP: all states in float32 over all dies. Megatron: bf16 weights and fp32 gradients over tensor x pipeline (experts:
-    expert x expert tensor x pipeline), the distributed optimizer's 12 bytes a parameter over the data parallel dies as well."""
+    """FSDP: all states in float32 over all dies. Megatron: bf16 weights and fp32 gradients over tensor x pipeline
+    (experts: expert x expert tensor x pipeline), the distributed optimizer's 12 bytes a parameter over the data
+    parallel dies as well."""
     nodes, dies = recipe.cluster.nodes, recipe.cluster.dies
     if recipe.train.backend == "megatron":
         tp, pp, cp = (getattr(recipe.train, f"{kind}_parallel") for kind in ("tensor", "pipeline", "context"))

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus reads of a run: a file of metrics for node exporter, and the list of engines to ask.
 
-Both are in the folder that $SAM_RL_METRICS names. The playbooks set it and create the folder when monitoring is switched on;
-while there is none nothing is written.
+Both are in the folder that $SAM_RL_METRICS names. The playbooks set it and create the folder when monitoring is
+switched on; while there is none nothing is written.
 
 <run>.prom    every number of the last line of verl's step log as a gauge under verl's name, `timing_s/gen` as
               `verl_timing_s_gen`, and its step as `verl_training_step`
-<run>.json    the rollout's servers, for a file_sd_config; verl writes their addresses to prometheus.yml in the run's folder
+<run>.json    the rollout's servers, for a file_sd_config; verl writes their addresses to prometheus.yml in the run's
+folder
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ PROMETHEUS = "actor_rollout_ref.rollout.prometheus."
 def overrides(recipe: Recipe, pin_set: PinSet, run_dir: Path, env: Mapping[str, str], ray: str) -> list[str]:
     """Command-line overrides of verl's configuration for a recipe and for this run of it.
 
-    env: the environment of all of verl's processes, on every host; ray: address of a cluster, or `local` for one that the
-    run starts. Raises UserError for a key under `verl:` that is set here.
+    env: the environment of all of verl's processes, on every host; ray: address of a cluster, or `local` for one that
+    the run starts. Raises UserError for a key under `verl:` that is set here.
     """
     settings = pin_set.settings(recipe) | _common(recipe, pin_set)
     settings |= {
@@ -68,8 +68,8 @@ def _common(recipe: Recipe, pin_set: PinSet) -> dict[str, Any]:
 
 
 def _mindspeed(recipe: Recipe) -> dict[str, Any]:
-    """MindSpeed's faster operators, which it reads from the transformer's configuration, but for those that the recipe sets
-    under `verl:`. docs/recipe-keys.md has the reasons.
+    """MindSpeed's faster operators, which it reads from the transformer's configuration, but for those that the recipe
+    sets under `verl:`. docs/recipe-keys.md has the reasons.
     """
     # MindSpeed checks position_embedding_type where the rotary embedding is fused, and verl's configuration has none.
     settings: dict[str, Any] = {"use_fused_rotary_pos_emb": True, "position_embedding_type": "rope"}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m research article`: fit the planner to one of the article's clusters, predict what others measured, say whether it lies inside the range.
+"""`python -m research article`: fit the planner to one of the article's clusters, predict what others measured, say
+whether it lies inside the range.
 
 What is fitted, all on Qwen3-32B on 32 dies:
   the mean answer: the mean of image 40's training steps, without SAM;
@@ -14,12 +15,13 @@ DAPO of the repository's later head; vllm-ascend's table of suffix decoding.
 Rules, set before any prediction was looked at:
   * a range is the 10 to 90 % of random worlds (`World.drawn`), each fitted anew; "inside" is said of this range;
   * a verifying step's cost is a time a layer, whatever the model, as waits in attention are;
-  * vllm-ascend 0.13 and later do not wait there (read in its source), so the later runs and the table are predicted without
-    that cost; their worlds pay a share of it between 0 and 1, since what else it stands for is not known;
+  * vllm-ascend 0.13 and later do not wait there (read in its source), so the later runs and the table are predicted
+    without that cost; their worlds pay a share of it between 0 and 1, since what else it stands for is not known;
   * graphs: no host time a launch; their worlds keep a share between 0 and a half;
-  * GRPO's data set is another one, and no length is published: the article's mean, in worlds half to 1.3 times of it. DAPO's
-    first step: the first step of image 40;
-  * the table: its own times a step without drafts and its own accepted share; drafts of 2.25 tokens, in worlds 1.5 to 3.
+  * GRPO's data set is another one, and no length is published: the article's mean, in worlds half to 1.3 times of it.
+    DAPO's first step: the first step of image 40;
+  * the table: its own times a step without drafts and its own accepted share; drafts of 2.25 tokens, in worlds 1.5 to
+    3.
 """
 
 from __future__ import annotations
@@ -77,9 +79,9 @@ class World:
 
     family, together: of the lengths, whose spread is fitted; switching: seconds a round; accepted: factor of image 38's
     accepted tokens (an 8B, greedy) for a 32B that samples; later: acceptance of a draft token behind an accepted one;
-    memory: factor of the memory for keys and values. Of the later stacks: launch, floor with graphs and the paid share of the
-    verifying step's cost, as shares of the fitted ones; ngram: factor of the accepted tokens; drafted: tokens a draft has in
-    the table of suffix decoding.
+    memory: factor of the memory for keys and values. Of the later stacks: launch, floor with graphs and the paid share
+    of the verifying step's cost, as shares of the fitted ones; ngram: factor of the accepted tokens; drafted: tokens a
+    draft has in the table of suffix decoding.
     """
 
     device: Device
@@ -142,10 +144,10 @@ class World:
 
 @dataclass(frozen=True)
 class Fit:
-    """launch: host seconds an operator; spread: of the lengths, and tail: the share of the slowest rank's time in which few
-    requests run, that comes nearest to image 42's; verify: seconds a layer of a verifying step beyond a decoding
-    one; ratio: of their times in the tail; tokens: a request gains in a verifying step there; training: seconds a trained
-    token and active parameter, of one die."""
+    """launch: host seconds an operator; spread: of the lengths, and tail: the share of the slowest rank's time in which
+    few requests run, that comes nearest to image 42's; verify: seconds a layer of a verifying step beyond a decoding
+    one; ratio: of their times in the tail; tokens: a request gains in a verifying step there; training: seconds a
+    trained token and active parameter, of one die."""
 
     launch: float
     spread: float
@@ -262,7 +264,8 @@ class Model:
         return {stage: _mean(found, stage, "mean") for stage in ("off", "on", "graph")}
 
     def served(self, row: Served, fit: Fit) -> float:
-        """Gain of throughput of a row of the table: its step without drafts is quoted, and taken as the host's floor."""
+        """Gain of throughput of a row of the table: its step without drafts is quoted, and taken as the host's
+        floor."""
         shape = SHAPES["Qwen3-32B"]
         cost = roofline(shape, 4, 1, replace(self.world.device, verify=fit.verify * self.world.paid), eager=False)
         cost = replace(cost, floor=row.tpot_ms / 1000)
@@ -273,8 +276,8 @@ class Model:
         return (1 + row.accepted * drafted) * cost.floor / seconds - 1
 
     def thresholds(self, fit: Fit) -> dict[tuple[str, int | str], float]:
-        """Gain of the 32B's slowest rank, by threshold and with switch `auto`: with the article's verifying step, with one that
-        does not wait, and without waits and with graphs in both arms."""
+        """Gain of the 32B's slowest rank, by threshold and with switch `auto`: with the article's verifying step, with
+        one that does not wait, and without waits and with graphs in both arms."""
         plan, loaded = self.loaded("32b", fit.spread, self.seeds[0])
         drafts = self.acceptance(plan)
         costs = {"article": self.cost(plan, fit.launch, fit.verify), "no waits": self.cost(plan, fit.launch)}

@@ -76,9 +76,9 @@ class Decoder:
     ) -> tuple[list[list[int]], Figures]:
         """Decode all prompts in one batch, which shrinks as answers end; None drafts nothing.
 
-        first: number of the first prompt's request, for the drafter and for the noise of sampling; progress: called after
-        each pass with the tokens emitted so far. Returns the answers, the end token included, and the figures. Raises
-        ValueError for an empty prompt.
+        first: number of the first prompt's request, for the drafter and for the noise of sampling; progress: called
+        after each pass with the tokens emitted so far. Returns the answers, the end token included, and the figures.
+        Raises ValueError for an empty prompt.
         """
         if not all(map(len, prompts)):
             raise ValueError("a prompt is empty: decoding needs at least one token to start from")

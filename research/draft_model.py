@@ -3,10 +3,10 @@
 speculative decoding", sections 3 to 5 and appendix A.
 
 Every node that is expanded gets the draft model's `width` most probable tokens as children. A child that is improbable
-(q < theta_prob), or much less probable than its best sibling (q < theta_sib * q of that one), stays a leaf. In a graph a
-node whose last `tau` tokens stood before on another branch is redundant: it is not expanded either, and whatever comes
-behind the first node with these tokens is its continuation too. For verification the graph is unfolded into a tree
-again, so that each path has its own context in the target model.
+(q < theta_prob), or much less probable than its best sibling (q < theta_sib * q of that one), stays a leaf. In a graph
+a node whose last `tau` tokens stood before on another branch is redundant: it is not expanded either, and whatever
+comes behind the first node with these tokens is its continuation too. For verification the graph is unfolded into a
+tree again, so that each path has its own context in the target model.
 
 The candidates are a function of the text, not draws from q, and the target's own token decides (see
 research.verify): greedy and sampled texts are exactly the target's. The paper's sampled form compares p with q,
@@ -209,7 +209,8 @@ class DraftModel:
         self._model.commit(kept)
 
     def _walk(self, root: Node, tokens: Sequence[int]) -> list[int]:
-        """Pending nodes of the emitted tokens but the last, as far as they went through the draft model on this path."""
+        """Pending nodes of the emitted tokens but the last, as far as they went through the draft model on this
+        path."""
         path: list[int] = []
         node, on_path, grafted = root, True, False
         for token in tokens[:-1]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SuffixDecoding as its paper has it (section 3, algorithm 1), in plain Python: the global tree counts every occurrence.
+"""SuffixDecoding as its paper has it (section 3, algorithm 1), in plain Python: the global tree counts every
+occurrence.
 
-`sam_core`'s rule `suffix`, which serves engines, is an approximation: it asks a string for a bounded number of children,
-follows matches up to a bounded length, and counts ends of texts among what followed. This module has none of these bounds,
-except that patterns have at most LONGEST tokens.
+`sam_core`'s rule `suffix`, which serves engines, is an approximation: it asks a string for a bounded number of
+children, follows matches up to a bounded length, and counts ends of texts among what followed. This module has none of
+these bounds, except that patterns have at most LONGEST tokens.
 """
 
 from __future__ import annotations

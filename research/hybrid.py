@@ -13,11 +13,12 @@ from sam_lab.replay import Tree
 
 
 class Hybrid:
-    """The pool's tree for a request where it expects as many accepted tokens as the draft model's drafts have on average.
+    """The pool's tree for a request where it expects as many accepted tokens as the draft model's drafts have on
+    average.
 
-    The pool's scores are calibrated while it drafts, so the sum of a tree's scores estimates how many of its tokens will
-    be accepted. It must reach `sure` times the mean of what the draft model's drafts had accepted so far. The draft
-    model is not run for such requests; it catches up with their text when it drafts for them next.
+    The pool's scores are calibrated while it drafts, so the sum of a tree's scores estimates how many of its tokens
+    will be accepted. It must reach `sure` times the mean of what the draft model's drafts had accepted so far. The
+    draft model is not run for such requests; it catches up with their text when it drafts for them next.
 
     Attributes:
         counts: those of the draft model, and sam: drafts taken from the pool.

@@ -162,7 +162,8 @@ def sd_limit(recording: Recording) -> list[Row]:
 
 
 def _online(recording: Recording, alpha: int | None, nodes: int) -> Counts:
-    """SD-T after at most EXAMPLES outputs and MAX_KNOWN tokens of them; it keeps what it replays, an answer a prompt."""
+    """SD-T after at most EXAMPLES outputs and MAX_KNOWN tokens of them; it keeps what it replays, an answer a
+    prompt."""
     known, left = [], MAX_KNOWN
     for output in recording.outputs[:EXAMPLES]:
         known.append(output[:left])
@@ -188,8 +189,8 @@ def one_a_prompt(answers: Sequence[Answer], seed: int, max_tokens: int) -> list[
 
 
 def sd_shift(recording: Recording) -> list[Row]:
-    """SuffixDecoding on answers of another kind: the tree knows answers of the other recordings (frozen; online adds each
-    answer as it ends), none (from nothing), or as many of the new kind (trained). By quarter of the answers."""
+    """SuffixDecoding on answers of another kind: the tree knows answers of the other recordings (frozen; online adds
+    each answer as it ends), none (from nothing), or as many of the new kind (trained). By quarter of the answers."""
     known = recording.others[:EXAMPLES]
     new = one_a_prompt(recording.scored, recording.seed, 2 * recording.max_tokens)
     trained, new = [answer.response_ids for answer in new[::2]], new[1::2]
@@ -213,7 +214,8 @@ def sd_shift(recording: Recording) -> list[Row]:
 
 
 def rest_settings(recording: Recording) -> list[Row]:
-    """REST: one setting differs from n_max = 16, m = 10, c = 64; `at random`: 8 of the continuations, of 8 tokens each."""
+    """REST: one setting differs from n_max = 16, m = 10, c = 64; `at random`: 8 of the continuations, of 8 tokens
+    each."""
     varied: list[dict[str, Any]] = [{}, *({"n_max": n} for n in (2, 4, 6, 8)), *({"m": m} for m in (2, 5, 20))]
     varied += [{"c": c} for c in (8, 16, 32)]
     varied += [{"m": RANDOM_TOKENS, "max_looked_at": RANDOM_SEQUENCES, "seed": recording.seed}]
@@ -225,7 +227,8 @@ def rest_settings(recording: Recording) -> list[Row]:
 
 
 def rest_datastore(recording: Recording) -> list[Row]:
-    """REST: a datastore of earlier outputs of the task (own), of the other recordings' answers (generic), and of both."""
+    """REST: a datastore of earlier outputs of the task (own), of the other recordings' answers (generic), and of
+    both."""
     stores = {"own": recording.outputs, "generic": recording.others, "both": [*recording.outputs, *recording.others]}
     row: Row = {}
     for name, texts in stores.items():
@@ -263,8 +266,8 @@ def rest_times(recording: Recording) -> list[Row]:
 
 
 def gsd(pair: models.Pair, seed: int) -> list[Row]:
-    """GSD: chains (ssd), trees (tsd) and graphs of a draft model. Nodes: drafted by the model, a draft. Graph success: drafts
-    of which a token behind a merged node was accepted."""
+    """GSD: chains (ssd), trees (tsd) and graphs of a draft model. Nodes: drafted by the model, a draft. Graph success:
+    drafts of which a token behind a merged node was accepted."""
     from research.draft_model import DraftModel
 
     rows = []

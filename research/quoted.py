@@ -32,10 +32,11 @@ CLUSTERS = {
     "grpo": _cluster("grpo", "Qwen3-32B", 0.87, 32, 8, 1, 1, 128, 128, 128, threshold=32),
     "dapo": _cluster("dapo", "Qwen3-32B", 0.87, 32, 8, 1, 1, 128, 128, 128, threshold=32),
 }
-"""The article's three clusters, and two runs of its repository's later head (vLLM 0.14.1, vllm-ascend 0.14.0rc1, CANN 8.5).
+"""The article's three clusters, and two runs of its repository's later head (vLLM 0.14.1, vllm-ascend 0.14.0rc1, CANN
+8.5).
 
-n = 16 and two rounds of the 235B as in the published recipes, the article does not state them; threshold 32 of the later
-runs is a quarter of max_num_seqs, as their scripts set it.
+n = 16 and two rounds of the 235B as in the published recipes, the article does not state them; threshold 32 of the
+later runs is a quarter of max_num_seqs, as their scripts set it.
 """
 
 ARTICLE = {
@@ -46,9 +47,9 @@ ARTICLE = {
 """Seconds without and with SAM. round: mean over the data-parallel ranks; rollout: of a training step; step: in all."""
 
 LATER = {"grpo": {"off": 2444.0, "on": 2106.0, "graph": 1621.0}, "dapo": {"off": 4562.0, "on": 4109.0, "graph": 3261.0}}
-"""Seconds of the first step's generation, mean over ranks: eager, eager with SAM, graphs with SAM. README of llm_rl/qwen3 at
-the repository's head, where the method's name is rewritten to ngram before the drafter is built: the drafts are probably
-vLLM's n-grams."""
+"""Seconds of the first step's generation, mean over ranks: eager, eager with SAM, graphs with SAM. README of
+llm_rl/qwen3 at the repository's head, where the method's name is rewritten to ngram before the drafter is built: the
+drafts are probably vLLM's n-grams."""
 
 STAGES = CURVES["stages"]
 MEAN_LENGTHS = CURVES["length"]["off"]
@@ -56,8 +57,8 @@ MEAN_235B = 10119.0
 """Tokens of an answer of Qwen3-235B, from the recipe published beside the article (32k rollouts)."""
 
 WAITS = 4
-"""Waits of the host for the device that a verifying step of vllm-ascend 0.11.0 has in each layer and a plain one has not:
-counted by `make device-costs` without patch 0010."""
+"""Waits of the host for the device that a verifying step of vllm-ascend 0.11.0 has in each layer and a plain one has
+not: counted by `make device-costs` without patch 0010."""
 
 
 class Served(NamedTuple):

@@ -70,8 +70,8 @@ def retrieve(tokens, suffixes, context, n_max, m, c, max_looked_at, random, out,
     """Draft from a corpus: fill out, parents int32[c]; return the number of nodes and the length of the match.
 
     tokens int32, texts with -1 behind each; suffixes uint32; context int32, the end of the text. A context without a
-    continuation, as at the end of a text, is no match. Of more than `max_looked_at` continuations so many are looked at,
-    at even distances or `random` ones.
+    continuation, as at the end of a text, is no match. Of more than `max_looked_at` continuations so many are looked
+    at, at even distances or `random` ones.
     """
     shortest, longest, length, low, high = 1, min(n_max, len(context)), 0, 0, 0
     while shortest <= longest:  # halves what is left: if a suffix occurs, so do all shorter ones
@@ -116,8 +116,8 @@ def retrieve(tokens, suffixes, context, n_max, m, c, max_looked_at, random, out,
 class Rest:
     """REST as a drafter; `corpus` is a file that sam_core.build_corpus wrote.
 
-    n_max: longest suffix that is matched; m: tokens of a continuation; c: nodes of the trie that are drafted; seed: of a
-    random choice among more than `max_looked_at` continuations, instead of one at even distances. It is the state of
+    n_max: longest suffix that is matched; m: tokens of a continuation; c: nodes of the trie that are drafted; seed: of
+    a random choice among more than `max_looked_at` continuations, instead of one at even distances. It is the state of
     numba's generator: drafters that choose at random are used one after another.
     """
 

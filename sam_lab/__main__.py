@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab`: replay recordings, predict a recipe's rollout, measure the gain on engines, run the benchmark."""
+"""`python -m sam_lab`: replay recordings, predict a recipe's rollout, measure the gain on engines, run the
+benchmark."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 
 Two sources. verl's rollout dumps (trainer.rollout_data_dir, one <step>.jsonl a training step with `input` and `output`)
 are texts without special tokens: they are tokenized anew, so their token ids are close to the ones sampled, not always
-equal. answers-*.jsonl of a run's folder (SAM_ANSWER_LOG) have the sampled ids themselves, but of the prompt only a hash.
+equal. answers-*.jsonl of a run's folder (SAM_ANSWER_LOG) have the sampled ids themselves, but of the prompt only a
+hash.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ def _token_ids(record: dict[str, Any], name: str, where: str) -> array[int]:
 
 
 def split_fold(answers: Sequence[Answer], fold: tuple[int, int]) -> tuple[list[Answer], list[Answer]]:
-    """The answers whose prompts belong to fold (i, n), and the others: a prompt's hash gives it one of the folds 0 .. n-1."""
+    """The answers whose prompts belong to fold (i, n), and the others: a prompt's hash gives it one of the folds 0 ..
+    n-1."""
     number, folds = fold
     parts: tuple[list[Answer], list[Answer]] = [], []
     for answer in answers:

@@ -25,7 +25,8 @@ MIN_BIN_STEPS = 200
 Tree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents of nodes, parents first; parent -1 is the end of the text."""
 Counts = dict[str, list[int]]
-"""Sums by prompt: tokens, steps, accepted and drafted tokens; or others, of which `quotient` and `interval` divide two."""
+"""Sums by prompt: tokens, steps, accepted and drafted tokens; or others, of which `quotient` and `interval` divide
+two."""
 RATE, DRAFTED, PRECISION = (0, 1), (3, 1), (2, 3)
 """What they divide: tokens by steps, drafted tokens by steps, accepted tokens by drafted ones."""
 RESAMPLES = 2000
@@ -34,8 +35,8 @@ RESAMPLES = 2000
 class Drafter(Protocol):
     """What replays and the decoder of trees call on a drafter. Requests are numbered by the caller.
 
-    It may also have `drop(group)`, called when a group's last request has ended, and `by_source()`, whose dict joins the
-    figures.
+    It may also have `drop(group)`, called when a group's last request has ended, and `by_source()`, whose dict joins
+    the figures.
     """
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
@@ -159,10 +160,10 @@ def replay(
         by_bin: the same of each bin of positions.
 
     Returns:
-        tokens_per_step, proposed_per_step (drafted tokens a step), precision (accepted of the drafted tokens), accepted,
-        proposed, steps, tokens, requests, draft_rate (steps with a draft), us_propose (microseconds a step),
-        us_append_per_token (microseconds), bins (tokens a step by position in the answer, bins of 200 steps or more) and,
-        where the drafter has it, by_source.
+        tokens_per_step, proposed_per_step (drafted tokens a step), precision (accepted of the drafted tokens),
+        accepted, proposed, steps, tokens, requests, draft_rate (steps with a draft), us_propose (microseconds a step),
+        us_append_per_token (microseconds), bins (tokens a step by position in the answer, bins of 200 steps or more)
+        and, where the drafter has it, by_source.
     """
     tally, clock = _Tally(), time.perf_counter
 
@@ -238,7 +239,8 @@ def quotient(counts: Counts, others: Counts | None = None, parts: tuple[int, int
 
 
 def interval(counts: Counts, others: Counts | None = None, parts: tuple[int, int] = RATE) -> list[float] | None:
-    """95 % of `quotient` by bootstrap over prompts; None with fewer than two, or where there are draws without a number.
+    """95 % of `quotient` by bootstrap over prompts; None with fewer than two, or where there are draws without a
+    number.
 
     The prompts of both are drawn together.
     """
@@ -248,8 +250,8 @@ def interval(counts: Counts, others: Counts | None = None, parts: tuple[int, int
 def bootstrap(
     statistic: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]], size: int, seed: int = 0
 ) -> list[float] | None:
-    """95 % of a statistic of `size` samples, which gets numbers of samples, [RESAMPLES, size], and returns a value for each
-    row; None with fewer than two samples, or where a value is not a number."""
+    """95 % of a statistic of `size` samples, which gets numbers of samples, [RESAMPLES, size], and returns a value for
+    each row; None with fewer than two samples, or where a value is not a number."""
     if size < 2:
         return None
     values = statistic(np.random.default_rng(seed).integers(size, size=(RESAMPLES, size)))

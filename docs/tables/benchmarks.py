@@ -31,7 +31,8 @@ def bench_name(row: Row, unit: bool = False) -> str:
 
 
 def bench_limit(row: Row) -> str:
-    """The limit of a row, in italics if it is a regression bound; in brackets the ratio reached where the limit is one."""
+    """The limit of a row, in italics if it is a regression bound; in brackets the ratio reached where the limit is
+    one."""
     limits = Targets(TARGETS).entries
     if row["what"] not in limits:
         raise ValueError(f"docs/results has the row {row['what']!r}, {TARGETS.name} has not: record a new run")
@@ -111,7 +112,8 @@ def sampler() -> Iterator[Row]:
 
 
 def asynchronous() -> Iterator[Row]:
-    """Drafts made before their tokens are indexed, and drafts of the device: by context and k, geometric means over sets."""
+    """Drafts made before their tokens are indexed, and drafts of the device: by context and k, geometric means over
+    sets."""
     by_kind: dict[tuple[int, str], list[Row]] = {}
     for each in output("bench-asynchronous")["acceptance"]:
         by_kind.setdefault((each["k"], each["context"]), []).append(each)
@@ -135,7 +137,8 @@ BASELINE = {"off": "plain", "free drafts": "plain", "rejection": "plain", "seede
 
 
 def ratio(ours: np.ndarray, plain: np.ndarray) -> str:
-    """Mean over starts of the median over turns of ours / plain, [starts, turns] each, and its bootstrap interval of 95 %."""
+    """Mean over starts of the median over turns of ours / plain, [starts, turns] each, and its bootstrap interval of 95
+    %."""
     ratios, rng = ours / plain, np.random.default_rng(0)
     num_starts, num_turns = ratios.shape
     starts = rng.integers(num_starts, size=(2000, num_starts, 1))

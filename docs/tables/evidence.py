@@ -70,8 +70,8 @@ def arms(language: str) -> str:
 
 
 def foresight(language: str) -> str:
-    """A row for each set: what the best fixed arm would gain, had it verified only what is accepted, by the clocks whose best
-    arms have no threshold."""
+    """A row for each set: what the best fixed arm would gain, had it verified only what is accepted, by the clocks
+    whose best arms have no threshold."""
     record = output("evidence")
     limited = {goal["world"] for goal in record["goals"] if goal["best"].count(":") > 1}
     clocks = [clock for clock in record["worlds"] if clock not in limited]

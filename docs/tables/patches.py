@@ -22,8 +22,8 @@ THREAD = re.compile(r"https://github\.com/[\w-]+/([\w-]+)/(?:pull|issues)/(\d+)|
 
 @dataclass(frozen=True)
 class Patch:
-    """What a patch's message says. `why` is the first sentence of its body, without what a colon or a semicolon adds to a long
-    one; `upstream` and `until` are trailers."""
+    """What a patch's message says. `why` is the first sentence of its body, without what a colon or a semicolon adds to
+    a long one; `upstream` and `until` are trailers."""
 
     number: str
     title: str

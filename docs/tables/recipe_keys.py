@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of a recipe's keys in docs/recipe-keys.md: values and meanings from llm_rl.recipe, defaults from dapo.yaml, and the
-meanings in Chinese from here."""
+"""The table of a recipe's keys in docs/recipe-keys.md: values and meanings from llm_rl.recipe, defaults from dapo.yaml,
+and the meanings in Chinese from here."""
 
 from __future__ import annotations
 

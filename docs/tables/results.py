@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/results.md and docs/accuracy.md that are not those of `evidence`, from the records in docs/results."""
+"""The tables of docs/results.md and docs/accuracy.md that are not those of `evidence`, from the records in
+docs/results."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def fetch(url: str, path: Path, pause: float = 2.0) -> None:
     `<path>.part.json`. A later call resumes there, or starts over if the file has changed. After a broken connection it
     waits `pause` seconds and resumes, at most TRIES times in a row without progress.
 
-    No library does this: a source may be at any address. huggingface_hub downloads from its hub alone, pooch cannot resume.
+    No library does this: a source may be at any address. huggingface_hub downloads from its hub alone, pooch cannot
+    resume.
     """
     part, record = (path.with_name(path.name + end) for end in (".part", ".part.json"))
     left = TRIES

@@ -2,8 +2,8 @@
 """Conversion of rows from the public schemas of the data sets to verl's.
 
 A row in verl's schema: data_source, prompt (chat messages), ability, reward_model {ground_truth, style}, extra_info
-{index}. If the public file has the bare problem, the instructions are this module's: they ask for the result in the form that
-both verl's scorer for this data_source and llm_rl.evaluation.scores read.
+{index}. If the public file has the bare problem, the instructions are this module's: they ask for the result in the
+form that both verl's scorer for this data_source and llm_rl.evaluation.scores read.
 """
 
 from __future__ import annotations

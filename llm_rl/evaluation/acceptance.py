@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens a step against the length of the answer so far, for several k: the article's section 1.3.
 
-Answers are greedy. By default drafts are the article's: rule `oldest` over the request's own text, k tokens wherever there is
-a match. A step is one pass over one request, excluding the first, which belongs to the processing of the prompt.
+Answers are greedy. By default drafts are the article's: rule `oldest` over the request's own text, k tokens wherever
+there is a match. A step is one pass over one request, excluding the first, which belongs to the processing of the
+prompt.
 """
 
 from __future__ import annotations

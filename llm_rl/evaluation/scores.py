@@ -6,8 +6,8 @@ that of 0.6.1 does not, and both look at the last 300 characters only.
 
 The result of an answer is what follows the last mark that its data set asks for ("####" in GSM8K, \\boxed{} in
 MATH-500, "Answer:" in AIME, DAPO and sums); without that mark, in the last \\boxed{}. Only what follows the last
-</think> counts. Two results are equal if they are the same number, exactly, or the same text after LaTeX's ways to write
-one thing differently are brought to one.
+</think> counts. Two results are equal if they are the same number, exactly, or the same text after LaTeX's ways to
+write one thing differently are brought to one.
 """
 
 from __future__ import annotations

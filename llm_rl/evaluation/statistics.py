@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """pass@1 and its difference between two arms, with intervals and a test, over questions with several answers each.
 
-Answers to one question are not independent, so the unit is the question: an interval is about other questions like these,
-with newly sampled answers.
+Answers to one question are not independent, so the unit is the question: an interval is about other questions like
+these, with newly sampled answers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def pass_at_1(right: Sequence[int], answers: int) -> Estimate:
     """pass@1: the mean over questions of the share of right answers, with Wilson's interval.
 
     The interval is that of n independent answers, with n chosen so that they have the standard error measured over the
-    questions, bounded by the number of questions and the number of answers. Unlike mean +- 1.96 standard errors it keeps its
-    coverage near 0 and 1.
+    questions, bounded by the number of questions and the number of answers. Unlike mean +- 1.96 standard errors it
+    keeps its coverage near 0 and 1.
 
     Args:
         right: right answers to each question, at least one question.
@@ -71,8 +71,8 @@ def paired_test(off: Sequence[int], on: Sequence[int]) -> float:
     """Two-sided p-value of the exact sign-flip test over questions.
 
     If the arms sample alike, each question's difference of right answers is as likely as its negative. The p-value is
-    the share of all sign patterns whose sum is at least as far from 0 as the observed sum, computed without sampling. With
-    one answer to each question it is McNemar's exact test.
+    the share of all sign patterns whose sum is at least as far from 0 as the observed sum, computed without sampling.
+    With one answer to each question it is McNemar's exact test.
 
     Args:
         off, on: right answers to each question in each arm.

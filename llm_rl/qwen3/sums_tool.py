@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tool for the tiny model's sums, and how verl's agent loop finds calls of it; loaded as rollout.multi_turn.function_tool_path.
+"""A tool for the tiny model's sums, and how verl's agent loop finds calls of it; loaded as
+rollout.multi_turn.function_tool_path.
 
-The tiny model knows no tools: the numbers that an answer adds are taken as a call, so each conversation has two turns of it.
+The tiny model knows no tools: the numbers that an answer adds are taken as a call, so each conversation has two turns
+of it.
 """
 
 import json

@@ -3,12 +3,12 @@
 
     python -m llm_rl.qwen3.tiny_model --out DIR [--seed 0]
 
-FOLDER holds the trained model as the repository ships it: a Hugging Face model folder (Qwen3ForCausalLM, float32, half a
-million parameters, byte-level BPE tokenizer), train.parquet and test.parquet in the schema of DAPO-Math-17k, and
+FOLDER holds the trained model as the repository ships it: a Hugging Face model folder (Qwen3ForCausalLM, float32, half
+a million parameters, byte-level BPE tokenizer), train.parquet and test.parquet in the schema of DAPO-Math-17k, and
 provenance.json: how the folder was made, how the model behaves when sampled, and the SHA-256 of each file. The command
-takes about two minutes and writes the folder as a whole or not at all. Training takes a fixed number of steps in float32 on
-one CPU thread (the batches are small, and threads that wait for each other are slow on a busy machine): a seed gives the same
-data everywhere, and the same model for the same torch and type of processor.
+takes about two minutes and writes the folder as a whole or not at all. Training takes a fixed number of steps in
+float32 on one CPU thread (the batches are small, and threads that wait for each other are slow on a busy machine): a
+seed gives the same data everywhere, and the same model for the same torch and type of processor.
 """
 
 import argparse
@@ -122,9 +122,11 @@ def training_batches(tokenizer, seed, steps):
 
 
 def orthogonalize(matrix):
-    """The nearest (semi-)orthogonal matrix, roughly: five Newton-Schulz steps, as torch.optim.Muon takes, but in float32.
+    """The nearest (semi-)orthogonal matrix, roughly: five Newton-Schulz steps, as torch.optim.Muon takes, but in
+    float32.
 
-    torch 2.11 takes them in bfloat16 (torch/optim/_muon.py), which is 30 times as slow on a CPU without instructions for it.
+    torch 2.11 takes them in bfloat16 (torch/optim/_muon.py), which is 30 times as slow on a CPU without instructions
+    for it.
     """
     import torch
 
@@ -137,7 +139,8 @@ def orthogonalize(matrix):
 
 
 def muon_step(matrices, momenta, rate):
-    """One step of Muon with Nesterov momentum 0.95 (https://kellerjordan.github.io/posts/muon/); `momenta` is updated."""
+    """One step of Muon with Nesterov momentum 0.95 (https://kellerjordan.github.io/posts/muon/); `momenta` is
+    updated."""
     import torch
 
     with torch.no_grad():

@@ -32,7 +32,8 @@ def load(folders):
 
 
 def write(out, summary, runs, accuracy=(), article=False):
-    """Write the report to the folder `out`, all of it or nothing; OSError if it cannot be written. article: with its curves."""
+    """Write the report to the folder `out`, all of it or nothing; OSError if it cannot be written. article: with its
+    curves."""
     from llm_rl.reports.pictures import draw
 
     pictures = draw(summary, runs, article)

@@ -8,7 +8,8 @@ from llm_rl.errors import UserError
 
 FORWARD, TRAINING, PROMPTS, UNKNOWN = "forward", "training", "prompts", "unknown"
 DIVERGED = 4
-"""Times the difference of step 1 from which a difference of log-probabilities is one of the weights, not of rounding."""
+"""Times the difference of step 1 from which a difference of log-probabilities is one of the weights, not of
+rounding."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ def read_answers(folder):
 def compare_answers(off, on):
     """What two runs' answers share; None unless both logged some.
 
-    `steps` has a row a training step: answers of both runs, their tokens in the run `on`, how many of these are equal (up to
-    the first that differs in each answer), the largest difference of log-probabilities of equal tokens, and answers that
-    only one run sampled. `first_difference`: its place and cause, or None.
+    `steps` has a row a training step: answers of both runs, their tokens in the run `on`, how many of these are equal
+    (up to the first that differs in each answer), the largest difference of log-probabilities of equal tokens, and
+    answers that only one run sampled. `first_difference`: its place and cause, or None.
     """
     if not off or not on:
         return None

@@ -129,7 +129,8 @@ def _arm(run, first):
 
 
 def _log_prob_differences(run):
-    """Tokens of all training steps by the upper bound of their difference between rollout and training; empty if none logged it."""
+    """Tokens of all training steps by the upper bound of their difference between rollout and training; empty if none
+    logged it."""
     counts = {}
     for step in run.steps:
         for name, count in step.items():
@@ -170,7 +171,8 @@ FIGURES = (
     ("mean reward", "reward", "+.3f", None),
     ("mean answer, tokens", "length", ".1f", None),
 )
-"""The main figures: what it is, its name, its format, and the name of its gain. Those that load does not change stand first."""
+"""The main figures: what it is, its name, its format, and the name of its gain. Those that load does not change stand
+first."""
 
 
 def figures(summary):
@@ -219,7 +221,8 @@ def busy_loads(summary):
 
 
 def rollout_sentence(summary, arm):
-    """A sentence: the time of a token of the rollout with `arm` and without, over all steps that count and in single ones."""
+    """A sentence: the time of a token of the rollout with `arm` and without, over all steps that count and in single
+    ones."""
     first, last = summary["first_step_counted"], summary["steps"]
     off, on = (_rollout_ms_per_token(summary[of], first - 1) for of in ("off", arm))
     names = ("rollout_s_per_step", "tokens_per_training_step")

@@ -10,8 +10,8 @@ from llm_rl.reports.runs import SPEC
 def positions(run, first):
     """Rows {"from", "steps", "tokens"} from the `first` training step on, in order of the position in the answer.
 
-    `steps` are engine steps of one request in which it had a draft, `tokens` what it gained in them; [] where the run did
-    not log them.
+    `steps` are engine steps of one request in which it had a draft, `tokens` what it gained in them; [] where the run
+    did not log them.
     """
     starts = {int(m[1]) for step in run.steps[first:] for name in step if (m := _match("steps_from_(\\d+)", name))}
     return [
@@ -35,7 +35,8 @@ def _match(pattern, name):
 
 
 def step_costs(run, first):
-    """Rows {"min_running", "max_running", "plain", "plain_ms", "drafted", "drafted_ms", "tokens_per_step"} by running requests.
+    """Rows {"min_running", "max_running", "plain", "plain_ms", "drafted", "drafted_ms", "tokens_per_step"} by running
+    requests.
 
     `plain`, `drafted`: engine steps without and with drafts from the `first` training step on; `..._ms`: the median of
     their milliseconds, None where there are none; `tokens_per_step`: what a request gained in a step with drafts. Rows

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of a report: Markdown from one template a language, and an HTML file that needs no other file and no network.
+"""The pages of a report: Markdown from one template a language, and an HTML file that needs no other file and no
+network.
 
 A template gets what `variables` returns. A table in it is a filter block around the table's head.
 """
@@ -51,7 +52,8 @@ def text_table(summary):
 
 
 def page(text, language, pictures, links):
-    """An HTML file of a Markdown text; `pictures`: {file name: bytes of a PNG}; `links`: {text: file name} for its first line."""
+    """An HTML file of a Markdown text; `pictures`: {file name: bytes of a PNG}; `links`: {text: file name} for its
+    first line."""
 
     def figure(match):
         data = base64.b64encode(pictures[match[1]]).decode()
@@ -115,11 +117,11 @@ def evaluation_row(evaluation):
 def variables(summary, accuracy, article=False):
     """What the templates show; rows are lists of cells.
 
-    summary; arms, others: the summary's runs, all and those with speculation, each with its `name`; loads: of the machine, if
-    it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all have engine logs;
-    article: the article's curves that the pictures show, or None; figures, times, gains, positions, drafts, training, differences, facts:
-    rows; costs, sampled: rows by name of the run; trees: tree ids;
-    evaluations.
+    summary; arms, others: the summary's runs, all and those with speculation, each with its `name`; loads: of the
+    machine, if it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all
+    have engine logs;
+    article: the article's curves that the pictures show, or None; figures, times, gains, positions, drafts, training,
+    differences, facts: rows; costs, sampled: rows by name of the run; trees: tree ids; evaluations.
     """
     arms = [summary[arm] | {"name": NAMES[arm]} for arm in arms_of(summary)]
     others = arms[1:]
@@ -207,7 +209,8 @@ def _training(arms, steps):
 
 
 def _differences(arms):
-    """By bound of the difference of log-probabilities in rollout and training: tokens above the bound before, and the share so far.
+    """By bound of the difference of log-probabilities in rollout and training: tokens above the bound before, and the
+    share so far.
 
     None unless all runs have them.
     """

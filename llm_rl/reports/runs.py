@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the folder of a finished run: run.json, steps.jsonl (verl's step log) and engine-<replica>.jsonl if there are any."""
+"""Read the folder of a finished run: run.json, steps.jsonl (verl's step log) and engine-<replica>.jsonl if there are
+any."""
 
 import json
 import math
@@ -118,8 +119,8 @@ def _read_engine(folder):
 def _split(rows, tokens):
     """Cut engine rows into training steps by their count of tokens, [] if the two logs do not belong together.
 
-    Every row has tokens. The cuts are exact unless replicas go on while they are counted, as those of asynchronous trainers;
-    there a step may have no row.
+    Every row has tokens. The cuts are exact unless replicas go on while they are counted, as those of asynchronous
+    trainers; there a step may have no row.
     """
     if sum(row[4] for row in rows) != sum(tokens):
         return []

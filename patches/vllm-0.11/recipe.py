@@ -28,10 +28,11 @@ def check(recipe: Recipe) -> None:
 
 
 def derive(recipe: Recipe) -> dict[str, Any]:
-    """Sizes of the rollout's engines, and MindSpeed's own settings, which it reads from the transformer's configuration.
+    """Sizes of the rollout's engines, and MindSpeed's own settings, which it reads from the transformer's
+    configuration.
 
-    verl's keys for data and expert parallelism do nothing in its synchronous rollout (patch verl/0009). vLLM takes both as
-    arguments of each rank's engine and gets the rank from RANK, as verl's workers have it (vllm-project/vllm#24899).
+    verl's keys for data and expert parallelism do nothing in its synchronous rollout (patch verl/0009). vLLM takes both
+    as arguments of each rank's engine and gets the rank from RANK, as verl's workers have it (vllm-project/vllm#24899).
     """
     rollout, sizes = "actor_rollout_ref.rollout.", recipe.rollout
     settings: dict[str, Any] = {rollout + "data_parallel_size": 1, rollout + "expert_parallel_size": 1}
@@ -48,7 +49,8 @@ def derive(recipe: Recipe) -> dict[str, Any]:
 
 
 def entry_point(recipe: Recipe, pin_set: PinSet) -> EntryPoint:
-    """recipe/dapo in a checkout of verl: it is in verl's git tag and in no package. VERL_CHECKOUT names the checkout."""
+    """recipe/dapo in a checkout of verl: it is in verl's git tag and in no package. VERL_CHECKOUT names the
+    checkout."""
     named = os.environ.get("VERL_CHECKOUT")
     folder = Path(named) if named else pin_set.verl_package().parent
     defaults = folder / "verl" / "trainer" / "config"

@@ -177,7 +177,8 @@ class Acceptance:
         return bundles
 
     def fill(self, task: Task, base: Task, rivals: Sequence[Task], rows: list[Row]) -> None:
-        """Figures of a task, of its base and of peers, and the ratio of the worst set where a second row asks for it."""
+        """Figures of a task, of its base and of peers, and the ratio of the worst set where a second row asks for
+        it."""
         rows[0].ours = self.figure(task)
         rows[0].peers[label(base, task)] = self.figure(base)
         for rival in rivals:

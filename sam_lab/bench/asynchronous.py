@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab bench-asynchronous`: drafts for engines that schedule asynchronously, beside those of a host that waits.
+"""`python -m sam_lab bench-asynchronous`: drafts for engines that schedule asynchronously, beside those of a host that
+waits.
 
 Early: the host waits for what the latest step sampled, but indexes it only after it has drafted. Late: the host drafts
 before it knows what the latest step sampled, and `sam_core.device_drafts` completes the drafts on the device.
@@ -41,7 +42,8 @@ LIMIT = 100_000
 MEAN, WORST = {"early": 0.99, "late": 0.97}, {"early": 0.98, "late": 0.93}
 BATCHES = (1, 64, 256)
 HOST_MS = 4.0
-"""Goal of the host's part of a step with 256 requests: it runs while the device computes a step of tens of milliseconds."""
+"""Goal of the host's part of a step with 256 requests: it runs while the device computes a step of tens of
+milliseconds."""
 
 
 class Replay:

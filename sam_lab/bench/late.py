@@ -45,8 +45,9 @@ class EarlyDrafter(SamDrafter):
 class _Request:
     """A request of LateDrafter.
 
-    text, group: its row in the table, and the number of its group. tokens: its text of `length` tokens, of which `prompt`
-    are its prompt. The host knows the first `known` of them, and has put the first `fed` into the table and the pool.
+    text, group: its row in the table, and the number of its group. tokens: its text of `length` tokens, of which
+    `prompt` are its prompt. The host knows the first `known` of them, and has put the first `fed` into the table and
+    the pool.
     """
 
     def __init__(self, text: int, group: int, tokens: npt.NDArray[np.int32], length: int) -> None:
@@ -135,7 +136,8 @@ class LateDrafter(SamDrafter):
         self._dropped.add(group)
 
     def _host(self, requests: Sequence[int]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Any]:
-        """Feed what the host knows, draft chains for B requests: int32 [B, 2k + 1], lengths [B], changes of the table."""
+        """Feed what the host knows, draft chains for B requests: int32 [B, 2k + 1], lengths [B], changes of the
+        table."""
         numbers = [*requests, *self._ended]
         live = [self.requests[number] for number in numbers]
         slots = np.array([self.slots[number] for number in numbers], np.int32)

@@ -41,9 +41,9 @@ class Figure(NamedTuple):
 class Row:
     """One bundle of lines of the table: our figure, and those of the peers in the same run.
 
-    The target is a bound of our median or, where `of` names a peer, of our median divided by that peer's; None where there
-    is none and the figure is recorded alone. `ours` is None until it is measured, and stays so where that failed: `error`
-    says why.
+    The target is a bound of our median or, where `of` names a peer, of our median divided by that peer's; None where
+    there is none and the figure is recorded alone. `ours` is None until it is measured, and stays so where that failed:
+    `error` says why.
     """
 
     section: str
@@ -160,7 +160,8 @@ def figure(value: float | None) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """The table as text: a line for each row, and one below it for each peer, with how many times ours its figure is."""
+    """The table as text: a line for each row, and one below it for each peer, with how many times ours its figure
+    is."""
     lines = []
     section = None
     width = max(len(f"{row.what}, {row.unit}") for row in rows)

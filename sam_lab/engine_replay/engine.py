@@ -24,8 +24,8 @@ from sam_lab.cli import LabError
 
 FORCED = 1e4
 SHARED = {"load_format": "one_copy", "gpu_memory_utilization": 0.01}
-"""On CUDA: one copy of the weights, and no share of the memory that must be free, as the size of the cache is given. Other
-platforms change weights after loading, so that engines cannot share them."""
+"""On CUDA: one copy of the weights, and no share of the memory that must be free, as the size of the cache is given.
+Other platforms change weights after loading, so that engines cannot share them."""
 
 
 def write_model(folder: Path, shape: Shape, max_model_len: int, dtype: str) -> None:
@@ -192,8 +192,8 @@ class ForcedEngine:
         Returns:
             Each engine step: requests running, rows computed, draft tokens among them, context (tokens its requests
             held before it), tokens emitted, the requests that gained them, s, sample_s (sampling and verification),
-            draft_s (with asynchronous scheduling also the wait for the step before) in seconds of the clock, and whether
-            a prompt was read in it. And the requests whose answer was not the recorded one.
+            draft_s (with asynchronous scheduling also the wait for the step before) in seconds of the clock, and
+            whether a prompt was read in it. And the requests whose answer was not the recorded one.
         """
         self.engine.reset_prefix_cache()  # of the prompts that another arm has read
         if drafter:

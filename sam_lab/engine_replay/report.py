@@ -19,7 +19,8 @@ BINS = {"1": (1, 1), "2-3": (2, 3), "4-5": (4, 5), "6-8": (6, 8), "9-16": (9, 16
 
 
 def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Print the table; write engine-replay.json, steps.json and engine-replay.png in `out`; return the content of the first."""
+    """Print the table; write engine-replay.json, steps.json and engine-replay.png in `out`; return the content of the
+    first."""
     arms = list(dict.fromkeys(run["arm"] for run in runs))
     base = settings.get("against", "plain")
     plain = {run["batch"]: run for run in runs if run["arm"] == base}

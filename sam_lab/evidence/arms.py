@@ -18,8 +18,8 @@ from sam_lab.recordings import Answer
 Int32 = npt.NDArray[np.int32]
 
 METHODS = ("ngram", "suffix", "oldest", "batch", "wide")
-"""vLLM's two, the article's rule (oldest occurrence, own text), sam_core's default rule and sources, and the same with drafts
-as improbable as those of `auto` may be."""
+"""vLLM's two, the article's rule (oldest occurrence, own text), sam_core's default rule and sources, and the same with
+drafts as improbable as those of `auto` may be."""
 PEERS = ("ngram", "suffix")
 """Those of vLLM, which need packages and sources."""
 ARM = re.compile(r"(ngram|suffix|oldest|batch|wide):([1-9][0-9]*)(?::([1-9][0-9]*))?|auto:([1-9][0-9]*)")

@@ -112,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(out: Path, settings: Settings, resume: bool) -> None:
-    """A folder of these settings: emptied, or with the rollouts that it has. Raises LabError where they are of others."""
+    """A folder of these settings: emptied, or with the rollouts that it has. Raises LabError where they are of
+    others."""
     files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), *MEASURED.values()]
     wanted = settings._asdict() | {"sam_core": sam_core.__version__, "data": [digest(path) for path in files]}
     written = out / "settings.json"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rollout of recorded answers without a model: the steps that vLLM's scheduler would run, with exact acceptance.
 
-A greedy answer is known, so a draft is accepted as far as it equals the answer, whatever the model. What a step takes is
-left to a world's cost.
+A greedy answer is known, so a draft is accepted as far as it equals the answer, whatever the model. What a step takes
+is left to a world's cost.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ TAIL = 8
 
 
 def resamples(batches: int) -> npt.NDArray[np.int64]:
-    """int64 [RESAMPLES + 1, batches]: batches drawn with replacement; the first row is all of them, the only one of one batch."""
+    """int64 [RESAMPLES + 1, batches]: batches drawn with replacement; the first row is all of them, the only one of one
+    batch."""
     drawn = np.random.default_rng(20).integers(batches, size=(RESAMPLES if batches > 1 else 0, batches))
     return np.concatenate([np.arange(batches)[None], drawn])
 
@@ -49,9 +50,9 @@ def pooled(base: Float64, other: Float64) -> Interval:
 def summary(plain: Steps, arm: Steps, world: World) -> dict[str, Any]:
     """Gains of an arm against plain decoding of the same batches.
 
-    pooled, median, worst: time of the rollout, plain over arm: of all batches together, and of single ones; worst has no
-    interval. tail: tokens a second while at most TAIL requests run, over plain's. accepted: of the tokens drafted for
-    steps that only decode; None without any.
+    pooled, median, worst: time of the rollout, plain over arm: of all batches together, and of single ones; worst has
+    no interval. tail: tokens a second while at most TAIL requests run, over plain's. accepted: of the tokens drafted
+    for steps that only decode; None without any.
     """
     base, own = seconds(plain, world), seconds(arm, world)
     gains = base / own

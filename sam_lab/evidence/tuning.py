@@ -35,7 +35,8 @@ def shortlist(of: str, done: Mapping[Job, Steps], world: World) -> list[Job]:
         for k in LENGTHS[method]:
             on = _by_running(done[Job(of, "dev", f"{method}:{k}")], world)
             for threshold in THRESHOLDS:
-                # at so many requests a run with a threshold takes what the run in every step takes, beyond it what plain takes
+                # at so many requests a run with a threshold takes what the run in every step takes, beyond it what
+                # plain takes
                 predicted[f"{method}:{k}:{threshold}"] = on[: threshold + 1].sum() + plain[threshold + 1 :].sum()
         jobs += [Job(of, "dev", arm) for arm in sorted(predicted, key=predicted.__getitem__)[:SHORTLIST]]
     return jobs

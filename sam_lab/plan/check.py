@@ -37,8 +37,8 @@ CACHED = 128
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Settings and runs of an engine replay: of its steps.json (beside engine-replay.json), or of the runs.jsonl of one that
-    has not ended. Raises LabError or OSError."""
+    """Settings and runs of an engine replay: of its steps.json (beside engine-replay.json), or of the runs.jsonl of one
+    that has not ended. Raises LabError or OSError."""
     try:
         if path.suffix == ".jsonl":
             settings, *runs = [json.loads(line) for line in path.read_text().splitlines()]
@@ -67,8 +67,8 @@ def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
 def check(path: Path) -> dict[str, Any]:
     """Predicted and measured seconds of every arm and batch that the planner can model, and of the best fixed switches.
 
-    The other batches give the cost of a step (its own where no other was run); lengths and acceptance (by sam_lab.replay)
-    are those of the recorded answers.
+    The other batches give the cost of a step (its own where no other was run); lengths and acceptance (by
+    sam_lab.replay) are those of the recorded answers.
     """
     settings, runs = read(path)
     if settings["answers"] == "random":

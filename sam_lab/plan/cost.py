@@ -22,13 +22,14 @@ class Device:
 
     bandwidth: bytes a second of memory; flops: a second, dense bf16; link: bytes a second to the other dies, one way.
     collective, exchange: seconds before the first byte of an all-reduce, and of an all-to-all of experts.
-    launch: host seconds an operator in eager mode. operators, expert_operators: operators that vllm-ascend 0.11 launches a layer, counted
-    in its source: norm, qkv, two norms of q and k, rope, cache, attention, output, all-reduce, norm, two matrix products and an
-    activation, all-reduce; with experts instead of the MLP router, top-k, cast, dispatch, two grouped products, activation,
-    combine, and the padding, slicing and gathering around them. draft_context: attention's cost of a draft token, as a share of
-    that of its request's context without drafts; 0.43 was measured on a CPU, the 910C's operator is not known.
-    verify, max_verify: seconds a layer by which a step with drafts is longer, whatever it reads and computes: waits of the
-    host for the device; and at most.
+    launch: host seconds an operator in eager mode. operators, expert_operators: operators that vllm-ascend 0.11
+    launches a layer, counted in its source: norm, qkv, two norms of q and k, rope, cache, attention, output,
+    all-reduce, norm, two matrix products and an activation, all-reduce; with experts instead of the MLP router, top-k,
+    cast, dispatch, two grouped products, activation, combine, and the padding, slicing and gathering around them.
+    draft_context: attention's cost of a draft token, as a share of that of its request's context without drafts; 0.43
+    was measured on a CPU, the 910C's operator is not known. verify, max_verify: seconds a layer by which a step with
+    drafts is longer, whatever it reads and
+    computes: waits of the host for the device; and at most.
     """
 
     name: str
@@ -53,7 +54,8 @@ DEVICES = {
     "H100": Device("H100 SXM", 3.35e12, 989e12, 450e9, launch=6e-6, context_share=0.7),
 }
 """910C: Serving Large Language Models on Huawei CloudMatrix384 (arXiv 2506.12708), section 3: a package of two dies has
-752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify are what `python -m research article` fits.
+752 TFLOPS in bf16, 128 GB at 3.2 TB/s and 392 GB/s of scale-up links one way; launch and max_verify are what `python -m
+research article` fits.
 H100: NVIDIA's data sheet; launch is an assumption."""
 
 
@@ -120,7 +122,8 @@ class Cost:
 class Held:
     """A cost for sam_core.budget.choose, of steps of `running` requests that hold `thousands` of tokens each.
 
-    `choose` adds the cost of contexts to that of rows; here the floor covers their sum, so all of it is part of the rows.
+    `choose` adds the cost of contexts to that of rows; here the floor covers their sum, so all of it is part of the
+    rows.
     """
 
     cost: Cost

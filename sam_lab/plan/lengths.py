@@ -57,8 +57,8 @@ class Lengths:
         return float(np.minimum(self.limit, scale * (-np.log1p(-share)) ** self.spread).mean())
 
     def sample(self, prompts: int, n: int, rng: np.random.Generator) -> Int64:
-        """[prompts, n] lengths of at least one token. The normal scores of all answers are stratified, so that means of a
-        step vary less than with independent draws."""
+        """[prompts, n] lengths of at least one token. The normal scores of all answers are stratified, so that means of
+        a step vary less than with independent draws."""
         common = rng.standard_normal((prompts, 1))
         z = sqrt(self.together) * common + sqrt(1 - self.together) * rng.standard_normal((prompts, n))
         ranks = z.ravel().argsort().argsort()

@@ -19,8 +19,8 @@ from sam_lab.plan.cost import Cost
 Float64 = npt.NDArray[np.float64]
 
 EDGES = np.array([128, 256, 512, 1024, 2048, 4096, 8192, 16384, 26000])
-"""Positions in the answer at which acceptance may change: the bins of sam_lab.replay, smaller ones at the beginning, and
-where the article's curve rises."""
+"""Positions in the answer at which acceptance may change: the bins of sam_lab.replay, smaller ones at the beginning,
+and where the article's curve rises."""
 BINS = len(EDGES) + 1
 BLOCK = 16
 """Tokens of a block of keys and values: an engine keeps one free for each request before it starts another."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m sam_lab switch-worlds`: time that switch `auto` loses in random worlds, against an oracle.
 
-Each seed draws a machine (what a step costs by its tokens, flat, linear or with a knee, padded to captured sizes or not;
-contexts; a constant for verification in a quarter of the worlds; noise, bursts, drift, changes of speed), a load (a rollout whose batch falls, or prompts that come all the time)
-and drafts, whose acceptance is taken from recordings. Regret is the share of time that an oracle would have saved, which
-knows all this and chooses the drafts that give the most tokens a second in each of these steps. Neither the switch nor
-the oracle knows which prompts the scheduler adds to a step: the oracle expects as many as in the latest steps. In the line
-`with foresight` it knows that too.
+Each seed draws a machine (what a step costs by its tokens, flat, linear or with a knee, padded to captured sizes or
+not; contexts; a constant for verification in a quarter of the worlds; noise, bursts, drift, changes of speed), a load
+(a rollout whose batch falls, or prompts that come all the time) and drafts, whose acceptance is taken from recordings.
+Regret is the share of time that an oracle would have saved, which knows all this and chooses the drafts that give the
+most tokens a second in each of these steps. Neither the switch nor the oracle knows which prompts the scheduler adds to
+a step: the oracle expects as many as in the latest steps. In the line `with foresight` it knows that too.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def summary(worlds: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians and tails over worlds that `play` returned.
 
-    regret, regret_foresight, regret_batch, regret_plain: [median, 99th percentile, largest] of switch auto, of it against an
-    oracle with foresight, of switch batch and of plain decoding. never: worlds in which drafts never pay; plain: [median,
-    smallest] throughput in them against plain decoding, of auto.
+    regret, regret_foresight, regret_batch, regret_plain: [median, 99th percentile, largest] of switch auto, of it
+    against an oracle with foresight, of switch batch and of plain decoding. never: worlds in which drafts never pay;
+    plain: [median, smallest] throughput in them against plain decoding, of auto.
     """
     seconds = {name: np.array([w["seconds"][name] for w in worlds]) for name in ARMS}
     never = seconds["plain"] < MIN_GAIN * seconds["best"]

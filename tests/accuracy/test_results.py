@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of results and their comparison, acceptance by length, and the figures of the operator check: without an engine."""
+"""Files of results and their comparison, acceptance by length, and the figures of the operator check: without an
+engine."""
 
 import json
 import random

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines in processes of their own: vllm-ascend's over the stand-in for torch_npu, and vLLM's CPU backend beside it."""
+"""Engines in processes of their own: vllm-ascend's over the stand-in for torch_npu, and vLLM's CPU backend beside
+it."""
 
 import functools
 import importlib.metadata
@@ -81,13 +82,14 @@ class Step(NamedTuple):
 
 
 class Engine:
-    """An engine_server. After `run`, `rows`, `preemptions`, `logprobs`, `ends` and `routed_experts` are those of that run, as it
-    returns them.
+    """An engine_server. After `run`, `rows`, `preemptions`, `logprobs`, `ends` and `routed_experts` are those of that
+    run, as it returns them.
 
-    It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to one
-    waits until it is up. A dead engine raises AssertionError with its traceback.
+    It runs eagerly unless a compilation_config is among the settings. Engines start side by side: the first question to
+    one waits until it is up. A dead engine raises AssertionError with its traceback.
 
-    in_process: the engine's core is in the engine_server's process. front_end: the engine_server's, "LLMEngine" or "AsyncLLM".
+    in_process: the engine's core is in the engine_server's process. front_end: the engine_server's, "LLMEngine" or
+    "AsyncLLM".
     environment: further variables of its processes.
     """
 
@@ -138,7 +140,8 @@ class Engine:
         return self.answer()
 
     def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, renew=None, reset=False, after=8, **sampling):
-        """Answers of token ids; for the arguments see engine_server. each: further sampling arguments of each request."""
+        """Answers of token ids; for the arguments see engine_server. each: further sampling arguments of each
+        request."""
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
         sampling = [sampling | own for own in each] if each else sampling
         arguments = {"renew": renew and str(renew), "reset": reset, "after": after} if renew or reset else {}

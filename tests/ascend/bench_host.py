@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host time of an engine's steps, without speculation, with the switch off and verifying; also verifying drafts that cost
-nothing, which is what any drafter's steps take.
+"""Host time of an engine's steps, without speculation, with the switch off and verifying; also verifying drafts that
+cost nothing, which is what any drafter's steps take.
 
     make bench-host PIN=vllm-0.23
 
 The model is so small that a step is all host: scheduler, runner, launches, sampler, proposer, and the messages between
 processes; larger matrices would count the work of a device, which grows with the rows. Engines take turns at the same
-requests, and those whose turn it is not are stopped (SIGSTOP), so that none polls. They run as one process; with the worker
-in a process of its own; and as verl's server runs them, an AsyncLLM that holds each request as a task, the worker in a
-process of its own. On the platform npu operators run in the stand-in for torch_npu. The seconds inside its own attention
-and cache operators, which no host would spend, are taken off, and those by which its device, a mode in Python, delays every
-torch call: some microseconds, as long as the call itself.
+requests, and those whose turn it is not are stopped (SIGSTOP), so that none polls. They run as one process; with the
+worker in a process of its own; and as verl's server runs them, an AsyncLLM that holds each request as a task, the
+worker in a process of its own. On the platform npu operators run in the stand-in for torch_npu. The seconds inside its
+own attention and cache operators, which no host would spend, are taken off, and those by which its device, a mode in
+Python, delays every torch call: some microseconds, as long as the call itself.
 
 A turn's figure is the lower quartile of its steps in which all requests decode, as what else the machine does makes
 steps only longer. One start of a process can be a tenth slower than the next for as long as it lives, so all engines
-start several times. Printed are the median over all turns, and the mean over starts of the median ratio to the arm beside
-in the same turn, with a bootstrap interval of 95 % over starts and their turns.
+start several times. Printed are the median over all turns, and the mean over starts of the median ratio to the arm
+beside in the same turn, with a bootstrap interval of 95 % over starts and their turns.
 
---parts prints what the parts of a step take, in one process: by timers around methods of the scheduler, runner and drafter.
+--parts prints what the parts of a step take, in one process: by timers around methods of the scheduler, runner and
+drafter.
 """
 
 import argparse

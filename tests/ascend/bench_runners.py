@@ -7,8 +7,8 @@
 A drafter on the host keeps the engine on runner 1. So engines take turns at the same requests: without speculation on
 runner 2 and on runner 1, and with `sam`, its switch off and on, those on runner 1 scheduled asynchronously and not.
 Answers are greedy and of one length. The worker is a process of its own, which computes while the engine schedules;
-engines whose turn it is not are stopped. Printed are the median over all turns with quartiles, and as in bench_host the mean
-over starts of the median ratio to the asynchronous engine without speculation in the same turn.
+engines whose turn it is not are stopped. Printed are the median over all turns with quartiles, and as in bench_host the
+mean over starts of the median ratio to the asynchronous engine without speculation in the same turn.
 
 On the platform npu vllm-ascend runs over the stand-in for torch_npu, eagerly, with a tiny model in float32; it has no
 runner 2 there. On the platform gpu vLLM runs a model from a folder, once for each mode of graphs.

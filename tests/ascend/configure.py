@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures engines without starting them.
 
-usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config; "engine" in
-the latter has further arguments of the engine, which runs eagerly unless a compilation_config is among them; "path" has
-folders of packages to add)
-Prints a JSON list of what became of each, then of method sam with a hybrid model and without sam_core:
-{"method", "k", "sam", "repr"} or {"error": the sentence}.
+usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config;
+"engine" in the latter has further arguments of the engine, which runs eagerly unless a compilation_config is among
+them; "path" has folders of packages to add) Prints a JSON list of what became of each, then of method sam with a hybrid
+model and without sam_core: {"method", "k", "sam", "repr"} or {"error": the sentence}.
 """
 
 import json

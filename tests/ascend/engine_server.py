@@ -2,8 +2,9 @@
 """One engine in a process of its own, so that engines of different platforms live side by side.
 
 usage: engine_server.py LLMEngine|AsyncLLM SETTINGS   (JSON: arguments of EngineArgs; `reasoning_end`: see thinking.py)
-One JSON object a line on stdin, {"method": name, **arguments of the Server's method}; its answer is one on stdout, {"result": ...}
-or {"error": text}. The first line says which platform vLLM chose. Everything else that is printed goes to stderr.
+One JSON object a line on stdin, {"method": name, **arguments of the Server's method}; its answer is one on stdout,
+{"result": ...} or {"error": text}. The first line says which platform vLLM chose. Everything else that is printed goes
+to stderr.
 """
 
 import collections
@@ -39,7 +40,8 @@ def experts(worker):
 
 
 def routed_experts(output):
-    """The experts of each token of a prompt and its answer but the last, by layer; None unless the engine records them."""
+    """The experts of each token of a prompt and its answer but the last, by layer; None unless the engine records
+    them."""
     recorded = getattr(output.outputs[0], "routed_experts", None)
     return None if recorded is None else recorded.tolist()
 
@@ -92,7 +94,8 @@ def noted_answers(worker):
 
 
 def note_outputs(worker):
-    """Runs in a worker: from now on notes the output tokens of requests that leave the batch, as far as they are read."""
+    """Runs in a worker: from now on notes the output tokens of requests that leave the batch, as far as they are
+    read."""
     runner = worker.model_runner
     complete, runner.noted_outputs = runner.async_drafts._complete_output, []
 
@@ -156,7 +159,8 @@ def shape_of(scheduled):
 
 
 def standin_clock():
-    """A function: seconds that the stand-in has taken so far, inside its operators and by its device at each torch call."""
+    """A function: seconds that the stand-in has taken so far, inside its operators and by its device at each torch
+    call."""
     standin = sys.modules.get("torch_npu")
     if not standin:
         return lambda: 0.0
@@ -195,8 +199,8 @@ if OLD:  # one method runs the model, samples and notes the tokens
 
 
 def time_parts(worker):
-    """Runs in a worker that shares its process with the engine's core: from now on notes of each step its requests, drafted
-    tokens, and the seconds of the step and of its PARTS, without the stand-in's."""
+    """Runs in a worker that shares its process with the engine's core: from now on notes of each step its requests,
+    drafted tokens, and the seconds of the step and of its PARTS, without the stand-in's."""
     seconds, core, runner = standin_clock(), calling_core(), worker.model_runner
     step, parts, shape = core.step_fn, collections.Counter(), []
     objects = {"scheduler": core.scheduler, "runner": runner}
@@ -540,7 +544,8 @@ class AsyncServer:
         return [self.loop.run_until_complete(drafter_counters(self.engine)), first]
 
     def note_engines(self, routed):
-        """From now on notes which data-parallel engine each request is sent to. routed: False to let vLLM choose by load."""
+        """From now on notes which data-parallel engine each request is sent to. routed: False to let vLLM choose by
+        load."""
         client, self.sent = self.engine.engine_core, []
         choose = type(client).get_core_engine_for_request
 

@@ -2,8 +2,8 @@
 """Checks of vllm-ascend's and the stand-in's functions that need no engine, all in one process on platform npu.
 
 usage: npu_unit.py   (prints one JSON object, {check: null, or the text of what it raised})
-A check is a function of this module, of npu_graphs, client_checks or stop_checks whose name begins with `check_`; each stands for
-one test.
+A check is a function of this module, of npu_graphs, client_checks or stop_checks whose name begins with `check_`; each
+stands for one test.
 """
 
 import dataclasses

@@ -147,7 +147,8 @@ def test_structured_output_beside_drafts(make_model):
 
 
 def test_a_step_waits_no_more_than_one_of_a_plain_engine_that_schedules_asynchronously():
-    """With the switch off it launches no more either. Steps with `sam` are planned with placeholders, drafts or none."""
+    """With the switch off it launches no more either. Steps with `sam` are planned with placeholders, drafts or
+    none."""
     settings, batch, layers = {"async_scheduling": True}, 4, 2
     arms = {
         "plain": device_costs.Arm(None, settings, device_costs.SAMPLED, False, None),

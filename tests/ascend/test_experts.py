@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts over the ranks of data parallelism, as verl 0.9.1's servers run it; tests/rollout has verl 0.6.1's.
+"""A mixture of experts over the ranks of data parallelism, as verl 0.9.1's servers run it; tests/rollout has verl
+0.6.1's.
 
 The reference is one rank that holds all experts and does not speculate, an Atlas A2; the others are an A3.
 """

@@ -18,7 +18,8 @@ def decoding(steps):
 
 
 def test_every_step_of_decoding_hits_a_graph(cpu, graphs, prompts):
-    """Above the threshold of 5 requests a graph of one token a request, below it one of K + 1, padded where it must be."""
+    """Above the threshold of 5 requests a graph of one token a request, below it one of K + 1, padded where it must
+    be."""
     lengths = [40 + 5 * i for i in range(12)]
     graphs.steps()
     before = graphs.drafter()
@@ -41,7 +42,8 @@ def test_every_step_of_decoding_hits_a_graph(cpu, graphs, prompts):
 
 
 def test_arrivals_and_the_end_of_the_context(cpu, graphs):
-    """Beside a prompt that is read nothing is captured; beside a request without room for K tokens nothing is drafted."""
+    """Beside a prompt that is read nothing is captured; beside a request without room for K tokens nothing is
+    drafted."""
     rng = random.Random(5)
     prompts = [[rng.randrange(VOCAB - 1) for _ in range(8)] * 5 for _ in range(4)]
     prompts[3] = (prompts[3] * 7)[:252]

@@ -18,7 +18,8 @@ MODES = ["FULL_DECODE_ONLY", "PIECEWISE", "FULL_AND_PIECEWISE"]
 
 @pytest.fixture(scope="module", params=["npu", "cpu"])
 def configured(request, model):
-    """What became of GOOD, of no options, of each of BAD, of a hybrid model, and of a configuration without sam_core."""
+    """What became of GOOD, of no options, of each of BAD, of a hybrid model, and of a configuration without
+    sam_core."""
     asked = [{"method": "sam", "num_speculative_tokens": 4, "sam": GOOD}, {"method": "sam"}]
     asked += [{"method": "sam", "num_speculative_tokens": k, "sam": sam} for k, sam, _ in BAD]
     out, _ = start(request.param, str(HERE / "configure.py"), str(model), json.dumps(asked)).communicate(timeout=300)

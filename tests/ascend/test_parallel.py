@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two tensor-parallel ranks over gloo: the same tokens, one index, the drafts that the first rank decides on by its clock."""
+"""Two tensor-parallel ranks over gloo: the same tokens, one index, the drafts that the first rank decides on by its
+clock."""
 
 import pytest
 from ascend_engine import OLD, Engine

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded sampling on the real runner: at temperature 1 the text is the same with and without drafts, token for token."""
+"""Seeded sampling on the real runner: at temperature 1 the text is the same with and without drafts, token for
+token."""
 
 import pytest
 from ascend_engine import OLD, Engine

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vllm-ascend's rejection sampler over the stand-in: upstream's unit tests of patched files, and what sam_core.verify gives it."""
+"""vllm-ascend's rejection sampler over the stand-in: upstream's unit tests of patched files, and what sam_core.verify
+gives it."""
 
 import importlib.metadata
 import os

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random schedules of vLLM's own runner and of vllm-ascend's (schedules.py).
 
-`pytest tests/ascend/test_schedules.py --schedules 500` runs more of them, `--first-schedule SEED --schedules 1` one of them,
-`--shrink` leaves out of one that fails what it fails without.
+`pytest tests/ascend/test_schedules.py --schedules 500` runs more of them, `--first-schedule SEED --schedules 1` one of
+them, `--shrink` leaves out of one that fails what it fails without.
 """
 
 import functools
@@ -111,7 +111,8 @@ def test_schedules_reach_everything(found):
 
 
 def test_parameters_are_drafted_as_the_table_says(found):
-    """In patches/<pin set>/requests.toml. Every one of them is in a request, and those that are drafted had drafts accepted."""
+    """In patches/<pin set>/requests.toml. Every one of them is in a request, and those that are drafted had drafts
+    accepted."""
     _, covered, _ = found("cpu")
     held = [
         group for section in ("parameters", "kinds") for group in table()[section] if __name__ in group.get("test", "")

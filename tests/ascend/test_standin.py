@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in computes what torch and vLLM compute, and refuses batches of a wrong shape; the checks are in npu_unit."""
+"""The stand-in computes what torch and vLLM compute, and refuses batches of a wrong shape; the checks are in
+npu_unit."""
 
 import pytest
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An answer ends at its stop string also where this ends inside a draft: token ids, log-probabilities and text stop there."""
+"""An answer ends at its stop string also where this ends inside a draft: token ids, log-probabilities and text stop
+there."""
 
 import pytest
 from ascend_engine import OLD

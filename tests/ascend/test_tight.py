@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy answers where memory and context are short: preemption, prompts in chunks, the end of the context; a corpus."""
+"""Greedy answers where memory and context are short: preemption, prompts in chunks, the end of the context; a
+corpus."""
 
 import random
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links in the documentation lead somewhere, both languages have the same tables and commands, generated tables are current, and
-every recipe is listed."""
+"""Links in the documentation lead somewhere, both languages have the same tables and commands, generated tables are
+current, and every recipe is listed."""
 
 import importlib.util
 import json

@@ -101,7 +101,8 @@ def listed(name):
 
 
 def test_every_folder_of_tests_is_run():
-    """With .venvs/tools or in the environment of a pin set, as CONTRIBUTING.md says; those of a retired one by nobody."""
+    """With .venvs/tools or in the environment of a pin set, as CONTRIBUTING.md says; those of a retired one by
+    nobody."""
     by_pin_sets = {folder for name in PIN_SETS for folder in listed(name)}
     assert not set(QUICK) & set(TORCH) and not {*QUICK, *TORCH} & by_pin_sets
     table = re.findall(r"^\| `(tests/\w+)` \|.*\| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)

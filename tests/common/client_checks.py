@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of vLLM's own client of several data-parallel engines, which chooses the engine of a request, without engines."""
+"""Checks of vLLM's own client of several data-parallel engines, which chooses the engine of a request, without
+engines."""
 
 import asyncio
 import types

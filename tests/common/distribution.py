@@ -35,7 +35,8 @@ def chi_square_p_value(observed, expected):
 
 
 def sample(engine, draws, at_once=8, each=None, **sampling):
-    """Answers of 3 tokens to PROMPT: pairs of first tokens counted, tokens drafted and accepted. each: see Engine.run."""
+    """Answers of 3 tokens to PROMPT: pairs of first tokens counted, tokens drafted and accepted. each: see
+    Engine.run."""
     pairs, drafted, accepted = np.zeros((VOCAB, VOCAB)), 0, 0
     for at in range(0, draws, at_once):
         for answer in engine.run([PROMPT] * at_once, 3, each=each and each[at : at + at_once], **sampling):
@@ -46,7 +47,8 @@ def sample(engine, draws, at_once=8, each=None, **sampling):
 
 
 def samples_as_the_model(engine, network, draws, at_once=8):
-    """Pairs follow the model's law where siblings draft for each other: the second token of most answers is drafted and verified.
+    """Pairs follow the model's law where siblings draft for each other: the second token of most answers is drafted and
+    verified.
 
     A deterministic draft d is accepted with probability p(d), so acceptance has bounds of its own.
     """
@@ -59,7 +61,8 @@ def samples_as_the_model(engine, network, draws, at_once=8):
 
 
 def repeated_seeds(engine, count):
-    """`count` requests with seeds, made four times; each drafts what its former answers were. Yields the pairs of each time."""
+    """`count` requests with seeds, made four times; each drafts what its former answers were. Yields the pairs of each
+    time."""
     requests = [{"seed": seed, "extra_args": {"sam_group": str(seed)}} for seed in range(count)]
     for _ in range(4):
         pairs, drafted, accepted = sample(engine, count, each=requests, temperature=1.0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of every kind of engine: count(), drafter(), run(), stop() are those of tests/engine and tests/ascend."""
+"""What is asked of every kind of engine: count(), drafter(), run(), stop() are those of tests/engine and
+tests/ascend."""
 
 import os
 import time
@@ -23,9 +24,11 @@ def settled(engine):
 
 
 def go_on_from_what_they_had(engine, prompts, answers, old, lengths=None, each=None):
-    """Answers whose weights changed on the way begin as the old ones, and go on as `engine`, which has the new weights, does.
+    """Answers whose weights changed on the way begin as the old ones, and go on as `engine`, which has the new weights,
+    does.
 
-    old: whole answers with the old weights; lengths: tokens asked for, as many as `old` has unless given; each: see run().
+    old: whole answers with the old weights; lengths: tokens asked for, as many as `old` has unless given; each: see
+    run().
     """
     kept = [len(os.path.commonprefix(pair)) for pair in zip(answers, old, strict=True)]
     lengths = lengths or [len(whole) for whole in old]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import it, and vLLM forks an engine's processes, which have then imported what this one has: 4 s a start instead of 40.
+"""Import it, and vLLM forks an engine's processes, which have then imported what this one has: 4 s a start instead of
+40.
 
 vLLM forks on GPUs as well; its CPU platform alone asks for spawning.
 """

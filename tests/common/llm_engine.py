@@ -47,10 +47,11 @@ class Engine:
 
         `interrupt` is called with vLLM's engine after `after` outputs.
 
-        `sampling` holds for all requests, `each` has more settings for each of them; `adapters`: the LoRARequest or None of each.
+        `sampling` holds for all requests, `each` has more settings for each of them; `adapters`: the LoRARequest or
+        None of each.
 
-        Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions` its
-        preemptions, `self.outputs` vLLM's RequestOutput of each request.
+        Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions`
+        its preemptions, `self.outputs` vLLM's RequestOutput of each request.
         """
         from vllm import SamplingParams
 

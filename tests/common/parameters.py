@@ -46,7 +46,8 @@ def repetition():
 def requests(kind, seed, kinds=KINDS, flat=True, few=False, **common):
     """14 prompts that begin to think, or 7, the last ones those of the first; lengths; settings of each.
 
-    kind: some have settings of this kind, or with "all" of any of `kinds`; flat: some get FlatLogprobs; common: what all have.
+    kind: some have settings of this kind, or with "all" of any of `kinds`; flat: some get FlatLogprobs; common: what
+    all have.
     """
     kinds = list(kinds) if kind == "all" else [kind]
     rng = random.Random(seed)
@@ -64,8 +65,8 @@ def requests(kind, seed, kinds=KINDS, flat=True, few=False, **common):
 
 
 def budgets_held(answers, each, end):
-    """The number of answers that think as long as their budgets allow; `end` must follow at once. The prompts are those of
-    `requests`."""
+    """The number of answers that think as long as their budgets allow; `end` must follow at once. The prompts are those
+    of `requests`."""
     held = 0
     for answer, settings in zip(answers, each, strict=True):
         budget = settings.get("thinking_token_budget")
@@ -82,7 +83,8 @@ class Alone:
         self.known = {}
 
     def check(self, engines, reference, kind, seed, stagger, end=(61,), few=False, **common):
-        """Each of `engines` gives the requests together what `reference` gives each alone; for the others see `requests`."""
+        """Each of `engines` gives the requests together what `reference` gives each alone; for the others see
+        `requests`."""
         prompts, lengths, each = requests(kind, seed, few=few, **common)
         key = id(reference), kind, seed
         if key not in self.known:

@@ -5,4 +5,5 @@ import itertools
 import os
 
 PORTS = itertools.count(20_000 + os.getpid() % 300 * 40)
-"""One for each server. They lie below those that the kernel gives to connections, which may have taken one meanwhile."""
+"""One for each server. They lie below those that the kernel gives to connections, which may have taken one
+meanwhile."""

@@ -3,16 +3,16 @@
 
 usage: schedules.py [--count N] [--first SEED] [--arm NAME] [--without FAMILY] [--shrink] [--cases [NAME ...]]
 
-A schedule is drawn from its seed: requests in waves, with parameters of every family, and what happens meanwhile. No text
-depends on when something happens. So an engine without speculation that has one request at a time gives the answers, and
-each arm, an engine with sam, runs the schedule with little cache, few tokens a step, and a drafter of its own. All engines
-are in this process, on vLLM's CPU backend or the stand-in for torch_npu.
+A schedule is drawn from its seed: requests in waves, with parameters of every family, and what happens meanwhile. No
+text depends on when something happens. So an engine without speculation that has one request at a time gives the
+answers, and each arm, an engine with sam, runs the schedule with little cache, few tokens a step, and a drafter of its
+own. All engines are in this process, on vLLM's CPU backend or the stand-in for torch_npu.
 
-Prints a JSON object a line: with --cases {"case", "faults": [sentence, ...], "accepted": drafts} for each name in cases(); {"seed",
-"arm", "faults"} where an arm differs, with --shrink also "shrunk", a
-schedule that has fewer requests and events and still differs; at the end {"covered": {what: how often}}, where "ran NAME" counts
-requests with a parameter or of a kind, "verified NAME" and "accepted NAME" their drafts. With switch auto the clock decides
-what is drafted, so such a schedule may agree the next time.
+Prints a JSON object a line: with --cases {"case", "faults": [sentence, ...], "accepted": drafts} for each name in
+cases(); {"seed", "arm", "faults"} where an arm differs, with --shrink also "shrunk", a schedule that has fewer requests
+and events and still differs; at the end {"covered": {what: how often}}, where "ran NAME" counts requests with a
+parameter or of a kind, "verified NAME" and "accepted NAME" their drafts. With switch auto the clock decides what is
+drafted, so such a schedule may agree the next time.
 """
 
 from __future__ import annotations
@@ -210,7 +210,8 @@ def draw(seed, without=()):
 
 
 def enough_beside_sessions(asks):
-    """Blocks for the longest request beside all sessions: vLLM takes none from a session that waits, and may stand still."""
+    """Blocks for the longest request beside all sessions: vLLM takes none from a session that waits, and may stand
+    still."""
     longest = [
         len(ask.prompt) + 20 + sum(len(prompt) + length for _, prompt, length in ask.turns) for ask in asks if ask.turns
     ]
@@ -661,8 +662,8 @@ def logprobs_differ(expected, got):
 def wrongly_indexed(asks, expected, results, noted, verify):
     """What is wrong with the answers that were indexed, or None.
 
-    Those of some requests need not be there, or may go on behind what was seen of them: of aborted ones and stop strings. Of a
-    session one turn is there. But no other text is.
+    Those of some requests need not be there, or may go on behind what was seen of them: of aborted ones and stop
+    strings. Of a session one turn is there. But no other text is.
     """
     noted, loose = collections.Counter(map(tuple, noted)), []
     for ask in asks:
@@ -695,7 +696,8 @@ def wrongly_indexed(asks, expected, results, noted, verify):
 
 
 def may_be(text, seen, whole, is_session):
-    """Whether a text may be what was indexed of an answer. seen: what its client has had; whole: all of it, None if unknown."""
+    """Whether a text may be what was indexed of an answer. seen: what its client has had; whole: all of it, None if
+    unknown."""
     if is_session:  # one of its turns
         return whole is None or any(whole[at : at + len(text)] == text for at in range(len(whole) + 1))
     if whole is None:
@@ -720,7 +722,8 @@ class Driver:
         return self.engines[arm]
 
     def results(self, schedule, arm):
-        """What an engine answers, and what it indexed; or a sentence where it fails, and then a new one takes its place."""
+        """What an engine answers, and what it indexed; or a sentence where it fails, and then a new one takes its
+        place."""
         engine = self.engine(arm)
         try:
             if not arm:

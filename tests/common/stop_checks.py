@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of stop strings in vLLM's front end, without engines: what a step brings several tokens of must end as if it brought one.
+"""Checks of stop strings in vLLM's front end, without engines: what a step brings several tokens of must end as if it
+brought one.
 
-The words of the tokenizer are one to four letters of three, and two halves of a letter, so that stop strings begin and end
-anywhere in a token and several often end in one step.
+The words of the tokenizer are one to four letters of three, and two halves of a letter, so that stop strings begin and
+end anywhere in a token and several often end in one step.
 """
 
 import itertools

@@ -46,7 +46,8 @@ def save(folder, seed=0, **shape):
 
 
 def save_experts(folder, **shape):
-    """Saves a Qwen3 whose layers have 8 experts each, of which a token uses 2; the router's weights spread tokens over all.
+    """Saves a Qwen3 whose layers have 8 experts each, of which a token uses 2; the router's weights spread tokens over
+    all.
 
     `shape`: as for `save`.
     """

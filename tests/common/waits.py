@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import it, and vLLM's processes sleep while they wait for each other. They would spin, one core for each that waits."""
+"""Import it, and vLLM's processes sleep while they wait for each other. They would spin, one core for each that
+waits."""
 
 import time
 

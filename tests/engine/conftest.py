@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real engines of the pinned vLLM on the CPU, multi-process as users run them; each starts once for all tests that share it."""
+"""Real engines of the pinned vLLM on the CPU, multi-process as users run them; each starts once for all tests that
+share it."""
 
 import os
 

@@ -41,7 +41,8 @@ def test_unpacked_linear_follows_its_weight(monkeypatch):
 
 
 def test_seeded_request_keeps_its_text_where_its_prompt_is_split(plain):
-    """What is sampled behind the first part of a prompt is discarded. The second time most of the prompt is in the cache."""
+    """What is sampled behind the first part of a prompt is discarded. The second time most of the prompt is in the
+    cache."""
     rng = random.Random(6)
     prompts = [[rng.randrange(VOCAB - 1) for _ in range(400)] for _ in range(3)]
     config = plain.engine.vllm_config
@@ -73,7 +74,8 @@ def test_the_placeholders_of_the_latest_step_are_completed(num_drafts, sampled, 
 
 
 def test_rows_of_allowed_tokens_move_with_their_requests():
-    """By a swap, and into a row that became free; a request without such tokens in the row left behind may sample all."""
+    """By a swap, and into a row that became free; a request without such tokens in the row left behind may sample
+    all."""
     from vllm import SamplingParams
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 

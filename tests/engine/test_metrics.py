@@ -9,7 +9,8 @@ from sam_core.proposer import REPORT_INTERVAL_S
 
 
 def exposed(engine):
-    """This engine's samples, from a registry of its own: the process's has those of the engine that was started last."""
+    """This engine's samples, from a registry of its own: the process's has those of the engine that was started
+    last."""
     (metrics,) = [m for log in engine.engine.logger_manager.stat_loggers if (m := getattr(log, "drafter_prom", None))]
     registry = CollectorRegistry()
     for collector in metrics.collectors:

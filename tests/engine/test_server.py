@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm serve` with method sam, as users start it: two API servers before one engine, whose counters each counts once."""
+"""`vllm serve` with method sam, as users start it: two API servers before one engine, whose counters each counts
+once."""
 
 import contextlib
 import json

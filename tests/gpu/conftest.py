@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real engines of the patched vLLM on a GPU; each starts once for all tests that share it.
 
-Kernels of a fixed order of summation (VLLM_BATCH_INVARIANT) give a row the same logits whoever shares its batch, so texts
-can be compared token for token.
+Kernels of a fixed order of summation (VLLM_BATCH_INVARIANT) give a row the same logits whoever shares its batch, so
+texts can be compared token for token.
 """
 
 import os

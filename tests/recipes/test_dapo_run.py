@@ -135,7 +135,8 @@ def test_step_log_has_the_speculation_metrics(run):
 
 
 def test_prometheus_finds_what_the_dashboard_shows(run):
-    """Of the engine and of training; the bed has the other exporters. sam_switch_on comes within a second of drafting."""
+    """Of the engine and of training; the bed has the other exporters. sam_switch_on comes within a second of
+    drafting."""
     samples = {}
     for text in run.scraped.values():
         for family in text_string_to_metric_families(text):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainers of verl, with SAM and without: drafts are verified, and the answers are the same, those of a synchronous run.
+"""The trainers of verl, with SAM and without: drafts are verified, and the answers are the same, those of a synchronous
+run.
 
-The learning rate is 0, so that the weights of each update are the first ones again: a token then depends on its request's seed
-and its position alone, in whichever order a trainer asks, aborts and resumes requests. The engines start with random
+The learning rate is 0, so that the weights of each update are the first ones again: a token then depends on its
+request's seed and its position alone, in whichever order a trainer asks, aborts and resumes requests. The engines start
+with random
 weights: an update that did not arrive would show.
 """
 
@@ -29,7 +31,8 @@ RUNS = {
 }
 """By trainer mode: the recipe, and overrides. test_dapo_run.py has sync without tools."""
 ANSWERS_PLACED_BY_TIME = ("colocate_async", "separate_async")
-"""How many prompts a step replaces depends on which were answered when it looked; the next step's are numbered after them."""
+"""How many prompts a step replaces depends on which were answered when it looked; the next step's are numbered after
+them."""
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -94,7 +97,8 @@ def test_without_sam_nothing_is_drafted(without):
 
 @pytest.mark.slow
 def test_answers_are_those_of_the_mode_without_sam(run, without):
-    """All of them whole, of tools the second turn too, but those in which rounding has turned a token: at most one in twenty."""
+    """All of them whole, of tools the second turn too, but those in which rounding has turned a token: at most one in
+    twenty."""
     both = run.answers.keys() & without.answers.keys()
     moved = {place for place in both if run.answers[place].prompt_hash != without.answers[place].prompt_hash}
     if run.mode in ANSWERS_PLACED_BY_TIME:
@@ -109,7 +113,8 @@ def test_answers_are_those_of_the_mode_without_sam(run, without):
 
 @pytest.mark.slow
 def test_report_compares_the_log_probs_of_rollout_and_training(run, without, tmp_path):
-    """Of each token that was trained on, once. one_step_off computes them anew because it is told to, fully_async does not."""
+    """Of each token that was trained on, once. one_step_off computes them anew because it is told to, fully_async does
+    not."""
     assert report(["report", f"--off={without.folder}", f"--on={run.folder}", f"--out={tmp_path}"]) == 0
     text = (tmp_path / "report.md").read_text()
     missing = ["a step log has no `rollout_corr/log_prob_diff/*`"] if run.mode == "fully_async" else []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a seeded training run repeat: a seed for each request, and batches that the timing of answers cannot change."""
+"""What makes a seeded training run repeat: a seed for each request, and batches that the timing of answers cannot
+change."""
 
 import asyncio
 import contextlib
@@ -139,7 +140,8 @@ def test_batch_holds_the_first_prompts_in_the_order_asked(monkeypatch):
 
 
 def test_next_step_begins_behind_the_last_prompt_taken(make_trainer):
-    """The trainer asks four prompts and two more; the batch is full with the fifth: the sixth is the next step's first."""
+    """The trainer asks four prompts and two more; the batch is full with the fifth: the sixth is the next step's
+    first."""
     asked, uids = [], []
 
     def generate(batch):

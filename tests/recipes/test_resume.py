@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Going on with a broken run: wherever a kill falls, the logs hold each step once; and what verl's patches add to that."""
+"""Going on with a broken run: wherever a kill falls, the logs hold each step once; and what verl's patches add to
+that."""
 
 import json
 import shutil
@@ -194,7 +195,8 @@ def test_a_run_goes_on_only_as_what_it_was(run_dir):
 
 
 def test_a_step_may_be_logged_in_parts(tmp_path):
-    """As by fully_async, and by each trainer that validates before its first step; the last line may be half written."""
+    """As by fully_async, and by each trainer that validates before its first step; the last line may be half
+    written."""
     log, tokens, seconds = tmp_path / "steps.jsonl", "rollout/spec/tokens", "timing_s/step"
     parts = [(0, {"val": 1}), (1, {tokens: 5}), (1, {seconds: 1.0}), (2, {tokens: 7})]
     log.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in parts) + '{"step": 2, "da')

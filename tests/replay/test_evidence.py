@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`evidence`: its data and their split, its rollouts against the replay, its statistics by hand, and the command on a few
-batches."""
+"""`evidence`: its data and their split, its rollouts against the replay, its statistics by hand, and the command on a
+few batches."""
 
 import dataclasses
 import itertools

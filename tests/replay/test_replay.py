@@ -215,7 +215,8 @@ class NaiveOldestFull(Naive):
 
 @pytest.mark.parametrize("letters", [1, 2, 5])
 def test_rule_oldest_full_drafts_what_its_definition_does(letters):
-    """Beside `oldest`, whose drafts end with the text where the first occurrence of the longest suffix lies near its end."""
+    """Beside `oldest`, whose drafts end with the text where the first occurrence of the longest suffix lies near its
+    end."""
     rng, shorter = random.Random(letters), 0
     for _ in range(20):
         drafters = AutomatonDrafter(full=True), NaiveOldestFull(), SamDrafter(rule="oldest", sources=("request",))

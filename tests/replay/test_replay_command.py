@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab replay`: what it prints and writes, that it continues, and that it refuses bad input in one sentence."""
+"""`python -m sam_lab replay`: what it prints and writes, that it continues, and that it refuses bad input in one
+sentence."""
 
 import json
 import subprocess

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small target and a draft model that often agrees with it: the target with noise on its weights. Nothing is trained."""
+"""A small target and a draft model that often agrees with it: the target with noise on its weights. Nothing is
+trained."""
 
 import os
 

@@ -2,8 +2,8 @@
 """verl's asynchronous server over vllm-ascend's engine: it answers the prompts twice and ends.
 
 usage: async_server.py MODEL SETTINGS PROMPTS   (JSON: arguments of RolloutConfig; lists of token ids)
-With the environment variable WITHOUT_SAM_CORE this process has no package sam_core. One JSON object on stdout: answers (twice
-a list of token ids a prompt) and counters (what spec_stats gave after each time).
+With the environment variable WITHOUT_SAM_CORE this process has no package sam_core. One JSON object on stdout: answers
+(twice a list of token ids a prompt) and counters (what spec_stats gave after each time).
 """
 
 import asyncio

@@ -25,7 +25,8 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
 PATIENCE = 400
-"""Seconds for an answer, unless a Rollout's `patience` says others; ranks that have drifted apart wait for each other."""
+"""Seconds for an answer, unless a Rollout's `patience` says others; ranks that have drifted apart wait for each
+other."""
 SETTINGS = {
     "tensor_model_parallel_size": 1,
     "prompt_length": 16,

@@ -3,8 +3,8 @@
 
 usage: rollout_server.py MODEL SETTINGS   (JSON: arguments of RolloutConfig; rank and world size as torchrun gives them)
 With the environment variable WITHOUT_SAM_CORE this process has no package sam_core.
-One JSON object a line on stdin, the same to every rank, {"method": name, **arguments of the Server's method}; the answer is one on
-stdout, {"result": ...} or {"error": text}. Everything else that is printed goes to stderr.
+One JSON object a line on stdin, the same to every rank, {"method": name, **arguments of the Server's method}; the
+answer is one on stdout, {"result": ...} or {"error": text}. Everything else that is printed goes to stderr.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ class Server:
         sampling: sampling parameters of the rollout that have other values meanwhile.
 
         Returns:
-            prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or None; meta_info
-            of the batch; asked: [seed, logprobs, extra_args] of each request as the engine got it; frozen: how many objects
-            were exempt from garbage collection when the first request came, and at the end.
+            prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or None;
+            meta_info of the batch; asked: [seed, logprobs, extra_args] of each request as the engine got it; frozen:
+            how many objects were exempt from garbage collection when the first request came, and at the end.
         """
         import torch
         from verl import DataProto
@@ -92,8 +92,8 @@ class Server:
         """As generate, and an empty step at the end.
 
         Returns:
-            What generate does; steps: of each its requests, those that are still reading their prompts, how many were given
-            a draft, and how many objects the first rank sent for that.
+            What generate does; steps: of each its requests, those that are still reading their prompts, how many were
+            given a draft, and how many objects the first rank sent for that.
         """
         from vllm.distributed.parallel_state import get_tp_group
 
@@ -128,11 +128,12 @@ class Server:
         """Answer other prompts on each data-parallel rank, as many as it is given.
 
         Args:
-            prompts: token ids, of each rank a list; lengths: tokens of each answer, alike; sampling: further arguments of
-            SamplingParams.
+            prompts: token ids, of each rank a list; lengths: tokens of each answer, alike; sampling: further arguments
+            of SamplingParams.
 
         Returns:
-            answers: token ids of this rank's; steps: with requests; dummies: dummy batches; drafted: proposed draft tokens;
+            answers: token ids of this rank's; steps: with requests; dummies: dummy batches; drafted: proposed draft
+            tokens;
             rows: of each of this rank's experts, in all layers; operators: calls of the operators that exchange tokens.
         """
         import torch_npu

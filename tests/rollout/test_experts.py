@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experts over the ranks of two data-parallel engines of two tensor-parallel ranks each, as Qwen3-235B-A22B needs it.
 
-The reference is one rank that holds all experts and does not speculate, an Atlas A2. The others are an A3, which exchanges
-tokens by its fused operators, and in long steps by all-to-all.
+The reference is one rank that holds all experts and does not speculate, an Atlas A2. The others are an A3, which
+exchanges tokens by its fused operators, and in long steps by all-to-all.
 """
 
 import pytest

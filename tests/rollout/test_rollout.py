@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The synchronous rollout drafts, reports what it did, keeps what it learnt, and asks the engine for what it needs only."""
+"""The synchronous rollout drafts, reports what it did, keeps what it learnt, and asks the engine for what it needs
+only."""
 
 import pytest
 from ranks import Rollout, metrics, sam

@@ -30,7 +30,8 @@ def rollout(rank, number):
 
 
 def test_step_log_counts_every_round():
-    """Of dynamic sampling: recipe/dapo joins the ranks' rows, picks some, and joins the rounds that a batch is made of."""
+    """Of dynamic sampling: recipe/dapo joins the ranks' rows, picks some, and joins the rounds that a batch is made
+    of."""
     rounds = [DataProto.concat([rollout(rank, number) for rank in (0, 1)]) for number in (1, 2)]
     log = compute_data_metrics(DataProto.concat([rows[[0, 3]] for rows in rounds]), use_critic=False)
     assert log["rollout/spec/drafted"] == 2 * (40 + 41)

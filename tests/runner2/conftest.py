@@ -71,8 +71,8 @@ def device():
     class Event(shm._EventPlaceholder):
         """Done when the engine has waited for it, or when it was asked for often enough.
 
-        The engine begins a step once it has had all outputs but the last, so the drafter waits for nothing if it has been
-        told that an output is there, or if that is the last but one.
+        The engine begins a step once it has had all outputs but the last, so the drafter waits for nothing if it has
+        been told that an output is there, or if that is the last but one.
         """
 
         step = 0
@@ -184,7 +184,8 @@ def synchronous(model, device):
 
 @pytest.fixture(scope="session")
 def asynchronous(model, device):
-    """In a cache of so few blocks that requests are preempted; prompts in chunks of 48 tokens; drafts up to 6 requests."""
+    """In a cache of so few blocks that requests are preempted; prompts in chunks of 48 tokens; drafts up to 6
+    requests."""
     engine = start(
         model,
         SEEDED,

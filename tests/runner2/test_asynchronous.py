@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that the device completes, in steps that wait for nothing: the same texts, and indexes that hold the answers."""
+"""Drafts that the device completes, in steps that wait for nothing: the same texts, and indexes that hold the
+answers."""
 
 import random
 import time
@@ -51,8 +52,8 @@ def test_text_is_that_of_plain_runner_2(plain, asynchronous, prompts):
 
 
 def test_texts_and_indexes_of_random_schedules(plain, asynchronous, model, trained):
-    """Arrivals, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also inside a draft;
-    in one run a reset of the cache, in one sleep and new weights."""
+    """Arrivals, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also inside a
+    draft; in one run a reset of the cache, in one sleep and new weights."""
     rng, preemptions = random.Random(0), 0
     asynchronous.engine.collective_rpc(note_answers)
     for interrupt in (None, reset_cache, renew(trained)):
@@ -107,7 +108,8 @@ def reset_cache(engine):
 
 
 def renew(weights, mode="keep"):
-    """Puts an engine to sleep, gives it new weights and wakes it. On a CPU its memory stays; all else is as on a GPU."""
+    """Puts an engine to sleep, gives it new weights and wakes it. On a CPU its memory stays; all else is as on a
+    GPU."""
 
     def sleep_and_wake(engine):
         engine.sleep(level=2, mode=mode)

@@ -31,7 +31,8 @@ def chain(tmp_path_factory):
 
 @pytest.mark.parametrize(("asynchronous", "texts"), [(False, 20), (True, 40)], ids=["synchronous", "asynchronous"])
 def test_law_of_the_next_token(chain, device, asynchronous, texts):
-    """Chi-square over all pairs of tokens that follow each other; those expected less than 5 times are one cell a token."""
+    """Chi-square over all pairs of tokens that follow each other; those expected less than 5 times are one cell a
+    token."""
     folder, law = chain
     engine = start(folder, {"threshold": 64, "min_prob": 0}, async_scheduling=asynchronous, max_num_seqs=texts)
     first = [7 * i % VOCAB for i in range(texts)]

@@ -47,7 +47,8 @@ def mask(probs, kind, generator):
 
 @st.composite
 def batches(draw):
-    """Any step: requests without drafts, greedy ones, drafts that cannot be accepted or must be, masks, temperatures."""
+    """Any step: requests without drafts, greedy ones, drafts that cannot be accepted or must be, masks,
+    temperatures."""
     counts = draw(st.lists(st.integers(0, MAX_K), min_size=1, max_size=8).filter(any))
     vocabulary = draw(st.sampled_from([2, 5, 40, 128, 200]))
     temperature = draw(st.sampled_from([1e-5, 0.05, 0.3, 1.0, 50.0]))

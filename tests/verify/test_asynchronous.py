@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which drafts a step verifies that was planned with placeholders: all that are counted, in graphs k of each request."""
+"""Which drafts a step verifies that was planned with placeholders: all that are counted, in graphs k of each
+request."""
 
 import random
 from dataclasses import dataclass

@@ -33,7 +33,8 @@ class Steps:
         self.speculator = DeviceSpeculator(proposer, 8, MAX_LEN, torch.device("cpu"), group, states, 100, 2)
 
     def begin(self, new=None, finished=(), preempted=(), groups={}, images={}):
-        """new: the tokens of requests that join, by id; their prompts have two. groups, images: what some of them name."""
+        """new: the tokens of requests that join, by id; their prompts have two. groups, images: what some of them
+        name."""
         requests = [
             types.SimpleNamespace(
                 req_id=name,

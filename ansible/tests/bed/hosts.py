@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts of the test bed: systemd-nspawn containers over one Debian, on a bridge without a route out.
 
-All of it lives in the mount, network and process namespaces that ci/test-bed makes: the kernel removes mounts, interfaces
-and processes with the last process of the run, however that ends. Only control groups stay behind; `sweep` removes them.
+All of it lives in the mount, network and process namespaces that ci/test-bed makes: the kernel removes mounts,
+interfaces and processes with the last process of the run, however that ends. Only control groups stay behind; `sweep`
+removes them.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def sweep(folder: Path) -> None:
 
 
 class Host:
-    """One container. `root` is its file system as it sees it, `upper` what it has beyond the base; srv/sam-rl is one folder
-    for all, as shared storage is."""
+    """One container. `root` is its file system as it sees it, `upper` what it has beyond the base; srv/sam-rl is one
+    folder for all, as shared storage is."""
 
     def __init__(self, folder: Path, base: Path, number: int, key: Path) -> None:
         self.name = f"bed{number + 1}"

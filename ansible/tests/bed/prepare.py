@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads what the test bed needs, once: a bare Debian for its hosts and the wheels that they install.
 
-The hosts have no route out, so everything is downloaded before they start, to .cache/bed: `base-<key>` is the root folder
-of a bare host (debootstrap); `wheels-<key>` holds sam_core's wheel and, at the versions and hashes of the pin set's
-requirements.lock, those of WANTED with their requirements and of ALONE. <key> is a hash of the inputs; each folder is
-created completely or not at all, and replaces an older one.
+The hosts have no route out, so everything is downloaded before they start, to .cache/bed: `base-<key>` is the root
+folder of a bare host (debootstrap); `wheels-<key>` holds sam_core's wheel and, at the versions and hashes of the pin
+set's requirements.lock, those of WANTED with their requirements and of ALONE. <key> is a hash of the inputs; each
+folder is created completely or not at all, and replaces an older one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MONITORING = "prometheus prometheus-node-exporter"
 INVENTORY = ROOT / "ansible" / "inventories" / "bed" / "group_vars" / "npu_hosts" / "main.yml"
 PIN_SET = re.search(r"^pin_set: (.+)$", INVENTORY.read_text(), re.MULTILINE).group(1)
 LOCK = ROOT / "patches" / PIN_SET / "requirements.lock"
-# Ray as `ray start` needs it with its dashboard, numpy for sam_core, setuptools to install llm_rl; then, without what it
-# requires, verl: the one patched module that is plain Python.
+# Ray as `ray start` needs it with its dashboard, numpy for sam_core, setuptools to install llm_rl; then, without what
+# it requires, verl: the one patched module that is plain Python.
 WANTED = "ray[default]\nnumpy\nsetuptools\n"
 ALONE = "verl"
 

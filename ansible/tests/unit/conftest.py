@@ -18,7 +18,8 @@ init_plugin_loader([str(ANSIBLE / "collections")])
 def play(tmp_path):
     """play(plays, *words, path="", **settings): (exit status, words that Ansible said) of plays on this machine.
 
-    words: of ansible-playbook, such as --inventory (default: localhost alone); path: a folder of programs that go first.
+    words: of ansible-playbook, such as --inventory (default: localhost alone); path: a folder of programs that go
+    first.
     """
 
     def run(plays, *words, path="", **settings):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of npu-smi, hccn_tool and chronyc: what they read, what they refuse and why, and that no input crashes them."""
+"""Parsers of npu-smi, hccn_tool and chronyc: what they read, what they refuse and why, and that no input crashes
+them."""
 
 import npu_outputs
 import pytest

@@ -24,7 +24,8 @@ NODES = 2_000_000
 
 @functools.cache
 def corpus_class():
-    """SGLang's class of a trie, compiled on first use: (nodes, depth, minimum breadth, maximum breadth, tokens, order)."""
+    """SGLang's class of a trie, compiled on first use: (nodes, depth, minimum breadth, maximum breadth, tokens,
+    order)."""
     need("tvm_ffi")
     folder = build("sglang", VERSION, SHA256, _make)
     import tvm_ffi

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training run that needs neither torch nor vLLM: rollout on every host of a Ray cluster, REINFORCE on the driver.
 
-The policy is a table of logits for the next of 24 tokens given the last one. A worker on each host samples answers, with
-sam_core drafting and each draft verified against the sample; the reward is the share of tokens that follow their
-predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file, before their line; a second
-start goes on from it if the line is there, as llm_rl does. Settings: steps; pause (s a step) and sync (s between a checkpoint
-and the line of its step), both until it is resumed; every (steps between checkpoints, 0: none); pad (MB in a checkpoint); text
-(printed).
-It is watched as a run of verl is: each worker serves metrics under the names of vLLM's servers, with the values of its own
-sampling, and the driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
+The policy is a table of logits for the next of 24 tokens given the last one. A worker on each host samples answers,
+with sam_core drafting and each draft verified against the sample; the reward is the share of tokens that follow their
+predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file, before their line; a
+second start goes on from it if the line is there, as llm_rl does. Settings: steps; pause (s a step) and sync (s between
+a checkpoint and the line of its step), both until it is resumed; every (steps between checkpoints, 0: none); pad (MB in
+a checkpoint); text (printed). It is watched as a run of verl is: each worker serves metrics under the names of vLLM's
+servers, with the values of its own sampling, and the driver names the workers in prometheus.yml and publishes its steps
+by llm_rl.prometheus.
 """
 
 import argparse

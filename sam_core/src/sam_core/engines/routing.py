@@ -101,8 +101,8 @@ LOCK_TIMEOUT_S = 1.0
 class SavedRoutes:
     """A file by which a restarted run sends prompts to the servers that have their history.
 
-    Several processes may share it: each adds the homes that it chose. Servers are identified by their order. A file that
-    cannot be read or written gives a warning.
+    Several processes may share it: each adds the homes that it chose. Servers are identified by their order. A file
+    that cannot be read or written gives a warning.
 
     Args:
         routes: whose homes are saved and restored.

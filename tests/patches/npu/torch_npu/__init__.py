@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-in for torch_npu: vllm-ascend's own platform, worker, model runner and sampler run on the CPU. See ../README.md."""
+"""Stand-in for torch_npu: vllm-ascend's own platform, worker, model runner and sampler run on the CPU. See
+../README.md."""
 
 from . import device, distributed, experts, npu, placeholders  # noqa: F401  importing them is what registers the device
 from .attention import *  # noqa: F403

@@ -82,8 +82,8 @@ def npu_moe_init_routing_v2(
     quant_mode=-1,
     row_idx_type=0,
 ):
-    """x [N, D], expert_idx int32 [N, K]: (rows [active_num, D] by expert, those of the experts in the range first; the row
-    of each entry int32 [N K], -1 outside the range; rows of each expert int64 [L]; None)."""
+    """x [N, D], expert_idx int32 [N, K]: (rows [active_num, D] by expert, those of the experts in the range first; the
+    row of each entry int32 [N K], -1 outside the range; rows of each expert int64 [L]; None)."""
     assert expert_tokens_num_type == 1 and expert_tokens_num_flag and quant_mode == -1 and row_idx_type == 0
     first, end = active_expert_range
     assert 0 <= first < end <= expert_num and active_num == expert_idx.numel() and scale is None
@@ -122,7 +122,8 @@ def npu_moe_token_unpermute(permuted_tokens, sorted_indices, probs=None, padded_
 
 @counted
 def npu_grouped_matmul(x, weight, *, split_item, group_type, group_list, group_list_type=0, bias=None):
-    """x [[M, D]], weight [[L, D, F]], group_list int64 [L]: ends (type 0) or counts (1) of each expert's rows: [[M, F]]."""
+    """x [[M, D]], weight [[L, D, F]], group_list int64 [L]: ends (type 0) or counts (1) of each expert's rows: [[M,
+    F]]."""
     (x,), (weight,) = x, weight
     assert split_item == 2 and group_type == 0 and bias is None and group_list.dtype == torch.int64
     assert x.shape[1] == weight.shape[1] and len(group_list) == len(weight), (x.shape, weight.shape, group_list.shape)
@@ -140,8 +141,8 @@ def npu_grouped_matmul(x, weight, *, split_item, group_type, group_list, group_l
 class Exchange:
     """Rows that the ranks of a group send each other for their experts, and the way back.
 
-    experts int [N, K]; active bool [N] or None: tokens that are sent. received: rows from each rank for each expert of this
-    one, int64 [R, L].
+    experts int [N, K]; active bool [N] or None: tokens that are sent. received: rows from each rank for each expert of
+    this one, int64 [R, L].
     """
 
     def __init__(self, experts, active, num_experts, group):
@@ -211,8 +212,8 @@ def npu_moe_distribute_dispatch_v2(
 ):
     """x [N, D], expert_ids int32 [N, K], x_active_mask bool [N]; N the same on each rank.
 
-    Returns rows of this rank's experts [N R min(L, K), D] by expert, None, what combine needs int32 [same], rows of each
-    expert int64 [L] (type 0: their ends), rows by expert and rank int32 [L R], int32 [1], float32 [1].
+    Returns rows of this rank's experts [N R min(L, K), D] by expert, None, what combine needs int32 [same], rows of
+    each expert int64 [L] (type 0: their ends), rows by expert and rank int32 [L R], int32 [1], float32 [1].
     """
     assert quant_mode == global_bs == expert_shard_type == shared_expert_rank_num == 0 and scales is None
     assert tp_world_size in (0, 1) and len(x) == len(expert_ids), (x.shape, expert_ids.shape)

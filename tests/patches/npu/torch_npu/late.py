@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that a side stream has yet to make. They happen when the host or another stream waits for them, and not before.
+"""Copies that a side stream has yet to make. They happen when the host or another stream waits for them, and not
+before.
 
 That is the latest moment a device may take: a value that is read before its event is not there yet, and a source that
 was overwritten too soon is copied as it is then. All other work is done at once.

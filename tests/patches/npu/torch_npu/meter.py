@@ -3,8 +3,8 @@
 
 Entered where STANDIN_METER is set. A storage is on the device if it was made there; views, slices and results of
 operators follow. Mixing tensors of both sides raises as on a device, and so does reading one as a NumPy array. While
-`METER.events` is a Counter, pinned memory that is overwritten before its copy to the device must have been made raises at
-the next wait or copy, and each event counts under (kind, what, dtype, file:line):
+`METER.events` is a Counter, pinned memory that is overwritten before its copy to the device must have been made raises
+at the next wait or copy, and each event counts under (kind, what, dtype, file:line):
 
     wait      the host reads a value of the device, or a copy or an event that blocks until the device has caught up
     copy      a copy between host and device that blocks nothing

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that vllm-ascend imports by name: those that hold nothing a CPU could do, sleep mode, and what its build writes."""
+"""Modules that vllm-ascend imports by name: those that hold nothing a CPU could do, sleep mode, and what its build
+writes."""
 
 import sys
 import types

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes kernels three times as fast in Triton's interpreter, which is made to be exact in a process that also compiles."""
+"""Makes kernels three times as fast in Triton's interpreter, which is made to be exact in a process that also
+compiles."""
 
 from dataclasses import replace
 

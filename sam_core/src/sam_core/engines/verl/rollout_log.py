@@ -34,12 +34,12 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of one training step for the trainer's log: `rollout/spec/<name>`.
 
     Counts are sums over replicas; seconds and index sizes are the largest of any replica. Without speculation `drafts`,
-    `drafted` and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and tokens
-    were generated, but no draft was verified.
+    `drafted` and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and
+    tokens were generated, but no draft was verified.
 
     verl 0.9.1's own names are filled beside them, over all tokens of the step: `rollout/spec_accept_rate`, accepted of
-    the drafted tokens, and `rollout/spec_accept_length`, tokens per draft (verl/trainer/ppo/ray_trainer.py:138 has means
-    over requests).
+    the drafted tokens, and `rollout/spec_accept_length`, tokens per draft (verl/trainer/ppo/ray_trainer.py:138 has
+    means over requests).
 
     Args:
         replicas: what StepLog.take returned on each replica.
@@ -93,10 +93,12 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def log_prob_histogram(differences: Any) -> dict[str, int]:
-    """Metrics of a training step: tokens by the size of their difference of log-probabilities between rollout and training.
+    """Metrics of a training step: tokens by the size of their difference of log-probabilities between rollout and
+    training.
 
-    `rollout_corr/log_prob_diff/<bound>/total` counts the tokens whose difference is at most this bound and above the one
-    before; the last is `inf`. verl adds up what is called total where a step has several updates, and averages the rest.
+    `rollout_corr/log_prob_diff/<bound>/total` counts the tokens whose difference is at most this bound and above the
+    one before; the last is `inf`. verl adds up what is called total where a step has several updates, and averages the
+    rest.
 
     Args:
         differences: a tensor of one difference a token.

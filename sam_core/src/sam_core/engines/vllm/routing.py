@@ -22,8 +22,8 @@ class EngineRoutes:
     """
 
     def __init__(self, first: int = 0, history: str | None = None) -> None:
-        """first: the engine that is preferred among the least loaded ones, followed by the next ones in turn; another one for
-        each client. history: option of this name, where all clients save the engines that prompts went to."""
+        """first: the engine that is preferred among the least loaded ones, followed by the next ones in turn; another
+        one for each client. history: option of this name, where all clients save the engines that prompts went to."""
         self._first = first
         self._routes = PromptRoutes()
         self._saved = SavedRoutes(self._routes, Path(history, "routes.json") if history else None)

@@ -4,8 +4,8 @@
 The scheduler plans step s + 1 while step s runs, with k placeholders for the drafts of each request. When the runner
 begins step s + 1 it reads what step s sampled, drafts, and removes from the plan what is not drafted and what step s
 refused. So scheduling and the output of earlier steps overlap with the device's work, and drafts follow the newest
-text. While the host waits for step s it indexes the tokens of the step before, so drafts come from texts that lack those
-of step s. It waits only if step s had drafts or s + 1 may have some; other steps are those of an engine without
+text. While the host waits for step s it indexes the tokens of the step before, so drafts come from texts that lack
+those of step s. It waits only if step s had drafts or s + 1 may have some; other steps are those of an engine without
 speculation: while the switch is off, steps are planned without placeholders. Switch `auto` then decides from drafts
 behind the tokens that the host knows, which are one fewer.
 
@@ -178,7 +178,8 @@ class AsyncDrafts:
         return DraftTokenIds(list(self._verified), drafts, counters, plan_drafts)
 
     def _placeholders(self, scheduler_output: Any, latest: _Sampled | None) -> tuple[bool, bool]:
-        """Whether the next step may run in a graph of k + 1 tokens a request, and whether its placeholders can be filled.
+        """Whether the next step may run in a graph of k + 1 tokens a request, and whether its placeholders can be
+        filled.
 
         In a step for such a graph no request drafts if one has fewer than k placeholders or was not in the step before.
         """
@@ -198,7 +199,8 @@ class AsyncDrafts:
         return np.fromiter(index, np.int64, len(step.req_ids))
 
     def _skip(self) -> bool:
-        """Whether nothing is to be done before the next step: the switch is off and the requests are those of before."""
+        """Whether nothing is to be done before the next step: the switch is off and the requests are those of
+        before."""
         batch, switch = self.runner.input_batch, self.runner.drafter.switch
         if (
             self._had_placeholders
@@ -235,8 +237,8 @@ class AsyncDrafts:
                         state.output_token_ids[start - state.num_prompt_tokens] = token
 
     def _forget_texts(self, beginning: set[str]) -> None:
-        """What steps in flight sample for these ids belongs to texts that have ended: a session's turn, or a request whose
-        id is used again."""
+        """What steps in flight sample for these ids belongs to texts that have ended: a session's turn, or a request
+        whose id is used again."""
         for step in self._unread:
             if not beginning.isdisjoint(step.req_ids):
                 kept = [i for i, req_id in enumerate(step.req_ids) if req_id not in beginning]
@@ -301,8 +303,8 @@ class AsyncDrafts:
     def _ends(self, params: list[Any]) -> tuple[npt.NDArray[np.int64], list[int]]:
         """What ends the answers of requests with these N SamplingParams.
 
-        Returns their maximum tokens, int64 [N], 0 where an answer may also end by repetition, and all tokens that end one
-        of them. The result is kept for the next call, since most steps have the requests of the one before.
+        Returns their maximum tokens, int64 [N], 0 where an answer may also end by repetition, and all tokens that end
+        one of them. The result is kept for the next call, since most steps have the requests of the one before.
         """
         if len(params) != len(self._params) or not all(map(operator.is_, params, self._params)):
             unlimited = self.runner.max_model_len
@@ -318,7 +320,8 @@ class AsyncDrafts:
         """Write the tokens of a request that may end with them into its text.
 
         Args:
-            state: of the request; row: in the batch, -1 if it was preempted, or is complete and not yet reported as finished.
+            state: of the request; row: in the batch, -1 if it was preempted, or is complete and not yet reported as
+            finished.
             start: where they begin in the text; sampled: what the step sampled.
         """
         batch, params, first = self.runner.input_batch, state.sampling_params, start - state.num_prompt_tokens

@@ -62,7 +62,8 @@ class Texts:
         return text
 
     def append(self, text: Text, tokens: list[int]) -> int:
-        """Append what a step sampled, without what lies behind the end of the answer. Returns how many tokens that is."""
+        """Append what a step sampled, without what lies behind the end of the answer. Returns how many tokens that
+        is."""
         if text.row < 0:
             return 0
         row, start = self.tokens[text.row], int(self.ends[text.row])
@@ -206,7 +207,8 @@ class Speculator:
         return self.tp_group.broadcast(drafts) if k else drafts
 
     def take_draft_token_ids(self) -> Any:
-        """Drafts of different lengths for a scheduler that waits for them, as DraftTokenIds; None: k for each request."""
+        """Drafts of different lengths for a scheduler that waits for them, as DraftTokenIds; None: k for each
+        request."""
         return None
 
     def report(self) -> dict[str, Any] | None:

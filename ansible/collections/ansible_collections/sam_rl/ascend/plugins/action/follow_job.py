@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follow a job on its host until it ends: show its new log lines and watch the hosts that it runs on.
 
-The module job_state reads the state. Returned: `outcome` is ended (`lost` are the hosts that did not answer when a job had
-failed), lost (the hosts in `lost` refused the connection twice in a row, or gave no answer for `silence` seconds), timeout, or,
-with `watch`, written (a new checkpoint whose step is logged); `result` and `status` are those of the unit.
+The module job_state reads the state. Returned: `outcome` is ended (`lost` are the hosts that did not answer when a job
+had failed), lost (the hosts in `lost` refused the connection twice in a row, or gave no answer for `silence` seconds),
+timeout, or, with `watch`, written (a new checkpoint whose step is logged); `result` and `status` are those of the unit.
 """
 
 from __future__ import annotations

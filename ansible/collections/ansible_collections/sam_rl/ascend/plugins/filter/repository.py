@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters on what the repository records, so that no version is written a second time, and on what a run was asked for."""
+"""Filters on what the repository records, so that no version is written a second time, and on what a run was asked
+for."""
 
 from __future__ import annotations
 
