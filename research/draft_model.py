@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from research.methods import Settings
+from research.settings import Settings
 from research.tree_model import TreeModel
 from sam_lab.replay import Tree
 

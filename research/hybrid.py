@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from research.draft_model import DraftModel
-from research.methods import Settings
 from research.pool import Scored
+from research.settings import Settings
 from sam_lab.replay import Tree
 
 

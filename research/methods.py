@@ -14,32 +14,13 @@ hybrid      SAM's trees where it is sure of them, the draft model's graphs elsew
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from research.settings import Settings
+
 METHODS = ("chain", "sd-linear", "sd-tree", "rest", "ssd", "tsd", "gsd", "hybrid")
 WITH_MODEL = ("ssd", "tsd", "gsd", "hybrid")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Options of the methods; the defaults are the papers', but `sure`: at 1 the automaton drafted in 3 % of the steps.
-
-    k: tokens of a chain; n_max, m, c: REST's; width, depth, theta_prob, theta_sib,
-    tau: the draft model's; sure: the hybrid's threshold.
-    """
-
-    k: int = 8
-    n_max: int = 16
-    m: int = 10
-    c: int = 64
-    width: int = 4
-    depth: int = 10
-    theta_prob: float = 0.2
-    theta_sib: float = 0.3
-    tau: int = 2
-    sure: float = 0.3
 
 
 def make(

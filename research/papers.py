@@ -25,8 +25,8 @@ import sam_core
 from research import models
 from research.compare import shuffled_outputs
 from research.exact import Exact
-from research.methods import Settings
 from research.pool import Frozen
+from research.settings import Settings
 from research.tree import GRAFTED, NODES_A_DRAFT, compare
 from sam_core import corpus as corpora
 from sam_lab.cli import LabError, check_outputs, non_negative, positive

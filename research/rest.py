@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.corpus import Corpus
 
-from research.methods import Settings
+from research.settings import Settings
 from sam_lab.replay import Tree
 
 SAMPLE = 1024

@@ -15,6 +15,7 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 from research import methods, models
+from research.settings import Settings
 from sam_lab.cli import LabError, check_outputs, non_negative, positive, probability
 from sam_lab.recordings import temporary_corpus
 from sam_lab.replay import Counts
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=non_negative, default=0, metavar="N")
     add("--repeat", type=positive, default=1, metavar="N", help="runs of each, for the times (default 1)")
     add("--threads", type=positive, default=1, metavar="N", help="of torch (default 1)")
-    for field in dataclasses.fields(methods.Settings):
+    for field in dataclasses.fields(Settings):
         option, value = f"--{field.name.replace('_', '-')}", field.default
         whole = non_negative if field.name == "tau" else positive
         kind = whole if isinstance(value, int) else probability
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress()
     earlier, _ = decode(decoder, prompts[:first], None, 0, 32, progress, "earlier prompts")
     prompts = prompts[first:]
-    settings = methods.Settings(**{f.name: getattr(args, f.name) for f in dataclasses.fields(methods.Settings)})
+    settings = Settings(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Settings)})
     print(TABLE.format("method", "tok/step", "nodes", "precision", "draft", "verify", "other", "speed-up", "equal", ""))
     with contextlib.ExitStack() as stack:
         corpus = args.corpus

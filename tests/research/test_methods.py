@@ -9,6 +9,7 @@ from sam_core.corpus import build_corpus
 from research import methods
 from research.decoder import Decoder
 from research.draft_model import DraftModel, Node, unfold
+from research.settings import Settings
 from research.verify import Greedy, Sampled
 
 END = tiny_qwen3.VOCAB - 1
@@ -33,7 +34,7 @@ def plain(request, target, prompts, tmp_path_factory):
 @pytest.mark.parametrize("method", methods.METHODS)
 def test_every_method_decodes_the_target_s_text(method, plain, prompts, draft_model):
     decoder, earlier, corpus, texts, first = plain
-    drafter = methods.make(method, methods.Settings(), earlier, corpus, draft_model)
+    drafter = methods.make(method, Settings(), earlier, corpus, draft_model)
     found, figures = decoder.run(prompts, drafter, first)
     assert found == texts
     assert figures.drafted > 0 and figures.accepted > 0
