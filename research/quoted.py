@@ -58,7 +58,7 @@ MEAN_235B = 10119.0
 
 WAITS = 4
 """Waits of the host for the device that a verifying step of vllm-ascend 0.11.0 has in each layer and a plain one has
-not: counted by `make device-costs` without patch 0010."""
+not: counted by `make device-costs` without the patches that remove them."""
 
 
 class Served(NamedTuple):
