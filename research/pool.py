@@ -62,15 +62,12 @@ class Frozen(SamDrafter):
     """SuffixDecoding with a global tree of these outputs, a corpus, that learns nothing; `trees` as of TREES."""
 
     def __init__(self, outputs: Sequence[Sequence[int]], trees: str = "both") -> None:
-        with _corpus_of(outputs, trees) as corpus:
+        known = temporary_corpus(outputs) if outputs and trees != "request" else contextlib.nullcontext()
+        with known as corpus:
             super().__init__(rule="suffix", sources=TREES[trees], corpus=corpus)
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
         super().start(request, prompt_ids, None)
-
-
-def _corpus_of(outputs: Sequence[Sequence[int]] | None, trees: str) -> contextlib.AbstractContextManager[str | None]:
-    return temporary_corpus(outputs) if outputs and trees != "request" else contextlib.nullcontext()
 
 
 class Linear(Global):

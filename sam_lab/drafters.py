@@ -43,7 +43,7 @@ class SamDrafter:
         """Draft at most k tokens, or nodes where "parents" is named, for each of B requests.
 
         Returns tokens int32 [B, k], lengths int32 [B], and those of `Pool.step`'s arrays [B, k] that are named: scores,
-        parents, match_lengths. The next draft of this size overwrites them.
+        parents. The next draft of this size overwrites them.
         """
         arrays = self._arrays_of(requests, k)
         return self._step(arrays, arrays["nothing"], arrays["zeros"], k, names)
@@ -85,7 +85,7 @@ class SamDrafter:
         rows = len(requests)
         if (rows, k) not in self._arrays:
             self._arrays[rows, k] = {
-                **{name: np.empty((rows, k), np.int32) for name in ("out", "parents", "match_lengths")},
+                **{name: np.empty((rows, k), np.int32) for name in ("out", "parents")},
                 "scores": np.empty((rows, k), np.float32),
                 **{name: np.zeros(rows, np.int32) for name in ("slots", "zeros", "lengths")},
                 "nothing": np.empty(0, np.int32),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import re
 import sys
@@ -71,11 +72,10 @@ def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[],
     if arm != "auto":
         k, threshold = fixed_switch(arm)
         switch = {"switch": "batch", "threshold": threshold}
-    config = runner.speculative_config
-    before = config.num_speculative_tokens, config.sam
-    config.num_speculative_tokens, config.sam = k, sam | switch
-    drafter = make_proposer(runner.vllm_config, runner)
-    config.num_speculative_tokens, config.sam = before
+    vllm_config, speculative = copy.copy(runner.vllm_config), copy.copy(runner.speculative_config)
+    speculative.num_speculative_tokens, speculative.sam = k, sam | switch
+    vllm_config.speculative_config = speculative
+    drafter = make_proposer(vllm_config, runner)
     if arm == "off":
         drafter.switch = BatchSwitch(0, drafter.switch.logger)
     elif arm == "auto":

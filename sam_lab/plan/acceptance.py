@@ -32,9 +32,8 @@ class Acceptance:
     """Expected tokens of a request-step that may draft k tokens.
 
     ks: [K] ascending. gain, drafted: [K, BINS], accepted and drafted tokens. For `auto`, drafts one by one, M of each
-    bin:
-    worth: [BINS, M, ks[-1]], probability that a draft is accepted up to a token, 0 behind its end; accepted: [BINS, M],
-    to be multiplied by factor.
+    bin. worth: [BINS, M, ks[-1]], probability that a draft is accepted up to a token, 0 behind its end; accepted:
+    [BINS, M], to be multiplied by factor.
     """
 
     ks: tuple[int, ...]

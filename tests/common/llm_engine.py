@@ -3,6 +3,7 @@
 
 from engine_checks import random_seed
 from sam_core.engines.vllm.step_log import StepLog
+from sessions import add_turn
 
 
 class Log(StepLog):
@@ -91,8 +92,6 @@ class Engine:
 
         Returns the tokens of all turns' answers.
         """
-        import copy
-
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -110,16 +109,7 @@ class Engine:
                 max_tokens=length,
                 output_kind=RequestOutputKind.DELTA,
             )
-            request = self.engine.input_processor.process_inputs(
-                name,
-                {"prompt_token_ids": [*turn] or [0]},  # which vLLM lengthens
-                params,
-                supported_tasks=self.engine.get_supported_tasks(),
-                resumable=bool(turn),
-            )
-            request.external_req_id = name
-            self.engine.output_processor.add_request(copy.copy(request), None, None, 0)
-            self.engine.engine_core.add_request(request)
+            add_turn(self.engine, name, turn, params)
         while self.engine.has_unfinished_requests():
             for output in self.engine.step():
                 answer += output.outputs[0].token_ids

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import sessions
 import tiny_qwen3
 from scipy.optimize import linear_sum_assignment
 from tiny_qwen3 import VOCAB
@@ -555,19 +556,8 @@ class Engine:
         return {"prompt_embeds": table[torch.tensor(ask.prompt)].cpu().clone()}
 
     def add_turn(self, ask, prompt, max_tokens=None):
-        """As AsyncLLM's _add_streaming_input_request does; without a prompt the session ends."""
-        request = self.engine.input_processor.process_inputs(
-            ask.name,
-            {"prompt_token_ids": list(prompt) or [0]},
-            sampling(ask.params | ({"max_tokens": max_tokens} if max_tokens else {})),
-            supported_tasks=self.engine.get_supported_tasks(),
-            priority=ask.priority,
-            resumable=bool(prompt),
-        )
-        request.external_req_id = ask.name
-        self.engine.output_processor.add_request(copy.copy(request), None, None, 0)
-        request.prompt_token_ids = list(request.prompt_token_ids)  # both sides lengthen theirs
-        self.engine.engine_core.add_request(request)
+        params = sampling(ask.params | ({"max_tokens": max_tokens} if max_tokens else {}))
+        sessions.add_turn(self.engine, ask.name, prompt, params, priority=ask.priority)
 
     def abort(self, ask):
         if ask.name in self.engine.output_processor.external_req_ids:

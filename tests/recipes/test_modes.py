@@ -4,8 +4,7 @@ run.
 
 The learning rate is 0, so that the weights of each update are the first ones again: a token then depends on its
 request's seed and its position alone, in whichever order a trainer asks, aborts and resumes requests. The engines start
-with random
-weights: an update that did not arrive would show.
+with random weights: an update that did not arrive would show.
 """
 
 import json

@@ -128,13 +128,12 @@ class Server:
         """Answer other prompts on each data-parallel rank, as many as it is given.
 
         Args:
-            prompts: token ids, of each rank a list; lengths: tokens of each answer, alike; sampling: further arguments
-            of SamplingParams.
+            prompts: token ids, of each rank a list; lengths: tokens of each answer, alike; sampling: further
+                arguments of SamplingParams.
 
         Returns:
             answers: token ids of this rank's; steps: with requests; dummies: dummy batches; drafted: proposed draft
-            tokens;
-            rows: of each of this rank's experts, in all layers; operators: calls of the operators that exchange tokens.
+                tokens; rows: of each of this rank's experts, in all layers; operators: calls of the operators that exchange tokens.
         """
         import torch_npu
         from torch_npu.experts import ROWS

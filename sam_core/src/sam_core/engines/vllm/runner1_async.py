@@ -321,7 +321,7 @@ class AsyncDrafts:
 
         Args:
             state: of the request; row: in the batch, -1 if it was preempted, or is complete and not yet reported as
-            finished.
+                finished.
             start: where they begin in the text; sampled: what the step sampled.
         """
         batch, params, first = self.runner.input_batch, state.sampling_params, start - state.num_prompt_tokens
