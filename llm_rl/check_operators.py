@@ -51,10 +51,11 @@ def compare(decoded: list[Answer], verified: list[Answer]) -> dict[str, Any]:
     """
     differences, places, diverged = [], [], 0
     for one, other in zip(decoded, verified, strict=True):
-        pairs = list(zip(one.tokens, other.tokens))
+        pairs = list(zip(one.tokens, other.tokens, strict=False))
         same = next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), len(pairs))
         diverged += same < len(pairs)
-        differences += [theirs - mine for mine, theirs in zip(one.log_probs[:same], other.log_probs[:same])]
+        log_probs = zip(one.log_probs[:same], other.log_probs[:same], strict=True)
+        differences += [theirs - mine for mine, theirs in log_probs]
         places += [place for count in other.steps for place in range(count)][:same]
     return {"differences": differences, "places": places, "diverged": diverged}
 

@@ -15,8 +15,10 @@ from llm_rl.shape import Shape
 DEFAULT, POINT_TO_POINT = 200, 20
 """MiB: CANN's default of HCCL_BUFFSIZE, torch_npu's of P2P_HCCL_BUFFSIZE."""
 ENGINE, ENGINE_DATA = 200, 50
-"""MiB that vllm-ascend itself gives its groups, those of data parallelism the latter (utils.py,
-get_hccl_config_for_pg_options)."""
+"""MiB that vllm-ascend itself gives its groups, those of data parallelism the latter.
+
+utils.py, get_hccl_config_for_pg_options.
+"""
 WINDOW, MAX_TOKENS = 11, 512
 """MiB, and tokens of a die: bounds of the operators that send tokens to experts."""
 MAX_GRAPH = 512
@@ -108,6 +110,6 @@ def check(recipe: Recipe, model: Shape) -> None:
     size, needed = buffer_size(recipe), dispatch_buffer(recipe, model)
     if size < needed:
         raise UserError(
-            f"HCCL_BUFFSIZE is {size} MiB, and sending {recipe.rollout.max_num_seqs} requests' tokens to the experts of other "
-            f"dies needs {needed}: set env.HCCL_BUFFSIZE={needed}"
+            f"HCCL_BUFFSIZE is {size} MiB, and sending {recipe.rollout.max_num_seqs} requests' tokens to the experts "
+            f"of other dies needs {needed}: set env.HCCL_BUFFSIZE={needed}"
         )

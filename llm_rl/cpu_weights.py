@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint engine for verl that needs no accelerator: new weights go from the trainer to other hosts' engines by
-TCP.
+"""A checkpoint engine for verl without an accelerator: new weights go to other hosts' engines by TCP.
 
 actor_rollout_ref.rollout.checkpoint_engine: {backend: store, custom_backend_module: llm_rl.cpu_weights}
 
@@ -8,6 +7,7 @@ For small models: the first actor holds all weights in memory until every engine
 """
 
 import pickle
+from typing import Any
 
 import ray
 import torch
@@ -24,7 +24,8 @@ class StoreCheckpointEngine(CheckpointEngine):
     """A TCPStore for each update, in which the first actor numbers the tensors."""
 
     def __init__(self, bucket_size, is_master=False):
-        self.is_master, self.store = is_master, None
+        self.is_master = is_master
+        self.store: Any = None
 
     def prepare(self):
         if not self.is_master:

@@ -85,8 +85,8 @@ def _check_ascend(env: Mapping[str, str], pin_set: PinSet, eager: bool) -> None:
         raise UserError("VLLM_ASCEND_ENABLE_NZ must be 0: with the NZ layout vllm-ascend refuses updated weights")
     if env.get("TASK_QUEUE_ENABLE") == "2" and not eager:
         raise UserError(
-            "TASK_QUEUE_ENABLE=2 and captured graphs exclude each other: set env.TASK_QUEUE_ENABLE=1 (the article's profile, "
-            "which is eager, has 2), or rollout.enforce_eager=true"
+            "TASK_QUEUE_ENABLE=2 and captured graphs exclude each other: set env.TASK_QUEUE_ENABLE=1 (the article's "
+            "profile, which is eager, has 2), or rollout.enforce_eager=true"
         )
     for name, low, high in (("HCCL_CONNECT_TIMEOUT", 120, 7200), ("HCCL_EXEC_TIMEOUT", 1, 2**31 - 1)):
         if not env[name].isdecimal() or not low <= int(env[name]) <= high:
@@ -96,13 +96,13 @@ def _check_ascend(env: Mapping[str, str], pin_set: PinSet, eager: bool) -> None:
             )
     if env.get("HCCL_INTER_HCCS_DISABLE", "FALSE").upper() == "TRUE":
         raise UserError(
-            "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins, which are not supported: use hosts of one super "
-            "pod and unset it"
+            "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins, which are not supported: use hosts of "
+            "one super pod and unset it"
         )
     if env.get("HCCL_OP_EXPANSION_MODE") == "AIV" and pin_set.collective_timeout > HCCL_WAIT:
         raise UserError(
-            f"HCCL_OP_EXPANSION_MODE=AIV ends each wait after {AIV_WAIT} s, and in a rollout of {pin_set.name} fast engines "
-            "wait longer for the slowest answer: unset it"
+            f"HCCL_OP_EXPANSION_MODE=AIV ends each wait after {AIV_WAIT} s, and in a rollout of {pin_set.name} fast "
+            "engines wait longer for the slowest answer: unset it"
         )
 
 
@@ -133,8 +133,9 @@ def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
             if len(ready) >= nodes and cluster["free"] >= nodes * dies:
                 return address
             lack = (
-                f"the Ray cluster at {address} has {len(ready)} host(s) with {dies} {resource} and {cluster['free']:g} of them "
-                f"free, and the recipe needs {nodes} x {dies}: start Ray on the other hosts, or end what holds them"
+                f"the Ray cluster at {address} has {len(ready)} host(s) with {dies} {resource} and {cluster['free']:g} "
+                f"of them free, and the recipe needs {nodes} x {dies}: start Ray on the other hosts, or end what holds "
+                "them"
             )
         if time.monotonic() >= deadline or (cluster is None and not named):
             raise UserError(lack)

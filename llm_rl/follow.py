@@ -113,7 +113,10 @@ def failure(recipe: Recipe, steps: list[dict], code: int, log: Path, begin: int 
             f"the engine ran without it, or {never[recipe.sam]}; see {log}"
         )
     if recipe.sam == "off" and drafted:
-        return f"sam=off, but {drafted:.0f} draft tokens were verified: the engine's configuration does not match; see {log}"
+        return (
+            f"sam=off, but {drafted:.0f} draft tokens were verified: the engine's configuration does not match; "
+            f"see {log}"
+        )
     return None
 
 
@@ -128,8 +131,9 @@ def cause(log: Path, begin: int = 0) -> str:
 
 
 def summarize(steps: list[dict]) -> dict[str, Any]:
-    """Means and sums of a run's steps, times in seconds. The first step starts the engine: it counts only if it is
-    alone.
+    """Means and sums of a run's steps, times in seconds.
+
+    The first step starts the engine: it counts only if it is alone.
 
     The time of a step excludes the writing of its checkpoint. A trainer without rounds of generation has no `round_s`.
     """

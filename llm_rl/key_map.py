@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """verl's keys for those of a recipe: applies a pin set's key map, patches/NAME/recipe.toml.
 
-keys             verl's key for each key of a recipe, or a list of them; `a.*` stands for all keys of group a that are not
-                 named themselves. A leading + adds a key that verl's configuration has not
+keys             verl's key for each key of a recipe, or a list of them; `a.*` stands for all keys of group a that are
+                 not named themselves. A leading + adds a key that verl's configuration has not
 fsdp, megatron   more of them, where `train.backend` is that
 constants        values that every recipe has, by verl's key; fsdp.constants, megatron.constants alike
 derived          keys of a recipe that the pin set's recipe.py turns into settings
@@ -49,8 +49,8 @@ class KeyMap:
         if wrong := mapped ^ expected:
             problem = "lacks" if (missing := wrong & expected) else "names"
             raise UserError(
-                f"{path} {problem} {', '.join(sorted(missing or wrong))}: it must name each key of a recipe that is verl's, "
-                "under keys, fsdp, megatron or derived"
+                f"{path} {problem} {', '.join(sorted(missing or wrong))}: it must name each key of a recipe that is "
+                "verl's, under keys, fsdp, megatron or derived"
             )
 
     def verl_keys(self, backend: str) -> dict[str, list[str]]:
@@ -85,6 +85,6 @@ def _expand(written: dict[str, str | list[str]], derived: set[str]) -> dict[str,
     groups = {name.removesuffix("*"): written.pop(name) for name in list(written) if name.endswith(".*")}
     for name in KEYS.keys() - LAUNCHER_KEYS - derived - written.keys():
         group, dot, last = name.rpartition(".")
-        if verl_group := groups.get(group + dot):
+        if isinstance(verl_group := groups.get(group + dot), str):
             written[name] = verl_group.removesuffix("*") + last
     return {name: [keys] if isinstance(keys, str) else keys for name, keys in written.items()}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a recipe: check, print what will run, train under verl, follow the step log, and say how it ended.
 
-The run's folder holds run.json (the record), recipe.yaml and verl.yaml (the recipe, and verl's configuration that follows
-from it), steps.jsonl (verl's step log), engine-*.jsonl and answers-*.jsonl (the engine's logs), verl.log and, where the run
-has checkpoints, checkpoints/ and history/. A run that is started again goes on from its newest checkpoint.
+The run's folder holds run.json (the record), recipe.yaml and verl.yaml (the recipe, and verl's configuration that
+follows from it), steps.jsonl (verl's step log), engine-*.jsonl and answers-*.jsonl (the engine's logs), verl.log and,
+where the run has checkpoints, checkpoints/ and history/. A run that is started again goes on from its newest
+checkpoint.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ MAY_CHANGE = ("steps", "env", "local_ray", "cluster", "checkpoints", "trainer")
 class Plan:
     """What will run: the recipe and verl's part of it.
 
-    folder: where verl is started; variables: added to this process's environment; verl_config: verl's configuration, YAML;
-    table, warnings: of the layout.
+    folder: where verl is started; variables: added to this process's environment; verl_config: verl's configuration,
+    YAML; table, warnings: of the layout.
     """
 
     recipe: Recipe
@@ -68,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m llm_rl.launch",
         description="Run a recipe under the patched verl and vLLM of its pin set.",
-        epilog="Overrides: sam=off, sam=batch, seed=2, steps=10, sam_options.k=4, checkpoints.every=1 ... (docs/recipes.md)",
+        epilog="Overrides: sam=off, sam=batch, seed=2, steps=10, sam_options.k=4, checkpoints.every=1 ... "
+        "(docs/recipes.md)",
     )
     parser.add_argument("config", type=Path, help="the recipe's YAML file")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings that replace those of the file")
@@ -82,7 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="check also the disk and memory of this host, and whether the run in --run-dir can go on; exit status 1 if not",
+        help="check also the disk and memory of this host, and whether the run in --run-dir can go on; exit status 1 "
+        "if not",
     )
     args = parser.parse_intermixed_args(argv)
     try:
@@ -147,8 +150,8 @@ def run(recipe: Recipe, run_dir: Path) -> None:
     for file in (Path(recipe.model.path, "config.json"), Path(recipe.data.train_files), Path(recipe.data.val_files)):
         if not file.is_file():
             raise UserError(f"there is no {file}: make or fetch the model and the data first (docs/recipes.md)")
-    for file in (recipe.data.train_files, recipe.data.val_files):
-        data.check(Path(file))
+    for name in (recipe.data.train_files, recipe.data.val_files):
+        data.check(Path(name))
     planned = plan(recipe, run_dir)
     if planned.needs:
         space.check(planned.needs, run_dir)
@@ -217,12 +220,12 @@ def train(planned: Plan, record: dict[str, Any], lock: int, done: int) -> str | 
 @contextlib.contextmanager
 def lock_folder(run_dir: Path) -> Iterator[int]:
     """Create the run's folder and lock it against a second run; a descriptor that keeps the lock in a child process."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        lock = open(run_dir / ".lock", "w")
-    except OSError as e:
-        raise UserError(f"{run_dir} cannot be used as the run's folder: {e.strerror}") from None
-    with lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(run_dir / ".lock", "w"))
+        except OSError as e:
+            raise UserError(f"{run_dir} cannot be used as the run's folder: {e.strerror}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -292,7 +295,7 @@ def tree_ids(recipe: Recipe) -> dict[str, str]:
 def patch_states(pin_set: str, option: str, place: str) -> dict[str, str]:
     """The state of each module by `patchset status --json`: patched, original, modified, ..."""
     only = ["--module", "verl"] if option == "--to" else []
-    command = [sys.executable, ROOT / "patches" / "patchset", "status", pin_set, *only, option, place, "--json"]
+    command = [sys.executable, str(ROOT / "patches" / "patchset"), "status", pin_set, *only, option, place, "--json"]
     status = subprocess.run(command, capture_output=True, text=True)
     if not status.stdout:
         raise UserError(f"patchset status failed: {status.stderr.strip()}")

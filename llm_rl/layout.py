@@ -45,8 +45,10 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Training:
-    """Memory of a die while it trains, in GiB; host: memory of a host for the optimizer state, if it is not on the
-    dies."""
+    """Memory of a die while it trains, in GiB.
+
+    host: memory of a host for the optimizer state, if it is not on the dies.
+    """
 
     data_parallel: int
     weights: float
@@ -115,7 +117,11 @@ def _check_stages(recipe: Recipe, model: Shape) -> None:
 
 
 def rollout(recipe: Recipe, model: Shape, reserve: float = RESERVE) -> Rollout:
-    """Memory of an engine's die. Dense weights are split by tensor parallelism, experts by expert parallelism."""
+    """Memory of an engine's die; the recipe has cluster.die_memory.
+
+    Dense weights are split by tensor parallelism, experts by expert parallelism.
+    """
+    assert recipe.cluster.die_memory is not None
     tp, ep = recipe.rollout.tensor_model_parallel_size, recipe.rollout.expert_parallel_size
     dense = model.parameters - model.expert_parameters
     weights = 2 * (dense / tp + model.expert_parameters / max(ep, tp)) / GIB
@@ -170,7 +176,8 @@ def training(recipe: Recipe, model: Shape) -> Training:
         weights, gradients, optimizer = 4 * share, 4 * share, 8 * share
         split = recipe.train.sequence_parallel
         data_parallel, vocabulary = dies // split, model.vocabulary
-    tokens = recipe.train.max_tokens_per_die or -(-recipe.sequence_length * recipe.train.micro_batch_size // split)
+    answers = recipe.train.micro_batch_size or 1
+    tokens = recipe.train.max_tokens_per_die or -(-recipe.sequence_length * answers // split)
     return Training(
         data_parallel=data_parallel,
         weights=weights / GIB,
@@ -237,22 +244,23 @@ def report(recipe: Recipe, model: Shape | None) -> tuple[list[str], list[str]]:
     communicators.check(recipe, model)
     if train.total + RESERVE > memory:
         raise UserError(
-            f"the training does not fit: {train.total:.1f} GiB a die and {RESERVE:g} GiB for activations of {memory:g} GiB: "
-            "take more dies, or larger parallel sizes"
+            f"the training does not fit: {train.total:.1f} GiB a die and {RESERVE:g} GiB for activations of {memory:g} "
+            "GiB: take more dies, or larger parallel sizes"
         )
     resident = train.communicators + (0.0 if recipe.train.param_offload else train.weights + train.gradients)
     resident += 0.0 if recipe.train.optimizer_offload else train.optimizer
     if resident + roll.budget > memory and not recipe.separate:
         raise UserError(
-            f"rollout and training do not fit together: {resident:.1f} GiB of training state and communicators stay on a die beside the "
-            f"engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and train.optimizer_offload"
+            f"rollout and training do not fit together: {resident:.1f} GiB of training state and communicators stay on "
+            f"a die beside the engine's {roll.budget:.1f} of {memory:g} GiB: set train.param_offload and "
+            "train.optimizer_offload"
         )
     warnings = []
     expected = recipe.rollout.expected_length
     if expected and roll.mean_tokens < expected and roll.requests > roll.full_sequences:
         warnings.append(
-            f"the engine will preempt requests: {recipe.rollout.max_num_seqs} at once leave {roll.mean_tokens:.0f} tokens "
-            f"for each, and {expected} are expected (rollout.expected_length)"
+            f"the engine will preempt requests: {recipe.rollout.max_num_seqs} at once leave {roll.mean_tokens:.0f} "
+            f"tokens for each, and {expected} are expected (rollout.expected_length)"
         )
     return _lines(table), warnings
 

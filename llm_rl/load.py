@@ -33,8 +33,7 @@ class Load:
         return {"others": round(max(busy - ours, 0.0) / total, 3), "steal": round(steal / total, 3)}
 
     def _read(self) -> tuple[float, float, float, float]:
-        """CPU seconds since the machine's start: total, busy, stolen; and those of the process, its children and this
-        one."""
+        """CPU seconds since the machine's start: total, busy, stolen, and those of this process and its children."""
         try:
             processes = [psutil.Process(), process := psutil.Process(self._pid), *process.children(recursive=True)]
         except psutil.Error:

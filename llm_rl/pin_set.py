@@ -4,7 +4,7 @@
 pins.toml    versions and tree ids
 recipe.toml  key map (llm_rl/key_map.py), and plain values
 recipe.py    what takes arithmetic or a search, as three functions of a llm_rl.recipe.Recipe:
-             check(recipe)                   raises ValueError with one sentence for a recipe that this pin set cannot run
+             check(recipe)                   raises ValueError, one sentence, for a recipe that this pin set cannot run
              derive(recipe) -> dict          settings of verl that follow from several keys, by verl's name; a leading +
                                              adds a key that verl's configuration has not
              entry_point(recipe, pin_set) -> EntryPoint
@@ -49,8 +49,8 @@ class EntryPoint:
 class PinSet:
     """A pin set as recipes use it.
 
-    name: of its folder; pins: pins.toml; verl: name and version of its verl; keys: its key map; environment: variables of
-    all processes; collective_timeout: seconds that a collective of an NPU may wait.
+    name: of its folder; pins: pins.toml; verl: name and version of its verl; keys: its key map; environment: variables
+    of all processes; collective_timeout: seconds that a collective of an NPU may wait.
     """
 
     def __init__(self, name: str) -> None:
@@ -70,6 +70,7 @@ class PinSet:
     def _functions(self) -> Any:
         """The module recipe.py."""
         spec = importlib.util.spec_from_file_location(f"recipe of {self.name}", self._folder / "recipe.py")
+        assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
@@ -111,8 +112,8 @@ class PinSet:
             installed = "no verl"
         if installed != self.verl:
             raise UserError(
-                f"{sys.prefix} has {installed}, and pin set {self.name} is {self.verl}: set PIN={self.name} or PYTHON for "
-                "the script, to start the pin set's own environment"
+                f"{sys.prefix} has {installed}, and pin set {self.name} is {self.verl}: set PIN={self.name} or PYTHON "
+                "for the script, to start the pin set's own environment"
             )
         try:
             return self._functions.entry_point(recipe, self)
@@ -122,7 +123,9 @@ class PinSet:
     @staticmethod
     def verl_package() -> Path:
         """The folder of the installed verl, without importing it."""
-        return Path(importlib.util.find_spec("verl").submodule_search_locations[0])
+        spec = importlib.util.find_spec("verl")
+        assert spec and spec.submodule_search_locations
+        return Path(spec.submodule_search_locations[0])
 
 
 def names() -> list[str]:

@@ -46,7 +46,9 @@ def published(run_dir: Path) -> Iterator[Callable[[Sequence[Mapping[str, Any]]],
         yield lambda steps: None
         return
     metrics, engines, source = place / f"{run_dir.name}.prom", place / f"{run_dir.name}.json", verl_file(run_dir)
-    last, known, writable = None, [], True
+    last: Mapping[str, Any] | None = None
+    known: list[str] = []
+    writable = True
 
     def publish(steps: Sequence[Mapping[str, Any]]) -> None:
         nonlocal last, known, writable

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe: a typed, frozen object that is validated once. llm_rl/config.py reads it from files.
 
-The descriptions of the fields are the reference of a recipe's keys. What the keys are to verl is in the pin set's folder
-(llm_rl/pin_set.py).
+The descriptions of the fields are the reference of a recipe's keys. What the keys are to verl is in the pin set's
+folder (llm_rl/pin_set.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from sam_core.options import SWITCHES, VERIFY, Options
+from sam_core.options import VERIFY, Options
 
 from llm_rl.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
-BACKENDS = ("fsdp", "fsdp2", "megatron")
+Backend = Literal["fsdp", "fsdp2", "megatron"]
+BACKENDS = get_args(Backend)
 
 RepositoryPath = Annotated[str, AfterValidator(lambda path: str((ROOT / path).resolve()))]
 """A path; one that is not absolute is relative to the repository."""
@@ -47,8 +48,8 @@ class Data(Section):
     train_batch_size: int = Field(ge=1, description="prompts per training step")
     gen_batch_size: int = Field(
         ge=1,
-        description="prompts per round of generation; if the trainer has no rounds: maximum number of prompts in flight, "
-        "a multiple of data.train_batch_size",
+        description="prompts per round of generation; if the trainer has no rounds: maximum number of prompts in "
+        "flight, a multiple of data.train_batch_size",
     )
     max_prompt_length: int = Field(ge=1, description="maximum tokens of a prompt")
     max_response_length: int = Field(ge=1, description="maximum tokens of an answer")
@@ -100,7 +101,7 @@ class Rollout(Section):
 
 
 class Train(Section):
-    backend: Literal[BACKENDS] = Field(description="how the training state is sharded")
+    backend: Backend = Field(description="how the training state is sharded")
     tensor_parallel: int = Field(ge=1, description="Megatron only: dies that share each layer")
     pipeline_parallel: int = Field(ge=1, description="Megatron only: stages of layers")
     context_parallel: int = Field(ge=1, description="Megatron only: dies that share a sequence")
@@ -130,13 +131,14 @@ class Train(Section):
     clip_grad: Number = Field(ge=0, description="maximum norm of the gradients")
 
 
-MODES = ("sync", "colocate_async", "separate_async", "one_step_off", "fully_async")
+Mode = Literal["sync", "colocate_async", "separate_async", "one_step_off", "fully_async"]
+MODES = get_args(Mode)
 SEPARATE = MODES[2:]
 """Modes of verl's trainer in which other hosts generate than those that train."""
 
 
 class Trainer(Section):
-    mode: Literal[MODES] = Field(
+    mode: Mode = Field(
         description="verl's trainer; sync, or one that generates while it trains ([modes](recipes.md#trainer-modes))"
     )
     logger: list[str] = Field(description="loggers of training steps; must include file")
@@ -186,11 +188,11 @@ class Recipe(Section):
     seed: int = Field(ge=0, description="seed of the data order, of the engine and of seeded sampling")
     steps: int = Field(ge=1, description="training steps; a finished run continues if this is raised")
     sam: Annotated[
-        Literal[("off", *SWITCHES)],
+        Literal["off", "batch", "auto"],
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads a bare `off` as false
     ] = Field(
-        description="speculation; batch: while at most sam_options.threshold requests run; auto: as many draft tokens as "
-        "pay off in each step"
+        description="speculation; batch: while at most sam_options.threshold requests run; auto: as many draft tokens "
+        "as pay off in each step"
     )
     model: Model
     data: Data
@@ -246,7 +248,8 @@ class Recipe(Section):
     def keeps_weights_on_host(self) -> bool:
         """Whether the engines' weights are in their host's memory while the actor trains.
 
-        verl then puts an engine to sleep: on NPUs at level 1, which keeps the weights; on GPUs at level 2, which drops them.
+        verl then puts an engine to sleep: on NPUs at level 1, which keeps the weights; on GPUs at level 2, which drops
+        them.
         """
         verl = {name.lstrip("+"): value for name, value in leaves(self.verl)}
         keys = ("free_cache_engine", "enable_sleep_mode")
@@ -283,12 +286,14 @@ class Recipe(Section):
             processes = 2 * self.cluster.dies_per_node
             if not 1024 <= first <= last <= 65535 or last - first + 1 < 2 * processes:
                 raise ValueError(
-                    f"cluster.hccl_ports is {ports}, a host has {processes} processes with HCCL (a trainer and an engine for each "
-                    f"die), and a run that just ended may hold as many: give it at least {2 * processes} ports from 1024 to 65535"
+                    f"cluster.hccl_ports is {ports}, a host has {processes} processes with HCCL (a trainer and an "
+                    "engine for each die), and a run that just ended may hold as many: give it at least "
+                    f"{2 * processes} ports from 1024 to 65535"
                 )
         if self.trainer.mode != "sync" and self.checkpoints.every:
             raise ValueError(
-                f"trainer.mode {self.trainer.mode} is not resumed after checkpoints, only sync is: set checkpoints.every=0"
+                f"trainer.mode {self.trainer.mode} is not resumed after checkpoints, only sync is: set "
+                "checkpoints.every=0"
             )
         if self.data.gen_batch_size < self.data.train_batch_size:
             raise ValueError(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resume a broken run: from its newest complete checkpoint whose step is in the log, with logs cut at that step.
 
-A run may be killed at any time: while verl writes its tracker file, a checkpoint or a line of a log, or between a checkpoint
-and the line of its step. Everything after the step to resume from is removed and done again, so each log has each step once.
+A run may be killed at any time: while verl writes its tracker file, a checkpoint or a line of a log, or between a
+checkpoint and the line of its step. Everything after the step to resume from is removed and done again, so each log has
+each step once.
 """
 
 from __future__ import annotations
@@ -64,16 +65,17 @@ def point(run_dir: Path, every: int) -> int:
         )
     if steps and steps[-1] > logged + every:
         raise UserError(
-            f"{run_dir} has a checkpoint of step {steps[-1]}, and its steps.jsonl ends at step {logged}: put the log back, "
-            "or take another --run-dir"
+            f"{run_dir} has a checkpoint of step {steps[-1]}, and its steps.jsonl ends at step {logged}: put the log "
+            "back, or take another --run-dir"
         )
     return max((step for step in steps if step <= logged), default=0)
 
 
 def rewind(run_dir: Path, step: int, keep: int) -> None:
-    """Cut the logs after `step`; remove later and incomplete checkpoints and all but the `keep` newest; rewrite verl's tracker.
+    """Cut the logs after `step`, remove checkpoints and rewrite verl's tracker.
 
-    The engines' history stays, unless the run starts from step 0. A second call changes nothing.
+    Of the checkpoints stay the `keep` newest complete ones that are not later than `step`. The engines' history stays,
+    unless the run starts from step 0. A second call changes nothing.
     """
     steps = read_steps(run_dir / "steps.jsonl")[:step]
     _truncate_engine_logs(run_dir, sum(entry["data"].get(TOKENS, 0) for entry in steps))
@@ -105,9 +107,10 @@ def _empty(history: Path) -> None:
 
 
 def _truncate_engine_logs(run_dir: Path, tokens: int) -> None:
-    """Keep the engine steps of all replicas up to `tokens` tokens, in order of time: those of the training steps that stay.
+    """Keep the engine steps of all replicas up to `tokens` tokens, in order of time.
 
-    In a row, item 0 is the time and item 3 the tokens. No replica generates between two training steps.
+    They are those of the training steps that stay. In a row, item 0 is the time and item 3 the tokens. No replica
+    generates between two training steps.
     """
     files = {path: list(_complete_lines(path)) for path in sorted(run_dir.glob("engine-*.jsonl"))}
     rows = sorted((row[0], path, i, row[3]) for path, lines in files.items() for i, (_, row) in enumerate(lines))

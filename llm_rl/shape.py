@@ -58,8 +58,7 @@ SHAPES = {
 
 
 def read_shape(model: Path) -> Shape | None:
-    """The sizes in config.json of the folder `model`, else those of SHAPES by the folder's name, else None; raise
-    UserError."""
+    """The sizes in config.json of the folder `model`, else those of SHAPES by its name, else None; UserError."""
     file = model / "config.json"
     if not file.is_file():
         return SHAPES.get(model.name)

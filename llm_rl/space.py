@@ -19,7 +19,11 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Needs:
-    """checkpoint: GB of one; checkpoints: how many are on disk at most; memory: GiB of a host, without what Python and Ray use."""
+    """What a run needs.
+
+    checkpoint: GB of one; checkpoints: how many are on disk at most; memory: GiB of a host, without what Python and Ray
+    use.
+    """
 
     checkpoint: float
     checkpoints: int
@@ -41,8 +45,9 @@ class Needs:
 def needs(recipe: Recipe, model: Shape | None) -> Needs | None:
     """Of a recipe; None if the model's shape is not known.
 
-    A checkpoint has float32 weights and Adam's two moments, 12 bytes a parameter, with Megatron also bfloat16 weights. verl
-    keeps the newest ones, and as many from before the last start, and writes the next one before it removes the oldest.
+    A checkpoint has float32 weights and Adam's two moments, 12 bytes a parameter, with Megatron also bfloat16 weights.
+    verl keeps the newest ones, and as many from before the last start, and writes the next one before it removes the
+    oldest.
     """
     if model is None:
         return None
@@ -66,12 +71,13 @@ def check(needed: Needs, run_dir: Path) -> None:
     free = shutil.disk_usage(folder).free / GB
     if free + there < needed.disk:
         raise UserError(
-            f"{run_dir} is on a disk with {free:,.0f} GB free, the run needs {needed.disk - there:,.0f}: free some, take another "
-            "--run-dir, or lower checkpoints.keep where it is above 2"
+            f"{run_dir} is on a disk with {free:,.0f} GB free, the run needs {needed.disk - there:,.0f}: free some, "
+            "take another --run-dir, or lower checkpoints.keep where it is above 2"
         )
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if total < needed.memory:
         raise UserError(
-            f"this host has {total:,.0f} GiB of memory, the run keeps {needed.memory:,.0f} GiB of offloaded state and sleeping "
-            "weights there: take more hosts, or leave the optimizer on the dies (train.optimizer_offload=false)"
+            f"this host has {total:,.0f} GiB of memory, the run keeps {needed.memory:,.0f} GiB of offloaded state and "
+            "sleeping weights there: take more hosts, or leave the optimizer on the dies "
+            "(train.optimizer_offload=false)"
         )

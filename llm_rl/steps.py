@@ -18,8 +18,7 @@ def step_seconds(step: Mapping[str, float]) -> float | None:
 
 
 def round_seconds(step: Mapping[str, float]) -> float | None:
-    """Seconds that generating took in the step's last round, the mean over data-parallel ranks, as the article gives
-    them.
+    """Seconds that generating took in the step's last round, the mean over data-parallel ranks.
 
     None in a trainer without rounds.
     """

@@ -10,7 +10,7 @@ from sam_lab import cli
 COMMANDS = {
     "compare": ("research.compare", "score the methods that need no model on recorded answers"),
     "models": ("research.models", "write a target and a draft model"),
-    "tree": ("research.tree", "decode prompts with a model by every method, beside plain decoding"),
+    "tree": ("research.tree", "decode prompts with a model by every method, and plainly"),
     "article": ("research.article", "fit the planner to the article's figures, predict other published runs"),
     "papers": ("research.papers", "repeat the papers' experiments"),
 }

@@ -8,7 +8,7 @@ What is fitted, all on Qwen3-32B on 32 dies:
   the spread of lengths: of SPREADS the one whose tail comes nearest to image 42's without SAM (none reaches it);
   tokens a step: image 38, by position in the answer;
   what a verifying step takes beyond a decoding one: the tail of image 42 with SAM;
-  training: what the article's training step without SAM takes beside its rollout.
+  training: what the article's training step without SAM takes in addition to its rollout.
 What is predicted with nothing fitted again: that cluster's mean round; the other two clusters; GRPO and
 DAPO of the repository's later head; vllm-ascend's table of suffix decoding.
 
@@ -75,7 +75,7 @@ STACKS = {
 
 @dataclass(frozen=True)
 class World:
-    """Assumptions beside the figures.
+    """Assumptions that are not among the quoted figures.
 
     family, together: of the lengths, whose spread is fitted; switching: seconds a round; accepted: factor of image 38's
     accepted tokens (an 8B, greedy) for a 32B that samples; later: acceptance of a draft token behind an accepted one;
@@ -252,7 +252,7 @@ class Model:
         rollout = [plan.rounds * (seconds + self.world.switching) for seconds in longest]
         training = fit.training * self._work(name)
         quantities = {"round": rounds, "rollout": rollout, "step": [seconds + training for seconds in rollout]}
-        return {what: tuple(quantities[what]) for what in ARTICLE[name]}
+        return {what: (quantities[what][0], quantities[what][1]) for what in ARTICLE[name]}
 
     def later(self, name: str, fit: Fit) -> dict[str, float]:
         """Seconds of a round of the repository's later head: eager, with SAM, with SAM and graphs."""
@@ -264,15 +264,14 @@ class Model:
         return {stage: _mean(found, stage, "mean") for stage in ("off", "on", "graph")}
 
     def served(self, row: Served, fit: Fit) -> float:
-        """Gain of throughput of a row of the table: its step without drafts is quoted, and taken as the host's
-        floor."""
+        """Gain of throughput of a row of the table, whose step without drafts is quoted and is the host's floor."""
         shape = SHAPES["Qwen3-32B"]
         cost = roofline(shape, 4, 1, replace(self.world.device, verify=fit.verify * self.world.paid), eager=False)
         cost = replace(cost, floor=row.tpot_ms / 1000)
-        held = np.array([row.running * (row.prompt + row.answer / 2)])
+        context = np.array([row.running * (row.prompt + row.answer / 2)])
         drafted, none = self.world.drafted, np.zeros(1)
         rows = np.array([row.running * (1 + drafted)])
-        seconds = cost.stretch(1, rows, held, none, drafted * held, none)
+        seconds = cost.stretch(1, rows, context, none, drafted * context, none)
         return (1 + row.accepted * drafted) * cost.floor / seconds - 1
 
     def thresholds(self, fit: Fit) -> dict[tuple[str, int | str], float]:
@@ -304,8 +303,8 @@ def _slowest(round_: Round) -> Trace:
 
 
 def compare(draws: int, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """The fit, the predictions beside what was measured, and their 10 to 90 % over `draws` random worlds."""
-    worlds = [(World.nominal(), SEEDS)]
+    """The fit, the predictions and what was measured, and their 10 to 90 % over `draws` random worlds."""
+    worlds: list[tuple[World, tuple[int, ...]]] = [(World.nominal(), SEEDS)]
     worlds += [(World.drawn(np.random.default_rng([7, draw])), (draw, draw + 1000)) for draw in range(draws)]
     found = []
     for number, (world, seeds) in enumerate(worlds):
@@ -313,7 +312,9 @@ def compare(draws: int, progress: Callable[[str], None] = lambda text: None) -> 
         model = Model(world, seeds)
         fit = model.fit()
         gains = model.thresholds(fit)
-        advice = [{"stack": stack, "threshold": n, "predicted": gain} for (stack, n), gain in gains.items()]
+        advice: list[dict[str, Any]] = []
+        for (stack, n), gain in gains.items():
+            advice.append({"stack": stack, "threshold": n, "predicted": gain})
         wait = {"us_a_wait": 1e6 * fit.verify / WAITS}
         found.append((vars(fit) | wait, list(_rows(model, fit)), advice))
     (fit_, rows, advice), *others = found
@@ -354,8 +355,8 @@ def _rows(model: Model, fit: Fit) -> Iterator[dict[str, Any]]:
         for stage in ("off", "on", "graph"):
             yield row(name, "round", stage, seconds[stage], later[stage])
         for stage in ("on", "graph"):
-            gains = (of["off"] / of[stage] - 1 for of in (seconds, later))
-            yield row(name, "round", f"gain, {stage}", *gains)
+            measured, expected = (of["off"] / of[stage] - 1 for of in (seconds, later))
+            yield row(name, "round", f"gain, {stage}", measured, expected)
     for served in SUFFIX:
         yield row(served.data, f"{served.running} running", "gain", served.gain, model.served(served, fit))
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m research compare`: the methods of the papers that need no model beside sam_core's, on recorded answers."""
+"""`python -m research compare`: the methods of the papers that need no model, and sam_core's, on recorded answers."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import itertools
 from collections.abc import Callable, Sequence
@@ -39,9 +40,9 @@ methods:
 
 --fold I/N scores the prompts of one fold. The answers of the other folds are the earlier outputs (at most --earlier, in
 an order that --seed fixes): REST's datastore, the global tree, and with --context corpus a corpus for chain and blend.
-The other contexts and the recordings are those of `python -m sam_lab replay`, see its --help. With --context request the
-global tree does not change; in the other contexts it learns from every answer replayed. us/step is the time of a draft
-and of appending; `accepted from` are the sources of the accepted tokens. --alpha other than 4 uses a plain-Python
+The other contexts and the recordings are those of `python -m sam_lab replay`, see its --help. With --context request
+the global tree does not change; in the other contexts it learns from every answer replayed. us/step is the time of a
+draft and of appending; `accepted from` are the sources of the accepted tokens. --alpha other than 4 uses a plain-Python
 SuffixDecoding without the core's bounds, which is slow.
 """
 
@@ -75,11 +76,15 @@ def run(args: argparse.Namespace) -> int:
         raise LabError("nothing to replay: rest knows the context request alone, sd-linear and sd-tree all but corpus")
     if any(method == "rest" for _, method in chosen) and importlib.util.find_spec("numba") is None:
         raise LabError(
-            "rest needs numba, which is not installed here: run this in .venvs/bench, which ci/setup-env bench makes, or "
-            "name the other methods with --method"
+            "rest needs numba, which is not installed here: run this in .venvs/bench, which ci/setup-env bench makes, "
+            "or name the other methods with --method"
         )
     data = [(path, *_halves(path, args)) for path in args.files]
     progress, rows = Progress(), []
+
+    def show(name: str, done: int) -> None:
+        progress.show(f"{name}: {done:,} tokens")
+
     print(
         TABLE.format("recording", "context", "method", "tok/step", "drafted", "precision", "us/step", "accepted from")
     )
@@ -87,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         for context, method in chosen:
             name = f"{path.name} {context} {method}"
             row = {"recording": path.name[:28], "context": context, "method": method, "earlier_outputs": len(outputs)}
-            row |= measure(args, row, answers, outputs, lambda done: progress.show(f"{name}: {done:,} tokens"))
+            row |= measure(args, row, answers, outputs, functools.partial(show, name))
             progress.clear()
             row["us_step"] = row["us_propose"] + row["us_append_per_token"] * row["tokens_per_step"]
             rows.append(row)

@@ -56,7 +56,8 @@ class Node:
 
     def last(self, count: int) -> tuple[int, ...] | None:
         """The last tokens of the path inside the draft, the last first; None if there are fewer."""
-        tokens, node = [], self
+        tokens: list[int] = []
+        node = self
         while node.above is not None and len(tokens) < count:
             tokens.append(node.token)
             node = node.above
@@ -138,6 +139,7 @@ class DraftModel:
         drafting = set(requests)
         feed: list[Tree] = []
         frontier: list[list[tuple[Node, int]]] = []  # of each row: nodes to expand, and their places among those fed
+        roots: dict[int, Node] = {}
         firsts: list[dict[tuple[int, ...], Node]] = [{} for _ in self._rows]
         for request in self._rows:
             state = self._requests[request]
@@ -147,8 +149,8 @@ class DraftModel:
                 continue
             state.fed = len(state.todo)
             feed.append((state.todo, range(-1, state.fed - 1)))
-            state.root = Node(state.todo[-1], None, 1.0, 1.0, 0, pending=state.fed - 1)
-            frontier.append([(state.root, state.fed - 1)])
+            roots[request] = state.root = Node(state.todo[-1], None, 1.0, 1.0, 0, pending=state.fed - 1)
+            frontier.append([(roots[request], state.fed - 1)])
             self.counts["drafts"] += 1
         expanded = [1] * len(self._rows)
         while any(frontier):
@@ -162,9 +164,9 @@ class DraftModel:
                     for q, token in zip(values[row][place], tokens[row][place], strict=True):
                         child = Node(token, node, q, node.chance * q, node.depth + 1)
                         node.children.append(child)
-                        if q >= self.theta_prob and q >= self.theta_sib * values[row][place][0]:
-                            if not self.merge(child, firsts[row]):
-                                going.append(child)
+                        promising = q >= self.theta_prob and q >= self.theta_sib * values[row][place][0]
+                        if promising and not self.merge(child, firsts[row]):
+                            going.append(child)
                     self.counts["nodes"] += len(node.children)
                 if going and (going[0].depth == self.depth or expanded[row] + len(going) > MAX_EXPANDED):
                     going = []
@@ -173,8 +175,8 @@ class DraftModel:
                 for i, node in enumerate(going):
                     node.pending = known + i
                 frontier[row] = [(node, i) for i, node in enumerate(going)]
-                feed[row] = ([node.token for node in going], [node.above.pending for node in going])
-        return [unfold(self._requests[request].root, n, self.depth) for request in requests]
+                feed[row] = ([node.token for node in going], [node.above.pending for node in going if node.above])
+        return [unfold(roots[request], n, self.depth) for request in requests]
 
     def merge(self, node: Node, firsts: dict[tuple[int, ...], Node]) -> bool:
         """Merge a redundant node with the first node of its last tokens; False where the node itself is the first.
@@ -209,8 +211,7 @@ class DraftModel:
         self._model.commit(kept)
 
     def _walk(self, root: Node, tokens: Sequence[int]) -> list[int]:
-        """Pending nodes of the emitted tokens but the last, as far as they went through the draft model on this
-        path."""
+        """Pending nodes of the emitted tokens but the last, as far as they went through the draft model here."""
         path: list[int] = []
         node, on_path, grafted = root, True, False
         for token in tokens[:-1]:

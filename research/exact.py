@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SuffixDecoding as its paper has it (section 3, algorithm 1), in plain Python: the global tree counts every
-occurrence.
+"""SuffixDecoding as in its paper (section 3, algorithm 1), plain Python: the global tree has every occurrence.
 
 `sam_core`'s rule `suffix`, which serves engines, is an approximation: it asks a string for a bounded number of
 children, follows matches up to a bounded length, and counts ends of texts among what followed. This module has none of
@@ -177,9 +176,9 @@ class Exact(OneByOne):
         """SD-T."""
         return self._propose(request, n, True)
 
-    def propose(self, request: int, k: int) -> Sequence[int]:
+    def propose(self, request: int, k: int) -> list[int]:
         """SD-L."""
-        return self._propose(request, k, False)[0]
+        return list(self._propose(request, k, False)[0])
 
     def _propose(self, request: int, n: int, tree: bool) -> Tree:
         own, own_match, known_match, _ = self._requests[request]

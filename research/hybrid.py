@@ -13,8 +13,7 @@ from sam_lab.replay import Tree
 
 
 class Hybrid:
-    """The pool's tree for a request where it expects as many accepted tokens as the draft model's drafts have on
-    average.
+    """The pool's tree where it expects as many accepted tokens as the draft model's drafts have on average.
 
     The pool's scores are calibrated while it drafts, so the sum of a tree's scores estimates how many of its tokens
     will be accepted. It must reach `sure` times the mean of what the draft model's drafts had accepted so far. The

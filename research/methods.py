@@ -41,6 +41,7 @@ def make(
     if name == "rest":
         from research.rest import Rest
 
+        assert corpus is not None
         return Rest(corpus, s.n_max, s.m, s.c)
     from research.draft_model import DraftModel
 

@@ -162,8 +162,7 @@ def sd_limit(recording: Recording) -> list[Row]:
 
 
 def _online(recording: Recording, alpha: int | None, nodes: int) -> Counts:
-    """SD-T after at most EXAMPLES outputs and MAX_KNOWN tokens of them; it keeps what it replays, an answer a
-    prompt."""
+    """SD-T after at most EXAMPLES outputs and MAX_KNOWN tokens; it keeps what it replays, an answer a prompt."""
     known, left = [], MAX_KNOWN
     for output in recording.outputs[:EXAMPLES]:
         known.append(output[:left])
@@ -214,8 +213,10 @@ def sd_shift(recording: Recording) -> list[Row]:
 
 
 def rest_settings(recording: Recording) -> list[Row]:
-    """REST: one setting differs from n_max = 16, m = 10, c = 64; `at random`: 8 of the continuations, of 8 tokens
-    each."""
+    """REST: one setting differs from n_max = 16, m = 10, c = 64.
+
+    `at random`: 8 of the continuations, of 8 tokens each.
+    """
     varied: list[dict[str, Any]] = [{}, *({"n_max": n} for n in (2, 4, 6, 8)), *({"m": m} for m in (2, 5, 20))]
     varied += [{"c": c} for c in (8, 16, 32)]
     varied += [{"m": RANDOM_TOKENS, "max_looked_at": RANDOM_SEQUENCES, "seed": recording.seed}]
@@ -227,8 +228,7 @@ def rest_settings(recording: Recording) -> list[Row]:
 
 
 def rest_datastore(recording: Recording) -> list[Row]:
-    """REST: a datastore of earlier outputs of the task (own), of the other recordings' answers (generic), and of
-    both."""
+    """REST: a datastore of outputs of the task (own), of other recordings' answers (generic), and of both."""
     stores = {"own": recording.outputs, "generic": recording.others, "both": [*recording.outputs, *recording.others]}
     row: Row = {}
     for name, texts in stores.items():
@@ -255,7 +255,7 @@ def rest_times(recording: Recording) -> list[Row]:
         facts = corpora.describe(path)
         store, times = Rest(path), []
         for _ in range(QUERIES):
-            answer = recording.scored[rng.integers(len(recording.scored))].response_ids
+            answer = recording.scored[int(rng.integers(len(recording.scored)))].response_ids
             context = answer[: rng.integers(1, len(answer) + 1)]
             begin = time.perf_counter()
             store.retrieve(context, Settings.c)

@@ -81,8 +81,7 @@ class Scored(Global):
     """The pool's trees, of at most SCORED_NODES nodes, and how many of their tokens it expects to be accepted."""
 
     def learn(self, outputs: Iterable[Sequence[int]]) -> None:
-        """As Global's, but drafting for each output as it is read: so the pool learns how often its drafts are
-        accepted."""
+        """As Global's, with drafts for each output as it is read: the pool learns how often they are accepted."""
         for output in outputs:
             self.start(-1, [], None)
             at = 0

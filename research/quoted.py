@@ -32,8 +32,9 @@ CLUSTERS = {
     "grpo": _cluster("grpo", "Qwen3-32B", 0.87, 32, 8, 1, 1, 128, 128, 128, threshold=32),
     "dapo": _cluster("dapo", "Qwen3-32B", 0.87, 32, 8, 1, 1, 128, 128, 128, threshold=32),
 }
-"""The article's three clusters, and two runs of its repository's later head (vLLM 0.14.1, vllm-ascend 0.14.0rc1, CANN
-8.5).
+"""The article's three clusters, and two runs of its repository's later head.
+
+vLLM 0.14.1, vllm-ascend 0.14.0rc1, CANN 8.5.
 
 n = 16 and two rounds of the 235B as in the published recipes, the article does not state them; threshold 32 of the
 later runs is a quarter of max_num_seqs, as their scripts set it.
@@ -54,7 +55,7 @@ drafts are probably vLLM's n-grams."""
 STAGES = CURVES["stages"]
 MEAN_LENGTHS = CURVES["length"]["off"]
 MEAN_235B = 10119.0
-"""Tokens of an answer of Qwen3-235B, from the recipe published beside the article (32k rollouts)."""
+"""Tokens of an answer of Qwen3-235B, from the recipe published with the article (32k rollouts)."""
 
 WAITS = 4
 """Waits of the host for the device that a verifying step of vllm-ascend 0.11.0 has in each layer and a plain one has

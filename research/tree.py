@@ -7,7 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ Plain decoding runs in the same loop, without drafts. `tok/step` is tokens that 
 target; `nodes` are drafted tokens verified a step, `precision` the share of them that became text; draft, verify and
 other are milliseconds a pass of the target (draft includes learning from the text). The
 target's passes over prompts are left out of all times. `speed-up` is plain decoding's time over the method's, each the
-fastest of --repeat runs in turn. With --temperature both sample by seed and position, so the texts can be compared as well.
+fastest of --repeat runs in turn. With --temperature both sample by seed and position, so the texts can be compared as
+well.
 
 sd-linear, sd-tree and hybrid know the target's outputs for --earlier other prompts, rest has them as its datastore
 (or --corpus). The methods are described in research/methods.py.
@@ -102,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
         print(_row(row), flush=True)
     if args.json:
         chosen = {name: value for name, value in vars(args).items() if name not in ("run", "command")}
-        settings = {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
-        write_json(args.json, settings | {"torch": torch.__version__, "methods": rows})
+        given = {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
+        write_json(args.json, given | {"torch": torch.__version__, "methods": rows})
     different = [row["method"] for row in rows if row["equal"] < row["of"]]
     if different:
         print(f"not all texts equal plain decoding's: {', '.join(different)}")
@@ -125,7 +126,7 @@ def _prompts(args: argparse.Namespace, tokenizer: Any) -> tuple[list[list[int]],
 
 def compare(
     decoder: Any,
-    makers: dict[str, Callable[[], Any]],
+    makers: Mapping[str, Callable[[], Any]],
     prompts: Sequence[Sequence[int]],
     first: int,
     batch: int,
@@ -135,8 +136,8 @@ def compare(
     """Decode prompts plainly and with the drafters of `makers`, by name.
 
     Returns a row of figures each, plain decoding's first: Figures.summary(), method, counts, by_prompt (of
-    each batch of prompts), equal and of (texts that equal plain decoding's, of how many) and speedup, by the fastest of `repeat` runs in turn.
-    Raises LabError where nothing drafted was accepted.
+    each batch of prompts), equal and of (texts that equal plain decoding's, of how many) and speedup, by the fastest of
+    `repeat` runs in turn. Raises LabError where nothing drafted was accepted.
     """
     best: dict[str, dict[str, Any]] = {}
     texts: dict[str, list[list[int]]] = {}
@@ -170,8 +171,8 @@ def decode(
 ) -> tuple[list[list[int]], Any]:
     """Decode in batches; the texts of all and the sums of their figures.
 
-    Each batch's tokens, steps, accepted and drafted tokens go to by_prompt, and what a draft model counted: nodes, drafts and
-    grafted.
+    Each batch's tokens, steps, accepted and drafted tokens go to by_prompt, and what a draft model counted: nodes,
+    drafts and grafted.
     """
     from research.decoder import Figures
 
@@ -183,7 +184,7 @@ def decode(
             prompts[at : at + batch],
             drafter,
             first + at,
-            lambda done: progress.show(f"{name}: prompt {at + 1} of {len(prompts)}, {done} tokens"),
+            lambda done, at=at: progress.show(f"{name}: prompt {at + 1} of {len(prompts)}, {done} tokens"),
         )
         texts += answers
         total += figures
@@ -194,7 +195,7 @@ def decode(
 
 
 NODES_A_DRAFT, GRAFTED = (4, 5), (6, 5)
-"""Parts of by_prompt for sam_lab.replay.quotient: nodes a draft, drafts of which a token behind a merged node was accepted."""
+"""Parts of by_prompt for sam_lab.replay.quotient: nodes a draft, drafts with a token accepted behind a merged node."""
 
 
 def _counted(drafter: Any) -> list[int]:

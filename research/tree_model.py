@@ -164,8 +164,7 @@ class TreeModel:
 
     @torch.inference_mode()
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
-        """Append a path of pending nodes, given by their numbers from the top, to each row's text; forget the
-        others."""
+        """Append a path of pending nodes, by their numbers from the top, to each row's text; forget the others."""
         rows, source, target = [], [], []
         for row, nodes in enumerate(kept):
             length = self.lengths[row]

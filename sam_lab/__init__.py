@@ -9,7 +9,7 @@ replay                      score a drafter on recorded answers; `replay_command
 drafters, automaton         drafters: sam_core's pool, the article's automaton in Python
 engine_replay               recorded answers drive the patched engine
 plan                        predict a recipe's rollout
-bench                       time, memory and acceptance beside other drafters
+bench                       time, memory and acceptance compared with other drafters
 evidence                    every way to speculate on recorded answers, by the clocks of several devices
 switch_worlds               switch `auto` in random worlds
 """

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab`: replay recordings, predict a recipe's rollout, measure the gain on engines, run the
-benchmark."""
+"""`python -m sam_lab`: replay recordings, predict a recipe's rollout, measure engines, run the benchmark."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ COMMANDS = {
     "export": ("sam_lab.export", "write a recording from rollout dumps or a run's folder"),
     "rebuild": ("sam_lab.evidence.rebuild", "rebuild the full recordings of the shipped answers from their sources"),
     "switch-worlds": ("sam_lab.switch_worlds.command", "run switch auto in random worlds"),
-    "bench": ("sam_lab.bench.command", "measure sam_core beside other drafters, against its targets"),
+    "bench": ("sam_lab.bench.command", "measure sam_core and other drafters, against its targets"),
     "bench-asynchronous": ("sam_lab.bench.asynchronous", "measure drafts made one step late, against their targets"),
-    "bench-sampler": ("sam_lab.bench.sampler", "measure verification beside vllm-ascend's, against its targets"),
+    "bench-sampler": ("sam_lab.bench.sampler", "measure verification and vllm-ascend's, against its targets"),
 }
 
 

@@ -116,11 +116,12 @@ class Results:
         self._rows: list[dict[str, Any]] = []
         if resume and path and path.exists():
             try:
-                self._rows = json.loads(path.read_text())
+                rows = json.loads(path.read_text())
             except ValueError:
-                self._rows = [None]
-            if not isinstance(self._rows, list) or not all(isinstance(row, dict) for row in self._rows):
+                rows = None
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise LabError(f"{path} was not written by this command: name another file, or leave --resume out")
+            self._rows = rows
 
     def find(self, identity: dict[str, Any]) -> dict[str, Any] | None:
         """The first result that has these settings, or None."""

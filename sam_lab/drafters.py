@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,11 +55,11 @@ class SamDrafter:
         counts: npt.NDArray[np.int32],
         k: int,
         names: Sequence[str],
-        early: bool = False,
+        index_later: bool = False,
     ) -> list[npt.NDArray[Any]]:
         """`Pool.step` with the arrays of `_arrays_of`; returns what `draft` does."""
         out, lengths, named = arrays["out"], arrays["lengths"], {name: arrays[name] for name in names}
-        self.pool.step(arrays["slots"], tokens, counts, k, out, lengths, **named, early=early)
+        self.pool.step(arrays["slots"], tokens, counts, k, out, lengths, **named, index_later=index_later)
         return [out, lengths, *named.values()]
 
     def propose_many(self, requests: Sequence[int], k: int) -> list[list[int]]:
@@ -76,9 +76,9 @@ class SamDrafter:
     def drop(self, group: str) -> None:
         self.pool.drop(group.encode())
 
-    def by_source(self) -> dict[str, dict[str, int]]:
+    def by_source(self) -> Mapping[str, object]:
         """Drafts, drafted and accepted tokens of each source, as the pool counts them."""
-        return dict(self.pool.stats()["by_source"])
+        return self.pool.stats()["by_source"]
 
     def _arrays_of(self, requests: Sequence[int], k: int) -> dict[str, npt.NDArray[Any]]:
         """Arguments of `Pool.step` for these requests; one set of arrays for each size."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 from sam_core.corpus import build_corpus, open_lines
 
 from sam_lab.cli import LabError
@@ -124,8 +125,7 @@ def _token_ids(record: dict[str, Any], name: str, where: str) -> array[int]:
 
 
 def split_fold(answers: Sequence[Answer], fold: tuple[int, int]) -> tuple[list[Answer], list[Answer]]:
-    """The answers whose prompts belong to fold (i, n), and the others: a prompt's hash gives it one of the folds 0 ..
-    n-1."""
+    """The answers whose prompts belong to fold (i, n), and the others: a prompt's hash gives it a fold 0 .. n-1."""
     number, folds = fold
     parts: tuple[list[Answer], list[Answer]] = [], []
     for answer in answers:
@@ -184,7 +184,7 @@ def make_scopes(
 
 
 @contextlib.contextmanager
-def temporary_corpus(texts: Iterable[Sequence[int]]) -> Iterator[str]:
+def temporary_corpus(texts: Iterable[Sequence[int] | npt.NDArray[Any]]) -> Iterator[str]:
     """Build a corpus of texts, token ids each, for the time of a `with` block; yields its path."""
     with tempfile.TemporaryDirectory(prefix="sam-lab-") as folder:
         path = Path(folder, "corpus")

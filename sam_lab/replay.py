@@ -25,8 +25,7 @@ MIN_BIN_STEPS = 200
 Tree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents of nodes, parents first; parent -1 is the end of the text."""
 Counts = dict[str, list[int]]
-"""Sums by prompt: tokens, steps, accepted and drafted tokens; or others, of which `quotient` and `interval` divide
-two."""
+"""Sums by prompt: tokens, steps, accepted and drafted tokens; or others, two of which `quotient` divides."""
 RATE, DRAFTED, PRECISION = (0, 1), (3, 1), (2, 3)
 """What they divide: tokens by steps, drafted tokens by steps, accepted tokens by drafted ones."""
 RESAMPLES = 2000
@@ -58,6 +57,15 @@ class Drafter(Protocol):
 class OneByOne:
     """A Drafter of a class that has `append`, `propose` and perhaps `propose_tree` for one request."""
 
+    def append(self, request: int, tokens: Sequence[int]) -> None:
+        raise NotImplementedError
+
+    def propose(self, request: int, k: int) -> list[int]:
+        raise NotImplementedError
+
+    def propose_tree(self, request: int, n: int) -> Tree:
+        raise NotImplementedError
+
     def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         for request, row in zip(requests, rows, strict=True):
             self.append(request, row)
@@ -72,7 +80,7 @@ class OneByOne:
 def accept_chain(draft: Sequence[int], target: Sequence[int], at: int) -> int:
     """How many tokens of a draft equal target[at:] from its beginning."""
     accepted = 0
-    for token, expected in zip(draft, target[at : at + len(draft)]):
+    for token, expected in zip(draft, target[at : at + len(draft)], strict=False):
         if token != expected:
             break
         accepted += 1
@@ -81,7 +89,8 @@ def accept_chain(draft: Sequence[int], target: Sequence[int], at: int) -> int:
 
 def accept_tree(tokens: Sequence[int], parents: Sequence[int], target: Sequence[int], at: int) -> int:
     """The length of the longest path from the root of a tree that equals target[at:] from its beginning."""
-    child = {(parent, token): node for node, (token, parent) in reversed([*enumerate(zip(tokens, parents))])}
+    nodes = [*enumerate(zip(tokens, parents, strict=True))]
+    child = {(parent, token): node for node, (token, parent) in reversed(nodes)}
     node, accepted = -1, 0
     while at + accepted < len(target) and (node, target[at + accepted]) in child:
         node, accepted = child[node, target[at + accepted]], accepted + 1
@@ -170,9 +179,10 @@ def replay(
     def draft(batch: list[_Request]) -> list[Tree]:
         numbers = [request.number for request in batch]
         start = clock()
-        drafts = drafter.propose_tree_many(numbers, k) if tree else drafter.propose_many(numbers, k)
+        trees = drafter.propose_tree_many(numbers, k) if tree else []
+        chains = [] if tree else drafter.propose_many(numbers, k)
         tally.draft_s += clock() - start
-        return drafts if tree else [(tokens, []) for tokens in drafts]
+        return trees if tree else [(tokens, []) for tokens in chains]
 
     def append(batch: list[_Request], rows: list[list[int]]) -> None:
         numbers = [request.number for request in batch]
@@ -183,7 +193,7 @@ def replay(
     def step(batch: list[_Request]) -> list[_Request]:
         """Draft for all, then append to all; return those that go on."""
         rows = []
-        for request, (tokens, parents) in zip(batch, draft(batch)):
+        for request, (tokens, parents) in zip(batch, draft(batch), strict=True):
             if len(tokens) > k:
                 raise ValueError(f"the drafter returned {len(tokens)} tokens where at most {k} were asked for")
             target, at = request.response, request.at
@@ -234,13 +244,12 @@ def replay(
 
 def quotient(counts: Counts, others: Counts | None = None, parts: tuple[int, int] = RATE) -> float | None:
     """One sum over all prompts divided by another, or the ratio of two such; None where that is not a number."""
-    (value,) = _quotients(counts, others, parts, [[*range(len(counts))]])
+    (value,) = _quotients(counts, others, parts, np.arange(len(counts))[None])
     return float(value) if np.isfinite(value) else None
 
 
 def interval(counts: Counts, others: Counts | None = None, parts: tuple[int, int] = RATE) -> list[float] | None:
-    """95 % of `quotient` by bootstrap over prompts; None with fewer than two, or where there are draws without a
-    number.
+    """95 % of `quotient` by bootstrap over prompts; None with fewer than two, or where a draw has no number.
 
     The prompts of both are drawn together.
     """
@@ -259,7 +268,7 @@ def bootstrap(
 
 
 def _quotients(
-    counts: Counts, others: Counts | None, parts: tuple[int, int], drawn: npt.ArrayLike
+    counts: Counts, others: Counts | None, parts: tuple[int, int], drawn: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """`quotient` of each row of `drawn`, numbers of prompts."""
     prompts, found = sorted(counts), []

@@ -130,7 +130,8 @@ class _Data:
     """What is replayed of a recording: scopes by context; others: the tokens of the other folds' answers."""
 
     def __init__(self, path: Path, args: argparse.Namespace, left_out: set[bytes]) -> None:
-        self.path, others = path, []
+        self.path = path
+        others: list[recordings.Answer] = []
         answers = [answer for answer in recordings.read_answers(path) if bytes(answer.prompt_ids) not in left_out]
         if not answers:
             raise LabError(f"{path} has no prompt that the recordings of --without lack")

@@ -31,8 +31,7 @@ def bench_name(row: Row, unit: bool = False) -> str:
 
 
 def bench_limit(row: Row) -> str:
-    """The limit of a row, in italics if it is a regression bound; in brackets the ratio reached where the limit is
-    one."""
+    """The limit of a row, in italics if a regression bound; in brackets the ratio reached where the limit is one."""
     limits = Targets(TARGETS).entries
     if row["what"] not in limits:
         raise ValueError(f"docs/results has the row {row['what']!r}, {TARGETS.name} has not: record a new run")
@@ -112,8 +111,10 @@ def sampler() -> Iterator[Row]:
 
 
 def asynchronous() -> Iterator[Row]:
-    """Drafts made before their tokens are indexed, and drafts of the device: by context and k, geometric means over
-    sets."""
+    """Drafts made before their tokens are indexed, and drafts of the device.
+
+    By context and k, geometric means over sets.
+    """
     by_kind: dict[tuple[int, str], list[Row]] = {}
     for each in output("bench-asynchronous")["acceptance"]:
         by_kind.setdefault((each["k"], each["context"]), []).append(each)
@@ -137,8 +138,10 @@ BASELINE = {"off": "plain", "free drafts": "plain", "rejection": "plain", "seede
 
 
 def ratio(ours: np.ndarray, plain: np.ndarray) -> str:
-    """Mean over starts of the median over turns of ours / plain, [starts, turns] each, and its bootstrap interval of 95
-    %."""
+    """Mean over starts of the median over turns of ours / plain, and its bootstrap interval of 95 %.
+
+    Both are [starts, turns].
+    """
     ratios, rng = ours / plain, np.random.default_rng(0)
     num_starts, num_turns = ratios.shape
     starts = rng.integers(num_starts, size=(2000, num_starts, 1))
@@ -190,8 +193,8 @@ TABLES = {
     "bench-sampler": Table(
         ("bench-sampler", "bench-sampler-h100"),
         sampler,
-        "machine | requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | operators/waits/AICPU: 0.11 | 0.13 | `rejection` |"
-        "`seeded`",
+        "machine | requests | ms: 0.11 | 0.13 | `rejection` | `seeded` | operators/waits/AICPU: 0.11 | 0.13 | "
+        "`rejection` | `seeded`",
         "machine | batch | 0.11 ms | 0.13 ms | rejection ms | seeded ms | 0.11 | 0.13 | rejection | seeded",
     ),
     "bench-asynchronous": Table(
@@ -203,8 +206,8 @@ TABLES = {
     "bench-runners": Table(
         ("bench-runners",),
         runners,
-        "requests | asynchronous: plain | `sam`, off | off / plain | `sam`, on | synchronous: plain | `sam`, off | `sam`, on |"
-        "tokens per step, on",
+        "requests | asynchronous: plain | `sam`, off | off / plain | `sam`, on | synchronous: plain | `sam`, off | "
+        "`sam`, on | tokens per step, on",
         "batch | asynchronous:.2f | sam, off:.2f | ratio | sam, on:.2f | synchronous:.2f | sam, off, synchronous:.2f |"
         "sam, on, synchronous:.2f | tokens:.2f",
         left=0,
@@ -224,7 +227,8 @@ TABLES = {
     "plan-thresholds": Table(
         ("plan-article",),
         plan_thresholds,
-        "threshold, k = 3 | a verifying step as in the article's stack | without its waits | without waits, graphs in both arms",
+        "threshold, k = 3 | a verifying step as in the article's stack | without its waits | without waits, graphs in "
+        "both arms",
         "threshold | article | no waits | graphs",
     ),
 }

@@ -20,8 +20,10 @@ WORLDS = {
 }
 ARMS = ("oldest:3:8", "auto:3")
 HEADS = {
-    "en": "answers | clock | `auto` | worst batch, goal 0.98 | best of vLLM's own | best fixed arm | `auto` over it, goal 1.05",
-    "zh": "回答 | 时钟 | `auto` | 最差的一批，目标 0.98 | vLLM 自带方法中最优 | 最优的固定设置 | `auto` 与它之比，目标 1.05",
+    "en": "answers | clock | `auto` | worst batch, goal 0.98 | best of vLLM's own | best fixed arm | `auto` over it, "
+    "goal 1.05",
+    "zh": "回答 | 时钟 | `auto` | 最差的一批，目标 0.98 | vLLM 自带方法中最优 | 最优的固定设置 | `auto` 与它之比，"
+    "目标 1.05",
 }
 
 

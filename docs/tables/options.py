@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 from sam_core.options import DEFAULT_K, MAX_K, RULES, SOURCES, SWITCHES, VERIFY, Options
 from tables._records import table
@@ -38,17 +39,18 @@ MEANINGS = {
         "switch": "when to draft. `batch`: while at most `threshold` requests run. `auto`: for each request of each "
         "step as many tokens as pay, see [below](#switch-auto)",
         "threshold": "for `switch: batch`; the running requests of a step decide on the next step",
-        "memory_bytes": "host memory for the texts and indexes of one engine. When it is full, the least valuable content "
-        "is [freed first](design-sam-core.md#failures-and-memory) and rebuilt later; a request without an index does "
-        "not draft meanwhile. A finished answer takes 4 bytes per token, a running request about 50 to 100. With `vllm-0.32` "
-        "the [table on the device](how-it-works.md#in-the-engine) takes up to 1/16 of it in addition, at most 48 MiB, on the "
-        "device and on the host",
+        "memory_bytes": "host memory for the texts and indexes of one engine. When it is full, the least valuable "
+        "content is [freed first](design-sam-core.md#failures-and-memory) and rebuilt later; a request without an "
+        "index does not draft meanwhile. A finished answer takes 4 bytes per token, a running request about 50 to 100. "
+        "With `vllm-0.32` the [table on the device](how-it-works.md#in-the-engine) takes up to 1/16 of it in addition, "
+        "at most 48 MiB, on the device and on the host",
         "verify": "`rejection`: rejection sampling. `seeded`: the text is the same with and without drafts, see "
         "[verification](ascend.md#verification)",
         "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this. "
         "0: below 2^-30. Switch `auto` uses 0.02 where this is higher",
-        "corpus": "a text collection that all requests draft from, built by `python -m sam_core build-corpus`; on every "
-        "node, with the model's vocabulary. One built with `--tokenizer` is refused by models with another tokenizer",
+        "corpus": "a text collection that all requests draft from, built by `python -m sam_core build-corpus`; on "
+        "every node, with the model's vocabulary. One built with `--tokenizer` is refused by models with another "
+        "tokenizer",
         "history": "keeps history and what `auto` learned between runs, see [below](#history-between-runs); needs "
         "source `history`",
     },
@@ -56,17 +58,17 @@ MEANINGS = {
         "num_speculative_tokens": "草稿的最大长度。文章取 3。有了 `min_prob`，k 取大一些代价也不高",
         "rule": "草稿如何选取，见[规则](how-it-works.zh.md#用后缀自动机生成草稿)",
         "sources": "草稿取自何处，见[来源](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
-        "switch": "何时起草。`batch`：运行中的请求数不超过 `threshold` 时；`auto`：每一步中每条请求的草稿长度以划算为准，"
-        "[见下](#开关-auto)",
+        "switch": "何时起草。`batch`：运行中的请求数不超过 `threshold` 时；`auto`："
+        "每一步中每条请求的草稿长度以划算为准，[见下](#开关-auto)",
         "threshold": "用于 `switch: batch`；一步中运行的请求数决定下一步",
-        "memory_bytes": "一个引擎的文本和索引可用的主机内存。用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，"
-        "以后再重建；其间没有索引的请求不起草。已结束的回答每个 token 占 4 字节，请求运行期间约 50 到 100 字节。"
-        "`vllm-0.32` 中[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的 "
-        "1/16，不超过 48 MiB，设备和主机各一份",
+        "memory_bytes": "一个引擎的文本和索引可用的主机内存。"
+        "用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，以后再重建；其间没有索引的请求不起草。"
+        "已结束的回答每个 token 占 4 字节，请求运行期间约 50 到 100 字节。`vllm-0.32` "
+        "中[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的 1/16，不超过 48 MiB，设备和主机各一份",
         "verify": "`rejection`：拒绝采样。`seeded`：是否启用投机，文本都相同，见[验证](ascend.zh.md#验证)",
         "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时按 2^-30 计。用 `auto` 时，不高于 0.02",
-        "corpus": "所有请求都可从中取草稿的文本集，由 `python -m sam_core build-corpus` 生成；每个节点都要有，token 须在模型的词表内。"
-        "用 `--tokenizer` 生成的，分词器不同的模型会拒绝使用",
+        "corpus": "所有请求都可从中取草稿的文本集，由 `python -m sam_core build-corpus` 生成；每个节点都要有，token "
+        "须在模型的词表内。用 `--tokenizer` 生成的，分词器不同的模型会拒绝使用",
         "history": "跨运行保存历史和 `auto` 学到的内容，[见下](#跨运行的历史)；须用来源 `history`",
     },
 }
@@ -82,6 +84,7 @@ def options(language: str) -> str:
     rows = [["`num_speculative_tokens`", DEFAULT_K, k.format(MAX_K), MEANINGS[language]["num_speculative_tokens"]]]
     for field in fields(Options):
         default = field.default
+        shown: Any
         if isinstance(default, tuple):
             shown = f"`[{', '.join(default)}]`"
         else:

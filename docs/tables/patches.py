@@ -40,7 +40,7 @@ class Patch:
         if not message or len(trailers) < 2:
             raise ValueError(f"{path} lacks a body, Upstream: or Remove-when: in its message")
         title, body = (" ".join(part.split()) for part in message.groups())
-        sentence = re.match(r".+?\.(?=\s|$)|.+", body)[0]
+        sentence = re.split(r"(?<=.\.)\s", body, maxsplit=1)[0]
         why = re.sub(r"(?<=.{50})[:;] .*", ".", sentence, count=1)
         return cls(path.name[:4], title, why, trailers["Upstream"], trailers["Remove-when"])
 

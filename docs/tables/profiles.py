@@ -64,7 +64,7 @@ REASONS = {
 
 def leaves(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values by dotted name."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in node.items():
         found |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return found

@@ -97,13 +97,13 @@ def section(language: str, section: str) -> str:
             if status in ("excluded", "refused"):
                 whys.append(reasons.get(name) or reasons[status])
         grouped.setdefault((*cells, "; ".join(dict.fromkeys(whys))), []).append(name)
-    of_parameters, of_kinds, why, held = HEADS[language]
+    of_parameters, of_kinds, why, tested_by = HEADS[language]
     head = [of_parameters if section == "parameters" else of_kinds, *(f"`{pin}`" for pin in requests), why]
     separator = ", " if language == "en" else "、"
     shown = KINDS[language] if section == "kinds" else {name: f"`{name}`" for name in names}
     lines = [[separator.join(shown[name] for name in group), *cells] for cells, group in grouped.items()]
     tests = "\n".join(f"- ({letter}) `{test}`" for test, letter in letters.items())
-    return f"{table(head, lines, left=len(head))}\n\n{held}{':' if language == 'en' else '：'}\n\n{tests}"
+    return f"{table(head, lines, left=len(head))}\n\n{tested_by}{':' if language == 'en' else '：'}\n\n{tests}"
 
 
 TABLES = {

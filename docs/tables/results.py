@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/results.md and docs/accuracy.md that are not those of `evidence`, from the records in
-docs/results."""
+"""The tables of docs/results.md and docs/accuracy.md from docs/results, but for those of `evidence`."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ SPANS = {"round": "round of generation", "rollout": "rollout of a training step"
 
 
 def article() -> Iterator[Row]:
-    """What the article measured on its clusters, beside the planner's prediction of the gain."""
+    """What the article measured on its clusters, and the planner's prediction of the gain."""
     found = {(row["of"], row["what"], row["sam"]): row for row in output("plan-article")["rows"]}
     for of, what in dict.fromkeys((of, what) for of, what, _ in found if of in CLUSTERS):
         gain = found[of, what, "gain"]
@@ -136,7 +135,8 @@ TABLES = {
         ("engine-replay-h100",),
         replay_on_gpu,
         "arm | rollout: batch 1 | 2 | 3 | tail: median | worst | tokens per step | accepted",
-        "arm | 1:.2f | 2:.2f | 3:.2f | tail_gain_median:.2f | tail_gain_worst:.2f | tokens_per_step:.2f | accepted_share:.0%",
+        "arm | 1:.2f | 2:.2f | 3:.2f | tail_gain_median:.2f | tail_gain_worst:.2f | tokens_per_step:.2f | "
+        "accepted_share:.0%",
     ),
     "article": Table(
         ("plan-article",),

@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation of data sets: public files into verl's schema, checked, without duplicates, with a record of what was
-done."""
+"""Preparation of data sets: public files into verl's schema, checked, without duplicates, with a record."""

@@ -75,8 +75,7 @@ def write_parquet(path: Path, table: Iterable[Row]) -> None:
 
 
 def count_prompts(path: Path) -> tuple[int, int]:
-    """Rows of a Parquet file in verl's schema and different last messages among them; 0 for a file in another
-    schema."""
+    """Rows of a Parquet file in verl's schema, and different last messages of them; 0 for another schema."""
     import pyarrow
     from pyarrow import compute, parquet
 

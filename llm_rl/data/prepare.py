@@ -27,8 +27,8 @@ def convert(
 ) -> tuple[list[Row], dict[str, Any]]:
     """Rows in verl's schema, the first of each prompt or with `keep_duplicates` as often, and the counts of the record.
 
-    read: (place, row or what is wrong with it), as from files.rows. A row that repeats a prompt with another answer is bad.
-    Bad rows are reported on stderr; they raise UserError unless `skip_bad`, and so does an empty result.
+    read: (place, row or what is wrong with it), as from files.rows. A row that repeats a prompt with another answer is
+    bad. Bad rows are reported on stderr; they raise UserError unless `skip_bad`, and so does an empty result.
     """
     table: dict[str, tuple[str, Row]] = {}
     copies: dict[str, int] = {}
@@ -73,8 +73,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Write `out` and its record `<out>.json`; returns the record. UserError.
 
-    A URL is downloaded to `<out>.source`, which stays until the data set is written, so that a call after a bad row does
-    not download again. expected: SHA-256 that the source must have, or None.
+    A URL is downloaded to `<out>.source`, which stays until the data set is written, so that a call after a bad row
+    does not download again. expected: SHA-256 that the source must have, or None.
     """
     downloaded = fetch.is_url(source)
     path = out.with_name(out.name + ".source") if downloaded else Path(source)
@@ -134,15 +134,16 @@ def check(path: Path) -> None:
             ) from None
         if files.sha256(path) != known:
             raise UserError(
-                f"{path} is another file than its record {record_file.name} describes: prepare it again (docs/accuracy.md)"
+                f"{path} is another file than its record {record_file.name} describes: prepare it again "
+                "(docs/accuracy.md)"
             )
         return
     rows, prompts = files.count_prompts(path)
     if rows >= 2 * prompts > 0:
         raise UserError(
-            f"{path} has {rows:,} rows of {prompts:,} prompts and no record of llm_rl.data: it is a public file as it was "
-            "downloaded. `python -m llm_rl.data prepare` removes the repetitions, or keeps them by --keep-duplicates "
-            "(docs/accuracy.md)"
+            f"{path} has {rows:,} rows of {prompts:,} prompts and no record of llm_rl.data: it is a public file as it "
+            "was downloaded. `python -m llm_rl.data prepare` removes the repetitions, or keeps them by "
+            "--keep-duplicates (docs/accuracy.md)"
         )
 
 

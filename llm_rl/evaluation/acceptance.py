@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     sampling = {"temperature": 0, "max_tokens": args.max_tokens, "detokenize": False}
     sam = {"rule": args.rule, "sources": ["request"], "threshold": args.batch, "min_prob": 0}
     engine_args = {"max_model_len": max(map(len, prompts)) + args.max_tokens, **engine_settings(args)}
-    ks, sweep = sorted(set(args.k)), []
+    ks = sorted(set(args.k))
+    sweep: list[dict[str, Any]] = []
     result = {"model": args.model, "data": args.data.name, "data_sha256": files.sha256(args.data)}
     result |= {"questions": len(selected), "sam": sam, "engine": engine_args, "max_tokens": args.max_tokens}
     result |= {"device": device(), "sweep": sweep}
@@ -79,18 +80,19 @@ def by_length(answers: Iterable[list[int]]) -> dict[str, Any]:
     """
     bins: dict[int, list[list[int]]] = {}
     for steps in answers:
-        at, counts = steps[0] if steps else 0, {}
+        at = steps[0] if steps else 0
+        of_answer: dict[int, list[int]] = {}
         for tokens in steps[1:]:
             place = max(0, math.ceil(math.log2((at + 1) / FIRST_BIN)))
-            count = counts.setdefault(place, [0, 0])
+            count = of_answer.setdefault(place, [0, 0])
             count[0] += 1
             count[1] += tokens
             at += tokens
-        for place, count in counts.items():
+        for place, count in of_answer.items():
             bins.setdefault(place, []).append(count)
     rows = []
     for place, counts in sorted(bins.items()):
-        steps, tokens = (sum(column) for column in zip(*counts))
+        steps, tokens = (sum(column) for column in zip(*counts, strict=True))
         rate, number = tokens / steps, len(counts)
         spread = sum((gained - rate * count) ** 2 for count, gained in counts)
         error = math.sqrt(spread * number / (number - 1)) / steps if number > 1 else None
@@ -134,7 +136,7 @@ def draw(path: Path, result: dict[str, Any]) -> None:
     lengths.set(xlabel="tokens of the answer so far, end of the bin", title="Against length (bars: 95 % over answers)")
     lengths.legend(frameon=False, ncols=2)
     points = [(one["k"], one["tokens_per_step"]) for one in result["sweep"]]
-    sweep.plot(*zip(*points), "o-", color="#d1495b")
+    sweep.plot(*zip(*points, strict=True), "o-", color="#d1495b")
     for point in points:
         sweep.annotate(f"{point[1]:.2f}", point, (0, 7), textcoords="offset points", ha="center", fontsize=9)
     sweep.set(xticks=[k for k, _ in points], xlabel="k, maximum tokens of a draft", title="All lengths together")

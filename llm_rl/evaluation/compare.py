@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the answers of two runs, SAM off and on: pass@1 of each, their difference with an interval, and a paired test."""
+"""Compare the answers of two runs, SAM off and on: pass@1 of each, the interval of their difference, a paired test."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 from llm_rl.errors import UserError
 from llm_rl.evaluation import generate, statistics
 
-SAME = ("data_sha256", "model", "engine", "device", "vllm")
-SAME += ("n", "temperature", "top_p", "top_k", "max_tokens", "template")
+SAME = (
+    *("data_sha256", "model", "engine", "device", "vllm"),
+    *("n", "temperature", "top_p", "top_k", "max_tokens", "template"),
+)
 """Settings that must be the same in both runs."""
 LEVEL = 1 - statistics.CONFIDENCE
 POWER = 2.8
@@ -64,16 +66,18 @@ def verdict(comparison: dict[str, Any]) -> str:
     if comparison["equal_answers"] == answers:
         return f"All {answers} answers are equal token for token, so speculation changed nothing here."
     interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f} points"
+    found = f"{100 * difference['value']:+.1f} points with SAM on"
     sure = f"{statistics.CONFIDENCE:.0%}"
     if comparison["p_value"] < LEVEL:
         return (
-            f"pass@1 differs: {100 * difference['value']:+.1f} points with SAM on ({sure} interval {interval}, p = "
-            f"{comparison['p_value']:.2g}). One in {1 / LEVEL:.0f} pairs of equal arms looks like this by chance: repeat it with another --seed."
+            f"pass@1 differs: {found} ({sure} interval {interval}, p = {comparison['p_value']:.2g}). "
+            f"One in {1 / LEVEL:.0f} pairs of equal arms looks like this by chance: repeat it with another --seed."
         )
-    text = f"No significant difference: {100 * difference['value']:+.1f} points with SAM on, p = {comparison['p_value']:.2g}; "
+    text = f"No significant difference: {found}, p = {comparison['p_value']:.2g}; "
     text += f"what the {sure} interval leaves possible is {interval}."
     if difference["standard_error"]:
-        text += f" A difference of {100 * POWER * difference['standard_error']:.1f} points would have been seen in 4 of 5 cases."
+        seen = f"{100 * POWER * difference['standard_error']:.1f}"
+        text += f" A difference of {seen} points would have been seen in 4 of 5 cases."
     return text
 
 

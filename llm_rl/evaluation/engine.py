@@ -89,7 +89,7 @@ class Engine:
                     answer, (new,) = going[output.request_id], output.outputs
                     answer.tokens += new.token_ids
                     answer.text += new.text
-                    for token, entry in zip(new.token_ids, new.logprobs or ()):
+                    for token, entry in zip(new.token_ids, new.logprobs or (), strict=False):
                         answer.log_probs.append(entry[token].logprob)
                     if new.token_ids:
                         answer.steps.append(len(new.token_ids))

@@ -175,8 +175,10 @@ def _answer(left: list[tuple[int, Question]], args: argparse.Namespace, header: 
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The header of a file of results and its rows by the question's key; UserError. An incomplete last line is
-    ignored."""
+    """The header of a file of results and its rows by the question's key; UserError.
+
+    An incomplete last line is ignored.
+    """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
         header, *rows = map(json.loads, lines)

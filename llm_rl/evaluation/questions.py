@@ -30,8 +30,9 @@ def read(path: Path, limit: int | None = None) -> list[Question]:
     for place, row in files.rows(path):
         if limit is not None and len(questions) >= limit:
             break
+        fields = {} if isinstance(row, str) else row
         try:
-            source, messages, truth = row["data_source"], row["prompt"], row["reward_model"]["ground_truth"]
+            source, messages, truth = fields["data_source"], fields["prompt"], fields["reward_model"]["ground_truth"]
             scores.result(source, "")
             named = repr(([(m["role"], m["content"]) for m in messages], truth))
         except (KeyError, TypeError, ValueError) as error:

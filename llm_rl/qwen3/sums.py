@@ -29,7 +29,7 @@ def rng_for(seed, purpose):
 
 def problems(count, rng, long_share=LONG_SHARE):
     """`count` different tuples of terms, `long_share` of them long."""
-    chosen = {}
+    chosen: dict[tuple[int, ...], None] = {}
     while len(chosen) < count:
         lengths = LONG_TERMS if rng.random() < long_share else SHORT_TERMS
         chosen[tuple(rng.randint(10, 99) for _ in range(rng.choice(lengths)))] = None
@@ -88,7 +88,7 @@ def _running_totals(terms, rng):
 
 
 def _steps(terms, totals):
-    return list(zip(totals, terms[1:], totals[1:]))
+    return list(zip(totals[:-1], terms[1:], totals[1:], strict=True))
 
 
 def _first_pass(terms, totals):

@@ -30,7 +30,8 @@ def sample(model, tokenizer, prompts, limit, seed):
     width = max(map(len, prompts))
     ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    cache, running, answers = DynamicCache(config=model.config), list(range(len(prompts))), [[] for _ in prompts]
+    cache, running = DynamicCache(config=model.config), list(range(len(prompts)))
+    answers: list[list[int]] = [[] for _ in prompts]
     with torch.inference_mode():
         for _ in range(limit):
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -38,7 +39,7 @@ def sample(model, tokenizer, prompts, limit, seed):
                 input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
             ).logits[:, -1]
             ids = torch.multinomial(logits.softmax(-1), 1, generator=generator)
-            for request, token in zip(running, ids[:, 0].tolist()):
+            for request, token in zip(running, ids[:, 0].tolist(), strict=True):
                 answers[request].append(token)
             going = (ids[:, 0] != tokenizer.eos_token_id).nonzero()[:, 0]
             if not len(going):
@@ -58,7 +59,8 @@ def replay(prompt, answer, k=DRAFT):
     """
     pool = Pool(rule="newest", sources=("request",))
     slots, lengths = np.array([pool.open(prompt)], np.int32), np.zeros(1, np.int32)
-    out, new, at, passes = np.zeros((1, k), np.int32), [], 0, 0
+    out, at, passes = np.zeros((1, k), np.int32), 0, 0
+    new: list[int] = []
     while at < len(answer):
         pool.step(slots, np.array(new, np.int32), np.array([len(new)], np.int32), k, out, lengths)
         draft = out[0, : lengths[0]].tolist()
@@ -87,9 +89,9 @@ def measure(model, tokenizer, seed):
     lengths = sorted(map(len, answers))
     median = lengths[len(lengths) // 2]
     tail = [len(answer) > 3 * median for answer in answers]
-    passes = [replay(prompt, answer) for prompt, answer in zip(prompts, answers)]
-    tail_tokens = sum(len(answer) for answer, in_tail in zip(answers, tail) if in_tail)
-    tail_passes = sum(count for count, in_tail in zip(passes, tail) if in_tail)
+    passes = [replay(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    tail_tokens = sum(len(answer) for answer, in_tail in zip(answers, tail, strict=True) if in_tail)
+    tail_passes = sum(count for count, in_tail in zip(passes, tail, strict=True) if in_tail)
     return {
         "accuracy": sum(right) / len(right),
         "mixed_prompts": sum(0 < n < SAMPLES for n in right_of_prompt) / PROMPTS,

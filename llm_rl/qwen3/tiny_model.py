@@ -103,7 +103,7 @@ def training_batches(tokenizer, seed, steps):
             if len(answer) <= tiny_measure.MAX_RESPONSE:
                 pairs.append((prompt, answer))
         pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
-        groups = [[]]
+        groups: list[list] = [[]]
         for pair in pairs:
             if groups[-1] and (len(pair[0]) + len(pair[1])) * (len(groups[-1]) + 1) > BATCH_TOKENS:
                 groups.append([])
@@ -122,8 +122,9 @@ def training_batches(tokenizer, seed, steps):
 
 
 def orthogonalize(matrix):
-    """The nearest (semi-)orthogonal matrix, roughly: five Newton-Schulz steps, as torch.optim.Muon takes, but in
-    float32.
+    """The nearest (semi-)orthogonal matrix, roughly.
+
+    Five Newton-Schulz steps, as torch.optim.Muon takes, but in float32.
 
     torch 2.11 takes them in bfloat16 (torch/optim/_muon.py), which is 30 times as slow on a CPU without instructions
     for it.
@@ -139,8 +140,10 @@ def orthogonalize(matrix):
 
 
 def muon_step(matrices, momenta, rate):
-    """One step of Muon with Nesterov momentum 0.95 (https://kellerjordan.github.io/posts/muon/); `momenta` is
-    updated."""
+    """One step of Muon with Nesterov momentum 0.95; `momenta` is updated.
+
+    https://kellerjordan.github.io/posts/muon/
+    """
     import torch
 
     with torch.no_grad():

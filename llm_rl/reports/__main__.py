@@ -32,8 +32,10 @@ def load(folders):
 
 
 def write(out, summary, runs, accuracy=(), article=False):
-    """Write the report to the folder `out`, all of it or nothing; OSError if it cannot be written. article: with its
-    curves."""
+    """Write the report to the folder `out`, all of it or nothing; OSError if it cannot be written.
+
+    article: with its curves.
+    """
     from llm_rl.reports.pictures import draw
 
     pictures = draw(summary, runs, article)
@@ -44,14 +46,14 @@ def write(out, summary, runs, accuracy=(), article=False):
         files[f"report{suffix}.html"] = page(text, language, pictures, other)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".report.", dir=out) as temporary:
-        temporary = Path(temporary)
-        (temporary / "pictures").mkdir()
+        folder = Path(temporary)
+        (folder / "pictures").mkdir()
         for name, text in files.items():
-            (temporary / name).write_text(text)
+            (folder / name).write_text(text)
         for name, data in pictures.items():
-            (temporary / name).write_bytes(data)
+            (folder / name).write_bytes(data)
         shutil.rmtree(out / "pictures", ignore_errors=True)
-        for path in temporary.iterdir():
+        for path in folder.iterdir():
             os.replace(path, out / path.name)
 
 

@@ -8,8 +8,7 @@ from llm_rl.errors import UserError
 
 FORWARD, TRAINING, PROMPTS, UNKNOWN = "forward", "training", "prompts", "unknown"
 DIVERGED = 4
-"""Times the difference of step 1 from which a difference of log-probabilities is one of the weights, not of
-rounding."""
+"""Differences of log-probabilities above this many times that of step 1 come from the weights, not from rounding."""
 
 
 @dataclass(frozen=True)

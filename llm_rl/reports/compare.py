@@ -93,7 +93,7 @@ def _arm(run, first):
         values = [step[metric] for step in run.steps[first:] if metric in step]
         return sum(values) / len(values) if values else None
 
-    step_times = list(map(step_seconds, run.steps))
+    step_times = [seconds for step in run.steps if (seconds := step_seconds(step)) is not None]
     rounds = [seconds for step in run.steps[first:] if (seconds := round_seconds(step)) is not None]
     totals = {name: run.total(name, first) for name in (*SUMS, CPU)}
     padding, padding_accepted = (run.total(name, first) or 0 for name in ("padding", "padding_accepted"))
@@ -129,9 +129,11 @@ def _arm(run, first):
 
 
 def _log_prob_differences(run):
-    """Tokens of all training steps by the upper bound of their difference between rollout and training; empty if none
-    logged it."""
-    counts = {}
+    """Tokens of all training steps by the upper bound of their difference between rollout and training.
+
+    Empty if none logged it.
+    """
+    counts: dict[str, float] = {}
     for step in run.steps:
         for name, count in step.items():
             if name.startswith(LOG_PROB_DIFF):
@@ -171,8 +173,10 @@ FIGURES = (
     ("mean reward", "reward", "+.3f", None),
     ("mean answer, tokens", "length", ".1f", None),
 )
-"""The main figures: what it is, its name, its format, and the name of its gain. Those that load does not change stand
-first."""
+"""The main figures: what it is, its name, its format, and the name of its gain.
+
+Those that load does not change stand first.
+"""
 
 
 def figures(summary):
@@ -221,8 +225,7 @@ def busy_loads(summary):
 
 
 def rollout_sentence(summary, arm):
-    """A sentence: the time of a token of the rollout with `arm` and without, over all steps that count and in single
-    ones."""
+    """A sentence: the time of a token of the rollout with `arm` and without, in all steps that count and in each."""
     first, last = summary["first_step_counted"], summary["steps"]
     off, on = (_rollout_ms_per_token(summary[of], first - 1) for of in ("off", arm))
     names = ("rollout_s_per_step", "tokens_per_training_step")

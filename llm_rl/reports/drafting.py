@@ -35,15 +35,16 @@ def _match(pattern, name):
 
 
 def step_costs(run, first):
-    """Rows {"min_running", "max_running", "plain", "plain_ms", "drafted", "drafted_ms", "tokens_per_step"} by running
-    requests.
+    """Engine steps by running requests: rows that say what drafts cost and bring.
+
+    A row has min_running, max_running, plain, plain_ms, drafted, drafted_ms and tokens_per_step.
 
     `plain`, `drafted`: engine steps without and with drafts from the `first` training step on; `..._ms`: the median of
     their milliseconds, None where there are none; `tokens_per_step`: what a request gained in a step with drafts. Rows
     are of 1, 2, 3 to 4, 5 to 8 running requests, and so on. Steps after idleness, which have no time, are left out.
     [] without engine logs.
     """
-    groups = {}
+    groups: dict[int, tuple[list, list]] = {}
     for part in run.engine[first:]:
         for _, _, seconds, running, tokens, drafted, _ in part:
             if seconds > 0:

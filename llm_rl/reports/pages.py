@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of a report: Markdown from one template a language, and an HTML file that needs no other file and no
-network.
+"""The pages of a report: Markdown, a template a language, and an HTML file that needs no other file.
 
 A template gets what `variables` returns. A table in it is a filter block around the table's head.
 """
@@ -31,7 +30,7 @@ code { background: #f4f4f4; padding: 0 0.2em; overflow-wrap: anywhere; }
 
 
 def markdown(summary, language, accuracy=(), article=False):
-    """The report as Markdown. summary: of compare.summarize; accuracy: of accuracy.read; article: beside its curves."""
+    """The report as Markdown. summary: of compare.summarize; accuracy: of accuracy.read; article: with its curves."""
     text = _template(language).make_module(variables(summary, accuracy, article)).report()
     return re.sub(r"\n{3,}", "\n\n", str(text)).strip() + "\n"
 
@@ -52,8 +51,10 @@ def text_table(summary):
 
 
 def page(text, language, pictures, links):
-    """An HTML file of a Markdown text; `pictures`: {file name: bytes of a PNG}; `links`: {text: file name} for its
-    first line."""
+    """An HTML file of a Markdown text.
+
+    pictures: {file name: bytes of a PNG}; links: {text: file name} for its first line.
+    """
 
     def figure(match):
         data = base64.b64encode(pictures[match[1]]).decode()
@@ -64,7 +65,7 @@ def page(text, language, pictures, links):
     body = MarkdownIt("zero").enable(rules).render(text)
     body = re.sub(r'<p><img src="([^"]*)" alt="([^"]*)"\s*/?></p>', figure, body)
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
-    title = re.search(r"^# (.*)", text, re.MULTILINE)[1]
+    title = next(line[2:] for line in text.splitlines() if line.startswith("# "))
     nav = " · ".join(f'<a href="{html.escape(path)}">{html.escape(name)}</a>' for name, path in links.items())
     return (
         f'<!DOCTYPE html>\n<html lang="{language}">\n<head>\n<meta charset="utf-8">\n'
@@ -209,8 +210,7 @@ def _training(arms, steps):
 
 
 def _differences(arms):
-    """By bound of the difference of log-probabilities in rollout and training: tokens above the bound before, and the
-    share so far.
+    """By bound of the difference of log-probabilities: tokens above the bound before, and the share so far.
 
     None unless all runs have them.
     """

@@ -2,7 +2,7 @@
 """The report's pictures, as PNG files. Colours of Okabe and Ito, told apart also without colour vision."""
 
 import io
-from collections import Counter
+from collections import defaultdict
 
 from llm_rl.article import CURVES, tokens_per_step
 from llm_rl.reports.compare import NAMES, arms_of
@@ -19,7 +19,7 @@ SOURCES = {"request": "#0072b2", "group": "#e69f00", "history": "#009e73", "corp
 def draw(summary, runs, article=False):
     """{file name: bytes of a PNG} of a summary and the Runs behind it; a picture without data is left out.
 
-    article: draw the article's curves of acceptance, reward and length beside those of the runs.
+    article: draw the article's curves of acceptance, reward and length with those of the runs.
     """
     pictures = {"times": _draw(_times, summary, runs), "training": _draw(_training, summary, runs, article)}
     if all(summary[arm]["step_costs"] for arm in arms_of(summary)):
@@ -99,10 +99,10 @@ def _rollout(axes, summary, runs, article):
     peak = max(row[3] for rows in last.values() for row in rows)
     for place, arm in enumerate(arms_of(summary)):
         rows = last[arm]
-        busy = Counter()
+        busy: dict[int, float] = defaultdict(float)
         for replica, _, seconds, *_ in rows:
             busy[replica] += seconds
-        busiest = max(busy, key=busy.get)
+        busiest = max(busy, key=busy.__getitem__)
         rows = [row for row in rows if row[0] == busiest]
         times, running = _curve(rows)
         axes.plot(times, running, color=COLOURS[arm], label=NAMES[arm], linewidth=1.5)
@@ -113,14 +113,14 @@ def _rollout(axes, summary, runs, article):
             height = [-0.045 * place * peak] * len(drafting)
             axes.plot(drafting, height, "|", color=COLOURS[arm], label=f"{NAMES[arm]}: engine step with drafts")
     axes.axhline(threshold, color="black", linewidth=0.9, linestyle="--", label=f"threshold {threshold}; tail shaded")
-    speedups = {NAMES[arm]: summary[arm]["tail_speedup"] for arm in arms_of(summary)[1:]}
-    speedups = [f"{name} {speedup:.2f} times as fast" for name, speedup in speedups.items() if speedup]
+    gained = {NAMES[arm]: summary[arm]["tail_speedup"] for arm in arms_of(summary)[1:]}
+    speedups = [f"{name} {speedup:.2f} times as fast" for name, speedup in gained.items() if speedup]
     if speedups and article:
         off, on = (CURVES["stages"][arm]["tail"] for arm in ("off", "on"))
         speedups.append(f"the article {off / on:.2f}")
-    tail = f"; tail, all steps: {', '.join(speedups)}" if speedups else ""
+    tails = f"; tail, all steps: {', '.join(speedups)}" if speedups else ""
     generated = "" if all(run.engine[-1] for run in runs.values()) else " that generated"
-    axes.set_title(f"Requests running in the last training step{generated}{tail}")
+    axes.set_title(f"Requests running in the last training step{generated}{tails}")
     axes.set_ylim(-0.04 * peak * len(runs), 1.05 * peak)
     axes.locator_params(axis="y", integer=True)
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * peak])
@@ -130,7 +130,8 @@ def _rollout(axes, summary, runs, article):
 
 def _curve(rows):
     """Times since the first row and running requests, as a line with corners that falls to 0 where the engine idled."""
-    times, running = [], []
+    times: list[float] = []
+    running: list[int] = []
     for _, start, seconds, count, *_ in rows:
         at = start - rows[0][1]
         if times and at > times[-1] + 0.01:
@@ -152,7 +153,7 @@ def _acceptance(axes, summary, runs, article):
         highest = max([highest, *values])
         style = {"color": COLOURS[arm], "label": NAMES[arm]}
         by_position.plot([starts.index(row["from"]) for row in rows], values, MARKERS[arm] + "-", **style)
-        sums = {}
+        sums: dict[int, tuple[int, int]] = {}
         for row in (row for part in runs[arm].engine[first:] for row in part):
             requests, tokens = sums.get(row[3], (0, 0))
             sums[row[3]] = requests + row[3], tokens + row[4]

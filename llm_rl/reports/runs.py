@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the folder of a finished run: run.json, steps.jsonl (verl's step log) and engine-<replica>.jsonl if there are
-any."""
+"""Read a finished run's folder: run.json, steps.jsonl (verl's step log), engine-<replica>.jsonl if there are any."""
 
 import json
 import math
@@ -88,7 +87,8 @@ def _read_lines(path):
 
 def _read_steps(path):
     """The metrics of each finished step; a trainer may log a step in parts."""
-    parts, last_lines = {}, {}
+    parts: dict[int, dict] = {}
+    last_lines: dict[int, int] = {}
     for number, entry in _read_lines(path):
         data = entry.get("data") if isinstance(entry, dict) else None
         if not isinstance(data, dict):
@@ -124,7 +124,8 @@ def _split(rows, tokens):
     """
     if sum(row[4] for row in rows) != sum(tokens):
         return []
-    parts, step, left = [[] for _ in tokens], 0, tokens[0]
+    parts: list[list] = [[] for _ in tokens]
+    step, left = 0, tokens[0]
     for row in rows:
         while left <= 0:
             step += 1

@@ -159,8 +159,7 @@ class Transaction:
             self.journal.unlink()
 
     def _applies(self, move: dict[str, Any]) -> bool:
-        """Whether a move of the journal is made already, or its target is still as it was when the move was
-        prepared."""
+        """Whether a move of the journal is made already, or its target is still as it was before."""
         content = self._content(move["path"])
         if content == move["after"] and not (self.stage / (move["stage"] or "-")).exists():
             return True

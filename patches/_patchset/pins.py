@@ -124,9 +124,9 @@ def read(name: str) -> dict[str, Any]:
     return data
 
 
-def value(name: str, key: str) -> object:
+def value(name: str, key: str) -> Any:
     """The value of a key, such as runtime.cpu.torch, in patches/NAME/pins.toml; raises Failure where there is none."""
-    found = read(name)
+    found: Any = read(name)
     for part in key.split("."):
         if not isinstance(found, dict) or part not in found:
             raise Failure(f"patches/{name}/pins.toml has no {key}.")

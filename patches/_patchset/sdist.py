@@ -31,8 +31,7 @@ def locate(module: Module, folder: str | None) -> Path:
 
 
 def find(module: Module, folder: str | None) -> Path | None:
-    """The source distribution, its sha256 checked, in `folder` or $PATCHSET_SDISTS, or the cache; None if in
-    neither."""
+    """The source distribution, checked, in `folder` or $PATCHSET_SDISTS, or the cache; None if in neither."""
     file = file_name(module)
     given = folder or os.environ.get("PATCHSET_SDISTS")
     if given and not Path(given).is_dir():

@@ -201,8 +201,7 @@ def format_commits(repo: Path) -> dict[str, bytes]:
 
 
 def replay(module: Module, archive: Path, patches: list[Patch]) -> tuple[Record, dict[str, bytes]]:
-    """Commit the patches on the source distribution's touched files; returns the record and the patches' exported
-    texts.
+    """Commit the patches on the source distribution's touched files; the record and the exported patches.
 
     Raises Failure naming the first patch that does not apply.
     """

@@ -14,7 +14,8 @@ from llm_rl.recipe import Recipe
 def check(recipe: Recipe) -> None:
     if recipe.cluster.device == "cpu":
         raise ValueError(
-            f"pin set {recipe.pin_set} has no recipe on a CPU: its verl 0.6.1 has no CPU platform; choose another pin_set"
+            f"pin set {recipe.pin_set} has no recipe on a CPU: its verl 0.6.1 has no CPU platform; choose another "
+            "pin_set"
         )
     if recipe.trainer.mode != "sync":
         raise ValueError(
@@ -56,8 +57,8 @@ def entry_point(recipe: Recipe, pin_set: PinSet) -> EntryPoint:
     defaults = folder / "verl" / "trainer" / "config"
     if not (folder / "recipe" / "dapo" / "main_dapo.py").is_file() or not defaults.is_dir():
         raise ValueError(
-            f"pin set {pin_set.name} trains by recipe/dapo, which is in verl's git tag alone and not in {folder}: clone "
-            f"verl at {pin_set.pins['module']['verl']['tag']}, patch it (patches/patchset apply --module verl "
+            f"pin set {pin_set.name} trains by recipe/dapo, which is in verl's git tag alone and not in {folder}: "
+            f"clone verl at {pin_set.pins['module']['verl']['tag']}, patch it (patches/patchset apply --module verl "
             f"{pin_set.name} --to FOLDER) and set VERL_CHECKOUT=FOLDER"
         )
     folder = folder.resolve()

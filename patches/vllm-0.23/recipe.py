@@ -25,8 +25,8 @@ def check(recipe: Recipe) -> None:
     data = recipe.data
     if data.gen_batch_size % data.train_batch_size:
         raise ValueError(
-            f"data.gen_batch_size {data.gen_batch_size} is no multiple of data.train_batch_size {data.train_batch_size}, "
-            "in which verl 0.9.1 counts prompts in flight"
+            f"data.gen_batch_size {data.gen_batch_size} is no multiple of data.train_batch_size "
+            f"{data.train_batch_size}, in which verl 0.9.1 counts prompts in flight"
         )
     if data.train_batch_size % recipe.train.ppo_mini_batch_size and recipe.trainer.mode in (
         "separate_async",
@@ -38,7 +38,8 @@ def check(recipe: Recipe) -> None:
         )
     if recipe.trainer.mode in ENTRY_POINTS and recipe.algorithm.filter_groups:
         raise ValueError(
-            f"trainer.mode {recipe.trainer.mode} of verl 0.9.1 has no dynamic sampling: set algorithm.filter_groups=false"
+            f"trainer.mode {recipe.trainer.mode} of verl 0.9.1 has no dynamic sampling: set "
+            "algorithm.filter_groups=false"
         )
 
 

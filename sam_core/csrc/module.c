@@ -533,22 +533,22 @@ static PyObject *raise_step_error(pool_status status, const pool_error *error, c
 
 PyDoc_STRVAR(Pool_step_doc,
              "step($self, /, slots, tokens, counts, k, out, lengths, scores=None, parents=None, starts=None, "
-             "sources=None, match_lengths=None, early=False)\n--\n\n"
+             "sources=None, match_lengths=None, index_later=False)\n--\n\n"
              "Append tokens to each slot, then write a draft of at most k tokens for each.");
 
 static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"slots",         "tokens", "counts",  "k",      "out",
-                            "lengths",       "scores", "parents", "starts", "sources",
-                            "match_lengths", "early",  NULL};
+    static char *names[] = {"slots",         "tokens",      "counts",  "k",      "out",
+                            "lengths",       "scores",      "parents", "starts", "sources",
+                            "match_lengths", "index_later", NULL};
     enum { SLOTS, TOKENS, COUNTS, K, OUT, LENGTHS, SCORES, PARENTS, STARTS, SOURCES, MATCHES, ARGUMENTS };
     PoolObject *self = (PoolObject *)object;
     PyObject *given[ARGUMENTS] = {NULL}, *result = NULL;
     Py_buffer view[ARGUMENTS] = {{0}};
-    int early = 0;
+    int index_later = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOOOOp:step", names, &given[SLOTS], &given[TOKENS],
                                      &given[COUNTS], &given[K], &given[OUT], &given[LENGTHS], &given[SCORES],
                                      &given[PARENTS], &given[STARTS], &given[SOURCES], &given[MATCHES],
-                                     &early) ||
+                                     &index_later) ||
         check_process(self) < 0)
         return NULL;
     int32_t uniform = 0;
@@ -605,7 +605,7 @@ static PyObject *Pool_step(PyObject *object, PyObject *args, PyObject *kwargs) {
                        .width = (size_t)width,
                        .sources = view[SOURCES].buf,
                        .match_lengths = view[MATCHES].buf,
-                       .early = early};
+                       .index_later = index_later};
     pool_error error;
     pool_status status;
     BEGIN_WORK(self)
@@ -623,7 +623,7 @@ done:
 }
 
 PyDoc_STRVAR(Pool_catch_up_doc, "catch_up($self, /)\n--\n\n"
-                                "Index the tokens of an early step.");
+                                "Index the tokens of a step with index_later.");
 
 static PyObject *Pool_catch_up(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     PoolObject *self = (PoolObject *)object;

@@ -218,7 +218,7 @@ static int sync_folder(const char *folder) {
     return error;
 }
 
-// Writes the snapshot to a new file beside `path` and renames it. `temporary` begins with the folder's name,
+// Writes the snapshot to a new file next to `path` and renames it. `temporary` begins with the folder's name,
 // `length` bytes ending in "/", and has room for the file's. Returns errno.
 static int replace(const persist_snapshot *s, const char *path, char *temporary, size_t length) {
     strcpy(temporary + length, ".pool-XXXXXX");

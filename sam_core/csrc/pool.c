@@ -439,7 +439,7 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
             append(p, &p->slots[row->slot], row->tokens, row->count);
     }
     account_free_discarded(p);
-    if (!out->early)
+    if (!out->index_later)
         feed_all(p, rows, out);
     else if (rows < MANY_ROWS)
         feed_behind(p, rows);
@@ -447,7 +447,7 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
         threads_draft(p, rows, out);
     threads_end_step(p);
     draft_rows(p, rows, out);
-    p->left = out->early ? rows : 0;
+    p->left = out->index_later ? rows : 0;
     return POOL_OK;
 }
 

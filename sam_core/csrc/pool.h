@@ -14,7 +14,7 @@
 // calls feed it to the automata, about POOL_SLICE tokens per step (group.h). A slot drafts from an automaton
 // that lacks at most POOL_AHEAD tokens at the end of the slot's own text: a walk along these finds the match.
 //
-// An early step drafts before its tokens are fed, so that the caller gets its drafts sooner. Feeding is left to
+// A step with index_later drafts before its tokens are fed, so that the caller gets its drafts sooner. Feeding is left to
 // pool_catch_up, or to the next call. Only automata that lack more than the new tokens are fed at once, and these
 // only in a step of few rows.
 //
@@ -84,7 +84,7 @@ pool_status pool_step(pool *p, const int32_t *slots, size_t rows, const pool_tok
                       const int32_t *counts, const int32_t *k, bool uniform_k, const pool_drafts *out,
                       pool_error *error);
 
-// Feeds what an early step has left. All other calls do that first.
+// Feeds what a step with index_later has left. All other calls do that first.
 void pool_catch_up(pool *p);
 
 // Appends to one slot. With any status but POOL_OK nothing has changed.

@@ -1007,12 +1007,12 @@ static bool keep(const draft *d, sam_memory *memory, const output *o, rule_recor
     size_t tokens = o->size * sizeof(kept_token), candidates = d->candidate_count * sizeof(candidate);
     size_t bytes = sizeof(record_block) + tokens + candidates + d->node_count * sizeof(kept_node);
     if (bytes > record->bytes) {
-        size_t roomy = bytes + bytes / 2;
-        void *block = sam_resize(memory, record->block, record->bytes, roomy);
+        size_t capacity = bytes + bytes / 2;
+        void *block = sam_resize(memory, record->block, record->bytes, capacity);
         if (!block)
             return false;
         record->block = block;
-        record->bytes = roomy;
+        record->bytes = capacity;
     }
     record_block *block = record->block;
     memcpy(record->source, o->sources, o->size);

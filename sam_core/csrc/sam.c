@@ -1099,10 +1099,10 @@ static bool validate_table(const sam_index *index, const sam_edge *edges, uint32
 }
 
 bool sam_index_validate(const sam_index *index, const char **reason) {
-    SAM_REQUIRE(index->node_count >= 1 && index->node_count <= index->node_capacity, "more nodes than room");
-    SAM_REQUIRE(!index->counts || index->node_count <= index->count_capacity, "more counts than room");
+    SAM_REQUIRE(index->node_count >= 1 && index->node_count <= index->node_capacity, "more nodes than fit");
+    SAM_REQUIRE(!index->counts || index->node_count <= index->count_capacity, "more counts than fit");
     SAM_REQUIRE(index->chunk_count <= index->chunk_capacity && index->chunk_count <= index->link_capacity,
-                "more places than room");
+                "more places than fit");
     SAM_REQUIRE(index->nodes[0].link == SAM_NONE && index->nodes[0].length == 0, "the root is damaged");
     for (uint32_t s = 1; s < index->node_count; s++) {
         uint32_t link = index->nodes[s].link;

@@ -183,7 +183,7 @@ typedef struct {
     int32_t *lengths; // one per row
     size_t width;
     int32_t *sources, *match_lengths; // NULL: not written
-    bool early;                       // drafts come before the new tokens are fed, see pool.h
+    bool index_later;                 // drafts come before the new tokens are fed, see pool.h
 } pool_drafts;
 
 static inline bool has_source(const pool *p, int source) { return p->sources >> source & 1; }

@@ -11,16 +11,16 @@
 //     their texts; the loops feed the others later. The work and the memory of the step must suffice for all that
 //     drafting rows lack, so that this order changes nothing;
 //   - other threads learn from the tokens of the step, each a lesson in the order of the rows, while the caller's
-//     stores them, and then while the rest feed, or find the matches of an early step. Drafting and eviction wait
+//     stores them, and then while the rest feed, or find matches, with index_later. Drafting and eviction wait
 //     for them;
 //   - a block has an account of its own, with an equal part of the free memory. If that does not suffice, or
 //     if little memory is free, the rest is left to the loops, which can free some;
 //   - rows that draft nothing, and other texts of the groups, are fed by the loops, in between. The rows of
 //     such groups are drafted after that.
 //
-// A block of rows is fed a token at a time, with prefetching. For an early step the matches of a block's rows are found in
-// turn, a step of each search. Before a block is drafted, each stage of prefetching is done for all of its rows; it is
-// drafted some rows at a time (rule_draft), which prefetches what their later tokens need.
+// A block of rows is fed a token at a time, with prefetching. With index_later the matches of a block's rows are
+// found in turn, a step of each search. Before a block is drafted, each stage of prefetching is done for all of
+// its rows; it is drafted some rows at a time (rule_draft), which prefetches what their later tokens need.
 
 #ifndef THREADS_H
 #define THREADS_H

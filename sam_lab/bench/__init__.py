@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark: time, memory and acceptance of sam_core beside other drafters in one run, against its targets."""
+"""The benchmark: time, memory and acceptance of sam_core and other drafters in one run, against its targets."""

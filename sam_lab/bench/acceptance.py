@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -54,6 +55,7 @@ class Task(NamedTuple):
     folds: str = ""  # "without" or "with" a corpus of the other folds, over all folds
 
 
+Bundle = tuple[list[Row], Callable[[list[Row]], None], list[Task]]
 NEWEST = Task("newest", "request", 3)
 SWEEP = [Task("blend", "request", 8, min_prob=p) for p in MIN_PROBS]
 
@@ -146,10 +148,10 @@ class Acceptance:
         figure = Figure.of(by_set)
         return figure._replace(median=geometric_mean(by_set)) if len(by_set) > 1 else figure
 
-    def rows(self) -> list[tuple[list[Row], Callable[[list[Row]], None], list[Task]]]:
+    def rows(self) -> list[Bundle]:
         """Bundles of rows, the function that fills them after `measure`, and the tasks that it needs."""
         where = " (data of the benchmark, small)" if self.texts.is_small else ""
-        bundles = []
+        bundles: list[Bundle] = []
 
         def add(what: str, task: Task, base: Task, *rivals: Task, worst: bool = False) -> None:
             rows = [self.targets.row(SECTION + where, what, "tokens a step")]
@@ -177,8 +179,7 @@ class Acceptance:
         return bundles
 
     def fill(self, task: Task, base: Task, rivals: Sequence[Task], rows: list[Row]) -> None:
-        """Figures of a task, of its base and of peers, and the ratio of the worst set where a second row asks for
-        it."""
+        """Figures of a task, its base and peers, and the worst set's ratio where a second row asks for it."""
         rows[0].ours = self.figure(task)
         rows[0].peers[label(base, task)] = self.figure(base)
         for rival in rivals:
@@ -208,7 +209,7 @@ class Acceptance:
 
 
 def label(base: Task, task: Task) -> str:
-    """What a base is called beside a task."""
+    """What a base is called in the rows of a task."""
     if base.drafter != task.drafter:
         return f"{base.drafter} k={base.k}" if task.tree else base.drafter
     return "without"
@@ -220,7 +221,7 @@ def drafted_for(curve: list[tuple[float, float]], tokens: float) -> float:
     Raises LabError where the curve does not get there.
     """
     points = sorted(curve)
-    for (low, few), (high, many) in zip(points, points[1:]):
+    for (low, few), (high, many) in itertools.pairwise(points):
         if low <= tokens <= high:
             return few + (many - few) * (tokens - low) / (high - low) if high > low else min(few, many)
     raise LabError(

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab bench-asynchronous`: drafts for engines that schedule asynchronously, beside those of a host that
-waits.
+"""`python -m sam_lab bench-asynchronous`: drafts for asynchronous engines, and those of a host that waits.
 
 Early: the host waits for what the latest step sampled, but indexes it only after it has drafted. Late: the host drafts
 before it knows what the latest step sampled, and `sam_core.device_drafts` completes the drafts on the device.
@@ -42,8 +41,7 @@ LIMIT = 100_000
 MEAN, WORST = {"early": 0.99, "late": 0.97}, {"early": 0.98, "late": 0.93}
 BATCHES = (1, 64, 256)
 HOST_MS = 4.0
-"""Goal of the host's part of a step with 256 requests: it runs while the device computes a step of tens of
-milliseconds."""
+"""Goal of the host's part of a step with 256 requests: the device's step takes tens of milliseconds."""
 
 
 class Replay:
@@ -150,11 +148,12 @@ def cost(texts: Texts, batch: int, k: int, tokens: int, steps: int) -> list[Row]
     """
     answers, _ = texts.ordinary(batch, tokens + 2 * (steps + 2))
     late, now = LateDrafter(k, batch, answers.shape[1]), SamDrafter()
-    requests, taken = list(range(batch)), []
+    requests = list(range(batch))
+    taken: list[float] = []
     for drafter in (late, now):
         taken.clear()
         for request in requests:
-            drafter.start(request, answers[request, :tokens], f"g{request // SIBLINGS}")
+            drafter.start(request, answers[request, :tokens].tolist(), f"g{request // SIBLINGS}")
         for at in range(tokens, answers.shape[1], 2):
             start = time.process_time()
             drafter.append_many(requests, answers[:, at : at + 2].tolist())
@@ -163,12 +162,13 @@ def cost(texts: Texts, batch: int, k: int, tokens: int, steps: int) -> list[Row]
     figures = {"host": late.host_s, "device, on a CPU": late.device_s, "synchronous": taken}
     rows = []
     for part, seconds in figures.items():
-        goal = ("<=", HOST_MS) if part == "host" and batch == max(BATCHES) else ("", None)
+        better, bound = ("<=", HOST_MS) if part == "host" and batch == max(BATCHES) else ("", None)
         row = Row(
             "cost",
             f"{part}, {batch} requests, k={k}",
             "ms",
-            *goal,
+            better,
+            bound,
             ours=Figure.of([1e3 * each for each in seconds[2:]]),
         )
         rows.append(row)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab bench`: measure sam_core beside its peers in one run and compare it with its targets."""
+"""`python -m sam_lab bench`: measure sam_core and its peers in one run and compare it with its targets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     targets.check()
     groups = [group for group in groups if any(args.only in row.what for row in group[0])]
     later = [group for group in later if any(args.only in row.what for row in group[0])]
-    rows = [row for group, *_ in [*groups, *later] for row in group]
+    rows = [row for bundle in ([group for group, _ in groups] + [group for group, _, _ in later]) for row in bundle]
     if not rows:
         raise LabError(f"--only: no row has {args.only!r} in its name; leave it out to see them all")
     for group, measure in groups:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time and memory: sam_core beside its peers, called from Python with preallocated buffers.
+"""Time and memory: sam_core and its peers, called from Python with preallocated buffers.
 
 The clock is the processor time of the process, all its threads together: other processes take caches from it, not time.
 Nothing is subtracted: a figure holds the call from Python and its share of the loop around it. What an empty call costs
-is reported beside the table.
+is reported next to the table.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sam_core.switch import BatchSwitch
 
 import sam_core
 from sam_lab.automaton import Automaton
@@ -43,8 +44,10 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "auto": {"switch": "auto"},
 }
 WAITING = {"on: waiting": "on", "auto: waiting": "auto", "on: waiting, one thread": "one thread"}
-"""Rows of the time that passes until the drafts are there, and their engines: threads share the work, and tokens are
-indexed later."""
+"""Rows of the time until the drafts are there, and their engines.
+
+Threads share the work, and tokens are indexed later.
+"""
 clock = time.process_time
 
 
@@ -136,7 +139,7 @@ class Cost:
 
     # ---- appending
 
-    def appending(self, rows: list[Row]) -> dict[str, tuple[Callable[[], Callable], list]]:
+    def appending(self, rows: list[Row]) -> dict[str, tuple[Callable, list]]:
         """For each that can run: what makes a fresh function that appends, and what it is called with, in turn."""
         slices = [self.long[at : at + 1] for at in range(len(self.long))]
 
@@ -150,7 +153,10 @@ class Cost:
             return partial(trees.add_active_response, 0)
 
         tokens = self.long.tolist()
-        contestants = {"ours": (ours, tokens), "python": (lambda: Automaton().append, tokens)}
+        contestants: dict[str, tuple[Callable, list]] = {
+            "ours": (ours, tokens),
+            "python": (lambda: Automaton().append, tokens),
+        }
         if self.available(rows, "arctic", peers.arctic):
             contestants["arctic"] = arctic, slices
         return contestants
@@ -246,7 +252,7 @@ class Cost:
             blocks = [self.table[:, at : at + part] for at in range(0, self.warm, part)]
             start = clock()
             for block in blocks:
-                for request, tokens in zip(requests, block):
+                for request, tokens in zip(requests, block, strict=True):
                     append(request, tokens)
             return 1e6 * (clock() - start) / sum(block.size for block in blocks)
 
@@ -276,6 +282,15 @@ class Cost:
         """
         *chains, tree = rows
         by_name: dict[str, dict[int, Figure]] = {}
+
+        def sample(name: str, batch: Any) -> float:
+            draft = partial(batch.tree, 16) if name.endswith("tree") else partial(batch.draft, 3)
+            total = 0.0
+            for _ in range(self.steps):
+                batch.append()
+                total += seconds(draft)
+            return 1e6 * total / self.steps / len(batch.table)
+
         for size in self.sizes:
             self.progress(f"drafts at {size} tokens")
             columns = slice(0, size + self.more)
@@ -286,22 +301,13 @@ class Cost:
             batches |= self.batches(rows, peers.BATCHES, small, size)
             if "arctic" in batches:
                 batches["arctic tree"] = peers.ArcticBatch(small, size)
-
-            def sample(name: str) -> float:
-                batch, total = batches[name], 0.0
-                draft = partial(batch.tree, 16) if name.endswith("tree") else partial(batch.draft, 3)
-                for _ in range(self.steps):
-                    batch.append()
-                    total += seconds(draft)
-                return 1e6 * total / self.steps / len(batch.table)
-
-            samples = {name: partial(sample, name) for name in batches}
+            samples = {name: partial(sample, name, batch) for name, batch in batches.items()}
             alternate(samples, 1)  # compiles, warms
             for name, value in alternate(samples, self.rounds).items():
                 by_name.setdefault(name, {})[size] = value
         slowest = {name: max(by_size.values()) for name, by_size in by_name.items()}
         others = {name: slowest[name] for name in peers.BATCHES if name in slowest}
-        for row, rule in zip(chains, RULES):
+        for row, rule in zip(chains, RULES, strict=True):
             _fill(row, {"ours": slowest[rule], **others})
             row.note = f"{SIBLINGS if 'group' in rule else BATCH} rows; " + _by_size(by_name[rule])
         tree.peers = {name: words for name, words in tree.peers.items() if name == "arctic"}
@@ -330,7 +336,7 @@ class Cost:
         alternate(samples, 1)
         figures = alternate(samples, self.rounds)
         others = {name: figures[name] for name in peers.BATCHES if name in figures}
-        for row, rule in zip(rows, STEP_RULES):
+        for row, rule in zip(rows, STEP_RULES, strict=True):
             _fill(row, {"ours": figures[rule], **others})
             row.note = f"after {size} tokens a row"
 
@@ -339,11 +345,14 @@ class Cost:
         return self.texts.ordinary(count, self.running + 4 * self.steps * (self.rounds + 2) + 8)
 
     def proposers(self, count: int, rows: list[Row]) -> None:
-        """A call of the proposer for each of its switches, indexing included, and the wait for its drafts if there are
-        rows for it: microseconds."""
+        """Microseconds of a call of the proposer for each of its switches, indexing included.
+
+        Where there are rows for it also the wait for its drafts.
+        """
         table, remark = self._of_proposers(count)
         engines = {name: Engine(table, self.running, 3, **options) for name, options in SWITCHES.items()}
-        engines["off"].proposer.switch.threshold = 0  # one request is as many as options allow
+        off = engines["off"].proposer
+        off.switch = BatchSwitch(0, off.switch.logger)  # one request is as many as options allow
         waiting = dict(zip(WAITING.values(), rows[len(SWITCHES) :], strict=False))
         if waiting:
             engines["one thread"] = Engine(table, self.running, 3, **SWITCHES["on"])

@@ -23,7 +23,7 @@ VOCABULARY = 1 << 18
 
 
 class EarlyDrafter(SamDrafter):
-    """A SamDrafter whose drafts come before the tokens that they follow are indexed (see `Pool.step`, early)."""
+    """A SamDrafter whose drafts come before the tokens that they follow are indexed (see `Pool.step`, index_later)."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -35,7 +35,7 @@ class EarlyDrafter(SamDrafter):
 
     def draft(self, requests: Sequence[int], k: int, *names: str) -> list[npt.NDArray[Any]]:
         rows = [self._new.pop(request, []) for request in requests]
-        return self._step(self._arrays_of(requests, k), *packed(rows), k, names, early=True)
+        return self._step(self._arrays_of(requests, k), *packed(rows), k, names, index_later=True)
 
     def finish(self, request: int) -> None:
         self.pool.append(self.slots[request], self._new.pop(request, []))
@@ -136,8 +136,10 @@ class LateDrafter(SamDrafter):
         self._dropped.add(group)
 
     def _host(self, requests: Sequence[int]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Any]:
-        """Feed what the host knows, draft chains for B requests: int32 [B, 2k + 1], lengths [B], changes of the
-        table."""
+        """Feed what the host knows, draft chains for B requests.
+
+        Returns int32 [B, 2k + 1], lengths [B], changes of the table.
+        """
         numbers = [*requests, *self._ended]
         live = [self.requests[number] for number in numbers]
         slots = np.array([self.slots[number] for number in numbers], np.int32)

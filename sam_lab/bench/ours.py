@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from sam_core.proposer import SamProposer
+from sam_core.switch import AutoSwitch
 
 import sam_core
 from sam_lab.bench.texts import SIBLINGS
+
+if TYPE_CHECKING:
+    from sam_core.options import Source
 
 MEMORY = 8 << 30
 NOTHING = np.empty(0, np.int32)
@@ -33,17 +37,18 @@ def feed(pool: sam_core.Pool, slots: np.ndarray, num_tokens: int) -> None:
 class SamBatch:
     """Rows of one pool, SIBLINGS of them a group where the sources have groups."""
 
-    def __init__(self, table: np.ndarray, size: int, sources: tuple[str, ...], **options):
+    def __init__(self, table: np.ndarray, size: int, sources: Sequence[Source], **options):
         rows = len(table)
         self.pool = sam_core.Pool(memory_bytes=MEMORY, sources=sources, **options)
         names = [b"%d" % (row // SIBLINGS) if "group" in sources else None for row in range(rows)]
-        self.slots = np.array([self.pool.open(text[:1], name) for text, name in zip(table, names)], np.int32)
+        slots = [self.pool.open(text[:1], name) for text, name in zip(table, names, strict=True)]
+        self.slots = np.array(slots, np.int32)
         self.lengths = np.empty(rows, np.int32)
         self.zeros, self.ones = np.zeros(rows, np.int32), np.ones(rows, np.int32)
         self.out = {k: np.empty((rows, k), np.int32) for k in (0, 1, 3, 16)}
         self.parents, self.scores = np.empty((rows, 16), np.int32), np.empty((rows, 16), np.float32)
         for at in range(1, size, 512):  # siblings grow side by side
-            for slot, text in zip(self.slots.tolist(), table):
+            for slot, text in zip(slots, table, strict=True):
                 self.pool.append(slot, text[at : min(at + 512, size)])
         self.table, self.columns, self.at = table, np.ascontiguousarray(table.T), size
 
@@ -109,8 +114,10 @@ class Engine:
             max_model_len=table.shape[1] + k + 1,
             group_of=lambda req_id: b"%d" % (int(req_id) // SIBLINGS),
         )
-        self.proposer.switch.clock = lambda: self.now
-        self.proposer.pool = self.pool = ClockedPool(self.proposer.pool)
+        if isinstance(self.proposer.switch, AutoSwitch):
+            self.proposer.switch.clock = lambda: self.now
+        self.pool = cast(Any, ClockedPool(self.proposer.pool))
+        self.proposer.pool = self.pool
         self.drafted = 0
         self.waited: list[float] = []
         self.propose(int(self.lengths.sum()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance within a budget of memory: ours beside private requests and beside plans that know the answers.
+"""Acceptance within a budget of memory: ours, that of private requests, and that of plans that know the answers.
 
 A rollout is replayed: RUNNING requests at a time, in several orders of arrival, in a pool of a multiple of the memory
 that private requests take. The plans choose with hindsight which prompts share an index and which are
@@ -13,7 +13,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ import sam_core
 from sam_lab.bench.rows import Figure, Row, Targets
 from sam_lab.bench.texts import Texts
 from sam_lab.replay import accept_chain
+
+if TYPE_CHECKING:
+    from sam_core.options import Source
 
 K = 8
 RUNNING = 16
@@ -32,8 +35,8 @@ GROUPS, ANSWERS, TOKENS = 24, 8, 800
 SECTION = "within a budget of memory"
 SHARES = (0.25, 0.5, 1.0)
 """Shares of the prompts that share an index in a plan."""
-ALL = ("request", "group", "history", "common")
-PRIVATE = ("request", "common")
+ALL: tuple[Source, ...] = ("request", "group", "history", "common")
+PRIVATE: tuple[Source, ...] = ("request", "common")
 
 
 class Request(NamedTuple):
@@ -69,7 +72,7 @@ def mixed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
 
 
 def skewed(groups: Sequence[list[Request]], rng: random.Random) -> list[Request]:
-    """A few prompts come often, beside others that come once."""
+    """A few prompts come often, among others that come once."""
     hot = max(1, len(groups) // 8)
     often = [request for group in groups[:hot] for request in group]
     once = [group[0] for group in groups[hot:]]
@@ -86,12 +89,13 @@ ORDERS = {"together": together, "in turns": in_turns, "mixed": mixed, "skewed": 
 
 
 def replay(
-    requests: Iterable[Request], memory_bytes: int, shared: Callable[[str], bool], sources: Sequence[str] = ALL
+    requests: Iterable[Request], memory_bytes: int, shared: Callable[[str], bool], sources: Sequence[Source] = ALL
 ) -> Result:
     """Decode the answers greedily with drafts of at most K tokens; prompts that are not `shared` are private."""
     pool = sam_core.Pool(memory_bytes, sources=sources)
     empty = pool.stats()["bytes_used"]
-    waiting, running = list(reversed(list(requests))), []
+    waiting = list(reversed(list(requests)))
+    running: list[list[Any]] = []
     steps = tokens = peak = 0
     gained: dict[str, int] = defaultdict(int)
     while waiting or running:
@@ -109,7 +113,7 @@ def replay(
         still = []
         for row, (slot, request, at, more) in enumerate(running):
             at += more
-            accepted = accept_chain(out[row, : lengths[row]], request.answer, at)
+            accepted = accept_chain(out[row, : lengths[row]].tolist(), request.answer, at)
             steps += 1
             tokens += more
             gained[request.prompt] += accepted
@@ -139,9 +143,9 @@ def plans(requests: Sequence[Request], free: Result, private: Result, memory_byt
 def compare(groups: Sequence[list[Request]], order: str, budget: float, seed: int = 0) -> dict[str, float]:
     """Tokens a step without a limit, of ours, private requests and the best plan within a budget (see BUDGETS)."""
     requests = ORDERS[order](groups, random.Random(seed))
-    roomy = 8 << 30
-    free = replay(requests, roomy, lambda prompt: True)
-    private_free = replay(requests, roomy, lambda prompt: False, PRIVATE)
+    unlimited = 8 << 30
+    free = replay(requests, unlimited, lambda prompt: True)
+    private_free = replay(requests, unlimited, lambda prompt: False, PRIVATE)
     memory = sam_core.Pool().stats()["bytes_used"] + int(budget * private_free.peak)
     ours = replay(requests, memory, lambda prompt: True)
     private = replay(requests, memory, lambda prompt: False, PRIVATE)

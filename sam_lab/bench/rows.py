@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +94,8 @@ class Targets:
     """
 
     def __init__(self, path: Path):
-        self.path, self.used = path, set()
+        self.path = path
+        self.used: set[str] = set()
         self.entries: dict[str, dict[str, Any]] = {}
         try:
             reasons = tomllib.loads(path.read_text())
@@ -140,9 +141,10 @@ class Targets:
 Sample = Callable[[], float]
 
 
-def alternate(samples: dict[str, Sample], rounds: int) -> dict[str, Figure]:
+def alternate(samples: Mapping[str, Sample], rounds: int) -> dict[str, Figure]:
     """The figure of each contestant's samples; every round runs all of them, in turned order."""
-    names, taken = list(samples), {name: [] for name in samples}
+    names = list(samples)
+    taken: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
@@ -160,8 +162,7 @@ def figure(value: float | None) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """The table as text: a line for each row, and one below it for each peer, with how many times ours its figure
-    is."""
+    """The table as text: a line for each row, below it one for each peer, with the ratio of its figure to ours."""
     lines = []
     section = None
     width = max(len(f"{row.what}, {row.unit}") for row in rows)
@@ -169,14 +170,14 @@ def table(rows: list[Row]) -> str:
         if row.section != section:
             section = row.section
             lines += ["", section, f"{'':{width}} {'median':>9} {'quartiles':>17} {'peer/ours':>9}  target"]
-        ours = row.ours or Figure(None, 0, 0)
+        median, spread = (row.ours.median, row.ours.spread) if row.ours else (None, "")
         name = f"{row.what}, {row.unit}" if row.unit else row.what
-        lines.append(f"{name:{width}} {figure(ours.median):>9} {ours.spread:>17} {'':9}  {row.target:18} {row.verdict}")
+        lines.append(f"{name:{width}} {figure(median):>9} {spread:>17} {'':9}  {row.target:18} {row.verdict}")
         for peer, value in row.peers.items():
             if isinstance(value, str):
                 lines.append(f"{'  ' + peer:{width}}   {value}")
             else:
-                ratio = figure(value.median / ours.median) if row.ours and ours.median else ""
+                ratio = figure(value.median / median) if median else ""
                 line = f"{'  ' + peer:{width}} {figure(value.median):>9} {value.spread:>17} {ratio:>9}"
                 lines.append(line.rstrip())
         for text in (row.note, row.error and f"failed: {row.error}"):
@@ -197,7 +198,8 @@ def missed(rows: list[Row]) -> str:
 
 def as_json(row: Row) -> dict[str, Any]:
     """The row with its figures as {median, low, high}, what was held against the bound, ratios and the verdict."""
-    figures, ratios, ours = dict(row.peers), {}, row.ours and row.ours._asdict()
+    figures: dict[str, Any] = dict(row.peers)
+    ratios, ours = {}, row.ours and row.ours._asdict()
     for name, peer in row.peers.items():
         if isinstance(peer, Figure):
             figures[name] = peer._asdict()

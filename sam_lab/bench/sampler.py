@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab bench-sampler`: time, operations, host synchronisations and AICPU operators of verification beside
-vllm-ascend's samplers of 0.11 and 0.13."""
+"""`python -m sam_lab bench-sampler`: verification and vllm-ascend's samplers of 0.11 and 0.13.
+
+Time, operations, host synchronisations and AICPU operators.
+"""
 
 from __future__ import annotations
 import __future__
 
 import argparse
 import ast
-import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from sam_core.seeds import request_key
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam_core import verify
+from sam_lab.bench.peers.source import need
 from sam_lab.bench.rows import Figure, Row, alternate, as_json, figure, machine, table
 from sam_lab.cli import LabError
 
@@ -36,10 +38,10 @@ from _patchset.git import Failure  # noqa: E402
 
 EPILOG = """\
 V=151936, 3 drafts a request, deterministic ones, all requests sample, one thread on the CPU. A step begins with the
-probabilities of all rows, those behind the drafts too, which the releases sample on their own. Medians of rounds in which
-all take turns. Two figures: the whole step, and the step excluding random-number generation ("draws given").
-`rejection` and the two releases need an exponential for every token of the vocabulary; drawing them is most of a step on
-some processors. `seeded` makes its own noise. Of 0.13 its vectorized rejection sampling is run, not the block
+probabilities of all rows, those behind the drafts too, which the releases sample on their own. Medians of rounds in
+which all take turns. Two figures: the whole step, and the step excluding random-number generation ("draws given").
+`rejection` and the two releases need an exponential for every token of the vocabulary; drawing them is most of a step
+on some processors. `seeded` makes its own noise. Of 0.13 its vectorized rejection sampling is run, not the block
 verification that it uses from 3 drafts on and that changes the distribution.
 
 What runs on the AICPU is looked up in tests/patches/npu/operators.csv, which names its sources.
@@ -104,7 +106,7 @@ def release(module: Any, device: torch.device) -> SimpleNamespace:
         _, contents = sdist.read(sdist.locate(module, None), {path})
     except Failure as error:
         raise LabError(str(error)) from None
-    engine = Path(importlib.util.find_spec("vllm").origin).parent / "v1" / "sample" / "rejection_sampler.py"
+    engine = need("vllm") / "v1" / "sample" / "rejection_sampler.py"
     kernels = ast.parse(engine.read_text())
     draw = next(node for node in kernels.body if getattr(node, "name", "") == "generate_uniform_probs")
     uniform = functions_of(ast.unparse(draw), device).generate_uniform_probs
@@ -199,7 +201,7 @@ def targets(measured: list[dict], device: torch.device) -> list[Row]:
     """What must hold, as rows of the table."""
 
     def row(section: str, what: str, unit: str, better: str, bound: float, ours: float, peers: dict) -> Row:
-        figures = {name: Figure.of([value]) for name, value in peers.items()}
+        figures: dict[str, Figure | str] = {name: Figure.of([value]) for name, value in peers.items()}
         return Row(section, what, unit, better, bound, ours=Figure.of([ours]), peers=figures)
 
     rows = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_core.engines.vllm import make_proposer
-from sam_core.switch import BatchSwitch
+from sam_core.switch import AutoSwitch, BatchSwitch
 
 from sam_lab.cli import LabError
 
@@ -60,7 +60,7 @@ def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[],
     Args:
         runner: vLLM's, of an engine that speculates with k tokens.
         k: maximum draft tokens of a request in `auto` and `suffix`.
-        sam: options of the proposer beside the switch.
+        sam: options of the proposer other than the switch.
         clock: auto times steps with it.
     """
     arm = arm.removesuffix(ASYNC)
@@ -78,7 +78,7 @@ def make(arm: str, runner: Any, k: int, sam: dict[str, Any], clock: Callable[[],
     drafter = make_proposer(vllm_config, runner)
     if arm == "off":
         drafter.switch = BatchSwitch(0, drafter.switch.logger)
-    elif arm == "auto":
+    elif isinstance(drafter.switch, AutoSwitch):
         drafter.switch.clock = clock
     return "sam", drafter
 
@@ -94,11 +94,14 @@ def _peer(arm: str, vllm_config: Any) -> Any:
     most = config.num_speculative_tokens
     maker: Callable[[Any], Any]
     if arm == "ngram":
-        from vllm.v1.spec_decode.ngram_proposer import NgramProposer as maker
+        from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
+        maker = NgramProposer
         config.prompt_lookup_min, config.prompt_lookup_max, config.num_speculative_tokens = 2, 5, ARTICLE[0]
     else:
-        from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer as maker
+        from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
+
+        maker = SuffixDecodingProposer
     try:
         return maker(vllm_config)
     finally:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -233,6 +234,10 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
     missing = [turn for turn in turns if turn not in records.done]
     longest = max(len(p) + len(a) for batch in batches for p, a in batch) + args.k + 2
     progress = Progress()
+
+    def show(what: str, done: int, total: int) -> None:
+        progress.show(f"{what}: {done:,} of {total:,} tokens")
+
     if missing:
         from sam_lab.engine_replay.engine import ForcedEngine, write_model
 
@@ -252,17 +257,17 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
     for name, number in missing:
         engine = engines[engine_of(name)]
         drafter = kinds.make(name, engine.runner, args.k, {"verify": args.verify}, engine.clock)
-        is_auto = name.removesuffix(kinds.ASYNC) == "auto"
-        if is_auto and records.learned:
-            drafter[1].switch.restore(records.learned)
+        switch = drafter[1].switch if drafter and name.removesuffix(kinds.ASYNC) == "auto" else None
+        if switch and records.learned:
+            switch.restore(records.learned)
         what = f"batch {number + 1}/{args.batches} {name}" if number >= 0 else "auto learns"
         steps, wrong = engine.run(
             batches[number + args.learn],
             drafter,
             args.temperature,
-            lambda done, total, what=what: progress.show(f"{what}: {done:,} of {total:,} tokens"),
+            functools.partial(show, what),
         )
-        learned = drafter[1].switch.state() if is_auto else None
+        learned = switch.state() if switch else None
         records.add({"arm": name, "batch": number, "wrong": wrong, "steps": steps}, learned)
     progress.clear()
     return [records.done[turn] for turn in turns if turn[1] >= 0]

@@ -133,7 +133,7 @@ class ForcedEngine:
         def prepare_inputs(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
             result = prepare(scheduled, *args, **kwargs)
             batch = runner.input_batch
-            held = batch.num_computed_tokens_cpu[: batch.num_reqs]
+            computed = batch.num_computed_tokens_cpu[: batch.num_reqs]
             rows = np.asarray([int(req_id.split("-")[0]) for req_id in batch.req_ids])
             of_tokens = torch.from_numpy(rows[runner.req_indices.np[: scheduled.total_num_scheduled_tokens]])
             self._wanted, self._owners = result[0], self._copied(of_tokens)
@@ -141,18 +141,19 @@ class ForcedEngine:
                 "running": batch.num_reqs,
                 "rows": scheduled.total_num_scheduled_tokens,
                 "drafted": sum(len(d) for d in scheduled.scheduled_spec_decode_tokens.values()),
-                "context": int(held.sum()),
-                "prefill": bool((held < batch.num_prompt_tokens[: batch.num_reqs]).any()),
+                "context": int(computed.sum()),
+                "prefill": bool((computed < batch.num_prompt_tokens[: batch.num_reqs]).any()),
             }
             return result
 
         def compute_logits(hidden: torch.Tensor) -> torch.Tensor:
             logits = logits_of(hidden)
             wanted = self._wanted
-            if self._recorded is not None and wanted is not None and len(logits) == len(wanted):
+            recorded, owners = self._recorded, self._owners
+            if recorded is not None and owners is not None and wanted is not None and len(logits) == len(wanted):
                 at = torch.as_tensor(wanted)
-                position = runner.positions[at].clamp(max=self._recorded.shape[1] - 2)
-                tokens = self._recorded[self._owners[at], position + 1]
+                position = runner.positions[at].clamp(max=recorded.shape[1] - 2)
+                tokens = recorded[owners[at], position + 1]
                 logits.scatter_(1, tokens[:, None], FORCED)
                 self._wanted = None
             return logits

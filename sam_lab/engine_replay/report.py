@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arms beside each other: table, JSON and time lines."""
+"""The arms compared: table, JSON and time lines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ BINS = {"1": (1, 1), "2-3": (2, 3), "4-5": (4, 5), "6-8": (6, 8), "9-16": (9, 16
 
 
 def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Print the table; write engine-replay.json, steps.json and engine-replay.png in `out`; return the content of the
-    first."""
+    """Print the table, write it, the steps and a picture to `out`.
+
+    Returns the content of engine-replay.json; the others are steps.json and engine-replay.png.
+    """
     arms = list(dict.fromkeys(run["arm"] for run in runs))
     base = settings.get("against", "plain")
     plain = {run["batch"]: run for run in runs if run["arm"] == base}
@@ -55,7 +57,7 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
             "sample_share": sum(s["sample_s"] for s in decoding) / _time(decoding),
             "tokens_per_s": {name: _rate(decoding, *bin_) for name, bin_ in BINS.items()},
         }
-    for arm, values in result["arms"].items():
+    for values in result["arms"].values():
         rates = result["arms"][base]["tokens_per_s"]
         values["gain_by_running"] = {
             name: rate / rates[name] if rate and rates[name] else None for name, rate in values["tokens_per_s"].items()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sam_core.options import MAX_AUTO_MIN_PROB
 from sam_core.proposer import SamProposer
+from sam_core.switch import AutoSwitch
 
 from sam_lab.cli import LabError
 from sam_lab.recordings import Answer
@@ -78,7 +79,7 @@ class Sam:
             max_model_len=1 << 30,
             group_of=lambda req_id: self.groups[int(req_id.partition("-")[0])].encode(),
         )
-        if sam["switch"] == "auto":
+        if isinstance(self.proposer.switch, AutoSwitch):
             self.proposer.switch.clock = clock
 
     def remember(self, answers: Sequence[Answer]) -> None:

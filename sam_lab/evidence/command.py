@@ -112,8 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(out: Path, settings: Settings, resume: bool) -> None:
-    """A folder of these settings: emptied, or with the rollouts that it has. Raises LabError where they are of
-    others."""
+    """A folder of these settings: emptied, or with the rollouts that it has. LabError where they are of others."""
     files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), *MEASURED.values()]
     wanted = settings._asdict() | {"sam_core": sam_core.__version__, "data": [digest(path) for path in files]}
     written = out / "settings.json"
@@ -191,7 +190,7 @@ def _result(
             for arm, of_arm in steps.items():
                 row = {"set": of, "world": world.name, "arm": arm, "best_of": best_of[arm]}
                 rows.append(row | summary(plain, of_arm, world) | {"auto_over": pooled(seconds(of_arm, world), own)})
-            for arm in dict.fromkeys(("oldest:3:8", arms["suffix"] if "suffix" in arms else "", arms["all"], DEFAULT)):
+            for arm in dict.fromkeys(("oldest:3:8", arms.get("suffix", ""), arms["all"], DEFAULT)):
                 if arm in steps:
                     running.append(
                         {"set": of, "world": world.name, "arm": arm} | {"bins": by_running(plain, steps[arm], world)}

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sets of recorded answers in sam_lab/data/evidence, their dev and test prompts, and the batches drawn from
-them."""
+"""The sets of recorded answers in sam_lab/data/evidence, their dev and test prompts, and batches of them."""
 
 from __future__ import annotations
 
@@ -91,8 +90,10 @@ def batches(of: Set, part: str, tokens: int, limit: int | None = None, folder: P
 
 
 def _shortened(answer: Answer, of: Set, tokens: int) -> Answer:
-    """The answer up to `tokens`. Answers to a prompt share drafts, those of several models with their own model's
-    only."""
+    """The answer up to `tokens`.
+
+    Answers to a prompt share drafts, those of several models with their own model's only.
+    """
     group = answer.group if of.groups > 1 else answer.prompt_id
     return Answer(answer.prompt_ids, answer.response_ids[:tokens], answer.prompt_id, group, answer.epoch)
 

@@ -73,7 +73,7 @@ def run(job: Job, settings: Settings) -> Steps:
     def all_of(part: str) -> Steps:
         steps = []
         for batch in _batches(job.of, part, settings):
-            if job.saved and batch.earlier:
+            if job.saved and batch.earlier and drafter:
                 drafter.remember(batch.earlier)
             steps.append(roll_out(batch.answers, drafter, settings.max_running, advance_clock))
         return steps

@@ -45,11 +45,12 @@ class Row(NamedTuple):
 
 EPILOG = """\
 Downloads each file at its commit, checks its SHA-256, keeps it as DIR/OWNER/NAME/PATH (--sources DIR), and writes
-OUT/SET.jsonl.gz with all its answers. Files that DIR has are not downloaded. Every shipped answer must be among the rebuilt
-ones, token for token. A file that cannot be had is named, its set is not written, the others are, and the exit status is 1.
+OUT/SET.jsonl.gz with all its answers. Files that DIR has are not downloaded. Every shipped answer must be among the
+rebuilt ones, token for token. A file that cannot be had is named, its set is not written, the others are, and the exit
+status is 1.
 
-Answers of `rl` have `epoch`, the checkpoint's step, and `reward`. `turns`, of which nothing is shipped, has conversations
-with `turns`, `epoch`, which is the trial, and `reward`.
+Answers of `rl` have `epoch`, the checkpoint's step, and `reward`. `turns`, of which nothing is shipped, has
+conversations with `turns`, `epoch`, which is the trial, and `reward`.
 
 The tokenizer is Qwen's: the file qwen.tiktoken of the PyPI package dashscope 2.0.2. Needs the package tiktoken, which
 .venvs/vllm-0.23 has.
@@ -147,7 +148,7 @@ def check(of: str, rows: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def _content(name: str, commit: str, path: str, sha256: str, folder: Path) -> bytes:
-    """A file's content, from the folder or downloaded into it; raises LabError where it cannot be had or is another one."""
+    """A file's content, from the folder or downloaded into it; LabError where it cannot be had or is another one."""
     local = folder / name / path
     kept = local.is_file()
     if kept:

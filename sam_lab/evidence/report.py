@@ -29,13 +29,11 @@ def _doubt(value: float, low: float | None = None, high: float | None = None) ->
 def show(result: dict[str, Any]) -> None:
     """Print each arm's gains, then what is reached of the goals."""
     for name, of in result["sets"].items():
-        print(
-            f"\n{of['title']} ({name}): {of['batches']} batches of {of['prompts']} test prompts, {of['tokens']:,} tokens"
-        )
+        size = f"{of['batches']} batches of {of['prompts']} test prompts, {of['tokens']:,} tokens"
+        print(f"\n{of['title']} ({name}): {size}")
         for world, title in result["worlds"].items():
-            print(
-                f"\n  {title}\n  {'arm':14}{'pooled':>20}{'median':>20}{'worst':>8}{'tail':>20}  tokens a step, accepted"
-            )
+            print(f"\n  {title}")
+            print(f"  {'arm':14}{'pooled':>20}{'median':>20}{'worst':>8}{'tail':>20}  tokens a step, accepted")
             for row in (r for r in result["rows"] if (r["set"], r["world"]) == (name, world)):
                 cells = f"{cell(row['pooled']):>20}{cell(row['median']):>20}{row['worst']:8.2f}{cell(row['tail']):>20}"
                 mark = _doubt(*row["pooled"])
@@ -52,7 +50,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Tokens a second over plain decoding by requests running: a row of panels for each set, a column for each world."""
+    """Tokens a second over plain decoding by requests running: each set a row of panels, each world a column."""
     names, worlds = list(result["sets"]), list(result["worlds"])
     size = (3.4 * len(worlds) + 0.6, 2.9 * len(names) + 0.4)
     figure, panels = figures.panels(len(names), len(worlds), size, dpi=110)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam_lab.recordings import Answer
+from sam_lab.replay import accept_chain
 
 Int32 = npt.NDArray[np.int32]
 
@@ -132,11 +133,7 @@ def _advance(
             draft, position, text = drafts[i], int(known[i]), texts[i]
             drafted += len(draft)
             draft_context += len(draft) * position
-            accepted = 0
-            for token, wanted in zip(draft, text[position : position + len(draft)]):
-                if token != wanted:
-                    break
-                accepted += 1
+            accepted = accept_chain(draft, text, position)
             gained[at] += min(accepted, len(text) - position - 1)
             accepted_in_all += accepted
     known[active] += gained

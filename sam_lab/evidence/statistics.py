@@ -24,8 +24,7 @@ TAIL = 8
 
 
 def resamples(batches: int) -> npt.NDArray[np.int64]:
-    """int64 [RESAMPLES + 1, batches]: batches drawn with replacement; the first row is all of them, the only one of one
-    batch."""
+    """int64 [RESAMPLES + 1, batches]: batches drawn with replacement; first all of them, the only row of one batch."""
     drawn = np.random.default_rng(20).integers(batches, size=(RESAMPLES if batches > 1 else 0, batches))
     return np.concatenate([np.arange(batches)[None], drawn])
 
@@ -80,7 +79,7 @@ def by_running(plain: Steps, arm: Steps, world: World) -> dict[str, Interval]:
 
 
 def foreseen(steps: Steps) -> Steps:
-    """The same steps, had only those draft tokens been verified that were accepted; beside prompts, none.
+    """The same steps, had only those draft tokens been verified that were accepted; in steps that read prompts, none.
 
     Where an arm drafts in every step, no choice of how much to verify of its drafts takes less time.
     """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +56,7 @@ def best(of: str, done: Mapping[Job, Steps], world: World) -> dict[str, str]:
     return arms | {"all": min(arms.values(), key=total_seconds.__getitem__)}
 
 
-def _by_running(steps: Steps, world: World) -> npt.NDArray[np.float64]:
+def _by_running(steps: Steps, world: World) -> npt.NDArray[Any]:
     """Seconds by requests running: [more than any]."""
     every = np.concatenate(steps)
     return np.bincount(column(every, "running"), world.seconds(every), minlength=1024)

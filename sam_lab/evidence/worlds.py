@@ -49,8 +49,10 @@ class World:
 
 
 def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
-    """The worlds of these names, or all. verify: seconds that a verifying step of `article` takes more, as a share of a
-    step."""
+    """The worlds of these names, or all.
+
+    verify: seconds that a verifying step of `article` takes more, as a share of a step.
+    """
     large = SHAPES["Qwen3-32B"]
     npu = replace(DEVICES["910C"], launch=LAUNCH)
     eager = roofline(large, 4, 1, npu)
@@ -65,8 +67,7 @@ def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
 
 
 def measured(name: str, title: str) -> World:
-    """Of a file of `rows` with `seconds`, of `context` and `draft_context` in seconds per 1,000 tokens, and of
-    `verify`."""
+    """From a file of `rows` with `seconds`, `context` and `draft_context`, seconds per 1,000 tokens, and `verify`."""
     record = json.loads(MEASURED[name].read_text())
     rows, seconds = (np.array(record[key], float) for key in ("rows", "seconds"))
     cost = Cost(rows, seconds, record["context"], record["draft_context"])

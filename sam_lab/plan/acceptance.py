@@ -13,7 +13,7 @@ from sam_core.budget import Calibration, choose
 
 from llm_rl.article import tokens_per_step
 from sam_lab.drafters import Watched
-from sam_lab.plan.cost import Cost, Held
+from sam_lab.plan.cost import Cost, RunningCost
 from sam_lab.plan.simulate import BINS, EDGES, Policy
 from sam_lab.recordings import Answer, make_scopes
 from sam_lab.replay import replay
@@ -62,12 +62,12 @@ class Acceptance:
         lengths = (self.worth > 0).sum(axis=2)
         for bin_ in range(BINS):
             for n in sizes:
-                steps, held = Held(cost, int(n), contexts[n]), np.zeros(n)
+                steps, none = RunningCost(cost, int(n), contexts[n]), np.zeros(n)
                 gain = drafted = 0.0
                 draws = max(8, DRAWS // int(n))
                 for _ in range(draws):
                     drawn = rng.integers(len(self.accepted[bin_]), size=n)
-                    chosen, better, *_ = choose(self.worth[bin_][drawn], lengths[bin_][drawn], held, steps)
+                    chosen, better, *_ = choose(self.worth[bin_][drawn], lengths[bin_][drawn], none, steps)
                     if better >= margin:
                         drafted += chosen.sum()
                         gain += np.minimum(chosen, self.accepted[bin_][drawn]).sum()

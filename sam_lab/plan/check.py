@@ -37,8 +37,11 @@ CACHED = 128
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Settings and runs of an engine replay: of its steps.json (beside engine-replay.json), or of the runs.jsonl of one
-    that has not ended. Raises LabError or OSError."""
+    """Settings and runs of an engine replay.
+
+    path: its steps.json (next to engine-replay.json), or the runs.jsonl of one that has not ended. Raises LabError or
+    OSError.
+    """
     try:
         if path.suffix == ".jsonl":
             settings, *runs = [json.loads(line) for line in path.read_text().splitlines()]
@@ -57,11 +60,11 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def tail_contexts(answers: Sequence[tuple[int, int]], slots: int) -> np.ndarray:
     """[slots + 1], thousands of tokens of a request while n requests still run, from tokens of prompts and answers."""
     longest = sorted(answers, key=lambda pair: pair[1])
-    held = np.zeros(slots + 1)
+    contexts = np.zeros(slots + 1)
     for n in range(1, slots + 1):
         last = longest[-min(n, len(longest)) :]
-        held[n] = np.mean([prompt + last[0][1] for prompt, _ in last]) / 1000
-    return held
+        contexts[n] = np.mean([prompt + last[0][1] for prompt, _ in last]) / 1000
+    return contexts
 
 
 def check(path: Path) -> dict[str, Any]:

@@ -30,22 +30,22 @@ RECORDING = DATA / "reason-long-groups.jsonl.gz"
 PROMPT = 133
 """Tokens of a prompt."""
 REPLACED = {"cost": ("device",), "lengths": ("spread", "family"), "rounds": ("kept",)}
-"""Options that have no effect beside another one."""
+"""Options that have no effect where another one is given."""
 EPILOG = """\
 the model:
-  one round of generation, from event to event, on every engine: requests queue for max_num_seqs and for the memory of keys
-  and values, are preempted when it ends, and get 1 + accepted tokens a step. A step takes the longer of what the host
-  launches (eager mode) and what the device reads and computes. Then rounds, exchange of weights, training.
+  one round of generation, from event to event, on every engine: requests queue for max_num_seqs and for the memory of
+  keys and values, are preempted when it ends, and get 1 + accepted tokens a step. A step takes the longer of what the
+  host launches (eager mode) and what the device reads and computes. Then rounds, exchange of weights, training.
   off, batch (the recipe's threshold and k, and all others), auto (sam_core's budget on drafts of the recording).
 
 --steps FILE predicts each batch of an engine replay from what the others cost. `python -m research article` fits the
 planner to one of the article's clusters and predicts the others.
 
-Ranges: --draws times all assumptions are drawn anew, evenly between bounds; the 10 to 90 % of the results are shown. For a
-recipe: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, or to 1.3 of a recording of your own; of the device the shares of
-bandwidth x 0.75 to 1.2 and 0.6 to 1.4, launches x 0.8 to 1.2, start of an all-reduce x 0.4 to 2, of an exchange x 0.5 to 3,
-what a draft token costs attention 0 to 2 of its request's context, what a verifying step takes beyond a decoding one 0 to
-what the article's stack paid (910C); all costs fitted to a replay x 0.95 to 1.05.
+Ranges: --draws times all assumptions are drawn anew, evenly between bounds; the 10 to 90 % of the results are shown.
+For a recipe: lengths x 0.8 to 1.2; accepted tokens x 0.7 to 1.8, or to 1.3 of a recording of your own; of the device
+the shares of bandwidth x 0.75 to 1.2 and 0.6 to 1.4, launches x 0.8 to 1.2, start of an all-reduce x 0.4 to 2, of an
+exchange x 0.5 to 3, what a draft token costs attention 0 to 2 of its request's context, what a verifying step takes
+beyond a decoding one 0 to what the article's stack paid (910C); all costs fitted to a replay x 0.95 to 1.05.
 """
 
 
@@ -119,8 +119,9 @@ def _steps(args: argparse.Namespace) -> int:
     print(f"{'arm':12}{'batch':>6}{'measured':>11}{'predicted':>11}{'error':>9}{'tail':>9}{'predicted':>11}")
     for row in result["rows"]:
         print(
-            f"{row['arm']:12}{row['batch']:>6}{row['measured']:>9.1f} s{row['predicted']:>9.1f} s{100 * row['error']:>+7.1f} %"
-            f"{row['measured_tail']:>7.1f} s{row['predicted_tail']:>9.1f} s{'  cost from here' if row['fitted'] else ''}"
+            f"{row['arm']:12}{row['batch']:>6}{row['measured']:>9.1f} s{row['predicted']:>9.1f} s"
+            f"{100 * row['error']:>+7.1f} %{row['measured_tail']:>7.1f} s{row['predicted_tail']:>9.1f} s"
+            f"{'  cost from here' if row['fitted'] else ''}"
         )
     best = (f"batch:{pair['k']}:{pair['threshold']} {pair['seconds']:.1f} s" for pair in result["fixed"][:3])
     plain = f"all batches, predicted (plain {result['plain']:.1f} s)"
@@ -169,9 +170,11 @@ def _lengths(args: argparse.Namespace, recipe: Recipe, plan: Setup) -> Lengths |
     if args.lengths:
         return Recorded.of(read_answers(args.lengths), plan.limit, args.mean)
     expected = recipe.rollout.expected_length
-    if args.mean is None and expected is None:
+    if args.mean is not None:
+        return Lengths(args.mean, args.spread, plan.limit, args.family)
+    if expected is None:
         raise LabError("how long answers are is not known: give --lengths FILE or --mean N")
-    return Lengths(expected - PROMPT if args.mean is None else args.mean, args.spread, plan.limit, args.family)
+    return Lengths(expected - PROMPT, args.spread, plan.limit, args.family)
 
 
 def _acceptances(
@@ -207,9 +210,9 @@ def _split(answers: Sequence[Answer], size: int) -> list[Answer]:
 
 def _print(plan: Setup, result: dict[str, Any], mean: float, advice: Sequence[str], grows: Sequence[str]) -> None:
     print(
-        f"{plan.name}: {plan.dies} dies, {plan.ranks} engines of {plan.tensor}; {plan.gen_prompts} x {plan.n} answers a round of "
-        f"{mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; {plan.slots} requests at once, memory for "
-        f"{plan.capacity:,.0f} tokens an engine\n"
+        f"{plan.name}: {plan.dies} dies, {plan.ranks} engines of {plan.tensor}; {plan.gen_prompts} x {plan.n} answers "
+        f"a round of {mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; {plan.slots} requests at once, "
+        f"memory for {plan.capacity:,.0f} tokens an engine\n"
     )
     print("threshold, k       round   rollout      step   speed        10-90 %    tail  its speed")
     labels = {"batch": "batch {} {}".format(*result["own"]), "best": "batch {} {}".format(*result["best"])}

@@ -64,8 +64,8 @@ class Cost:
     """Seconds of a step: max(floor, f(rows) + context * thousands + draft_context * thousands of the drafts' contexts),
     and `verify` more where there are drafts.
 
-    The floor is the host's time to launch a step in eager mode, while the device computes. `Held` has the form that
-    sam_core.budget.choose takes. prefill: seconds a prompt token.
+    The floor is the host's time to launch a step in eager mode, while the device computes. `RunningCost` has the form
+    that sam_core.budget.choose takes. prefill: seconds a prompt token.
     """
 
     rows: Float64
@@ -88,7 +88,7 @@ class Cost:
     def stretch(
         self,
         steps: int,
-        rows: Float64,
+        rows: npt.NDArray[Any],
         context: Float64,
         growth: Float64,
         draft_context: Float64,
@@ -119,7 +119,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Held:
+class RunningCost:
     """A cost for sam_core.budget.choose, of steps of `running` requests that hold `thousands` of tokens each.
 
     `choose` adds the cost of contexts to that of rows; here the floor covers their sum, so all of it is part of the
@@ -143,7 +143,7 @@ def roofline(shape: Shape, tensor: int, expert: int, device: Device, eager: bool
     """A step of an engine of `tensor` dies; experts spread over `expert` dies (1: over the engine's own)."""
     rows = np.unique(np.concatenate([np.arange(1, 65), np.geomspace(65, most, 64).astype(int)])).astype(float)
     dense = shape.parameters - shape.expert_parameters
-    experts = shape.expert_parameters / max(expert, tensor)
+    experts: float | Float64 = shape.expert_parameters / max(expert, tensor)
     if shape.experts and expert <= tensor:  # few rows touch few experts
         experts = experts * (1 - (1 - shape.experts_per_token / shape.experts) ** rows)
     read = 2 * (dense / tensor + experts) / (device.bandwidth * device.weights_share)

@@ -115,7 +115,7 @@ class Engines:
 
     def run(self, cost: Cost, policy: Policy, until: int = 0) -> Trace:
         """Continue until every request has ended, or until at most `until` requests run on each rank."""
-        moving = policy.gain.any(axis=1)  # by requests running: whether there are drafts
+        moving = policy.gain.max(axis=1) > 0  # by requests running: whether there are drafts
         while True:
             self.reading += self._start(cost)
             busy = self.number >= 0
@@ -142,7 +142,7 @@ class Engines:
             if not len(free):
                 continue
             running = self.slots - len(free)
-            held = (self.prompt[rank] + self.position[rank])[self.number[rank] >= 0].sum()
+            stored = (self.prompt[rank] + self.position[rank])[self.number[rank] >= 0].sum()
             tokens = 0.0
             for slot in free:
                 if not queue:
@@ -150,7 +150,7 @@ class Engines:
                 request = queue[-1]
                 position = self.saved.get((rank, request), 0.0)
                 prompt = float(self.prompts[rank][request])
-                if held + prompt + position + BLOCK * (running + 1) > self.capacity and running:
+                if stored + prompt + position + BLOCK * (running + 1) > self.capacity and running:
                     break
                 queue.pop()
                 self.number[rank, slot], self.arrival[rank, slot] = request, self.arrived
@@ -158,7 +158,7 @@ class Engines:
                 self.length[rank, slot] = self.answers[rank][request]
                 self.arrived += 1
                 running += 1
-                held += prompt + position
+                stored += prompt + position
                 tokens += prompt + position
                 if self.cached is not None and not position:
                     tokens -= self.cached[rank][request]
@@ -229,11 +229,11 @@ class Engines:
         """Where the next step does not fit into memory, preempt the latest request, which is read again later."""
         for rank in range(len(self.queue)):
             busy = self.number[rank] >= 0
-            held = (self.prompt[rank] + self.position[rank])[busy].sum()
-            while held + 2 * busy.sum() > self.capacity and busy.sum() > 1:
+            stored = (self.prompt[rank] + self.position[rank])[busy].sum()
+            while stored + 2 * busy.sum() > self.capacity and busy.sum() > 1:
                 slot = int(np.where(busy, self.arrival[rank], -1).argmax())
                 request = int(self.number[rank, slot])
-                held -= self.prompt[rank, slot] + self.position[rank, slot]
+                stored -= self.prompt[rank, slot] + self.position[rank, slot]
                 self.saved[rank, request] = float(self.position[rank, slot])
                 self.queue[rank].append(request)
                 self.number[rank, slot] = -1

@@ -31,7 +31,8 @@ class Setup:
     """A recipe's rollout.
 
     data: ranks of an engine that meet in every step, as experts are spread over them; 1: engines are independent.
-    gen_prompts: prompts of a round; rounds: rounds of generation a step. capacity: tokens of keys and values a rank holds.
+    gen_prompts: prompts of a round; rounds: rounds of generation a step. capacity: tokens of keys and values a rank
+    holds.
     """
 
     name: str
@@ -68,8 +69,8 @@ def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> 
     memory = layout.rollout(recipe, shape)
     if memory.kv < memory.sequence:
         raise ValueError(
-            f"{recipe.name} does not fit: {memory.kv:.1f} GiB are left a die for keys and values, and one full sequence "
-            f"takes {memory.sequence:.1f}"
+            f"{recipe.name} does not fit: {memory.kv:.1f} GiB are left a die for keys and values, and one full "
+            f"sequence takes {memory.sequence:.1f}"
         )
     expert = recipe.rollout.expert_parallel_size
     return Setup(
@@ -95,7 +96,8 @@ def setup(recipe: Recipe, shape: Shape, threshold: int, k: int, kept: float) -> 
 def deal(lengths: Int64, ranks: int, routing: str) -> list[Int64]:
     """Deal the answers of a round, [prompts, n] lengths, to ranks; all are requested at once.
 
-    routing: `spread`, each answer to the next rank; `sticky`, as sam_core.engines.routing keeps the answers to a prompt together.
+    routing: `spread`, each answer to the next rank; `sticky`, as sam_core.engines.routing keeps the answers to a prompt
+    together.
     """
     if routing == "spread":
         order = lengths.ravel()
@@ -143,8 +145,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Tails:
-    """A round's engines, run without drafts until at most `max_running` requests run on each rank, to be continued under
-    one policy after another."""
+    """A round's engines, to be continued under one policy after another.
+
+    They ran without drafts until at most `max_running` requests ran on each rank.
+    """
 
     plan: Setup
     cost: Cost

@@ -35,8 +35,10 @@ class Sampled(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a plan. together: acceptance where all siblings share an engine; spread: where they are dealt to all
-    engines."""
+    """Inputs of a plan.
+
+    together: acceptance where all siblings share an engine; spread: where they are dealt to all engines.
+    """
 
     plan: Setup
     lengths: Sampled
@@ -67,8 +69,8 @@ class Inputs:
             )
             cost = roofline(self.plan.shape, self.plan.tensor, self.plan.expert, device, self.plan.eager)
         lengths = self.lengths.longer(float(rng.uniform(0.8, 1.2)))
-        scaled = (a.scaled(factor) for a in (self.together, self.spread))
-        return Inputs(self.plan, lengths, cost, *scaled, self.routing)
+        together, spread = self.together.scaled(factor), self.spread.scaled(factor)
+        return Inputs(self.plan, lengths, cost, together, spread, self.routing)
 
 
 def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float, float]:

@@ -10,8 +10,10 @@ from llm_rl.layout import GIB
 from sam_lab.plan.step import Setup
 
 INDEX = (46.3, 99.4)
-"""Bytes of host memory a token while its request, or one of its group, runs: request alone, request and group
-(docs/design-sam-core.md)."""
+"""Bytes of host memory a token while one of its group runs: request alone, request and group.
+
+See docs/design-sam-core.md.
+"""
 TEXT = 4
 """Bytes a token that stays for the history."""
 
@@ -38,8 +40,8 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
         advice.append(f"Use sam=batch with threshold {setting}: the rollout takes {by_best} less, with auto {by_auto}.")
     if threshold > 8 and gain >= 1.01:
         advice.append(
-            "Measure before drafting at more than 8 requests (sam_lab engine-replay does): what verification costs there is an "
-            "assumption. On the article's stack a verifying step took 1.8 times a decoding one."
+            "Measure before drafting at more than 8 requests (sam_lab engine-replay does): what verification costs "
+            "there is an assumption. On the article's stack a verifying step took 1.8 times a decoding one."
         )
     own_threshold, own_k = result["own"]
     if (own_threshold, own_k) != (threshold, k):
@@ -55,8 +57,8 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
     preempted = result["figures"]["off"]["preempted"]
     if preempted > 0.1 * plan.gen_prompts * plan.n:
         advice.append(
-            f"Memory ends before max_num_seqs does: {preempted:,.0f} preemptions a round, each of which reads a request anew. "
-            "Lower rollout.max_num_seqs or take a larger tensor parallel size."
+            f"Memory ends before max_num_seqs does: {preempted:,.0f} preemptions a round, each of which reads a "
+            "request anew. Lower rollout.max_num_seqs or take a larger tensor parallel size."
         )
     routing = result["routing"]
     if routing["sticky"]["batch_s"] < 0.98 * routing["spread"]["batch_s"]:
@@ -67,7 +69,8 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
     elif routing["sticky"]["batch_s"] > 1.02 * routing["spread"]["batch_s"]:
         advice.append(
             f"Spread a prompt's answers: kept together they make the slowest engine slower by "
-            f"{100 * (routing['sticky']['batch_s'] / routing['spread']['batch_s'] - 1):.1f} %, more than the siblings' text gains."
+            f"{100 * (routing['sticky']['batch_s'] / routing['spread']['batch_s'] - 1):.1f} %, more than the siblings' "
+            "text gains."
         )
     need = growth(plan, mean)["index_bytes_engine"]
     if need > memory_bytes:
@@ -99,16 +102,17 @@ def growing(plan: Setup, mean: float) -> list[str]:
     """The same in words."""
     g = growth(plan, mean)
     return [
-        f"index: about {g['index_bytes_engine'] / GIB:.2f} GiB of host memory an engine, for the groups that run at once at "
-        f"full length or for the whole round, whichever is less, at {INDEX[1]} bytes a token "
-        f"({g['index_bytes_engine_request_only'] / GIB:.2f} at {INDEX[0]}, request alone); grows with max_num_seqs, answers and length",
-        f"history: {g['history_bytes_engine_step'] / (1 << 20):,.0f} MiB of text an engine and step at {TEXT} bytes a token, "
-        f"{g['history_bytes_thousand_prompts'] / GIB:.2f} GiB in all for 1,000 prompts; grows with the prompts of an epoch, "
-        "by as much with each epoch that is kept",
-        f"traffic: none between engines; a prompt that returns to another engine finds no history there, so a history that "
-        f"follows its prompt would move {TEXT * plan.n * mean / 1e6:.1f} MB a prompt",
-        f"routing: {plan.ranks} engines; spread, {g['siblings_an_engine_spread']:.2g} of {plan.n} siblings meet on one, fewer "
-        "with more dies; sticky, all do",
+        f"index: about {g['index_bytes_engine'] / GIB:.2f} GiB of host memory an engine, for the groups that run at "
+        f"once at full length or for the whole round, whichever is less, at {INDEX[1]} bytes a token "
+        f"({g['index_bytes_engine_request_only'] / GIB:.2f} at {INDEX[0]}, request alone); grows with max_num_seqs, "
+        "answers and length",
+        f"history: {g['history_bytes_engine_step'] / (1 << 20):,.0f} MiB of text an engine and step at {TEXT} bytes a "
+        f"token, {g['history_bytes_thousand_prompts'] / GIB:.2f} GiB in all for 1,000 prompts; grows with the prompts "
+        "of an epoch, by as much with each epoch that is kept",
+        "traffic: none between engines; a prompt that returns to another engine finds no history there, so a history "
+        f"that follows its prompt would move {TEXT * plan.n * mean / 1e6:.1f} MB a prompt",
+        f"routing: {plan.ranks} engines; spread, {g['siblings_an_engine_spread']:.2g} of {plan.n} siblings meet on "
+        "one, fewer with more dies; sticky, all do",
     ]
 
 

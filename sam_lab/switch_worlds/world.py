@@ -32,8 +32,9 @@ SIZES = {"multiples of 8": [1, 2, 4, *range(8, 513, 8)], "powers of 2": [1 << i 
 class Curve:
     """True cost of a step, in the form that sam_core.budget.choose takes.
 
-    Seconds: f(rows + prompt_rows) + context * (thousands of tokens held + read) + draft_context * those of draft tokens'
-    requests, with f = fixed + row * max(knee, rows), rows padded to the next of `sizes`; with drafts `verify` more.
+    Seconds: f(rows + prompt_rows) + context * (thousands of tokens held + read) + draft_context * those of draft
+    tokens' requests, with f = fixed + row * max(knee, rows), rows padded to the next of `sizes`; with drafts `verify`
+    more.
     """
 
     fixed: float
@@ -53,10 +54,10 @@ class Curve:
             rows = np.maximum(rows, padded)
         return self.fixed + self.row * np.maximum(self.knee, rows)
 
-    def step(self, given: npt.NDArray[np.int32], held: Float64) -> float:
-        """Seconds of a step of requests with `held` thousand tokens and `given` draft tokens each."""
-        rows = float(self.rows_cost(len(held) + int(given.sum()))) + self.verify * bool(given.any())
-        return rows + self.context * (held.sum() + self.read) + self.draft_context * float(given @ held)
+    def step(self, given: npt.NDArray[np.int32], contexts: Float64) -> float:
+        """Seconds of a step of requests with `contexts` thousand tokens and `given` draft tokens each."""
+        rows = float(self.rows_cost(len(contexts) + int(given.sum()))) + self.verify * bool(given.any())
+        return rows + self.context * (contexts.sum() + self.read) + self.draft_context * float(given @ contexts)
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class World:
 
         self.steps = round(between(*STEPS))
         self.k = int(rng.choice([3, 3, 5, 8]))
-        self.record = records[rng.integers(len(records))]
+        self.record = records[int(rng.integers(len(records)))]
         # the load: rollouts of `asked` prompts, or an endless one; at most `most` requests run
         self.most = round(between(1, 256))
         self.serving = maybe(0.4)
@@ -175,7 +176,8 @@ class World:
 
     @property
     def facts(self) -> dict[str, Any]:
-        names = "steps k most serving asked answer prompt chunk form pads plain share noise spikes bursts drift changes verify"
+        names = "steps k most serving asked answer prompt chunk form pads "
+        names += "plain share noise spikes bursts drift changes verify"
         return {name: getattr(self, name) for name in names.split()} | {"record": self.record.name}
 
 
@@ -229,10 +231,11 @@ def play(world: World) -> dict[str, Any]:
     """Run switch `auto` through a world.
 
     Returns:
-        Seconds that its tokens took (`auto`), and that the same tokens would have taken in the same steps: `best`, each step
-        with the drafts that an oracle gives, who knows costs and acceptance, and of prompts what the latest steps read, as
-        drafts are given before a step is scheduled; `foresight`, of one who knows that, too; `plain`, without drafts;
-        `batch`, by the rule of switch `batch`. Noise is left out, and all tokens count as often as is expected of them.
+        Seconds that its tokens took (`auto`), and that the same tokens would have taken in the same steps: `best`, each
+        step with the drafts that an oracle gives, who knows costs and acceptance, and of prompts what the latest steps
+        read, as drafts are given before a step is scheduled; `foresight`, of one who knows that, too; `plain`, without
+        drafts; `batch`, by the rule of switch `batch`. Noise is left out, and all tokens count as often as is expected
+        of them.
     """
     rng, record, k = world.rng, world.record, world.k
     clock = [0.0]
@@ -251,18 +254,18 @@ def play(world: World) -> dict[str, Any]:
         prompts = requests.read()
         slots = np.flatnonzero(requests.begun)
         curve = world.curves[world.which[step]]
-        held = requests.context[decoding] / 1000
+        contexts = requests.context[decoding] / 1000
         with_prompts, read = curve, slots[:0]
         if prompts:
             read = np.setdiff1d(slots, decoding, assume_unique=True)
             with_prompts = replace(curve, prompt_rows=prompts, read=requests.context[read].sum() / 1000)
         truth = record.truth[requests.run[decoding], requests.at[decoding]][:, :k]
         n = chosen[decoding]
-        spent = with_prompts.step(n, held)
+        spent = with_prompts.step(n, contexts)
         clock[0] += spent * world.slow[step] * noise[step]
         if len(decoding):
             likely = [tokens for tokens in latest if tokens or not reading]
-            for name, cost in _judge(truth, n, held, curve, with_prompts, likely, len(slots)).items():
+            for name, cost in _judge(truth, n, contexts, curve, with_prompts, likely, len(slots)).items():
                 seconds[name] += world.slow[step] * cost
         drafted += int(n.sum())
         latest.append(prompts)
@@ -292,7 +295,7 @@ def play(world: World) -> dict[str, Any]:
 def _judge(
     truth: Float64,
     given: npt.NDArray[np.int32],
-    held: Float64,
+    contexts: Float64,
     curve: Curve,
     with_prompts: Curve,
     likely: Sequence[int],
@@ -300,35 +303,35 @@ def _judge(
 ) -> dict[str, float]:
     """Seconds of the step as it was, and of the same tokens by others.
 
-    Beside prompts, which have to be read in any case, more tokens than others give are worth what they take in a step of the
-    same requests without prompts, with the drafts that are best for it.
+    Where prompts are read, which is needed in any case, more tokens than others give are worth what they take in a step
+    of the same requests without prompts, with the drafts that are best for it.
 
     Args:
         truth: [B, k], probability that drafts are accepted.
         given: int32 [B], draft tokens that were given.
-        held: [B], thousands of tokens.
+        contexts: [B], thousands of tokens.
         curve, with_prompts: what steps cost, without and with the prompts of this one.
         likely: prompt tokens that it was as likely as not to read.
         running: requests in the step, also those that read.
     """
     lengths = (truth > 0).sum(1).astype(np.int32)
     none = np.zeros_like(lengths)
-    sums = np.concatenate([np.zeros((len(held), 1)), np.cumsum(truth, 1)], 1)
+    sums = np.concatenate([np.zeros((len(contexts), 1)), np.cumsum(truth, 1)], 1)
 
     def tokens(n: npt.NDArray[np.int32]) -> Float64:
-        return len(held) + sums[np.arange(len(held)), n].sum(-1)
+        return len(contexts) + sums[np.arange(len(contexts)), n].sum(-1)
 
-    of_plain = choose(truth, lengths, held, curve).lengths
+    of_plain = choose(truth, lengths, contexts, curve).lengths
     best, foresight = of_plain, of_plain
     if any(likely):
-        best = choose(truth, lengths, held, curve, with_prompts=Expected(curve, likely)).lengths
+        best = choose(truth, lengths, contexts, curve, with_prompts=Expected(curve, likely)).lengths
     worth = 0.0
     if with_prompts.prompt_rows:
-        worth = curve.step(of_plain, held) / float(tokens(of_plain))
-        foresight = choose(truth, lengths, held, curve, with_prompts=with_prompts).lengths
+        worth = curve.step(of_plain, contexts) / float(tokens(of_plain))
+        foresight = choose(truth, lengths, contexts, curve, with_prompts=with_prompts).lengths
     every = np.array([given, best, foresight, none, lengths if running <= THRESHOLD else none])
     count = tokens(every)
-    cost = with_prompts.rows_cost(len(held) + every.sum(1)) + with_prompts.draft_context * (every @ held)
-    cost += with_prompts.context * (held.sum() + with_prompts.read) + with_prompts.verify * every.any(1)
+    cost = with_prompts.rows_cost(len(contexts) + every.sum(1)) + with_prompts.draft_context * (every @ contexts)
+    cost += with_prompts.context * (contexts.sum() + with_prompts.read) + with_prompts.verify * every.any(1)
     cost = cost + (count[0] - count) * worth if with_prompts.prompt_rows else cost * count[0] / count
     return dict(zip(ARMS, cost.tolist(), strict=True))

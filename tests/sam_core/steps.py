@@ -10,14 +10,14 @@ def i32(*values):
     return np.array(values, dtype=np.int32)
 
 
-def step(pool, rows, k=8, width=8, early=False):
+def step(pool, rows, k=8, width=8, index_later=False):
     """Append rows, a list of (slot, tokens), in one call; return the drafts as lists."""
     slots = i32(*(slot for slot, _ in rows))
     tokens = i32(*(token for _, tokens in rows for token in tokens))
     counts = i32(*(len(tokens) for _, tokens in rows))
     out = np.full((len(rows), width), -7, dtype=np.int32)
     lengths = np.full(len(rows), -7, dtype=np.int32)
-    pool.step(slots, tokens, counts, k, out, lengths, early=early)
+    pool.step(slots, tokens, counts, k, out, lengths, index_later=index_later)
     assert all((out[row, length:] == -7).all() for row, length in enumerate(lengths)), "wrote behind a draft"
     return [out[row, :length].tolist() for row, length in enumerate(lengths)]
 

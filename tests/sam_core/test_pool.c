@@ -84,7 +84,7 @@ static void history(size_t memory_bytes, rule_name rule, unsigned sources) {
             for (size_t i = 0; i < 3 * count; i++)
                 tokens[i] = (int32_t)draw(4);
             pool_drafts drafts = {out,  draw(2) ? parents : NULL, scores, lengths, DRAFT, NULL,
-                                  NULL, .early = draw(2)};
+                                  NULL, .index_later = draw(2)};
             pool_status status = pool_step(&p, open, count, &(pool_tokens){tokens, 3 * count, NULL, 0},
                                            counts, &k, true, &drafts, &error);
             CHECK(status == POOL_OK || status == POOL_NO_MEMORY);
@@ -211,7 +211,7 @@ static void test_no_allocation_per_token(void) {
     uint32_t slot;
     CHECK(pool_open(&p, NULL, 0, POOL_BY_PROMPT, NULL, 0, &slot) == POOL_OK);
     int32_t number = (int32_t)slot, one = 1, k = 3, out[3], length;
-    pool_drafts drafts = {out, NULL, NULL, &length, 3, NULL, NULL, .early = false};
+    pool_drafts drafts = {out, NULL, NULL, &length, 3, NULL, NULL, .index_later = false};
     for (int i = 0; i < 40000; i++) {
         if (i == 20000)
             allocations = 0;

@@ -27,8 +27,8 @@ def make(rule="newest", **arguments):
     return sam_core.Pool(rule=rule, **arguments)
 
 
-def draft(pool, slot, tokens=(), k=8, early=False):
-    return step(pool, [(slot, tokens)], k, early=early)[0]
+def draft(pool, slot, tokens=(), k=8, index_later=False):
+    return step(pool, [(slot, tokens)], k, index_later=index_later)[0]
 
 
 def empty_bytes(rule="newest"):

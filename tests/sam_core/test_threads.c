@@ -50,7 +50,7 @@ static void step(int first, bool tree) {
     while (stride % 3 == 0 || stride % 5 == 0 || stride % 7 == 0) // visits every slot once
         stride += 2;
     bool few = draw(4) == 0, all = draw(2) == 0, none = draw(4) == 0, idle = draw(4) == 0;
-    bool early = draw(2), catch_up = draw(2);
+    bool index_later = draw(2), catch_up = draw(2);
     for (uint32_t i = 0; i < SLOTS; i++) {
         if (draw(few ? 3 : 30) == 0)
             continue;
@@ -64,8 +64,8 @@ static void step(int first, bool tree) {
     for (int i = first; i < POOLS; i++) {
         pool_error error;
         result *r = &results[i];
-        pool_drafts out = {r->tokens,  tree ? r->parents : NULL, r->scores, r->lengths, WIDTH,
-                           r->sources, r->match_lengths,         early};
+        pool_drafts out = {r->tokens,  tree ? r->parents : NULL, r->scores,  r->lengths, WIDTH,
+                           r->sources, r->match_lengths,         index_later};
         CHECK(pool_step(&pools[i], rows, count, &(pool_tokens){tokens, size, NULL, 0}, counts, k, false, &out,
                         &error) == POOL_OK);
         if (catch_up)

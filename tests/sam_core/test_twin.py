@@ -55,7 +55,7 @@ class Both:
         assert answers[0] == answers[1]
         return answers[1]
 
-    def step(self, rows, k, early=False):
+    def step(self, rows, k, index_later=False):
         """Append rows, a list of (slot, tokens), and return the drafts as lists of tokens."""
         slots, counts = i32(*(slot for slot, _ in rows)), i32(*(len(tokens) for _, tokens in rows))
         tokens, shape = i32(*(token for _, tokens in rows for token in tokens)), (len(rows), MAX_DRAFT)
@@ -71,7 +71,7 @@ class Both:
             out, parents, sources, matches = (np.full(shape, -7, np.int32) for _ in range(4))
             lengths, scores = np.full(len(rows), -7, np.int32), np.full(shape, -7, np.float32)
             more = {"parents": parents if self.tree else None, "sources": sources, "match_lengths": matches}
-            pool.step(slots, tokens, counts, k, out, lengths, scores, starts=starts, early=early, **more)
+            pool.step(slots, tokens, counts, k, out, lengths, scores, starts=starts, index_later=index_later, **more)
             answers.append([array.tolist() for array in (lengths, out, parents, scores, sources, matches)])
         assert answers[0] == answers[1]
         lengths, out, *_ = answers[0]
@@ -137,13 +137,13 @@ class PoolMachine(RuleBasedStateMachine):
         return new
 
     @precondition(lambda self: self.texts)
-    @rule(data=st.data(), early=st.booleans())
-    def step(self, data, early):
+    @rule(data=st.data(), index_later=st.booleans())
+    def step(self, data, index_later):
         slots = data.draw(st.lists(st.sampled_from(sorted(self.texts)), unique=True, max_size=4))
         rows = [(slot, self.answer(data, slot)) for slot in slots]
         k = data.draw(st.integers(0, 8) | st.just(MAX_DRAFT) | st.none())
         k = i32(*(data.draw(st.integers(0, 4)) for _ in slots)) if k is None else k
-        self.drafts.update(zip(slots, self.both.step(rows, k, early), strict=True))
+        self.drafts.update(zip(slots, self.both.step(rows, k, index_later), strict=True))
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data())
@@ -244,7 +244,7 @@ def test_loops_longer_than_a_match(rule, tree):
     text = [*([1, 2, 3] * 60), 4, *([1, 2, 3] * 70), *([4] * 150), *([1, 2, 3] * 50)]
     for at, token in enumerate(text):
         rows = [(first, [token]), (second, [text[at - 20 if at < 400 else at - 19]] if at > 20 else [])]
-        both.step(rows, 8 if at % 37 == 0 else 0, early=at % 4 > 0)
+        both.step(rows, 8 if at % 37 == 0 else 0, index_later=at % 4 > 0)
     both.compare()
 
 
@@ -308,9 +308,9 @@ def test_older_texts_in_the_twin(kind):
                 assert not marks or kind == "oldest" or state.best == best
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
+@pytest.mark.parametrize("index_later", [False, True], ids=["", "index_later"])
 @pytest.mark.parametrize("rule", ["newest", "blend"])
-def test_texts_that_are_indexed_over_many_steps(rule, early):
+def test_texts_that_are_indexed_over_many_steps(rule, index_later):
     """Long prompts and a long history: each call indexes a part, in the same order."""
     rng, both = random.Random(3), Both(rule=rule)
     prompt = [rng.randrange(40) for _ in range(4000)]
@@ -323,13 +323,13 @@ def test_texts_that_are_indexed_over_many_steps(rule, early):
     drafts = []
     for at in range(30):
         rows = [(slot, answers[number][at * 2 : at * 2 + 2]) for number, slot in enumerate(slots)]
-        drafts.append(both.step(rows, 4 if at % 5 else 0, early and at % 4 > 0))
+        drafts.append(both.step(rows, 4 if at % 5 else 0, index_later and at % 4 > 0))
     assert drafts[1][1:] == [[], []] and all(drafts[-1])  # there is work for one prompt a step
 
 
 def test_early_steps_of_many_rows():
     both = Both()
     slots = [both.same("open", [number % 9, 2, 3, number % 9]) for number in range(256)]
-    drafts = [both.step([(slot, [token]) for slot in slots], 4, early=True) for token in (2, 3)]
+    drafts = [both.step([(slot, [token]) for slot in slots], 4, index_later=True) for token in (2, 3)]
     both.compare()
     assert not any(drafts[0]) and all(drafts[1])

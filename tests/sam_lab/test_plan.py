@@ -14,7 +14,7 @@ from sam_lab.__main__ import main
 from sam_lab.drafters import SamDrafter
 from sam_lab.plan import check, words
 from sam_lab.plan.acceptance import given, of_article, recorded
-from sam_lab.plan.cost import DEVICES, Cost, Held, fitted, roofline
+from sam_lab.plan.cost import DEVICES, Cost, RunningCost, fitted, roofline
 from sam_lab.plan.lengths import Lengths, Recorded
 from sam_lab.plan.simulate import BINS, EDGES, Engines, Policy
 from sam_lab.plan.step import Setup, Tails, deal, engines
@@ -149,7 +149,7 @@ def test_auto_prices_steps_as_they_are_simulated():
     covered = acceptance.auto(16, replace(COST, floor=1.0), np.full(17, 2.0))
     assert (covered.drafted[1:9] == most).all()
     partly = acceptance.auto(16, replace(COST, floor=0.2), np.full(17, 2.0)).drafted[5].mean()
-    cost = Held(replace(COST, floor=0.2), 5, 2.0)
+    cost = RunningCost(replace(COST, floor=0.2), 5, 2.0)
     assert 1 < partly < most and cost.rows_cost(5 + 5 * partly) == pytest.approx(0.2, rel=0.05)
     one = np.array([5.0 + 5 * partly]), np.array([1e4]), np.zeros(1), np.array([1e4 * partly]), np.zeros(1)
     assert cost.rows_cost(one[0]) == pytest.approx(cost.cost.stretch(1, *one))
@@ -316,7 +316,7 @@ def test_a_verifying_step_costs_more_with_drafts_alone():
     for context, draft in ((one, 0 * one), (one, one)):
         more = dear.stretch(5, 4 * one, context, 0 * one, draft, 0 * one)
         assert more - COST.stretch(5, 4 * one, context, 0 * one, draft, 0 * one) == pytest.approx(0.05 * draft[0])
-    assert Held(dear, 4, 0.0).rows_cost([4, 5]) == pytest.approx(COST.rows_cost([4, 5]) + [0, 0.01])
+    assert RunningCost(dear, 4, 0.0).rows_cost([4, 5]) == pytest.approx(COST.rows_cost([4, 5]) + [0, 0.01])
     device = replace(DEVICES["910C"], verify=1e-3)
     assert roofline(SHAPES["Qwen3-32B"], 8, 1, device).verify == pytest.approx(0.064)
 

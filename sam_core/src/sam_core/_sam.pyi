@@ -185,7 +185,7 @@ class Pool:
         starts: Int32 | None = None,
         sources: Int32 | None = None,
         match_lengths: Int32 | None = None,
-        early: bool = False,
+        index_later: bool = False,
     ) -> None:
         """Append tokens to a batch of slots, then write a draft for each.
 
@@ -210,7 +210,7 @@ class Pool:
                 token continues, drafted tokens before it included; with rules that copy (oldest, newest, suffix) of the
                 match that is copied. 0: the token is only frequent there. Group and history are one index, so a
                 match in one may stand in the other too.
-            early: write the drafts before the new tokens are indexed, which takes half of the time of a step.
+            index_later: write the drafts before the new tokens are indexed, which takes half of the time of a step.
                 `catch_up` indexes them, or the next call. The drafts follow the new tokens, but come from texts without
                 them.
 
@@ -221,7 +221,7 @@ class Pool:
         """
 
     def catch_up(self) -> None:
-        """Index the tokens of an early `step`; does nothing if that is done."""
+        """Index the tokens of a `step` with index_later; does nothing if that is done."""
 
     def prompt_size(self, slot: int, /) -> int:
         """Tokens at the start of a slot's text that are its prompt: as opened, or that of the text it continues.
@@ -264,7 +264,7 @@ class Pool:
     def save(self, path: Path) -> None:
         """Save the kept texts of closed slots, if history is a source, and what was learned, to a file of mode 0600.
 
-        The file is written beside `path` and renamed over it, so that `path` is always complete, the old file or the
+        The file is written next to `path` and renamed over it, so that `path` is always complete, the old file or the
         new one. Calls from other threads wait only while the texts are listed, not while they are written; the file has
         the state at the call of `save`. Texts that are evicted while they are written keep their memory, beyond
         memory_bytes, until they are written.

@@ -18,8 +18,10 @@ POSITIONS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 def since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """What was counted between two SamProposer.stats(): differences, and the LEVELS of the later; `before` may be
-    empty."""
+    """What was counted between two SamProposer.stats(): differences, and the LEVELS of the later.
+
+    before: may be empty.
+    """
     return {name: value if name in LEVELS else value - before.get(name, 0) for name, value in now.items()}
 
 

@@ -31,7 +31,7 @@ MAX_TOKEN = 1 << 20
 """Token ids and numbers of groups are below it: the hashes rely on it."""
 CHECK = 0x7FFFFFFF
 COMMON = 1
-"""Number of the group that all texts belong to beside their own. No group is 0: an empty slot is that of token 0."""
+"""Number of the group that every text is in besides its own. No group is 0: an empty slot is that of token 0."""
 NO_TOKEN = -1
 """Stands behind the last token of a text."""
 TEXTS = 2
@@ -41,8 +41,7 @@ PAGE = 256
 UNIT = 1 << 29
 """Positions are below it, priorities are multiples of it."""
 OF_TOKEN, OF_GROUP, CONFIRMED = 4 * UNIT, 6 * UNIT, 3 * UNIT
-"""Priority of a match: for each of its tokens, in the group, and where its follower is confirmed. The highest is
-copied."""
+"""Priority of a match: for each token, in the group, with a confirmed follower. The highest is copied."""
 LOOK_UPS = 2
 """For a draft."""
 SORTED_SHARE = 64
@@ -97,8 +96,7 @@ class NgramTable:
         self._is_changed = np.zeros(len(self.memory), bool)
 
     def append(self, pages: Int64, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
-        """Add the tokens `starts` to `ends` of each of B texts. Of an n-gram that occurs several times there, the last
-        counts.
+        """Add the tokens `starts` to `ends` of each of B texts; of an n-gram that recurs there, the last.
 
         Args:
             pages: int64 [B], the page that each text ends in, as the last call for it has left it here; anything at

@@ -157,8 +157,10 @@ class SavedHistory:
             trial.unlink(missing_ok=True)
 
     def load(self) -> Pool | None:
-        """A pool with the saved texts, None if there are none; ValueError, one sentence, if they are of another
-        engine."""
+        """A pool with the saved texts, None if there are none.
+
+        Raises ValueError, one sentence, if they are of another engine.
+        """
         options = self.options
         try:
             pool = Pool.load(self.texts, options.memory_bytes, options.corpus, options.pool_min_prob, **self.model)

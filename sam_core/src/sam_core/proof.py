@@ -22,8 +22,7 @@ class PlainSteps:
         self._steps.append((rows, context, seconds, cost.speed))
 
     def seconds(self, cost: StepCost, rows: int, context: float, follow: bool) -> float:
-        """What a plain step would take now: the median of the latest, each scaled to these rows and contexts; 0:
-        unknown.
+        """What a plain step would take now: the median of the latest, each scaled to this step; 0: unknown.
 
         Args:
             follow: whether changes of the machine's speed that `cost` has noticed since count.

@@ -174,7 +174,7 @@ class SamProposer:
         may_draft: Sequence[Any],
         num_tokens: int,
         num_steps: int = 1,
-        room: bool = True,
+        planned: bool = True,
         early: bool = False,
     ) -> list[list[int]]:
         """Feed this step's tokens and draft for the next step.
@@ -189,8 +189,8 @@ class SamProposer:
             num_tokens: all tokens that the step computed, prompts and drafts included.
             num_steps: engine steps since the last call, up to FEED_INTERVAL: a caller may leave out calls while the
                 switch is off and the requests stay the same.
-            room: False: the next step was planned without drafts, so the switch only decides whether later ones get
-                room.
+            planned: False: the next step was planned without drafts, so the switch only decides whether later ones are
+                planned with some.
             early: draft before this step's tokens are indexed, which takes half of the time. `catch_up` does that, and
                 lets the switch learn: call it where the host would wait for the device. Without it the next call does.
 
@@ -217,9 +217,9 @@ class SamProposer:
         starts = self._open_changed(step) if had_drafts or may_be_on or not same_requests else None
         if starts is not None and may_be_on:
             self.switch.observe(step.slots, step.ends - starts, num_tokens)
-        should_draft = self.switch.should_draft(batch, room)
+        should_draft = self.switch.should_draft(batch, planned)
         if starts is not None and (should_draft or had_drafts):
-            drafts = self._draft(step, starts, may_draft, should_draft, room, early)
+            drafts = self._draft(step, starts, may_draft, should_draft, planned, early)
         else:
             self._feed_turn(step, starts, num_steps)
             self.switch.skip(step.slots, step.ends)
@@ -292,7 +292,7 @@ class SamProposer:
         self._requests["fed"][slots] = ends
 
     def _draft(
-        self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, room: bool, early: bool
+        self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, planned: bool, early: bool
     ) -> list[list[int]]:
         """Feed all requests, and draft if the switch says so."""
         counts = step.ends - starts
@@ -304,7 +304,7 @@ class SamProposer:
         if not self.uniform:
             self.pool.min_prob = max(self.options.pool_min_prob, self.switch.min_score)
         self.pool.step(
-            step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts, early=early
+            step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts, index_later=early
         )
         self._requests["fed"][step.index] = step.ends
         if self.uniform:
@@ -312,29 +312,28 @@ class SamProposer:
         if self._has_drafts:
             self._count_gained()
             self._gained = step.index, starts, counts, self._requests["drafted"][step.index]
-        return self._select_drafts(step, decoding, out, guessed, scores, room)
+        return self._select_drafts(step, decoding, out, guessed, scores, planned)
 
     def _max_drafts(self, step: _Step, may_draft: Sequence[Any], decoding: bool) -> Int32:
         """The maximum draft tokens of each request: int32 [B]."""
-        room = np.maximum(np.minimum(self.max_model_len - 1 - step.ends, self.k), 0)
+        limits = np.maximum(np.minimum(self.max_model_len - 1 - step.ends, self.k), 0)
         if not decoding:
-            room *= np.fromiter(map(bool, may_draft), bool, len(room))
-        room[self._requests["excluded"][step.index]] = 0
-        if self.uniform and decoding and (room < self.k).any():
-            room[:] = 0
-        return room
+            limits *= np.fromiter(map(bool, may_draft), bool, len(limits))
+        limits[self._requests["excluded"][step.index]] = 0
+        if self.uniform and decoding and (limits < self.k).any():
+            limits[:] = 0
+        return limits
 
     def _select_drafts(
-        self, step: _Step, decoding: bool, out: Int32, guessed: Int32, scores: npt.NDArray[np.float32], room: bool
+        self, step: _Step, decoding: bool, out: Int32, guessed: Int32, scores: npt.NDArray[np.float32], planned: bool
     ) -> list[list[int]]:
-        """The drafts that the engine gets: of the first `guessed` tokens of each row of `out` those that the switch
-        chooses."""
+        """The engine's drafts: of the first `guessed` tokens of each row of `out` those that the switch chooses."""
         lengths = guessed
         if self.uniform:
             probable = (np.arange(self.k) < guessed[:, None]) & (scores >= self.options.min_prob)
             lengths = probable.sum(1).astype(np.int32)
         pad = self.uniform and decoding and bool(lengths.any())
-        chosen = self.switch.choose(step.slots, step.ends, guessed if pad else lengths, scores, pad, room)
+        chosen = self.switch.choose(step.slots, step.ends, guessed if pad else lengths, scores, pad, planned)
         pad = pad and bool(chosen.any())
         if chosen is not lengths:
             lengths = np.minimum(lengths, chosen)
@@ -467,8 +466,7 @@ class SamProposer:
         }
 
     def report(self) -> dict[str, Any] | None:
-        """For the engine's metrics: counters.since the last report, and switch_on, 1 or 0; None within
-        REPORT_INTERVAL_S of it.
+        """counters.since the last report, and switch_on, 1 or 0; None within REPORT_INTERVAL_S of it.
 
         An engine may give each report to another of its front ends, which add them up.
         """

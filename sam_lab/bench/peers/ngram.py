@@ -8,6 +8,7 @@ import tempfile
 import tomllib
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def ngram_module():
         with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
             unpack("vllm", pin["version"], pin["sdist_sha256"], temporary)
             os.replace(Path(temporary) / "vllm" / "v1" / "spec_decode" / "ngram_proposer.py", file)
-    needed = {
+    needed: dict[str, Any] = {
         "torch": types.SimpleNamespace(Tensor=object),
         "vllm": types.ModuleType("vllm"),
         "vllm.config": types.SimpleNamespace(VllmConfig=object),

@@ -10,12 +10,12 @@ class PythonBatch:
     def __init__(self, table, size):
         self.table, self.columns, self.at = table, table.T.tolist(), size
         self.rows = [Automaton() for _ in table]
-        for sam, row in zip(self.rows, table[:, :size].tolist()):
+        for sam, row in zip(self.rows, table[:, :size].tolist(), strict=True):
             for token in row:
                 sam.append(token)
 
     def append(self):
-        for sam, token in zip(self.rows, self.columns[self.at]):
+        for sam, token in zip(self.rows, self.columns[self.at], strict=True):
             sam.append(token)
         self.at += 1
 

@@ -7,6 +7,7 @@ last release with a source distribution.
 
 import functools
 import os
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +25,10 @@ NODES = 2_000_000
 
 @functools.cache
 def corpus_class():
-    """SGLang's class of a trie, compiled on first use: (nodes, depth, minimum breadth, maximum breadth, tokens,
-    order)."""
+    """SGLang's class of a trie, compiled on first use.
+
+    Its arguments: nodes, depth, minimum breadth, maximum breadth, tokens, order.
+    """
     need("tvm_ffi")
     folder = build("sglang", VERSION, SHA256, _make)
     import tvm_ffi
@@ -45,10 +48,12 @@ def corpus_class():
 def _make(source, target):
     package = need("tvm_ffi")
     kernels = source / "sglang" / "jit_kernel"
-    files = [kernels / "csrc" / "ngram_corpus" / name for name in ("result", "trie", "ngram", "ngram_corpus_ffi")]
+    names = ("result", "trie", "ngram", "ngram_corpus_ffi")
+    files = [kernels / "csrc" / "ngram_corpus" / f"{name}.cpp" for name in names]
     folders = [kernels / "include", package / "include"]
-    library = [package / "lib" / "libtvm_ffi.so", "-include", "cstddef"]  # SGLang has it from the file before
-    compile_cpp([file.with_suffix(".cpp") for file in files], folders, target / "ngram_corpus.so", *library)
+    library = package / "lib" / "libtvm_ffi.so"
+    # SGLang has <cstddef> from the file before.
+    compile_cpp(files, folders, target / "ngram_corpus.so", library, "-include", "cstddef")
 
 
 class Trie:
@@ -83,7 +88,8 @@ class SglangDrafter:
     def __init__(self, k, tree):
         corpus_class()
         self.n, self.breadth = k, BREADTH if tree else 1
-        self.trie, self.texts = None, {}
+        self.trie: Any = None
+        self.texts = {}
 
     def start(self, request, prompt_ids, group):
         if self.trie is None:
@@ -93,7 +99,7 @@ class SglangDrafter:
 
     def append_many(self, requests, rows):
         ends = []
-        for request, tokens in zip(requests, rows):
+        for request, tokens in zip(requests, rows, strict=True):
             text, size, _ = entry = self.texts[request]
             entry[1] = end = size + len(tokens)
             text[size:end] = tokens
@@ -104,7 +110,7 @@ class SglangDrafter:
         """(tokens, parents) for each request, parents first, -1 the end of the text."""
         entries = [self.texts[request] for request in requests]
         tokens, masks = self.trie.get([text[max(size - DEPTH, 0) : size] for text, size, _ in entries])
-        for row, mask in zip(tokens.tolist(), masks):
+        for row, mask in zip(tokens.tolist(), masks, strict=True):
             depths = mask.sum(1).tolist()  # 1: the end of the text
             count = len(row)
             while count > 1 and row[count - 1] == 0 and depths[count - 1] == 2:

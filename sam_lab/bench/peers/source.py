@@ -13,6 +13,7 @@ import tempfile
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from sam_lab.cli import LabError
 
@@ -36,9 +37,10 @@ def unpack(dist: str, version: str, sha256: str, folder: str | Path) -> None:
         from _patchset.pins import Module
     finally:
         sys.path.pop()
-    here = types.SimpleNamespace(file=Path(__file__).name)
+    here: Any = types.SimpleNamespace(file=Path(__file__).name)
     try:
-        sdist.unpack(sdist.locate(Module(here, dist, version, [dist], sha256, "", "", None), None), Path(folder))
+        module = Module(here, dist, version, {dist: {version}}, sha256, "", "", None)
+        sdist.unpack(sdist.locate(module, None), Path(folder))
     except Failure as error:
         raise not_available(str(error)) from None
 
@@ -64,7 +66,7 @@ def build(dist: str, version: str, sha256: str, make: Callable[[Path, Path], Non
 def need(module: str) -> Path:
     """The folder of an installed package that a peer is compiled with; raises LabError."""
     spec = importlib.util.find_spec(module)
-    if spec is None:
+    if spec is None or spec.origin is None:
         raise not_available(f"{module} is not installed")
     return Path(spec.origin).parent
 
@@ -75,8 +77,8 @@ def compile_cpp(files: Sequence[Path], folders: Sequence[Path], target: Path, *m
     if shutil.which(compiler) is None:
         raise not_available(f"{compiler} is not on PATH")
     flags = ["-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"]
-    folders = [sysconfig.get_path("include"), *folders]
-    command = [compiler, *flags, *(f"-I{path}" for path in folders), *files, *more, "-o", target]
+    includes = [f"-I{path}" for path in (sysconfig.get_path("include"), *folders)]
+    command = [compiler, *flags, *includes, *files, *more, "-o", target]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()

@@ -119,7 +119,7 @@ static pool_tokens as_table(const int32_t *tokens, size_t rows, const int32_t *c
 }
 
 // Steps with outputs of exactly the size that is needed, and checks what is drafted. An odd number of tokens,
-// if it is that of the counts, comes as a table; two or three more than a multiple of four make an early step.
+// if it is that of the counts, comes as a table; two or three more than a multiple of four make a step with index_later.
 // Returns the first row's draft in *first, which has room.
 static pool_status checked_step(pool *p, const int32_t *slots, size_t rows, const int32_t *tokens,
                                 size_t token_count, const int32_t *counts, const int32_t *k, bool uniform_k,

@@ -18,7 +18,7 @@ BY_PROMPT = "by_prompt"
 SPARE_SLOTS = 64  # closed slot numbers that wait at least before one is used again
 SLICE = 2048  # tokens that a step indexes at most beside six for each new one of slots that draft
 MAX_LOST = 32  # last tokens of a text that a prompt which continues it may lack
-MANY_ROWS = 256  # for which an early step indexes nothing at once
+MANY_ROWS = 256  # for which a step with index_later indexes nothing at once
 OFF_SLICE = 512  # of a step that drafts nothing
 AHEAD = 64  # last tokens of a text that an index from which it drafts may lack
 _SOURCES = ("request", "group", "corpus", "history", "common")  # by their numbers, as sam_core.SOURCES
@@ -280,7 +280,7 @@ class Pool:
         starts=None,
         sources=None,
         match_lengths=None,
-        early=False,
+        index_later=False,
     ) -> None:
         self.catch_up()
         numbers, counts = slots.tolist(), counts.tolist()
@@ -296,10 +296,10 @@ class Pool:
             [(self._slots[n], count, size > 0) for n, count, size in zip(numbers, counts, k, strict=True)],
             _Work(work),
         )
-        for slot, count, drafts in self._left if early and len(numbers) < MANY_ROWS else []:
+        for slot, count, drafts in self._left if index_later and len(numbers) < MANY_ROWS else []:
             if drafts and self._is_behind(slot, count):
                 self._catch_up(slot, self._work)
-        if not early:
+        if not index_later:
             self.catch_up()
         for row, number in enumerate(numbers):
             slot = self._slots[number]

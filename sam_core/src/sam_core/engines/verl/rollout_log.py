@@ -37,7 +37,7 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
     `drafted` and `accepted` are 0 and the drafter's own metrics are absent. Logs a warning if there was a drafter and
     tokens were generated, but no draft was verified.
 
-    verl 0.9.1's own names are filled beside them, over all tokens of the step: `rollout/spec_accept_rate`, accepted of
+    verl 0.9.1's own names are filled as well, over all tokens of the step: `rollout/spec_accept_rate`, accepted of
     the drafted tokens, and `rollout/spec_accept_length`, tokens per draft (verl/trainer/ppo/ray_trainer.py:138 has
     means over requests).
 
@@ -78,9 +78,9 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
             out[name] = total(f"sam_{name}")
         if out["tokens"] and not out["drafted"]:
             logger.warning(
-                "speculation was asked for, but no draft was verified in this training step: %d tokens were proposed, and "
-                "drafting was on in %d of %d engine steps; lower the running requests or raise speculative_config.sam."
-                "threshold if it was never on, else see why the engine excludes these requests",
+                "speculation was asked for, but no draft was verified in this training step: %d tokens were proposed, "
+                "and drafting was on in %d of %d engine steps; lower the running requests or raise "
+                "speculative_config.sam.threshold if it was never on, else see why the engine excludes these requests",
                 out["proposed"],
                 total("sam_steps_on"),
                 total("sam_steps"),
@@ -93,8 +93,7 @@ def step_metrics(replicas: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def log_prob_histogram(differences: Any) -> dict[str, int]:
-    """Metrics of a training step: tokens by the size of their difference of log-probabilities between rollout and
-    training.
+    """Metrics of a training step: tokens by how far their log-probabilities in rollout and training differ.
 
     `rollout_corr/log_prob_diff/<bound>/total` counts the tokens whose difference is at most this bound and above the
     one before; the last is `inf`. verl adds up what is called total where a step has several updates, and averages the
@@ -107,7 +106,8 @@ def log_prob_histogram(differences: Any) -> dict[str, int]:
 
     classes = torch.bucketize(differences.detach().abs().float(), torch.tensor(DIFFERENCES, device=differences.device))
     counts = torch.bincount(classes, minlength=len(DIFFERENCES) + 1).tolist()
-    return {f"rollout_corr/log_prob_diff/{bound:g}/total": n for bound, n in zip((*DIFFERENCES, float("inf")), counts)}
+    bounds = (*DIFFERENCES, float("inf"))
+    return {f"rollout_corr/log_prob_diff/{bound:g}/total": n for bound, n in zip(bounds, counts, strict=True)}
 
 
 def rollout_meta(replica: int, rollout: int, taken: Mapping[str, float]) -> dict[str, Mapping[str, float]]:

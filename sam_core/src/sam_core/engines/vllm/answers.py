@@ -43,8 +43,10 @@ def tokens_of_answer(
 
 
 def looks_for_repetition(params: Any) -> bool:
-    """Whether an answer with these SamplingParams ends where its text repeats itself; vLLM 0.11 has no such
-    parameter."""
+    """Whether an answer with these SamplingParams ends where its text repeats itself.
+
+    vLLM 0.11 has no such parameter.
+    """
     return getattr(params, "repetition_detection", None) is not None
 
 

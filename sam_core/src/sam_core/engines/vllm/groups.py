@@ -14,8 +14,9 @@ EXTRA_ARG = "sam_group"
 
 
 def request_group(state: Any) -> bytes | Literal["by_prompt"] | None:
-    """The group of a request: the one it names, else that of its prompt's tokens and images; None if that is one of
-    embeddings, whose tokens are unknown.
+    """The group of a request: the one it names, else that of its prompt's tokens and images.
+
+    None for a prompt of embeddings, whose tokens are unknown.
 
     Requests of one name share drafts whatever their prompts are, and a request whose prompt begins with the text of an
     ended one continues that text.

@@ -40,7 +40,7 @@ COUNTERS: dict[str, tuple[str, str | None, dict[str, str]]] = {
     "evicted_groups": ("Groups evicted for lack of memory.", None, {"": "evicted_groups"}),
     "evicted_history": ("Evictions of a group's older answers for lack of memory.", None, {"": "evicted_history"}),
 }
-"""By metric: documentation, label besides vLLM's, and the counter of SamProposer.stats() for each label value."""
+"""By metric: documentation, own label, and the counter of SamProposer.stats() for each label value."""
 GAUGES = {
     "switch_on": "1 while the switch is on.",
     "index_bytes": "Memory of texts and indexes.",

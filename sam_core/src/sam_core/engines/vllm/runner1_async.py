@@ -178,8 +178,7 @@ class AsyncDrafts:
         return DraftTokenIds(list(self._verified), drafts, counters, plan_drafts)
 
     def _placeholders(self, scheduler_output: Any, latest: _Sampled | None) -> tuple[bool, bool]:
-        """Whether the next step may run in a graph of k + 1 tokens a request, and whether its placeholders can be
-        filled.
+        """Whether the next step may run in a graph of k + 1 tokens a request, its placeholders filled.
 
         In a step for such a graph no request drafts if one has fewer than k placeholders or was not in the step before.
         """
@@ -199,8 +198,7 @@ class AsyncDrafts:
         return np.fromiter(index, np.int64, len(step.req_ids))
 
     def _skip(self) -> bool:
-        """Whether nothing is to be done before the next step: the switch is off and the requests are those of
-        before."""
+        """Whether nothing is to be done before the next step: the switch is off and the requests are the same."""
         batch, switch = self.runner.input_batch, self.runner.drafter.switch
         if (
             self._had_placeholders
@@ -237,8 +235,10 @@ class AsyncDrafts:
                         state.output_token_ids[start - state.num_prompt_tokens] = token
 
     def _forget_texts(self, beginning: set[str]) -> None:
-        """What steps in flight sample for these ids belongs to texts that have ended: a session's turn, or a request
-        whose id is used again."""
+        """What steps in flight sample for these ids belongs to texts that have ended.
+
+        That is a session's turn, or a request whose id is used again.
+        """
         for step in self._unread:
             if not beginning.isdisjoint(step.req_ids):
                 kept = [i for i, req_id in enumerate(step.req_ids) if req_id not in beginning]

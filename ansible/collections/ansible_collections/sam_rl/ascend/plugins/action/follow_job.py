@@ -30,7 +30,8 @@ class ActionModule(ActionBase):
         host = args.pop("host")
         poll, silence, timeout = (float(args.pop(name)) for name in ("poll", "silence", "timeout"))
         deadline = time.monotonic() + timeout
-        display, refused = Display(), set()
+        display = Display()
+        refused: set[str] = set()
         since: dict[str, float] = {}  # when hosts that give no answer were asked first
         watched: list[int | None] = []
         while True:
@@ -54,9 +55,9 @@ class ActionModule(ActionBase):
                 lost = [] if state["result"] == "success" else sorted(state["refused"] + state["silent"])
                 return {**end, "outcome": "ended", "lost": lost}
             since = {peer: since.get(peer, now) for peer in state["silent"]}
-            lost = refused & set(state["refused"]) | {peer for peer in since if now - since[peer] >= silence}
-            if lost:
-                return {**end, "outcome": "lost", "lost": sorted(lost)}
+            gone = refused & set(state["refused"]) | {peer for peer in since if now - since[peer] >= silence}
+            if gone:
+                return {**end, "outcome": "lost", "lost": sorted(gone)}
             refused = set(state["refused"])
             watched = watched or [state["watched"]]
             if state["watched"] not in (None, watched[0]):

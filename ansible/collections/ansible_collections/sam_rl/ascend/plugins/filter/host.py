@@ -71,14 +71,14 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
     ended = "was stopped" if end["outcome"] == "lost" else "ended"
     if end["without_folder"]:
         return (
-            f"{run} {ended} because {', '.join(end['without_folder'])} no longer has {folder}, expected the storage that all "
-            "hosts share: mount it again there, then run playbooks/cluster.yml and playbooks/train.yml, which continue from the "
-            "last checkpoint."
+            f"{run} {ended} because {', '.join(end['without_folder'])} no longer has {folder}, expected the storage "
+            "that all hosts share: mount it again there, then run playbooks/cluster.yml and playbooks/train.yml, which "
+            "continue from the last checkpoint."
         )
     if end["lost"]:
         return (
-            f"{run} {ended} because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of npu_hosts: "
-            "see `journalctl -u sam-rl-ray` there, then run playbooks/cluster.yml and playbooks/train.yml, "
+            f"{run} {ended} because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of "
+            "npu_hosts: see `journalctl -u sam-rl-ray` there, then run playbooks/cluster.yml and playbooks/train.yml, "
             "which continue from the last checkpoint."
         )
     if end["outcome"] == "timeout":
@@ -93,14 +93,14 @@ def run_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
         )
     if end["free_gb"] is None:
         return (
-            f"{run} ended because {host} no longer has {folder}, expected the storage that all hosts share: mount it again, then "
-            "run playbooks/cluster.yml and playbooks/train.yml, which continue from the last checkpoint."
+            f"{run} ended because {host} no longer has {folder}, expected the storage that all hosts share: mount it "
+            "again, then run playbooks/cluster.yml and playbooks/train.yml, which continue from the last checkpoint."
         )
     if end["free_gb"] < MIN_FREE_GB:
         return (
-            f"{run} ended with {end['result']}, status {end['status']}, and the disk of {folder} is full ({end['free_gb']:.1f} GB "
-            "free): free some, or lower checkpoints.keep where it is above 2; playbooks/train.yml then continues from the last "
-            "checkpoint."
+            f"{run} ended with {end['result']}, status {end['status']}, and the disk of {folder} is full "
+            f"({end['free_gb']:.1f} GB free): free some, or lower checkpoints.keep where it is above 2; "
+            "playbooks/train.yml then continues from the last checkpoint."
         )
     return (
         f"{run} ended with {end['result']}, status {end['status']}, expected status 0: see its last lines above and "
@@ -129,11 +129,13 @@ def drain_problem(end: Mapping, host: str, folder: str, timeout: int) -> str:
     if end["outcome"] == "lost":
         return (
             f"{run} was not stopped because Ray on {', '.join(end['lost'])} no longer answers, expected all hosts of "
-            "npu_hosts: see `journalctl -u sam-rl-ray` there, then run playbooks/upgrade.yml again; nothing was changed."
+            "npu_hosts: see `journalctl -u sam-rl-ray` there, then run playbooks/upgrade.yml again; nothing was "
+            "changed."
         )
     return (
-        f"{run} wrote no checkpoint within {timeout} s, expected one to stop after: set recipe_launch_drain_timeout to the "
-        "time of checkpoints.every steps and run playbooks/upgrade.yml again; nothing was changed, the run continues."
+        f"{run} wrote no checkpoint within {timeout} s, expected one to stop after: set recipe_launch_drain_timeout to "
+        "the time of checkpoints.every steps and run playbooks/upgrade.yml again; nothing was changed, the run "
+        "continues."
     )
 
 

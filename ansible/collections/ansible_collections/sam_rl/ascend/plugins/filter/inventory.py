@@ -93,7 +93,7 @@ def _argument_problems(settings: Mapping, options: Mapping) -> list[str]:
         value, kind = settings[name], options[name].get("type", "str")
         if kind == "bool":
             continue
-        expected = (int, float) if kind == "float" else type(result.validated_parameters[name])
+        expected: Any = (int, float) if kind == "float" else type(result.validated_parameters[name])
         if not isinstance(value, expected) or isinstance(value, bool):
             problems.append(f"{name} is {_short(value)}, expected {kind}: correct it in the inventory.")
         elif kind == "path" and not re.fullmatch(r"/[^/\s]+(/[^/\s]*)*", value):
@@ -186,7 +186,8 @@ def _cluster_problems(hosts: list[str], settings: Mapping, options: Mapping, rep
     if not Path(str(repository), "patches", settings["pin_set"], "recipe.toml").is_file():
         known = sorted(path.parent.name for path in Path(str(repository)).glob("patches/*/recipe.toml"))
         problems.append(
-            f"pin_set is {settings['pin_set']!r}, which is no folder of patches/ with recipes: choose {' or '.join(known)}."
+            f"pin_set is {settings['pin_set']!r}, which is no folder of patches/ with recipes: choose "
+            f"{' or '.join(known)}."
         )
     else:
         problems += _driver_problems(settings, repository)
@@ -207,8 +208,8 @@ def _driver_problems(settings: Mapping, repository: str) -> list[str]:
             f"ascend_driver_version is {version!r}, expected a version such as {oldest}: correct it in the inventory."
         ]
     return [
-        f"ascend_driver_version is {version}, expected {oldest} or newer for pin_set {settings['pin_set']}: upgrade the driver "
-        "(ascend_driver_packages), or choose an older pin_set."
+        f"ascend_driver_version is {version}, expected {oldest} or newer for pin_set {settings['pin_set']}: upgrade "
+        "the driver (ascend_driver_packages), or choose an older pin_set."
     ]
 
 

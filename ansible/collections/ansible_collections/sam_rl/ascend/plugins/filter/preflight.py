@@ -54,9 +54,9 @@ def clock_problem(result: Mapping, want: Mapping) -> str | None:
 def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mapping, want: Mapping) -> list[str]:
     """Sentences on the problems of a host.
 
-    state: result of host_info; facts: of setup; clock, engine: of the commands that ask the clock, and the container engine for
-    its folder of images; want: host, interface, address, free_gb {path: GB}, engine, engine_gb (0: no matter), ports [..],
-    unit_active, clock_limit, provisioned.
+    state: result of host_info; facts: of setup; clock, engine: of the commands that ask the clock, and the container
+    engine for its folder of images; want: host, interface, address, free_gb {path: GB}, engine, engine_gb (0: no
+    matter), ports [..], unit_active, clock_limit, provisioned.
     """
     host, problems = want["host"], []
     address = interface_of(facts, want["interface"]).get("ipv4", {}).get("address")
@@ -69,13 +69,13 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
         reason, folder = command_problem(engine), engine["stdout"]
         if reason or not folder.startswith("/"):
             problems.append(
-                f"{host}: {reason or folder or 'no folder'}, expected a {want['engine']} that answers: install and start it, or "
-                "correct container_engine in the inventory."
+                f"{host}: {reason or folder or 'no folder'}, expected a {want['engine']} that answers: install and "
+                "start it, or correct container_engine in the inventory."
             )
         elif state["free_gb"][folder] < want["engine_gb"]:
             problems.append(
-                f"{host}: {state['free_gb'][folder]:.1f} GB are free for {folder}, where {want['engine']} keeps images, expected at "
-                f"least {want['engine_gb']} GB: free some, or move that folder to a larger disk."
+                f"{host}: {state['free_gb'][folder]:.1f} GB are free for {folder}, where {want['engine']} keeps "
+                f"images, expected at least {want['engine_gb']} GB: free some, or move that folder to a larger disk."
             )
     for path, min_gb in want["free_gb"].items():
         if state["free_gb"][path] < min_gb:
@@ -130,7 +130,10 @@ def _dies(numbers: list[int]) -> str:
 
 
 def npu_problems(state: Mapping, want: Mapping) -> list[str]:
-    """Sentences on the problems in one result of npu_info. want: host, version, installs (whether provisioning installs it)."""
+    """Sentences on the problems in one result of npu_info.
+
+    want: host, version, installs (whether provisioning installs it).
+    """
     host = want["host"]
     skip = {"npu_smi_missing"} if want["installs"] else set()
     problems = [f"{host}: {sentence}." for sentence in by_dies(e for e in state["errors"] if e["code"] not in skip)]
@@ -175,7 +178,10 @@ def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
 
 
 def mtu_problems(facts: Mapping[str, Mapping], interface: str) -> list[str]:
-    """A sentence if hosts send packets of different sizes: large ones of some would be lost. facts: {host: result of setup}."""
+    """A sentence if hosts send packets of different sizes: large ones of some would be lost.
+
+    facts: {host: result of setup}.
+    """
     groups: dict[int, list[str]] = {}
     for host, of_host in facts.items():
         if mtu := interface_of(of_host, interface).get("mtu"):
@@ -190,7 +196,7 @@ def mtu_problems(facts: Mapping[str, Mapping], interface: str) -> list[str]:
 
 
 def ping_targets(states: Mapping[str, Mapping], host: str) -> dict[str, str]:
-    """{physical id: address} of the same dies of the next host (of the first host for the last one); empty with one host.
+    """{physical id: address} of the same dies of the next host, of the first for the last one; empty with one host.
 
     Each die pings one address, whatever the number of hosts: together the pings visit every die of the cluster.
     """

@@ -31,7 +31,7 @@ def parse_chrony(text):
 
 def parse_listening(text):
     """{port: [address, ...]} of the listening sockets in /proc/net/tcp or tcp6; addresses as text."""
-    found = {}
+    found: dict[int, list[str]] = {}
     for line in text.splitlines()[1:]:
         cells = line.split()
         if len(cells) < 4 or cells[3] != "0A" or not re.fullmatch(r"[0-9A-Fa-f]+:[0-9A-Fa-f]{4}", cells[1]):

@@ -17,7 +17,7 @@ SMI_HINT = "run `npu-smi info` on the host, then see the driver's log in /var/lo
 
 def _fields(text):
     """{label in lower case: value} of `Label : value` pairs, one a line or one a cell of a table."""
-    found = {}
+    found: dict[str, str] = {}
     for line in text.splitlines():
         for cell in line.split("|"):
             label, colon, value = cell.partition(":")
@@ -69,25 +69,24 @@ def parse_info(text):
 
 def parse_map(text):
     """`npu-smi info -m`: [{npu, chip, logic, phy}] by the names of the columns; Mcu rows are skipped."""
-    names = ("NPU ID", "Chip ID", "Chip Logic ID", "Chip Phy-ID")
+    names = {"npu": "NPU ID", "chip": "Chip ID", "logic": "Chip Logic ID", "phy": "Chip Phy-ID"}
     columns, rows = None, []
     for line in text.splitlines():
         if columns is None:
-            at = {name: line.find(name) for name in names}
-            if min(at.values()) >= 0:
+            if all(name in line for name in names.values()):
                 header = re.findall(r"[A-Z]\w*(?: (?:Logic |Phy-)?ID| Phy-ID| Name)?", line)
-                columns = {name: header.index(name) for name in names if name in header}
+                columns = {key: header.index(name) for key, name in names.items() if name in header}
                 if len(columns) < len(names):
                     raise Unreadable("`npu-smi info -m` has a heading that is not understood")
             continue
         cells = line.split()
         if len(cells) <= max(columns.values()):
             continue
-        values = [cells[columns[name]] for name in names]
-        if all(re.fullmatch(r"\d{1,9}", value) for value in values):
-            rows.append(dict(zip(("npu", "chip", "logic", "phy"), map(int, values))))
+        values = {key: cells[column] for key, column in columns.items()}
+        if all(re.fullmatch(r"\d{1,9}", value) for value in values.values()):
+            rows.append({key: int(value) for key, value in values.items()})
     if columns is None:
-        raise Unreadable("`npu-smi info -m` printed no table with " + ", ".join(names))
+        raise Unreadable("`npu-smi info -m` printed no table with " + ", ".join(names.values()))
     if not rows:
         raise Unreadable("`npu-smi info -m` listed no chip")
     return rows

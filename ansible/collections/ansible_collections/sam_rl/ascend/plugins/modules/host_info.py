@@ -31,7 +31,7 @@ from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import fr
 
 
 def listening():
-    found = {}
+    found: dict[str, list[str]] = {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(path) as file:
@@ -51,10 +51,15 @@ def main():
         },
         supports_check_mode=True,
     )
-    peers = [(str(peer["address"]), int(peer["port"])) for peer in module.params["peers"]]
+    timeout = module.params["timeout"]
+
+    def ask(peer):
+        address = str(peer["address"])
+        return address, reachable(address, int(peer["port"]), timeout)
+
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda peer: reachable(*peer, module.params["timeout"]), peers))
-    lost = [{"address": peer[0], "reason": reason} for peer, reason in zip(peers, answers) if reason]
+        answers = list(pool.map(ask, module.params["peers"]))
+    lost = [{"address": address, "reason": reason} for address, reason in answers if reason]
     free = {path: round(free_gb(path), 1) for path in module.params["paths"]}
     module.exit_json(changed=False, free_gb=free, listening=listening(), unreachable_peers=lost)
 

@@ -25,7 +25,10 @@ EXAMPLES = r"""
 """
 RETURN = r"""
 active: {description: ActiveState of the unit, type: str, returned: always}
-result: {description: "Result of the unit; stopped if a signal ended it, which systemd counts as a success", type: str, returned: always}
+result:
+  description: Result of the unit; stopped if a signal ended it, which systemd counts as a success
+  type: str
+  returned: always
 status: {description: Exit status or number of the signal, type: int, returned: always}
 lines: {description: Whole lines that are new, type: list, elements: str, returned: always}
 offset: {description: Where the next read starts, type: int, returned: always}
@@ -100,12 +103,12 @@ def main():
     except (OSError, concurrent.futures.TimeoutError) as error:
         reason = getattr(error, "strerror", None) or f"no answer within {STORAGE_SECONDS} s"
         module.fail_json(
-            msg=f"{folder} cannot be read ({reason}), expected the storage that all hosts share: see `mount` and its server; "
-            f"{module.params['unit']} was not stopped: run the playbook again, which joins it."
+            msg=f"{folder} cannot be read ({reason}), expected the storage that all hosts share: see `mount` and its "
+            f"server; {module.params['unit']} was not stopped: run the playbook again, which joins it."
         )
     status, result = int(found.get("ExecMainStatus") or 0), found.get("Result", "")
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        reasons = list(pool.map(lambda peer: no_connection(peer, module.params["timeout"]), peers))
+        answers = list(pool.map(lambda peer: (peer["host"], no_connection(peer, module.params["timeout"])), peers))
     module.exit_json(
         changed=False,
         active=found.get("ActiveState", ""),
@@ -115,14 +118,14 @@ def main():
         offset=offset,
         free_gb=free,
         watched=watched,
-        refused=[peer["host"] for peer, reason in zip(peers, reasons) if reason == REFUSED],
-        silent=[peer["host"] for peer, reason in zip(peers, reasons) if reason not in (None, REFUSED)],
+        refused=[host for host, reason in answers if reason == REFUSED],
+        silent=[host for host, reason in answers if reason not in (None, REFUSED)],
     )
 
 
 def within(seconds, read):
-    """What read() returns; its exception, or TimeoutError where it hangs as long as a server of storage does not answer."""
-    answer = concurrent.futures.Future()
+    """What read() returns; its exception, or TimeoutError while a server of storage does not answer."""
+    answer: concurrent.futures.Future = concurrent.futures.Future()
 
     def run():
         try:

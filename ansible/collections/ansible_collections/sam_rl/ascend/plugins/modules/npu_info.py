@@ -35,6 +35,7 @@ warnings_found: {description: What an operator should know, type: list, elements
 """
 
 import concurrent.futures
+import functools
 import os
 import subprocess
 
@@ -91,7 +92,8 @@ class Tool:
 
 def die_state(die, smi, hccn):
     """Adds what the tools say about one die to it; (errors, warnings)."""
-    errors, warnings = [], []
+    errors: list[dict] = []
+    warnings: list[dict] = []
     phy = die["phy"]
 
     def read(code, hint, sink, action):
@@ -115,9 +117,13 @@ def die_state(die, smi, hccn):
     tls = read("tls_unreadable", hint, errors, lambda: parse_tls(hccn(*number, "-tls", "-g")))
     if tls is not None:
         die["tls"] = tls
+
+    def status(option, label):
+        return parse_status(hccn(*number, option, "-g"), label)
+
     for option, label, good in (("-link", "link status", "UP"), ("-net_health", "net health status", "Success")):
         key = label.replace(" status", "").replace(" ", "_")
-        die[key] = read(f"{key}_unreadable", hint, warnings, lambda: parse_status(hccn(*number, option, "-g"), label))
+        die[key] = read(f"{key}_unreadable", hint, warnings, functools.partial(status, option, label))
         if die[key] and die[key].upper() != good.upper():
             sentence = (
                 f"die {phy}: {label} is {die[key][:40]!r}, expected {good}; on A3 this may be so while hccs_ping "
@@ -128,7 +134,7 @@ def die_state(die, smi, hccn):
 
 def read_host(module, smi, hccn, pool):
     """The result of a call without pings."""
-    result = {"version": None, "dies": [], "errors": [], "warnings_found": []}
+    result: dict = {"version": None, "dies": [], "errors": [], "warnings_found": []}
     if not os.path.isfile(module.params["hccn_conf"]):
         sentence = f"{module.params['hccn_conf']} is missing, expected the addresses of the dies: write it with "
         result["errors"].append(problem("hccn_conf_missing", sentence + "hccn_tool, and mount it into containers"))

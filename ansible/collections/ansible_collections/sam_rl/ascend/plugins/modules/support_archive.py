@@ -72,30 +72,31 @@ def main():
         supports_check_mode=True,
     )
     params = module.params
-    limit, names = params["limit_mb"] << 20, []
+    limit = params["limit_mb"] << 20
+    names: list[str] = []
     if module.check_mode:
         module.exit_json(changed=True, names=names)
     fresh = f"{params['dest']}.new"
     try:
         os.makedirs(os.path.dirname(fresh), exist_ok=True)
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
 
-                def add(name, data):
-                    info = tarfile.TarInfo(f"{params['top']}/{name}")
-                    info.size, info.mode = len(data), 0o600
-                    archive.addfile(info, io.BytesIO(data))
-                    names.append(name)
+            def add(name, data):
+                info = tarfile.TarInfo(f"{params['top']}/{name}")
+                info.size, info.mode = len(data), 0o600
+                archive.addfile(info, io.BytesIO(data))
+                names.append(name)
 
-                for name, command in sorted(params["commands"].items()):
-                    add(name, mask(output(command, params["timeout"], limit), params["secrets"]))
-                for pattern in params["files"]:
-                    for path in sorted(glob.glob(pattern)):
-                        if os.path.isfile(path):
-                            add(path.lstrip("/"), mask(tail(path, limit), params["secrets"]))
-                for path in params["archives"]:
-                    with open(path, "rb") as part:
-                        add(os.path.basename(path), part.read())
+            for name, command in sorted(params["commands"].items()):
+                add(name, mask(output(command, params["timeout"], limit), params["secrets"]))
+            for pattern in params["files"]:
+                for path in sorted(glob.glob(pattern)):
+                    if os.path.isfile(path):
+                        add(path.lstrip("/"), mask(tail(path, limit), params["secrets"]))
+            for path in params["archives"]:
+                with open(path, "rb") as part:
+                    add(os.path.basename(path), part.read())
         os.replace(fresh, params["dest"])
     except OSError as error:
         module.fail_json(msg=f"{params['dest']}: the archive cannot be written ({error}): free some space there.")

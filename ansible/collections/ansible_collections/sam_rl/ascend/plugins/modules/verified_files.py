@@ -67,11 +67,12 @@ def main():
     expected = {}
     for number, line in enumerate(module.params["manifest"].splitlines(), 1):
         found = re.fullmatch(r"([0-9a-f]{64}) [ *](\S.*)", line)
-        if not found or found.group(2).startswith("/") or ".." in found.group(2).split("/"):
+        sha256, path = found.groups() if found else ("", "/")
+        if path.startswith("/") or ".." in path.split("/"):
             module.fail_json(
                 msg=f"line {number} of the manifest is not `sha256  path`: make it by sha256sum in the folder."
             )
-        expected[found.group(2)] = found.group(1)
+        expected[path] = sha256
     record = module.params["record"]
     try:
         with open(record) as file:
