@@ -5,7 +5,6 @@ import functools
 import hashlib
 import http.server
 import json
-import re
 import shutil
 import threading
 
@@ -156,14 +155,3 @@ def test_wrong_calls_are_refused(words, reason, capsys):
     with pytest.raises(SystemExit, match="2"):
         prepare(*words)
     assert reason in capsys.readouterr().err
-
-
-def test_sums_are_made(tmp_path):
-    out = tmp_path / "sums.parquet"
-    assert prepare("sums", "--rows", 30, "--out", out) == 0
-    rows = pandas.read_parquet(out).to_dict("records")
-    assert len({row["prompt"][0]["content"] for row in rows}) == 30
-    for row in rows:
-        terms = re.findall(r"\d+", row["prompt"][0]["content"])
-        assert row["reward_model"]["ground_truth"] == str(sum(map(int, terms)))
-    assert json.loads((tmp_path / "sums.parquet.json").read_text())["rows"] == 30

@@ -145,9 +145,3 @@ def test_operators_agree(use, model, tmp_path, monkeypatch):
     monkeypatch.setattr(check_operators, "compare", one_far_off)
     assert check_operators.main(words) == 1
     assert (tmp_path / "check-operators.png").stat().st_size > 10_000
-
-
-def test_an_engine_that_does_not_start_is_said_in_a_sentence(model, tmp_path, capsys):
-    words = ["run", "--model", model, "--data", model / "test.parquet", "--sam", "off", "--out", tmp_path / "a.jsonl"]
-    assert command.main([str(word) for word in [*words, "--dtype", "float32"]]) == 2
-    assert "error: the engine did not start: " in capsys.readouterr().err

@@ -3,8 +3,6 @@
 
 import gzip
 import random
-import shutil
-import subprocess
 
 import pytest
 from recording import line, recording, write
@@ -12,7 +10,7 @@ from recording import line, recording, write
 from sam_lab.automaton import AutomatonDrafter
 from sam_lab.cli import LabError
 from sam_lab.drafters import SamDrafter
-from sam_lab.recordings import make_scopes, read_answers, split_fold
+from sam_lab.recordings import make_scopes, read_answers
 from sam_lab.replay import (
     DRAFTED,
     PRECISION,
@@ -116,15 +114,6 @@ def test_bins_tell_tokens_a_step_by_position(tmp_path):
     assert sums == {"0-1k": [1024, 1024, 0, 1024], "1-2k": [1024, 512, 512, 512], "2-4k": [100, 50, 50, 50]}
 
 
-@pytest.mark.parametrize("tree", [False, True])
-def test_drafter_that_drafts_too_much_is_refused(tmp_path, tree):
-    drafter = Naive()
-    drafter.propose = lambda request, k: [1] * (k + 1)
-    answers = read_answers(write(tmp_path / "a.jsonl", [line()]))
-    with pytest.raises(ValueError, match="returned 4 tokens where at most 3 were asked for"):
-        figures(drafter, answers, "request", tree=tree)
-
-
 def test_an_interval_is_of_prompts():
     same = {str(i): [20, 10] for i in range(30)}
     half = {str(i): [10 if i % 2 else 30, 10] for i in range(30)}
@@ -139,25 +128,15 @@ def test_an_interval_is_of_prompts():
     assert quotient(without, parts=PRECISION) == 0.5 and interval(without, parts=PRECISION) is None
 
 
-def calls(tmp_path, context):
+def calls_of(tmp_path, context):
     rows = [line("p", [1, 2], epoch=1), line("p", [3, 4, 5], epoch=1), line("p", [6], epoch=0), line("q", [7], epoch=0)]
     drafter = Naive()
     figures(drafter, read_answers(write(tmp_path / "a.jsonl", rows)), context)
     return drafter.calls
 
 
-def test_request_shares_nothing_and_goes_one_by_one(tmp_path):
-    found = calls(tmp_path, "request")
-    assert {group for name, *_, group in found if name == "start"} == {None}
-    assert not any(name == "drop" for name, *_ in found)
-    running = 0
-    for name, *_ in found:
-        running += (name == "start") - (name == "finish")
-        assert 0 <= running <= 1
-
-
 def test_group_goes_in_lock_step(tmp_path):
-    found = calls(tmp_path, "group")
+    found = calls_of(tmp_path, "group")
     first = next(number for name, number, *rest in found if name == "propose" and found.count((name, number)) == 2)
     second = first + 1
     group = next(call[2] for call in found if call[:2] == ("start", first))
@@ -172,15 +151,19 @@ def test_group_goes_in_lock_step(tmp_path):
     ]
 
 
-def test_sequential_ends_one_answer_before_the_next(tmp_path):
-    names = [name for name, *_ in calls(tmp_path, "sequential") if name in ("start", "finish", "drop")]
-    assert sorted(("".join(name[0] for name in names)).split("d")) == ["", "sf", "sf", "sfsf"]
+@pytest.mark.parametrize(
+    ("context", "groups"), [("request", [["sf"] * 4]), ("sequential", [[], ["sf"], ["sf"], ["sf", "sf"]])]
+)
+def test_one_answer_ends_before_the_next(tmp_path, context, groups):
+    """Those to a prompt follow each other, and its group is dropped; a request has none."""
+    names = [name[0] for name, *_ in calls_of(tmp_path, context) if name in ("start", "finish", "drop")]
+    assert sorted("".join(names).split("d")) == ["".join(group) for group in groups]
 
 
 def test_history_shows_earlier_epochs_first_and_nohistory_does_not(tmp_path):
     early = ["start", "append", "finish"]  # the answer of epoch 0, which is not scored
-    both = [name for name, *_ in calls(tmp_path, "nohistory")]
-    assert [name for name, *_ in calls(tmp_path, "history")] == early + both
+    both = [name for name, *_ in calls_of(tmp_path, "nohistory")]
+    assert [name for name, *_ in calls_of(tmp_path, "history")] == early + both
     assert both.count("start") == 2
 
 
@@ -213,7 +196,7 @@ class NaiveOldestFull(Naive):
         return found
 
 
-@pytest.mark.parametrize("letters", [1, 2, 5])
+@pytest.mark.parametrize("letters", [1, 3])
 def test_rule_oldest_full_drafts_what_its_definition_does(letters):
     """Beside `oldest`, whose drafts end with the text where the first occurrence of the longest suffix lies near its
     end."""
@@ -234,38 +217,10 @@ def test_rule_oldest_full_drafts_what_its_definition_does(letters):
     assert shorter or letters == 1
 
 
-@pytest.mark.parametrize("context", ["request", "group"])
-def test_trees_of_the_pool_gain_more_than_its_chains(tmp_path, context):
-    answers = read_answers(recording(tmp_path / "a.jsonl", prompts=10))
-    chain, tree = (figures(SamDrafter(rule="blend"), answers, context, k=8, tree=tree) for tree in (False, True))
-    assert tree["tokens_per_step"] > chain["tokens_per_step"] > 1.2
-
-
-def drawn(answers, **limits):
-    return [[answer.response_ids[0] for answer, _ in scope] for scope in make_scopes(answers, "group", **limits)]
-
-
-def test_limits_end_the_draw_with_a_whole_group(tmp_path):
-    rows = [line(f"p{prompt}", [prompt] * 10) for prompt in range(20) for _ in range(3)]
-    answers = read_answers(write(tmp_path / "a.jsonl", rows))
-    assert len(drawn(answers)) == 20
-    assert len(drawn(answers, max_responses=7)) == 3
-    assert len(drawn(answers, max_tokens=61)) == 3 and len(drawn(answers, max_tokens=60)) == 2
-    assert drawn(answers, max_responses=7) == drawn(answers)[:3]
-
-
 def test_group_is_the_given_one_or_the_prompts_answers_of_one_epoch(tmp_path):
     rows = [line("p"), line("p"), line("q"), line("p", epoch=1), line("p", group="a"), line("q", group="a")]
     scopes = make_scopes(read_answers(write(tmp_path / "a.jsonl", rows)), "group")
     assert sorted(map(len, scopes)) == [1, 1, 2, 2]
-
-
-def test_folds_part_the_prompts(tmp_path):
-    answers = read_answers(write(tmp_path / "a.jsonl", [line(f"p{n // 2}") for n in range(60)]))
-    parts = [split_fold(answers, (n, 3)) for n in range(3)]
-    assert all(len(fold) + len(others) == 60 for fold, others in parts)
-    folds = [{answer.prompt_id for answer in fold} for fold, _ in parts]
-    assert all(2 <= len(fold) <= 20 for fold in folds) and len(set.union(*folds)) == 30 == sum(map(len, folds))
 
 
 def test_loops_and_empty_answers_and_blank_lines_are_left_out(tmp_path):
@@ -285,26 +240,12 @@ def test_compressed_recordings_read_the_same(tmp_path):
         read_answers(packed)
 
 
-@pytest.mark.skipif(not shutil.which("zstd"), reason="needs the program zstd")
-def test_zstd_recordings_read_the_same(tmp_path):
-    plain = recording(tmp_path / "a.jsonl", prompts=50)
-    packed = tmp_path / "a.jsonl.zst"
-    subprocess.run(["zstd", "-q", plain, "-o", packed], check=True)
-    assert read_answers(packed) == read_answers(plain)
-    packed.write_bytes(packed.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="a.jsonl.zst cannot be decompressed .*: copy or compress it again"):
-        read_answers(packed)
-
-
 BAD = {
     "{": "line 2 is not JSON",
-    "\xff": "line 2 is not JSON",
     "[1]": "line 2 is not a JSON object: every line needs prompt_ids, response_ids and prompt_id",
     '{"prompt_ids": [1], "prompt_id": 1}': "line 2: response_ids is missing: every line needs",
-    '{"prompt_ids": "x", "response_ids": [1], "prompt_id": 1}': "line 2: prompt_ids is not a list",
     '{"prompt_ids": [1], "response_ids": [1]}': "line 2: prompt_id must be a string or a number",
     '{"prompt_ids": [1], "response_ids": [1], "prompt_id": 1, "epoch": "x"}': "line 2: epoch is 'x', which is not a num",
-    '{"prompt_ids": [1], "response_ids": [1], "prompt_id": 1, "epoch": NaN}': "line 2: epoch is nan",
     '{"prompt_ids": [1], "response_ids": [1], "prompt_id": 1, "tail_rep": []}': "line 2: tail_rep is \\[\\]",
 } | {
     f'{{"prompt_ids": [1], "response_ids": [{token}], "prompt_id": 1}}': "line 2: response_ids must hold token ids"
@@ -321,12 +262,7 @@ def test_bad_line_is_told_with_its_number(tmp_path, text):
         read_answers(path)
 
 
-def test_recording_without_answers_is_refused(tmp_path):
-    with pytest.raises(LabError, match="a.jsonl has no answers: every line needs"):
-        read_answers(write(tmp_path / "a.jsonl", [line(response=[])]))
-
-
-@pytest.mark.parametrize("epochs", [(None, None), (1, 1), (1, None)])
+@pytest.mark.parametrize("epochs", [(1, 1), (1, None)])
 def test_history_without_earlier_epochs_is_refused(tmp_path, epochs):
     answers = read_answers(write(tmp_path / "a.jsonl", [line(epoch=epoch) for epoch in epochs]))
     with pytest.raises(LabError, match="context history needs answers to one prompt with different `epoch`"):

@@ -67,10 +67,3 @@ def test_a_result_that_raises_ends_the_others():
         for _, future in finished(pause, [("no number",), (60,), (60,)], 2):
             future.result()
     assert time.monotonic() - start < 30 and not multiprocessing.active_children()
-
-
-def test_every_job_comes_with_its_result():
-    assert sorted((job, future.result()) for job, future in finished(pause, [(0,), (0.1,)], 2)) == [
-        ((0,), 0),
-        ((0.1,), 0.1),
-    ]

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every argument that cannot be right is refused with one sentence that names it, and changes nothing."""
 
-import array
-import copy
-
 import numpy as np
 import pytest
 from steps import i32, step
@@ -40,9 +37,6 @@ def misaligned(count):
     return np.frombuffer(bytearray(4 * count + 1), np.int32, count, offset=1)
 
 
-APART = np.lib.stride_tricks.as_strided(np.zeros(4, np.int32), (2, 2), (6, 4))  # rows at odd places
-
-
 def table(*rows, **changed):
     """A table for two rows, which take columns 1 and 0 to 1 of it."""
     return {"tokens": np.array(rows or ((-1, 5), (6, 7)), np.int32), "starts": i32(1, 0)} | changed
@@ -51,41 +45,30 @@ def table(*rows, **changed):
 WIDE = dict.fromkeys(("scores", "parents", "sources", "match_lengths")) | {"out": np.full((2, 90), -1, np.int32)}
 BAD_STEP = [
     ({"slots": i32(0, 2)}, ValueError, r"slots\[1\] is 2, which is not an open slot"),
-    ({"slots": i32(-1, 0)}, ValueError, r"slots\[0\] is -1, which is not an open slot"),
     ({"slots": i32(1, 1)}, ValueError, r"slots\[1\] is 1, which stands in an earlier row too"),
     ({"slots": [0, 1]}, TypeError, "slots must be an int32 buffer, not list"),
     ({"slots": i32(0, 1).astype(np.int64)}, TypeError, "slots must hold int32, not items of format 'l' and 8 bytes"),
-    ({"slots": i32(0, 1).astype(">i4")}, TypeError, "slots must hold int32, not items of format '>i' and 4 bytes"),
     ({"slots": i32(0, 1).reshape(2, 1)}, ValueError, "slots must have 1 dimension, not 2"),
     ({"slots": i32(0, 0, 1)[::2]}, BufferError, "slots must be contiguous in C order and aligned"),
     ({"tokens": i32(5, -6, 7)}, ValueError, r"tokens\[1\] is -6: token ids go from 0 to 2147483647"),
     ({"tokens": misaligned(3)}, BufferError, "tokens must be contiguous in C order and aligned"),
     ({"counts": i32(1, -1)}, ValueError, r"counts\[1\] is -1: it must not be negative"),
     ({"counts": i32(MAX, MAX)}, ValueError, "counts add up to 4294967294, but there are 3 tokens"),
-    ({"k": -1}, ValueError, "k is -1: it must lie between 0 and 4, the width of out"),
     ({"k": 5}, ValueError, "k is 5: it must lie between 0 and 4, the width of out"),
     ({"k": i32(0, 5)}, ValueError, "k of row 1 is 5: it must lie between 0 and 4, the width of out"),
     ({"k": i32(1)}, ValueError, "k has 1 rows, but slots has 2"),
     ({"k": 1.0}, TypeError, "k must be an integer or an int32 buffer, not float"),
     ({"out": np.zeros((3, 4), np.int32)}, ValueError, "out has 3 rows, but slots has 2"),
-    ({"out": np.zeros(8, np.int32)}, ValueError, "out must have 2 dimensions, not 1"),
     ({"out": readonly(np.zeros((2, 4), np.int32))}, BufferError, "out must be writable"),
-    ({"out": np.zeros((2, 90), np.int32)}, ValueError, "scores has 4 columns, but out has 90"),
     ({"k": 65, **WIDE}, ValueError, "k is 65: it must lie between 0 and 64, the longest draft"),
     ({"scores": np.zeros((2, 4))}, TypeError, "scores must hold float32, not items of format 'd' and 8 bytes"),
-    ({"scores": np.zeros((1, 4), np.float32)}, ValueError, "scores has 1 rows, but slots has 2"),
     ({"parents": np.zeros((2, 3), np.int32)}, ValueError, "parents has 3 columns, but out has 4"),
-    ({"lengths": i32(0)}, ValueError, "lengths has 1 rows, but slots has 2"),
     (table() | {"starts": None}, ValueError, "tokens must have 1 dimension, not 2"),
-    (table(tokens=i32(5, 6, 7)), ValueError, "tokens must have 2 dimensions, not 1"),
     (table(tokens=np.zeros((2, 4), np.int32)[:, ::2]), BufferError, "tokens must be contiguous along each row and al"),
-    (table(tokens=APART), BufferError, "tokens must be contiguous along each row and aligned"),
-    (table((4, 5)), ValueError, "tokens has 1 rows, but slots has 2"),
     (table((4, 5), (6, -7)), ValueError, r"tokens\[1, 1\] is -7: token ids go from 0 to 2147483647"),
     (table(starts=i32(1)), ValueError, "starts has 1 rows, but slots has 2"),
     (table(starts=i32(1, -1)), ValueError, r"starts\[1\] is -1: it must not be negative"),
     (table(starts=i32(1, 1)), ValueError, r"starts\[1\] \+ counts\[1\] is 3, but tokens has 2 columns"),
-    (table(starts=i32(MAX, 0)), ValueError, r"starts\[0\] \+ counts\[0\] is 2147483648, but tokens has 2 columns"),
 ]
 
 
@@ -112,16 +95,10 @@ def test_step_refuses(changed, error, message):
 BAD_PROMPTS = [
     ([1, -1], ValueError, r"{}\[1\] is -1: token ids go from 0 to 2147483647"),
     ([2**31], ValueError, r"{}\[0\] is 2147483648: token ids go from 0 to 2147483647"),
-    ([2**99], ValueError, r"{}\[0\] is 633825300114114700748351602688: token ids"),
-    (i32(4, 5, -3), ValueError, r"{}\[2\] is -3: token ids go from 0 to 2147483647"),
     ([1, 1.0], TypeError, r"{}\[1\] must be an integer, not float"),
     (["a"], TypeError, r"{}\[0\] must be an integer, not str"),
-    ("a", TypeError, r"{}\[0\] must be an integer, not str"),
     (7, TypeError, "{} must be an int32 buffer or a sequence of integers, not int"),
-    (None, TypeError, "{} must be an int32 buffer or a sequence of integers, not NoneType"),
     (INT64, TypeError, "{} must hold int32, not items of format 'l' and 8 bytes"),
-    (array.array("I", [1]), TypeError, "{} must hold int32, not items of format 'I' and 4 bytes"),
-    (np.zeros((1, 1), np.int32), ValueError, "{} must have 1 dimension, not 2"),
     (np.zeros(4, np.int32)[::2], BufferError, "{} must be contiguous in C order and aligned"),
 ]
 
@@ -141,41 +118,28 @@ def test_open_and_drop_refuse_tokens(prompt, error, message):
     assert pool.stats()["appended"] == 0 and pool._validate() is None
 
 
-def test_append_refuses():
+def test_append_and_close_refuse():
     pool = sam_core.Pool()
     slot = pool.open([1])
-    for bad in (-1, 2**31, 2**80, np.int64(-7)):
+    for bad in (-1, 2**80, np.int64(-7)):
         with pytest.raises(ValueError, match=f"tokens is .*{bad}.*: token ids go from 0 to 2147483647"):
             pool.append(slot, bad)
-    for bad in (slot + 1, -1, 2**80):
-        for tokens in (1, [1]):
-            with pytest.raises(ValueError, match=f"slot is {bad}, which is not an open slot"):
-                pool.append(bad, tokens)
-    for bad in (None, 0.0, "0"):
-        with pytest.raises(TypeError, match="slot must be an integer, not"):
-            pool.append(bad, 1)
-    for arguments in ((), (slot,), (slot, 1, 2)):
-        with pytest.raises(TypeError, match=f"append takes 2 arguments, slot and tokens, not {len(arguments)}"):
-            pool.append(*arguments)
+    with pytest.raises(TypeError, match="append takes 2 arguments, slot and tokens, not 3"):
+        pool.append(slot, 1, 2)
     assert pool.stats()["appended"] == 0
+    pool.close(slot)
+    for call in (pool.close, pool.prompt_size, lambda bad: pool.append(bad, 1), lambda bad: pool.append(bad, [1])):
+        for bad in (slot, -1, 2**80):
+            with pytest.raises(ValueError, match=f"slot is {bad}, which is not an open slot"):
+                call(bad)
+        with pytest.raises(TypeError, match="slot must be an integer, not"):
+            call("0")
 
 
-@pytest.mark.parametrize("group", ["name", 3, b"name".decode(), bytearray(b"name"), ()])
+@pytest.mark.parametrize("group", ["name", 3, bytearray(b"name")])
 def test_open_refuses_group(group):
     with pytest.raises(TypeError, match="it must be BY_PROMPT, bytes or None"):
         sam_core.Pool().open([1], group)
-
-
-def test_close_refuses():
-    pool = sam_core.Pool()
-    slot = pool.open([1])
-    pool.close(slot)
-    for bad in (slot, -1, 5, 2**80):
-        with pytest.raises(ValueError, match=f"slot is {bad}, which is not an open slot"):
-            pool.close(bad)
-    for bad in (None, 0.0, "0"):
-        with pytest.raises(TypeError, match="slot must be an integer, not"):
-            pool.close(bad)
 
 
 RULES = "it must be 'oldest', 'newest', 'count', 'suffix' or 'blend'"
@@ -185,26 +149,18 @@ SOURCES = "it must be a sequence of 'request', 'group', 'history' and 'common'; 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"memory_bytes": -1}, r"memory_bytes is -1: a pool needs at least \d+"),
         ({"memory_bytes": 0}, r"memory_bytes is 0: a pool needs at least \d+"),
         ({"memory_bytes": 1 << 70}, r"memory_bytes is 1180591620717411303424: no machine has as much"),
         ({"vocab_size": 0}, r"vocab_size is 0: it must lie between 1 and 2\*\*31"),
-        ({"vocab_size": 1 << 70}, r"vocab_size is 1180591620717411303424: it must lie between 1 and 2\*\*31"),
         ({"tokenizer": "qwen"}, r"tokenizer is 'qwen': it must be 16 hexadecimal digits, as sam_core.tokenizer.fing"),
-        ({"tokenizer": "0" * 16}, r"tokenizer is '0000000000000000': it must be 16 hexadecimal digits"),
         ({"rule": "best"}, f"rule is 'best': {RULES}"),
-        ({"rule": ""}, f"rule is '': {RULES}"),
         ({"sources": ("request", "other")}, f"sources has 'other': {SOURCES}"),
-        ({"sources": ("request", "corpus")}, f"sources has 'corpus': {SOURCES}"),
         ({"sources": "request"}, f"sources has 'request': {SOURCES}"),
         ({"sources": ()}, "sources is empty: name at least one, for instance 'request'"),
         ({"sources": ("history", "request")}, "sources has 'history' without 'group', of which it is a part"),
-        ({"min_prob": -0.1}, "min_prob is -0.1: it must lie between 0 and 1"),
-        ({"min_prob": 1.5}, "min_prob is 1.5: it must lie between 0 and 1"),
         ({"min_prob": float("nan")}, "min_prob is nan: it must lie between 0 and 1"),
         ({"corpus": "a\0b"}, "embedded null"),
         ({"corpus": __file__}, r"test_bad_input.py' is no corpus: name a file that build_corpus wrote"),
-        ({"corpus": "."}, r"'\.' is no corpus: name a file that build_corpus wrote"),
     ],
 )
 def test_pool_refuses(arguments, message):
@@ -212,8 +168,7 @@ def test_pool_refuses(arguments, message):
         sam_core.Pool(**arguments)
 
 
-WRONG_TYPES = [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"sources": 3}, {"x": 1}, {"corpus": 3}]
-WRONG_TYPES += [{"min_prob": "0.5"}, {"vocab_size": 1.5}, {"tokenizer": 3}, {"sources": (["group"],)}]
+WRONG_TYPES = [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"x": 1}, {"corpus": 3}, {"min_prob": "0.5"}]
 
 
 @pytest.mark.parametrize("arguments", WRONG_TYPES)
@@ -239,66 +194,6 @@ def doubles(*shape):
 
 def floats(*shape):
     return np.zeros(shape, np.float32)
-
-
-OF_BUDGET = {
-    "correct_scores": {"scores": floats(2, 3), "factors": doubles(24), "corrected": doubles(2, 3)},
-    "choose_drafts": {
-        "scores": doubles(2, 3),
-        "lengths": i32(1, 3),
-        "contexts": doubles(2),
-        "seconds": doubles(5) + 1,
-        "chosen": i32(-1, -1),
-        "of_context": 0.0,
-        "rate": 0.0,
-        "fixed": False,
-        "turn": 0,
-    },
-    "observe_drafts": {
-        "slots": i32(5, 7),
-        "gained": i32(1, 1),
-        "last_slots": i32(5, -1, 6),
-        "drafted": i32(0, 1, 3),
-        "contexts": doubles(3),
-        "counts": doubles(2, 24),
-        "scores": floats(3, 3),
-    },
-    "lowest_score": {"scores": floats(2, 3), "lengths": i32(0, 3)},
-    "to_lists": {"table": np.zeros((2, 3), np.int32), "lengths": i32(0, 3)},
-}
-BAD_BUDGET = [
-    ("correct_scores", {"scores": doubles(2, 3)}, TypeError, "scores must hold float32, not items of format 'd' and 8"),
-    ("correct_scores", {"factors": doubles(23)}, ValueError, "factors has 23 items, not 24"),
-    ("correct_scores", {"corrected": doubles(2, 2)}, ValueError, "corrected has 2 columns, not 3"),
-    ("correct_scores", {"corrected": readonly(doubles(2, 3))}, BufferError, "corrected must be writable"),
-    ("choose_drafts", {"scores": doubles(6)}, ValueError, "scores must have 2 dimensions, not 1"),
-    ("choose_drafts", {"lengths": i32(1)}, ValueError, "lengths has 1 rows, not 2"),
-    ("choose_drafts", {"lengths": i32(1, 4)}, ValueError, r"lengths\[1\] is 4: it must lie between 0 and 3"),
-    ("choose_drafts", {"seconds": doubles(4)}, ValueError, "seconds has 4 items, not 5"),
-    ("choose_drafts", {"chosen": readonly(i32(0, 0))}, BufferError, "chosen must be writable"),
-    ("choose_drafts", {"of_context": None}, TypeError, "must be real number, not NoneType"),
-    ("choose_drafts", {"turn": -1}, ValueError, "turn is -1: it must not be negative"),
-    ("choose_drafts", {"turn": 1 << 80}, OverflowError, "cannot fit 'int' into an index-sized integer"),
-    ("observe_drafts", {"drafted": i32(0, 1)}, ValueError, "drafted has 2 rows, not 3"),
-    ("observe_drafts", {"drafted": i32(0, 1, 4)}, ValueError, r"drafted\[2\] is 4: it must lie between 0 and 3"),
-    ("observe_drafts", {"scores": None}, ValueError, r"drafted\[1\] is 1: it must lie between 0 and 0"),
-    ("observe_drafts", {"counts": doubles(2, 25)}, ValueError, "counts has 25 columns, not 24"),
-    ("lowest_score", {"lengths": i32(1, 4)}, ValueError, r"lengths\[1\] is 4: it must lie between 0 and 3"),
-    ("to_lists", {"lengths": i32(1, 1, 1)}, ValueError, "lengths has 3 rows, not 2"),
-    ("to_lists", {"lengths": i32(-1, 1)}, ValueError, r"lengths\[0\] is -1: it must lie between 0 and 3"),
-]
-
-
-@pytest.mark.parametrize(("function", "changed", "error", "message"), BAD_BUDGET, ids=lambda value: None)
-def test_the_budget_refuses(function, changed, error, message):
-    call, arguments = getattr(_sam, function), OF_BUDGET[function]
-    assert set(changed) <= set(arguments)
-    with pytest.raises(error, match=message):
-        call(*(arguments | changed).values())
-    with pytest.raises(TypeError, match=f"{function} takes {len(arguments)} arguments, not {len(arguments) - 1}"):
-        call(*[*arguments.values()][1:])
-    assert (OF_BUDGET["choose_drafts"]["chosen"] == -1).all() and not OF_BUDGET["observe_drafts"]["counts"].any()
-    call(*(copy.deepcopy(value) for value in arguments.values()))
 
 
 def test_scores_that_are_no_probabilities_do_no_harm():

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sam_core._sam import observe_drafts
 from sam_core.budget import Calibration, Choice, choose
-from sam_core.cost import STEPS_PER_BIN, Expected, PromptCost, StepCost
-from sam_core.proof import Proof
+from sam_core.cost import Expected, PromptCost, StepCost
 from sam_core.switch import AutoSwitch, BatchSwitch
 
 
@@ -23,40 +22,23 @@ def curve(rows, context=0.0, draft_context=0.0):
     return 0.08 * np.maximum(1, np.asarray(rows) / 6) ** 0.9 + 0.011 * context + 0.0047 * draft_context
 
 
-def learned(steps=3000, noise=0.05, spikes=0.05, seed=0, of=StepCost):
-    rng = np.random.default_rng(seed)
-    cost = of()
-    for _ in range(steps):
+def test_a_cost_is_learned_in_spite_of_noise_and_spikes():
+    rng = np.random.default_rng(0)
+    cost = StepCost()
+    for _ in range(3000):
         batch = int(rng.integers(1, 33))
         drafts = int(rng.integers(0, 3 * batch + 1))
         held = rng.random(batch) * 3
         context, draft_context = held.sum(), held.mean() * drafts
-        seconds = curve(batch + drafts, context, draft_context) * (1 + abs(rng.normal()) * noise)
-        cost.observe(batch + drafts, context, draft_context, float(seconds * (4 if rng.random() < spikes else 1)))
+        seconds = curve(batch + drafts, context, draft_context) * (1 + abs(rng.normal()) * 0.05)
+        cost.observe(batch + drafts, context, draft_context, float(seconds * (4 if rng.random() < 0.05 else 1)))
     cost.fit()
-    return cost
-
-
-def test_a_cost_is_learned_in_spite_of_noise_and_spikes():
-    cost = learned()
     for rows in (1, 4, 8, 16, 32, 64, 96):
         assert cost.rows_cost(rows) == pytest.approx(curve(rows), rel=0.12)
     assert cost.context == pytest.approx(0.011, rel=0.15)
     assert cost.draft_context == pytest.approx(0.0047, rel=0.4)
-
-
-def test_a_cost_is_proportional_beyond_what_was_seen():
-    cost = learned(noise=0.5)
     most = cost.max_rows
-    assert cost.rows_cost(3 * most) == pytest.approx(3 * cost.rows_cost(most))
-
-
-def test_a_cost_follows_a_machine_that_changes():
-    cost = StepCost()
-    for seconds in [1.0] * 100 + [2.0] * STEPS_PER_BIN:
-        cost.observe(4, 0.0, 0.0, seconds)
-    cost.fit()
-    assert cost.rows_cost(4) == pytest.approx(2.0)
+    assert cost.rows_cost(3 * most) == pytest.approx(3 * cost.rows_cost(most)), "proportional beyond what was seen"
 
 
 @st.composite
@@ -151,7 +133,7 @@ class Padded:
         return self.fixed + 0.01 * np.ceil(np.asarray(rows, float) / self.size) * self.size
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_c_chooses_what_numpy_does_bit_for_bit(seed):
     rng = np.random.default_rng(seed)
     batch, k = int(rng.choice([1, 2, 7, 40, 300])), int(rng.integers(1, 9))
@@ -167,15 +149,6 @@ def test_c_chooses_what_numpy_does_bit_for_bit(seed):
         expected = oracle.choose(scores, lengths, contexts, cost, with_prompts, guess, turn)
         assert chosen.lengths.tolist() == expected.lengths.tolist()
         assert chosen[1:] == expected[1:]
-
-
-def test_of_equal_drafts_those_of_each_request_have_their_turn():
-    batch = 5
-    scores, lengths, contexts = np.full((batch, 1), 0.9), np.ones(batch, np.int32), np.ones(batch)
-    cost = Padded(np.random.default_rng(0))
-    cost.size, cost.fixed, cost.context, cost.draft_context, cost.verify = 7, 0.0, 0.0, 0.0, 0.0
-    times = sum(choose(scores, lengths, contexts, cost, turn=turn).lengths for turn in range(batch))
-    assert times.tolist() == [2] * batch, "two of seven rows are free"
 
 
 def test_sizes_that_prompts_never_had_lie_on_a_line():
@@ -217,7 +190,7 @@ def test_scores_that_promise_too_much_are_corrected():
     assert corrected.max() == 1 and (corrected == oracle.correct(calibration, falling)).all()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_what_became_of_the_last_drafts(seed):
     rng = np.random.default_rng(seed)
     batch, k = int(rng.integers(0, 60)), int(rng.integers(1, 6))
@@ -277,23 +250,20 @@ class Machine:
         return (self.tokens - tokens) / (self.now - now)
 
 
-@pytest.mark.parametrize("k", [3, 7])
-def test_auto_finds_that_free_rows_are_free_in_captured_graphs(k):
-    machine = Machine(k=k, batch=1, accept=0.9, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
+def test_auto_finds_that_free_rows_are_free_in_captured_graphs():
+    machine = Machine(k=7, batch=1, accept=0.9, seconds=lambda rows: 0.02 + 1e-5 * np.asarray(rows))
     machine.run(3000, uniform=True)
-    expected = sum(0.9**i for i in range(k + 1))
-    assert machine.run(200, uniform=True) > 0.85 * expected / 0.02
+    assert machine.run(200, uniform=True) > 0.85 * sum(0.9**i for i in range(8)) / 0.02
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-@pytest.mark.parametrize("slow", [2, 8])
-def test_auto_gets_over_a_size_whose_first_step_was_slow(slow, uniform):
+def test_auto_gets_over_a_size_whose_first_step_was_slow(uniform):
     met = set()
 
     def compiles(rows):
         first = int(rows) not in met and int(rows) > 2
         met.add(int(rows))
-        return curve(rows) * (slow if first else 1)
+        return curve(rows) * (8 if first else 1)
 
     machine = Machine(k=3, batch=2, accept=0.8, seconds=compiles)
     machine.run(2000, uniform=uniform)
@@ -334,32 +304,6 @@ def test_drafts_that_lose_end_whatever_is_believed_of_their_cost(monkeypatch, re
     machine.run(1500)
     assert machine.tokens - tokens > 0.985 * (machine.now - now) * 40 / 0.05
     assert machine.switch.steps_on > 10, "it does not try again"
-
-
-def test_pauses_double_until_drafts_are_seen_to_pay():
-    proof, step, pauses = Proof(), 0, []
-
-    def lose():
-        """Two steps that lose, as one counts at most a half, and the pause behind them; returns the step after it."""
-        proof.add(-5.0, step)
-        assert not proof.pauses(step)
-        proof.add(-5.0, step)
-        pauses.append(sum(proof.pauses(later) for later in range(step, step + 1000)))
-        return step + pauses[-1]
-
-    for _ in range(6):
-        step = lose()
-    assert pauses == [16, 32, 64, 128, 256, 256] and not proof.proven
-    for _ in range(4):
-        proof.add(5.0, step)
-    assert proof.proven
-    for _ in range(4):
-        proof.add(-0.5, step)
-    assert proof.proven and not proof.pauses(step), "what they gained may be lost"
-    pauses.clear()
-    for _ in range(5):
-        step = lose()
-    assert pauses == [4, 8, 16, 32, 32] and not proof.proven
 
 
 def test_exploring_loses_no_more_than_its_share():
@@ -409,6 +353,7 @@ def test_an_engine_that_plans_ahead_has_room_for_drafts_only_where_they_pay(unif
     assert not BatchSwitch(8, logging.getLogger("test")).should_draft(8, room=False)
 
 
+@pytest.fixture(scope="module")
 def saved():
     """What a switch learned in 300 steps, as a file gives it back."""
     machine = Machine(batch=2, accept=0.8)
@@ -416,19 +361,17 @@ def saved():
     return json.loads(json.dumps(machine.switch.state()))
 
 
-def test_what_a_switch_learned_starts_another_one():
-    state = saved()
-    second = Machine(batch=2, accept=0.8, state=state)
+def test_what_a_switch_learned_starts_another_one(saved):
+    second = Machine(batch=2, accept=0.8, state=saved)
     second.run(3)
     assert second.given.any(), "it waits to learn what it was told"
     assert Machine(batch=2, accept=0.8).run(3) < second.run(50)
 
 
 @pytest.mark.parametrize("times", [0.4, 1.0, 3.0])
-def test_costs_of_another_machine_are_forgotten(times):
-    state = saved()
+def test_costs_of_another_machine_are_forgotten(saved, times):
     there = Machine(batch=2, accept=0.8, seconds=lambda rows: times * curve(rows))
-    there.switch.take_over(state)
+    there.switch.take_over(saved)
     there.run(AutoSwitch.TRIAL_STEPS)  # the first is not timed
     assert there.given.any(), "it waits to learn what it was told"
     kept = there.switch.cost
@@ -446,17 +389,10 @@ NOTHING = AutoSwitch(3, logging.getLogger("test")).state()
 @pytest.mark.parametrize(
     "state",
     [
-        {},
         None,
         NOTHING | {"cost": {}},
-        *(
-            NOTHING | {"cost": {"samples": samples}}
-            for samples in ([[]], [[[0, 0, 0, 1]]], [[[1, 0, 0, 0]]], [[[1, -1, 0, 1]]], [[[1e308, 0, 0, 1]]])
-        ),
-        *(
-            NOTHING | {"calibration": {"offered": 24 * [offered], "accepted": 24 * [accepted]}}
-            for offered, accepted in ((math.inf, 1), (20, -20), (1, 2), (math.nan, 0))
-        ),
+        *(NOTHING | {"cost": {"samples": samples}} for samples in ([[]], [[[0, 0, 0, 1]]], [[[1e308, 0, 0, 1]]])),
+        NOTHING | {"calibration": {"offered": 24 * [math.nan], "accepted": 24 * [0]}},
         NOTHING | {"calibration": {"offered": [1], "accepted": [1]}},
     ],
 )
@@ -465,24 +401,6 @@ def test_a_record_that_is_none_is_refused(state):
     switch.restore(NOTHING)
     with pytest.raises(ValueError, match="no record"):
         switch.restore(state)
-
-
-def test_drafts_leave_room_for_the_prompts_that_come_with_them():
-    """Steps are padded to 64 tokens: 24 rows are free beside 40 requests, but 4 beside those that also read 20
-    tokens."""
-    machine = Machine(batch=40, accept=0.5, seconds=lambda rows: 0.01 * np.ceil(np.asarray(rows) / 64))
-    usual, rates = {}, {}
-    for machine.read in (0, 20):
-        machine.run(300)
-        given = []
-        for _ in range(100):
-            machine.step()
-            given.append(int(machine.given.sum()))
-        usual[machine.read] = sorted(given)[50]
-        rates[machine.read] = machine.run(200)
-    assert usual[0] == 24 and usual[20] == 4
-    assert rates[0] > 0.98 * (40 + 0.5 * 24) / 0.01
-    assert rates[20] > 0.98 * (40 + 0.5 * 4) / 0.01
 
 
 def paused(steps, pauses, gap=300.0, **kwargs):
@@ -508,7 +426,7 @@ def test_a_pause_is_not_learned_as_a_step(gap, read):
 
     never = paused(steps, (), batch=2, read=read)
     assert never.switch.steps_on > 50
-    for at in range(1, 40, 3):
+    for at in range(1, 40, 7):
         once = paused(steps, (at,), gap, batch=2, read=read)
         assert once.switch.steps_on > 0.93 * never.switch.steps_on - 2, at
         assert plain_seconds(once) == pytest.approx(plain_seconds(never), rel=0.1)
@@ -530,112 +448,10 @@ def test_credit_for_a_step_that_nothing_is_known_of_is_returned():
 
 @pytest.mark.parametrize("times", [1.3, 3, 10, 100])
 def test_a_sudden_change_of_speed_is_noticed_within_five_steps(times):
-    machine = Changing(lambda step: times if step > 600 else 1, batch=2, accept=0.8, k=3)
+    machine = Machine(batch=2, accept=0.8, k=3)
     machine.run(600)
+    machine.seconds = lambda rows: times * curve(rows)
     before = machine.switch.cost.size_cost(8)
-    machine.run(6)  # the first of them ended before
+    machine.run(5)
     machine.switch.learn()
     assert machine.switch.cost.size_cost(8) > 0.8 * times * before
-
-
-class Changing(Machine):
-    """A machine whose steps take `slow(step)` times as long."""
-
-    def __init__(self, slow, **kwargs):
-        self.done = 0
-        base = kwargs.pop("seconds", curve)
-
-        def seconds(rows):
-            self.done += 1
-            return slow(self.done) * base(rows)
-
-        super().__init__(seconds=seconds, **kwargs)
-
-
-@pytest.mark.parametrize("verify", [0.0, 0.04])
-def test_what_verification_costs_is_learned_where_every_step_reads_a_prompt(verify):
-    """Drafts add few rows to a prompt's, and the machine's speed drifts; tokens are worth little beside so many of
-    prompts."""
-    machine = Changing(
-        lambda step: 1 + 0.3 * math.sin(step / 60),
-        batch=8,
-        accept=0.3,
-        read=2048,
-        seconds=lambda rows: 0.05 + verify * (rows > 8 + 2048),
-    )
-    machine.run(AutoSwitch.MAX_WAIT + 100)
-    before = machine.switch.steps_on
-    machine.run(600)
-    share = (machine.switch.steps_on - before) / 600
-    assert share < 0.05 if verify else share > 0.9
-    assert machine.switch.prompt_cost.verify == pytest.approx(verify, abs=0.01)
-
-
-def tokens_a_step(accept, k):
-    return sum(accept**i for i in range(k + 1))
-
-
-@pytest.mark.parametrize(("batch", "times", "length", "every"), [(1, 2, 20, 2000), (4, 3, 10, 200)])
-def test_bursts_of_slow_steps_are_got_over(batch, times, length, every):
-    def nearly_free(rows):
-        return 0.010 + 0.00005 * (rows - batch)
-
-    slow = np.ones(3000)
-    for at in np.flatnonzero(np.random.default_rng(0).random(1500) < 1 / every):
-        slow[at : at + length] = times
-    machine = Changing(lambda step: slow[step], batch=batch, k=3, accept=0.8, seconds=nearly_free)
-    machine.run(2200)
-    best = batch * tokens_a_step(0.8, 3) / nearly_free(4 * batch)
-    assert machine.run(300) > 0.95 * best
-
-
-@pytest.mark.parametrize(("batch", "faster"), [(1, 0.25), (8, 0.7), (16, 0.25)])
-def test_a_machine_that_gets_faster_ends_drafts_that_no_longer_pay(batch, faster):
-    def seconds(rows):
-        extra = (rows - batch) / batch
-        return 0.020 * (1 + 0.05 * extra if machine.before else faster * (1 + 0.7 * extra))
-
-    machine = Machine(batch=batch, k=3, accept=0.6, seconds=seconds)
-    machine.before = True
-    machine.run(1500)
-    assert machine.given.sum() > batch
-    machine.before = False
-    machine.run(1000)
-    assert machine.run(500) > 0.97 * batch / (0.020 * faster)
-
-
-@pytest.mark.parametrize("context", [0.00002, 0.0001])
-def test_drafts_pay_all_along_a_rollout_whose_contexts_grow_together(context):
-    machine = Machine(batch=32, k=3, accept=0.7, seconds=lambda rows: 0)
-    held = np.full(32, 1000.0)
-    machine.seconds = lambda rows: 0.010 + 0.00005 * (rows - 32) + context * held.sum() / 1000
-    best = took = 0.0
-    for step in range(4000):
-        now, tokens = machine.now, machine.tokens
-        machine.step(held=held)
-        held += (machine.tokens - tokens) / 32
-        if step > 500:
-            took += machine.now - now
-            best += (machine.tokens - tokens) * machine.seconds(128) / (32 * tokens_a_step(0.7, 3))
-    assert best / took > 0.97
-
-
-def test_a_padded_curve_is_known_by_its_steps():
-    rng = np.random.default_rng(0)
-    cost = StepCost(300.0)
-
-    def padded(rows):
-        return 0.001 * 2 ** math.ceil(math.log2(rows))
-
-    for step in range(3000):
-        rows = int(rng.integers(33, 200))
-        cost.observe(rows, 0.0, 0.0, padded(rows) * rng.uniform(0.98, 1.02))
-        if step % 32 == 3:
-            cost.fit()
-    for rows in (40, 56, 64, 66, 100, 120, 128, 130, 180):
-        assert float(cost.rows_cost(rows)) == pytest.approx(padded(rows), rel=0.05)
-    for step in range(320):
-        cost.observe(64, 0.0, 0.0, padded(64) * rng.uniform(0.98, 1.02))
-        if step % 32 == 3:
-            cost.fit()
-    assert float(cost.rows_cost(58)) == pytest.approx(0.064, rel=0.03), "what steps of one size do not show is kept"

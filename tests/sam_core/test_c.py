@@ -6,7 +6,6 @@ A long run of a fuzz target: build it as `test_fuzzing` does, then `fuzz_pool -m
 SEEDS`, in a folder of its own.
 """
 
-import re
 import shutil
 import subprocess
 import sysconfig
@@ -28,6 +27,7 @@ from c_programs import (
 )
 
 RELEASE = ["-O3", "-ffp-contract=off", "-fvisibility=hidden"]  # as in setup.py
+SHORT_OR_FULL = [pytest.param(["short"], id="short"), pytest.param([], id="full", marks=pytest.mark.slow)]
 FUZZING_SECONDS = 3  # of each run
 
 
@@ -50,41 +50,24 @@ def test_the_module_compiles_without_warnings(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_compiler_keeps_functions_that_only_prefetch(tmp_path):
-    (tmp_path / "fetch.c").write_text(
-        '#include "memory.h"\n'
-        "__attribute__((noinline)) static void fetch(const char *memory) { sam_prefetch(memory); }\n"
-        "void fetch_two(const char *memory);\n"
-        "void fetch_two(const char *memory) { fetch(memory); fetch(memory + 64); }\n"
-    )
-    command = [CC, *WARNINGS, "-O3", "-I", CSRC, "-S", tmp_path / "fetch.c", "-o", "-"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    of_both = done.stdout.partition("\nfetch_two:")[2].partition(".size")[0]
-    assert len(re.findall(r"(?:call|jmp|bl|b)\s+fetch\b", of_both)) == 2, done.stdout
-
-
-def test_no_source_prefetches_by_itself():
-    assert [path.name for path in sorted(CSRC.iterdir()) if "__builtin_prefetch" in path.read_text()] == ["memory.h"]
-
-
 def test_only_the_module_knows_python():
     assert [path.name for path in sorted(CSRC.iterdir()) if "Python.h>" in path.read_text()] == ["module.c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs(program, tmp_path):
     run(build(tmp_path / program, PROGRAMS[program], *RELEASE), cwd=tmp_path)
 
 
-@pytest.mark.parametrize("length", [["short"], pytest.param([], marks=pytest.mark.slow)], ids=["short", "full"])
+@pytest.mark.parametrize("length", SHORT_OR_FULL)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_under_sanitizers(program, length, tmp_path):
     need_sanitizers(tmp_path)
     run(build(tmp_path / program, PROGRAMS[program], *SANITIZE), *length, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("length", [["short"], pytest.param([], marks=pytest.mark.slow)], ids=["short", "full"])
+@pytest.mark.parametrize("length", SHORT_OR_FULL)
 def test_no_data_races(length, tmp_path):
     need_sanitizers(tmp_path, sanitize="thread")
     program = build(tmp_path / "threads", PROGRAMS["test_threads"], "-O1", "-g", "-fsanitize=thread")
@@ -121,7 +104,8 @@ def test_programs_on_aarch64(program, aarch64, tmp_path):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_drafts_and_files_are_the_same_on_aarch64(target, aarch64, tmp_path):
+    need_sanitizers(tmp_path)
     sources = [*TARGETS[target], "fuzz/replay.c"]
     there = run(*aarch64(tmp_path / "there", sources), *seeds(target), cwd=tmp_path)
-    here = run(build(tmp_path / "here", sources, *RELEASE), *seeds(target), cwd=tmp_path)
+    here = run(build(tmp_path / "here", sources, *SANITIZE), *seeds(target), cwd=tmp_path)  # as test_seeds builds it
     assert here == there and len(here) == 17  # a hash of all that was drafted and saved

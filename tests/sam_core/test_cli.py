@@ -34,11 +34,6 @@ def texts(tmp_path):
     )
 
 
-def test_help_names_the_commands():
-    done = command("--help")
-    assert done.returncode == 0 and "build-corpus" in done.stdout and "inspect" in done.stdout
-
-
 def test_corpus_is_built_and_inspected(texts, tmp_path, capsys):
     made = command("build-corpus", texts, "-o", tmp_path / "made")
     assert made.returncode == 0 and "tokens" in made.stdout, made.stderr
@@ -49,18 +44,13 @@ def test_corpus_is_built_and_inspected(texts, tmp_path, capsys):
     assert (found["texts"], found["tokens"], found["largest_token"]) == (2, 160, 1099)
 
 
-def test_corpus_and_the_tokenizer_that_it_is_of(texts, tmp_path, capsys):
+def test_corpus_takes_the_named_key_and_tokenizer(texts, tmp_path, capsys):
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text('{"model": {"vocab": {"a": 0}}}')
-    assert main(["build-corpus", str(texts), "--tokenizer", str(tokenizer), "-o", str(tmp_path / "made")]) == 0
-    assert f"tokenizer        {fingerprint(tokenizer)}\n" in capsys.readouterr().out
-    assert main(["build-corpus", str(texts), "--tokenizer", "no/folder", "-o", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err == "error: no/folder has no tokenizer: name a model's folder or its tokenizer.json\n"
-
-
-def test_corpus_takes_the_named_key(texts, tmp_path, capsys):
-    assert main(["build-corpus", str(texts), "--key", "prompt_ids", "-o", str(tmp_path / "made")]) == 0
-    capsys.readouterr()
+    words = ["--key", "prompt_ids", "--tokenizer", str(tokenizer), "-o", str(tmp_path / "made")]
+    assert main(["build-corpus", str(texts), *words]) == 0
+    out = capsys.readouterr().out
+    assert f"tokenizer        {fingerprint(tokenizer)}\n" in out
     assert main(["inspect", "--json", str(tmp_path / "made")]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == 2
 

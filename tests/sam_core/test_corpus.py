@@ -120,13 +120,10 @@ def test_c_agrees_with_python_on_large_intervals(rule, tmp_path):
     build_corpus([random.integers(0, 3, 300_000), random.zipf(1.3, 5000) % 60 + 3], path)
     pools = [pool(rule=rule, sources=("group",), corpus=path) for pool in (Pool, twin.Pool)]
     for high, length in itertools.product((3, 60), (1, 2, 3, 5, 9)):
-        for _ in range(8):
+        for _ in range(4):
             text = random.integers(0 if high == 3 else 3, high, length).tolist()
             drafts = [step(pool, [(pool.open(text, None), [])], 8)[0] for pool in pools]
             assert drafts[0] == drafts[1]
-
-
-# ---- files that are refused
 
 
 def refusal(reader, path):
@@ -140,7 +137,7 @@ def test_header_and_size_are_checked(built, reader, tmp_path):
     sound = path.read_bytes()
     assert len(sound) % 64 == 0
     bad = tmp_path / "bad.corpus"
-    for length in [0, 1, 7, 8, 55, 56, 63, 64, 65, len(sound) - 64, len(sound) - 1]:
+    for length in [0, 7, 55, 56, 65, len(sound) - 1]:
         bad.write_bytes(sound[:length])
         message = refusal(reader, bad)
         assert str(bad) in message
@@ -205,21 +202,14 @@ def test_verify_notices_wrong_sections(tmp_path):
             verify(path)
 
     notices("token array", (tokens, C + 1))
-    notices("token array", (tokens, -2))
-    notices("token array", (tokens, END))
     notices("token array", (tokens + 4 * 103, A))
-    notices("suffix array", (tokens, B))
     notices("suffix array", (suffixes + 4, third), (suffixes + 8, second))  # out of order
     notices("suffix array", (suffixes + 4, third))  # one twice
-    notices("suffix array", (suffixes, 104))  # outside
     notices("suffix array", (suffixes, 103))  # an END
     notices("first-token", (starts + 4, 1))
     notices("first occurrences", (minima + 4, 50))
     path.write_bytes(sound)
     verify(path)
-
-
-# ---- building
 
 
 def test_the_file_is_the_same_everywhere(built):
@@ -231,15 +221,8 @@ def test_the_file_is_the_same_everywhere(built):
 def test_description(built):
     path = built([[A, B, 9], [], [C]])
     size = path.stat().st_size
-    assert describe(path) == {
-        "version": 2,
-        "texts": 2,
-        "tokens": 4,
-        "largest_token": 9,
-        "tokenizer": None,
-        "bytes": size,
-        "bytes_per_token": size / 4,
-    }
+    counts = {"version": 2, "texts": 2, "tokens": 4, "largest_token": 9, "tokenizer": None}
+    assert describe(path) == counts | {"bytes": size, "bytes_per_token": size / 4}
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
@@ -274,7 +257,6 @@ def test_every_kind_of_source_gives_the_same_file(tmp_path):
         ([tmp_path / "a.jsonl"], None),
         (str(tmp_path / "a.jsonl.gz"), None),
         ([tmp_path / "b.jsonl", texts[1], tmp_path / "2.npy"], None),
-        ((np.array(text) for text in texts), None),
         ([[], texts[0], (), texts[1], np.empty(0, np.float32), texts[2]], None),
     ]:
         build_corpus(sources, out, key=key)
@@ -308,23 +290,13 @@ TOO_LARGE = 2**31
     [
         ("a.jsonl", b'{"token_ids": [1]}\n{"token_ids": [-1]}\n', "line 2 has token id -1: give integers from 0"),
         ("a.jsonl", lines([{"token_ids": [TOO_LARGE]}]), f"line 1 has token id {TOO_LARGE}"),
-        ("a.jsonl", lines([{"token_ids": [2**70]}]), "line 1 is not a list of token ids"),
         ("a.jsonl", lines([{"token_ids": [1.5]}]), "line 1 is not a list of token ids"),
-        ("a.jsonl", lines([{"token_ids": [True, False]}]), "line 1 is not a list of token ids"),
-        ("a.jsonl", lines([{"token_ids": [[1, 2], [3]]}]), "line 1 is not a list of token ids"),
         ("a.jsonl", lines([{"token_ids": [[1, 2]]}]), "line 1 is not a list of token ids"),
-        ("a.jsonl", lines([{"token_ids": "text"}]), "line 1 is not a list of token ids"),
-        ("a.jsonl", lines([{"token_ids": None}]), "line 1 is not a list of token ids"),
         ("a.jsonl", lines([{"text": "1 2"}]), "line 1 has no 'token_ids' or 'response_ids'"),
-        ("a.jsonl", lines([[1, 2]]), "line 1 has no 'token_ids' or 'response_ids'"),
         ("a.jsonl", b'{"token_ids": [1]}\n\n{"token', "line 3 is no JSON"),
-        ("a.jsonl", b"\xff\xfe{}", "line 1 is no JSON"),
-        ("a.jsonl", b"", "there is no token in the texts given"),
         ("a.jsonl", lines([{"token_ids": []}]), "there is no token in the texts given"),
-        ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be decompressed"),
         ("a.jsonl.gz", gzip.compress(lines([{"token_ids": [1] * 99}]))[:-9], "a.jsonl.gz cannot be decompressed"),
         ("a.npy", b"no array", "a.npy is no .npy array"),
-        ("a.npy", b"", "a.npy is no .npy array"),
     ],
 )
 def test_bad_files_leave_the_old_corpus(tmp_path, name, data, message):

@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+from sam_core.engines.routing import PromptRoutes
 from sam_core.engines.vllm.routing import EngineRoutes
 
 
@@ -38,6 +39,9 @@ class Client:
     def end_all(self):
         self.routes.ended([f"r{i + 1}" for i in range(self.asked)])
 
+    def imbalance(self):
+        return max(self.routes._in_flight.values()) - min(self.routes._in_flight.values())
+
 
 def test_answers_to_a_prompt_share_an_engine_and_prompts_spread():
     client = Client()
@@ -67,8 +71,19 @@ def test_imbalance_is_bounded():
     client = Client()
     for _ in range(600):
         client.send()
-    counts = client.routes._in_flight.values()
-    assert max(counts) - min(counts) <= 2 * 32
+    assert client.imbalance() <= 2 * 32
+
+
+def test_a_large_group_once_does_not_widen_the_bound_for_ever():
+    client = Client(engines=2)
+    for _ in range(32):
+        client.send(name="validation")
+    client.end_all()
+    homes = {prompt: client.send(prompt=(7, prompt)) for prompt in range(80)}
+    client.end_all()
+    for prompt in (prompt for prompt, home in homes.items() if home == 0):
+        client.send(prompt=(7, prompt))
+    assert client.imbalance() <= PromptRoutes.SLACK
 
 
 def test_the_number_of_engines_may_change():
@@ -88,6 +103,38 @@ def test_an_input_of_a_session_follows_the_one_before():
         assert client.routes.choose(request("session", prompt=prompt), 4) == 3
         client.routes.sent("session", 3)
     assert client.routes._in_flight[3] == 1 and not client.routes._routes._running
+
+
+def test_prompts_keep_their_homes_when_servers_join():
+    """While requests run or wait to go on."""
+    routes, in_flight = PromptRoutes(), {0: 0, 1: 0}
+
+    def ask(prompt, talk):
+        server = routes.choose(talk, prompt, in_flight)
+        in_flight[server] += 1
+        return server
+
+    homes = [ask([7, prompt], f"talk {prompt}") for prompt in range(8)]
+    saved = routes.homes([0, 1])
+    routes.forget_servers()
+    assert routes.homes([0, 1]) == saved
+    for number, home in enumerate(homes):
+        in_flight[home] -= 1
+        routes.ended(f"talk {number}")
+    assert ask([7, 1, 8], "talk 1") == homes[1], "it is of the prompt that it began with"
+    assert ask([7, 0], "another") == homes[0]
+    routes.ended("another")
+    in_flight[homes[0]] += 40
+    assert ask([7, 0], "talk 0") != homes[0], "its server is busy, and it was not in the middle of a conversation"
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(PromptRoutes, "MAX_REMEMBERED", 10)
+    client = Client()
+    for prompt in range(100):
+        client.send(prompt=(7, prompt))
+        client.end_all()
+    assert len(client.routes._routes._homes) == 10
 
 
 def test_what_has_ended_is_forgotten():
@@ -125,8 +172,7 @@ def test_prompts_return_to_their_engine_in_a_run_that_is_started_again(tmp_path,
     assert len(json.loads((folder / "routes.json").read_text())) == 1
 
 
-@pytest.mark.parametrize("later", [1, 2, 5])
-@pytest.mark.parametrize("clients", [2, 3])
+@pytest.mark.parametrize(("clients", "later"), [(2, 5), (3, 1)])
 def test_clients_with_the_same_first_engine_save_together(tmp_path, clients, later):
     """Two engines behind several clients, of which some begin with the same engine; after a restart there are
     others."""
@@ -182,13 +228,7 @@ def test_clients_of_other_processes_do_not_overwrite_each_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sam", "routed"),
-    [
-        (None, True),
-        ({"threshold": 8}, True),
-        ({"sources": ["group"]}, True),
-        ({"sources": ["request", "common"]}, False),
-    ],
+    ("sam", "routed"), [(None, True), ({"sources": ["group"]}, True), ({"sources": ["request", "common"]}, False)]
 )
 def test_engines_are_chosen_where_the_answers_to_a_prompt_share_an_index(sam, routed):
     routes = EngineRoutes.from_options(sam, 1)

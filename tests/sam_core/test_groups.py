@@ -4,7 +4,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from sam_core.engines.verl.groups import group_params
 from sam_core.engines.vllm.groups import request_group
 
@@ -30,6 +29,7 @@ def test_group_by_name_then_by_prompt_and_images():
     with_image |= {request_group(state(["x"], prompt=[1, 2])), request_group(state(extra_args={"sam_group": "x"}))}
     assert len(with_image) == 6
     assert request_group(state(["x"])) == request_group(state(["x"]))
+    assert request_group(state(extra_args={"sam_group": 7})) == b"name 7"
     pooling = state()
     pooling.sampling_params = None
     assert request_group(pooling) == BY_PROMPT
@@ -68,8 +68,3 @@ def test_what_the_requests_ask_for_already_stays():
     assert named == {"extra_args": {**group_params(ROW, False)["extra_args"], **given}} and "sam_group" not in given
     assert group_params(ROW, False, given | {"sam_group": "own"}) == {"extra_args": given | {"sam_group": "own"}}
     assert group_params({}, False, given) == {}, "a row without a name changes nothing"
-
-
-@pytest.mark.parametrize("name", ["a", 7])
-def test_a_name_of_any_type_serves(name):
-    assert request_group(state(extra_args={"sam_group": name})) == f"name {name}".encode()

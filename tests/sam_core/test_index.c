@@ -626,14 +626,12 @@ int main(int count, char **arguments) {
     test_table = 32;
     test_texts_in_any_interleaving(3000 / part);
     test_older_texts(2000 / part);
-    if (part == 1)
-        test_runs_at_the_longest_match();
+    test_runs_at_the_longest_match();
     test_append_is_all_or_nothing();
     test_validation_notices_damage();
     test_blocks();
     test_freeing_in_portions();
     test_split_of_a_node_with_many_edges();
-    if (part == 1)
-        test_edges_of_one_hash();
+    test_edges_of_one_hash();
     return 0;
 }

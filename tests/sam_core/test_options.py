@@ -28,13 +28,10 @@ def test_a_pool_takes_every_rule_and_source():
     assert Options().sources == inspect.signature(Pool).parameters["sources"].default
 
 
-def test_good_corpus(tmp_path):
-    path = str(tmp_path / "corpus")
-    build_corpus([[1, 2, 3]], path)
-    assert Options.from_engine(3, {"corpus": path}).corpus == path
-
-
 def test_bad_corpus_is_one_sentence_that_names_it(tmp_path):
+    good = str(tmp_path / "corpus")
+    build_corpus([[1, 2, 3]], good)
+    assert Options.from_engine(3, {"corpus": good}).corpus == good
     foreign = tmp_path / "foreign"
     foreign.write_text("no corpus")
     for path, sentence in [
@@ -57,26 +54,15 @@ def test_a_mode_of_verification_that_the_patches_lack():
     ("k", "sam", "sentence"),
     [
         (0, {}, "num_speculative_tokens must be an integer from 1 to 15, got 0"),
-        (True, {}, "num_speculative_tokens must be an integer from 1 to 15, got True"),
         (3, "newest", "speculative_config.sam must be a mapping of options, got 'newest'"),
         (3, {"treshold": 8}, "unknown option 'treshold' in speculative_config.sam; known: rule, sources"),
         (3, {"rule": "mixer"}, "rule 'mixer' is not available; this version has oldest, newest, count, suffix, blend"),
-        (3, {"switch": "on"}, "switch 'on' is not available; this version has batch, auto"),
-        (
-            3,
-            {"sources": []},
-            "sources must be a list of different names out of request, group, history, common, got ()",
-        ),
-        (3, {"sources": ["group", "group"]}, "sources must be a list of different names"),
+        (3, {"sources": ["group", "group"]}, "sources must be a list of different names out of request, group, his"),
         (3, {"sources": ["corpus"]}, "sources 'corpus' is not available"),
         (3, {"sources": ["request", "history"]}, "sources has 'history' without 'group': add group, whose index holds"),
         (3, {"threshold": 0}, "threshold must be an integer of at least 1, got 0"),
-        (3, {"threshold": 2.5}, "threshold must be an integer of at least 1, got 2.5"),
         (3, {"memory_bytes": 1000}, "memory_bytes must be an integer of at least 1048576"),
         (3, {"memory_bytes": 1 << 70}, "memory_bytes must be below 2**48, got 1180591620717411303424: give bytes of"),
-        (3, {"verify": "block"}, "verify 'block' is not available; this version has rejection, seeded"),
-        (3, {"min_prob": 1}, "min_prob must be a number of at least 0 and below 1, got 1"),
-        (3, {"min_prob": -0.1}, "min_prob must be a number of at least 0 and below 1, got -0.1"),
         (3, {"min_prob": float("nan")}, "min_prob must be a number of at least 0 and below 1, got nan"),
         (3, {"corpus": 3}, "corpus must be the path of a file, got 3"),
         (3, {"history": "x"}, "history must be the full path of a folder, got 'x'"),
@@ -93,10 +79,8 @@ def test_bad_value_is_one_sentence(k, sam, sentence):
 @pytest.mark.parametrize(
     ("speculative", "additional", "mode"),
     [
-        (None, None, "rejection"),
         (None, {"sam_verify": "seeded"}, "seeded"),
         (SimpleNamespace(method="ngram"), {"sam_verify": "seeded"}, "seeded"),
-        (SimpleNamespace(method="sam", sam=None), {}, "rejection"),
         (SimpleNamespace(method="sam", sam={"verify": "seeded"}), {}, "seeded"),
         (SimpleNamespace(method="sam", sam={"rule": "newest"}), {"sam_verify": "seeded"}, "rejection"),
     ],

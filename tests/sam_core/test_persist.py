@@ -15,16 +15,15 @@ import pytest
 from sam_core.corpus import build_corpus
 from steps import ALL, step, step_tree
 
-from sam_core import Pool
+from sam_core import Pool, options
 
 HEADER = struct.Struct("<8sIIQIIQQQQQQ")
 FACTOR = 0x9E3779B97F4A7C15
-RULES = ["oldest", "newest", "count", "suffix", "blend"]
+DAMAGED = "is damaged: restore it from a copy, or start with a new pool"
 
 
-def checksum(data):
-    """The checksum of a saved pool, a multiple of 8 bytes, as persist.h says."""
-    value = 0
+def checksum(data, value=0):
+    """The checksum of a saved pool, a multiple of 8 bytes, as persist.h says; value: that of the bytes before."""
     for (unit,) in struct.iter_unpack("<Q", data):
         value = (value ^ unit) * FACTOR & (1 << 64) - 1
         value ^= value >> 32
@@ -71,11 +70,8 @@ def refused(path, message, error=ValueError):
         assert str(path) in str(caught.value)
 
 
-# ---- what comes back ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sources", [ALL, ("group", "history")])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", options.RULES)
 def test_loaded_pool_drafts_as_the_saved_one_after_a_rebuild(rule, sources, tmp_path):
     pool = filled(rule, sources)
     pool.save(tmp_path / "pool")
@@ -106,15 +102,9 @@ def test_loaded_pool_drafts_as_the_saved_one_after_a_rebuild(rule, sources, tmp_
 def test_description(tmp_path):
     path = tmp_path / "pool"
     filled("count").save(str(path))
-    expected = {
-        "version": 3,
-        "vocab_size": None,
-        "tokenizer": None,
-        "rule": "count",
-        "sources": ["request", "group", "history", "common"],
-    }
-    expected |= {"groups": 6, "texts": 17, "tokens": 17 * 33, "bytes": path.stat().st_size}
-    assert Pool.describe(path) == expected
+    model = {"vocab_size": None, "tokenizer": None, "rule": "count", "sources": [*ALL]}
+    counts = {"groups": 6, "texts": 17, "tokens": 17 * 33, "bytes": path.stat().st_size}
+    assert Pool.describe(path) == {"version": 3, **model, **counts}
 
 
 def test_empty_pool_and_arguments_of_load(tmp_path):
@@ -128,41 +118,16 @@ def test_empty_pool_and_arguments_of_load(tmp_path):
     assert step(loaded, [(loaded.open([5, 6]), [])])[0][:2] == [7, 8]
     with pytest.raises(ValueError, match="memory_bytes is 7: a pool needs at least"):
         Pool.load(path, 7)
-    with pytest.raises(ValueError, match="min_prob is 2.0: it must lie between 0 and 1"):
-        Pool.load(path, min_prob=2)
     with pytest.raises(FileNotFoundError, match="no corpus here"):
         Pool.load(path, corpus="no corpus here")
-    for read in (Pool.load, Pool.describe, Pool().save):
-        with pytest.raises(TypeError):
-            read(3)
+    for call in (Pool.load, Pool.describe, Pool().save):
         with pytest.raises(ValueError, match="embedded null"):
-            read("a\0b")
+            call("a\0b")
 
 
-def test_groups_that_do_not_fit_are_left_out_oldest_first(tmp_path):
-    pool, least = Pool(rule="newest"), Pool(rule="newest").stats()["bytes_used"]
-    for number in range(20):
-        slot = pool.open([number])
-        pool.append(slot, [number] * 1000)
-        pool.close(slot)
-    pool.save(tmp_path / "pool")
-    loaded = Pool.load(tmp_path / "pool", least + 50_000)
-    stats = loaded.stats()
-    assert 8 < stats["groups"] < 14 and stats["evicted_groups"] == 20 - stats["groups"]
-    assert [loaded.drop([number]) for number in range(20)] == [False] * (20 - stats["groups"]) + [True] * stats[
-        "groups"
-    ]
-    assert loaded.stats()["bytes_used"] == least
-    stats = Pool.load(tmp_path / "pool", least + 4000).stats()
-    assert (stats["groups"], stats["evicted_groups"]) == (0, 20)
-
-
-# ---- what is refused ------------------------------------------------------------------------------------------------
-
-
-def test_truncated_at_every_byte(saved, tmp_path):
+def test_truncated_files(saved, tmp_path):
     path = tmp_path / "pool"
-    lengths = [*range(200), *range(200, len(saved), 997), *range(len(saved) - 200, len(saved))]
+    lengths = [*range(HEADER.size + 9), *range(200, len(saved), 9973), *range(len(saved) - 9, len(saved))]
     for length in lengths:
         put(path, saved[:length])
         with pytest.raises(ValueError, match=r"pool' is (no saved pool|cut short or added to)"):
@@ -172,7 +137,7 @@ def test_truncated_at_every_byte(saved, tmp_path):
 
 def test_every_flipped_bit_is_noticed(saved, tmp_path):
     path, rng = tmp_path / "pool", random.Random(6)
-    bits = [*range(8 * HEADER.size), *(rng.randrange(8 * len(saved)) for _ in range(500))]
+    bits = [*range(8 * HEADER.size), *(rng.randrange(8 * len(saved)) for _ in range(99))]
     bits += range(8 * len(saved) - 64, 8 * len(saved))
     for bit in bits:
         damaged = bytearray(saved)
@@ -203,36 +168,25 @@ def field(saved, **changes):
         ({"order": 0x04030201}, "is from a machine with another byte order: load it there"),
         ({"rule": 5}, "is damaged"),
         ({"sources": 0}, "is damaged"),
-        ({"sources": 4}, "is damaged"),
-        ({"sources": 8}, "is damaged"),
         ({"sources": 9}, "is damaged"),
         ({"sources": 1 << 31 | 3}, "is damaged"),
         ({"sources": 3}, "is from another version of sam_core: load it there, or start with a new pool"),
         ({"vocab_size": (1 << 31) + 1}, "is damaged"),
+        *(({"learned": learned}, DAMAGED) for learned in (8, 2**63)),
+        *(({"groups": groups}, DAMAGED) for groups in (7, 2**63)),
     ],
 )
 def test_other_headers(saved, changes, message, tmp_path):
     refused(put(tmp_path / "pool", field(saved, **changes)), message)
 
 
-@pytest.mark.parametrize("changes", [{"learned": 8}, {"learned": 2**63}, {"groups": 7}, {"groups": 2**63}])
-def test_headers_that_the_contents_do_not_bear_out(saved, changes, tmp_path):
-    path = put(tmp_path / "pool", field(saved, **changes))
-    refused(path, "is damaged: restore it from a copy, or start with a new pool")
-
-
 def test_a_model_of_another_vocabulary_or_tokenizer(tmp_path):
     path, of, other = tmp_path / "pool", "00000000000000ab", "0123456789abcdef"
     Pool(vocab_size=1000, tokenizer=of).save(path)
-    assert {name: Pool.describe(path)[name] for name in ("vocab_size", "tokenizer")} == {
-        "vocab_size": 1000,
-        "tokenizer": of,
-    }
+    assert {"vocab_size": 1000, "tokenizer": of}.items() <= Pool.describe(path).items()
     with pytest.raises(ValueError, match=f"{path}' is of a vocabulary of 1000 tokens, but the model's has 999: name a"):
         Pool.load(path, vocab_size=999)
-    with pytest.raises(
-        ValueError, match=rf"{path}' is of another tokenizer \(fingerprint {of}\) than .*{other}\): name"
-    ):
+    with pytest.raises(ValueError, match=rf"{path}' is of another tokenizer \(fingerprint {of}\) than .*{other}\): na"):
         Pool.load(path, tokenizer=other)
     for known in ({}, {"vocab_size": 1000}, {"tokenizer": of}):
         Pool.load(path, **known).save(tmp_path / "again")
@@ -254,51 +208,11 @@ def test_followers_that_cannot_be_learned(follower, tmp_path):
         return sealed(good[: end - 8] + struct.pack("<iI", token, seen) + good[end:])
 
     Pool.load(put(path, with_last(7, 4 << 8 | 15)))
-    with pytest.raises(ValueError, match="is damaged: restore it from a copy, or start with a new pool"):
-        Pool.load(put(path, with_last(*follower)))
-
-
-def is_sound(data, start):
-    """Whether the groups of a file, from `start` on, are as persist.h says."""
-    end, seen = len(data) - 8, set()
-
-    def take(form):
-        nonlocal start
-        size = struct.calcsize(form)
-        if size > end - start:
-            raise ValueError
-        start += size
-        return struct.unpack_from(form, data, start - size)
-
-    def take_tokens(count):
-        if any(token < 0 for token in take(f"<{count}i")):
-            raise ValueError
-
-    try:
-        for _ in range(HEADER.unpack_from(data)[7]):
-            kind, texts, key_bytes = take("<IIQ")
-            if kind not in (1, 2) or not texts or key_bytes > end - start or (kind == 1 and key_bytes % 4):
-                return False
-            key = kind, data[start : start + key_bytes]
-            if kind == 1:
-                take_tokens(key_bytes // 4)
-            else:
-                take(f"{key_bytes + -key_bytes % 4}x")
-            for _ in range(texts):
-                prompt, size = take("<II")
-                if size < prompt or size >= 2**30 or (kind == 1 and 4 * prompt != key_bytes):
-                    return False
-                take_tokens(size - prompt * (kind == 1))
-            if key in seen:
-                return False
-            seen.add(key)
-        return end - start < 8
-    except ValueError:
-        return False
+    refused(put(path, with_last(*follower)), DAMAGED)
 
 
 def test_contents_are_checked_although_the_checksum_is_right(tmp_path):
-    """Whoever can write the file can seal it: lengths and numbers must be checked all the same."""
+    """Whoever can write the file can seal it: what is read is refused, or makes a sound pool."""
     rng, path = random.Random(9), tmp_path / "pool"
     pool = Pool(rule="newest")
     pool.close(pool.open([], b"names"))
@@ -309,40 +223,38 @@ def test_contents_are_checked_although_the_checksum_is_right(tmp_path):
     pool.save(path)
     data = path.read_bytes()
     start = HEADER.size + HEADER.unpack_from(data)[6]
-    assert len(data) - start < 250 and is_sound(data, start)
-    values = (*range(10), 2**15, 2**29, 2**30, 2**31 - 1, 2**31, 2**32 - 1)
+    assert len(data) - start < 250
+    values = (*range(7), 2**29, 2**30, 2**31 - 1, 2**31, 2**32 - 1)
+    before = checksum(data[:start])
     outcomes = {True: 0, False: 0}
     for at in range(start, len(data) - 8, 4):
         for value in (*values, rng.randrange(2**32)):
-            changed = sealed(data[:at] + struct.pack("<I", value) + data[at + 4 :])
-            put(path, changed)
-            sound = is_sound(changed, start)
+            contents = data[start:at] + struct.pack("<I", value) + data[at + 4 : -8]
+            put(path, data[:start] + contents + struct.pack("<Q", checksum(contents, before)))
+            try:
+                sound = Pool.load(path)._validate() is None
+            except ValueError:
+                sound = False
+                refused(path, DAMAGED)
             outcomes[sound] += 1
-            if sound:
-                assert Pool.load(path)._validate() is None
-                assert Pool.describe(path)
-            else:
-                refused(path, "is damaged: restore it from a copy, or start with a new pool")
     assert min(outcomes.values()) > 100
-    at, nobody = start + 24, struct.pack("<IIQ4s", 2, 0, 4, b"none")
+    at, groups = start + 24, HEADER.unpack_from(data)[7]
+    nobody = struct.pack("<IIQ4s", 2, 0, 4, b"none")
     assert struct.unpack_from("<II", data, at) == (2, 5)
-    groups = HEADER.unpack_from(data)[7]
     end = start + len(data[start:-8].rstrip(b"\0")) // 4 * 4 + 4
-    assert is_sound(field(data[:end] + bytes(-end % 8 + 8)), start)
     for changed, count in (
         (data[:-8] + bytes(16), groups),  # too long
         (data[: HEADER.size] + b"\xff" * 4 + data[HEADER.size + 4 :], groups),  # a counter of 1023 outcomes
         (data[:at] + struct.pack("<II", 3, 6) + data[at + 8 :], groups),  # a prompt longer than the key
         (data[:at] + struct.pack("<II", 0, 3) + data[at + 8 :], groups),
+        (data[: at + 8] + struct.pack("<i", -1) + data[at + 12 :], groups),  # no token
         (data[:end] + nobody + bytes(-(end + len(nobody)) % 8 + 8), groups + 1),  # a group without texts
     ):
-        with pytest.raises(ValueError, match="is damaged"):
-            Pool.load(put(path, field(changed, bytes=len(changed), groups=count)))
-    put(path, field(data[:-4], bytes=len(data) - 4))
-    refused(path, "is cut short or added to")
+        refused(put(path, field(changed, bytes=len(changed), groups=count)), "is damaged")
+    refused(put(path, field(data[:-4], bytes=len(data) - 4)), "is cut short or added to")
 
 
-@pytest.mark.parametrize("data", [b"", b"x", b"sampool\0", b"\0" * 100, b"#!/bin/sh\n" * 100])
+@pytest.mark.parametrize("data", [b"", b"sampool\0", b"#!/bin/sh\n" * 100])
 def test_foreign_files(data, tmp_path):
     refused(put(tmp_path / "pool", data), "is no saved pool: name a file that Pool.save wrote")
 
@@ -358,7 +270,7 @@ def test_files_that_are_none(saved, tmp_path):
     refused(tmp_path / "pool" / "x", "Not a directory", NotADirectoryError)
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o666, 0o610, 0o601])
+@pytest.mark.parametrize("mode", [0o640, 0o602, 0o610])
 def test_files_that_others_may_open(saved, mode, tmp_path):
     path = put(tmp_path / "pool", saved, mode)
     refused(path, "is open to other users: make it private by chmod 600 if you trust its contents")
@@ -371,9 +283,6 @@ def test_files_of_another_user(saved, tmp_path):
     path = put(tmp_path / "pool", saved)
     os.chown(path, 12345, 12345)
     refused(path, "is owned by another user: copy it to a file of your own if you trust it")
-
-
-# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def test_file_is_private_and_replaces_the_old_one(tmp_path):
@@ -395,9 +304,6 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path):
         pool.save(tmp_path / "nowhere" / "pool")
     with pytest.raises(IsADirectoryError):
         pool.save(tmp_path)
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError):
-        pool.save(tmp_path / "folder")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     for size in (0, 1000, len(before) - 1):
@@ -409,7 +315,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert caught.value.errno == errno.EFBIG and caught.value.filename == str(path)
     signal.signal(signal.SIGXFSZ, handler)
-    assert path.read_bytes() == before and sorted(os.listdir(tmp_path)) == ["folder", "pool"]
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["pool"]
     assert pool.stats() == stats and pool._validate() is None
 
 

@@ -55,18 +55,6 @@ def make(k=3, **options):
     return SamProposer(k, PLAIN | options, max_model_len=MAX_LEN)
 
 
-@pytest.mark.parametrize("threshold", [1, 2, 3])
-def test_switch_at_the_exact_batch_size(threshold):
-    proposer, batch = make(threshold=threshold), Batch()
-    for n in range(1, 5):
-        batch.add(f"r{n}", [n, 9, n, 9, n], 5)
-        drafts = batch.propose(proposer)
-        assert all(bool(d) == (n <= threshold) for d in drafts.values())
-        assert len(drafts) == n
-    stats = proposer.stats()
-    assert (stats["steps"], stats["steps_on"], stats["transitions"]) == (4, threshold, 1)
-
-
 def test_the_rest_of_a_text_that_has_left_the_rows_is_fed_once():
     proposer, batch = make(), Batch()
     batch.add("a", [1, 2], 2)
@@ -84,17 +72,6 @@ def test_the_rest_of_a_text_that_has_left_the_rows_is_fed_once():
     assert batch.propose(proposer) == {"b": [5, 6, 7]}
 
 
-def test_partial_prefill_is_not_drafted_but_indexed_once():
-    proposer, batch = make(), Batch()
-    batch.add("a", [1, 2, 3, 1, 2], 5)
-    for _ in range(3):
-        assert batch.propose(proposer, [False]) == {"a": []}
-    assert proposer.pool.stats()["appended"] == 0
-    batch.sample("a", [3])
-    assert batch.propose(proposer) == {"a": [1, 2, 3]}
-    assert proposer.pool.stats()["appended"] == 1
-
-
 def test_same_id_again_after_an_abort_is_a_new_request():
     proposer, batch = make(), Batch()
     batch.add("a", [1, 2, 3, 1, 2, 3], 2)
@@ -106,9 +83,7 @@ def test_same_id_again_after_an_abort_is_a_new_request():
     assert proposer.stats()["requests"] == 1
 
 
-@pytest.mark.parametrize(
-    ("length", "longest"), [(MAX_LEN - 5, 3), (MAX_LEN - 3, 2), (MAX_LEN - 2, 1), (MAX_LEN - 1, 0)]
-)
+@pytest.mark.parametrize(("length", "longest"), [(MAX_LEN - 3, 2), (MAX_LEN - 1, 0)])
 def test_no_draft_reaches_beyond_max_model_len(length, longest):
     proposer, batch = make(), Batch()
     batch.add("a", [1, 2, 3] * (length // 3) + [1, 2, 3][: length % 3], length)
@@ -145,34 +120,6 @@ def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
     assert proposer.stats()["requests"] == 0
 
 
-def test_resumed_request_continues_its_own_text():
-    """Its answer so far is no prompt of the group, and its place in the answer goes on."""
-    proposer = SamProposer(3, PLAIN, max_model_len=MAX_LEN, group_of=lambda req_id: b"g")
-    batch = Batch()
-    batch.add("a", [1, 2, 5, 6, 7], 2)
-    batch.add("b", [1, 2, 8, 9], 2)
-    batch.propose(proposer)
-    batch.remove("a")
-    proposer.finish("a")
-    batch.add("c", [1, 2, 5, 6, 7, 5], 5)
-    assert batch.propose(proposer) == {"b": [], "c": [6, 7, 5]}
-    stats = proposer.pool.stats()
-    assert (stats["tokens"], stats["groups"]) == (10, 1)
-    assert proposer.pool.prompt_size(proposer._slots["c"]) == 2
-
-
-def test_rows_may_lie_apart_and_are_never_written():
-    proposer, batch = make(), Batch()
-    batch.add("a", [1, 2, 3, 4, 1, 2], 6)
-    batch.add("b", [7, 8, 7], 3)
-    table = np.full((2 * len(batch.rows), MAX_LEN + 5), -7, np.int32)[::2, :MAX_LEN]
-    table[:] = batch.rows
-    table.flags.writeable = False
-    for rows in (table, table[::-1][-2:][::-1]):
-        drafts = proposer.propose(batch.req_ids, rows, np.array([6, 3, 9, 9], np.int32), [6, 3, 9], [True, True], 2)
-        assert drafts == [[3, 4, 1], [8, 7]]
-
-
 def test_no_token_is_lost_where_a_step_is_refused():
     proposer, batch = make(sources=["request"]), Batch()
     batch.add("a", [1, 2, 3], 3)
@@ -185,13 +132,6 @@ def test_no_token_is_lost_where_a_step_is_refused():
     batch.rows[1, 2] = 4
     assert batch.propose(proposer) == {"a": [3, 1, 2], "b": [5, 4]}
     assert proposer.pool.stats()["appended"] == 3
-
-
-def test_rank_that_does_not_draft_keeps_no_index():
-    proposer, batch = SamProposer(3, None, max_model_len=MAX_LEN, drafting=False), Batch()
-    batch.add("a", [1, 2, 1, 2], 4)
-    assert batch.propose(proposer) == {"a": []}
-    assert proposer.pool.stats()["slots_open"] == 0
 
 
 def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
@@ -241,8 +181,8 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(early):
         drafts = batch.propose(proposer, sampled, early=early)
         if rng.random() < 0.5:
             proposer.catch_up()
-        for name, draft in drafts.items():
-            assert followed_somewhere(texts[name], draft)
+        for (name, draft), new in zip(drafts.items(), sampled, strict=True):
+            assert followed_somewhere(texts[name], draft) and (new or not draft)
             drafted += len(draft)
         ending = []
         for name in list(batch.req_ids):
@@ -267,7 +207,7 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(early):
 def test_while_nothing_is_drafted_requests_are_fed_in_turn():
     """Each within FEED_INTERVAL steps, however many run, and whole at its end."""
     steps = FEED_INTERVAL + 8
-    for requests in (3, 70, 2500):
+    for requests in (3, 2500):
         proposer, batch = make(threshold=1), Batch(requests)
         names = [f"r{i}" for i in range(requests)]
         for i, name in enumerate(names):
@@ -279,10 +219,8 @@ def test_while_nothing_is_drafted_requests_are_fed_in_turn():
             before = fed(proposer, names) if step else 2 * requests
             batch.propose(proposer)
             calls.add(fed(proposer, names) - before > 0)
-            assert (
-                max(batch.lengths) - min(proposer._requests["fed"][slot] for slot in proposer._slots.values())
-                <= FEED_INTERVAL
-            )
+            least = min(proposer._requests["fed"][slot] for slot in proposer._slots.values())
+            assert max(batch.lengths) - least <= FEED_INTERVAL
         assert calls == ({True} if requests > MIN_FEED_BATCH * (FEED_INTERVAL - 1) else {True, False})
         proposer.finish(names)
         assert proposer.pool.stats()["appended"] == steps * requests
@@ -397,9 +335,6 @@ def test_uniform_pads_with_what_min_prob_leaves_out(rule):
     assert shorter > 10 and (longer > 10 or rule == "suffix")
 
 
-# ---- another vocabulary ---------------------------------------------------------------------------------------------
-
-
 def test_no_draft_leaves_the_vocabulary():
     """Whatever the texts hold, an engine's placeholders for pictures too."""
     batch, k = Batch(), 8
@@ -425,9 +360,8 @@ def test_a_corpus_of_another_model_is_one_sentence(tmp_path):
         assert "\n" not in str(error.value) and str(path) in str(error.value)
         return str(error.value)
 
-    assert "is of another vocabulary: it has token 200001, but the model's has 32000 tokens" in refusal(
-        vocab_size=32000
-    )
+    sentence = "is of another vocabulary: it has token 200001, but the model's has 32000 tokens"
+    assert sentence in refusal(vocab_size=32000)
     SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, drafting=False)
     SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=200002)
     model.mkdir()

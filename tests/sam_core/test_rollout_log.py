@@ -11,18 +11,13 @@ def taken(drafted=40, steps_on=5, **other):
     return dict.fromkeys(SUMS, 0) | {"drafted": drafted, "busy_s": 2} | drafter | other
 
 
-def test_cpu_seconds_are_summed_over_replicas():
-    metrics = rollout_log.step_metrics([taken(cpu_s=2), taken(cpu_s=3)])
-    assert metrics["rollout/spec/cpu_s"] == 5
-    assert "rollout/spec/cpu_s" not in rollout_log.step_metrics([taken()])
-
-
 def test_metrics_over_replicas():
     row = dict.fromkeys(SUMS, 0) | {"tokens": 30, "request_steps": 20, "drafted": 40, "accepted": 10, "tail_s": 3}
     drafter = {"sam_steps": 10, "sam_steps_on": 5, "sam_draft_s": 0.02, "sam_proposed": 44}
     drafter |= {"sam_proposed_group": 4, "sam_accepted_group": 3, "sam_evicted_history": 2}
     drafter |= {"sam_steps_from_0": 0, "sam_tokens_from_0": 0, "sam_steps_from_128": 3, "sam_tokens_from_128": 5}
-    metrics = rollout_log.step_metrics([row | drafter, row | drafter | {"tail_s": 5}])
+    metrics = rollout_log.step_metrics([row | drafter | {"cpu_s": 2}, row | drafter | {"tail_s": 5, "cpu_s": 3}])
+    verls = rollout_log.step_metrics([row | {"drafts": 5}, row | {"drafts": 20}])
     assert metrics["rollout/spec/tokens_per_step"] == 1.5
     assert metrics["rollout/spec/acceptance_rate"] == 0.25
     assert metrics["rollout/spec/padding"] == 0
@@ -31,9 +26,9 @@ def test_metrics_over_replicas():
     assert metrics["rollout/spec/switch_on_share"] == 0.5
     assert metrics["rollout/spec/draft_ms"] == pytest.approx(2)
     assert metrics["rollout/spec/tail_s"] == 5
+    assert metrics["rollout/spec/cpu_s"] == 5 and "rollout/spec/cpu_s" not in verls
     assert metrics["rollout/spec/drafted"] == 80
     assert "rollout/spec_accept_rate" not in metrics
-    verls = rollout_log.step_metrics([row | {"drafts": 5}, row | {"drafts": 20}])
     assert (verls["rollout/spec_accept_rate"], verls["rollout/spec_accept_length"]) == (0.25, 1.8)
     assert metrics["rollout/spec/proposed_group"] == 8
     assert metrics["rollout/spec/accepted_group"] == 6

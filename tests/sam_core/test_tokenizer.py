@@ -34,7 +34,7 @@ def test_every_kind_of_file(tmp_path):
     assert len(texts) == 2 and fingerprint(tmp_path) in texts
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "3", '{"model": {}}', '{"model": {"vocab": [1]}}', "[" * 100_000])
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": {"vocab": [1]}}', "[" * 100_000])
 def test_a_file_that_is_none(tmp_path, content):
     with pytest.raises(ValueError) as error:
         of(tmp_path, content)

@@ -23,7 +23,6 @@ from hypothesis.stateful import (
 from sam_core.corpus import build_corpus
 from sam_core.options import RULES
 from steps import ALL, i32
-from twin.automaton import Index
 from twin.rules import MAX_DRAFT
 
 import sam_core
@@ -188,53 +187,6 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, phases=[Phase.generate])
 
 
-def ends_without_history(pool, slot, keep=True):
-    """`twin.Pool.close` with a bug: answers of an earlier life are found though history is no source."""
-    pool.catch_up()
-    closed = pool._slots.pop(slot)
-    pool._free.append(slot)
-    if group := closed.group:
-        group.close(closed.text, keep)
-        group.leave()
-        if not group.texts:
-            pool._groups = {key: other for key, other in pool._groups.items() if other is not group}
-
-
-def longest_string_of_all(walk, source, node, most, right=twin.rules._Walk._index_matches):
-    """A bug in rule count: the source in which the longest string stands, though nothing followed it there."""
-    lengths = [length for _, length in node.match]
-    best = 0 if lengths[0] >= lengths[1] else 1
-    return right(walk, source, node, most) if walk.rule != "count" or source == best else []
-
-
-def second_life(both):
-    slot = both.same("open", [1])
-    both.same("append", slot, [2, 3, 4])
-    both.same("close", slot)
-    both.step([(both.same("open", [1]), [2])], 4)
-
-
-def text_ends_as_its_sibling(both):
-    """What followed stands behind a shorter match of the request than the one at the end of the sibling."""
-    slots = both.same("open", []), both.same("open", [])
-    both.step([(slots[0], [0, 1, 0]), (slots[1], [1, 0, 0])], 4)
-
-
-@pytest.mark.parametrize(
-    ("calls", "sources", "where", "name", "bug"),
-    [
-        (second_life, ("request", "group"), twin.Pool, "close", ends_without_history),
-        (text_ends_as_its_sibling, ALL, twin.rules._Walk, "_index_matches", longest_string_of_all),
-    ],
-    ids=["lives", "longest"],
-)
-def test_faults_of_the_past_are_noticed(monkeypatch, calls, sources, where, name, bug):
-    calls(Both(rule="count", sources=sources))
-    monkeypatch.setattr(where, name, bug)
-    with pytest.raises(AssertionError):
-        calls(Both(rule="count", sources=sources))
-
-
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("rule", RULES)
 def test_loops_longer_than_a_match(rule, tree):
@@ -262,50 +214,6 @@ def test_slot_numbers_wait_before_they_are_used_again():
     both = Both(rule="newest")
     for _ in range(150):
         both.same("close", both.same("open", [1, 2], None))
-
-
-def placed(kind, appended, texts, string):
-    """By definition: marks, best and place of what followed a string, in texts of which some came as older ones."""
-    counts, best, place = {}, -1, None
-    for text, position, older in appended:
-        if position < len(string) or texts[text][position - len(string) : position] != string:
-            continue
-        same = place is not None and place[0] == text
-        takes = place is None or (older and not same if kind == "oldest" else same or not older)
-        token = texts[text][position]
-        counts[token] = counts.get(token, 0) + 1
-        if counts[token] + takes > counts.get(best, 0):
-            best = token
-        place = (text, position) if takes else place
-    return sum(counts.values()), best, place
-
-
-@pytest.mark.parametrize("kind", ["oldest", "newest", "counted"])
-def test_older_texts_in_the_twin(kind):
-    """An older text that is inserted after newer ones takes no place of theirs; the oldest rule's first is its."""
-    rng = random.Random(kind)
-    for _ in range(60):
-        texts, appended, frequent = [[], [], []], [], []
-        index = Index(kind, texts)
-        states = [index.root] * 3
-        for turn in range(40):
-            number = rng.choice((0, 1 + turn // 20))  # text 0 grows while the others come in turn
-            texts[number].append(token := rng.randrange(3))
-            older, position = number > 0, len(texts[number]) - 1
-            states[number] = index.append(states[number], number, position, older)
-            appended.append((number, position, older))
-            count = sum(texts[text][at] == token for text, at, _ in appended)
-            frequent = [entry for entry in frequent if entry[0] != token]
-            frequent.insert(sum(entry[1] + older > count for entry in frequent), (token, count))
-        assert index.frequent == frequent
-        for text, end, _ in appended:
-            for start in range(max(0, end - 8), end + 1):
-                string, state = texts[text][start : end + 1], index.root
-                for token in string:
-                    state = state.edges[token]
-                marks, best, place = placed(kind, appended, texts, string)
-                assert (state.marks, state.place) == (marks, place)
-                assert not marks or kind == "oldest" or state.best == best
 
 
 @pytest.mark.parametrize("index_later", [False, True], ids=["", "index_later"])

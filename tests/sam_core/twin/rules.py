@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from sam_core.corpus import END, Corpus
@@ -146,54 +147,44 @@ class Node:
         self.best_path = times(self.path, best)
 
 
+class Drafted(NamedTuple):
+    """A token of a draft, with the probability of the path to it and the cell that this was read from."""
+
+    token: int
+    parent: int
+    path: int
+    source: int
+    cell: int
+    match_length: int
+
+    @property
+    def score(self) -> float:
+        """The probability that the path to the token is accepted, in the precision of float32."""
+        return float(np.float32(self.path)) / PATH_ONE
+
+
 @dataclass
 class Record:
     """A draft and what was considered for it, to learn from.
 
-    cut: the last token is too improbable, its path below `floor`: the draft ends before it, it is only learned from.
-    last: tokens before the draft, as of Context.
+    Attributes:
+        floor: the draft ends before a path below it, whose token is only learned from.
+        last: tokens before the draft, as of Context.
     """
 
     floor: int = 0
-    cut: bool = False
     last: tuple[int, ...] = ()
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    paths: list[int] = field(default_factory=list)
-    cells: list[int] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-    match_lengths: list[int] = field(default_factory=list)
+    tokens: list[Drafted] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
-    def emit(self, token: int, parent: int, path: int, source: int, cell: int, match_length: int) -> None:
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.paths.append(path)
-        self.sources.append(source)
-        self.cells.append(cell)
-        self.match_lengths.append(match_length)
-        self.cut = path < self.floor
-
-    def end_before(self, size: int) -> None:
-        """Take back all tokens from number `size` on."""
-        for taken in (self.tokens, self.parents, self.paths, self.sources, self.cells, self.match_lengths):
-            del taken[size:]
-        self.cut = False
-        if not size:
-            self.nodes = []
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+    @property
+    def cut(self) -> bool:
+        """Whether the last token is too improbable to be drafted."""
+        return bool(self.tokens) and self.tokens[-1].path < self.floor
 
     @property
-    def drafted(self) -> int:
-        """Tokens of the draft."""
-        return len(self.tokens) - self.cut
-
-    @property
-    def scores(self) -> list[float]:
-        """The probability that the path to each token is accepted, in the precision of float32."""
-        return [float(np.float32(path)) / PATH_ONE for path in self.paths]
+    def drafted(self) -> list[Drafted]:
+        return self.tokens[: len(self.tokens) - self.cut]
 
 
 def times(path: int, probability: int) -> int:
@@ -210,9 +201,10 @@ def draft(model: Model, rule: str, context: Context, k: int, min_prob: float, tr
         record = _draft_suffix(model, context, k, floor, tree)
     else:
         record = _draft_copies(model, context, k, floor, tree)
-    foreign = [at for at, token in enumerate(record.tokens) if 0 < context.vocab_size <= token]
+    foreign = [at for at, made in enumerate(record.tokens) if 0 < context.vocab_size <= made.token]
     if foreign:
-        record.end_before(foreign[0])
+        del record.tokens[foreign[0] :]
+        record.nodes = record.nodes if record.tokens else []
     return record
 
 
@@ -229,15 +221,15 @@ def learn(model: Model, rule: str, record: Record, tokens: list[int], accepted: 
     at = -1  # drafted token that came true last
     for token in tokens:
         came = None
-        for number, parent in enumerate(record.parents):
-            if parent == at:
-                outcome = record.tokens[number] == token
+        for number, made in enumerate(record.tokens):
+            if made.parent == at:
+                outcome = made.token == token
                 came = number if outcome else came
                 if rule != "blend":
-                    model.cells[record.cells[number]] = M.updated(model.cells[record.cells[number]], outcome)
-        if came is None or came == record.drafted:
+                    model.cells[made.cell] = M.updated(model.cells[made.cell], outcome)
+        if came is None or came == len(record.drafted):
             break
-        accepted[record.sources[came]] += 1
+        accepted[record.tokens[came].source] += 1
         at = came
     node = record.nodes[0] if record.nodes and rule == "blend" else None
     for token in tokens:
@@ -294,12 +286,12 @@ class _Walk:
             self._draft_tree(k)
         else:
             self._draft_chain(k)
-        if self.rule == "blend" and len(self.record):  # `count` learns from what it drafted alone
+        if self.rule == "blend" and self.record.tokens:  # `count` learns from what it drafted alone
             self.record.nodes = self.nodes
         return self.record
 
     def _draft_chain(self, k: int) -> None:
-        while len(self.record) < k and not self.record.cut:
+        while len(self.record.tokens) < k and not self.record.cut:
             node = self.nodes[-1]
             self._consider(node)
             if not node.best_path:
@@ -307,7 +299,7 @@ class _Walk:
             self._emit_best(node)
 
     def _draft_tree(self, k: int) -> None:
-        while len(self.record) < k and not self.record.cut:
+        while len(self.record.tokens) < k and not self.record.cut:
             # A node that is not considered yet can offer at most its own path's probability.
             paths = [node.best_path if node.considered else node.path for node in self.nodes]
             best_path = max(paths)
@@ -329,9 +321,9 @@ class _Walk:
             if context.followed_in_past(state if length else context.index[GROUP].root, candidate.token):
                 source = HISTORY
         length = self._match_length(node, candidate)
-        self.record.emit(candidate.token, node.draft, node.best_path, source, candidate.inputs[0][0], length)
+        number, cell = len(self.record.tokens), candidate.inputs[0][0]
+        self.record.tokens.append(Drafted(candidate.token, node.draft, node.best_path, source, cell, length))
         node.drafted.add(node.best)
-        number = len(self.record) - 1
         self.nodes.append(Node(candidate.token, node, node.best_path, number, node.depth + 1, [], [], ()))
 
     def _match_length(self, node: Node, candidate: Candidate) -> int:
@@ -537,7 +529,7 @@ def _find_copies(context: Context, wanted: int) -> list[_Copy]:
 def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
     """Copies go on side by side, always the one whose next token is most probable; equal beginnings are one."""
     record, copies = Record(floor), _find_copies(context, COPIES if tree else 1)
-    while len(record) < k:
+    while len(record.tokens) < k:
         best, best_path, best_cell = None, 0, 0
         for copy in copies:
             if copy.depth == len(copy.tokens):
@@ -551,14 +543,16 @@ def _draft_copies(model: Model, context: Context, k: int, floor: int, tree: bool
             break
         token = best.tokens[best.depth]
         best.depth += 1
-        drafted = zip(record.parents, record.tokens, strict=True)
-        known = next((number for number, pair in enumerate(drafted) if pair == (best.node, token)), len(record))
-        if known == len(record):
+        pairs = [(made.token, made.parent) for made in record.tokens]
+        if (token, best.node) not in pairs:
+            pairs.append((token, best.node))
             source = HISTORY if best.past else best.source
-            record.emit(token, best.node, best_path, source, best_cell, best.length + best.depth - 1)
+            length = best.length + best.depth - 1
+            record.tokens.append(Drafted(token, best.node, best_path, source, best_cell, length))
         if record.cut:
             break
-        best.node, best.path = known, record.paths[known]
+        known = pairs.index((token, best.node))
+        best.node, best.path = known, record.tokens[known].path
     return record
 
 
@@ -587,24 +581,13 @@ class _String:
         return _String(self.source, length, state, None)
 
 
-@dataclass
-class _Tree:
-    """A draft of `suffix`; score: sum of the shares of its tokens (D of the paper), of PATH_ONE."""
-
-    start: _String
-    score: int = 0
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    cells: list[int] = field(default_factory=list)
-    match_lengths: list[int] = field(default_factory=list)
-
-
-def _expand(context: Context, start: _String, most: int, tree: bool) -> _Tree:
+def _expand(model: Model, context: Context, start: _String, most: int, tree: bool) -> tuple[int, list[Drafted]]:
     """ExpandSpeculationTree of the paper's algorithm 1, from one string; a chain never leaves its last token.
 
-    Of each string only the first MORE children that `Index.candidates` or `Corpus.next` name are offered.
+    Of each string only the first MORE children that `Index.candidates` or `Corpus.next` name are offered. Returns the
+    sum of the shares of the tokens (D of the paper), of PATH_ONE, and the draft.
     """
-    made = _Tree(start)
+    score, made = 0, []
     offers: list[tuple] = []  # a heap: the largest share first, the first offered on a tie
     offered = 0
     string, share = start, PATH_ONE
@@ -614,18 +597,15 @@ def _expand(context: Context, start: _String, most: int, tree: bool) -> _Tree:
         children, marks = string.children(context)
         for token, count in children:
             offered += 1
-            heapq.heappush(
-                offers, (-(share * count // marks), offered, string, len(made.tokens) - 1, token, count, marks)
-            )
-        if len(made.tokens) == most or not offers or not offers[0][0]:
-            return made
+            heapq.heappush(offers, (-(share * count // marks), offered, string, len(made) - 1, token, count, marks))
+        if len(made) == most or not offers or not offers[0][0]:
+            return score, made
         share, _, string, parent, token, count, marks = heapq.heappop(offers)
         share = -share
-        made.score += share
-        made.tokens.append(token)
-        made.parents.append(parent)
-        made.cells.append(M.first_cell(string.source, 0, string.length) + M.cell(count, marks, False))
-        made.match_lengths.append(string.at[2] if string.at else string.length)
+        score += share
+        cell = M.first_cell(string.source, 0, string.length) + M.cell(count, marks, False)
+        path = times(PATH_ONE if parent < 0 else made[parent].path, M.probability(model.cells[cell]))
+        made.append(Drafted(token, parent, path, string.source, cell, string.at[2] if string.at else string.length))
         string = string.descend(context, token)
 
 
@@ -645,17 +625,15 @@ def _strings(context: Context) -> list[_String]:
 
 def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
     """GenerateCandidateTree: every match of every source is tried, the best score wins, the first on a tie."""
-    record = Record(floor)
-    trees = [_expand(context, start, min(k, ALPHA * start.length), tree) for start in _strings(context)]
-    best = max(trees, key=lambda made: made.score, default=None)
-    if best is None or not best.score:
-        return record
-    source = best.start.source
-    if source == GROUP and context.past and context.followed_in_past(best.start.state, best.tokens[0]):
-        source = HISTORY
-    for token, parent, cell, length in zip(best.tokens, best.parents, best.cells, best.match_lengths, strict=True):
-        path = times(PATH_ONE if parent < 0 else record.paths[parent], M.probability(model.cells[cell]))
-        record.emit(token, parent, path, source, cell, length)
+    record, best_score, start, best = Record(floor), 0, None, []
+    for string in _strings(context):
+        score, made = _expand(model, context, string, min(k, ALPHA * string.length), tree)
+        if score > best_score:
+            best_score, start, best = score, string, made
+    past = best and best[0].source == GROUP and context.past
+    past = past and context.followed_in_past(start.state, best[0].token)
+    for made in best:
+        record.tokens.append(made._replace(source=HISTORY) if past else made)
         if record.cut:
             break
     return record
