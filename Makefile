@@ -16,7 +16,7 @@ tests-of = $(TESTS_$(1)) $(if $(filter $(PIN),$(1)),$(TORCH_TESTS))
 COMPILE := $(TOOLS)/uv pip compile --quiet --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 
-.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article research test-mutants test-modes site lint lock clean
+.PHONY: help demo evidence docs test test-all test-quick test-wheels test-ansible test-bed test-bed-long test-image wheels bench bench-asynchronous bench-sampler bench-host device-costs plan-article research test-mutants site lint lock clean
 
 help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
@@ -121,10 +121,6 @@ research: ## tests of research, the papers' methods (minutes); `make test-all` r
 test-mutants: ## remove each patch in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)
 	ci/test-mutants $(PIN)
-
-test-modes: ## every trainer mode of verl on the tiny model, with SAM and without (up to an hour)
-	ci/setup-env $(PIN)
-	ALL_TESTS=1 $(ENV)/python -m pytest tests/recipes/test_modes.py
 
 site: ## the documentation as a site, in build/site; a broken link is an error
 	ci/setup-env tools

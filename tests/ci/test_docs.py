@@ -2,9 +2,9 @@
 """Links in the documentation lead somewhere, both languages have the same tables and commands, generated tables are
 current, and every recipe is listed."""
 
-import importlib.util
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -80,49 +80,20 @@ def test_a_result_says_where_it_comes_from(path):
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", record["date"]) and re.fullmatch(r"[0-9a-f]{7,}", record["commit"])
 
 
-class TestGenerate:
-    @pytest.fixture
-    def generate(self):
-        spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    @pytest.fixture
-    def pages(self, tmp_path):
-        (tmp_path / "docs").mkdir()
-        for name in ("README.md", "docs/page.md", "docs/page.zh.md"):
-            (tmp_path / name).write_text("above\n<!-- begin one -->\nold\n<!-- end one -->\nbelow\n")
-        return tmp_path
-
-    TABLES = {"one": {"en": "[a](page.md)", "zh": "[b](page.md)"}.get}
-
-    def test_fills_the_tables_of_each_language(self, generate, pages):
-        stale = ["README.md: one", "docs/page.md: one", "docs/page.zh.md: one"]
-        assert generate.generate(pages, self.TABLES, check=True) == stale
-        assert "old" in (pages / "docs" / "page.md").read_text()
-        assert generate.generate(pages, self.TABLES) == stale
-        lines = {"README.md": "[a](docs/page.md)", "docs/page.md": "[a](page.md)", "docs/page.zh.md": "[b](page.md)"}
-        assert {name: (pages / name).read_text().splitlines()[3] for name in lines} == lines
-        assert generate.generate(pages, self.TABLES, check=True) == []
-
-    def test_names_a_record_that_is_missing(self, generate, pages):
-        with pytest.raises(generate.DocsError, match="README.md: one: .*none.json"):
-            generate.generate(pages, {"one": lambda language: (pages / "none.json").read_text()})
-
-    @pytest.mark.parametrize(
-        "text, tables, reason",
-        [
-            ("<!-- begin two -->\n<!-- end two -->\n", {}, "no module in docs/tables defines 'two'"),
-            ("<!-- begin two -->\n", {}, "begin two --> has no counterpart"),
-            ("", {"two": str}, "no page has a block for 'two'"),
-        ],
-    )
-    def test_refuses_what_does_not_fit(self, generate, pages, text, tables, reason):
-        (pages / "docs" / "page.md").write_text(text)
-        with pytest.raises(generate.DocsError, match=reason):
-            generate.generate(pages, self.TABLES | tables)
-        assert "old" in (pages / "README.md").read_text()
+def test_generate_fills_the_tables_of_each_language(tmp_path):
+    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/page.md", "docs/page.zh.md"):
+        (tmp_path / name).write_text("above\n<!-- begin one -->\nold\n<!-- end one -->\nbelow\n")
+    tables = {"one": {"en": "[a](page.md)", "zh": "[b](page.md)"}.get}
+    with pytest.raises(generate["DocsError"], match="no page has a block for 'two'"):
+        generate["generate"](tmp_path, tables | {"two": str})
+    stale = ["README.md: one", "docs/page.md: one", "docs/page.zh.md: one"]
+    assert generate["generate"](tmp_path, tables, check=True) == stale
+    assert "old" in (tmp_path / "docs" / "page.md").read_text()
+    assert generate["generate"](tmp_path, tables) == stale
+    lines = {"README.md": "[a](docs/page.md)", "docs/page.md": "[a](page.md)", "docs/page.zh.md": "[b](page.md)"}
+    assert {name: (tmp_path / name).read_text().splitlines()[3] for name in lines} == lines
 
 
 @pytest.mark.parametrize("page", pages("recipes"))

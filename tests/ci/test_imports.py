@@ -100,39 +100,13 @@ def test_imports_point_downwards(package):
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("sam_core.proposer", "import vllm_ascend.platform"),
-        ("sam_core.proposer", "def f():\n    from verl.utils import x"),
-        ("sam_core.proposer", "import sam_core.engines.vllm.config"),
-        ("sam_core.proposer", "from sam_core import engines"),
+def test_a_broken_import_is_found():
+    for module, source in (
         ("sam_core.proposer", "from .engines.vllm import config"),
-        ("sam_core.proposer", "from sam_lab import replay"),
-        ("sam_core.engines.verl.seeds", "import llm_rl.config"),
         ("sam_core.engines.vllm.config", "from sam_core.engines.verl import seeds"),
         ("sam_core.options", 'find_spec("vllm")'),
-        ("sam_core.options", "def read(vllm_config): ..."),
-        ("llm_rl.launch", "from sam_lab.plan import command"),
-        ("sam_lab.replay", "from research import rest"),
-        ("llm_rl.launch", "from sam_core.switch import _bin"),
+        ("llm_rl.launch", "def f():\n    from sam_lab.plan import command"),
         ("sam_lab.replay", "import sam_core._sam"),
-        ("sam_lab.replay", "from sam_core import console\nconsole._positive('1')"),
         ("sam_lab.replay", "import sam_core.cost as c\nc.StepCost._fit = None"),
-    ],
-)
-def test_a_broken_import_is_found(module, source):
-    assert list(violations(source, module))
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("sam_core.proposer", '"""As vllm-ascend does."""\nfrom sam_core import Pool\nLIMIT = 15\n"""verl\'s."""'),
-        ("sam_core._sam_helper", "from sam_core._sam import Pool"),
-        ("sam_core.engines.verl.router", "from verl.workers.rollout.router import GlobalRequestLoadBalancer"),
-        ("sam_lab.replay", "import sam_core\nsam_core.__version__\nimport llm_rl.layout"),
-    ],
-)
-def test_a_sound_import_is_not(module, source):
-    assert not list(violations(source, module))
+    ):
+        assert list(violations(source, module)), source

@@ -228,18 +228,15 @@ def repo(tmp_path, index):
     return Repo(tmp_path / "repo", index)
 
 
-@pytest.mark.parametrize("name", ["absent", "../patches/tiny", ""])
-def test_unknown_pin_set_lists_the_known_ones(repo, name):
-    assert "choose from tiny, bench, ansible, wheels or tools" in repo.refused(name)
+def test_unknown_pin_set_lists_the_known_ones(repo):
+    for name in ("absent", "../patches/tiny", ""):
+        assert "choose from tiny, bench, ansible, wheels or tools" in repo.refused(name)
 
 
-@pytest.mark.parametrize("occupied", [".venvs", ".venvs/.lock"])
-def test_folder_that_cannot_be_written(repo, occupied):
-    if occupied == ".venvs":  # a test run as root may write anywhere, but not below a file
-        shutil.rmtree(repo.root / ".venvs")
-        repo.write(".venvs", "")
-    else:
-        (repo.root / occupied).mkdir()
+def test_folder_that_cannot_be_written(repo):
+    """A test run as root may write anywhere, but not below a file."""
+    shutil.rmtree(repo.root / ".venvs")
+    repo.write(".venvs", "")
     assert f"{repo.root}/.venvs, where the environments go, cannot be written (" in repo.refused("tiny")
 
 
@@ -255,28 +252,19 @@ def test_too_little_disk_matters_unless_all_is_cached(repo):
     repo.ok("tiny")
 
 
-@pytest.mark.parametrize(
-    ("lacks", "words"),
-    [
-        ("version", "Python 3.99 is needed and was not found"),
-        ("header", "Python.h is missing from /there"),
-        ("ensurepip", "apt-get install python3.99-venv"),
-    ],
-)
-def test_python_that_cannot_be_used(repo, tmp_path, lacks, words):
+def test_what_the_machine_lacks_is_named(repo, tmp_path):
     facts = {"version": "3.99", "include": "/there", "path": "python3.99", "header": True, "ensurepip": True}
     fake = tmp_path / "bin" / "python3.99"
     fake.parent.mkdir()
-    fake.write_text(f"#!/bin/sh\necho '{json.dumps(facts | {lacks: False})}'\n")
-    fake.chmod(0o755)
+    lacks = {"version": "Python 3.99 is needed and was not found", "header": "Python.h is missing from /there"}
+    lacks["ensurepip"] = "apt-get install python3.99-venv"
+    assert "no-such-cc is not on PATH" in repo.refused("tiny", CC="no-such-cc -m64")
     repo.pins(python="3.99")
-    assert words in repo.refused("tiny", PATH=f"{fake.parent}:{os.environ['PATH']}")
-
-
-def test_missing_compiler(repo):
-    sentence = repo.refused("tiny", CC="no-such-cc -m64")
+    for name, words in lacks.items():
+        fake.write_text(f"#!/bin/sh\necho '{json.dumps(facts | {name: False})}'\n")
+        fake.chmod(0o755)
+        assert words in repo.refused("tiny", PATH=f"{fake.parent}:{os.environ['PATH']}")
     assert not repo.env.exists()
-    assert "no-such-cc is not on PATH" in sentence and "libc6-dev" in sentence
 
 
 def test_old_python_is_told_before_anything_else(repo):

@@ -122,7 +122,7 @@ class Repo:
         return self.root / ".cache" / "patchset" / "pins-1" / module
 
     def stored(self) -> dict:
-        return {k: v for k, v in snapshot(self.set).items()}
+        return snapshot(self.set)
 
     def patch(self, number: int, module: str = "alpha") -> Path:
         return next((self.set / module).glob(f"{number:04}-*.patch"))
@@ -237,48 +237,33 @@ def test_import_then_export_changes_nothing(repo, tmp_path):
         "[core]\nautocrlf = true\nabbrev = 8\n[format]\nsignature = me\nnumbered = true\nattach = true\npretty = raw\n"
         "[i18n]\nlogOutputEncoding = latin1\n[user]\nname = Other\nemail = other@example.org\n[log]\ndate = iso\n"
     )
-    env = {
-        "GIT_CONFIG_GLOBAL": str(config),
-        "GIT_AUTHOR_NAME": "Other",
-        "GIT_DIR": str(tmp_path / "nowhere"),
-        "TZ": "Asia/Tokyo",
-    }
+    env = {"GIT_CONFIG_GLOBAL": str(config), "GIT_DIR": str(tmp_path / "nowhere"), "TZ": "Asia/Tokyo"}
+    env["GIT_AUTHOR_NAME"] = "Other"
     work = tmp_path / "work"
     repo.run("import", "pins-1", "alpha", "--to", work, **env)
-    shutil.copy(config, tmp_path / "local")
     with open(work / ".git/config", "a") as local:
         local.write(config.read_text())
     (work / ".git/info/attributes").write_text("*.py diff=python\n" + (work / ".git/info/attributes").read_text())
     assert "nothing changed" in repo.run("export", "pins-1", "alpha", "--from", work, **env)
     assert repo.stored() == stored
-    assert (
-        repo.patch(1)
-        .read_bytes()
-        .startswith(b"From " + b"0" * 40 + b" Mon Sep 17 00:00:00 2001\nFrom: SAM RL recipes <patches@localhost>\n")
-    )
+    head = b"From " + b"0" * 40 + b" Mon Sep 17 00:00:00 2001\nFrom: SAM RL recipes <patches@localhost>\n"
+    assert repo.patch(1).read_bytes().startswith(head)
 
 
-def test_only_the_written_part_of_pins_changes(repo):
-    head = (repo.set / "pins.toml").read_text().partition("# ====")[0]
-    edit(repo.working("beta") / "beta/loop.py", b"return 1", b"return 2")
-    commit(repo.working("beta"), "Two")
-    alpha, old = repo.record(), repo.record("beta")
-    repo.run("export", "pins-1", "beta")
-    assert (repo.set / "pins.toml").read_text().partition("# ====")[0] == head
-    assert repo.record() == alpha and repo.record("beta")["patched_tree"] != old["patched_tree"]
-    assert repo.pins()["runtime"] == {"cpu": {"ray": "1"}}
-
-
-def test_pins_changed_during_an_export_are_kept(repo):
-    file = repo.set / "pins.toml"
+def test_an_export_changes_its_part_of_pins_alone(repo):
+    """Also where they were changed meanwhile."""
+    file, alpha, old = repo.set / "pins.toml", repo.record(), repo.record("beta")
+    head = file.read_text().partition("# ====")[0]
     meanwhile = f"""
 import pathlib, _patchset.series as series
 real, pins = series.replay, pathlib.Path({str(file)!r})
 series.replay = lambda *args: (pins.write_text("# meanwhile\\n" + pins.read_text()), real(*args))[1]
 """
-    git("reset", "--quiet", "--hard", "HEAD~1", cwd=repo.working())
-    repo.run("export", "pins-1", "alpha", before=meanwhile)
-    assert file.read_text().startswith("# meanwhile\n# by hand\n")
+    edit(repo.working("beta") / "beta/loop.py", b"return 1", b"return 2")
+    commit(repo.working("beta"), "Two")
+    repo.run("export", "pins-1", "beta", before=meanwhile)
+    assert file.read_text().partition("# ====")[0] == "# meanwhile\n" + head
+    assert repo.record() == alpha and repo.record("beta")["patched_tree"] != old["patched_tree"]
     assert repo.run("check") == "pins-1: in order\n"
 
 
@@ -340,19 +325,9 @@ def outside(work):
     commit(work, "Outside")
 
 
-def symlink(work):
-    (work / "alpha/link.py").symlink_to("core.py")
-    commit(work, "Link")
-
-
 def executable(work):
     (work / "alpha/dos.py").chmod(0o755)
     commit(work, "Chmod")
-
-
-def new_executable(work):
-    (work / "alpha/run.py").touch(0o755)
-    commit(work, "Run")
 
 
 def patch_in_message(work):
@@ -373,9 +348,7 @@ def unrelated(work):
         (merge, "is a merge"),
         (lambda work: commit(work, "Empty", "--allow-empty"), "changes nothing"),
         (outside, "changes PKG-INFO, which is outside alpha/"),
-        (symlink, "makes alpha/link.py a link"),
         (executable, "makes alpha/dos.py a link, a submodule or executable"),
-        (new_executable, "makes alpha/run.py a link, a submodule or executable"),
         (patch_in_message, "would not come back the same"),
         (unrelated, "does not stand on the tag"),
     ],
@@ -418,9 +391,7 @@ def test_apply_drop_apply(repo, venv):
     assert repo.run("apply", "pins-1", "--env", venv.parents[2]).count("already patched") == 2
     assert snapshot(venv) == after
     assert repo.run("drop", "pins-1", "--env", venv.parents[2]).count("original again") == 2
-    assert snapshot(venv) == {
-        k: v for k, v in before.items() if not k.endswith(("/core.cpython-311.pyc", ".opt-1.pyc"))
-    }
+    assert snapshot(venv) == {k: v for k, v in before.items() if "/core.cpython" not in k}
     repo.run("apply", "--env", venv.parents[2])
     assert snapshot(venv) == after
 
@@ -428,10 +399,8 @@ def test_apply_drop_apply(repo, venv):
 def test_the_current_environment_is_the_default(repo, venv):
     env = os.environ | {"VIRTUAL_ENV": str(venv.parents[2]), "PYTHON": sys.executable}
     for words in ("patched, 1 file", "already patched"):
-        done = subprocess.run(
-            ["sh", repo.root / "patches/apply.sh"], env=env, check=True, capture_output=True, text=True
-        )
-        assert f"beta 0.3 (beta 0.3): {words}" in done.stdout
+        said = subprocess.check_output(["sh", repo.root / "patches/apply.sh"], env=env, text=True)
+        assert f"beta 0.3 (beta 0.3): {words}" in said
     assert (venv / "alpha/new/__init__.py").exists()
 
 
@@ -443,12 +412,6 @@ def test_what_is_not_installed_is_skipped(repo, tmp_path):
     make_venv(tmp_path / "bare")
     assert "has none of alpha 1.2.0, beta 0.3" in repo.run("apply", "pins-1", "--env", tmp_path / "bare", code=1)
     assert "is not a Python environment" in repo.run("apply", "pins-1", "--env", tmp_path, code=1)
-
-
-def test_only_the_named_module(repo, venv):
-    repo.run("apply", "pins-1", "--env", venv.parents[2], "--module", "beta")
-    assert not (venv / "alpha/new").exists() and b"return 1" in (venv / "beta/loop.py").read_bytes()
-    assert "no module 'gamma'" in repo.run("apply", "pins-1", "--env", venv.parents[2], "--module", "gamma", code=1)
 
 
 def test_wrong_version_is_refused_for_all(repo, tmp_path):
@@ -488,20 +451,15 @@ def test_second_record_with_another_pinned_version_is_the_same_package(repo, tmp
         assert ("patched" if code == 0 else "alpha-engine 1.2.0.post3 is in") in out
 
 
-def test_editable_install_is_refused_with_the_way_out(repo, venv):
-    (venv / "beta-0.3.dist-info/direct_url.json").write_text(
-        '{"url": "file:///src/b%20b", "dir_info": {"editable": true}}'
-    )
-    out = repo.run("apply", "pins-1", "--env", venv.parents[2], code=1)
-    assert "--module beta --to /src/b b" in out and not (venv / "alpha/new").exists()
-
-
-def test_status_looks_into_the_source_tree_of_an_editable_install(repo, venv, tmp_path):
-    repo.run("apply", "pins-1", "--module", "beta", "--to", tmp_path / "trees")
-    (venv / "beta-0.3.dist-info/direct_url.json").write_text(
-        json.dumps({"url": f"file://{tmp_path}/trees/beta", "dir_info": {"editable": True}})
-    )
-    states = json.loads(repo.run("status", "pins-1", "--env", venv.parents[2], "--json"))
+def test_an_editable_install_is_refused_with_the_way_out(repo, venv, tmp_path):
+    """Its state is that of its source tree."""
+    trees, env = tmp_path / "the trees", ("--env", venv.parents[2])
+    direct = {"url": f"file://{tmp_path}/the%20trees/beta", "dir_info": {"editable": True}}
+    (venv / "beta-0.3.dist-info/direct_url.json").write_text(json.dumps(direct))
+    out = repo.run("apply", "pins-1", *env, code=1)
+    assert f"--module beta --to {trees}/beta" in out and not (venv / "alpha/new").exists()
+    repo.run("apply", "pins-1", "--module", "beta", "--to", trees)
+    states = json.loads(repo.run("status", "pins-1", *env, "--json"))
     assert states == {"pins-1": {"alpha": "original", "beta": "patched"}}
 
 
@@ -511,12 +469,7 @@ def test_status_looks_into_the_source_tree_of_an_editable_install(repo, venv, tm
         ("alpha/core.py", lambda file: edit(file, b"39", b"40"), "alpha/core.py (changed)"),
         ("alpha/core.py", lambda file: edit(file, b"\n", b"\r\n"), "alpha/core.py (line ends changed to CRLF)"),
         ("alpha/dos.py", lambda file: file.unlink(), "alpha/dos.py (missing)"),
-        ("alpha/tool.py", lambda file: edit(file, b"3", b"4"), "alpha/tool.py (changed)"),
-        (
-            "alpha/core.py",
-            lambda file: edit(file, b"line_5 = 5\n", b"line_5 = 5\nhook = 2\n"),
-            "core.py (patched, others",
-        ),
+        ("alpha/core.py", lambda file: edit(file, b"= 5\n", b"= 5\nhook = 2\n"), "core.py (patched, others"),
         ("alpha/new/__init__.py", lambda file: (file.parent.mkdir(), file.touch()), "__init__.py (in the way"),
     ],
 )
@@ -547,6 +500,7 @@ def test_status_text(repo, venv):
 
 def test_status_for_programs(repo, venv, tmp_path):
     env = venv.parents[2]
+    assert "no module 'gamma'" in repo.run("apply", "pins-1", "--env", env, "--module", "gamma", code=1)
     repo.run("apply", "pins-1", "--env", env, "--module", "alpha")
     states = json.loads(repo.run("status", "--json", "--env", env))
     assert states == {"pins-1": {"alpha": "patched", "beta": "original"}}
@@ -562,9 +516,8 @@ def test_the_pin_set_that_fits_is_chosen(repo, venv):
     edit(other / "pins.toml", b'version = "0.3"', b'version = "0.4"')
     assert repo.run("apply", "--env", venv.parents[2]).startswith("pins-1 in")
     edit(other / "pins.toml", b'version = "0.4"', b'version = "0.3"')
-    assert "Name the pin set, one of pins-1, pins-2: more than one" in repo.run(
-        "drop", "--env", venv.parents[2], code=1
-    )
+    out = repo.run("drop", "--env", venv.parents[2], code=1)
+    assert "Name the pin set, one of pins-1, pins-2: more than one" in out
     assert "no pin set 'pins-3': patches/ has pins-1, pins-2" in repo.run("drop", "pins-3", code=1)
 
 
@@ -576,7 +529,7 @@ os.setegid(65534), os.seteuid(65534)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="switches from root to another user")
-@pytest.mark.parametrize("writable", [[], [""], ["", "alpha"]])
+@pytest.mark.parametrize("writable", [[], ["", "alpha"]])
 def test_tree_that_cannot_be_written(repo, venv, tmp_path, writable):
     for folder in [tmp_path, *tmp_path.parents[:-2]]:
         folder.chmod(0o755)
@@ -665,15 +618,6 @@ def test_damaged_journal_is_not_followed(repo, venv):
     assert not (venv / ".patchset").exists()
 
 
-def test_half_written_journal_is_no_commit(repo, venv):
-    before = snapshot(venv)
-    (venv / ".patchset/stage").mkdir(parents=True)
-    (venv / ".patchset/stage/0").write_bytes(b"half")
-    (venv / ".patchset/journal.part").write_bytes(b'{"sha256"')
-    assert ": original" in repo.run("status", "pins-1", "--env", venv.parents[2])
-    assert snapshot(venv) == before
-
-
 def test_interrupted_change_of_a_file_that_was_replaced_since_is_not_finished(repo, venv):
     interrupt(repo, venv)
     (venv / "alpha/dos.py").write_bytes(b"another release\n")
@@ -756,16 +700,13 @@ def test_to_a_new_folder_killed_halfway_or_filled_by_another(repo, tmp_path):
     assert [path.name for path in (to / "beta").iterdir()] == ["x"]
 
 
-def test_to_checks_the_whole_tree(repo, tmp_path):
-    edit(repo.set / "pins.toml", repo.record()["patched_tree"].encode(), b"0" * 40)
-    out = repo.run("apply", "pins-1", "--to", tmp_path / "new", code=1)
-    assert "do not give the tree that" in out and not (tmp_path / "new").exists()
-
-
 def test_to_is_all_or_nothing(repo, tmp_path):
     (repo.sdists / "beta-0.3.tar.gz").write_bytes(b"other")
     out = repo.run("apply", "pins-1", "--to", tmp_path / "new", code=1)
     assert "is not the pinned beta 0.3: its sha256 is" in out and not (tmp_path / "new").exists()
+    no_tree(repo)
+    out = repo.run("apply", "pins-1", "--to", tmp_path / "new", "--module", "alpha", code=1)
+    assert "do not give the tree that" in out and not (tmp_path / "new").exists()
     tree = tmp_path / "trees" / "beta"
     tree.mkdir(parents=True)
     (tree / "PKG-INFO").write_text("Name: beta\nVersion: 0.4\n")
@@ -782,12 +723,15 @@ def replace(number, old, new, module="alpha"):
     return lambda repo: edit(repo.patch(number, module), old, new)
 
 
+outside_patch = replace(1, b"a/alpha/dos.py b/alpha/dos.py", b"a/../dos.py b/../dos.py")
+
+
+def no_tree(repo):
+    edit(repo.set / "pins.toml", repo.record()["patched_tree"].encode(), b"0" * 40)
+
+
 def gap(repo):
     repo.patch(2).rename(repo.set / "alpha" / "0004-x.patch")
-
-
-def tree(repo):
-    edit(repo.set / "pins.toml", repo.record()["patched_tree"].encode(), b"0" * 40)
 
 
 def dropped(repo):
@@ -810,22 +754,14 @@ CHECKS = [
     (crlf, "has CRLF line ends", True),
     (dropped, "disagree about alpha/core.py", True),
     (replace(1, b"Upstream: not", b"Upstream not"), "has no trailer Upstream:", True),
-    (replace(1, b"Remove-when: never\n", b""), "has no trailer Remove-when:", True),
-    (replace(1, b"\nTests: tests/test_it.py::test_hook", b""), "has no trailer Tests:", True),
     (replace(1, b"test_it.py::test_hook", b"test_it.py::TestIt::test_out"), "TestIt::test_out, which does not", True),
     (replace(1, b"test_it.py::test_hook", b"test_at.py"), "names the test tests/test_at.py, which", True),
-    (
-        replace(1, b"a/alpha/dos.py b/alpha/dos.py", b"a/../dos.py b/../dos.py"),
-        "changes ../dos.py, which is outside",
-        True,
-    ),
-    (replace(1, b"a/alpha/dos.py b/alpha/dos.py", b"a/beta/dos.py b/beta/dos.py"), "changes beta/dos.py, which", True),
+    (outside_patch, "changes ../dos.py, which is outside", True),
     (replace(2, b"mode 100644", b"mode 120000"), "makes alpha/new/__init__.py a link", True),
     (replace(3, b"index ", b"index f"), "shortened blob ids", True),
     (replace(3, b"+hook = 2", b"+hook = 3"), "0003-Hook-again.patch is not as export writes it", False),
-    (replace(1, b"Why.", b"Why.   "), "0001-Hook-the-core-with-a-dash.patch is not as export writes it", False),
     (replace(3, b" line_5 = 5", b" line_5 = 6"), "0003-Hook-again.patch does not apply to alpha 1.2.0", False),
-    (tree, "records other trees of alpha", False),
+    (no_tree, "records other trees of alpha", False),
     (lambda repo: edit(repo.set / "pins.toml", b"# ====", b"\n# ===="), "pins.toml is not as export writes it", True),
     (lambda repo: edit(repo.set / "pins.toml", b"[module.alpha.recorded.blobs]", b"["), "is not valid TOML", True),
     (lambda repo: edit(repo.set / "pins.toml", b'patched_tree = "', b'tree_ = "'), "record of alpha is damaged", True),
@@ -851,10 +787,7 @@ def test_check_in_order_without_source_distributions_and_with_a_class(repo):
     [
         (crlf, "has CRLF line ends"),
         (dropped, "disagree about alpha/core.py: run `patchset import`"),
-        (
-            replace(1, b"a/alpha/dos.py b/alpha/dos.py", b"a/../dos.py b/../dos.py"),
-            "changes ../dos.py, which is outside",
-        ),
+        (outside_patch, "changes ../dos.py, which is outside"),
         (replace(3, b"+hook = 2", b"+hook = 3"), "do not give the alpha/core.py that"),
         (replace(3, b" line_5 = 5", b" line_5 = 6"), "0003-Hook-again.patch does not apply"),
     ],

@@ -3,12 +3,14 @@
 
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from llm_rl import launch
 
+HERE = Path(__file__).resolve().parent
 os.environ["VLLM_PLUGINS"] = ""
 
 
@@ -17,13 +19,11 @@ def train():
     """train(folder, *overrides, script="tiny", **variables): runs a recipe for a CPU to its end."""
 
     def run(folder, *overrides, script="tiny", **variables):
-        command = [
-            launch.ROOT / "llm_rl" / "qwen3" / f"run_dapo_qwen3_{script}_cpu.sh",
-            *overrides,
-            "--run-dir",
-            folder,
-        ]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | variables)
+        program = launch.ROOT / "llm_rl" / "qwen3" / f"run_dapo_qwen3_{script}_cpu.sh"
+        command = [program, *overrides, "--run-dir", folder]
+        path = [str(HERE / "forked"), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | variables
+        result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
         assert result.returncode == 0, result.stdout + result.stderr
         return result
 

@@ -2,6 +2,7 @@
 """DAPO for real: verl's trainer, vLLM's engine, the tiny Qwen3, two training steps with SAM and two without."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -14,11 +15,17 @@ from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas
 import psutil
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
+from sam_core.noise import seeded_sample
+from sam_core.seeds import request_key, request_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_rl import launch
+from llm_rl.qwen3 import tiny_model
 from llm_rl.reports.__main__ import main as report
 from llm_rl.reports.answers import compare_answers, read_answers
 from sam_core import Pool
@@ -165,6 +172,37 @@ def test_every_answer_is_logged_in_its_place(run):
             assert len({tuple(answer.tokens) for answer in siblings}) > 1
 
 
+def test_every_token_is_what_the_target_samples(run):
+    """Of each step's answers, by transformers with that step's weights and the request's noise, all but those in which
+    rounding has turned a token: at most one in twenty."""
+    target = AutoModelForCausalLM.from_pretrained(tiny_model.FOLDER).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model.FOLDER)
+    chats = pandas.read_parquet(tiny_model.FOLDER / "train.parquet")["prompt"]
+    options = {"add_generation_prompt": True, "return_dict": False}
+    prompts = {prompt_hash(ids): ids for ids in (tokenizer.apply_chat_template([*chat], **options) for chat in chats)}
+    for step in (1, 2):
+        if step == 2:
+            saved = run.folder / "checkpoints/global_step_1/actor/model_world_size_1_rank_0.pt"
+            weights = torch.load(saved, weights_only=False, map_location="cpu")
+            target.load_state_dict({name: value.to_local() for name, value in weights.items()})
+        equal = []
+        for (of_step, *place), answer in run.answers.items():
+            if of_step == step:
+                prompt, length = prompts[answer.prompt_hash], len(answer.tokens)
+                with torch.inference_mode():
+                    logits = target(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1].float()
+                keys = torch.tensor(length * [request_key(request_seed(run.record["seed"], step, *place))])
+                sampled = seeded_sample(logits.softmax(-1), keys, len(prompt) + torch.arange(length))
+                equal.append(sampled.tolist() == answer.tokens)
+                log_probs = logits.log_softmax(-1)[range(length), answer.tokens]
+                torch.testing.assert_close(log_probs, torch.tensor(answer.log_probs), rtol=0, atol=1e-3)
+        assert len(equal) >= 64 and sum(equal) >= 0.95 * len(equal)
+
+
+def prompt_hash(ids):
+    return hashlib.blake2b(json.dumps(ids).encode(), digest_size=8).hexdigest()
+
+
 def assert_same(answers, off):
     """Of each step, all tokens but those behind one that rounding has turned: at most one answer in twenty."""
     for step in compare_answers(read_answers(off), answers)["steps"]:
@@ -173,6 +211,7 @@ def assert_same(answers, off):
         assert step["log_prob_difference"] < 1e-3
 
 
+@pytest.mark.slow
 def test_without_sam_the_answers_are_the_same(run, off, tmp_path):
     assert_same(run.answers, off)
     assert report(["report", f"--off={off}", f"--on={run.folder}", f"--out={tmp_path / 'report'}"]) == 0

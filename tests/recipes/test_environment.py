@@ -46,11 +46,7 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
             {"HCCL_EXEC_TIMEOUT": "0"},
             "HCCL_EXEC_TIMEOUT must be a whole number of seconds from 1 to 2147483647, got '0'",
         ),
-        (
-            {"HCCL_INTER_HCCS_DISABLE": "true"},
-            "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins, which are not",
-        ),
-        ({"HCCL_CONNECT_TIMEOUT": "9000"}, "HCCL_CONNECT_TIMEOUT must be a whole number of seconds from 120 to 7200"),
+        ({"HCCL_INTER_HCCS_DISABLE": "true"}, "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins"),
     ],
 )
 def test_environment_that_cannot_work_on_ascend_is_refused(env, sentence, tmp_path):
@@ -68,9 +64,8 @@ def test_a_task_queue_of_level_2_is_for_eager_mode_alone(tmp_path):
 
 
 def test_ports_are_counted():
-    with pytest.raises(
-        UserError, match=r"hccl_ports is 64021-64083, a host has 32 processes .*: give it at least 64 ports"
-    ):
+    said = r"hccl_ports is 64021-64083, a host has 32 processes .*: give it at least 64 ports"
+    with pytest.raises(UserError, match=said):
         npu("cluster.hccl_ports=64021-64083")
     assert npu("cluster.hccl_ports=64021-64084")
 

@@ -3,8 +3,9 @@
 
 import dataclasses
 import json
+import multiprocessing
+import os
 import signal
-import subprocess
 import sys
 import time
 import zipfile
@@ -42,15 +43,16 @@ def overrides_of(recipe, run_dir, ray="local"):
 
 
 def test_sam_reaches_the_engine_and_off_samples_alike(tmp_path):
-    on = overrides_of(load("sam_options.k=4", "sam_options.rule=oldest"), tmp_path)
+    on = overrides_of(load("sam_options.k=4", "sam_options.rule=oldest", "seed=7"), tmp_path)
+    assert {"data.seed=7", "actor_rollout_ref.rollout.seed=7"} < set(on)
     options = "rule=oldest sources=[request,group,history,common] switch=auto threshold=8 memory_bytes=1073741824"
     options += " min_prob=0.1 verify=seeded corpus=null history=null"
     lines = ["enable=true", "method=sam", "num_speculative_tokens=4", *(f"sam.{option}" for option in options.split())]
     assert {line for line in on if line.startswith(SPECULATIVE)} == {SPECULATIVE + line for line in lines}
     seeded = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
-    off = overrides_of(load("sam=off"), tmp_path)
+    off = overrides_of(load("sam=off", "seed=7"), tmp_path)
     assert {*[line for line in on if not line.startswith(SPECULATIVE)], seeded} == set(off)
-    rejection = overrides_of(load("sam=off", "sam_options.verify=rejection"), tmp_path)
+    rejection = overrides_of(load("sam=off", "sam_options.verify=rejection", "seed=7"), tmp_path)
     assert [line for line in off if line != seeded] == rejection
 
 
@@ -63,31 +65,21 @@ def test_recipes_name_every_option_with_the_engines_default():
 @pytest.mark.parametrize(
     ("overrides", "folder"),
     [
-        (["checkpoints.every=1"], "/run/history"),
+        (["checkpoints.every=1"], "history"),
         (["checkpoints.every=1", "sam_options.history=/else"], "/else"),
-        (["sam_options.history=/else"], "/else"),
         (["checkpoints.every=0"], None),
         (["checkpoints.every=1", "sam=off"], None),
         (["checkpoints.every=1", "sam_options.sources=[request]"], None),
     ],
 )
-def test_a_run_with_checkpoints_keeps_its_history(overrides, folder):
+def test_a_run_with_checkpoints_keeps_its_history_and_the_router_s(overrides, folder, tmp_path):
     recipe = load(*overrides)
-    assert recipe.history(Path("/run")) == folder
-    lines = [line for line in overrides_of(recipe, Path("/run")) if line.startswith(f"{SPECULATIVE}sam.history=")]
+    folder = folder and str(tmp_path / folder)
+    assert recipe.history(tmp_path) == folder
+    lines = [line for line in overrides_of(recipe, tmp_path) if line.startswith(f"{SPECULATIVE}sam.history=")]
     assert lines == ([] if recipe.sam == "off" else [f"{SPECULATIVE}sam.history={folder or 'null'}"])
-
-
-def test_the_router_s_file_is_in_the_history(tmp_path):
-    for every, file in ((0, None), (1, f"{tmp_path}/history/routes.json")):
-        planned = launch.plan(load(f"checkpoints.every={every}"), tmp_path, dry_run=True)
-        assert planned.variables.get("SAM_ROUTES") == file
-
-
-def test_the_arms_share_the_seed(tmp_path):
-    for sam in ("off", "batch", "auto"):
-        lines = overrides_of(load(f"sam={sam}", "seed=7"), tmp_path)
-        assert "data.seed=7" in lines and "actor_rollout_ref.rollout.seed=7" in lines
+    planned = launch.plan(recipe, tmp_path, dry_run=True)
+    assert planned.variables.get("SAM_ROUTES") == (folder and f"{folder}/routes.json")
 
 
 def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
@@ -103,11 +95,9 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
     [
         ("sam=maybe", "sam must be one of off, batch, auto, got 'maybe'"),
         ("sma=off", "unknown key 'sma': is sam meant? (in override 'sma=off')"),
-        ("rollout.max_num_seq=3", "unknown key 'rollout.max_num_seq': is rollout.max_num_seqs meant?"),
         ("train.max_num_seqs=3", "unknown key 'train.max_num_seqs': is rollout.max_num_seqs meant?"),
         ("rollout=3", "rollout is a group of keys, not a key of its own"),
         ("steps=0", "steps must be a whole number of at least 1, got 0"),
-        ("steps=true", "steps must be a whole number of at least 1, got True"),
         ("steps=null", "steps is not set"),
         ("train.recompute=1", "train.recompute must be true or false, got 1"),
         ("rollout.temperature=hot", "rollout.temperature must be a number of at least 0, got 'hot'"),
@@ -118,24 +108,9 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("data.gen_batch_size=20", "data.gen_batch_size 20 is no multiple of data.train_batch_size 8"),
         ("train.max_tokens_per_die=9", "set one of train.micro_batch_size and train.max_tokens_per_die"),
         ("trainer.logger=[console]", "trainer.logger lacks file, whose log the launcher follows"),
-        (
-            "cluster.nodes=3",
-            "the training's data parallel size is 3, which does not divide the answers of a mini batch, 64",
-        ),
+        ("cluster.nodes=3", "the training's data parallel size is 3, which does not divide the answers of a mini"),
         ("name=[1", "override 'name=[1' cannot be used"),
-        ("name=a: b: c", "override 'name=a: b: c' cannot be used"),
         ("sam_options.treshold=3", "sam_options: unknown option 'treshold'"),
-        ("sam_options.threshold=-1", "sam_options: threshold must be an integer of at least 1, got -1"),
-        ("sam_options.sources=[history]", "sam_options: sources has 'history' without 'group'"),
-        (
-            "sam_options.corpus=/no",
-            "sam_options: corpus '/no' cannot be opened (No such file or directory): name a file",
-        ),
-        (
-            "sam_options.verify=block",
-            "sam_options: verify 'block' is not available; this version has rejection, seeded",
-        ),
-        ("sam_options.k=16", "sam_options: num_speculative_tokens must be an integer from 1 to 15, got 16"),
         ("sam_options.switch=batch", "the switch is chosen by sam=off, sam=batch or sam=auto, not in sam_options"),
         ("sam", "override 'sam' is not of the form key=value"),
         ("pin_set=vllm-9", f"pin_set must be one of {', '.join(pin_set.names())}, got 'vllm-9'"),
@@ -164,11 +139,7 @@ def test_a_public_data_file_is_noticed_before_anything_starts(tmp_path, capsys, 
     ("mode", "override", "sentence"),
     [
         ("one_step_off", "steps=3", "trainer.mode one_step_off of verl 0.9.1 has no dynamic sampling: set algorithm."),
-        (
-            "separate_async",
-            "train.ppo_mini_batch_size=3",
-            "data.train_batch_size 8 is no multiple of train.ppo_mini_ba",
-        ),
+        ("separate_async", "train.ppo_mini_batch_size=3", "data.train_batch_size 8 is no multiple of train.ppo_min"),
         ("colocate_async", "checkpoints.every=1", "trainer.mode colocate_async is not resumed after checkpoints, only"),
     ],
 )
@@ -182,7 +153,6 @@ def test_what_a_trainer_mode_cannot_do_is_one_sentence(mode, override, sentence,
     [
         ("steps: 3\n", "steps: 3\n", "sets steps to 3, as its base base.yaml does: leave it out"),
         ("data: {seed: 3}\n", "", "unknown key 'data.seed': is seed meant?"),
-        ("env: {A: b}\n", "env: {A: b}\n", "sets env.A to 'b', as its base base.yaml does"),
         ("verl: {x: {+y: 3}}\n", "verl: {x: {+y: 3}}\n", "sets +verl.x.y to 3, as its base"),
         ("- 3\n", "steps: 2\n", "must be a mapping of keys"),
         ("steps: [\n", "steps: 2\n", "is not valid YAML"),
@@ -300,78 +270,60 @@ def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys, 
     assert "trainer.step_timeout" in json.loads((tmp_path / "run" / "run.json").read_text())["status"]
 
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+# A trainer that ignores SIGTERM, as its child does, and writes the child's process id.
 TRAINER = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {stubborn!r} + "time.sleep(600)"])
-with open({pids!r}, "w") as f:
-    print(child.pid, file=f)
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if child := os.fork():
+    print(child, file=open(sys.argv[1], "w"))
 time.sleep(600)
 """
-LAUNCHER = """
-import sys, time
-from llm_rl import launch
-clock = time.monotonic
-time.monotonic = lambda: 15 * clock()  # 20 s pass in little more than one
-launch.tree_ids = lambda recipe: {{}}
-launch.verl.command = lambda *args: [sys.executable, {trainer!r}]
-sys.exit(launch.main({arguments!r}))
-"""
 
 
-def started(launcher, pids):
-    """The process id that the trainer, or its child, has written by then."""
+def start_launcher(folder, words):
+    """A launcher of TRAINER in a process of its own, its errors in `folder`/errors, and its trainer's child."""
+
+    def run():
+        sys.stderr = open(folder / "errors", "w")
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
+        clock = time.monotonic
+        time.monotonic = lambda: 15 * clock()  # 20 s pass in little more than one
+        launch.verl.command = lambda *args: [sys.executable, "-c", TRAINER, str(pids)]
+        sys.exit(launch.main(words))
+
+    pids = folder / "pids"
+    launcher = multiprocessing.get_context("fork").Process(target=run)
+    launcher.start()
     end = time.monotonic() + 60
     while not (pids.is_file() and pids.read_text().endswith("\n")):
-        assert launcher.poll() is None and time.monotonic() < end
+        assert launcher.is_alive() and time.monotonic() < end
         time.sleep(0.1)
-    return int(pids.read_text())
+    return launcher, psutil.Process(int(pids.read_text()))
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_launcher_leaves_no_process(sign, tmp_path):
-    """The trainer ignores SIGTERM and has a child that does so too: both are gone when the launcher is."""
-    pids, trainer = tmp_path / "pids", tmp_path / "trainer.py"
-    trainer.write_text(STUBBORN + TRAINER.format(stubborn=STUBBORN, pids=str(pids)))
-    script = LAUNCHER.format(trainer=str(trainer), arguments=arguments(tmp_path))
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job has it ignored
-    )
-    child = started(launcher, pids)
-    launcher.send_signal(sign)
-    error = launcher.communicate(timeout=60)[1]
-    assert launcher.returncode == (130 if sign == signal.SIGINT else 143), error
-    assert "Traceback" not in error
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
-
-
-ORPHAN = """
-import os, time
-with open({pids!r}, "w") as f:
-    print(os.getpid(), file=f)
-time.sleep(600)
-"""
+@pytest.mark.parametrize(("sign", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_launcher_leaves_no_process(sign, status, tmp_path, patched):
+    launcher, child = start_launcher(tmp_path, arguments(tmp_path))
+    os.kill(launcher.pid, sign)
+    launcher.join(60)
+    error = (tmp_path / "errors").read_text()
+    assert launcher.exitcode == status and "Traceback" not in error, error
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
 def test_two_runs_do_not_share_a_folder(monkeypatch, tmp_path, capsys, patched):
     """Nor does a run start beside a trainer whose launcher was killed."""
-    pids, trainer = tmp_path / "pids", tmp_path / "trainer.py"
-    trainer.write_text(ORPHAN.format(pids=str(pids)))
     words = arguments(tmp_path, "sam=off", "steps=1")
-    script = LAUNCHER.format(trainer=str(trainer), arguments=words)
-    launcher = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
-    orphan = psutil.Process(started(launcher, pids))
+    launcher, child = start_launcher(tmp_path, words)
+    orphans = [child, child.parent()]
     launcher.kill()
-    launcher.wait()
+    launcher.join()
     monkeypatch.setattr(launch.verl, "command", fake_verl([1]))
     assert launch.main(words) == 1
     assert "error: a run is still going on in" in capsys.readouterr().err
-    orphan.kill()
-    psutil.wait_procs([orphan], timeout=10)
+    for orphan in orphans:
+        orphan.kill()
+    psutil.wait_procs(orphans, timeout=10)
     assert launch.main(words) == 0
 
 

@@ -9,12 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llm_rl import prometheus
 
-STEPS = [
-    {"step": n, "data": {"timing_s/gen": 1.5 * n, "critic/rewards/mean": float("nan"), "note": "a"}} for n in (1, 2)
-]
-VERL = {
-    "scrape_configs": [{"job_name": "ray"}, {"job_name": "rollout", "static_configs": [{"targets": ["h:1", "h:2"]}]}]
-}
+DATA = {"critic/rewards/mean": float("nan"), "note": "a"}
+STEPS = [{"step": n, "data": DATA | {"timing_s/gen": 1.5 * n}} for n in (1, 2)]
+ROLLOUT = {"job_name": "rollout", "static_configs": [{"targets": ["h:1", "h:2"]}]}
+VERL = {"scrape_configs": [{"job_name": "ray"}, ROLLOUT]}
 
 
 @pytest.fixture

@@ -99,18 +99,11 @@ def between_a_checkpoint_and_its_line(run_dir):
     make_checkpoint(run_dir, 5)
 
 
-@pytest.mark.parametrize(
-    "kill",
-    [
-        lambda run_dir: None,
-        half_written_tracker,
-        garbled_tracker,
-        in_the_next_rollout,
-        in_a_checkpoint,
-        before_the_actor_is_written,
-        between_a_checkpoint_and_its_line,
-    ],
-)
+KILLS = [lambda run_dir: None, half_written_tracker, garbled_tracker, in_the_next_rollout, in_a_checkpoint]
+KILLS += [before_the_actor_is_written, between_a_checkpoint_and_its_line]
+
+
+@pytest.mark.parametrize("kill", KILLS)
 def test_wherever_the_kill_falls_each_step_is_there_once(kill, run_dir):
     kill(run_dir)
     for _ in range(2):  # a second kill while the first one is mended changes nothing
@@ -173,9 +166,11 @@ def test_a_broken_line_is_named(run_dir, name):
         resume.rewind(run_dir, resume.point(run_dir, 1), keep=2)
 
 
+SETTINGS = {"name": "n", "pin_set": "p", "sam": "off", "sam_options": {"k": 3, "threshold": 8}}
+
+
 def record_of(run_dir, steps=8, seed=1, trees=None):
-    settings = {"name": "n", "pin_set": "p", "seed": seed, "sam": "off", "steps": steps}
-    settings["sam_options"] = {"k": 3, "threshold": 8}
+    settings = SETTINGS | {"seed": seed, "steps": steps}
     recipe = SimpleNamespace(**settings, options=SimpleNamespace(threshold=8), model_dump=lambda: settings)
     plan = SimpleNamespace(recipe=recipe, run_dir=run_dir, table=[])
     return launch.begin_record(plan, trees or {"verl": "1"}, 4)
@@ -184,9 +179,8 @@ def record_of(run_dir, steps=8, seed=1, trees=None):
 def test_a_run_goes_on_only_as_what_it_was(run_dir):
     with pytest.raises(UserError, match="run.json of the run to go on with cannot be read"):
         record_of(run_dir)
-    first = {"attempts": [{"after_step": 0}], "tree_ids": {"verl": "1"}}
-    first["config"] = {"name": "n", "pin_set": "p", "seed": 1, "sam": "off", "steps": 4}
-    first["config"]["sam_options"] = {"k": 3, "threshold": 8}
+    config = SETTINGS | {"seed": 1, "steps": 4}
+    first = {"attempts": [{"after_step": 0}], "tree_ids": {"verl": "1"}, "config": config}
     (run_dir / "run.json").write_text(json.dumps(first))
     assert [attempt["after_step"] for attempt in record_of(run_dir, steps=8)["attempts"]] == [0, 4]
     for change in ({"seed": 2}, {"trees": {"verl": "2"}}):

@@ -56,18 +56,15 @@ def test_every_method_gains_on_recordings(recording, tmp_path):
     assert rows["request", "rest"]["tokens_per_step"] > 1.5
     alone = compared(recording, tmp_path / "out", *contexts, "--earlier", "0", "--method", "sd-tree")
     assert rows["request", "sd-tree"]["tokens_per_step"] > alone["request", "sd-tree"]["tokens_per_step"]
-    assert alone["sequential", "sd-tree"]["tokens_per_step"] > alone["request", "sd-tree"]["tokens_per_step"], (
-        "not online"
-    )
+    online, first = (alone[context, "sd-tree"]["tokens_per_step"] for context in ("sequential", "request"))
+    assert online > first
     exact = compared(recording, tmp_path / "out", "--alpha", "1", "--method", "sd-tree", "--earlier", "30")
     assert exact["request", "sd-tree"]["tokens_per_step"] <= rows["request", "sd-tree"]["tokens_per_step"]
 
 
 def test_what_cannot_be_compared_is_one_sentence(recording, tmp_path, capsys, monkeypatch):
     refused = functools.partial(commands.refused, research.main, capsys)
-    assert "argument --earlier: invalid non-negative number value: '-5'" in refused(
-        "compare", recording, "--earlier", "-5"
-    )
+    assert "argument --earlier: invalid non-negative number value" in refused("compare", recording, "--earlier", "-5")
     assert "nothing to replay" in refused("compare", recording, "--method", "rest", "--context", "group")
     one = write(tmp_path / "one.jsonl", kind(1, prompts=1))
     assert "has too few prompts" in refused("compare", one)
@@ -85,13 +82,11 @@ def test_the_papers_experiments_run(recording, other, tmp_path, capsys):
     call = ["papers", "--data", str(recording), str(other), "--max-tokens", "400", "--json", str(out), "--only", *names]
     assert research.main(call) == 0
     tables = json.loads(out.read_text())["tables"]
-    assert list(tables) == names and all(
-        {row["recording"] for row in rows} == {"phrases", "other"} for rows in tables.values()
-    )
+    assert list(tables) == names
+    assert all({row["recording"] for row in rows} == {"phrases", "other"} for rows in tables.values())
     assert tables["sd-forms"][0]["SD-T: tokens a step"] > 1.5
-    assert (
-        tables["rest-datastore"][0]["own: tokens a step"] > 1.2 * tables["rest-datastore"][0]["generic: tokens a step"]
-    )
+    row = tables["rest-datastore"][0]
+    assert row["own: tokens a step"] > 1.2 * row["generic: tokens a step"]
     assert capsys.readouterr().out.count("| phrases |") > 20
 
 
@@ -139,8 +134,5 @@ def test_tree_command(target_folder, tmp_path, capsys):
     assert all(row["accepted"] > 0 and row["speedup"] > 0 for row in record["methods"][1:])
     assert research.main([*call, "--method", "gsd"]) == 2
     assert "gsd needs --draft-model DIR" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        research.main([*call, "--method", "rest", "--n-max", "-3"])
-    assert "argument --n-max: invalid positive number value: '-3'" in capsys.readouterr().err
     assert research.main(["tree", "--model", str(tmp_path)]) == 2
     assert "is no Hugging Face model folder" in capsys.readouterr().err

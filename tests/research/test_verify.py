@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampled verification of trees gives the target's distribution; accepting the first candidate that passes does not."""
+"""Sampled verification of trees gives the target's distribution."""
 
 import itertools
 
@@ -75,25 +75,6 @@ def test_sampled_verification_keeps_the_distribution(logits, temperature, top_p)
     plain = torch.multinomial(law.float(), DRAWS, replacement=True, generator=torch.Generator().manual_seed(4))
     noise = distance([(n // 25, n // 5 % 5, n % 5) for n in plain.tolist()], law)
     assert noise < 0.04 and distance(texts, law) < 1.5 * noise
-
-
-def test_accepting_the_first_candidate_that_passes_does_not(logits):
-    """The mutant: each sibling in turn is accepted with its own p, and a token is drawn anew where none was."""
-    sampler, generator = Sampled(), torch.Generator().manual_seed(5)
-
-    def naive(at, places, requests=None):
-        probs = sampler.probabilities(at.flatten(0, 1)).view(at.shape)
-        drawn = torch.multinomial(probs.flatten(0, 1), 1, generator=generator).view(at.shape[:2])
-        if at.shape[1] == 1:
-            return drawn
-        for node in reversed(range(len(TREE[0]))):  # the first sibling is written last
-            parent, token = TREE[1][node] + 1, TREE[0][node]
-            passes = torch.rand(len(at), generator=generator) < probs[:, parent, token]
-            drawn[:, parent] = torch.where(passes, token, drawn[:, parent])
-        return drawn
-
-    texts, _ = decode(logits, naive)
-    assert distance(texts, triples(logits, sampler)) > 0.1
 
 
 def test_walk():

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "wheels"
 NAME = f"sam_core-{sam_core.__version__}"
 MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}  # as readelf names them
-DRAFT = """
+# Prints a digest of drafts and their probabilities, and where the package is.
+DRAFTS = """
 import hashlib, math, sam_core
 
 def zeros(kind, *shape):
@@ -30,13 +31,6 @@ def numbers(*values):
     return array
 
 pool = sam_core.Pool()
-slot = pool.open([1, 2, 3, 1, 2])
-out, lengths = zeros("i", 1, 4), numbers(0)
-pool.step(numbers(slot), numbers(3), numbers(1), 4, out, lengths)
-assert out.tolist() == [[1, 2, 3, 1]] and lengths.tolist() == [4], (out.tolist(), lengths.tolist())
-"""
-# Prints a digest of drafts and their probabilities, and where the package is.
-DRAFTS = f"""{DRAFT}
 slots = numbers(*(pool.open([7]) for _ in range(8)))
 tokens, counts, digest = numbers(*[7] * 8), numbers(*[1] * 8), hashlib.sha256()
 out, parents, scores, lengths = zeros("i", 8, 8), zeros("i", 8, 8), zeros("f", 8, 8), numbers(*[0] * 8)

@@ -27,23 +27,9 @@ DEVICES = [*(f"davinci{die}" for die in range(16)), "davinci_manager", "devmm_sv
 REBOOT = 133  # exit status of systemd-nspawn --keep-unit when the host wants to start again
 BOOT_SECONDS = 60
 # Where a running system or a login leaves files of its own; ours are never there.
-NOISE = (
-    "etc/machine-id",
-    "etc/resolv.conf",
-    "etc/.updated",
-    "root/.ansible",
-    "root/.bash_history",
-    "run",
-    "tmp",
-    "usr/lib/python3",
-    "var/.updated",
-    "var/lib/apt",
-    "var/cache",
-    "var/lib/dbus",
-    "var/lib/systemd",
-    "var/log",
-    "var/tmp",
-)
+NOISE = ("etc/machine-id", "etc/resolv.conf", "etc/.updated", "root/.ansible", "root/.bash_history", "run", "tmp")
+NOISE += ("usr/lib/python3", "var/.updated", "var/lib/apt", "var/cache", "var/lib/dbus", "var/lib/systemd", "var/log")
+NOISE += ("var/tmp",)
 
 
 def call(*words: str | Path, text: str | None = None) -> str:
@@ -103,16 +89,15 @@ class Host:
         options = f"lowerdir={self.base},upperdir={self.upper},workdir={disk / 'work'}"
         call("mount", "-t", "overlay", "-o", options, f"sam-{self.name}", self.root)
         network = f"[Match]\nName=host0\n[Network]\nAddress={self.address}/24\nLinkLocalAddressing=no\n"
-        names = "".join(f"{NETWORK}.{11 + number} bed{number + 1}\n" for number in range(8))
+        names = "".join(f"{NETWORK}.{11 + number} bed{number + 1}\n" for number in range(3))
         # As Debian's chrony, whose alias `systemctl enable` refuses.
         unit = "[Service]\nExecStart=/usr/bin/sleep infinity\n"
         unit += "[Install]\nWantedBy=multi-user.target\nAlias=chronyd.service\n"
+        dies = npu.healthy(self.number)["dies"]
         files = {
             "etc/hostname": f"{self.name}\n",
             "etc/hosts": f"127.0.0.1 localhost\n{names}",
-            "etc/hccn.conf": "".join(
-                f"address_{die['phy']}={die['vnic_ip']}\n" for die in npu.healthy(self.number)["dies"]
-            ),
+            "etc/hccn.conf": "".join(f"address_{die['phy']}={die['vnic_ip']}\n" for die in dies),
             "etc/sam-bed/clock": "0.000012\n",
             "etc/systemd/network/10-host0.network": network,
             "etc/systemd/system/chrony.service": unit,
@@ -147,14 +132,9 @@ class Host:
         script += f'while :; do "$@"; [ $? = {REBOOT} ] || exit; done'
         environment = {**os.environ, "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network"}  # lets net.* be set
         with open(self.folder / "console", "ab") as console:
-            self.process = subprocess.Popen(
-                ["bash", "-c", script, "bash", *words],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=console,
-                start_new_session=True,
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": console}
+            command = ["bash", "-c", script, "bash", *words]
+            self.process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
 
     def wait(self) -> None:
         """Until the system is up; raises AssertionError with the console's end when it does not come."""

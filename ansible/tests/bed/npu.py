@@ -105,15 +105,14 @@ def queries(die: dict) -> dict[str, str]:
 
 
 def outputs(state: dict) -> dict[str, str]:
-    """{"npu-smi info -m": text, ...}: every call that a fake answers; pings to 8 hosts."""
+    """{"npu-smi info -m": text, ...}: every call that a fake answers; pings to 3 hosts."""
     found = {"npu-smi info": table(state), "npu-smi info -m": mapping(state)}
     for die in state["dies"]:
         phy = die["phy"]
         found[f"npu-smi info -t spod-info -i {die['npu']} -c {die['chip']}"] = spod(state, die)
         found |= {f"hccn_tool -i {phy} -{query} -g": text for query, text in queries(die).items()}
-        for number in range(8):
+        for number in range(3):
             address = healthy(number)["dies"][phy]["vnic_ip"]
-            found[f"hccn_tool -i {phy} -hccs_ping -g address {address}"] = ping(
-                phy, address, address in state["ping_lost"]
-            )
+            lost = address in state["ping_lost"]
+            found[f"hccn_tool -i {phy} -hccs_ping -g address {address}"] = ping(phy, address, lost)
     return found

@@ -40,9 +40,8 @@ def steps(head: Host, run: str) -> list[dict]:
 @pytest.fixture(scope="module")
 def converged(bed: Bed, site: Site) -> Result:
     """site.yml has run on bare hosts, once for all tests below."""
-    BARE.update(
-        {host.name: {"units": host.units(), "packages": packages(host), "files": host.files()} for host in bed.hosts}
-    )
+    for host in bed.hosts:
+        BARE[host.name] = {"units": host.units(), "packages": packages(host), "files": host.files()}
     result = site.play("site").must_pass()
     TIMES.append(("site.yml from bare hosts to a trained recipe, 3 hosts", result.seconds))
     return result
@@ -56,7 +55,7 @@ def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result)
     assert summary["drafted"] > summary["accepted"] > 0
     assert summary["reward_first"] < 0.1 < 0.9 < summary["reward_last"]
     first, last = ((line["accepted"] / line["drafted"]) for line in (lines[0], lines[-1]))
-    assert last > 0.5 > 0.1 > first, "drafts are accepted where the policy has learnt to repeat itself"
+    assert last > 0.5 > 0.1 > first, "drafts are accepted where the policy repeats itself"
     assert "Ray has 3 hosts and 48 NPU" in converged.messages
 
 
@@ -131,9 +130,8 @@ def test_a_tree_that_is_not_the_recorded_one_stops_ray(bed: Bed, site: Site, con
     result = site.play("cluster").must_fail()
     patched.write_text(original)
     note("tree id does not match", "cluster", result)
-    assert re.fullmatch(
-        rf"bed3: verl is .*modified.*, expected tree [0-9a-f]{{12}} of pin set {re.escape(PIN_SET)} .+", result.sentence
-    )
+    sentence = rf"bed3: verl is .*modified.*, expected tree [0-9a-f]{{12}} of pin set {re.escape(PIN_SET)} .+"
+    assert re.fullmatch(sentence, result.sentence)
     assert file.read_text() == text
     assert pids == {host.name: host.run("systemctl", "show", "--property=MainPID", "sam-rl-ray") for host in bed.hosts}
 
@@ -158,9 +156,8 @@ def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result
     for host in bed.hosts:
         (host.root / "opt/sam-rl/bin/in-env").write_text(kept[host.name])
     note("image digest differs", "cluster", result)
-    assert re.fullmatch(
-        r"bed2: the image has digest sha256:b{64}, expected sha256:a{64} as on bed1: .+", result.sentence
-    )
+    sentence = r"bed2: the image has digest sha256:b{64}, expected sha256:a{64} as on bed1: .+"
+    assert re.fullmatch(sentence, result.sentence)
     assert result.changed == []
 
 
@@ -173,9 +170,7 @@ def test_a_recipe_that_does_not_fit_the_hosts_stops_provisioning(bed: Bed, site:
 def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, converged: Result) -> None:
     result = site.play("provision", "--tags", "host", host_base_time_service="ntpd").must_fail()
     note("clock service is not there", "provision", result)
-    assert result.sentence.startswith(
-        "bed1: there is no ntpd.service, expected a service that synchronises the clock: "
-    )
+    assert result.sentence.startswith("bed1: there is no ntpd.service, expected a service that synchronises the clock")
 
 
 def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site, converged: Result) -> None:
@@ -255,10 +250,8 @@ def monitored(bed: Bed, site: Site, converged: Result) -> Result:
     head, worker, _ = bed.hosts
     # As if the playbook had ended after it wrote the unit, and Grafana were there from an earlier call.
     worker.run("touch", "/etc/systemd/system/sam-rl-node-exporter.service")
-    head.write(
-        "etc/systemd/system/grafana-server.service",
-        "[Service]\nExecStart=sleep infinity\n[Install]\nWantedBy=multi-user.target\n",
-    )
+    unit = "[Service]\nExecStart=sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
+    head.write("etc/systemd/system/grafana-server.service", unit)
     head.write("etc/systemd/system/grafana-server.service.d/sam-rl.conf", "[Service]\n")
     head.run("systemctl", "daemon-reload")
     head.run("systemctl", "start", "grafana-server")
@@ -291,9 +284,8 @@ def train_while(site: Site, head: Host, fault: Callable[[], None], **request: ob
     """train.yml, with a fault when the job has made three steps."""
 
     def wait() -> None:
-        head.until(
-            lambda: len(steps(head, str(request["recipe_launch_run"]))) >= 3, "the job has made three steps", 120
-        )
+        run = str(request["recipe_launch_run"])
+        head.until(lambda: len(steps(head, run)) >= 3, "the job has made three steps", 120)
         fault()
 
     thread = threading.Thread(target=wait)
@@ -313,10 +305,8 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=24", "pause=1"]}
     result = train_while(site, head, worker.stop, **request)
     note("worker lost in the middle of the job", "train", result)
-    assert re.search(
-        r"the run lost (was stopped|ended) because Ray on bed3 no longer answers, expected all hosts .+",
-        result.sentence,
-    )
+    sentence = r"the run lost (was stopped|ended) because Ray on bed3 no longer answers, expected all hosts .+"
+    assert re.search(sentence, result.sentence)
     assert 3 <= len(steps(head, "lost")) < 24
 
     worker.start()
@@ -440,10 +430,11 @@ def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site,
 
     result = train_while(site, head, unmount, **request)
     note("shared folder unmounted in the job", "train", result)
-    assert re.match(  # the driver may notice before the playbook does
-        rf"bed1: the run apart (was stopped|ended) because bed2 no longer has /{RUNS}/apart, expected the storage that all hosts share: ",
-        result.sentence,
+    # the driver may notice before the playbook does
+    sentence = (
+        rf"bed1: the run apart (was stopped|ended) because bed2 no longer has /{RUNS}/apart, expected the storage "
     )
+    assert re.match(sentence, result.sentence)
     unmounted.until(lambda: not unmounted.run("ls", "/srv/sam-rl"), "nothing is in the folder below the mount", 1)
     result = site.play("cluster", "--limit", "bed2").must_fail()
     note("host without the shared folder joins again", "cluster", result)

@@ -65,9 +65,8 @@ log: {{accesslog: {{disabled: true}}, level: error}}
 
 def run(*words: object, environment: dict | None = None, check: bool = True) -> str:
     """Output of a command; an AssertionError with its end where it fails."""
-    done = subprocess.run(
-        [str(word) for word in words], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    command, both = [str(word) for word in words], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, env=environment, text=True, **both)
     assert done.returncode == 0 or not check, done.stdout[-6000:]
     return done.stdout
 
@@ -87,17 +86,7 @@ def index(folder: Path) -> Iterator[str]:
     """Address of a package index as a site has inside: what image.lock names, and what builds packages."""
     files = folder / "index" / "files"
     lock = ROOT / "patches" / PIN_SET / "image.lock"
-    pip = [
-        prepare.TOOLS / "python",
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-d",
-        files,
-    ]
+    pip = [prepare.TOOLS / "python", *"-m pip download --quiet --no-deps --no-build-isolation -d".split(), files]
     run(*pip, "--require-hashes", "-r", lock)
     run(*pip, "setuptools==79.0.1", "setuptools_scm==8.3.1", "packaging", "typing-extensions", "wheel")
     shutil.copy(ROOT / f".cache/sdists/verl-{VERSIONS['verl']}.tar.gz", files)
@@ -120,9 +109,8 @@ def megatron(folder: Path, index: str) -> dict[str, str]:
         tree, bare = folder / name, folder / "index" / f"{name}.git"
         (tree / package).mkdir(parents=True)
         (tree / package / "__init__.py").write_text("")
-        (tree / "pyproject.toml").write_text(
-            f'[project]\nname = "{package}"\nversion = "0"\n[tool.setuptools]\npackages = ["{package}"]\n'
-        )
+        project = f'[project]\nname = "{package}"\nversion = "0"\n[tool.setuptools]\npackages = ["{package}"]\n'
+        (tree / "pyproject.toml").write_text(project)
         git = ["git", "-C", tree, "-c", "user.name=test", "-c", "user.email=test@localhost"]
         for words in (["init"], ["add", "."], ["commit", "-m", name], ["tag", PINS["runtime"]["npu"][name]]):
             run(*git, *words)
@@ -144,14 +132,14 @@ def environment(folder: Path) -> dict[str, str]:
     programs.mkdir()
     (programs / "podman").write_text(PODMAN.format(packages=packages))
     (programs / "podman").chmod(0o755)
-    (folder / "containers.conf").write_text(LIMITS)
-    (folder / "storage.conf").write_text(
+    texts = {"CONTAINERS_CONF": LIMITS}
+    texts["CONTAINERS_STORAGE_CONF"] = (
         f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
     )
-    (folder / "registries.conf").write_text(f'[[registry]]\nlocation = "127.0.0.1:{REGISTRY}"\ninsecure = true\n')
-    variables = {"CONTAINERS_CONF": "containers", "CONTAINERS_STORAGE_CONF": "storage"}
-    variables |= {"CONTAINERS_REGISTRIES_CONF": "registries"}
-    files = {name: f"{folder}/{file}.conf" for name, file in variables.items()}
+    texts["CONTAINERS_REGISTRIES_CONF"] = f'[[registry]]\nlocation = "127.0.0.1:{REGISTRY}"\ninsecure = true\n'
+    for name, text in texts.items():
+        (folder / f"{name}.conf").write_text(text)
+    files = {name: f"{folder}/{name}.conf" for name in texts}
     return {**os.environ, **files, "PATH": f"{programs}:{os.environ['PATH']}"}
 
 
@@ -165,9 +153,8 @@ def base(folder: Path, index: str, environment: dict[str, str]) -> Iterator[str]
         shutil.copy(ROOT / f".cache/sdists/{name}-{VERSIONS[name]}.tar.gz", context / f"{name}.tar.gz")
     settings = folder / "registry.yml"
     settings.write_text(REGISTRY_SETTINGS.format(folder=folder / "registry", port=REGISTRY))
-    registry = subprocess.Popen(
-        ["docker-registry", "serve", settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    registry = subprocess.Popen(["docker-registry", "serve", settings], **silent)
     name = f"127.0.0.1:{REGISTRY}/{PINS['runtime']['npu']['image'].partition(':')[0]}"
     versions = [f"--build-arg={key}={VERSIONS[key.lower()]}" for key in ("VLLM", "VLLM_ASCEND")]
     words = ["podman", "build", "--network=host", f"--build-arg=PIP_INDEX_URL={index}", *versions, "--tag", name]
@@ -181,18 +168,9 @@ def base(folder: Path, index: str, environment: dict[str, str]) -> Iterator[str]
 
 @pytest.fixture(scope="session")
 def settings(folder: Path, base: str, index: str, megatron: dict[str, str]) -> dict[str, object]:
-    return {
-        "pin_set": PIN_SET,
-        "recipe": "dapo_qwen3_32b_32die",
-        "container_engine": "podman",
-        "container_image_base": base,
-        "container_image_archive": "",
-        "container_image_index": index,
-        **megatron,
-        "cluster_interface": "lo",
-        "install_root": f"{folder}/root",
-        "work_dir": f"{folder}/work",
-    }
+    found = {"pin_set": PIN_SET, "recipe": "dapo_qwen3_32b_32die", "container_engine": "podman", **megatron}
+    found |= {"container_image_base": base, "container_image_archive": "", "container_image_index": index}
+    return found | {"cluster_interface": "lo", "install_root": f"{folder}/root", "work_dir": f"{folder}/work"}
 
 
 def play(folder: Path, settings: dict, environment: dict, check: bool = True) -> str:
@@ -288,6 +266,5 @@ def test_archives(folder: Path, image: Path, settings: dict, environment: dict) 
     assert run(*images, environment=environment).split() == ["older"]
     load(machine)
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    assert run(*images, environment=environment).split() == [
-        f"{sources}-{hashlib.sha256(digest.encode()).hexdigest()[:8]}"
-    ]
+    tag = f"{sources}-{hashlib.sha256(digest.encode()).hexdigest()[:8]}"
+    assert run(*images, environment=environment).split() == [tag]

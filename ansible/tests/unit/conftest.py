@@ -28,20 +28,10 @@ def play(tmp_path):
         if not any(str(word).startswith("--inventory") for word in words):
             settings.setdefault("ansible_python_interpreter", sys.executable)
             words = ["--inventory=localhost,", *words]
-        done = subprocess.run(
-            [
-                Path(sys.executable).parent / "ansible-playbook",
-                "--connection=local",
-                *words,
-                "-e",
-                json.dumps(settings),
-                file,
-            ],
-            env={**os.environ, "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"), "PATH": f"{path}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        program = [Path(sys.executable).parent / "ansible-playbook", "--connection=local"]
+        environment = {"ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"), "PATH": f"{path}:{os.environ['PATH']}"}
+        command = [*program, *words, "-e", json.dumps(settings), file]
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
         return done.returncode, " ".join(done.stdout.split())
 
     return run

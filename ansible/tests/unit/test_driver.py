@@ -10,12 +10,8 @@ INSTALLER = '#!/bin/sh\necho "$(basename "$0")" >>{log}\nexit "$(cat {status})"\
 @pytest.fixture
 def settings(as_root, tmp_path):
     installer = {"path": "/none", "sha256": "0"}
-    found = {
-        "install_root": str(tmp_path),
-        "dies_per_host": 16,
-        "ascend_driver_version": "2",
-        "ascend_driver_timeout": 60,
-    }
+    found = {"install_root": str(tmp_path), "dies_per_host": 16}
+    found |= {"ascend_driver_version": "2", "ascend_driver_timeout": 60}
     found |= {"ascend_driver_waits": str(tmp_path / "waits"), "ascend_driver_begun": str(tmp_path / "hdk/begun")}
     packages = {"driver": installer, "firmware": installer}
     return found | {"ascend_driver_reboot": False, "ascend_driver_packages": packages}

@@ -44,11 +44,8 @@ def test_a_host_is_lost_without_an_answer_for_a_while_or_with_two_refusals(follo
     assert follow(*[silent] * 6, fine, *[silent] * 7) == ("lost", ["b"], 13)
     assert follow(silent, refused, silent, refused, fine, refused, refused) == ("lost", ["b"], 19)
     assert follow({"silent": ["c"], "refused": ["b"]}, {"silent": ["c"], "refused": ["b"]}) == ("lost", ["b"], 20)
-    assert follow(silent, {"active": "failed", "result": "exit-code", "refused": ["a"], "silent": ["b"]}) == (
-        "ended",
-        ["a", "b"],
-        21,
-    )
+    failed = {"active": "failed", "result": "exit-code", "refused": ["a"], "silent": ["b"]}
+    assert follow(silent, failed) == ("ended", ["a", "b"], 21)
 
 
 def test_its_own_host_may_be_away_as_long(follow):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training run that needs neither torch nor vLLM: rollout on every host of a Ray cluster, REINFORCE on the driver.
+"""A job that needs neither torch nor vLLM: rollout on every host of a Ray cluster by a policy that sharpens each step.
 
 The policy is a table of logits for the next of 24 tokens given the last one. A worker on each host samples answers,
 with sam_core drafting and each draft verified against the sample; the reward is the share of tokens that follow their
@@ -34,7 +34,6 @@ TOKENS = 24
 ANSWERS = 16
 LENGTH = 64
 DRAFT = 4
-RATE = 10.0
 
 
 @ray.remote(num_cpus=0)
@@ -60,10 +59,10 @@ class Rollout:
         return f"{ray.util.get_node_ip_address()}:{self.server.server_port}"
 
     def sample(self, logits, seed):
-        """(host name, [(tokens, reward)], draft tokens verified, accepted)."""
+        """(host name, rewards of its answers, draft tokens verified, accepted)."""
         draw = random.Random(seed)
         cumulative = np.cumsum(np.exp(logits - logits.max(1, keepdims=True)), axis=1)
-        answers, drafted, accepted = [], 0, 0
+        rewards, drafted, accepted = [], 0, 0
         self.running.set(1)
         out, lengths = np.empty((1, DRAFT), np.int32), np.empty(1, np.int32)
         for _ in range(ANSWERS):
@@ -85,27 +84,12 @@ class Rollout:
                 fresh = np.array(new, np.int32)
             self.pool.close(slot, keep=True)
             steps = list(zip(tokens, tokens[1:]))
-            answers.append((tokens, sum((a + 1) % TOKENS == b for a, b in steps) / len(steps)))
+            rewards.append(sum((a + 1) % TOKENS == b for a, b in steps) / len(steps))
+            self.tokens.inc(len(steps))
         self.running.set(0)
-        self.tokens.inc(sum(len(tokens) - 1 for tokens, _ in answers))
         self.drafted.inc(drafted)
         self.accepted.inc(accepted)
-        return socket.gethostname(), answers, drafted, accepted
-
-
-def update(logits, answers):
-    """One step of REINFORCE, each token rewarded by itself, the batch's mean as baseline; returns that mean."""
-    mean = sum(reward for _, reward in answers) / len(answers)
-    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    gradient, seen = np.zeros_like(logits), np.zeros(TOKENS)
-    for tokens, _ in answers:
-        for a, b in zip(tokens, tokens[1:]):
-            advantage = ((a + 1) % TOKENS == b) - mean
-            gradient[a] -= advantage * chances[a]
-            gradient[a, b] += advantage
-            seen[a] += 1
-    logits += RATE * gradient / np.maximum(seen, 1)[:, None]
-    return mean
+        return socket.gethostname(), rewards, drafted, accepted
 
 
 def save(path, data):
@@ -128,7 +112,7 @@ def main():
     tracker = folder / "checkpoints/latest_checkpointed_iteration.txt"
     tracker.parent.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(f"checkpoints: {{every: {settings['every']:.0f}}}\n")
-    state = {"step": 0, "logits": [[0.0] * TOKENS] * TOKENS, "lines": []}
+    state = {"step": 0, "lines": []}
     logged = len(log.read_text().splitlines()) if log.exists() else 0
     if (folder / "checkpoint.json").exists() and logged >= json.loads((folder / "checkpoint.json").read_text())["step"]:
         state = json.loads((folder / "checkpoint.json").read_text())
@@ -146,18 +130,18 @@ def main():
         ).remote()
         for number in range(hosts)
     ]
-    logits = np.array(state["logits"])
+    successor = np.roll(np.eye(TOKENS), 1, axis=1)
     with published(folder) as publish:
         # As verl does (verl/workers/rollout/utils.py, update_prometheus_config).
         targets = ray.get([worker.address.remote() for worker in workers], timeout=60)
         save(verl_file(folder), {"scrape_configs": [{"job_name": "rollout", "static_configs": [{"targets": targets}]}]})
         for step in range(state["step"] + 1, int(settings["steps"]) + 1):
-            begin = time.monotonic()
-            parts = ray.get(
-                [worker.sample.remote(logits, step * 100 + at) for at, worker in enumerate(workers)], timeout=60
-            )
+            begin, logits = time.monotonic(), (step - 1) * successor
+            asked = [worker.sample.remote(logits, step * 100 + at) for at, worker in enumerate(workers)]
+            parts = ray.get(asked, timeout=60)
             rollout_s = time.monotonic() - begin
-            reward = update(logits, [answer for _, answers, _, _ in parts for answer in answers])
+            rewards = [reward for part in parts for reward in part[1]]
+            reward = sum(rewards) / len(rewards)
             line = {"step": step, "reward": round(reward, 4), "hosts": sorted(part[0] for part in parts)}
             line |= {"drafted": sum(part[2] for part in parts), "accepted": sum(part[3] for part in parts)}
             # One request runs on each host at a time: all of the rollout is tail.
@@ -165,7 +149,7 @@ def main():
             data |= {"response_length/mean": LENGTH, "rollout/spec/busy_s": rollout_s, "rollout/spec/tail_s": rollout_s}
             data |= {f"rollout/spec/{name}": line[name] for name in ("drafted", "accepted")}
             line["data"] = data
-            state = {"step": step, "logits": logits.tolist(), "lines": [*state["lines"], line]}
+            state = {"step": step, "lines": [*state["lines"], line]}
             if settings["every"] and step % settings["every"] == 0:
                 save(folder / "checkpoint.json", state | {"pad": " " * int(settings["pad"] * 1e6)})
                 tracker.write_text(str(step))
