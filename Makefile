@@ -104,7 +104,7 @@ bench-sampler: ## time, operations and synchronisations of verification beside v
 
 device-costs: ## waits, slow operators and launches of a step on a 910C, with drafts beside without (minutes)
 	ci/setup-env $(PIN)
-	PYTHONPATH=tests/common $(ENV)/python tests/ascend/device_costs.py $(COSTS)
+	$(ENV)/python -m sam_lab device-costs $(COSTS)
 
 plan-article: ## fit the planner to the article's figures, predict other published runs (a quarter of an hour)
 	ci/setup-env $(PIN)
@@ -112,7 +112,7 @@ plan-article: ## fit the planner to the article's figures, predict other publish
 
 bench-host: ## host time of a step with the switch off and verifying, beside one without speculation (a quarter of an hour)
 	ci/setup-env $(PIN)
-	PYTHONPATH=tests/common $(ENV)/python tests/ascend/bench_host.py $(BENCH)
+	$(ENV)/python -m sam_lab bench-host $(BENCH)
 
 research: ## tests of research, the papers' methods (minutes); `make test-all` runs them too
 	ci/setup-env $(PIN)

@@ -12,4 +12,5 @@ plan                        predict a recipe's rollout
 bench                       time, memory and acceptance compared with other drafters
 evidence                    every way to speculate on recorded answers, by the clocks of several devices
 switch_worlds               switch `auto` in random worlds
+standin                     engines over the tests' stand-in for torch_npu: host time, waits, launches
 """

@@ -22,6 +22,9 @@ DECODE = "_npu_paged_attention" if OLD else "npu_fused_infer_attention_score"  #
 MODULES = ["forked", "vllm.platforms", "vllm.v1.engine.llm_engine", "sam_core.engines.vllm.step_log"]
 if not OLD:  # what vllm-ascend's patches import
     MODULES += ["compressed_tensors", "vllm.entrypoints.openai.chat_completion.serving"]
+MODELS = ["inspection", "vllm.model_executor.models.qwen3", "vllm.v1.core.sched.scheduler"]
+WORKER = [f"vllm_ascend.worker.{name}" for name in ("worker_v1" if OLD else "worker", "model_runner_v1")]
+"""Of vllm-ascend. An engine's processes would import MODELS and WORKER each anew, 3 s a start."""
 COLUMNS = ("start", "seconds", "running", "tokens", "drafted", "accepted")
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -47,13 +50,15 @@ FOR_ALL = (
 
 def start(platform, *arguments, environment=MappingProxyType({})):
     """A Python process in which vLLM has chosen `platform`, npu or cpu; its stdin and stdout are pipes of text."""
-    return zygote(platform).start({**variables(platform), **environment}, *arguments)
+    imported = "npu" if platform == "a3" else platform  # the stand-in asks in each process which device it is
+    return zygote(imported).start({**variables(platform), **environment}, *arguments)
 
 
 @functools.cache
 def zygote(platform):
-    """The process that those of a platform are forks of. It has imported MODULES."""
-    return Zygote(variables(platform), MODULES)
+    """The process that those of a platform are forks of. It has imported MODULES, and what its engines' processes do."""
+    worker = {"cpu": [], "gpu": []}.get(platform, [*WORKER, "vllm_ascend.patch.worker"])
+    return Zygote(variables(platform), [*MODULES, *([] if platform == "gpu" else MODELS), *worker])
 
 
 def variables(platform):
@@ -139,12 +144,12 @@ class Engine:
         self.process.stdin.flush()
         return self.answer()
 
-    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, renew=None, reset=False, after=8, **sampling):
+    def run(self, prompts, max_tokens=64, stagger=0, abort=(), each=None, renew=None, after=8, **sampling):
         """Answers of token ids; for the arguments see engine_server. each: further sampling arguments of each
         request."""
         lengths = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
         sampling = [sampling | own for own in each] if each else sampling
-        arguments = {"renew": renew and str(renew), "reset": reset, "after": after} if renew or reset else {}
+        arguments = {"renew": str(renew), "after": after} if renew else {}
         done = self.ask(
             "run",
             prompts=prompts,

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configures engines without starting them.
 
-usage: configure.py MODEL SPECULATIVE [ADDITIONAL]   (JSON: lists of speculative_config and of additional_config;
-"engine" in the latter has further arguments of the engine, which runs eagerly unless a compilation_config is among
-them; "path" has folders of packages to add) Prints a JSON list of what became of each, then of method sam with a hybrid
-model and without sam_core: {"method", "k", "sam", "repr"} or {"error": the sentence}.
+usage: configure.py MODEL SPECULATIVE ADDITIONAL   (JSON: lists of speculative_config and of additional_config; "engine"
+in the latter has further arguments of the engine, which runs eagerly unless a compilation_config is among them; "path"
+has folders of packages to add)
+Prints a JSON list of what became of each, then of method sam with a hybrid model: {"method", "k", "sam", "repr"} or
+{"error": the sentence}.
 """
 
 import json
@@ -36,14 +37,9 @@ def configure(model, speculative, additional):
 if __name__ == "__main__":
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    asked = json.loads(sys.argv[2])
-    additional = json.loads(sys.argv[3]) if len(sys.argv) > 3 else [{}] * len(asked)
-    results = [configure(sys.argv[1], *both) for both in zip(asked, additional, strict=True)]
+    model, *lists = sys.argv[1:]
+    results = [configure(model, *both) for both in zip(*map(json.loads, lists), strict=True)]
     with mock.patch("vllm.config.ModelConfig.is_hybrid", True):
-        results.append(configure(sys.argv[1], {"method": "sam"}, {}))
-    for name in [name for name in sys.modules if name.startswith("sam_core")]:
-        del sys.modules[name]
-    sys.modules["sam_core"] = None
-    results.append(configure(sys.argv[1], {"method": "sam"}, {}))
+        results.append(configure(model, {"method": "sam"}, {}))
     channel.write(json.dumps(results))
     channel.close()

@@ -17,7 +17,6 @@ LONG_THINKING = {} if OLD else {"reasoning_end": LONG_END}
 def pytest_addoption(parser):
     parser.addoption("--schedules", type=int, help="how many random schedules run (test_schedules.py)")
     parser.addoption("--first-schedule", type=int, default=0, metavar="SEED", help="the first one's seed")
-    parser.addoption("--shrink", action="store_true", help="leave out of schedules that fail what they fail without")
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@
 """One engine in a process of its own, so that engines of different platforms live side by side.
 
 usage: engine_server.py LLMEngine|AsyncLLM SETTINGS   (JSON: arguments of EngineArgs; `reasoning_end`: see thinking.py)
-One JSON object a line on stdin, {"method": name, **arguments of the Server's method}; its answer is one on stdout,
-{"result": ...} or {"error": text}. The first line says which platform vLLM chose. Everything else that is printed goes
-to stderr.
+One JSON object a line on stdin, {"method": name, **arguments}; its answer is one on stdout, {"result": ...} or
+{"error": text}. The name is that of a Server's method, or of a function here that runs in the worker of each rank; the
+result is then a list. The first line says which platform vLLM chose. Everything else that is printed goes to stderr.
 """
 
 import collections
@@ -12,19 +12,19 @@ import gc
 import json
 import os
 import sys
-import time
 import traceback
 
 import noting_pool
 import stop_checks
 from ascend_engine import OLD
-from engine_checks import random_seed
+from engine_checks import random_seed  # noqa: F401  runs in a worker
+from llm_engine import Engine
 from thinking import reasoning
 
 gc.unfreeze = lambda: None  # else an engine that ends would search all that its processes were forked with for garbage
 
 
-def operator_calls(worker):
+def calls(worker):
     """Runs in a worker: calls of the stand-in's operators by name."""
     import torch_npu
 
@@ -46,9 +46,14 @@ def routed_experts(output):
     return None if recorded is None else recorded.tolist()
 
 
-def pool_stats(worker):
+def pools(worker):
     """Runs in a worker: counters of the proposer's Pool."""
     return worker.model_runner.drafter.pool.stats()
+
+
+def counters(worker):
+    """Runs in a worker: the proposer's."""
+    return worker.sam_stats()
 
 
 def scheduling(worker):
@@ -83,7 +88,7 @@ def never_pays(worker):
     switch._credit = -float("inf")
 
 
-def note_answers(worker, feed_all):
+def note_answers(worker, feed_all=False):
     """Runs in a worker: from now on notes the answers that its drafter indexes."""
     noting_pool.note_answers(worker.model_runner.drafter, feed_all)
 
@@ -188,59 +193,6 @@ def operator_seconds(worker):
     return steps
 
 
-PARTS = {  # of a step, by the object whose methods they are
-    "scheduler": ("schedule", "update_from_output", "update_draft_token_ids"),
-    "runner": ("_update_states", "_prepare_inputs", "_model_forward", "_sample", "_bookkeeping_sync"),
-    "drafter": ("propose",),
-}
-if OLD:  # one method runs the model, samples and notes the tokens
-    PARTS["runner"] = ("_update_states", "_prepare_inputs", "_generate_process_reqs_hidden_states")
-    PARTS |= {"sampler": ("forward",), "rejection_sampler": ("verify", "parse_output")}
-
-
-def time_parts(worker):
-    """Runs in a worker that shares its process with the engine's core: from now on notes of each step its requests,
-    drafted tokens, and the seconds of the step and of its PARTS, without the stand-in's."""
-    seconds, core, runner = standin_clock(), calling_core(), worker.model_runner
-    step, parts, shape = core.step_fn, collections.Counter(), []
-    objects = {"scheduler": core.scheduler, "runner": runner}
-    objects |= {name: getattr(runner, name, None) for name in ("drafter", "sampler", "rejection_sampler")}
-    runner.parts, execute = [], runner.execute_model
-
-    def timed(name, function):
-        def timing(*args, **kwargs):
-            start = time.perf_counter() - seconds()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                parts[name] += time.perf_counter() - seconds() - start
-
-        return timing
-
-    def noting(scheduled, *args, **kwargs):
-        shape[:] = shape_of(scheduled)
-        return execute(scheduled, *args, **kwargs)
-
-    def stepping():
-        parts.clear()
-        result = whole()
-        runner.parts.append([*shape, dict(parts)])
-        return result
-
-    for name, methods in PARTS.items():
-        for method in methods:
-            if function := getattr(objects[name], method, None):
-                setattr(objects[name], method, timed(f"{name}.{method}", function))
-    whole = timed("step", step)
-    runner.execute_model, core.step_fn = noting, stepping
-
-
-def parts_timed(worker):
-    """Runs in a worker: what time_parts noted since the last time."""
-    steps, worker.model_runner.parts = worker.model_runner.parts, []
-    return steps
-
-
 def calling_core():
     """The EngineCore that called what runs in its worker, in its own process."""
     from vllm.v1.engine.core import EngineCore
@@ -282,34 +234,28 @@ def metered_steps(worker):
     return steps
 
 
-class Server:
+class Server(Engine):
     def __init__(self, settings):
-        from sam_core.engines.vllm.step_log import StepLog
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
         if end := settings.pop("reasoning_end", None):
             settings["reasoning_config"] = reasoning(end)
-        self.log = StepLog()
-        self.log.path = "kept in memory"
-        if OLD:  # refuses stat_loggers
-            self.engine = LLMEngine.from_engine_args(EngineArgs(**settings))
-            self.engine.logger_manager.per_engine_logger_dict[0].append(self.log)
-        else:
-            self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), stat_loggers=[self.log])
-        self.requests = 0
+        self.start(settings, settings.pop("speculative_config", None))
 
-    def run(self, prompts, max_tokens, stagger, abort, sampling, renew=None, reset=False, after=8):
+    def make(self, arguments):
+        if not OLD:
+            return super().make(arguments)
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        engine = LLMEngine.from_engine_args(arguments)  # 0.11 refuses stat_loggers
+        engine.logger_manager.per_engine_logger_dict[0].append(self.log)
+        return engine
+
+    def run(self, prompts, max_tokens, stagger, abort, sampling, renew=None, after=8):
         """Answer prompts of token ids.
 
         Args:
-            max_tokens: tokens of each answer.
-            stagger: engine outputs between arrivals, 0: all at once.
-            abort: indexes of requests that end after 5 tokens, or, with renew, in its pause.
-            sampling: further arguments of SamplingParams, for all requests or a list with those of each; and `regex`,
-                which the answer matches.
+            max_tokens, stagger, abort: as of Engine.run.
+            sampling: further arguments of SamplingParams, for all requests or a list with those of each.
             renew: the argument of `renew`, which is called after `after` outputs.
-            reset: whether vLLM's cache is reset then, and the requests that run compute their texts again.
 
         Returns:
             answers: token ids of each.
@@ -319,166 +265,45 @@ class Server:
             rows: the StepLog's, one for each engine step.
             preemptions: in this run.
         """
-        from vllm import SamplingParams
-
-        if not OLD:
-            from vllm.sampling_params import StructuredOutputsParams
-
-        self.log._rows = []
-        preempted = self.preemptions()
-        waiting = list(enumerate(prompts))
-        names, answers, logprobs, ends, routed, outputs, interrupted = {}, {}, {}, {}, {}, 0, False
-        sampling = [sampling] * len(prompts) if isinstance(sampling, dict) else sampling
-        for arguments in sampling:
+        each = [dict(sampling) for _ in prompts] if isinstance(sampling, dict) else sampling
+        for arguments in each:
             if "logit_bias" in arguments:  # JSON has no integer keys
                 arguments["logit_bias"] = {int(token): bias for token, bias in arguments["logit_bias"].items()}
-            if regex := arguments.pop("regex", None):
-                arguments["structured_outputs"] = StructuredOutputsParams(regex=regex)
             if "stop" in arguments:
                 arguments["detokenize"], self.engine.output_processor.tokenizer = True, stop_checks.tokenizer()
-        while waiting or self.engine.has_unfinished_requests():
-            while waiting and (not stagger or outputs >= stagger * waiting[0][0] or not names):
-                i, prompt = waiting.pop(0)
-                name = str(self.requests)
-                self.requests += 1
-                names[name] = i
-                self.engine.add_request(
-                    name,
-                    {"prompt_token_ids": prompt},
-                    SamplingParams(
-                        **{"temperature": 0.0, "ignore_eos": True, "detokenize": False, "max_tokens": max_tokens[i]}
-                        | sampling[i]
-                    ),
-                )
-            if waiting and not self.engine.has_unfinished_requests():
-                outputs = stagger * waiting[0][0]
-                continue
-            for output in self.engine.step():
-                i = names[output.request_id]
-                answers[i] = list(output.outputs[0].token_ids)
-                logprobs[i] = output.outputs[0].logprobs
-                ends[i] = [getattr(output.outputs[0], name) for name in ("text", "finish_reason", "stop_reason")]
-                routed[i] = routed_experts(output)
-                if not renew and i in abort and len(answers[i]) >= 5 and not output.finished:
-                    self.engine.abort_request([output.request_id])
-            outputs += 1
-            if outputs >= after and not interrupted:
-                interrupted = True
-                if renew:
-                    self.renew(renew, [name for name, i in names.items() if i in abort])
-                if reset:
-                    assert self.engine.reset_prefix_cache(reset_running_requests=True)
+        interrupt = (lambda engine: self.renew(renew)) if renew else None
+        answers = super().run(prompts, max_tokens, stagger, abort, each, interrupt, after)
+        outputs = [output and output.outputs[0] for output in self.outputs]
         return {
-            "answers": [answers.get(i, []) for i in range(len(prompts))],
+            "answers": answers,
             "logprobs": [
-                logprobs.get(i)
-                and [[[token, entry.logprob] for token, entry in place.items()] for place in logprobs[i]]
-                for i in range(len(prompts))
+                output
+                and output.logprobs
+                and [[[token, entry.logprob] for token, entry in place.items()] for place in output.logprobs]
+                for output in outputs
             ],
-            "ends": [ends.get(i) for i in range(len(prompts))],
-            "routed_experts": [routed.get(i) for i in range(len(prompts))],
-            "rows": self.log._rows,
-            "preemptions": self.preemptions() - preempted,
+            "ends": [output and [output.text, output.finish_reason, output.stop_reason] for output in outputs],
+            "routed_experts": [output and routed_experts(output) for output in self.outputs],
+            "rows": self.rows,
+            "preemptions": self.log.preemptions,
         }
 
-    def renew(self, weights, abort=()):
-        """Read the weights in this folder: in a pause if requests run, which go on after it, else asleep.
-
-        abort: names of requests that end in the pause, in a step that computes nothing.
-        """
+    def renew(self, weights):
+        """Read the weights in this folder: in a pause if requests run, which go on after it, else asleep."""
         core = self.engine.engine_core
         if self.engine.has_unfinished_requests():  # vLLM would go on with them once the first memory is back
             core.call_utility("pause_scheduler", "keep", True)
-            self.engine.abort_request(list(abort))
-            self.engine.collective_rpc(load_weights, args=(weights,))
+            self.in_workers(load_weights, {"folder": weights})
             core.call_utility("resume_scheduler")
             return
         self.engine.sleep(2)
         self.engine.wake_up(["weights"])
-        self.engine.collective_rpc(load_weights, args=(weights,))
+        self.in_workers(load_weights, {"folder": weights})
         self.engine.wake_up(["kv_cache"])
 
-    def preemptions(self):
-        return sum(metric.value for metric in self.engine.get_metrics() if metric.name == "vllm:num_preemptions")
-
-    def counters(self):
-        """The proposer's, of each rank."""
-        return self.engine.collective_rpc("sam_stats")
-
-    def random_seed(self):
-        """Of each rank."""
-        return self.engine.collective_rpc(random_seed)
-
-    def pools(self):
-        return self.engine.collective_rpc(pool_stats)
-
-    def calls(self):
-        return self.engine.collective_rpc(operator_calls)
-
-    def watch_graphs(self):
-        return self.engine.collective_rpc(watch_graphs)
-
-    def steps_and_replays(self):
-        return self.engine.collective_rpc(steps_and_replays)
-
-    def meter_steps(self):
-        self.engine.collective_rpc(meter_steps)
-
-    def metered_steps(self):
-        return self.engine.collective_rpc(metered_steps)[0]
-
-    def scheduling(self):
-        """Of each rank."""
-        return self.engine.collective_rpc(scheduling)
-
-    def classes(self):
-        return self.engine.collective_rpc(classes)
-
-    def never_pays(self):
-        self.engine.collective_rpc(never_pays)
-
-    def keep_off(self, threshold=0):
-        self.engine.collective_rpc(keep_off, args=(threshold,))
-
-    def free_drafts(self):
-        self.engine.collective_rpc(free_drafts)
-
-    def collected_objects(self):
-        """In the first rank."""
-        return self.engine.collective_rpc(collected_objects)[0]
-
-    def note_answers(self, feed_all=False):
-        self.engine.collective_rpc(note_answers, args=(feed_all,))
-
-    def noted_answers(self):
-        """Of the first rank."""
-        return self.engine.collective_rpc(noted_answers)[0]
-
-    def note_outputs(self):
-        self.engine.collective_rpc(note_outputs)
-
-    def noted_outputs(self):
-        """Of each rank."""
-        return self.engine.collective_rpc(noted_outputs)
-
-    def refuse_draft_calls(self):
-        self.engine.collective_rpc(refuse_draft_calls)
-
-    def time_operators(self):
-        self.engine.collective_rpc(time_operators)
-
-    def operator_seconds(self):
-        """Of the first rank."""
-        return self.engine.collective_rpc(operator_seconds)[0]
-
-    def time_parts(self):
-        self.engine.collective_rpc(time_parts)
-
-    def parts_timed(self):
-        return self.engine.collective_rpc(parts_timed)[0]
-
-    def stop(self):
-        self.engine.engine_core.shutdown()
+    def in_workers(self, function, arguments):
+        """What a function of this module returns in the worker of each rank."""
+        return self.engine.collective_rpc(function, kwargs=arguments)
 
 
 class AsyncServer:
@@ -532,15 +357,15 @@ class AsyncServer:
             "preemptions": 0,
         }
 
-    def scheduling(self):
-        """Of each rank."""
-        return self.loop.run_until_complete(self.engine.collective_rpc(scheduling))
+    def in_workers(self, function, arguments):
+        """As a Server's."""
+        return self.loop.run_until_complete(self.engine.collective_rpc(function, kwargs=arguments))
 
     def drafters(self):
         """Counters of all engines, and those of the first alone."""
         from sam_core.engines.vllm.step_log import drafter_counters
 
-        first = self.loop.run_until_complete(self.engine.collective_rpc("sam_stats"))[0]
+        first = self.in_workers(counters, {})[0]
         return [self.loop.run_until_complete(drafter_counters(self.engine)), first]
 
     def note_engines(self, routed):
@@ -562,24 +387,6 @@ class AsyncServer:
         """[prompt, index of the engine] of each request."""
         return self.sent
 
-    def keep_off(self):
-        self.loop.run_until_complete(self.engine.collective_rpc(keep_off))
-
-    def free_drafts(self):
-        self.loop.run_until_complete(self.engine.collective_rpc(free_drafts))
-
-    def calls(self):
-        return self.loop.run_until_complete(self.engine.collective_rpc(operator_calls))
-
-    def experts(self):
-        return self.loop.run_until_complete(self.engine.collective_rpc(experts))
-
-    def time_operators(self):
-        self.loop.run_until_complete(self.engine.collective_rpc(time_operators))
-
-    def operator_seconds(self):
-        return self.loop.run_until_complete(self.engine.collective_rpc(operator_seconds))[0]
-
     def stop(self):
         self.engine.shutdown()
 
@@ -594,15 +401,14 @@ def main():
     try:
         from vllm.platforms import current_platform
 
-        if os.environ.get("ASYNCHRONOUS_CPU"):
-            import asynchronous_cpu
-
-            asynchronous_cpu.allow()
         server = {"LLMEngine": Server, "AsyncLLM": AsyncServer}[sys.argv[1]](json.loads(sys.argv[2]))
         answer({"result": type(current_platform).__name__})
         for line in sys.stdin:
             request = json.loads(line)
-            answer({"result": getattr(server, request.pop("method"))(**request)})
+            method = request.pop("method")
+            function = globals().get(method)
+            found = server.in_workers(function, request) if function else getattr(server, method)(**request)
+            answer({"result": found})
     except Exception:
         answer({"error": traceback.format_exc()})
         raise

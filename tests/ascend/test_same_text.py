@@ -26,35 +26,11 @@ def drafting(model):
 
 
 @pytest.fixture(scope="module")
-def other(model):
-    """Other drafts: 2 tokens by the article's rule, at any batch, prompts in chunks of 48."""
-    sam = {"verify": "seeded", "threshold": 64, "rule": "oldest", "sources": ["request"], "min_prob": 0}
-    engine = Engine(model, sam=sam, k=2, max_num_batched_tokens=48, max_num_seqs=16)
-    yield engine
-    engine.stop()
-
-
-def make_auto(model, **settings):
-    """Decides by its clock, so no two runs draft alike."""
-    sam = {"switch": "auto", "verify": "seeded"}
-    return Engine(model, sam=sam, k=K, max_model_len=256, max_num_seqs=16, **settings)
-
-
-@pytest.fixture(scope="module")
-def auto(model):
-    """Gives each request its own number of draft tokens, in a tight KV cache."""
-    engine = make_auto(model, num_gpu_blocks_override=8, enable_prefix_caching=False)
-    yield engine
-    engine.stop()
-
-
-@pytest.fixture(scope="module")
 def auto_in_graphs(model):
     """Gives all requests of a step 3 draft tokens or none."""
-    sizes = [4, 8, 16, 32, 48]
-    engine = make_auto(
-        model, compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
-    )
+    sam, sizes = {"switch": "auto", "verify": "seeded"}, [4, 8, 16, 32, 48]
+    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+    engine = Engine(model, sam=sam, k=K, max_model_len=256, max_num_seqs=16, compilation_config=graphs)
     yield engine
     engine.stop()
 
@@ -75,7 +51,7 @@ def test_seeds_of_requests_have_no_effect(plain, sam, prompts):
     assert [len(set(map(tuple, several))) > 1 for several in answers] == [False, True], answers
 
 
-def test_text_is_the_same_with_and_without_drafts(without, drafting, other, requests):
+def test_text_is_the_same_with_and_without_drafts(without, drafting, requests):
     many, lengths, each = requests
     expected = without.run(many, lengths, each=each)
     assert drafting.run(many, lengths, each=each) == expected
@@ -83,8 +59,6 @@ def test_text_is_the_same_with_and_without_drafts(without, drafting, other, requ
     assert drafting.preemptions > 0 and drafting.drafter()["transitions"] > 0
     assert drafting.run(many, lengths, stagger=7, each=each) == expected
     speculated(drafting)
-    assert other.run(many, lengths, each=each) == expected
-    speculated(other)
 
 
 @pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")
@@ -96,39 +70,19 @@ def test_text_is_the_same_with_padded_drafts_in_graphs(without, graphs, requests
     assert graphs.drafter()["padding"] > before["padding"]
 
 
-def same_whatever_it_decides(without, engine, requests):
-    """Three runs; the counters of the drafter afterwards."""
-    many, lengths, each = requests
-    expected, drafted, accepted = without.run(many, lengths, each=each), 0, 0
-    for stagger in (0, 7, 1):
-        assert engine.run(many, lengths, stagger=stagger, each=each) == expected
-        drafted, accepted = drafted + engine.count("drafted"), accepted + engine.count("accepted")
-    assert drafted > 0 and accepted > 0, "nothing was drafted or accepted: the test shows nothing"
-    counters = engine.drafter()
-    assert 0 < counters["steps_on"] < counters["steps"]
-    return counters
-
-
-def test_text_is_the_same_whatever_auto_decides(without, auto, requests):
-    same_whatever_it_decides(without, auto, requests)
-
-
-@pytest.mark.skipif(OLD, reason="vLLM 0.11 schedules with drafts synchronously")
-def test_where_drafts_do_not_pay_auto_has_steps_planned_without_placeholders(without, auto, requests):
-    many, lengths, each = requests
-    auto.ask("time_operators")
-    auto.ask("never_pays")
-    drafted_before = auto.pool()["drafted_tokens"]
-    assert auto.run(many, lengths, each=each) == without.run(many, lengths, each=each)
-    planned = [placeholders for _, placeholders, _ in auto.ask("operator_seconds")]
-    assert len(planned) > 100 and not any(planned[16:]), planned
-    assert auto.pool()["drafted_tokens"] > drafted_before, "it looked for no drafts"
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="with 0.11 an engine runs eagerly")
 def test_text_is_the_same_whatever_auto_decides_in_graphs(without, auto_in_graphs, requests):
+    """Three runs. The test before has drafts in graphs, test_schedules.py has what `auto` decides."""
+    many, lengths, each = requests
     auto_in_graphs.steps()
-    assert same_whatever_it_decides(without, auto_in_graphs, requests)["padding"] > 0
+    expected, drafted, accepted = without.run(many, lengths, each=each), 0, 0
+    for stagger in (0, 7, 1):
+        assert auto_in_graphs.run(many, lengths, stagger=stagger, each=each) == expected
+        drafted, accepted = drafted + auto_in_graphs.count("drafted"), accepted + auto_in_graphs.count("accepted")
+    assert drafted > 0 and accepted > 0, "nothing was drafted or accepted: the test shows nothing"
+    counters = auto_in_graphs.drafter()
+    assert 0 < counters["steps_on"] < counters["steps"] and counters["padding"] > 0
     steps, _ = auto_in_graphs.steps()
     decoding = [step for step in steps if set(step.lengths) <= {1, K + 1}]
     assert len(decoding) > 0.8 * len(steps)

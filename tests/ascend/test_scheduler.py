@@ -4,7 +4,7 @@
 import pytest
 import torch
 from ascend_engine import OLD, Engine
-from distribution import chi_square_p_value, loaded, model_distribution, sample, samples_as_the_model
+from distribution import loaded, samples_as_the_model
 from engine_checks import speculated
 
 
@@ -58,26 +58,24 @@ def test_no_call_asks_for_drafts(network, apart, prompts):
     answers = apart.run(prompts[:6], [10, 20, 30, 40, 50, 60])
     speculated(apart)
     assert apart.drafter()["steps"] > apart.drafter()["steps_on"] + 5
+    assert apart.ask("calls")[0]["_npu_rotary_embedding"] > 0
     assert answers == [greedy(network, prompt, 10 * i) for i, prompt in enumerate(prompts[:6], 1)]
 
 
 @pytest.mark.skipif(OLD, reason="vLLM 0.11 freezes nothing in a worker")
 def test_a_collection_reads_nothing_of_what_the_worker_started_with(apart):
-    assert apart.ask("collected_objects") < 20_000
+    assert apart.ask("collected_objects")[0] < 20_000
 
 
+@pytest.mark.skipif(not OLD, reason="0.23 has vLLM's scheduler")
 def test_ascend_scheduler_equals_transformers(network, ascend, prompts):
     answers = ascend.run(prompts[:12], 50, stagger=3)
     speculated(ascend)
-    calls = ascend.ask("calls")[0]
-    assert calls["_npu_rotary_embedding"] > 0 and (not OLD or calls["_npu_flash_attention"] > 0)
+    assert ascend.ask("calls")[0]["_npu_flash_attention"] > 0
     assert answers == [greedy(network, prompt, 50) for prompt in prompts[:12]]
 
 
+@pytest.mark.slow
 def test_sampled_distribution_is_the_models(network, ascend):
+    """test_sampler.py has the sampler's tokens bit by bit, tests/verify the law of these."""
     samples_as_the_model(ascend, network, 6400, 64)
-
-
-def test_the_test_notices_a_wrong_temperature(network, ascend):
-    pairs, _, _ = sample(ascend, 1280, 64, temperature=0.8)
-    assert chi_square_p_value(pairs.ravel(), model_distribution(network).ravel() * 1280) < 1e-6

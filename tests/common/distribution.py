@@ -60,11 +60,11 @@ def samples_as_the_model(engine, network, draws, at_once=8):
     assert 3 / VOCAB < accepted / drafted <= best * 1.1
 
 
-def repeated_seeds(engine, count):
+def repeated_seeds(engine, count, at_once=8):
     """`count` requests with seeds, made four times; each drafts what its former answers were. Yields the pairs of each
     time."""
     requests = [{"seed": seed, "extra_args": {"sam_group": str(seed)}} for seed in range(count)]
     for _ in range(4):
-        pairs, drafted, accepted = sample(engine, count, each=requests, temperature=1.0)
+        pairs, drafted, accepted = sample(engine, count, at_once, requests, temperature=1.0)
         yield pairs
     assert drafted > count and accepted > 0

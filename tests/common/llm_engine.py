@@ -21,25 +21,25 @@ class Engine:
     """vLLM's LLMEngine with a Log: one row an engine step."""
 
     def __init__(self, model, sam=None, k=3, **settings):
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
         speculative = None if sam is None else {"method": "sam", "num_speculative_tokens": k, "sam": sam}
         sizes = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
-        settings = {"dtype": "float32", "enforce_eager": True, **sizes} | settings
+        fixed = {"model": str(model), "skip_tokenizer_init": True, "disable_log_stats": False}
+        self.start({"dtype": "float32", "enforce_eager": True, **sizes, **settings, **fixed}, speculative)
+
+    def start(self, settings, speculative):
+        """settings: arguments of EngineArgs."""
+        from vllm.engine.arg_utils import EngineArgs
+
         self.log = Log()
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=str(model),
-                skip_tokenizer_init=True,
-                speculative_config=speculative,
-                disable_log_stats=False,
-                **settings,
-            ),
-            stat_loggers=[self.log],
-        )
+        self.engine = self.make(EngineArgs(speculative_config=speculative, **settings))
         self.requests = 0
         self.rows, self.outputs = [], []
+
+    def make(self, arguments):
+        """vLLM's engine."""
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        return LLMEngine.from_engine_args(arguments, stat_loggers=[self.log])
 
     def run(
         self, prompts, max_tokens=64, stagger=0, abort=(), each=None, interrupt=None, after=8, adapters=None, **sampling
@@ -52,7 +52,7 @@ class Engine:
         None of each.
 
         Returns the token ids of each answer; `self.rows` holds the engine's steps of this run, `self.log.preemptions`
-        its preemptions, `self.outputs` vLLM's RequestOutput of each request.
+        its preemptions, `self.outputs` vLLM's last RequestOutput of each request, or None.
         """
         from vllm import SamplingParams
 
@@ -84,8 +84,8 @@ class Engine:
                 interrupt(self.engine)
                 interrupt = None
         self.rows, self.log._rows, self.log.path = self.log._rows, [], None
-        self.outputs = [finished[i] for i in range(len(prompts))]
-        return [answers[i] for i in range(len(prompts))]
+        self.outputs = [finished.get(i) for i in range(len(prompts))]
+        return [answers.get(i, []) for i in range(len(prompts))]
 
     def run_session(self, turns, max_tokens):
         """Answer a session's turns (vLLM's StreamingInput): lists of token ids, each at most so many tokens long.

@@ -33,9 +33,6 @@ NOT_WITH_DRAFTS = {
 }
 """Kinds that vLLM 0.23 refuses in an engine with drafts."""
 
-SCHEDULES = ((1, 0), (2, 3))
-"""Seeds of requests, and engine outputs between their arrivals."""
-
 
 def repetition():
     from vllm.sampling_params import RepetitionDetectionParams

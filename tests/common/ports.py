@@ -4,6 +4,6 @@
 import itertools
 import os
 
-PORTS = itertools.count(20_000 + os.getpid() % 300 * 40)
-"""One for each server. They lie below those that the kernel gives to connections, which may have taken one
-meanwhile."""
+PORTS = itertools.count(20_000 + os.getpid() % 300 * 40, 4)
+"""One for each server; where it is taken, vLLM tries those behind it. They lie below those that the kernel gives to
+connections, which may have taken one meanwhile."""

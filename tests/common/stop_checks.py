@@ -134,8 +134,8 @@ def compare(rng, experts):
 
 def many(experts=False):
     rng = random.Random(0)
-    cut = sum(compare(rng, experts) for _ in range(1500))
-    assert cut > 200, f"{cut} steps were cut: the check shows little"
+    cut = sum(compare(rng, experts) for _ in range(500))
+    assert cut > 70, f"{cut} steps were cut: the check shows little"
 
 
 def check_steps_of_several_tokens_end_at_the_stop_string():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from batch_rows import check_allowed_tokens_move
 from tiny_qwen3 import VOCAB
 
 
@@ -74,29 +75,6 @@ def test_the_placeholders_of_the_latest_step_are_completed(num_drafts, sampled, 
 
 
 def test_rows_of_allowed_tokens_move_with_their_requests():
-    """By a swap, and into a row that became free; a request without such tokens in the row left behind may sample
-    all."""
-    from vllm import SamplingParams
-    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+    from vllm.v1.worker import gpu_input_batch
 
-    batch = InputBatch(4, 16, 16, torch.device("cpu"), False, VOCAB, [8], [8])
-
-    def add(name, allowed):
-        params = SamplingParams(allowed_token_ids=allowed)
-        batch.add_request(CachedRequestState(name, [1], None, params, None, ([0],), 0, []))
-
-    def allowed():
-        batch.refresh_metadata()
-        masks = batch.sampling_metadata.allowed_token_ids_mask
-        return {name: (~masks[row]).nonzero().flatten().tolist() for name, row in batch.req_id_to_index.items()}
-
-    everything = list(range(VOCAB))
-    for name, own in (("a", [1, 2]), ("b", None), ("c", [3, 4])):
-        add(name, own)
-    batch.swap_states(0, 2)
-    batch.swap_states(0, 1)
-    assert allowed() == {"a": [1, 2], "b": everything, "c": [3, 4]}
-    batch.remove_request("b")
-    batch.condense()
-    add("d", None)
-    assert allowed() == {"a": [1, 2], "c": [3, 4], "d": everything}
+    check_allowed_tokens_move(gpu_input_batch, [8], [8])

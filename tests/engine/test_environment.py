@@ -47,12 +47,7 @@ def test_torch_computes_on_the_cpu_without_the_cuda_parts_left_out():
     assert not torch.cuda.is_available()
 
 
-def test_engine_trainer_and_sam_core_import_together():
-    code = "import torch, vllm, verl, ray, sam_core; from vllm import LLM"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
+@pytest.mark.slow
 def test_tests_are_collected_without_the_other_pin_sets(pins, tmp_path):
     """A pin set is retired by removing its folder; tests/ci/test_retirement.py has what needs no environment."""
     listed = subprocess.run(

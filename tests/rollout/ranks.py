@@ -42,7 +42,8 @@ SETTINGS = {
 def zygote():
     """The process that those of this folder are forks of."""
     modules = ["forked", "torch_npu", "vllm.v1.engine.llm_engine", "verl.workers.rollout.base", "verl.workers.config"]
-    return Zygote(os.environ | ENVIRONMENT, modules)
+    worker = ["vllm_ascend.worker.worker_v1", "vllm_ascend.patch.worker", "vllm.model_executor.models.qwen3"]
+    return Zygote(os.environ | ENVIRONMENT, [*modules, "inspection", *worker])
 
 
 def start(*arguments, **environment):

@@ -121,17 +121,35 @@ def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
     assert plain["answers"] == [answer for rank in first for answer in rank["answers"]]
 
 
-def test_ranks_that_schedule_alone_stay_in_step(model, prompts):
-    """Two ranks of one engine, each with a scheduler of its own, and a clock by which `auto` decides."""
-    rollout = Rollout(model, ranks=2, tensor_model_parallel_size=2, n=4, engine=sam(switch="auto"))
+@pytest.fixture(scope="module")
+def pair(model, prompts):
+    """What two ranks of one engine generated, each with a scheduler of its own, and a clock by which `auto` decides; the
+    first one's; the log-probabilities that the model itself gives its answers."""
+    rollout = Rollout(
+        model, ranks=2, tensor_model_parallel_size=2, n=4, calculate_log_probs=True, engine=sam(switch="auto")
+    )
     leader, follower = rollout.ask("generate", prompts=prompts)
+    log_probs, _ = rollout.ask("log_probs", prompts=leader["prompts"], answers=leader["answers"])
     rollout.stop()
+    return leader, follower, log_probs
+
+
+def test_ranks_that_schedule_alone_stay_in_step(pair):
+    leader, follower, _ = pair
     assert leader["answers"] == follower["answers"]
     assert metrics([leader])["rollout/spec/accepted"] > 0
     assert 0 < metrics([leader])["rollout/spec/switch_on_share"] < 1
     assert not follower["meta_info"]  # it is the same engine
     seeds, *_ = asked([leader])
     assert seeds == 16 * (None,), "not seeded"
+
+
+def test_log_probs_that_the_trainer_wants_are_right(pair):
+    leader, _, expected = pair
+    _, log_probs, _ = asked([leader])
+    assert log_probs == 16 * (0,)
+    for got, true in zip(leader["log_probs"], expected, strict=True):
+        assert got == pytest.approx(true, abs=2e-4)
 
 
 def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
@@ -154,15 +172,3 @@ def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
     assert any(partial for _, partial, *_ in steps)
     assert all(drafted == 0 for is_on, (_, _, drafted, _) in zip(on, steps, strict=True) if not is_on)
     assert sum(drafted for _, _, drafted, _ in steps) > 0
-
-
-def test_log_probs_that_the_trainer_wants_are_right(model, prompts):
-    rollout = Rollout(model, n=2, calculate_log_probs=True, engine=sam())
-    done = rollout.ask("generate", prompts=prompts)
-    (expected,) = rollout.ask("log_probs", prompts=done[0]["prompts"], answers=done[0]["answers"])
-    rollout.stop()
-    _, log_probs, _ = asked(done)
-    assert log_probs == 8 * (0,)
-    for got, true in zip(done[0]["log_probs"], expected, strict=True):
-        assert got == pytest.approx(true, abs=2e-4)
-    assert metrics(done)["rollout/spec/accepted"] > 0

@@ -6,7 +6,6 @@ import re
 import pytest
 from ranks import HERE, Rollout, serve, start
 
-NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}}
 PATCHES = HERE.parents[1] / "patches" / "vllm-0.11" / "verl"
 WITHOUT = {"WITHOUT_SAM_CORE": "1"}
 LOAD = "import importlib, sys; from no_sam_core import hide; hide(); [importlib.import_module(name) for name in sys.argv[1:]]"
@@ -26,7 +25,7 @@ def test_every_patched_module_loads(tmp_path):
 
 
 def test_the_synchronous_rollout_runs_and_counts_nothing(model, prompts):
-    rollout = Rollout(model, engine=NGRAM, environment=WITHOUT)
+    rollout = Rollout(model, environment=WITHOUT)
     (done,) = rollout.ask("generate", prompts=prompts)
     rollout.stop()
     assert all(done["answers"]) and not done["meta_info"]

@@ -170,12 +170,6 @@ def table_of(texts, groups, num_slots=1 << 12, **more):
     return table
 
 
-def test_the_most_frequent_token_is_drafted_where_the_last_is_new():
-    device = Device(table_of([[5, 1, 2, 3, 1, 4]], [9]))
-    assert device.draft(K, [9], [[4]], [[]], [[77]]) == [[1, 4]]
-    assert device.draft(K, [9], [[4]], [[77, 78]], [[77]]) == [[78, 1, 4]]
-
-
 def test_a_page_that_is_used_again_gives_the_new_text():
     table = NgramTable(1, 1 << 12, MAX_TOKEN)
     add(table, [[1, 2, 3, 4, 5, 6, 7, 8]], [3])
@@ -209,42 +203,11 @@ def test_tokens_outside_the_vocabulary_are_not_drafted():
     assert drafts[0][0] == 2 and all(token < 10 for draft in drafts for token in draft)
 
 
-def test_a_match_in_the_group_goes_before_one_elsewhere_that_is_one_token_longer():
-    device = Device(table_of([[1, 2, 3], [1, 2, 4], [7, 8, 1, 2, 5]], [10, 11, 12]))
-    tails = [[0, 0, 0, 0, 1]] * 3 + [[0, 0, 0, 8, 1], [0, 0, 7, 8, 1]]
-    drafts = device.draft(1, [10, 11, 13, 10, 10], tails, [[]] * 5, [[2]] * 5)
-    assert drafts == [[3], [4], [5], [3], [5]]
-
-
-def test_a_token_that_followed_twice_stays_until_two_others_came():
-    device = Device(table_of([[1, 5]] + [[0] * 2] * 7, [10] * 8))
-    found = []
-    for follower in [5, 6, 5, 7, 7, 8]:
-        add(device.table, [[1, follower]], [10])
-        device.update()
-        found += device.draft(1, [10], [[0] * 5], [[]], [[1]])[0]
-    assert found == [5, 5, 5, 5, 7, 8]
-
-
-def test_a_copy_that_ends_is_continued_once():
-    device = Device(table_of([[1, 2], [2, 3, 4], [4, 5, 6, 7]], [10] * 3))
-    assert device.draft(8, [10], [[0] * 5], [[]], [[1]]) == [[2, 3, 4]]
-    assert device.draft(8, [10], [[0] * 5], [[1, 2]], [[1]]) == [[2, 3, 4, 5, 6, 7]]
-
-
 def test_hashes_of_the_largest_numbers_do_not_overflow():
     token = MAX_TOKEN - 1
     device = Device(table_of([[token] * 8], [MAX_TOKEN - 1]))
     assert device.draft(K, [token], [[token] * 5], [[]], [[token]]) == [[token, token]]
     Oracle(1).hashes(token, [token] * MAX_NGRAM)
-
-
-def test_a_table_that_is_too_small_forgets_and_drafts_tokens_of_its_texts():
-    rng = random.Random(0)
-    texts = [[rng.randrange(100, 150) for _ in range(300)] for _ in range(4)]
-    device = Device(table_of(texts, [3] * 4, 64))
-    for text in texts:
-        assert all(100 <= t < 150 for t in device.draft(8, [3], [text[:200]], [[]], [text[200:203]])[0])
 
 
 def test_a_text_goes_on_over_its_pages_and_the_oldest_page_is_taken():

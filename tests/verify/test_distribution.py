@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is sampled has the model's law, in both modes, whatever is drafted.
 
-Every test counts over 100,000 texts of three tokens of a small model; the seeds are fixed.
+Every test counts over 50,000 texts of three tokens of a small model; the seeds are fixed.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from scipy import stats
 
 from sam_core import noise, verify
 
-TEXTS, PART = 100_000, 10_000
+TEXTS, PART = 50_000, 10_000
 LENGTH = 3
 V = 6
 
@@ -107,22 +107,22 @@ def test_joint_law_of_texts(mode, kind, small_blocks):
     counts = torch.bincount(cells, minlength=V**3)
     assert counts[law == 0].sum() == 0
     assert p_value(counts, law * TEXTS) > 1e-3
-    assert drafted > 90_000
-    assert accepted > {"best": 20_000, "worst": 1000, "fixed": 5_000}[kind]
+    assert drafted > 45_000
+    assert accepted > {"best": 10_000, "worst": 500, "fixed": 2_500}[kind]
 
 
 def test_seeded_sample_over_many_blocks():
-    """One distribution over 1,000 tokens of 8 blocks, some tokens of probability 0, by 200,000 rows."""
+    """One distribution over 1,000 tokens of 8 blocks, some tokens of probability 0, by 100,000 rows."""
     probs = (2.5 * torch.randn(1000, generator=torch.Generator().manual_seed(4))).softmax(0)
     probs[300:420] = 0
     probs /= probs.sum()
     counts = torch.zeros(1000, dtype=torch.int64)
-    for part in range(20):
+    for part in range(10):
         keys = keys_of(range(part * 10_000, (part + 1) * 10_000))
         sampled = noise.seeded_sample(probs.expand(10_000, -1), keys, torch.full((10_000,), 7, dtype=torch.int32))
         counts += torch.bincount(sampled, minlength=1000)
     assert counts[300:420].sum() == 0
-    assert p_value(counts, probs.double() * 200_000) > 1e-3
+    assert p_value(counts, probs.double() * 100_000) > 1e-3
 
 
 def test_seeded_sample_of_near_zero_probabilities():

@@ -94,12 +94,3 @@ def test_the_number_of_operations_is_constant():
             found.setdefault(name, set()).add(watch.count)
     assert all(len(counts) == 1 for counts in found.values()), found
     assert max(found["rejection"]) <= 45
-
-
-def test_the_watch_sees():
-    mask = torch.tensor([True, False])
-    for waiting in (mask.any().__bool__, mask.nonzero, lambda: mask[mask], mask.sum().item):
-        with pytest.raises(AssertionError, match="waits for the device"), Watch():
-            waiting()
-    with pytest.raises(Exception):
-        torch.ones(2, device="meta").tolist()

@@ -63,8 +63,3 @@ def test_keys_are_made_once_a_request_and_belong_to_its_seed(monkeypatch):
             make(req_ids, requests, None)
     requests["7"].sampling_params.seed = 8
     assert make(req_ids, requests, None).keys[row] == request_key(8)
-
-
-def test_a_seed_of_too_many_bits_is_one_sentence():
-    with pytest.raises(ValueError, match=f"^seed {2**64} has more than 64 bits"):
-        RequestNoise(0, torch.device("cpu")).key("a", 2**64)

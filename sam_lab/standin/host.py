@@ -1,25 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host time of an engine's steps, without speculation, with the switch off and verifying; also verifying drafts that
-cost nothing, which is what any drafter's steps take.
-
-    make bench-host PIN=vllm-0.23
-
-The model is so small that a step is all host: scheduler, runner, launches, sampler, proposer, and the messages between
-processes; larger matrices would count the work of a device, which grows with the rows. Engines take turns at the same
-requests, and those whose turn it is not are stopped (SIGSTOP), so that none polls. They run as one process; with the
-worker in a process of its own; and as verl's server runs them, an AsyncLLM that holds each request as a task, the
-worker in a process of its own. On the platform npu operators run in the stand-in for torch_npu. The seconds inside its
-own attention and cache operators, which no host would spend, are taken off, and those by which its device, a mode in
-Python, delays every torch call: some microseconds, as long as the call itself.
-
-A turn's figure is the lower quartile of its steps in which all requests decode, as what else the machine does makes
-steps only longer. One start of a process can be a tenth slower than the next for as long as it lives, so all engines
-start several times. Printed are the median over all turns, and the mean over starts of the median ratio to the arm
-beside in the same turn, with a bootstrap interval of 95 % over starts and their turns.
-
---parts prints what the parts of a step take, in one process: by timers around methods of the scheduler, runner and
-drafter.
-"""
+"""`python -m sam_lab bench-host`: host time of an engine's steps, without speculation, with the switch off and
+verifying; also verifying drafts that cost nothing, which is what any drafter's steps take."""
 
 import argparse
 import contextlib
@@ -38,6 +19,21 @@ import psutil
 import tiny_qwen3
 from ascend_engine import COLUMNS, OLD, VERSION, Engine
 from sam_core.files import write_json
+
+EPILOG = """\
+The model is so small that a step is all host: scheduler, runner, launches, sampler, proposer, and the messages between
+processes; larger matrices would count the work of a device, which grows with the rows. Engines take turns at the same
+requests, and those whose turn it is not are stopped (SIGSTOP), so that none polls. They run as one process; with the
+worker in a process of its own; and as verl's server runs them, an AsyncLLM that holds each request as a task, the
+worker in a process of its own. On the platform npu operators run in the stand-in for torch_npu. The seconds inside its
+own attention and cache operators, which no host would spend, are taken off, and those by which its device, a mode in
+Python, delays every torch call: some microseconds, as long as the call itself.
+
+A turn's figure is the lower quartile of its steps in which all requests decode, as what else the machine does makes
+steps only longer. One start of a process can be a tenth slower than the next for as long as it lives, so all engines
+start several times. Printed are the median over all turns, and the mean over starts of the median ratio to the arm
+beside in the same turn, with a bootstrap interval of 95 % over starts and their turns.
+"""
 
 K = 3
 NUM_TOKENS = 48  # of each answer
@@ -142,39 +138,15 @@ def step_ms(engine: Engine, arm: str, batch: int, turn: int) -> float:
     """Lower quartile of the host time of steps in which `batch` requests decode."""
     with running(engine):
         decode(engine, arm, batch, turn)
-        noted = engine.ask("operator_seconds")
+        noted = engine.ask("operator_seconds")[0]
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in engine.rows]
     drafted = num_drafted(arm, batch)
     inside = [seconds for *shape, seconds in noted if shape == [batch, drafted]]
     # the first decoding step drafts nothing yet; a step's outputs may come in two rows where answers end
     steps = [row["seconds"] for row in rows if row["running"] == batch and row["drafted"] == drafted][2:]
     if len(steps) < 5:
-        sys.exit(f"bench_host: {len(steps)} steps of {batch} requests had {drafted} draft tokens in the arm {arm!r}")
+        sys.exit(f"bench-host: {len(steps)} steps of {batch} requests had {drafted} draft tokens in the arm {arm!r}")
     return 1e3 * (statistics.quantiles(steps, n=4)[0] - statistics.quantiles(inside, n=4)[0])
-
-
-def parts(platform: str, batch: int, turns: int) -> None:
-    """Print what the parts of a step take, by arm."""
-    found: dict[str, dict[str, float]] = {}
-    with engines_of(platform, "one process") as engines:
-        for turn, (arm, engine) in itertools.product(range(turns + 1), engines.items()):
-            with running(engine):
-                decode(engine, arm, batch, turn)
-                if turn == 0:  # it warmed up
-                    engine.ask("time_parts")
-        for arm, engine in engines.items():
-            with running(engine):
-                timed = engine.ask("parts_timed")
-            steps = [seconds for *shape, seconds in timed if shape == [batch, num_drafted(arm, batch)]]
-            names = dict.fromkeys(name for seconds in steps for name in seconds)
-            found[arm] = {name: 1e6 * statistics.quantiles([s.get(name, 0) for s in steps], n=4)[0] for name in names}
-    names = dict.fromkeys(name for figures in found.values() for name in figures)
-    for figures in found.values():
-        whole = figures.pop("step")
-        figures |= {"the rest": whole - sum(figures.values()), "step": whole}
-    print(f"\n| us of a step of {batch} requests | {' | '.join(found)} |\n|---|{'---:|' * len(found)}")
-    for name in [*(name for name in names if name != "step"), "the rest", "step"]:
-        print(f"| {name} | {' | '.join(f'{figures.get(name, 0):.0f}' for figures in found.values())} |")
 
 
 def ratio(ratios: np.ndarray) -> tuple[float, float, float]:
@@ -208,8 +180,8 @@ def line(starts: list[dict[str, list[float]]], arm: str, batch: int) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__.partition(": ")[2]
     platforms = ["npu"] if OLD else ["npu", "cpu"]
     parser.add_argument("--platform", nargs="+", choices=platforms, default=platforms)
     parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))
@@ -217,13 +189,9 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=6, help="starts of all engines (default 6)")
     parser.add_argument("--turns", type=int, default=5, help="timed turns of each arm a start (default 5)")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench-host"), help="folder of the JSON file")
-    parser.add_argument("--parts", action="store_true", help="print what the parts of a step take, and no ratios")
-    args = parser.parse_args()
-    if args.parts:
-        for platform, batch in itertools.product(args.platform, args.batch):
-            print(f"\nvLLM {VERSION}, {platform}", flush=True)
-            parts(platform, batch, args.turns)
-        return 0
+
+
+def run(args: argparse.Namespace) -> int:
     record: dict = {}
     print(f"load average {os.getloadavg()[0]:.1f}", flush=True)
     for platform, placement in itertools.product(args.platform, args.placement):
@@ -242,7 +210,3 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / f"vllm-{VERSION}.json", {"tokens": NUM_TOKENS, "ms_a_step": record})
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,18 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of vLLM's runners, scheduled asynchronously and not, beside those with method `sam`.
-
-    PYTHONPATH=tests/common .venvs/vllm-0.23/bin/python tests/ascend/bench_runners.py
-    ... tests/ascend/bench_runners.py --platform gpu --model MODEL --graphs FULL_AND_PIECEWISE FULL
-
-A drafter on the host keeps the engine on runner 1. So engines take turns at the same requests: without speculation on
-runner 2 and on runner 1, and with `sam`, its switch off and on, those on runner 1 scheduled asynchronously and not.
-Answers are greedy and of one length. The worker is a process of its own, which computes while the engine schedules;
-engines whose turn it is not are stopped. Printed are the median over all turns with quartiles, and as in bench_host the
-mean over starts of the median ratio to the asynchronous engine without speculation in the same turn.
-
-On the platform npu vllm-ascend runs over the stand-in for torch_npu, eagerly, with a tiny model in float32; it has no
-runner 2 there. On the platform gpu vLLM runs a model from a folder, once for each mode of graphs.
-"""
+"""`python -m sam_lab bench-runners`: steps of vLLM's runners, scheduled asynchronously and not, beside those with method
+`sam`."""
 
 import argparse
 import functools
@@ -26,9 +14,22 @@ from pathlib import Path
 import numpy as np
 import tiny_qwen3
 from ascend_engine import Engine
-from bench_host import ratio, running, taking_turns
 from sam_core.files import write_json
 from transformers import AutoConfig
+
+from sam_lab.cli import LabError
+from sam_lab.standin.host import ratio, running, taking_turns
+
+EPILOG = """\
+A drafter on the host keeps the engine on runner 1. So engines take turns at the same requests: without speculation on
+runner 2 and on runner 1, and with `sam`, its switch off and on, those on runner 1 scheduled asynchronously and not.
+Answers are greedy and of one length. The worker is a process of its own, which computes while the engine schedules;
+engines whose turn it is not are stopped. Printed are the median over all turns with quartiles, and as in bench-host the
+mean over starts of the median ratio to the asynchronous engine without speculation in the same turn.
+
+On the platform npu vllm-ascend runs over the stand-in for torch_npu, eagerly, with a tiny model in float32; it has no
+runner 2 there. On the platform gpu vLLM runs a model from a folder, once for each mode of graphs.
+"""
 
 K = 3
 PROMPT = 16  # tokens
@@ -60,7 +61,7 @@ def start(arm: str, platform: str, model: str, graphs: str) -> Engine:
     environment = {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner_2))}
     engine = Engine(model, platform, sam=sam, k=K, environment=environment, **settings)
     if engine.ask("scheduling") != [[runner_2, asynchronous]]:
-        sys.exit(f"bench_runners: the engine {arm!r} does not run as it was asked to")
+        sys.exit(f"bench-runners: the engine {arm!r} does not run as it was asked to")
     if "off" in arm:
         engine.ask("keep_off")
     return engine
@@ -84,7 +85,7 @@ def measure(
             gained = batch * tokens / engines[arm].count("running")
             drafted = engines[arm].count("drafted")
             if bool(drafted) != ("on" in arm.split(", ")):
-                sys.exit(f"bench_runners: {drafted} draft tokens were verified in the arm {arm!r}")
+                sys.exit(f"bench-runners: {drafted} draft tokens were verified in the arm {arm!r}")
             found[arm].append((1e3 * seconds / steps, gained))
     return {arm: figures[1:] for arm, figures in found.items()}
 
@@ -100,8 +101,8 @@ def line(starts: list[dict[str, list[tuple[float, float]]]], arm: str, batch: in
     return f"| {' | '.join(cells)} |"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__.partition(": ")[2]
     parser.add_argument("--platform", choices=["npu", "gpu"], default="npu", help="npu: the stand-in (default)")
     parser.add_argument("--model", help="folder of a model, for the platform gpu")
     modes = ["FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
@@ -116,9 +117,11 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=1, help="starts of all engines (default 1)")
     parser.add_argument("--rounds", type=int, default=9, help="timed turns of each arm a start (default 9)")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench-runners"), help="folder of the JSON file")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     if (args.platform == "gpu") != bool(args.model):
-        parser.error("--platform gpu needs --model, a folder with a model; npu makes its own")
+        raise LabError("--platform gpu needs --model, a folder with a model; npu makes its own")
 
     record: dict = {}
     print(f"load average {os.getloadavg()[0]:.1f}", flush=True)
@@ -148,7 +151,3 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / f"{args.platform}.json", {"tokens": args.tokens, "ms_and_tokens_a_step": record})
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step would cost a 910C beyond its arithmetic: waits of the host for the device, AICPU operators and launches.
-
-    make device-costs PIN=vllm-0.11
-
-Whole engine steps of decoding are counted, scheduler, runner, attention, sampler and proposer, over the stand-in for
-torch_npu with its meter (tests/patches/npu): nothing here is timed. Models of 2 and of 4 layers tell what is a cost of
-each layer from what is one of each step. Drafts have 3 tokens, weights are bfloat16. One line an arm and batch size:
-the cost of a step with drafts beside that of the same engine without speculation; then where waits and AICPU operators
-come from.
-"""
+"""`python -m sam_lab device-costs`: what a step would cost a 910C beyond its arithmetic: waits of the host for the
+device, AICPU operators and launches."""
 
 import argparse
 import contextlib
 import itertools
 import json
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -23,6 +14,14 @@ from typing import NamedTuple
 import tiny_qwen3
 from ascend_engine import OLD, VERSION, Engine
 from sam_core.files import write_json
+
+EPILOG = """\
+Whole engine steps of decoding are counted, scheduler, runner, attention, sampler and proposer, over the stand-in for
+torch_npu with its meter (tests/patches/npu): nothing here is timed. Models of 2 and of 4 layers tell what is a cost of
+each layer from what is one of each step. Drafts have 3 tokens, weights are bfloat16. One line an arm and batch size:
+the cost of a step with drafts beside that of the same engine without speculation; then where waits and AICPU operators
+come from.
+"""
 
 K = 3
 MAX_BATCH = 64  # of an engine
@@ -77,10 +76,10 @@ def step_of(engine: Engine, arm: Arm, batch: int) -> Counter:
     prompts = [[i % 60 + 1, i % 59 + 1, 3, 4] * 5 for i in range(batch)]
     engine.run(prompts, NUM_TOKENS, **arm.sampling)
     drafts = K * batch if arm.drafts else 0
-    steps = [Counter({tuple(event): n for *event, n in events}) for *shape, events in engine.ask("metered_steps")
+    steps = [Counter({tuple(event): n for *event, n in events}) for *shape, events in engine.ask("metered_steps")[0]
              if shape == [batch, batch + drafts, drafts]]  # fmt: skip
     if not steps:
-        raise SystemExit(f"device_costs: no step of {batch} requests had {drafts} draft tokens")
+        raise SystemExit(f"device-costs: no step of {batch} requests had {drafts} draft tokens")
     return steps[-1]
 
 
@@ -93,10 +92,10 @@ def measure(names: dict[str, Arm], batches: tuple[int, ...], layers: tuple[int, 
             engines: dict[str, Engine] = {}
             for arm in names.values():
                 if arm.engine not in engines:
-                    engine = Engine(folder, "metered", sam=arm.sam, k=K, dtype="bfloat16", **arm.settings)
-                    stack.callback(engine.stop)
-                    engine.ask("meter_steps")  # one at a time: engines that start together may choose the same port
-                    engines[arm.engine] = engine
+                    engines[arm.engine] = Engine(folder, "metered", sam=arm.sam, k=K, dtype="bfloat16", **arm.settings)
+                    stack.callback(engines[arm.engine].stop)
+            for engine in engines.values():
+                engine.ask("meter_steps")
             for name, arm in names.items():
                 if arm.sam:
                     engines[arm.engine].ask("keep_off", threshold=arm.sam["threshold"] if arm.drafts else 0)
@@ -153,11 +152,13 @@ def sources(found: dict, kinds: tuple[str, ...] = ("wait", "AICPU", "unknown")) 
     return lines
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__.partition(": ")[2]
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at a time (default 1 8 32)")
     parser.add_argument("--out", type=Path, default=Path("outputs/device-costs"), help="folder of the JSON file")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     record = {}
     for graphs in (False,) if OLD else (False, True):
         names = arms(graphs)
@@ -179,7 +180,3 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / f"vllm-ascend-{VERSION}.json", record)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
