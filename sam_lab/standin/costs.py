@@ -9,7 +9,7 @@ import json
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tiny_qwen3
 from ascend_engine import OLD, VERSION, Engine
@@ -49,10 +49,11 @@ class Arm(NamedTuple):
 def arms(graphs: bool) -> dict[str, Arm]:
     """By name; each behind the one without speculation that it stands beside."""
     always = {"min_prob": 0, "threshold": MAX_BATCH}
-    some = {"compilation_config": GRAPHS} if graphs else {}
+    some: dict[str, Any] = {"compilation_config": GRAPHS} if graphs else {}
     if not OLD:
         some["async_scheduling"] = False  # so that a step waits for itself alone
-    engines = {  # the options of sam, further settings, and how requests are sampled
+    # By name: the options of sam, further settings, and how requests are sampled.
+    engines: dict[str, tuple[dict, dict, dict]] = {
         "greedy": (always, {}, {}),
         "rejection": (always, {}, SAMPLED),
         "seeded": (

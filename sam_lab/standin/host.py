@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -40,12 +41,12 @@ NUM_TOKENS = 48  # of each answer
 PROMPT = 16  # tokens
 MODEL = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20}
-PLACEMENTS = {
+PLACEMENTS: dict[str, dict[str, Any]] = {
     "one process": {"in_process": True},
     "worker apart": {"distributed_executor_backend": "mp"},
     "server": {"distributed_executor_backend": "mp", "front_end": "AsyncLLM"},
 }
-ARMS = {  # when it drafts, whether it is seeded, and the arm that it stands beside
+ARMS: dict[str, tuple] = {  # when it drafts, whether it is seeded, and the arm that it stands beside
     "plain": (None, False, None),
     "off": ("never", False, "plain"),
     "free drafts": ("free", False, "plain"),
@@ -53,7 +54,7 @@ ARMS = {  # when it drafts, whether it is seeded, and the arm that it stands bes
     "plain, seeded": (None, True, None),
     "seeded": ("always", True, "plain, seeded"),
 }
-GOALS = {
+GOALS: dict[tuple[str, int | None], float] = {
     ("off", None): 1.02,
     ("rejection", 1): 1.25,
     ("seeded", 1): 1.25,
@@ -64,7 +65,7 @@ GOALS = {
 
 def start(folder: str, platform: str, placement: str, arm: str) -> Engine:
     drafts, seeded, _ = ARMS[arm]
-    settings = {"max_num_batched_tokens": 4096, **PLACEMENTS[placement]}
+    settings: dict[str, Any] = {"max_num_batched_tokens": 4096, **PLACEMENTS[placement]}
     sam = None
     if drafts:
         sam = {"min_prob": 0, "threshold": 64} | ({"verify": "seeded"} if seeded else {})

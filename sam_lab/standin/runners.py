@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab bench-runners`: steps of vLLM's runners, scheduled asynchronously and not, beside those with method
-`sam`."""
+"""`python -m sam_lab bench-runners`: steps of vLLM's runners, asynchronous and not, with and without `sam`."""
 
 import argparse
 import functools

@@ -113,9 +113,8 @@ def test_results_go_on_behind_the_last_whole_row(tmp_path):
     before = path.read_bytes()
     with pytest.raises(UserError, match="begun with other settings .seed 0 there, 1 now.: name a new file"):
         open_results(path, head | {"seed": 1})
-    with generate._results(path, head):
-        with pytest.raises(UserError, match="is being written by another call"):
-            open_results(path, head)
+    with generate._results(path, head), pytest.raises(UserError, match="is being written by another call"):
+        open_results(path, head)
     assert path.read_bytes() == before.rpartition(b"\n")[0] + b"\n"
 
 

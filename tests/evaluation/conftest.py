@@ -5,5 +5,5 @@ import os
 
 os.environ["VLLM_PLUGINS"] = ""
 
-import forked  # noqa: E402, F401
-import waits  # noqa: E402, F401
+import forked  # noqa: F401
+import waits  # noqa: F401

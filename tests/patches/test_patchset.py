@@ -102,11 +102,11 @@ class Repo:
         try:
             from _patchset.cli import main
 
-            exec(before, {})  # noqa: S102
+            exec(before, {})
             status = main(args)
         except SystemExit as error:
             status = error.code or 0
-        except BaseException:  # noqa: BLE001
+        except BaseException:
             traceback.print_exc()
             status = 70
         sys.stdout.flush(), sys.stderr.flush()

@@ -17,7 +17,7 @@ from sam_lab.recordings import DATA
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = DATA / "rl-rollouts-qwen3b.jsonl.gz"
-SMALL = "--shape tiny --groups 2 --per-group 3 --batches 1 --tokens 200 --k 5".split()
+SMALL = ["--shape", "tiny", "--groups", "2", "--per-group", "3", "--batches", "1", "--tokens", "200", "--k", "5"]
 TICKING = """
 import itertools, os, sys, time
 ticks = itertools.count()

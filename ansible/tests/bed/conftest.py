@@ -17,9 +17,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import prepare  # noqa: E402
-from hosts import CONTROLLER, NETWORK, Bed, call, sweep  # noqa: E402
-from plays import LOGS, Result, Site  # noqa: E402
+import prepare
+from hosts import CONTROLLER, NETWORK, Bed, call, sweep
+from plays import LOGS, Result, Site
 
 RUN = prepare.CACHE / "run"
 SECRET = "a-word-that-no-log-may-hold"

@@ -86,7 +86,11 @@ def index(folder: Path) -> Iterator[str]:
     """Address of a package index as a site has inside: what image.lock names, and what builds packages."""
     files = folder / "index" / "files"
     lock = ROOT / "patches" / PIN_SET / "image.lock"
-    pip = [prepare.TOOLS / "python", *"-m pip download --quiet --no-deps --no-build-isolation -d".split(), files]
+    pip = [
+        prepare.TOOLS / "python",
+        *["-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", "-d"],
+        files,
+    ]
     run(*pip, "--require-hashes", "-r", lock)
     run(*pip, "setuptools==79.0.1", "setuptools_scm==8.3.1", "packaging", "typing-extensions", "wheel")
     shutil.copy(ROOT / f".cache/sdists/verl-{VERSIONS['verl']}.tar.gz", files)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bed"))
 
-import npu  # noqa: E402
+import npu
 
 STATE = npu.healthy(1)
 STATE["super_pod"]["id"] = 3
