@@ -177,7 +177,7 @@ def line(starts: list[dict[str, list[float]]], arm: str, batch: int) -> str:
     if beside:
         mean, low, high = ratio(times[arm] / times[beside])
         cells[3] = f"{mean:.3f} ({low:.3f} to {high:.3f})"
-        cells[4] = str(GOALS.get((arm, None)) or GOALS.get((arm, batch), ""))
+        cells[4] = str(GOALS.get((arm, None)) or GOALS.get((arm, batch)) or "")
     return f"| {' | '.join(cells)} |"
 
 
