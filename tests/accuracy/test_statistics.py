@@ -99,9 +99,10 @@ def test_with_one_answer_it_is_mcnemars():
 @settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=9))
 def test_paired_test_is_the_share_of_sign_patterns(pairs):
-    off, on = zip(*pairs)
+    off, on = zip(*pairs, strict=True)
     gaps = [b - a for a, b in pairs]
-    sums = [abs(sum(s * g for s, g in zip(signs, gaps))) for signs in itertools.product((-1, 1), repeat=len(gaps))]
+    patterns = itertools.product((-1, 1), repeat=len(gaps))
+    sums = [abs(sum(s * g for s, g in zip(signs, gaps, strict=True))) for signs in patterns]
     exact = sum(value >= abs(sum(gaps)) for value in sums) / len(sums)
     assert statistics.paired_test(off, on) == pytest.approx(exact)
     assert statistics.paired_test(on, off) == pytest.approx(exact)

@@ -56,7 +56,7 @@ def start(platform, *arguments, environment=MappingProxyType({})):
 
 @functools.cache
 def zygote(platform):
-    """The process that those of a platform are forks of. It has imported MODULES, and what its engines' processes do."""
+    """The process that a platform's are forks of. It has imported MODULES, and what its engines' processes do."""
     worker = {"cpu": [], "gpu": []}.get(platform, [*WORKER, "vllm_ascend.patch.worker"])
     return Zygote(variables(platform), [*MODULES, *([] if platform == "gpu" else MODELS), *worker])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the answers of an engine with sam, and with what it indexed of them, beside those of a plain one."""
+"""What is wrong with an engine's answers with sam, and with what it indexed of them, beside those of a plain one."""
 
 import collections
 import copy
@@ -11,7 +11,8 @@ from scipy.optimize import linear_sum_assignment
 
 
 def first_difference(expected, got):
-    return next((at for at, both in enumerate(zip(expected, got)) if both[0] != both[1]), min(len(expected), len(got)))
+    both = zip(expected, got, strict=False)  # one may be the start of the other
+    return next((at for at, (one, other) in enumerate(both) if one != other), min(len(expected), len(got)))
 
 
 def differs(ask, expected, got, verify):
@@ -89,8 +90,8 @@ def wrongly_indexed(asks, expected, results, noted, verify):
                 near = max(noted, key=lambda other: first_difference(seen, other), default=())
                 at = first_difference(seen, near)
                 return (
-                    f"the answer of request {ask.key} was not indexed: the nearest to its {len(seen)} tokens has {len(near)} "
-                    f"and differs at {at}: {near[at : at + 8]}, not {seen[at : at + 8]}"
+                    f"the answer of request {ask.key} was not indexed: the nearest to its {len(seen)} tokens "
+                    f"has {len(near)} and differs at {at}: {near[at : at + 8]}, not {seen[at : at + 8]}"
                 )
     texts = list(noted.elements())
     if len(texts) > len(loose):

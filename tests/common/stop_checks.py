@@ -39,7 +39,8 @@ def rows(start, tokens):
     import numpy as np
     from vllm.v1.outputs import LogprobsLists
 
-    ids, logprobs, ranks = map(list, zip(*[row(start + i, token) for i, token in enumerate(tokens)]))
+    found = [row(start + i, token) for i, token in enumerate(tokens)]
+    ids, logprobs, ranks = map(list, zip(*found, strict=True))
     if "rows_per_request" in LogprobsLists._fields:  # 0.11
         return LogprobsLists(ids, logprobs, ranks)
     return LogprobsLists(np.array(ids), np.array(logprobs), np.array(ranks))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python processes as forks of one that has imported vLLM: a start costs milliseconds, not ten seconds of importing.
 
-As a program, usage: zygote.py FD MODULE ...   It imports the modules and then forks a child for each request on the socket FD.
+As a program, usage: zygote.py FD MODULE ...   It imports the modules, then forks a child for each request on socket FD.
 """
 
 import gc
@@ -135,5 +135,6 @@ def serve(requests):
 if __name__ == "__main__":
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    gc.freeze()  # an engine collects garbage at its start: of what is imported there is none, and reading it copies its pages
+    # An engine collects garbage at its start: of what is imported there is none, and reading it copies its pages.
+    gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -129,7 +129,7 @@ class Repo:
 
 
 def build(root: Path) -> Repo:
-    """A repository whose alpha has three patches (edits, one of an executable file, a new and a deleted file), beta one."""
+    """A repository whose alpha has three patches (edits, one of an executable, a new and a deleted file), beta one."""
     repo = Repo(root)
     repo.sdists.mkdir(parents=True)
     repo.set.mkdir(parents=True)
@@ -491,7 +491,8 @@ def test_status_text(repo, venv):
         f"pins-1\n  alpha 1.2.0: 3 patches, tree {tree['tree']} -> {tree['patched_tree']}\n"
         "    0001 Hook the core — with a dash\n    0002 [Spec] Add, delete and edit\n    0003 Hook again\n"
         f"  beta 0.3: 1 patch, tree {repo.record('beta')['tree']} -> {repo.record('beta')['patched_tree']}\n"
-        f"    0001 Return\n  {venv}\n    alpha 1.2.0 (alpha-cpu 1.2.0+cpu): original\n    beta 0.3 (beta 0.3): original\n"
+        f"    0001 Return\n  {venv}\n"
+        "    alpha 1.2.0 (alpha-cpu 1.2.0+cpu): original\n    beta 0.3 (beta 0.3): original\n"
     )
     repo.run("apply", "pins-1", "--env", venv.parents[2])
     out = repo.run("status", "--env", venv.parents[2])

@@ -199,7 +199,8 @@ def test_speculation_that_is_silently_absent_is_an_error(tmp_path):
     on, auto, off = (load(f"sam={sam}", "steps=6") for sam in ("batch", "auto", "off"))
     assert follow.failure(on, steps(on, 5), 0, log) is None
     assert follow.failure(off, steps(off, 0), 0, log) is None
-    none = "speculation was asked for (sam={}) but no draft was verified in 6 steps: the engine ran without it, or never had {}"
+    none = "speculation was asked for (sam={}) but no draft was verified in 6 steps: "
+    none += "the engine ran without it, or never had {}"
     for recipe, what in ((on, "at most 8 requests running; see"), (auto, "a draft that pays (sam=batch drafts")):
         assert follow.failure(recipe, steps(recipe, 0), 0, log).startswith(none.format(recipe.sam, what))
     assert follow.failure(off, steps(off, 5), 0, log).startswith("sam=off, but 30 draft tokens were verified")
@@ -284,7 +285,7 @@ def start_launcher(folder, words):
     """A launcher of TRAINER in a process of its own, its errors in `folder`/errors, and its trainer's child."""
 
     def run():
-        sys.stderr = open(folder / "errors", "w")
+        sys.stderr = errors
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
         clock = time.monotonic
         time.monotonic = lambda: 15 * clock()  # 20 s pass in little more than one
@@ -293,7 +294,8 @@ def start_launcher(folder, words):
 
     pids = folder / "pids"
     launcher = multiprocessing.get_context("fork").Process(target=run)
-    launcher.start()
+    with open(folder / "errors", "w") as errors:
+        launcher.start()
     end = time.monotonic() + 60
     while not (pids.is_file() and pids.read_text().endswith("\n")):
         assert launcher.is_alive() and time.monotonic() < end

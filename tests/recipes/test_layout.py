@@ -51,7 +51,7 @@ def test_experts_of_235b_and_what_tensor_parallelism_leaves_of_keys_and_values()
     ],
 )
 def test_rollout_memory(name, changes, weights, sequence, worst, kv, full, mean):
-    """GiB a die, full sequences and thousands of mean tokens, with 8 GiB reserved, and with 4 beside the communicators."""
+    """GiB a die, full sequences and thousands of mean tokens; with 8 GiB reserved, with 4 beside the communicators."""
     recipe = load(name, **changes)
     model = SHAPES[Path(recipe.model.path).name]
     low, high = layout.rollout(recipe, model, 8.0), layout.rollout(recipe, model, 4.0)
@@ -85,12 +85,12 @@ def test_training_memory():
 @pytest.mark.parametrize(
     ("name", "changes", "engine", "trainer"),
     [
-        # World and tensor at vllm-ascend's 200 MiB. World, tensor, pipeline, context twice, data and context, tensor and
-        # pipeline at 300; pipeline and both of context also 20 point to point.
+        # World and tensor at vllm-ascend's 200 MiB. World, tensor, pipeline, context twice, data and context, tensor
+        # and pipeline at 300; pipeline and both of context also 20 point to point.
         (B32, {}, 2 * 2 * 200, 2 * (7 * 300 + 3 * 20)),
         (B32, OURS, 2 * 2 * 200, 2 * 3 * 200),  # world, sequence, data
-        # Also expert at 200, data parallel at 50 and dispatch at 300. The trainer's four of experts, and tensor and context;
-        # those of one die have no communicator: expert tensor, expert data.
+        # Also expert at 200, data parallel at 50 and dispatch at 300. The trainer's four of experts, and tensor and
+        # context; those of one die have no communicator: expert tensor, expert data.
         (B235, {}, 2 * (3 * 200 + 50 + 300), 2 * (11 * 300 + 3 * 20)),
         (B235, {"cluster.device": "cuda"}, 0, 0),
     ],
@@ -115,8 +115,8 @@ def test_an_engines_communicators_are_in_its_reserve_until_they_leave_activation
 
 
 def test_the_buffer_that_the_dispatch_to_experts_needs():
-    """64 requests of 4 tokens over 4 dies: 64 tokens a die, sent to 128 experts in rows of 8,704 bytes, back from 8 in rows of
-    8,192; twice, and 11 MiB."""
+    """64 requests of 4 tokens over 4 dies: 64 tokens a die, sent to 128 experts in rows of 8,704 bytes, back from 8 in
+    rows of 8,192; twice, and 11 MiB."""
     recipe, model = load(B235), SHAPES["Qwen3-235B-A22B"]
     assert communicators.dispatch_buffer(recipe, model) == -(-2 * 64 * (128 * 8704 + 8 * 8192) // 2**20) + 11 == 155
     assert communicators.dispatch_buffer(load(B235, **{"rollout.max_num_seqs": 4096}), model) > 8 * 144
@@ -169,27 +169,70 @@ def test_engines_keep_their_weights_on_the_host_where_verl_sends_them_to_sleep_a
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
-        (B235, {"rollout.data_parallel_size": 1, "rollout.expert_parallel_size": 1}, "the rollout does not fit: weights 109.5"),
-        (B32, {"cluster.nodes": 3, "rollout.data_parallel_size": 4}, "data_parallel_size is 32, which does not divide the dies 48"),
+        (
+            B235,
+            {"rollout.data_parallel_size": 1, "rollout.expert_parallel_size": 1},
+            "the rollout does not fit: weights 109.5",
+        ),
+        (
+            B32,
+            {"cluster.nodes": 3, "rollout.data_parallel_size": 4},
+            "data_parallel_size is 32, which does not divide the dies 48",
+        ),
         (B32, {"rollout.tensor_model_parallel_size": 32}, "is 32, which does not divide the dies of a host 16"),
         (B32, {"rollout.expert_parallel_size": 4}, "must be 1 or tensor x data parallel size = 8, got 4"),
-        (B32, {"rollout.expert_parallel_size": 8}, "rollout.expert_parallel_size is 8, which does not divide the experts 1"),
+        (
+            B32,
+            {"rollout.expert_parallel_size": 8},
+            "rollout.expert_parallel_size is 8, which does not divide the experts 1",
+        ),
         (B32, OURS | {"train.sequence_parallel": 5}, "train.sequence_parallel is 5, which does not divide the dies 32"),
-        (B32, OURS | {"train.tensor_parallel": 8}, "train.tensor_parallel is Megatron's: leave it at 1 with train.backend fsdp2"),
-        (B32, {"train.ppo_mini_batch_size": 33}, "train.ppo_mini_batch_size is 33, which does not divide the train batch 32"),
-        (B32, OURS | {"rollout.n": 3, "train.sequence_parallel": 1, "train.ppo_mini_batch_size": 1}, "does not divide the answers"),
-        (B235, {"train.context_parallel": 3}, "train.tensor x pipeline x context_parallel is 48, which does not divide"),
-        (B235, {"train.expert_parallel": 48}, "train.expert x expert_tensor x pipeline_parallel is 192, which does not divide"),
+        (
+            B32,
+            OURS | {"train.tensor_parallel": 8},
+            "train.tensor_parallel is Megatron's: leave it at 1 with train.backend fsdp2",
+        ),
+        (
+            B32,
+            {"train.ppo_mini_batch_size": 33},
+            "train.ppo_mini_batch_size is 33, which does not divide the train batch 32",
+        ),
+        (
+            B32,
+            OURS | {"rollout.n": 3, "train.sequence_parallel": 1, "train.ppo_mini_batch_size": 1},
+            "does not divide the answers",
+        ),
+        (
+            B235,
+            {"train.context_parallel": 3},
+            "train.tensor x pipeline x context_parallel is 48, which does not divide",
+        ),
+        (
+            B235,
+            {"train.expert_parallel": 48},
+            "train.expert x expert_tensor x pipeline_parallel is 192, which does not divide",
+        ),
         (B235, {"train.last_stage_layers": None}, "94 layers cannot be dealt to 4 pipeline stages"),
-        (B32, OURS | {"cluster.nodes": 1, "cluster.die_memory": 32, "rollout.gpu_memory_utilization": 0.9},
-         "the training does not fit: 34.3 GiB a die and 8 GiB for activations of 32 GiB"),
-        (B32, OURS | {"train.optimizer_offload": False, "rollout.gpu_memory_utilization": 0.9},
-         "do not fit together: 8.8 GiB of training state and communicators stay on a die beside the engine's 57.6 of 64 GiB"),
+        (
+            B32,
+            OURS | {"cluster.nodes": 1, "cluster.die_memory": 32, "rollout.gpu_memory_utilization": 0.9},
+            "the training does not fit: 34.3 GiB a die and 8 GiB for activations of 32 GiB",
+        ),
+        (
+            B32,
+            OURS | {"train.optimizer_offload": False, "rollout.gpu_memory_utilization": 0.9},
+            "do not fit together: 8.8 GiB of training state and communicators stay on a die beside "
+            "the engine's 57.6 of 64 GiB",
+        ),
         (B32, {"env.HCCL_BUFFSIZE": "0.5"}, "HCCL_BUFFSIZE must be a whole number of MiB, got '0.5'"),
-        (B235, {"env.HCCL_BUFFSIZE": "150"},
-         "HCCL_BUFFSIZE is 150 MiB, and sending 64 requests' tokens to the experts of other dies needs 155: set env.HCCL_BUFFSIZE=155"),
+        (
+            B235,
+            {"env.HCCL_BUFFSIZE": "150"},
+            "HCCL_BUFFSIZE is 150 MiB, and sending 64 requests' tokens to the experts of other dies needs 155: "
+            "set env.HCCL_BUFFSIZE=155",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_is_refused(name, changes, sentence):
     recipe = load(name, **changes)
     with pytest.raises(UserError) as error:

@@ -38,7 +38,10 @@ def test_checkpoints(name, model, profile, checkpoint):
 def test_a_small_disk_is_refused_and_what_a_run_has_counts(tmp_path, monkeypatch):
     kept = space.Needs(checkpoint=400, checkpoints=5, memory=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(4000e9, 0, 1999e9))
-    said = r"is on a disk with 1,999 GB free, the run needs 2,000: free some, .+, or lower checkpoints.keep where it is above 2"
+    said = (
+        r"is on a disk with 1,999 GB free, the run needs 2,000: "
+        r"free some, .+, or lower checkpoints.keep where it is above 2"
+    )
     with pytest.raises(UserError, match=said):
         space.check(kept, tmp_path / "run" / "deep")
     (tmp_path / "checkpoint").touch()

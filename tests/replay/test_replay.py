@@ -245,7 +245,9 @@ BAD = {
     "[1]": "line 2 is not a JSON object: every line needs prompt_ids, response_ids and prompt_id",
     '{"prompt_ids": [1], "prompt_id": 1}': "line 2: response_ids is missing: every line needs",
     '{"prompt_ids": [1], "response_ids": [1]}': "line 2: prompt_id must be a string or a number",
-    '{"prompt_ids": [1], "response_ids": [1], "prompt_id": 1, "epoch": "x"}': "line 2: epoch is 'x', which is not a num",
+    '{"prompt_ids": [1], "response_ids": [1], "prompt_id": 1, "epoch": "x"}': (
+        "line 2: epoch is 'x', which is not a number"
+    ),
     '{"prompt_ids": [1], "response_ids": [1], "prompt_id": 1, "tail_rep": []}': "line 2: tail_rep is \\[\\]",
 } | {
     f'{{"prompt_ids": [1], "response_ids": [{token}], "prompt_id": 1}}': "line 2: response_ids must hold token ids"

@@ -45,7 +45,7 @@ def prefixes(tokens, parents):
 def test_retrieval_is_the_paper_s(vocabulary, tmp_path):
     rng = random.Random(vocabulary)
     matched = set()
-    for case in range(30):
+    for _ in range(30):
         texts = [[rng.randrange(vocabulary) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 5))]
         build_corpus(texts, tmp_path / "corpus")
         n_max, m, c = rng.randint(1, 8), rng.randint(1, 5), rng.randint(1, 12)

@@ -133,7 +133,8 @@ class Server:
 
         Returns:
             answers: token ids of this rank's; steps: with requests; dummies: dummy batches; drafted: proposed draft
-                tokens; rows: of each of this rank's experts, in all layers; operators: calls of the operators that exchange tokens.
+                tokens; rows: of each of this rank's experts, in all layers; operators: calls of the operators that
+                exchange tokens.
         """
         import torch_npu
         from torch_npu.experts import ROWS

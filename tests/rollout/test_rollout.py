@@ -123,8 +123,8 @@ def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
 
 @pytest.fixture(scope="module")
 def pair(model, prompts):
-    """What two ranks of one engine generated, each with a scheduler of its own, and a clock by which `auto` decides; the
-    first one's; the log-probabilities that the model itself gives its answers."""
+    """What two ranks of one engine generated, each with a scheduler of its own, and a clock by which `auto` decides;
+    the first one's; the log-probabilities that the model itself gives its answers."""
     rollout = Rollout(
         model, ranks=2, tensor_model_parallel_size=2, n=4, calculate_log_probs=True, engine=sam(switch="auto")
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A patched verl without the package sam_core: rollouts that do not ask for it run. tests/ascend has what those get that do."""
+"""A patched verl without the package sam_core: rollouts that do not ask for it run. tests/ascend has those that do."""
 
 import re
 
@@ -8,7 +8,10 @@ from ranks import HERE, Rollout, serve, start
 
 PATCHES = HERE.parents[1] / "patches" / "vllm-0.11" / "verl"
 WITHOUT = {"WITHOUT_SAM_CORE": "1"}
-LOAD = "import importlib, sys; from no_sam_core import hide; hide(); [importlib.import_module(name) for name in sys.argv[1:]]"
+LOAD = (
+    "import importlib, sys; from no_sam_core import hide; hide(); "
+    "[importlib.import_module(name) for name in sys.argv[1:]]"
+)
 
 
 def test_every_patched_module_loads(tmp_path):

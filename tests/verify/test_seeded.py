@@ -41,7 +41,7 @@ def test_words_are_those_of_plain_integers():
     keys = [0, 1, -1, 2**63 - 1, -(2**63), 12345678901234567]
     positions = [0, 1, 2, 4096, 2**31 - 1, 77]
     words = words_of(torch.tensor(keys), torch.tensor(positions, dtype=torch.int32), 300)
-    assert words.tolist() == [stream(key, position, 300) for key, position in zip(keys, positions)]
+    assert words.tolist() == [stream(key, position, 300) for key, position in zip(keys, positions, strict=True)]
     on_host = noise._start_array(np.array(keys), np.array(positions))
     assert torch.equal(torch.from_numpy(on_host), noise._start(torch.tensor(keys), torch.tensor(positions)))
 

@@ -30,7 +30,8 @@ def draw(axes, panel: dict, answers: dict[str, list[dict]], begin: float, end: f
     scale, unit = SCALES.get(panel["fieldConfig"]["defaults"]["unit"], (1, ""))
     lines = [(target, series) for target in panel["targets"] for series in answers[target["expr"]]]
     for target, series in lines:
-        times, values = zip(*((time - begin, float(value) / scale) for time, value in series["values"]))
+        points = ((time - begin, float(value) / scale) for time, value in series["values"])
+        times, values = zip(*points, strict=True)
         axes.plot(times, values, linewidth=1, label=legend(target["legendFormat"], series["metric"]))
     axes.set_title(panel["title"] + (f" ({unit})" if unit else ""), fontsize=9, loc="left")
     axes.tick_params(labelsize=7)
@@ -54,7 +55,7 @@ def main() -> None:
     figure, axes = figures.panels(-(-len(shown) // 2), 2, (10, 13))
     end = max(time for found in read["answers"].values() for series in found for time, _ in series["values"])
     places = sorted(shown, key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"]))
-    for one, panel in zip(axes.flat, places):
+    for one, panel in zip(axes.flat[: len(places)], places, strict=True):
         draw(one, panel, read["answers"], read["begin"], end)
     for unused in axes.flat[len(places) :]:
         unused.remove()

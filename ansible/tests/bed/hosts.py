@@ -8,6 +8,7 @@ removes them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -56,10 +57,8 @@ def sweep(folder: Path) -> None:
     while any(group.exists() for group in groups(folder)) and time.monotonic() < deadline:
         for group in groups(folder):
             for path, _, _ in os.walk(group, topdown=False):
-                try:
+                with contextlib.suppress(OSError):
                     os.rmdir(path)
-                except OSError:
-                    pass
         time.sleep(0.05)
 
 
@@ -153,10 +152,8 @@ class Host:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         while leader := self.leader():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(leader, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             time.sleep(0.05)
 
     def remove(self) -> None:

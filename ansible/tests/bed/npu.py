@@ -99,8 +99,8 @@ def queries(die: dict) -> dict[str, str]:
         "vnic": f"vnic link status: {die['vnic_link']}\nvnic ipaddr: {die['vnic_ip']}\nvnic netmask: 255.255.255.0",
         "link": f"link status: {die['link']}",
         "net_health": f"net health status: {die['net_health']}",
-        "tls": f"dev_id:{die['phy']}, tls switch[{die['tls']}](0:disable, 1:enable), tls preconfigured[1](0:non-preset, "
-        "1:preset), tls alarm time threshold[60]days",
+        "tls": f"dev_id:{die['phy']}, tls switch[{die['tls']}](0:disable, 1:enable), "
+        "tls preconfigured[1](0:non-preset, 1:preset), tls alarm time threshold[60]days",
     }
 
 

@@ -81,7 +81,7 @@ def base() -> Path:
     shutil.rmtree(f"{new}.copy", ignore_errors=True)
     run(
         ["unshare", "--mount", "--propagation", "private", "bash", "-ec", script],
-        f"debootstrap could not make a Debian {SUITE} from {MIRROR}: see above; call again when the mirror is reachable.",
+        f"debootstrap could not make a Debian {SUITE} from {MIRROR}: see above; call again when the mirror answers.",
     )
     new.rmdir()
     keep(Path(f"{new}.copy"), folder)

@@ -24,9 +24,13 @@ from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
 ENVIRONMENTS, VERL = "opt/sam-rl/environments", "venv/lib/python3.11/site-packages/verl"
-PACKAGING = r"/var/lib/dpkg/|/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|lighttpd/conf-enabled/90-javascript-alias\.conf$|rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))|/var/backups/"
-"""Files that packages leave when they are installed, add a user or have services enabled, and Debian's daily copies of them;
-the clock stays in step."""
+PACKAGING = (
+    r"/var/lib/dpkg/|/var/backups/|"
+    r"/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|lighttpd/conf-enabled/90-javascript-alias\.conf$|"
+    r"rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
+)
+"""Files that packages leave when they are installed, add a user or have services enabled, and Debian's daily copies of
+them; the clock stays in step."""
 BARE: dict[str, dict] = {}
 in_the_long_bed = pytest.mark.skipif(not os.environ.get("SAM_BED_LONG"), reason="takes minutes: make test-bed-long")
 
@@ -60,7 +64,7 @@ def test_the_recipe_trains_on_all_hosts_with_drafts(bed: Bed, converged: Result)
 
 
 def test_ray_answers_the_cluster_s_hosts_alone(bed: Bed, converged: Result) -> None:
-    """Callers from the cluster's network and from another, to which the host has a route, reach ssh and no port of Ray."""
+    """From the cluster's network, and from another to which the host has a route, ssh is reached and no port of Ray."""
 
     def answers(source: str, port: int) -> bool:
         try:
@@ -347,8 +351,8 @@ def environments(bed: Bed) -> list[tuple[str, set[str]]]:
 def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: Result) -> None:
     """Other sources while a run goes on, then another pin set, then the former one."""
     head = bed.hosts[0]
-    # More minutes than a slow machine takes to create the environments; a checkpoint is written more than a poll before its
-    # step is logged, and the run goes on from no other step. Without pauses once it is resumed.
+    # More minutes than a slow machine takes to create the environments; a checkpoint is written more than a poll before
+    # its step is logged, and the run goes on from no other step. Without pauses once it is resumed.
     settings = ["steps=150", "pause=4", "sync=3", "every=3"]
     request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": settings}
     endless = {"recipe_launch_run": "endless", "recipe_launch_overrides": ["steps=9999", "pause=0.5", "every=0"]}

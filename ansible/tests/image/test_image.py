@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image of a pin set: built by podman on a stand-in for vllm-ascend's image from a local registry, then run.
 
-Real: podman, the registry, the role's Containerfile and build.sh, the sources of vLLM, vllm-ascend and verl, the hash-locked
-packages. Stand-ins: the base image (Debian, no CANN) and torch_npu. Third-party packages of the base come by a mount from
-the pin set's environment, so that the base stays small.
+Real: podman, the registry, the role's Containerfile and build.sh, the sources of vLLM, vllm-ascend and verl, the
+hash-locked packages. Stand-ins: the base image (Debian, no CANN) and torch_npu. Third-party packages of the base come
+by a mount from the pin set's environment, so that the base stays small.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def index(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def megatron(folder: Path, index: str) -> dict[str, str]:
-    """Addresses of two repositories, each with an empty package, as a site has those of Megatron-LM and MindSpeed inside."""
+    """Addresses of two repositories, each with an empty package, as a site has Megatron-LM's and MindSpeed's inside."""
     addresses = {}
     for name, package in (("megatron_lm", "megatron"), ("mindspeed", "mindspeed")):
         tree, bare = folder / name, folder / "index" / f"{name}.git"
@@ -206,7 +206,8 @@ def test_the_modules_are_imported(folder: Path, image: Path, environment: dict, 
     """Over the stand-in for torch_npu, which lies below work_dir, as that is mounted."""
     standin = Path(settings["work_dir"]) / "npu"
     shutil.copytree(ROOT / "tests/patches/npu", standin)
-    code = "import vllm, vllm_ascend, verl, sam_core, llm_rl.check_operators; from vllm.platforms import current_platform as p"
+    code = "import vllm, vllm_ascend, verl, sam_core, llm_rl.check_operators"
+    code += "; from vllm.platforms import current_platform as p"
     code += "; import importlib.util as u; assert all(map(u.find_spec, ('megatron', 'mindspeed', 'mbridge')))"
     code += "; print(p.device_type, sam_core.Pool().stats()['appended'], vllm.__file__, verl.__file__)"
     (image.parent / "env").write_text(f"PYTHONPATH={standin}\nVLLM_VERSION={VERSIONS['vllm']}\n")

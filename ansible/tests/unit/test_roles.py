@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_settings_that_the_launcher_lets_change(overrides, be
 
 
 def test_what_a_run_was_asked_for_is_recorded_when_it_starts():
-    """Not when it is joined: a finished run is compared with what it did. A start that is cut short has no end on record."""
+    """Not when it is joined: a finished run is compared with what it did. A start cut short has no end on record."""
     names = [task["name"] for task in tasks("recipe_launch/tasks/follow.yml")["Start the run"]["block"]]
     order = ["Remove the record of how the run ended before", "Write the settings of the run", "Start the unit"]
     assert [name for name in names if name in order] == order
@@ -145,13 +145,13 @@ def test_an_environment_made_from_something_else_has_another_name(tmp_path):
     assert names == [named(one, "key", "folder", "wanted") for one in settings]
     lock.write_text("a==2")
     names.append(named(settings[-1], "key", "folder", "wanted"))
-    for one in zip(*names):
+    for one in zip(*names, strict=True):
         assert len(set(one)) == len(one)
     assert all(re.fullmatch("p-a{12}-[0-9a-f]{8}", key) for key, _, _ in names)
 
 
 def test_ray_s_unit_changes_with_the_variables_of_runs():
-    """Units that changed restart Ray, whose workers have the variables of its start. Of secret ones it tells nothing."""
+    """A changed unit restarts Ray, whose workers have the variables of its start. Of secret ones it tells nothing."""
     task = tasks("ray_cluster/tasks/main.yml")["Read the SHA-256 of its variables"]
     folder, wanted = named({"container_engine": "docker", "container_image_base": "a"}, "folder", "wanted")
     values = {**RUN, **task["vars"], "ray_cluster_environment": {"content": base64.b64encode(wanted.encode()).decode()}}
@@ -295,7 +295,8 @@ def test_secret_variables_are_masked_wherever_they_are(tmp_path):
     secrets = {"FEISHU_WEBHOOK": hook, "DB": "x", "PHRASE": "two words, one; 'three'", "LONG": f"{hook}/and-more"}
     secrets["PIN"] = 12345
     (tmp_path / "other").write_text(
-        "WANDB_API_KEY=abc123\npassword: 'top secret'\nurl=http://me:hunter2@proxy:3128/x\nAuthorization: Bearer xyz.1\n"
+        "WANDB_API_KEY=abc123\npassword: 'top secret'\nurl=http://me:hunter2@proxy:3128/x\n"
+        "Authorization: Bearer xyz.1\n"
         "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\ntoken_count=5 tokens 7 of 9\n"
         '{"hf_token": "hf_1", "steps": 4}\n'
     )

@@ -12,6 +12,7 @@ by llm_rl.prometheus.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -83,7 +84,7 @@ class Rollout:
                 accepted += len(new) - 1
                 fresh = np.array(new, np.int32)
             self.pool.close(slot, keep=True)
-            steps = list(zip(tokens, tokens[1:]))
+            steps = list(itertools.pairwise(tokens))
             rewards.append(sum((a + 1) % TOKENS == b for a, b in steps) / len(steps))
             self.tokens.inc(len(steps))
         self.running.set(0)

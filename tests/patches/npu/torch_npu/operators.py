@@ -98,8 +98,10 @@ CONDITIONS = {
     "two index tensors differ in shape, as in x[rows[:, None], columns]": lambda call: not same_shape(call),
     "a full slice lies between two index tensors, as in x[i, :, j]": slice_between,
     "an index is a bool or uint8 mask": by_mask,
-    "more than 100 indices, or more than 70 (but for 101 to 128) elements behind the indexed dimensions, or self has over"
-    " 5.4 million elements, or the indexed dimension is not the first and the others hold over 128 elements": many_indices,
+    "more than 100 indices, or more than 70 (but for 101 to 128) elements behind the indexed dimensions, or self has"
+    " over 5.4 million elements, or the indexed dimension is not the first and the others hold over 128 elements": (
+        many_indices
+    ),
     "the index tensors need broadcasting among each other, or a full slice lies between them": lambda call: (
         not same_shape(call) or slice_between(call)
     ),
