@@ -42,12 +42,12 @@ MEANINGS = {
         "memory_bytes": "host memory for the texts and indexes of one engine. When it is full, the least valuable "
         "content is [freed first](design-sam-core.md#failures-and-memory) and rebuilt later; a request without an "
         "index does not draft meanwhile. A finished answer takes 4 bytes per token, a running request about 50 to 100. "
-        "With `vllm-0.32` the [table on the device](how-it-works.md#in-the-engine) takes up to 1/16 of it in addition, "
-        "at most 48 MiB, on the device and on the host",
+        "With the plugin a [table](how-it-works.md#in-the-engine) takes up to 1/16 of it in addition, at most 48 MiB, "
+        "on the device and on the host",
         "verify": "`rejection`: rejection sampling. `seeded`: the text is the same with and without drafts, see "
         "[verification](ascend.md#verification)",
         "min_prob": "a draft ends before the estimated probability that all of it is accepted falls below this. "
-        "0: below 2^-30. Switch `auto` uses 0.02 where this is higher",
+        "0: below 2^-30. Switch `auto` uses 0.02 where this is higher. No effect with the plugin",
         "corpus": "a text collection that all requests draft from, built by `python -m sam_core build-corpus`; on "
         "every node, with the model's vocabulary. One built with `--tokenizer` is refused by models with another "
         "tokenizer",
@@ -63,10 +63,11 @@ MEANINGS = {
         "threshold": "用于 `switch: batch`；一步中运行的请求数决定下一步",
         "memory_bytes": "一个引擎的文本和索引可用的主机内存。"
         "用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，以后再重建；其间没有索引的请求不起草。"
-        "已结束的回答每个 token 占 4 字节，请求运行期间约 50 到 100 字节。`vllm-0.32` "
-        "中[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的 1/16，不超过 48 MiB，设备和主机各一份",
+        "已结束的回答每个 token 占 4 字节，请求运行期间约 50 到 100 字节。使用插件时，"
+        "[设备上的表](how-it-works.zh.md#在引擎中)另占至多它的 1/16，不超过 48 MiB，设备和主机各一份",
         "verify": "`rejection`：拒绝采样。`seeded`：是否启用投机，文本都相同，见[验证](ascend.zh.md#验证)",
-        "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时按 2^-30 计。用 `auto` 时，不高于 0.02",
+        "min_prob": "草稿整段被接受的估计概率将低于此值时，草稿到此为止。取 0 时按 2^-30 计。用 `auto` 时，"
+        "不高于 0.02。使用插件时不起作用",
         "corpus": "所有请求都可从中取草稿的文本集，由 `python -m sam_core build-corpus` 生成；每个节点都要有，token "
         "须在模型的词表内。用 `--tokenizer` 生成的，分词器不同的模型会拒绝使用",
         "history": "跨运行保存历史和 `auto` 学到的内容，[见下](#跨运行的历史)；须用来源 `history`",

@@ -19,16 +19,15 @@ def read_pins() -> list[dict[str, Any]]:
 
 
 def pin_sets(language: str) -> str:
-    name, use, demo, engines = {
-        "en": ["pin set", "for", "GPU, Atlas A3, the demo on a CPU", "vLLM alone, on a GPU, with its second runner"],
-        "zh": ["版本组合", "用于", "GPU、Atlas A3、CPU 上的演示", "GPU 上单独使用 vLLM 的第二代 model runner"],
+    name, use, demo = {
+        "en": ["pin set", "for", "GPU, Atlas A3, the demo on a CPU"],
+        "zh": ["版本组合", "用于", "GPU、Atlas A3、CPU 上的演示"],
     }[language]
     rows = []
     for pins in read_pins():
         modules = pins["module"]
         versions = [modules.get(module, {}).get("version", "-") for module in ("vllm", "vllm_ascend", "verl")]
-        place = demo if pins.get("demo") else "Atlas A3" if "verl" in modules else engines
-        rows.append([f"`{pins['name']}`", *versions, place])
+        rows.append([f"`{pins['name']}`", *versions, demo if pins.get("demo") else "Atlas A3"])
     return table([name, "vLLM", "vllm-ascend", "verl", use], rows, left=5)
 
 

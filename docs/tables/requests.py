@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How requests are treated with method sam, by parameter and kind, from patches/*/requests.toml."""
+"""How requests are treated with method sam, by parameter and kind, from the requests.toml of pin sets and plugin."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from tables._records import table
 
 ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = ROOT / "tests" / "runner2" / "requests.toml"
+PLUGIN_HEAD = {"en": "plugin", "zh": "插件"}
 STATUSES = ("drafted", "excluded", "refused", "untested")
 WORDS = {
     "en": dict(zip(STATUSES, ("drafted", "not drafted", "refused", "not tested"), strict=True)),
@@ -43,8 +45,9 @@ KINDS = {
 REASONS = {
     "en": {
         "excluded": "vLLM 0.11 verifies drafts by temperature, top-k and top-p alone",
-        "min_p": "vLLM does not apply it to draft positions",
-        "logit_bias": "vLLM does not apply it to draft positions",
+        "min_p": "vLLM's first runner does not apply it to draft positions",
+        "logit_bias": "vLLM's first runner does not apply it to draft positions",
+        "logprob_token_ids": "vLLM without patches does not return them beside drafts",
         "beam_search": "each of its requests asks for one token",
         "pooling": "it answers with no tokens",
         "best_of": "by vLLM, with and without drafts",
@@ -52,8 +55,9 @@ REASONS = {
     },
     "zh": {
         "excluded": "vLLM 0.11 验证草稿时只计温度、top-k 和 top-p",
-        "min_p": "vLLM 不把它用于草稿所在的行",
-        "logit_bias": "vLLM 不把它用于草稿所在的行",
+        "min_p": "vLLM 的第一代 runner 不把它用于草稿所在的行",
+        "logit_bias": "vLLM 的第一代 runner 不把它用于草稿所在的行",
+        "logprob_token_ids": "不打补丁的 vLLM 有草稿时不返回它",
         "beam_search": "它的每条请求只要一个 token",
         "pooling": "它的回答没有 token",
         "best_of": "vLLM 有无草稿都拒绝",
@@ -62,9 +66,11 @@ REASONS = {
 }
 
 
-def read_requests() -> dict[str, dict]:
-    """requests.toml of each pin set, by its name."""
-    return {path.parent.name: tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("patches/*/requests.toml"))}
+def read_requests(language: str) -> dict[str, dict]:
+    """requests.toml of each pin set and of the plugin, by the head of its column."""
+    of_pin_sets = {f"`{path.parent.name}`": path for path in sorted(ROOT.glob("patches/*/requests.toml"))}
+    paths = of_pin_sets | {PLUGIN_HEAD[language]: PLUGIN}
+    return {head: tomllib.loads(path.read_text()) for head, path in paths.items()}
 
 
 def rows_of(requests: dict, section: str) -> dict[str, tuple[str, str | None]]:
@@ -78,9 +84,9 @@ def rows_of(requests: dict, section: str) -> dict[str, tuple[str, str | None]]:
 
 
 def section(language: str, section: str) -> str:
-    """One row for all names that every pin set treats alike, and below the table the tests, by letter."""
-    requests = read_requests()
-    rows = {pin: rows_of(each, section) for pin, each in requests.items()}
+    """One row for all names that are treated alike in every column, and below the table the tests, by letter."""
+    requests = read_requests(language)
+    rows = {head: rows_of(each, section) for head, each in requests.items()}
     words, reasons, names = (
         WORDS[language],
         REASONS[language],
@@ -98,7 +104,7 @@ def section(language: str, section: str) -> str:
                 whys.append(reasons.get(name) or reasons[status])
         grouped.setdefault((*cells, "; ".join(dict.fromkeys(whys))), []).append(name)
     of_parameters, of_kinds, why, tested_by = HEADS[language]
-    head = [of_parameters if section == "parameters" else of_kinds, *(f"`{pin}`" for pin in requests), why]
+    head = [of_parameters if section == "parameters" else of_kinds, *requests, why]
     separator = ", " if language == "en" else "、"
     shown = KINDS[language] if section == "kinds" else {name: f"`{name}`" for name in names}
     lines = [[separator.join(shown[name] for name in group), *cells] for cells, group in grouped.items()]

@@ -174,7 +174,9 @@ class LateDrafter(SamDrafter):
             sampled[row, : num_sampled[row]] = each.pending
         self._upload(changes)
         arguments = (out.astype(np.int64), lengths.astype(np.int64), tails, groups, sampled, num_sampled)
-        return draft(self.memory, self.num_slots, *map(torch.from_numpy, arguments))
+        chains, counts, last, numbers, unknown, num_unknown = map(torch.from_numpy, arguments)
+        drafts = draft(self.memory, self.num_slots, chains, counts, last, numbers, unknown, num_unknown, self.k)
+        return drafts.tokens, drafts.lengths
 
     def _upload(self, changes: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]) -> None:
         cells, values = map(torch.from_numpy, changes)

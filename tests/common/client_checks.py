@@ -18,7 +18,8 @@ def new_client(speculative, client_index=0, client_count=1, engines=4):
         self.lb_engines = [list(load) for _ in range(engines)]
 
     if speculative:
-        speculative = types.SimpleNamespace(method=speculative[0], sam=speculative[1])
+        method, sam = speculative
+        speculative = types.SimpleNamespace(method=method, sam=sam, is_sam=method == "sam")
     config = types.SimpleNamespace(speculative_config=speculative)
     with mock.patch.object(core_client.DPAsyncMPClient, "__init__", connect):
         return core_client.DPLBAsyncMPClient(config, None, False, None, client_count, client_index)

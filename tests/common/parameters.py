@@ -79,10 +79,10 @@ class Alone:
     def __init__(self):
         self.known = {}
 
-    def check(self, engines, reference, kind, seed, stagger, end=(61,), few=False, **common):
+    def check(self, engines, reference, kind, seed, stagger, end=(61,), few=False, kinds=KINDS, **common):
         """Each of `engines` gives the requests together what `reference` gives each alone; for the others see
         `requests`."""
-        prompts, lengths, each = requests(kind, seed, few=few, **common)
+        prompts, lengths, each = requests(kind, seed, kinds, few=few, **common)
         key = id(reference), kind, seed
         if key not in self.known:
             self.known[key] = []

@@ -6,7 +6,8 @@ import random
 import time
 
 import numpy as np
-from conftest import SEEDED, note_answers, noted_answers, pool_stats, start
+import pytest
+from conftest import AUTO, note_answers, noted_answers, pool_stats, start
 from engine_checks import go_on_from_what_they_had, settled, speculated
 from sam_core.proposer import REPORT_INTERVAL_S
 from test_same_text import SAMPLED
@@ -15,7 +16,7 @@ from tiny_qwen3 import VOCAB
 
 def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
     """Texts are fed once in 32 steps then. A preempted request may have lost tokens that the drafter has read."""
-    from sam_core.engines.vllm.runner2_device import ChainProposer
+    from sam_core.engines.vllm.runner2 import ChainProposer
 
     proposer = ChainProposer(3, {"sources": ["group", "history"]}, 2, max_model_len=64, vocab_size=VOCAB)
     prompt, dropped, answer = [1, 2, 3, 4], [10, 11, 12, 13], [10, 11, 20, 21, 22]
@@ -24,7 +25,7 @@ def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
     def chains(req_id, tokens, should_draft):
         rows[0, :4], rows[0, 4 : 4 + len(tokens)] = prompt, tokens
         return proposer.chains(
-            [req_id], rows, np.array([4 + len(tokens)], np.int32), np.array([4], np.int32), 9, should_draft
+            [req_id], rows, np.array([4 + len(tokens)], np.int32), np.array([4], np.int32), should_draft
         )
 
     chains("again", dropped, True)
@@ -34,7 +35,7 @@ def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
         proposer.complete(req_id, len(prompt), answer)
     proposer.finish(["again", "short"])
     assert proposer.pool.stats()["appended"] == len(dropped) + 2 * len(answer)
-    drafted, _ = chains("sibling", answer[:2], True)
+    drafted, *_ = chains("sibling", answer[:2], True)
     assert drafted[0, :3].tolist() == answer[2:]
 
 
@@ -51,9 +52,11 @@ def test_text_is_that_of_plain_runner_2(plain, asynchronous, prompts):
     speculated(asynchronous)
 
 
-def test_texts_and_indexes_of_random_schedules(plain, asynchronous, model, trained):
+@pytest.mark.parametrize("engine", [pytest.param("asynchronous", marks=pytest.mark.slow), "auto"])
+def test_texts_and_indexes_of_random_schedules(plain, engine, model, trained, request):
     """Arrivals, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also inside a
     draft; in one run a reset of the cache, in one sleep and new weights."""
+    asynchronous = request.getfixturevalue(engine)
     rng, preemptions = random.Random(0), 0
     asynchronous.engine.collective_rpc(note_answers)
     for interrupt in (None, reset_cache, renew(trained)):
@@ -171,15 +174,15 @@ def test_prometheus_has_the_drafters_counters(asynchronous, prompts):
     before = asynchronous.drafter()["steps"]
     asynchronous.run(prompts[:1], 20)
     (metrics,) = [
-        m for log in asynchronous.engine.logger_manager.stat_loggers if (m := getattr(log, "drafter_prom", None))
+        m for log in asynchronous.engine.logger_manager.stat_loggers if (m := getattr(log, "sam_metrics", None))
     ]
     steps = metrics.collectors[0].collect()[0].samples[0]
     assert steps.name == "vllm:sam_engine_steps_total"
     assert 0 < before <= steps.value <= asynchronous.drafter()["steps"]
 
 
-def test_two_ranks_have_the_same_drafts(model, device, plain, prompts):
-    engine = start(model, SEEDED, tensor_parallel_size=2)
+def test_two_ranks_have_the_same_drafts_and_confidences(model, device, plain, prompts):
+    engine = start(model, AUTO, tensor_parallel_size=2)
     assert engine.engine.vllm_config.scheduler_config.async_scheduling
     assert engine.run(prompts[:3], 24) == plain.run(prompts[:3], 24)
     speculated(engine)

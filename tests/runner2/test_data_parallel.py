@@ -2,6 +2,14 @@
 """vLLM's client sends the answers to a prompt to one of its data-parallel engines."""
 
 import client_checks
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def front():
+    from sam_core.engines.vllm.plugin import front
+
+    front.install()
 
 
 def test_answers_to_a_prompt_share_an_engine():

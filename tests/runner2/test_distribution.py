@@ -9,7 +9,7 @@ from conftest import start
 from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
-LENGTH = 250
+TEXTS, LENGTH = 40, 250
 TEMPERATURE = 0.5
 
 
@@ -29,14 +29,17 @@ def chain(tmp_path_factory):
     return folder, (logits.double() / TEMPERATURE).softmax(1).numpy()
 
 
-@pytest.mark.parametrize(("asynchronous", "texts"), [(False, 20), (True, 40)], ids=["synchronous", "asynchronous"])
-def test_law_of_the_next_token(chain, device, asynchronous, texts):
+SYNCHRONOUS = pytest.param({"threshold": 64}, False, marks=pytest.mark.slow, id="synchronous")
+
+
+@pytest.mark.parametrize(("sam", "asynchronous"), [SYNCHRONOUS, pytest.param({"switch": "auto"}, True, id="auto")])
+def test_law_of_the_next_token(chain, device, sam, asynchronous):
     """Chi-square over all pairs of tokens that follow each other; those expected less than 5 times are one cell a
     token."""
     folder, law = chain
-    engine = start(folder, {"threshold": 64, "min_prob": 0}, async_scheduling=asynchronous, max_num_seqs=texts)
-    first = [7 * i % VOCAB for i in range(texts)]
-    each = [{"temperature": TEMPERATURE, "seed": 1000 * asynchronous + i} for i in range(texts)]
+    engine = start(folder, sam, async_scheduling=asynchronous, max_num_seqs=TEXTS)
+    first = [7 * i % VOCAB for i in range(TEXTS)]
+    each = [{"temperature": TEMPERATURE, "seed": 1000 * asynchronous + i} for i in range(TEXTS)]
     answers = engine.run([[token] for token in first], LENGTH, each=each)
     speculated(engine)
     drafted, accepted = engine.count("drafted"), engine.count("accepted")
@@ -46,7 +49,7 @@ def test_law_of_the_next_token(chain, device, asynchronous, texts):
     counts = np.zeros_like(law)
     for token, answer in zip(first, answers, strict=True):
         np.add.at(counts, ([token, *answer[:-1]], answer), 1)
-    assert counts.sum() == texts * LENGTH
+    assert counts.sum() == TEXTS * LENGTH
     expected = law * counts.sum(1, keepdims=True)
     rare = expected < 5
     cells = np.concatenate([expected[~rare], (expected * rare).sum(1)])

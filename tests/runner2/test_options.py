@@ -18,32 +18,35 @@ def configure(model, sam, method="sam", **settings):
 def test_good_options_reach_the_config(model, device):
     config = configure(model, {"threshold": 4})
     assert config.use_v2_model_runner and config.scheduler_config.async_scheduling
-    assert config.speculative_config.sam == {"threshold": 4} and "sam" in repr(config.speculative_config)
+    assert config.speculative_config.sam == {"threshold": 4} and "threshold" in repr(config.speculative_config)
     assert config.speculative_config.num_speculative_tokens_per_batch_size == [(1, 4, 3), (5, 5, 0)]
     own = {"num_speculative_tokens_per_batch_size": [(1, 2, 3), (3, 8, 1)]}
     config = configure(model, {}, speculative=own)
     assert [*map(tuple, config.speculative_config.num_speculative_tokens_per_batch_size)] == [(1, 2, 3), (3, 8, 1)]
     config = configure(model, {"switch": "auto"})
-    assert not config.scheduler_config.async_scheduling
+    assert config.scheduler_config.async_scheduling and config.speculative_config.enable_adaptive_verification
     assert config.speculative_config.num_speculative_tokens_per_batch_size is None
+
+
+def test_options_come_by_flags_and_dashes_too(model, device):
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = {"model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True}
+    given = EngineArgs(spec_method="sam", spec_tokens=4, speculative_config={"sam": {"threshold": 2}}, **arguments)
+    config = given.create_engine_config().speculative_config
+    assert config.sam == {"threshold": 2} and config.num_speculative_tokens == 4
+    twice = EngineArgs(spec_tokens=4, speculative_config={"method": "sam", "num-speculative-tokens": 3}, **arguments)
+    with pytest.raises(ValueError, match="--spec-tokens and --speculative-config.'num_speculative_tokens'. exclude"):
+        twice.create_engine_config()
 
 
 @pytest.mark.parametrize(
     ("sam", "settings", "sentence"),
     [
         ({"treshold": 8}, {}, "unknown option 'treshold' in speculative_config.sam"),
-        (
-            {"switch": "auto"},
-            {"async_scheduling": True},
-            "sam's switch 'auto' needs the tokens of a step before the next",
-        ),
         ({}, {"speculative": {"rejection_sample_method": "block"}}, "speculative method 'sam' verifies exactly, which"),
+        ({}, {"speculative": {"draft_sample_method": "probabilistic"}}, "speculative method 'sam' has no draft model"),
         ({}, {"data_parallel_size": 2}, "sam's switch 'batch' needs vLLM's schedule by batch size, which"),
-        (
-            {"switch": "auto"},
-            {"pipeline_parallel_size": 2},
-            "switch 'auto' cannot time the steps of a pipeline",
-        ),
     ],
 )
 def test_bad_options_are_one_sentence(model, device, sam, settings, sentence):

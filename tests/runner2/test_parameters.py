@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling parameters beside each other on the second runner: each answer is that of its request alone."""
 
+import functools
 import random
 
 import pytest
@@ -9,10 +10,10 @@ from engine_checks import settled, speculated
 from parameters import KINDS, NOT_WITH_DRAFTS, Alone
 from tiny_qwen3 import VOCAB
 
-QUICK = {"all", "min_p", "logit_bias", "logprob_token_ids"}
-FEW = [
-    pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in (*KINDS, *NOT_WITH_DRAFTS, "all")
-]
+QUICK = {"all", "min_p", "logit_bias"}
+REFUSED = "logprob_token_ids"
+ALL = [kind for kind in (*KINDS, *NOT_WITH_DRAFTS) if kind != REFUSED]
+FEW = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in (*ALL, "all")]
 OTHERS = {
     "n": {"n": 2, "temperature": 1.0},
     "temperature": {"temperature": 1.0},
@@ -29,7 +30,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def check():
-    return Alone().check
+    return functools.partial(Alone().check, kinds=ALL)
 
 
 @pytest.mark.parametrize("kind", FEW)
@@ -42,6 +43,11 @@ def test_answers_are_those_of_the_requests_alone(plain, synchronous, check, kind
 def test_asynchronous_answers_are_those_of_the_requests_alone(plain, asynchronous, check, kind):
     check([asynchronous], plain, kind, seed=1, stagger=2, few=True, temperature=0.7)
     speculated(asynchronous)
+
+
+def test_log_probabilities_of_chosen_tokens_are_refused(asynchronous):
+    with pytest.raises(ValueError, match="logprob_token_ids is not returned for verified drafts"):
+        asynchronous.run([[1, 2, 3]], 4, logprob_token_ids=[1, 2])
 
 
 @pytest.mark.slow

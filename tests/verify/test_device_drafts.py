@@ -102,7 +102,7 @@ class Device:
         assert (self.memory.numpy() == self.table.memory).all()
 
     def draft(self, k, groups, texts, chains, sampled):
-        """Drafts, without what stands behind their ends."""
+        """Drafts, without what stands behind their ends; `self.drafts` has all that is known of them."""
         padded = np.full((len(texts), 2 * k + 1), 7)
         for row, chain in zip(padded, chains, strict=True):
             row[: len(chain)] = chain
@@ -115,9 +115,10 @@ class Device:
             row[MAX_NGRAM - len(last) :] = last
         lengths, counts = np.array([*map(len, chains)]), np.array([*map(len, sampled)])
         arguments = padded, lengths, tails, np.array(groups, np.int64), tokens, counts
-        out, lengths = draft(self.memory, self.table.num_slots, *map(torch.as_tensor, arguments))
-        drafts = [row[:n] for row, n in zip(out.tolist(), lengths.tolist(), strict=True)]
-        assert out.tolist() == [row + row[-1:] * (k - len(row)) for row in drafts]
+        self.drafts = draft(self.memory, self.table.num_slots, *map(torch.as_tensor, arguments), k)
+        out = self.drafts.tokens.tolist()
+        drafts = [row[:n] for row, n in zip(out, self.drafts.lengths.tolist(), strict=True)]
+        assert out == [row + row[-1:] * (k - len(row)) for row in drafts]
         return drafts
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sam_core.device_drafts import PAGE, NgramTable
-from sam_core.engines.vllm.runner2_device import MAX_CHAIN, ChainProposer, DeviceSpeculator, table_size
+from sam_core.engines.vllm.runner2 import MAX_CHAIN, ChainProposer, Speculator, table_size
 
 K = 3
 MAX_LEN = 100
@@ -22,7 +22,7 @@ def params(name=None):
 class Steps:
     """An engine of one rank, in which the output of each step is on the host when it drafts."""
 
-    def __init__(self, group=None, **sam):
+    def __init__(self, group=None, adaptive=False, **sam):
         states = types.SimpleNamespace(
             all_token_ids=types.SimpleNamespace(gpu=torch.zeros(8, MAX_LEN, dtype=torch.int32)),
             total_len=types.SimpleNamespace(gpu=torch.zeros(8, dtype=torch.int32)),
@@ -30,9 +30,10 @@ class Steps:
         group = group or types.SimpleNamespace(world_size=1, broadcast=lambda drafts: drafts)
         proposer = ChainProposer(K, sam, 2, max_model_len=MAX_LEN)
         noting_pool.note_answers(proposer)
-        self.speculator = DeviceSpeculator(proposer, 8, MAX_LEN, torch.device("cpu"), group, states, 100, 2)
+        self.speculator = Speculator(proposer, 8, MAX_LEN, torch.device("cpu"), group, states, 100, 2, adaptive)
+        self.speculator.pauses = None
 
-    def begin(self, new=None, finished=(), preempted=(), groups={}, images={}):
+    def begin(self, new=None, finished=(), preempted=(), groups=None, images=None):
         """new: the tokens of requests that join, by id; their prompts have two. groups, images: what some of them
         name."""
         requests = [
@@ -41,8 +42,8 @@ class Steps:
                 prompt_len=2,
                 prompt_token_ids=tokens[:2],
                 prefill_token_ids=tokens,
-                sampling_params=params(groups.get(name)),
-                mm_features=[types.SimpleNamespace(identifier=image) for image in images.get(name, ())],
+                sampling_params=params((groups or {}).get(name)),
+                mm_features=[types.SimpleNamespace(identifier=image) for image in (images or {}).get(name, ())],
             )
             for name, tokens in (new or {}).items()
         ]
@@ -62,6 +63,7 @@ class Steps:
             copy_event=types.SimpleNamespace(query=lambda: True, synchronize=lambda: None),
             sampled_token_ids=np.array([[token] for token in sampled.values()]),
             num_sampled_tokens_np=np.ones(len(sampled), np.int64),
+            num_rejected_np=np.zeros(len(sampled), np.int64),
         )
         self.speculator.observe_output(output)
         batch = types.SimpleNamespace(
@@ -69,7 +71,10 @@ class Steps:
             num_reqs=len(sampled),
             idx_mapping=torch.arange(len(sampled)),
         )
-        self.speculator.propose(batch, num_speculative_tokens=K if drafts else 0)
+        ones = torch.ones(len(sampled), dtype=torch.int32)
+        self.speculator.propose(
+            batch, num_sampled=ones, num_rejected=ones - 1, num_speculative_tokens=K if drafts else 0
+        )
 
     def answers(self):
         return noting_pool.noted_answers(self.speculator.proposer)
@@ -116,12 +121,34 @@ def test_groups_are_those_of_names_and_images():
     assert steps.speculator._groups[0] == b and list(steps.speculator.groups) == ["b"]
 
 
+@pytest.mark.parametrize("k", [0, K])
+def test_all_ranks_hear_of_a_step_without_drafts(k):
+    """Else they would verify different numbers of tokens in the next one."""
+    heard = []
+
+    class Group:
+        world_size = 2
+
+        def broadcast(self, tensor):
+            heard.append(tensor.clone())
+            return tensor
+
+    steps = Steps(Group(), adaptive=True)
+    steps.begin({"a": [1, 2, 3, 1, 2, 3, 1, 2]})
+    steps.end({"a": 3}, k > 0)
+    (packed,) = heard
+    assert (packed >= 1 << 20).any() == (k > 0), "confidences stand above the tokens"
+    assert (steps.speculator.draft_token_confidence_probs[0] > 0).any() == (k > 0)
+
+
 @pytest.mark.parametrize("stages", [1, 16])
 def test_chains_over_many_steps_are_no_longer_than_a_pool_drafts(stages):
     proposer = ChainProposer(15, {}, stages + 1, max_model_len=MAX_LEN)
     row, ends = np.arange(40, dtype=np.int32)[None] % 4, np.array([40], np.int32)
-    chains, lengths = proposer.chains(["a"], row, ends, np.array([8], np.int32), 1, True)
+    chains, lengths, probabilities = proposer.chains(["a"], row, ends, np.array([8], np.int32), True)
     assert chains.shape[1] == min(16 * (stages + 1) + 15, MAX_CHAIN) and lengths[0] > 0
+    drafted = np.arange(MAX_CHAIN)[: chains.shape[1]] < lengths[0]
+    assert ((probabilities[0] > 0) == drafted).all() and (probabilities <= 1).all()
 
 
 @pytest.mark.parametrize("sam", [{"history": True}, {"history": True, "verify": "seeded"}, {}], ids=str)

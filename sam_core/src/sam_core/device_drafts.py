@@ -9,6 +9,9 @@ where the copy reaches the end of a text, it looks up once more. Where even the 
 frequent one. The host keeps the texts in an `NgramTable`; the device gets what changed together with the chains, one
 step late.
 
+Each draft token has a class, which says where it is from: of the chain, by the probability that the host's pool gives
+it; of the table, by the match; or a filler. `sam_core.confidence` learns how often tokens of a class are accepted.
+
 Neither side waits for the other. A wrong draft costs speed only, as every draft is verified: the table may forget. Its
 hashes are sums of products below 2**63, so that no integer overflows, whatever a device does then.
 
@@ -18,6 +21,7 @@ Shapes: B requests of a step, k draft tokens a request, at most; E cells of the 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +171,44 @@ class NgramTable:
         return cells, self.memory[cells]
 
 
+NUM_BINS = 24
+"""Classes of chain tokens, by probability."""
+NUM_MATCHES = 2 * 2 * MAX_NGRAM
+"""Classes of a match: confirmed or not, in the group or anywhere, by its tokens."""
+FILLER = NUM_BINS + 2 * NUM_MATCHES
+"""Class of a token that stands behind a draft's end. Matches have classes for the first token of a copy, then as many
+for later ones."""
+NUM_CLASSES = FILLER + 1
+SCALE = (1 << 16) - 1
+"""Of probabilities beside chain tokens: both stand in one number, token + probability * SCALE * MAX_TOKEN."""
+
+
+def pack(tokens: npt.NDArray[np.integer], probabilities: npt.NDArray[np.floating]) -> Int64:
+    """Tokens and probabilities, 0 to 1, in one int64 each."""
+    packed: Int64 = tokens + np.rint(probabilities * SCALE).astype(np.int64) * MAX_TOKEN
+    return packed
+
+
+def unpack(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, int64, and probabilities times SCALE, int64."""
+    return packed % MAX_TOKEN, packed // MAX_TOKEN
+
+
+class Drafts(NamedTuple):
+    """Drafts of B requests.
+
+    tokens: int64 [B, k]; behind a draft's end stands its last token again.
+    lengths: int64 [B], 1 .. k.
+    classes: int64 [B, k], FILLER behind the end.
+    probabilities: int64 [B, k], of tokens of the chain: times SCALE, that of each token behind the one before it.
+    """
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    classes: torch.Tensor
+    probabilities: torch.Tensor
+
+
 def draft(
     memory: torch.Tensor,
     num_slots: int,
@@ -176,41 +218,50 @@ def draft(
     groups: torch.Tensor,
     sampled: torch.Tensor,
     num_sampled: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draft behind the tokens that a step has just sampled. No value is read by the host.
+    k: int,
+) -> Drafts:
+    """Draft behind the tokens that steps have sampled since the host looked. No value is read by the host.
 
     Args:
         memory: int32, that of an NgramTable of `num_slots`.
-        chains: int64 [B, 2k + 1], what the host drafts behind the tokens that it knows.
+        chains: int64 [B, W + k], what the host drafts behind the tokens that it knows, as `pack` returns it.
         chain_lengths: int64 [B].
         tails: int64 [B, MAX_NGRAM], the last tokens that the host knows, oldest first.
         groups: int64 [B].
-        sampled: int64 [B, k + 1], tokens of the step, each row as many as num_sampled says; the others are anything.
-        num_sampled: int64 [B], 0 .. k + 1.
-
-    Returns:
-        Drafts int64 [B, k], and their lengths int64 [B], 1 .. k; behind a draft stands its last token again.
+        sampled: int64 [B, W], tokens that the host does not know, each row as many as num_sampled says; the others are
+            anything.
+        num_sampled: int64 [B], 0 .. W.
     """
-    k = sampled.shape[1] - 1
+    width = sampled.shape[1]
     count = num_sampled.unsqueeze(1)
-    columns, factors, _ = _constants(k, memory.device)
-    follows = ((chains[:, : k + 1] == sampled) | (columns[: k + 1] >= count)).all(1, keepdim=True)
-    text = torch.cat([tails, torch.where(follows, chains[:, : k + 1], sampled), chains[:, k + 1 :]], 1)
+    columns, factors, _ = _constants(width, k, memory.device)
+    tokens, probabilities = unpack(chains)
+    follows = ((tokens[:, :width] == sampled) | (columns[:width] >= count)).all(1, keepdim=True)
+    text = torch.cat([tails, torch.where(follows, tokens[:, :width], sampled), tokens[:, width:]], 1)
     places = columns[: text.shape[1]] - MAX_NGRAM  # counted from the first token that the host does not know
     end = count + torch.where(follows, (chain_lengths - num_sampled).clamp(0, k).unsqueeze(1), 0)
+    classes = torch.cat([torch.full_like(tails, FILLER), probabilities * NUM_BINS // (SCALE + 1)], 1)
     of_groups = torch.stack([groups.unsqueeze(1) * factors[0], factors[0].expand(len(groups), -1)], 1)
     for _ in range(LOOK_UPS):
         last = text.gather(1, end + columns[:MAX_NGRAM])
-        following, found = _look_up(memory, num_slots, of_groups, last, k)
-        text = torch.where(places < end, text, following.gather(1, (places - end).clamp(0, k - 1)))
+        following, found, match = _look_up(memory, num_slots, of_groups, last, k)
+        ahead = places - end
+        is_new = ahead >= 0
+        text = torch.where(is_new, following.gather(1, ahead.clamp(0, k - 1)), text)
+        copied = torch.where(match < 0, FILLER, NUM_BINS + match + NUM_MATCHES * (ahead > 0))
+        classes = torch.where(is_new, copied, classes)
         end = torch.minimum(end + found, count + k)
-    index = torch.minimum(count + columns[:k], end - 1)
-    return text.gather(1, index + MAX_NGRAM), (end - count).squeeze(1)
+    index = count + columns[:k]
+    is_drafted = index < end
+    index = torch.minimum(index, end - 1)
+    at = index + MAX_NGRAM
+    classes = torch.where(is_drafted, classes.gather(1, at), FILLER)
+    return Drafts(text.gather(1, at), (end - count).squeeze(1), classes, probabilities.gather(1, index))
 
 
 def _look_up(
     memory: torch.Tensor, num_slots: int, of_groups: torch.Tensor, last: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Look up what followed.
 
     Args:
@@ -219,23 +270,26 @@ def _look_up(
         last: int64 [B, MAX_NGRAM], tokens, oldest first.
 
     Returns:
-        Tokens int64 [B, k], and how many of them there are, int64 [B, 1], 1 .. k.
+        Tokens int64 [B, k]; how many of them there are, int64 [B, 1], 1 .. k; and the match, int64 [B, 1],
+        0 .. NUM_MATCHES - 1, or below 0 if there is none.
     """
-    columns, factors, priorities = _constants(k, memory.device)
+    columns, factors, priorities = _constants(k, k, memory.device)
     sums = of_groups + (last.unsqueeze(2) * factors[1:]).sum(1).unsqueeze(1)
     slots, checks = sums.unflatten(2, (2, MAX_NGRAM)).unbind(2)
     entries = memory[-2 * num_slots :].view(num_slots, 2)[slots & num_slots - 1]
-    matches = torch.where(entries[..., 1] == (checks & CHECK), priorities + entries[..., 0], 0)
-    position = matches.flatten(1).amax(1, keepdim=True) & UNIT - 1  # 0 without a match
-    following = memory[position + columns[:k]].long()
+    matches = torch.where(entries[..., 1] == (checks & CHECK), priorities + entries[..., 0], 0).flatten(1)
+    best, which = matches.max(1, keepdim=True)
+    is_confirmed = (best - priorities.flatten()[which] >= CONFIRMED).long()
+    match = torch.where(best > 0, is_confirmed * 2 * MAX_NGRAM + which, -2 * NUM_MATCHES)
+    following = memory[(best & UNIT - 1) + columns[:k]].long()  # position 0, the most frequent token, without a match
     found = torch.where(following < 0, columns[:k], k).amin(1, keepdim=True)
     # a position in a row that has a shorter text now may be its end
-    return following.clamp(min=0), found.clamp(min=1)
+    return following.clamp(min=0), found.clamp(min=1), match
 
 
 @functools.lru_cache(8)
-def _constants(k: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _constants(width: int, k: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Column numbers, factors, and the priorities of unconfirmed matches [2, MAX_NGRAM]: in the group, anywhere."""
     lengths = OF_TOKEN * torch.arange(1, MAX_NGRAM + 1, device=device)
-    columns = torch.arange(MAX_NGRAM + 2 * k + 1, device=device)
+    columns = torch.arange(MAX_NGRAM + width + k, device=device)
     return columns, torch.from_numpy(_factors()).to(device), torch.stack([lengths + OF_GROUP, lengths])

@@ -204,11 +204,7 @@ class SamProposer:
         if not self.drafting:
             return [[] for _ in range(batch)]
         start = time.perf_counter()
-        step = self._step
-        same_requests = step is not None and step.req_ids == req_ids
-        if step is None or not same_requests:
-            slots = np.fromiter(map(self._slots.get, req_ids, itertools.repeat(-1)), np.int32, batch)
-            step = self._step = _Step(list(req_ids), slots)
+        step, same_requests = self._step_of(req_ids)
         step.token_rows = token_rows
         step.ends = np.array(lengths[:batch], np.int32)
         step.prompts = np.asarray(prompt_lengths[:batch], np.int32)
@@ -231,6 +227,15 @@ class SamProposer:
             self._news_time = start
         self._seconds += time.perf_counter() - start
         return drafts
+
+    def _step_of(self, req_ids: Sequence[str]) -> tuple[_Step, bool]:
+        """The step of these requests, and whether they are those of the last step."""
+        step = self._step
+        if step is not None and step.req_ids == req_ids:
+            return step, True
+        slots = np.fromiter(map(self._slots.get, req_ids, itertools.repeat(-1)), np.int32, len(req_ids))
+        self._step = step = _Step(list(req_ids), slots)
+        return step, False
 
     def _open_changed(self, step: _Step) -> Int32:
         """Open slots for new requests and for those whose text changed: the engine took tokens back, or a prompt grew.

@@ -99,6 +99,12 @@ class Switch:
     def take_over(self, state: dict[str, Any]) -> None:
         """Begin with what another process learned; raises ValueError if `state` is no record of a switch."""
 
+    def count(self, on: bool) -> None:
+        """A step of an engine that decides itself whether there are drafts."""
+        self._set(on)
+        self.steps += 1
+        self.steps_on += on
+
     def _set(self, on: bool) -> bool:
         """Set `on`; whether it was different before."""
         changed = self.on is not None and on != self.on

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """For vLLM and vllm-ascend: drafters of both model runners, configuration, sampling, routing, metrics, the step log.
 
-An engine comes in by one of two functions, which build everything that differs by engine: `make_proposer` for the first
-runner, `make_speculator` for the second. Patches call these and the methods of what they return.
+vLLM's second runner is served by `plugin`, without patches. For the first runner patches call `make_proposer`, which
+builds everything that differs by engine, and the methods of what it returns.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-
     from sam_core.engines.vllm.runner1 import RunnerProposer
-    from sam_core.engines.vllm.runner2 import Speculator
 
 
 def make_proposer(vllm_config: Any, runner: Any) -> RunnerProposer:
@@ -21,10 +18,3 @@ def make_proposer(vllm_config: Any, runner: Any) -> RunnerProposer:
     from sam_core.engines.vllm.runner1 import RunnerProposer
 
     return RunnerProposer(vllm_config, runner)
-
-
-def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Speculator:
-    """The drafter of vLLM's second runner, whose drafts stay on the device: see runner2.make_speculator."""
-    from sam_core.engines.vllm import runner2
-
-    return runner2.make_speculator(vllm_config, device, req_states)

@@ -1,129 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drafter of vLLM's second model runner (vllm/v1/worker/gpu), where drafts stay on the device.
 
-The runner calls a speculator in each step: `update_requests` when it begins, `observe_output` with the copy of the
-sampled tokens that is on its way to the host, `propose` for the drafts of the next step.
+The runner schedules a step while the one before it still runs, so the host knows the tokens of one or two steps fewer.
+It drafts chains behind what it knows, and the device completes them (see `sam_core.device_drafts`): it takes what
+follows in the chain where the tokens sampled since are its beginning, else what it finds in a table of the texts. No
+step waits for the host, also where the engine schedules synchronously.
+
+Every request gets k draft tokens, or none does where the engine's schedule by batch size says 0. With adaptive
+verification each token has a confidence, by which the engine chooses how many of each request it verifies.
+
+The runner calls `update_requests` when a step begins, `observe_output` with the copy of the sampled tokens that is on
+its way to the host, `propose` for the drafts of the next step.
+
+Shapes: B requests of a step, W tokens that the steps can sample that the host does not know.
 """
 
 from __future__ import annotations
 
+import time
+import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sam_core.engines.vllm.answers import stop_tokens, tokens_of_answer
-from sam_core.engines.vllm.config import proposer_settings, verify_mode
+from sam_core import BY_PROMPT
+from sam_core.confidence import Confidence
+from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, PAGE, SCALE, NgramTable, draft, pack, unpack
 from sam_core.engines.vllm.groups import request_group
+from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.sampling import renew_noise
+from sam_core.engines.vllm.texts import Output, Text, Texts
 from sam_core.proposer import SamProposer
 from sam_core.verify import to_device
 
 Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+MAX_SLOTS = 1 << 22
+"""N-grams in the table, at most, and tokens of the texts: 48 MiB."""
+TABLE_SHARE = 16
+"""The table takes at most so small a part of `memory_bytes`, on the device and on the host."""
+SLOT_BYTES = 13
+"""Of the table for an n-gram and a token, and somewhat more."""
+MAX_CHAIN = 64
+"""Tokens that a pool drafts at most."""
+NUM_FIELDS = 3
+"""Numbers of a row that are uploaded before its last tokens and its chain."""
 WARMUP_REQUESTS = ("_warmup_", "_v2_mixed_warmup")
 """Beginnings of the ids of vLLM's own requests (gpu/warmup.py), after which it seeds its random numbers anew."""
 
 
-class Text:
-    """A request in the batch.
+class ChainProposer(SamProposer):
+    """Drafts chains that the device completes. What was verified is counted when the host hears of it.
 
-    row: of its text in Texts; -1 once it has left the batch.
+    Args:
+        k, sam: as for SamProposer. A chain is not cut by `min_prob`: each request has its k tokens anyway.
+        max_concurrent: steps whose tokens a chain reaches over, as far as MAX_CHAIN goes.
+        settings: SamProposer's other arguments.
     """
 
-    def __init__(self, req_id: str, row: int, params: Any) -> None:
-        self.req_id, self.row, self.params = req_id, row, params
-        self.stops = stop_tokens(params)
+    def __init__(self, k: int, sam: Mapping[str, Any] | None, max_concurrent: int, **settings: Any) -> None:
+        super().__init__(k, {**(sam or {}), "min_prob": 0, "switch": "batch"}, **settings)
+        self.chain_length = min(max_concurrent * (k + 1) + k, MAX_CHAIN)
+        self._num_verified = 0
 
+    def chains(
+        self, req_ids: list[str], token_rows: Int32, ends: Int32, prompts: Int32, should_draft: bool
+    ) -> tuple[Int32, Int32, Float32] | None:
+        """Feed the requests' tokens, and draft chains behind them.
 
-class Texts:
-    """Prompts and answers of the requests in the batch as far as the host knows them, one a row, without gaps.
+        Args:
+            req_ids: of the B rows.
+            token_rows: int32 [>= B, max_model_len].
+            ends, prompts: int32 [>= B].
+            should_draft: without drafts a part of the requests is fed.
 
-    tokens: int32 [max_num_reqs, max_model_len].
-    ends, prompts: int32 [max_num_reqs], tokens of each row, and those of its prompt.
-    req_ids: of the rows in use.
-    """
-
-    def __init__(self, max_num_reqs: int, max_model_len: int) -> None:
-        self.tokens = np.zeros((max_num_reqs, max_model_len), np.int32)
-        self.ends, self.prompts = np.zeros((2, max_num_reqs), np.int32)
-        self.req_ids: list[str] = []
-        self.by_id: dict[str, Text] = {}
-
-    def add(self, req_id: str, prompt_length: int, tokens: Sequence[int], params: Any) -> Text:
-        """A request joins the batch with these tokens, also one that was preempted."""
-        row = len(self.req_ids)
-        self.req_ids.append(req_id)
-        self.tokens[row, : len(tokens)] = tokens
-        self.ends[row], self.prompts[row] = len(tokens), prompt_length
-        self.by_id[req_id] = text = Text(req_id, row, params)
-        return text
-
-    def append(self, text: Text, tokens: list[int]) -> int:
-        """Append what a step sampled, without what lies behind the end of the answer. Returns how many tokens that
-        is."""
-        if text.row < 0:
-            return 0
-        row, start = self.tokens[text.row], int(self.ends[text.row])
-        tokens = tokens_of_answer(
-            tokens, text.params, text.stops, row[self.prompts[text.row] : start], len(row) - start
+        Returns:
+            Chains int32 [B, chain_length], their lengths int32 [B], and the probability of each token behind the one
+            before it, float32 [B, chain_length]; None if there are no drafts.
+        """
+        start = time.perf_counter()
+        self.switch.count(should_draft)
+        step, _ = self._step_of(req_ids)
+        step.token_rows, step.ends, step.prompts = (
+            token_rows,
+            ends[: len(req_ids)].copy(),
+            prompts[: len(req_ids)].copy(),
         )
-        row[start : start + len(tokens)] = tokens
-        self.ends[text.row] = start + len(tokens)
-        return len(tokens)
+        found, starts = None, self._open_changed(step)
+        if should_draft:
+            shape = len(req_ids), self.chain_length
+            chains, lengths, scores = (
+                np.zeros(shape, np.int32),
+                np.empty(shape[0], np.int32),
+                np.zeros(shape, np.float32),
+            )
+            self.pool.step(
+                step.slots, token_rows, step.ends - starts, self.chain_length, chains, lengths, scores, starts=starts
+            )
+            self._requests["fed"][step.index] = step.ends
+            before = np.concatenate([np.ones((shape[0], 1), np.float32), scores[:, :-1]], 1)
+            found = chains, lengths, np.minimum(scores / np.maximum(before, 1e-30), 1)
+        else:
+            self._feed_turn(step, starts, num_steps=1)
+        self._seconds += time.perf_counter() - start
+        return found
 
-    def answer(self, req_id: str) -> list[int]:
-        row = self.by_id[req_id].row
-        tokens: list[int] = self.tokens[row, self.prompts[row] : self.ends[row]].tolist()
-        return tokens
+    def count(self, num_verified: int, position: int, gained: int) -> None:
+        """A request verified draft tokens behind `position` tokens of its answer and gained tokens."""
+        self._num_verified += num_verified
+        self._positions.add([position], [gained])
 
-    def remove(self, req_id: str) -> int | None:
-        """A request has left the batch: the last row takes the place of its own, which is returned; None: unknown."""
-        text = self.by_id.pop(req_id, None)
-        if text is None:
-            return None
-        row, text.row = text.row, -1
-        moved = self.req_ids.pop()
-        if moved != req_id:
-            last = len(self.req_ids)
-            end = self.ends[last]
-            self.tokens[row, :end] = self.tokens[last, :end]
-            self.ends[row], self.prompts[row] = end, self.prompts[last]
-            self.req_ids[row] = moved
-            self.by_id[moved].row = row
-        return row
+    def stats(self) -> dict[str, Any]:
+        """As SamProposer.stats; `proposed` counts what the engine verified, of chains and table together."""
+        return super().stats() | {"proposed": self._num_verified}
 
 
-class Output:
-    """What a step samples.
-
-    texts: of the B requests of the step, None for one that is unknown.
-    num_drafts: draft tokens of each that the step verifies.
-    source: the runner's AsyncOutput.
-    """
-
-    def __init__(self, source: Any, texts: list[Text | None], num_drafts: list[int]) -> None:
-        self.source, self.texts, self.num_drafts = source, texts, num_drafts
-
-    def read(self) -> list[list[int]]:
-        """The tokens of each request; waits for them if they are not on the host yet."""
-        self.source.copy_event.synchronize()
-        rows: list[list[int]] = self.source.sampled_token_ids.tolist()
-        for row, count in zip(rows, self.source.num_sampled_tokens_np.tolist(), strict=True):
-            del row[count:]
-        return rows
+def table_size(max_num_reqs: int, max_model_len: int, memory_bytes: int) -> tuple[int, int]:
+    """Tokens and slots of the table: for twice as many whole texts as can run, as far as the limits allow."""
+    num_tokens = 2 * max_num_reqs * -(-max_model_len // PAGE) * PAGE
+    most = memory_bytes // (TABLE_SHARE * SLOT_BYTES)
+    num_slots = min(1 << (2 * num_tokens - 1).bit_length(), 1 << (most.bit_length() - 1), MAX_SLOTS)
+    return min(num_tokens, num_slots), num_slots
 
 
 class Speculator:
-    """What drafters of both kinds do, with the attributes of vLLM's BaseSpeculator (gpu/spec_decode/speculator.py).
+    """Drafts that stay on the device, with the attributes of vLLM's BaseSpeculator (gpu/spec_decode/speculator.py).
 
     Args:
         proposer: knows the requests by their ids; its `drafting` is true on the rank that drafts.
         max_num_reqs, max_model_len: limits of the engine.
         device: that of the drafts.
         tp_group: the tensor-parallel group; its first rank drafts, and the others receive its drafts.
+        req_states: the runner's RequestState, which holds the whole texts on the device.
+        vocab_size: tokens of the model's vocabulary.
+        max_concurrent: steps that the engine has launched at most, the one that it launches included.
+        adaptive: whether the engine chooses by confidence what it verifies.
     """
 
     num_query_per_req = 1
@@ -132,22 +147,49 @@ class Speculator:
     draft_logits = None  # a draft token has probability 1
 
     def __init__(
-        self, proposer: SamProposer, max_num_reqs: int, max_model_len: int, device: torch.device, tp_group: Any
+        self,
+        proposer: ChainProposer,
+        max_num_reqs: int,
+        max_model_len: int,
+        device: torch.device,
+        tp_group: Any,
+        req_states: Any,
+        vocab_size: int,
+        max_concurrent: int,
+        adaptive: bool = False,
     ) -> None:
-        self.proposer = proposer
-        self.k = proposer.k
-        self.device = device
-        self.tp_group = tp_group
-        self.texts = Texts(max_num_reqs, max_model_len)
+        self.proposer, self.k = proposer, proposer.k
+        self.device, self.tp_group, self.req_states = device, tp_group, req_states
+        self.max_concurrent = max_concurrent
+        self.width = max_concurrent * (self.k + 1)
+        self.enable_adaptive_verification = adaptive
         self.drafts = torch.zeros(max_num_reqs, self.k, dtype=torch.int64, device=device)
+        self.draft_token_confidence_probs = torch.zeros(max_num_reqs, self.k, device=device)
+        self.texts = Texts(max_num_reqs, max_model_len)
         self.unread: deque[Output] = deque()
-        self._num_drafts: dict[str, int] = {}
-        self._renew_noise = proposer.options.repeats_noise
         self.groups: dict[str, bytes | Literal["by_prompt"] | None] = {}
         proposer.group_of = self.groups.__getitem__
+        self._renew_noise = proposer.options.repeats_noise
+        self.confidence = Confidence(max_num_reqs, self.k, device) if adaptive else None
+        self.pauses = Pauses() if adaptive and proposer.drafting else None
+        if not proposer.drafting:
+            return
+        sources, size = proposer.options.sources, table_size(max_num_reqs, max_model_len, proposer.options.memory_bytes)
+        own = "request" in sources or "group" in sources
+        self.table = NgramTable(*size, vocab_size, of_groups=own, of_all="common" in sources)
+        self.memory = torch.from_numpy(self.table.memory).to(device, copy=True)
+        self._sources = sources
+        self._lives: dict[bytes, list[int]] = {}  # by group: its number, its requests
+        self._num_lives = 0
+        # By row of self.texts: the page in the table, the group, its number, tokens in the table.
+        self._pages = np.zeros(max_num_reqs, np.int64)
+        self._keys = np.empty(max_num_reqs, object)
+        self._groups, self._tabled = np.zeros((2, max_num_reqs), np.int32)
+
+    # ---- what the runner calls
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """The engine has decided on its graphs."""
+        """The drafter has no graphs."""
 
     def capture(self) -> None:
         """The drafter has no graphs."""
@@ -160,42 +202,51 @@ class Speculator:
             self._renew_noise = False
         if not self.proposer.drafting:
             return
-        self.read_outputs()
-        planned = scheduler_output.scheduled_spec_decode_tokens
-        self._num_drafts = {req_id: len(tokens) for req_id, tokens in planned.items()}
+        self._read(self.max_concurrent - 1)
+        if self.pauses:
+            self.pauses.begin(joined=bool(new), launches=scheduler_output.total_num_scheduled_tokens > 0)
         finished = scheduler_output.finished_req_ids
         for req_id in finished:
             if req_id in self.texts.by_id:
-                self.finish(req_id)
+                self._finish(req_id)
         self.proposer.finish(finished)
         preempted = scheduler_output.preempted_req_ids or ()
         for req_id in (*finished, *preempted, *(request.req_id for request in new)):
             if (row := self.texts.remove(req_id)) is not None:
-                self.leave(row)
+                self._leave(row)
                 self.proposer.forget_rows()
         for req_id in finished:
             self.groups.pop(req_id, None)
         for request in new:
             self.groups[request.req_id] = request_group(request)
             self.proposer.take_back(request.req_id, len(request.prefill_token_ids))
-            text = self.texts.add(
-                request.req_id, request.prompt_len, request.prefill_token_ids, request.sampling_params
-            )
-            self.join(text)
+            tokens = request.prefill_token_ids
+            self._join(self.texts.add(request.req_id, request.prompt_len, tokens, request.sampling_params))
 
     def observe_output(self, output: Any) -> None:
         """The step's tokens are on their way to the host."""
         if self.proposer.drafting:
-            req_ids = output.model_runner_output.req_ids
-            texts = [self.texts.by_id.get(req_id) for req_id in req_ids]
-            self.unread.append(Output(output, texts, [self._num_drafts.get(req_id, 0) for req_id in req_ids]))
+            texts = [self.texts.by_id.get(req_id) for req_id in output.model_runner_output.req_ids]
+            self.unread.append(Output(output, texts))
 
-    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any = None,
+        slot_mappings: Any = None,
+        last_hidden_states: Any = None,
+        aux_hidden_states: Any = None,
+        num_sampled: Any = None,
+        num_rejected: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
         """Drafts for the next step: int64 [B, k], as many of a row as the scheduler plans are verified.
 
         Args:
             input_batch: the runner's InputBatch.
-            args, kwargs: those of vLLM's BaseSpeculator.propose; `dummy_run` and `num_speculative_tokens` are used.
+            num_sampled, num_rejected: int32 [B], of the step's verification, on the device.
+            kwargs: those of vLLM's BaseSpeculator.propose; `dummy_run` and `num_speculative_tokens` are used.
         """
         drafts = self.drafts[: input_batch.num_reqs]
         if kwargs.get("dummy_run"):
@@ -203,13 +254,10 @@ class Speculator:
         k = kwargs.get("num_speculative_tokens")
         k = self.k if k is None else k
         if self.proposer.drafting:
-            self.draft(input_batch, drafts, k)
-        return self.tp_group.broadcast(drafts) if k else drafts
-
-    def take_draft_token_ids(self) -> Any:
-        """Drafts of different lengths for a scheduler that waits for them, as DraftTokenIds; None: k for each
-        request."""
-        return None
+            if self.confidence:
+                self.confidence.learn(input_batch.idx_mapping, num_sampled, num_rejected)
+            self._draft(input_batch, drafts, k > 0 and not (self.pauses and self.pauses.pause))
+        return self._broadcast(drafts) if k or self.confidence else drafts
 
     def report(self) -> dict[str, Any] | None:
         """The counters for the engine's metrics, now and then."""
@@ -219,90 +267,113 @@ class Speculator:
         """The counters since the start."""
         return self.proposer.stats()
 
-    def read_outputs(self) -> None:
-        """Read the outputs of finished steps, before requests change."""
+    # ---- requests
 
-    def draft(self, input_batch: Any, drafts: torch.Tensor, k: int) -> None:
-        """Write drafts of at most k tokens for the next step."""
-        raise NotImplementedError
+    def _join(self, text: Text) -> None:
+        row, key = text.row, self.groups[text.req_id]
+        if key is None or "group" not in self._sources:
+            key = text.req_id.encode()
+        elif key == BY_PROMPT:
+            key = self.texts.tokens[row, : self.texts.prompts[row]].tobytes()
+        if key not in self._lives:
+            self._num_lives += 1
+            # With history a group has one number for all its lives. Some have the same: drafts cost speed at worst.
+            number = zlib.crc32(key) if "history" in self._sources else self._num_lives
+            self._lives[key] = [COMMON + 1 + number % (MAX_TOKEN - COMMON - 1), 0]
+        life = self._lives[key]
+        life[1] += 1
+        self._keys[row], self._groups[row], self._tabled[row] = key, life[0], 0
 
-    def join(self, text: Text) -> None:
-        """A request has joined the batch."""
+    def _finish(self, req_id: str) -> None:
+        row = self.texts.by_id[req_id].row
+        self.proposer.complete(req_id, int(self.texts.prompts[row]), self.texts.answer(req_id))
+        self._tabulate(slice(row, row + 1))
 
-    def finish(self, req_id: str) -> None:
-        """A request in the batch has ended."""
-
-    def leave(self, row: int) -> None:
+    def _leave(self, row: int) -> None:
         """A request has left the batch; that of the last row has moved to this one."""
+        life = self._lives[self._keys[row]]
+        life[1] -= 1
+        if not life[1]:
+            del self._lives[self._keys[row]]
+        last = len(self.texts.req_ids)
+        for values in (self._pages, self._keys, self._groups, self._tabled):
+            values[row] = values[last]
 
+    def _read(self, max_unread: int) -> None:
+        """Read the outputs that are on the host, and others beyond `max_unread`, which the engine has had."""
+        while self.unread and (len(self.unread) > max_unread or self.unread[0].is_there()):
+            output = self.unread.popleft()
+            sampled = output.read()
+            if self.pauses:
+                self.pauses.ended(sampled)
+            for text, tokens, num_verified in zip(output.texts, *sampled, strict=True):
+                if text is None:
+                    continue
+                gained = self.texts.append(text, tokens)
+                if num_verified and gained:
+                    end = int(self.texts.ends[text.row])
+                    position = end - gained - int(self.texts.prompts[text.row])
+                    self.proposer.count(num_verified, position, gained)
 
-class HostSpeculator(Speculator):
-    """Waits for the step's tokens, then drafts from the whole text: for an engine that schedules synchronously."""
+    # ---- drafts
 
-    _drafts: tuple[list[str], list[list[int]]] = ([], [])
+    def _draft(self, input_batch: Any, drafts: torch.Tensor, should_draft: bool) -> None:
+        """Write drafts for the next step, and their confidences: 0 for a step without drafts."""
+        self._read(self.max_concurrent)
+        texts = self.texts
+        found = self.proposer.chains(texts.req_ids, texts.tokens, texts.ends, texts.prompts, should_draft)
+        confidences = self.draft_token_confidence_probs[: len(drafts)]
+        if found is None:
+            if self.confidence:
+                confidences.zero_()
+            return
+        self._tabulate(slice(len(texts.req_ids)))
+        rows = np.array([texts.by_id[req_id].row for req_id in input_batch.req_ids])
+        known, groups, lengths, tails, chains = self._upload(rows, *found)
+        index, text = input_batch.idx_mapping, self.req_states.all_token_ids.gpu
+        count = (self.req_states.total_len.gpu[index] - known).clamp(0, self.width)
+        columns = known.unsqueeze(1) + torch.arange(self.width, device=self.device)
+        sampled = text[index.unsqueeze(1), columns.clamp(max=text.shape[1] - 1)].long()
+        made = draft(self.memory, self.table.num_slots, chains, lengths, tails, groups, sampled, count, self.k)
+        drafts.copy_(made.tokens)
+        if self.confidence:
+            confidences.copy_(self.confidence.of(index, made))
 
-    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        if cudagraph_mode.separate_routine():
-            self.proposer.make_uniform()
+    def _tabulate(self, rows: slice) -> None:
+        """Bring the table on the host up to date."""
+        ends = self.texts.ends[rows]
+        self.table.append(self._pages[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends)
+        self._tabled[rows] = ends
 
-    def draft(self, input_batch: Any, drafts: torch.Tensor, k: int) -> None:
-        output, texts = self.unread.pop(), self.texts
-        self.proposer.catch_up()
-        sampled = set()
-        for text, tokens in zip(output.texts, output.read(), strict=True):
-            if text and tokens:
-                texts.append(text, tokens)
-                sampled.add(text.req_id)
-        proposed = self.proposer.propose(
-            texts.req_ids,
-            texts.tokens,
-            texts.ends,
-            texts.prompts,
-            [req_id in sampled for req_id in texts.req_ids],
-            input_batch.num_tokens,
-            early=True,
-        )
-        by_id = dict(zip(texts.req_ids, proposed, strict=True))
-        lists = [by_id.get(req_id, [])[:k] for req_id in input_batch.req_ids]
-        self._drafts = input_batch.req_ids, lists
-        if any(lists):
-            padded = np.zeros((len(lists), self.k), np.int64)
-            for row, draft in zip(padded, lists, strict=True):
-                row[: len(draft)] = draft
-            drafts.copy_(to_device(padded, self.device), non_blocking=True)
+    def _upload(self, rows: npt.NDArray[Any], chains: Int32, lengths: Int32, probabilities: Float32) -> Any:
+        """Bring the table on the device up to date, and upload what the host knows of the B rows of a step, at once.
 
-    def take_draft_token_ids(self) -> Any:
-        from vllm.v1.outputs import DraftTokenIds
+        Returns:
+            On the device, int64: tokens of each text, the number of its group, the length of its chain, [B] each; last
+            tokens [B, MAX_NGRAM]; chains [B, W + k], as `pack` returns them.
+        """
+        ends, end = self.texts.ends[rows], NUM_FIELDS + MAX_NGRAM
+        packed = np.zeros((len(rows), end + self.width + self.k), np.int64)
+        packed[:, :NUM_FIELDS] = np.stack([ends, self._groups[rows], lengths[rows]], 1)
+        packed[:, NUM_FIELDS:end] = self.texts.tokens[
+            rows[:, None], np.maximum(ends[:, None] + np.arange(-MAX_NGRAM, 0), 0)
+        ]
+        packed[:, end : end + chains.shape[1]] = pack(chains[rows], probabilities[rows])
+        cells, values = self.table.changes()
+        if len(cells):
+            self.memory.index_copy_(0, to_device(cells, self.device), to_device(values, self.device))
+        uploaded = to_device(packed, self.device)
+        return *uploaded[:, :NUM_FIELDS].unbind(1), uploaded[:, NUM_FIELDS:end], uploaded[:, end:]
 
-        return DraftTokenIds(*self._drafts)
-
-
-def make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Speculator:
-    """The drafter of an engine with this VllmConfig, of method sam.
-
-    Args:
-        device: where the engine keeps drafts.
-        req_states: the runner's RequestState.
-    """
-    from vllm.distributed.parallel_state import get_tp_group
-
-    speculative, model = vllm_config.speculative_config, vllm_config.model_config
-    tp_group = get_tp_group()
-    settings = proposer_settings(vllm_config, tp_group)
-    k, scheduler = speculative.num_speculative_tokens, vllm_config.scheduler_config
-    common = scheduler.max_num_seqs, model.max_model_len, device, tp_group
-    if not scheduler.async_scheduling:
-        return HostSpeculator(SamProposer(k, speculative.sam, **settings), *common)
-    from sam_core.engines.vllm.runner2_device import ChainProposer, DeviceSpeculator
-
-    max_concurrent = vllm_config.max_concurrent_batches
-    proposer = ChainProposer(k, speculative.sam, max_concurrent, **settings)
-    return DeviceSpeculator(proposer, *common, req_states, model.get_vocab_size(), max_concurrent)
-
-
-def verification(sam: Any, rejection_sample: Callable[..., Any]) -> Callable[..., Any]:
-    """How an engine with these options of method sam verifies drafts: by its `rejection_sample`, or by `keep_equal`."""
-    return keep_equal if verify_mode(sam) == "seeded" else rejection_sample
+    def _broadcast(self, drafts: torch.Tensor) -> torch.Tensor:
+        """The first rank's drafts, and its confidences, on all ranks of the tensor-parallel group."""
+        if not self.confidence or self.tp_group.world_size == 1:
+            return self.tp_group.broadcast(drafts)
+        confidences = self.draft_token_confidence_probs[: len(drafts)]
+        both = self.tp_group.broadcast(drafts + (confidences * SCALE).round().long() * MAX_TOKEN)
+        tokens, scaled = unpack(both)
+        confidences.copy_(scaled / SCALE)
+        return drafts.copy_(tokens)
 
 
 def keep_equal(

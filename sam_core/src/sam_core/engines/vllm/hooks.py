@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What method `sam` relies on in vLLM's second runner, checked in vLLM's sources before anything of it is rebound.
+
+`python -m sam_core.engines.vllm.hooks [FOLDER]` checks the installed vLLM, or another copy of its package, and prints
+each hook. Nothing of vLLM is imported. To follow a new release, begin here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+RELEASES = "0.32 and 0.33"
+"""Of vLLM, in whose tests all hooks are held."""
+
+
+class Hook(NamedTuple):
+    """A function of vLLM.
+
+    file, owner, name: where it is; owner is the class, or empty.
+    parameters: the names of its first ones, as vLLM or `sam` passes them.
+    has: expressions that its body must contain, since `sam` relies on them.
+    why: what `sam` does there.
+    """
+
+    file: str
+    owner: str
+    name: str
+    parameters: str
+    has: tuple[str, ...]
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.owner and self.owner + '.'}{self.name}"
+
+
+RUNNER = "v1/worker/gpu/model_runner.py"
+SPECULATOR = "v1/worker/gpu/spec_decode/speculator.py"
+VERIFIER = "v1/worker/gpu/spec_decode/rejection_sampler.py"
+ADAPTIVE = "v1/worker/gpu/spec_decode/adaptive_verification.py"
+SCHEDULER = "v1/core/sched/scheduler.py"
+CLIENT = "v1/engine/core_client.py"
+CONFIG = "config/vllm.py"
+
+HOOKS = (
+    # the front end
+    Hook(
+        "engine/arg_utils.py",
+        "EngineArgs",
+        "create_speculative_config",
+        "self target_model_config target_parallel_config",
+        ('("--spec-method", "method", self.spec_method)', "SpeculativeConfig(**self.speculative_config)"),
+        "make a SamSpeculativeConfig of method sam",
+    ),
+    Hook(
+        CONFIG,
+        "VllmConfig",
+        "_get_v1_model_runner_unsupported_features",
+        "self",
+        ("return unsupported",),
+        "refuse the first runner",
+    ),
+    Hook(
+        CONFIG,
+        "VllmConfig",
+        "_maybe_disable_dynamic_sd_for_data_parallel",
+        "self",
+        ("speculative_config.num_speculative_tokens_per_batch_size = None",),
+        "decide whether verification can be adaptive, before graph sizes are chosen",
+    ),
+    Hook(
+        "config/speculative.py",
+        "SpeculativeConfig",
+        "__post_init__",
+        "self",
+        ("self.model = 'ngram_gpu'",),
+        "extend it",
+    ),
+    Hook(
+        "sampling_params.py",
+        "SamplingParams",
+        "_validate_spec_decode",
+        "self speculative_config",
+        (),
+        "take min_p and logit_bias",
+    ),
+    Hook(
+        "v1/engine/input_processor.py",
+        "InputProcessor",
+        "process_inputs",
+        "self request_id",
+        ("sampling_params = params.clone()",),
+        "ignore seeds that would bias rejection",
+    ),
+    Hook(CLIENT, "DPLBAsyncMPClient", "__init__", "self vllm_config", ("self.eng_start_index =",), "route by prompt"),
+    Hook(
+        CLIENT,
+        "DPLBAsyncMPClient",
+        "get_core_engine_for_request",
+        "self request",
+        (
+            "(eng_index := request.data_parallel_rank) is None",
+            "self.reqs_in_flight[request.request_id] = chosen_engine",
+        ),
+        "send the answers to a prompt to one engine",
+    ),
+    Hook(
+        CLIENT,
+        "DPLBAsyncMPClient",
+        "process_engine_outputs",
+        "self outputs",
+        ("outputs.finished_requests",),
+        "see requests end",
+    ),
+    Hook(
+        "v1/metrics/loggers.py",
+        "StatLoggerManager",
+        "record",
+        "self scheduler_stats iteration_stats mm_cache_stats engine_idx",
+        ("for stat_logger in self.stat_loggers",),
+        "take the drafter's counters out of the statistics",
+    ),
+    Hook(
+        "v1/metrics/loggers.py",
+        "PrometheusStatLogger",
+        "__init__",
+        "self vllm_config engine_indexes",
+        ("labelnames = ['model_name', 'engine']", "self.per_engine_labelvalues:"),
+        "register vllm:sam_*",
+    ),
+    # the engine core
+    Hook(
+        SCHEDULER,
+        "Scheduler",
+        "update_from_output",
+        "self scheduler_output model_runner_output",
+        ("self.make_spec_decoding_stats(",),
+        "receive the drafter's counters",
+    ),
+    Hook(
+        SCHEDULER,
+        "Scheduler",
+        "make_stats",
+        "self spec_decoding_stats kv_connector_stats",
+        ("kv_connector_stats=connector_stats_payload",),
+        "send them to the front end",
+    ),
+    Hook(
+        SCHEDULER,
+        "Scheduler",
+        "make_spec_decoding_stats",
+        "self spec_decoding_stats num_draft_tokens num_accepted_tokens num_invalid_spec_tokens request_id",
+        (),
+        "count drafts that were verified",
+    ),
+    Hook(
+        SCHEDULER,
+        "Scheduler",
+        "_handle_stopped_request",
+        "self request",
+        ("safe_frontier = request.num_computed_tokens - request.num_output_placeholders",),
+        "begin a session's turn behind the last one's tokens",
+    ),
+    # the worker
+    Hook(
+        "v1/worker/gpu/spec_decode/__init__.py",
+        "",
+        "init_speculator",
+        "vllm_config device req_states",
+        (),
+        "build the drafter",
+    ),
+    Hook(
+        RUNNER,
+        "GPUModelRunner",
+        "__init__",
+        "self vllm_config",
+        ("init_speculator(self.vllm_config, self.device, self.req_states)", "self.step_timing = StepTimingCollector()"),
+        "",
+    ),
+    Hook(
+        RUNNER,
+        "GPUModelRunner",
+        "initialize_kv_cache",
+        "self kv_cache_config",
+        (
+            "maybe_create_adaptive_verification_manager(",
+            "getattr(self.speculator, 'enable_adaptive_verification', False)",
+            "req_states=self.req_states",
+        ),
+        "choose what is verified",
+    ),
+    Hook(
+        RUNNER,
+        "GPUModelRunner",
+        "execute_model",
+        "self scheduler_output",
+        (
+            "self.finish_requests(scheduler_output)",
+            "self.step_timing.record_batch(",
+            "self.step_timing.forward_start()",
+        ),
+        "time steps",
+    ),
+    Hook(
+        RUNNER,
+        "GPUModelRunner",
+        "finish_requests",
+        "self scheduler_output",
+        ("scheduler_output.finished_req_ids",),
+        "see requests begin and end",
+    ),
+    Hook(
+        RUNNER,
+        "GPUModelRunner",
+        "sample_tokens",
+        "self grammar_output",
+        (
+            "async_output = AsyncOutput(",
+            "draft_tokens = self.speculator.propose(input_batch, attn_metadata,",
+            "num_sampled, num_rejected",
+            "num_speculative_tokens=num_spec_tokens",
+            "record_confidences(self.speculator.draft_token_confidence_probs, input_batch)",
+        ),
+        "see what a step samples, and draft",
+    ),
+    Hook(
+        "v1/worker/gpu/async_utils.py",
+        "AsyncOutput",
+        "__init__",
+        "self model_runner_output sampler_output num_sampled_tokens main_stream copy_stream",
+        ("self.copy_event.record(copy_stream)", "self.sampled_token_ids = async_copy_to_np("),
+        "read what a step sampled",
+    ),
+    Hook(
+        "v1/worker/gpu/async_utils.py",
+        "StepTimingCollector",
+        "record_batch",
+        "self input_batch full_cudagraph",
+        (),
+        "time steps",
+    ),
+    Hook(SPECULATOR, "BaseSpeculator", "init_cudagraph_manager", "self cudagraph_mode", (), ""),
+    Hook(SPECULATOR, "BaseSpeculator", "capture", "self", (), ""),
+    Hook(
+        SPECULATOR,
+        "BaseSpeculator",
+        "propose",
+        "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected",
+        (),
+        "draft",
+    ),
+    Hook(
+        VERIFIER,
+        "RejectionSampler",
+        "_verify",
+        "self logits draft_logits draft_sampled pos cu_num_logits idx_mapping",
+        (
+            "sampled, num_sampled = rejection_sample(processed_logits, draft_logits, verify_draft_sampled, "
+            "cu_num_logits, pos, idx_mapping, expanded_idx_mapping, expanded_local_pos,",
+        ),
+        "verify by seed and position",
+    ),
+    Hook(
+        "v1/worker/gpu/sample/gumbel.py",
+        "",
+        "gumbel_sample",
+        "logits expanded_idx_mapping temperature seed pos",
+        (),
+        "draw as without drafts",
+    ),
+    *(
+        Hook(ADAPTIVE, "AdaptiveVerificationManager", name, parameters, has, "choose what is verified")
+        for name, parameters, has in (
+            ("add_request", "self req_idx", ("self._stale_confidences[self._stale_idx].np[req_idx].fill(1.0)",)),
+            (
+                "get_num_tokens",
+                "self num_tokens_per_req draft_tokens",
+                ("_stale_confidences[self._stale_idx].np[slots]",),
+            ),
+            ("record_confidences", "self confidence_probs input_batch", ("self._pending_resets",)),
+            ("set_initial_cost_curves", "self samples", ("self.set_cost_curves(draft_curve, verify_curve)",)),
+            ("set_cost_curves", "self draft_curve verify_curve", ("get_tp_group().broadcast_object(",)),
+        )
+    ),
+)
+
+
+@cache
+def _tree(file: Path) -> ast.Module | None:
+    return ast.parse(file.read_text()) if file.is_file() else None
+
+
+def _find(folder: Path, hook: Hook) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    tree = _tree(folder / hook.file)
+    body: list[ast.stmt] = tree.body if tree else []
+    if hook.owner:
+        body = next((each.body for each in body if isinstance(each, ast.ClassDef) and each.name == hook.owner), [])
+    functions = (each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    return next((each for each in functions if each.name == hook.name), None)
+
+
+def _plain(expression: str) -> str:
+    """Without what writes the same expression differently."""
+    return "".join(expression.split()).replace('"', "'").replace(",)", ")")
+
+
+def problem(folder: Path, hook: Hook) -> str | None:
+    """What is not as expected of a hook in this copy of vLLM's package; None: nothing."""
+    function = _find(folder, hook)
+    if function is None:
+        return f"{hook} is missing"
+    have, want = [each.arg for each in function.args.args], hook.parameters.split()
+    if have[: len(want)] != want:
+        return f"{hook} takes ({', '.join(have[: len(want)])}) instead of ({', '.join(want)})"
+    text = _plain(ast.unparse(function))
+    return next((f"{hook} no longer has `{each}`" for each in hook.has if _plain(each) not in text), None)
+
+
+def problems(folder: Path) -> Iterator[str]:
+    """What is not as expected in this copy of vLLM's package, a phrase each."""
+    return (found for hook in HOOKS if (found := problem(folder, hook)))
+
+
+def is_patched(folder: Path) -> bool:
+    """Whether this copy of vLLM's package has method sam by the patches of this project."""
+    file = folder / "config" / "speculative.py"
+    return file.is_file() and "_validate_sam" in file.read_text()
+
+
+@cache
+def check(folder: Path, version: str) -> None:
+    """Raise ValueError, one sentence, unless all hooks fit this copy of vLLM's package."""
+    if found := [*problems(folder)]:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise ValueError(
+            f"speculative method 'sam' knows vLLM {RELEASES} and does not fit the installed {version}: "
+            f"{found[0]}{more}; install a release that it knows, or leave speculative_config out"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m sam_core.engines.vllm.hooks",
+        description=f"Print the functions of vLLM that method sam relies on, and whether a copy of vLLM has them as in "
+        f"{RELEASES}; exit with 1 if it has not.",
+    )
+    parser.add_argument("folder", nargs="?", type=Path, help="folder of the package vllm (default: the installed one)")
+    folder = parser.parse_args().folder
+    if folder is None:
+        spec = importlib.util.find_spec("vllm")
+        if spec is None or spec.origin is None:
+            parser.error("vLLM is not installed here: name the folder of a copy")
+        folder = Path(spec.origin).parent
+    if not (folder / "config").is_dir():
+        parser.error(f"{folder} is no copy of the package vllm: it has no folder config")
+    if is_patched(folder):
+        print(f"{folder} has this project's patches: method sam is theirs, and nothing is rebound.")
+        return 0
+    found = {hook: problem(folder, hook) for hook in HOOKS}
+    for hook, what in found.items():
+        print(
+            f"  {'MISSING' if what else 'ok':8}{hook}  ({hook.why or 'called'})"
+            + (f"\n          {what}" if what else "")
+        )
+    missing = sum(map(bool, found.values()))
+    print(f"{folder}: {len(HOOKS) - missing} of {len(HOOKS)} hooks fit.")
+    return int(missing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

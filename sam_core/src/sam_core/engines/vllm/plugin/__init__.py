@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Method `sam` on an unpatched vLLM with the second runner: entry point `sam` of `vllm.general_plugins`.
+
+vLLM calls `register` in each of its processes. That rebinds two names, which change nothing for other methods:
+`EngineArgs.create_speculative_config` and `init_speculator`. All else is rebound where an engine asks for `sam`: by
+`front` in the process that configures it, by `core` where it schedules, by `worker` where it samples. What is rebound
+stands in `sam_core.engines.vllm.hooks`, and is checked before.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+LOGGER = logging.getLogger("vllm.sam_core")
+
+
+def rebind(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put `make(original)` in the place of an attribute of a class or module, once."""
+    original = getattr(owner, name)
+    if not hasattr(original, "sam_core"):
+        new = functools.wraps(original)(make(original))
+        vars(new)["sam_core"] = True
+        setattr(owner, name, new)
+
+
+@functools.cache
+def register() -> None:
+    """Offer method sam. It never raises: an exception here would end each start of vLLM, also without sam."""
+    try:
+        _register()
+    except Exception as error:
+        LOGGER.warning("speculative method 'sam' is not available: %s: %s", type(error).__name__, error)
+
+
+def _register() -> None:
+    from vllm.config.speculative import SpeculativeConfig
+
+    if hasattr(SpeculativeConfig, "_validate_sam"):
+        LOGGER.debug("this vLLM has the patches of speculative method 'sam'; the plugin leaves it as it is")
+        return
+    from vllm.engine.arg_utils import EngineArgs
+
+    def with_sam(create: Callable[..., Any]) -> Callable[..., Any]:
+        def create_speculative_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not asks_for_sam(self):
+                return create(self, *args, **kwargs)
+            from sam_core.engines.vllm.plugin import front
+
+            return front.create_speculative_config(self, *args, **kwargs)
+
+        return create_speculative_config
+
+    rebind(EngineArgs, "create_speculative_config", with_sam)
+    register_speculator()
+
+
+def asks_for_sam(engine_args: Any) -> bool:
+    """Whether vLLM's EngineArgs name method sam, by `--spec-method` or in `--speculative-config`."""
+    given = engine_args.speculative_config
+    method = given.get("method") if isinstance(given, dict) else None
+    return "sam" in (method, getattr(engine_args, "spec_method", None))
+
+
+def register_speculator() -> None:
+    """Let runners build the drafter of a configuration of method sam."""
+    try:
+        from vllm.v1.worker.gpu import spec_decode
+    except ImportError:
+        return  # a vLLM without the second runner: `front` refuses sam by its hooks
+
+    def with_sam(init: Callable[..., Any]) -> Callable[..., Any]:
+        def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+            if not is_sam(vllm_config):
+                return init(vllm_config, device, req_states)
+            from sam_core.engines.vllm.plugin import worker
+
+            return worker.init_speculator(vllm_config, device, req_states)
+
+        return init_speculator
+
+    rebind(spec_decode, "init_speculator", with_sam)
+    if runner := sys.modules.get("vllm.v1.worker.gpu.model_runner"):  # it has the name from there
+        runner.__dict__["init_speculator"] = spec_decode.init_speculator
+
+
+def is_sam(vllm_config: Any) -> bool:
+    """Whether an engine's VllmConfig is one of method sam, by this plugin."""
+    return getattr(vllm_config.speculative_config, "is_sam", False)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of method sam, a subclass of vLLM's. It is imported only where an engine asks for sam.
+
+vLLM's processes receive it pickled, so that each of them imports this module, which brings the plugin with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.config.speculative import SpeculativeConfig
+from vllm.config.utils import config
+
+from sam_core.engines.vllm.plugin import core, register
+from sam_core.options import DEFAULT_K, Options
+
+CARRIER = "ngram_gpu"
+"""vLLM's method whose engines are configured as those of sam: it schedules asynchronously and has no draft model."""
+SCHEDULE = ((8, 15), (32, 7), (128, 3))
+"""Requests up to which a step drafts so many tokens at most, where `auto` cannot choose by request: on an H100 the best
+schedule of those measured (docs/gpu.md)."""
+
+
+@config
+class SamSpeculativeConfig(SpeculativeConfig):
+    """Method sam, with its options (see sam_core.options)."""
+
+    sam: dict[str, Any] | None = None
+    """Options of method `sam`."""
+    is_sam = True
+    if TYPE_CHECKING:
+        num_speculative_tokens: Any
+        num_speculative_tokens_per_batch_size: Any
+
+    def __post_init__(self) -> None:
+        model, parallel = self.target_model_config, self.target_parallel_config
+        if model.is_hybrid:
+            raise ValueError(
+                "speculative method 'sam' takes refused drafts back from the cache of attention, and some layers of "
+                "this model keep a state instead: use a model with attention alone, or no speculation"
+            )
+        if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+            raise ValueError(
+                "speculative method 'sam' drafts on the first rank for one scheduler, and distributed_executor_backend "
+                f"'external_launcher' gives each of {parallel.world_size} ranks one of its own: use mp or ray"
+            )
+        if self.rejection_sample_method != "standard":
+            raise ValueError(
+                "speculative method 'sam' verifies exactly, which rejection_sample_method "
+                f"{self.rejection_sample_method!r} does not: use 'standard'"
+            )
+        if self.draft_sample_method != "greedy":
+            raise ValueError(
+                "speculative method 'sam' has no draft model to sample from, as draft_sample_method "
+                f"{self.draft_sample_method!r} asks: leave it out"
+            )
+        if self.num_speculative_tokens is None:
+            self.num_speculative_tokens = DEFAULT_K
+        options = self.options()
+        if options.switch == "auto":
+            self.enable_adaptive_verification = True
+        elif parallel.data_parallel_size > 1:
+            raise ValueError(
+                "sam's switch 'batch' needs vLLM's schedule by batch size, which engines with data parallelism have "
+                f"not: set data_parallel_size to 1 instead of {parallel.data_parallel_size}, or use switch 'auto'"
+            )
+        elif self.num_speculative_tokens_per_batch_size is None:
+            self.num_speculative_tokens_per_batch_size = [
+                (1, options.threshold, self.num_speculative_tokens),
+                (options.threshold + 1, options.threshold + 1, 0),
+            ]
+        super().__post_init__()
+
+    def options(self) -> Options:
+        """Its valid options; ValueError names a bad one in one sentence."""
+        return Options.from_engine(self.num_speculative_tokens, self.sam, verify=("rejection", "seeded"))
+
+    def choose_by_batch_size(self) -> None:
+        """Verify as many tokens of each request as the number of requests says, instead of choosing by request."""
+        self.enable_adaptive_verification = False
+        if self.num_speculative_tokens_per_batch_size is None:
+            schedule, first = [], 1
+            for last, most in SCHEDULE:
+                schedule.append((first, last, min(most, self.num_speculative_tokens)))
+                first = last + 1
+            self.num_speculative_tokens_per_batch_size = [*schedule, (first, first, 0)]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        register()
+        core.install()
+
+    def __repr__(self) -> str:
+        return f"SamSpeculativeConfig(num_speculative_tokens={self.num_speculative_tokens}, sam={self.sam})"

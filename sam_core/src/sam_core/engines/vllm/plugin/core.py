@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is rebound where an engine schedules: counters on their way to the front end, and the ends of a session's turns.
+
+A worker adds the drafter's report to a step's ModelRunnerOutput, which is pickled with all its attributes. From the
+engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats` holds any dict.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from sam_core.engines.vllm.plugin import is_sam, rebind
+
+KEY = "sam_core"
+"""Of the drafter's report in SchedulerStats.kv_connector_stats."""
+
+
+@functools.cache
+def install() -> None:
+    """Rebind methods of the scheduler; those of engines without sam do as before."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    rebind(Scheduler, "update_from_output", _update_from_output)
+    rebind(Scheduler, "make_spec_decoding_stats", _make_spec_decoding_stats)
+    rebind(Scheduler, "make_stats", _make_stats)
+    rebind(Scheduler, "_handle_stopped_request", _handle_stopped_request)
+
+
+def _update_from_output(update: Callable[..., Any]) -> Callable[..., Any]:
+    def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self.sam_verified = getattr(model_runner_output, "sam_verified", None)
+        if report := getattr(model_runner_output, "sam_report", None):
+            self.sam_report = report
+        return update(self, scheduler_output, model_runner_output)
+
+    return update_from_output
+
+
+def _make_spec_decoding_stats(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_spec_decoding_stats(
+        self: Any,
+        spec_decoding_stats: Any,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: Any,
+        request_id: str,
+    ) -> Any:
+        if (verified := getattr(self, "sam_verified", None)) is not None:  # not those that were planned
+            num_draft_tokens, num_invalid_spec_tokens = verified.get(request_id, 0), None
+        return (
+            make(self, spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id)
+            or spec_decoding_stats
+        )
+
+    return make_spec_decoding_stats
+
+
+def _make_stats(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_stats(self: Any, *args: Any, **kwargs: Any) -> Any:
+        stats = make(self, *args, **kwargs)
+        if stats is not None and (report := getattr(self, "sam_report", None)):
+            stats.kv_connector_stats = {**(stats.kv_connector_stats or {}), KEY: report}
+            self.sam_report = None
+        return stats
+
+    return make_stats
+
+
+def take_report(scheduler_stats: Any) -> dict[str, float] | None:
+    """The drafter's report, which is taken out of a SchedulerStats; None if there is none."""
+    if scheduler_stats is None or not (stats := scheduler_stats.kv_connector_stats) or KEY not in stats:
+        return None
+    report: dict[str, float] = stats.pop(KEY)
+    scheduler_stats.kv_connector_stats = stats or None
+    return report
+
+
+def _handle_stopped_request(handle: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    def handle_stopped_request(self: Any, request: Any) -> bool:
+        # Drafts behind the end of a session's turn may have been accepted; the next turn begins where this one ended.
+        if request.resumable and is_sam(self.vllm_config):
+            computed = request.num_computed_tokens - request.num_output_placeholders
+            request.num_computed_tokens -= max(0, computed - (request.num_tokens - 1))
+        return handle(self, request)
+
+    return handle_stopped_request

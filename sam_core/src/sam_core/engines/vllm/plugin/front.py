@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is rebound where an engine is configured and its requests arrive: parameters, routing, counters."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sam_core.engines.vllm.config import ignore_seed
+from sam_core.engines.vllm.hooks import check
+from sam_core.engines.vllm.metrics import EngineMetrics
+from sam_core.engines.vllm.plugin import LOGGER, core, is_sam, rebind
+from sam_core.engines.vllm.routing import EngineRoutes
+
+FLAGS = (("spec_method", "method"), ("spec_model", "model"), ("spec_tokens", "num_speculative_tokens"))
+"""Arguments of vLLM that stand for a key of --speculative-config."""
+
+
+def create_speculative_config(engine_args: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
+    """The SamSpeculativeConfig of an engine's EngineArgs; ValueError says in one sentence what is wrong."""
+    import vllm
+
+    check(Path(vllm.__file__).parent, vllm.__version__)
+    from sam_core.engines.vllm.plugin.config import CARRIER, SamSpeculativeConfig
+
+    values = {key.replace("-", "_"): value for key, value in (engine_args.speculative_config or {}).items()}
+    for flag, key in FLAGS:
+        if (value := getattr(engine_args, flag)) is not None:
+            if key in values:
+                raise ValueError(f"--{flag.replace('_', '-')} and --speculative-config['{key}'] exclude each other")
+            values[key] = value
+    values |= {
+        "method": CARRIER,
+        "target_model_config": target_model_config,
+        "target_parallel_config": target_parallel_config,
+    }
+    install()
+    core.install()
+    return SamSpeculativeConfig(**values)
+
+
+@functools.cache
+def install() -> None:
+    """Rebind what the process needs that configures an engine of method sam; other engines are served as before."""
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.core_client import DPLBAsyncMPClient
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
+
+    rebind(VllmConfig, "_get_v1_model_runner_unsupported_features", _refuse_the_first_runner)
+    rebind(VllmConfig, "_maybe_disable_dynamic_sd_for_data_parallel", _check_adaptive_verification)
+    rebind(SamplingParams, "_validate_spec_decode", _validate_spec_decode)
+    rebind(InputProcessor, "process_inputs", _process_inputs)
+    rebind(DPLBAsyncMPClient, "get_core_engine_for_request", _get_core_engine_for_request)
+    rebind(DPLBAsyncMPClient, "__init__", _make_routes)
+    DPLBAsyncMPClient.process_engine_outputs = staticmethod(
+        _process_engine_outputs(DPLBAsyncMPClient.process_engine_outputs)
+    )
+    rebind(PrometheusStatLogger, "__init__", _register_metrics)
+    rebind(StatLoggerManager, "record", _record)
+
+
+def _refuse_the_first_runner(unsupported: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    def features(self: Any) -> list[str]:
+        return [*unsupported(self), *(["speculative method 'sam'"] if is_sam(self) else [])]
+
+    return features
+
+
+def _check_adaptive_verification(disable: Callable[[Any], None]) -> Callable[[Any], None]:
+    def decide(self: Any) -> None:
+        adaptive = is_sam(self) and self.speculative_config.enable_adaptive_verification
+        if adaptive and (reason := why_not_adaptive(self)):
+            if self.parallel_config.data_parallel_size > 1:
+                raise ValueError(
+                    f"sam's switch 'auto' needs vLLM's adaptive verification here, which {reason}; its other way, "
+                    "a schedule by batch size, engines with data parallelism have not"
+                )
+            LOGGER.warning(
+                "sam's switch 'auto' chooses draft lengths by batch size instead of by request: vLLM's adaptive "
+                "verification %s",
+                reason,
+            )
+            self.speculative_config.choose_by_batch_size()
+        disable(self)
+
+    return decide
+
+
+def why_not_adaptive(vllm_config: Any) -> str | None:
+    """Why vLLM cannot verify as many tokens of each request as the device chooses, or None.
+
+    vLLM itself would end the engine (config/vllm.py, _validate_adaptive_verification and the like), or choose another
+    attention backend (v1/attention/selector.py).
+    """
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    mode = vllm_config.compilation_config.cudagraph_mode
+    if vllm_config.lora_config is not None:
+        return "does not know LoRA"
+    if parallel.pipeline_parallel_size > 1:
+        return "does not know pipelines"
+    if model.enforce_eager or mode is None or not mode.has_full_cudagraphs():
+        return "needs full CUDA graphs: cudagraph_mode FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE"
+    if getattr(model, "return_sampling_mask", False) or getattr(model, "enable_return_routed_experts", False):
+        return "does not go with enable_return_routed_experts and return_sampling_mask"
+    if getattr(parallel, "enable_batch_sharded_sampling", False):
+        return "does not go with enable_batch_sharded_sampling"
+    if getattr(vllm_config.speculative_config, "use_local_argmax_reduction", False):
+        return "does not go with use_local_argmax_reduction"
+    return _backend_problem(vllm_config)
+
+
+def _backend_problem(vllm_config: Any) -> str | None:
+    """What the attention backend of the engine lacks, or None; None too where it is not known before the engine starts,
+    which vLLM then ends with a sentence of its own."""
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.attention.selector import get_attn_backend
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    speculative, model = vllm_config.speculative_config, vllm_config.model_config
+    cache = vllm_config.cache_config
+    if model.use_mla:
+        return None  # its backends are many: vLLM checks them when the engine starts
+    speculative.enable_adaptive_verification = False  # else the selector would leave the backend out
+    try:
+        with set_current_vllm_config(vllm_config):
+            backend = get_attn_backend(model.get_head_size(), model.dtype, cache.cache_dtype)
+            if not backend.supports_device_cpu_query_lens_mismatch():
+                return f"does not know the attention backend {backend.get_name()}"
+            spec = FullAttentionSpec(
+                block_size=cache.block_size or 16,
+                num_kv_heads=model.get_num_kv_heads(vllm_config.parallel_config),
+                head_size=model.get_head_size(),
+                dtype=model.dtype,
+            )
+            builder = backend.get_builder_cls()
+            if builder.get_cudagraph_support(vllm_config, spec) == AttentionCGSupport.ALWAYS:
+                return None
+            longest = builder.get_varlen_cudagraph_max_query_len(vllm_config, spec)
+            if longest is None or longest <= speculative.num_speculative_tokens:
+                return f"needs graphs of drafts of any length, which the attention backend {backend.get_name()} has not"
+            return None
+    except (AttributeError, ImportError, NotImplementedError, TypeError, ValueError) as error:
+        LOGGER.debug("the attention backend is not known yet: %s", error)
+        return None
+    finally:
+        speculative.enable_adaptive_verification = True
+
+
+def _validate_spec_decode(validate: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def validate_spec_decode(self: Any, speculative_config: Any) -> None:
+        if not getattr(speculative_config, "is_sam", False):
+            return validate(self, speculative_config)
+        # The second runner's sampler has min_p and logit_bias for rows of drafts too.
+        if getattr(self, "logprob_token_ids", None):
+            raise ValueError(
+                "logprob_token_ids is not returned for verified drafts (vLLM pull request 44727): leave it out, or "
+                "speculative_config"
+            )
+
+    return validate_spec_decode
+
+
+def _process_inputs(process: Callable[..., Any]) -> Callable[..., Any]:
+    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = process(self, *args, **kwargs)
+        if is_sam(self.vllm_config) and request.sampling_params is not None:
+            ignore_seed(self.vllm_config.speculative_config.sam, request.sampling_params)  # the engine's own copy
+        return request
+
+    return process_inputs
+
+
+def _make_routes(init: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, vllm_config, *args, **kwargs)
+        self.sam_routes = None
+        if is_sam(vllm_config):
+            self.sam_routes = EngineRoutes.from_options(vllm_config.speculative_config.sam, self.eng_start_index)
+
+    return __init__
+
+
+def _get_core_engine_for_request(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def get_core_engine_for_request(self: Any, request: Any) -> Any:
+        routes = self.sam_routes
+        if routes is None:
+            return choose(self, request)
+        own = request.data_parallel_rank
+        if own is None and request.pooling_params is None and request.request_id not in self.reqs_in_flight:
+            request.data_parallel_rank = routes.choose(request, len(self.lb_engines))
+        try:
+            engine = choose(self, request)
+        finally:
+            request.data_parallel_rank = own
+        routes.sent(request.request_id, self.core_engines.index(engine))
+        return engine
+
+    return get_core_engine_for_request
+
+
+def _process_engine_outputs(process: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(process)
+    async def process_engine_outputs(self: Any, outputs: Any) -> None:
+        await process(self, outputs)
+        if outputs.finished_requests and self.sam_routes:
+            self.sam_routes.ended(outputs.finished_requests)
+
+    assert asyncio.iscoroutinefunction(process)
+    return process_engine_outputs
+
+
+def _register_metrics(init: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, vllm_config, *args, **kwargs)
+        self.sam_metrics = None
+        if is_sam(vllm_config):
+            labels = self._counter_cls, self._gauge_cls, ("model_name", "engine"), self.per_engine_labelvalues
+            self.sam_metrics = EngineMetrics(*labels)
+
+    return __init__
+
+
+def _record(record: Callable[..., None]) -> Callable[..., None]:
+    def record_sam(
+        self: Any,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        report = core.take_report(scheduler_stats)
+        record(self, scheduler_stats, iteration_stats, mm_cache_stats=mm_cache_stats, engine_idx=engine_idx, **kwargs)
+        for logger in self.stat_loggers if report else ():
+            if metrics := getattr(logger, "sam_metrics", None):
+                metrics.observe(report, engine_idx or 0)
+
+    return record_sam

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is rebound where an engine samples: its second runner (vllm/v1/worker/gpu/model_runner.py), by name, once.
+
+The runner looks these names up in its module when it uses them. Runners of other engines in the same process go on as
+before.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sam_core.engines.vllm.config import proposer_settings
+from sam_core.engines.vllm.plugin import rebind
+from sam_core.engines.vllm.runner2 import ChainProposer, Speculator, keep_equal
+from sam_core.engines.vllm.texts import num_verified
+from sam_core.engines.vllm.verification import Verification
+
+_now = threading.local()
+"""`.speculator`: that of the runner which samples in this thread, if it is one of method sam."""
+
+
+def speculator_of(runner: Any) -> Speculator | None:
+    """The drafter of a runner, if its engine has method sam."""
+    speculator = getattr(runner, "speculator", None)
+    return speculator if isinstance(speculator, Speculator) else None
+
+
+def sampling() -> Speculator | None:
+    """The drafter of the runner that samples in this thread."""
+    return getattr(_now, "speculator", None)
+
+
+def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Speculator:
+    """In the place of vLLM's function (gpu/spec_decode/__init__.py), for a VllmConfig of method sam.
+
+    Args:
+        device: where the engine keeps drafts.
+        req_states: the runner's RequestState.
+    """
+    from vllm.distributed.parallel_state import get_tp_group
+
+    install()
+    speculative, model = vllm_config.speculative_config, vllm_config.model_config
+    tp_group, max_concurrent = get_tp_group(), vllm_config.max_concurrent_batches
+    proposer = ChainProposer(
+        speculative.num_speculative_tokens,
+        speculative.sam,
+        max_concurrent,
+        **proposer_settings(vllm_config, tp_group),
+    )
+    req_states.sam_speculator = speculator = Speculator(
+        proposer,
+        vllm_config.scheduler_config.max_num_seqs,
+        model.max_model_len,
+        device,
+        tp_group,
+        req_states,
+        model.get_vocab_size(),
+        max_concurrent,
+        adaptive=speculative.enable_adaptive_verification,
+    )
+    return speculator
+
+
+@functools.cache
+def install() -> None:
+    """Rebind what the second runner's module names."""
+    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    runner = model_runner.GPUModelRunner
+    rebind(runner, "finish_requests", _finish_requests)
+    rebind(runner, "sample_tokens", _sample_tokens)
+    rebind(runner, "initialize_kv_cache", _initialize_kv_cache)
+    rebind(model_runner, "maybe_create_adaptive_verification_manager", _create_verification)
+    rebind(rejection_sampler, "rejection_sample", _rejection_sample)
+    model_runner.AsyncOutput = _async_output(model_runner.AsyncOutput)
+    WorkerBase.sam_stats = _stats
+
+
+def _finish_requests(finish: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def finish_requests(self: Any, scheduler_output: Any) -> None:
+        if speculator := speculator_of(self):
+            speculator.update_requests(scheduler_output)
+        finish(self, scheduler_output)
+
+    return finish_requests
+
+
+def _sample_tokens(sample: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def sample_tokens(self: Any, grammar_output: Any) -> Any:
+        _now.speculator = speculator_of(self)
+        try:
+            return sample(self, grammar_output)
+        finally:
+            _now.speculator = None
+
+    return sample_tokens
+
+
+def _initialize_kv_cache(initialize: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (speculator := speculator_of(self)) and speculator.pauses:
+            self.step_timing = StepTiming(self.step_timing, speculator)
+        return initialize(self, *args, **kwargs)
+
+    return initialize_kv_cache
+
+
+class StepTiming:
+    """The runner's StepTimingCollector (gpu/async_utils.py), which also tells the drafter of each step's start."""
+
+    def __init__(self, collector: Any, speculator: Speculator) -> None:
+        self._collector, self._speculator = getattr(collector, "_collector", collector), speculator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._collector, name)
+
+    def record_batch(self, input_batch: Any, full_cudagraph: bool) -> None:
+        self._collector.record_batch(input_batch, full_cudagraph)
+        if pauses := self._speculator.pauses:
+            pauses.launched(input_batch)
+
+
+def _create_verification(create: Callable[..., Any]) -> Callable[..., Any]:
+    def maybe_create_adaptive_verification_manager(**kwargs: Any) -> Any:
+        manager = create(**kwargs)
+        speculator = getattr(kwargs["req_states"], "sam_speculator", None)
+        return Verification(manager, speculator) if manager is not None and speculator is not None else manager
+
+    return maybe_create_adaptive_verification_manager
+
+
+def _rejection_sample(reject: Callable[..., Any]) -> Callable[..., Any]:
+    def rejection_sample(*args: Any, **kwargs: Any) -> Any:
+        speculator = sampling()
+        seeded = speculator is not None and speculator.proposer.options.verify == "seeded"
+        return (keep_equal if seeded else reject)(*args, **kwargs)
+
+    return rejection_sample
+
+
+def _async_output(base: Any) -> Any:
+    from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
+
+    if hasattr(base, "sam_speculator"):
+        return base
+
+    class AsyncOutput(base):
+        sam_speculator: Speculator | None = None
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if (speculator := sampling()) is None:
+                return
+            self.sam_speculator = speculator
+            with stream(kwargs["copy_stream"], kwargs["main_stream"]):
+                self.num_rejected_np = async_copy_to_np(self.sampler_output.num_rejected)
+                self.copy_event.record(kwargs["copy_stream"])
+            speculator.observe_output(self)
+            self.model_runner_output.sam_report = speculator.report()
+
+        def get_output(self) -> Any:
+            output = super().get_output()
+            if self.sam_speculator is not None:
+                output.sam_verified = dict(zip(output.req_ids, num_verified(self), strict=True))
+            return output
+
+    AsyncOutput.__qualname__ = base.__qualname__
+    return AsyncOutput
+
+
+def _stats(worker: Any) -> dict[str, Any] | None:
+    """`collective_rpc("sam_stats")`: counters of the drafter; None for an engine without one."""
+    speculator = speculator_of(worker.model_runner)
+    return speculator.stats() if speculator else None

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's adaptive verification, with what it does not know: confidences of new requests, and what steps cost by now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sam_core.engines.vllm.runner2 import Speculator
+
+CURVE_INTERVAL = 64
+"""Steps between two curves of costs; all ranks of a tensor-parallel group take the first one's in the same step."""
+
+
+class Verification:
+    """vLLM's AdaptiveVerificationManager (gpu/spec_decode/adaptive_verification.py) of an engine of method sam.
+
+    It verifies the draft tokens with which a step is expected to yield the most tokens a second. vLLM lets a new
+    request begin with confidences of 1, and measures at its start alone what steps of a size cost. Here a request
+    begins with the mean of those that run, which is 0 while drafting pauses, and the costs are those of the latest
+    steps.
+    """
+
+    def __init__(self, manager: Any, speculator: Speculator) -> None:
+        self._manager, self._speculator = manager, speculator
+        self._sizes: list[int] = []
+        self._steps = 0
+        self._mean = np.ones(speculator.k, np.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def add_request(self, req_idx: int) -> None:
+        """A request joins the batch, with this row of state."""
+        self._manager.add_request(req_idx)
+        self._begin([req_idx])
+
+    def _begin(self, rows: list[int]) -> None:
+        manager = self._manager
+        manager._stale_confidences[manager._stale_idx].np[rows] = self._mean
+
+    def set_initial_cost_curves(self, samples: list[Any]) -> None:
+        """What steps cost in the engine's trials."""
+        self._manager.set_initial_cost_curves(samples)
+        self._sizes = sorted({sample.num_target_tokens for sample in samples})
+        if pauses := self._speculator.pauses:
+            for sample in samples:
+                pauses.cost.learn(sample.num_target_tokens, 0.0, 1e-3, (sample.forward_ms + sample.drafter_ms) / 1000)
+
+    def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
+        """Tokens of the next step, with as many draft tokens as pay."""
+        manager = self._manager
+        if rows := [manager.req_states.req_id_to_index[req_id] for req_id in draft_tokens]:
+            self._mean = manager._stale_confidences[manager._stale_idx].np[rows].mean(0)
+        tokens: int = manager.get_num_tokens(num_tokens_per_req, draft_tokens)
+        return tokens
+
+    def record_confidences(self, confidence_probs: Any, input_batch: Any) -> None:
+        """A step has new drafts with these confidences, float32 [B or more, k]."""
+        joined = [*self._manager._pending_resets]
+        self._manager.record_confidences(confidence_probs, input_batch)
+        self._begin(joined)
+        self._steps += 1
+        if self._steps % CURVE_INTERVAL == 0 and self._sizes:
+            curve = None
+            if pauses := self._speculator.pauses:
+                context = float(input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].sum()) / 1000
+                curve = pauses.curve(self._sizes, input_batch.num_reqs, context)
+            if curve := self._speculator.tp_group.broadcast_object(curve, src=0):
+                self._manager.set_cost_curves([(1, 0.0)], curve)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's second runner on the CPU: Triton's interpreter runs its kernels.
+
+Streams and events are placeholders there, so work is done when it is launched. To the drafter it seems unfinished for
+as long as a device could need: what a step sampled reaches the host with its event. A wait for it, or a read from the
+device, ends the engine. The device's time is that of a clock which each step advances.
+
+In spawned processes vLLM loads this as a plugin.
+"""
+
+import functools
+import random
+import sys
+
+STEP_MS, ROW_MS, DRAFT_MS = 10.0, 0.35, 0.5
+"""What a step of the device takes: at all, for a row, and for drafts."""
+
+
+@functools.cache
+def simulate_device():
+    """Asynchronous scheduling, which the CPU backend switches off, and a device that is not always done."""
+    import numpy as np
+    import torch
+    from sam_core.engines.vllm.pauses import Pauses
+    from sam_core.engines.vllm.runner2 import Speculator
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.sample.ops import topk_topp_sampler
+    from vllm.v1.worker.cpu import shm  # replaces torch's streams and events
+    from vllm.v1.worker.gpu import async_utils
+
+    from triton_interpreter.speed import speed_up
+
+    check, rng, begun, copying = CpuPlatform.check_and_update_config, random.Random(0), [0], []
+    clock = [0.0]
+
+    def keep_asynchronous(vllm_config):
+        asynchronous = vllm_config.scheduler_config.async_scheduling
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = asynchronous
+
+    class Event(shm._EventPlaceholder):
+        """Done when the engine has waited for it, or when it was asked for often enough.
+
+        The engine begins a step once it has had all outputs but the last, so the drafter waits for nothing if it has
+        been told that an output is there, or if that is the last but one.
+        """
+
+        step = 0
+
+        def __init__(self, *args, **kwargs):
+            super().__init__()
+            self.done, self.copies = False, []
+            self.record, self.synchronize = self._record, self._synchronize
+            self.told = False
+
+        def query(self):
+            if rng.random() < 0.4:
+                self.finish()
+            self.told = self.done
+            return self.done
+
+        def _synchronize(self):
+            reader = sys._getframe(2).f_globals["__name__"]
+            had = self.told or begun[0] - self.step >= 2
+            assert had or reader != "sam_core.engines.vllm.texts", "the drafter waits for the device"
+            self.finish()
+
+        def elapsed_time(self, end):
+            assert end.done, "the drafter reads a time that is not there"
+            return end.ms - self.ms
+
+        def finish(self):
+            for copy, source in self.copies:
+                copy[:] = source
+            self.done, self.copies = True, []
+
+        def _record(self, *args):
+            self.step, self.ms = begun[0], clock[0]
+            self.copies += copying
+            copying.clear()
+
+    def copy_later(tensor):
+        source = tensor.numpy().copy()
+        copy = np.full_like(source, 1)
+        copying.append((copy, source))
+        return copy
+
+    update_requests = Speculator.update_requests
+
+    def begin(*args):
+        begun[0] += 1
+        update_requests(*args)
+
+    launched = Pauses.launched
+
+    def launch(pauses, input_batch):
+        launched(pauses, input_batch)
+        clock[0] += STEP_MS + ROW_MS * input_batch.num_tokens + DRAFT_MS * (not pauses.pause)
+
+    Pauses.launched = launch
+    async_utils.async_copy_to_np, Speculator.update_requests = copy_later, begin
+    topk_topp_sampler.HAS_TRITON = False  # the interpreter cannot run this kernel
+    CpuPlatform.check_and_update_config = staticmethod(keep_asynchronous)
+    torch.Event = torch.cuda.Event = Event
+    speed_up()
+    watch_reads()
+    allow_adaptive_verification()
+
+
+def allow_adaptive_verification():
+    """What a CPU lacks for it: graphs, a backend that says it can, trials at the engine's start, Inductor."""
+    import vllm.v1.worker.gpu.spec_decode.adaptive_verification as adaptive
+    from sam_core.engines.vllm.plugin import front
+    from sam_core.engines.vllm.verification import Verification
+    from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu.async_utils import StepTimingSample
+
+    simulate_device.why_not_adaptive, front.why_not_adaptive = front.why_not_adaptive, lambda vllm_config: None
+    VllmConfig._validate_adaptive_verification = lambda self: None
+    adaptive.get_varlen_cudagraph_unsupported_backend = lambda *args, **kwargs: None
+    model_runner.resolve_adaptive_cudagraph_mode = lambda mode, **kwargs: mode
+    adaptive._assign_draft_token_budget_compiled = adaptive._assign_draft_token_budget
+    init = Verification.__init__
+
+    def start(self, *args):
+        init(self, *args)
+        self.set_initial_cost_curves(
+            [StepTimingSample(STEP_MS + ROW_MS * n, DRAFT_MS, n, n, True) for n in range(1, 65)]
+        )
+
+    Verification.__init__ = start
+
+
+def watch_reads():
+    """A read from the device while the asynchronous drafter drafts raises."""
+    from sam_core.engines.vllm.runner2 import Speculator
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function.overloadpacket.__name__
+            assert name not in ("_local_scalar_dense", "nonzero", "equal", "masked_select"), f"{name} reads the device"
+            return function(*args, **(kwargs or {}))
+
+    draft = Speculator._draft
+
+    def watched(*args):
+        with Watch():
+            draft(*args)
+
+    Speculator._draft = watched

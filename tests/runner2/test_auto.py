@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switch `auto`: each request of each step has as many draft tokens verified as pay, and no step waits."""
+
+from engine_checks import settled, speculated
+from test_same_text import SAMPLED
+
+
+def lengths(worker):
+    """Runs in a worker: draft tokens that each request of each step verified since the last call."""
+    speculator = worker.model_runner.speculator
+    if not hasattr(speculator, "noted"):
+        speculator.noted, ended = [], speculator.pauses.ended
+
+        def note(sampled):
+            speculator.noted.append(sampled.verified)
+            ended(sampled)
+
+        speculator.pauses.ended = note
+    noted, speculator.noted[:] = [*speculator.noted], []
+    return noted
+
+
+def test_text_is_that_of_plain_runner_2(plain, auto, prompts):
+    config = auto.engine.vllm_config
+    assert config.speculative_config.enable_adaptive_verification and config.scheduler_config.async_scheduling
+    auto.engine.collective_rpc(lengths)
+    preemptions = 0
+    for each in (None, SAMPLED):
+        expected = plain.run(prompts[:4], 60, each=each)
+        assert auto.run(prompts[:4], 60, stagger=3, each=each) == expected
+        speculated(auto)
+        preemptions += auto.log.preemptions
+        (noted,) = auto.engine.collective_rpc(lengths)
+        verified, planned = sum(map(sum, noted)), 5 * auto.count("running")
+        assert auto.count("drafted") <= verified < 0.8 * planned  # steps behind an answer's end count nothing
+        assert len({length for step in noted for length in step}) > 2, "all drafts were equally long"
+    assert preemptions > 0
+    counters = settled(auto)
+    assert 0 < counters["steps_on"] < counters["steps"], "it never paused to see what a plain step takes"

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin: what it rebinds and when, which releases it takes, and how it says what it cannot do."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import vllm
+from conftest import AUTO
+from sam_core.engines.vllm import hooks
+from sam_core.engines.vllm.plugin import register
+from test_options import configure
+
+HERE = Path(__file__).parent
+INSTALLED = Path(vllm.__file__).parent
+LATER = sorted(Path(sys.prefix).glob("releases/*/vllm"))
+
+
+def run(program, *args, timeout=300, **environment):
+    """The output of a program in a process of its own, of this environment."""
+    path = os.pathsep.join([str(HERE / "interpreter"), str(HERE.parent / "common")])
+    environment = os.environ | {"PYTHONPATH": path} | environment
+    done = subprocess.run(
+        [sys.executable, *program, *args], env=environment, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("folder", [INSTALLED, *LATER], ids=lambda folder: folder.parent.name)
+def test_all_hooks_fit(folder):
+    assert [*hooks.problems(folder)] == []
+
+
+def test_there_is_a_later_release():
+    assert LATER, "ci/setup-env puts one beside the installed release"
+
+
+@pytest.mark.parametrize("hook", hooks.HOOKS, ids=lambda hook: f"{hook.owner}.{hook.name}")
+def test_a_hook_that_changed_is_named(hook, tmp_path):
+    text = (INSTALLED / hook.file).read_text()
+    file = tmp_path / hook.file
+    file.parent.mkdir(parents=True)
+    for old, new, sentence in (
+        (f"def {hook.name}(", f"def gone_{hook.name}(", "is missing"),
+        (f"def {hook.name}(", f"def {hook.name}(other, ", "takes (other"),
+    ):
+        hooks._tree.cache_clear()
+        file.write_text(text.replace(old, new))
+        assert sentence in hooks.problem(tmp_path, hook)
+    hooks._tree.cache_clear()
+    file.write_text(text)
+    assert hooks.problem(tmp_path, hook) is None
+    lacking = hook._replace(has=(*hook.has, "what_is_not_there()"))
+    assert hooks.problem(tmp_path, lacking).endswith("no longer has `what_is_not_there()`")
+
+
+def test_a_release_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
+    shutil.copytree(INSTALLED / "config", tmp_path / "config")
+    with pytest.raises(
+        ValueError, match=r"knows vLLM 0.32 and 0.33 and does not fit the installed 0.99: engine/arg_u"
+    ) as e:
+        hooks.check(tmp_path, "0.99")
+    assert "\n" not in str(e.value) and "or leave speculative_config out" in str(e.value)
+
+
+def test_the_hooks_of_an_installed_release_are_printed(tmp_path):
+    printed = run(["-m", "sam_core.engines.vllm.hooks"])
+    assert f"{len(hooks.HOOKS)} of {len(hooks.HOOKS)} hooks fit." in printed
+    (tmp_path / "config").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "sam_core.engines.vllm.hooks", tmp_path], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and f"0 of {len(hooks.HOOKS)} hooks fit." in done.stdout
+    (tmp_path / "config" / "speculative.py").write_text("def _validate_sam(self): ...")
+    assert "has this project's patches" in run(["-m", "sam_core.engines.vllm.hooks"], str(tmp_path))
+
+
+def test_registration_never_raises(monkeypatch, caplog):
+    monkeypatch.setattr("sam_core.engines.vllm.plugin._register", lambda: 1 / 0)
+    with caplog.at_level(logging.WARNING, "vllm.sam_core"):
+        register.__wrapped__()
+    assert "speculative method 'sam' is not available: ZeroDivisionError" in caplog.text
+
+
+UNCHANGED = """
+import sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm.plugins import load_general_plugins
+import vllm.v1.worker.gpu.spec_decode as spec_decode
+import vllm.v1.core.sched.scheduler, vllm.v1.engine.core_client, vllm.v1.engine.input_processor, vllm.v1.metrics.loggers
+
+def names():
+    return {
+        (module, owner, name): id(value)
+        for module in list(sys.modules)
+        if module.startswith("vllm.")
+        for owner, holder in [("", sys.modules[module]), *vars(sys.modules[module]).items()]
+        if owner == "" or isinstance(holder, type) and holder.__module__ == module
+        for name, value in list(vars(holder).items())
+        if callable(value)
+    }
+
+before = names()
+load_general_plugins()
+speculative = {"method": "ngram_gpu", "num_speculative_tokens": 2}
+settings = {"skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True}
+EngineArgs(model=sys.argv[1], speculative_config=speculative, **settings).create_engine_config()
+after = names()
+changed = {key[1:] for key in before if after[key] != before[key]}
+assert changed == {("EngineArgs", "create_speculative_config"), ("", "init_speculator")}, changed
+assert not any(name.startswith("sam_core.engines.vllm.plugin.") for name in sys.modules)
+"""
+
+
+def test_nothing_changes_for_engines_without_it(model):
+    run(["-c", UNCHANGED], str(model), VLLM_PLUGINS="sam")
+
+
+SPAWNED = """
+import json, sys
+if __name__ == "__main__":
+    import tiny_qwen3
+    from vllm import LLM, SamplingParams
+    model, speculative = sys.argv[1:]
+    llm = LLM(
+        model=model, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=256,
+        enforce_eager=True, dtype="float32", distributed_executor_backend="mp", disable_log_stats=False,
+        speculative_config=json.loads(speculative),
+    )
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
+    prompts = [{"prompt_token_ids": prompt} for prompt in tiny_qwen3.repeated_prompts(2)]
+    for _ in range(2):
+        answers = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    (stats,) = llm.collective_rpc("sam_stats")
+    metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    print("RESULT " + json.dumps([list(map(list, answers)), stats["proposed"], metrics["vllm:sam_engine_steps"]]))
+"""
+
+
+def test_spawned_processes_have_it_by_the_entry_point_alone(model, plain, tmp_path):
+    import tiny_qwen3
+
+    program = tmp_path / "spawned.py"
+    program.write_text(SPAWNED)
+    speculative = {"method": "sam", "num_speculative_tokens": 3, "sam": AUTO}
+    out = run([str(program)], str(model), json.dumps(speculative), VLLM_WORKER_MULTIPROC_METHOD="spawn")
+    (line,) = (line for line in out.splitlines() if line.startswith("RESULT "))
+    answers, proposed, steps = json.loads(line.removeprefix("RESULT "))
+    assert answers == plain.run(tiny_qwen3.repeated_prompts(2), 24)
+    assert proposed > 0 and steps > 0
+
+
+@pytest.mark.skipif("releases" in vllm.__file__, reason="is what it starts")
+@pytest.mark.parametrize("folder", LATER, ids=lambda folder: folder.parent.name)
+def test_a_later_release_gives_the_same_texts(folder):
+    """Its Python files over the installed release's libraries."""
+    paths = [str(folder.parent), str(HERE / "interpreter")]
+    tests = ["test_auto.py::test_text_is_that_of_plain_runner_2", "test_options.py::test_good_options_reach_the_config"]
+    files = [str(HERE / test) for test in tests]
+    out = run(["-m", "pytest", "-q", "-s"], *files, timeout=500, PYTHONPATH=os.pathsep.join(paths))
+    assert f"vLLM {folder.parent.name}" in out, "it ran the installed release"
+
+
+def config(**changes):
+    """What `why_not_adaptive` reads of a VllmConfig."""
+    mode = types.SimpleNamespace(has_full_cudagraphs=lambda: changes.get("graphs", True))
+    return types.SimpleNamespace(
+        model_config=types.SimpleNamespace(enforce_eager=changes.get("eager", False), use_mla=True),
+        parallel_config=types.SimpleNamespace(pipeline_parallel_size=changes.get("stages", 1)),
+        compilation_config=types.SimpleNamespace(cudagraph_mode=mode),
+        lora_config=changes.get("lora"),
+        speculative_config=types.SimpleNamespace(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"lora": object()}, "does not know LoRA"),
+        ({"stages": 2}, "does not know pipelines"),
+        ({"eager": True}, "needs full CUDA graphs"),
+        ({"graphs": False}, "needs full CUDA graphs"),
+    ],
+)
+def test_why_verification_cannot_be_adaptive(changes, reason, device, monkeypatch):
+    monkeypatch.setattr("sam_core.engines.vllm.plugin.front._backend_problem", lambda config: None)
+    found = device.why_not_adaptive(config(**changes))
+    assert found is None if reason is None else reason in found
+
+
+def test_auto_falls_back_to_a_schedule_by_batch_size(model, device, monkeypatch, caplog):
+    """As on a CPU, whose attention has no graphs; with data parallelism there is no such schedule."""
+    from sam_core.engines.vllm.plugin import front
+
+    monkeypatch.setattr(front, "why_not_adaptive", device.why_not_adaptive)
+    speculative = {"num_speculative_tokens": 7}
+    with caplog.at_level(logging.WARNING, "vllm.sam_core"):
+        made = configure(model, {"switch": "auto"}, speculative=speculative).speculative_config
+    assert (
+        "chooses draft lengths by batch size instead of by request: vLLM's adaptive verification needs" in caplog.text
+    )
+    assert not made.enable_adaptive_verification
+    assert [*map(tuple, made.num_speculative_tokens_per_batch_size)] == [
+        (1, 8, 7),
+        (9, 32, 7),
+        (33, 128, 3),
+        (129, 129, 0),
+    ]
+    with pytest.raises(ValueError, match="its other way, a schedule by batch size, engines with data parallelism have"):
+        configure(model, {"switch": "auto"}, data_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "support", "longest", "reason"),
+    [
+        (False, "ALWAYS", None, "does not know the attention backend FAKE"),
+        (True, "ALWAYS", None, None),
+        (True, "UNIFORM_BATCH", None, "needs graphs of drafts of any length, which the attention backend FAKE has not"),
+        (True, "UNIFORM_BATCH", 3, "needs graphs of drafts of any length"),
+        (True, "UNIFORM_BATCH", 4, None),
+    ],
+)
+def test_backends_are_asked_before_the_engine_starts(model, device, monkeypatch, mismatch, support, longest, reason):
+    """FlashInfer without trtllm-gen, FlashAttention 2 and 4 would end it."""
+    from vllm.v1.attention import selector
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    builder = types.SimpleNamespace(
+        get_cudagraph_support=lambda *args: AttentionCGSupport[support],
+        get_varlen_cudagraph_max_query_len=lambda *args: longest,
+    )
+    backend = types.SimpleNamespace(
+        supports_device_cpu_query_lens_mismatch=lambda: mismatch,
+        get_name=lambda: "FAKE",
+        get_builder_cls=lambda: builder,
+    )
+    from sam_core.engines.vllm.plugin import front
+
+    made = configure(model, {"switch": "auto"})
+    assert made.speculative_config.enable_adaptive_verification
+    monkeypatch.setattr(selector, "get_attn_backend", lambda *args, **kwargs: backend)
+    found = front._backend_problem(made)
+    assert found is None if reason is None else reason in found
+    assert made.speculative_config.enable_adaptive_verification, "it is as it was"

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Confidences of draft tokens, learned from what was verified, and pauses, from what steps take."""
+
+import random
+import types
+
+import numpy as np
+import pytest
+import torch
+from sam_core.confidence import Confidence
+from sam_core.device_drafts import FILLER, NUM_BINS, NUM_CLASSES, SCALE, Drafts, pack, unpack
+from sam_core.engines.vllm.pauses import FIRST_PLAIN, PLAIN_INTERVAL, PLAIN_STEPS, Pauses
+from sam_core.engines.vllm.texts import Sampled
+
+K = 4
+
+
+def drafts_of(classes, probabilities):
+    classes = torch.tensor(classes)
+    return Drafts(torch.zeros_like(classes), torch.full((len(classes),), K), classes, torch.tensor(probabilities))
+
+
+def test_tokens_and_probabilities_share_a_number():
+    tokens, probabilities = np.array([[0, 1, (1 << 20) - 1]]), np.array([[0.0, 0.5, 1.0]])
+    out, scaled = unpack(torch.from_numpy(pack(tokens, probabilities)))
+    assert out.tolist() == tokens.tolist()
+    assert (scaled / SCALE - torch.from_numpy(probabilities)).abs().max() < 1e-4
+
+
+def test_confidences_become_the_share_that_was_accepted():
+    """Of the tokens up to the first refused one; neither what stands behind it nor what was not verified counts."""
+    rng, rates = random.Random(0), {NUM_BINS: 0.9, NUM_BINS + 7: 0.2, 23: 0.5}
+    confidence = Confidence(8, K, torch.device("cpu"))
+    states = torch.tensor([5, 2, 0])
+    for _ in range(3000):
+        classes = [[rng.choice([*rates]) for _ in range(K)] for _ in range(3)]
+        confidence.of(states, drafts_of(classes, [[SCALE] * K] * 3))
+        sampled, rejected = [], []
+        for row in classes:
+            verified = rng.randrange(K + 1)
+            accepted = next((i for i in range(verified) if rng.random() > rates[row[i]]), verified)
+            sampled.append(accepted + 1)
+            rejected.append(verified - accepted)
+        confidence.learn(states, torch.tensor(sampled, dtype=torch.int32), torch.tensor(rejected, dtype=torch.int32))
+    found = confidence.of(states[:1], drafts_of([[*rates, FILLER]], [[SCALE] * K]))[0].tolist()
+    assert found == pytest.approx([0.9, 0.2, 0.5 / (23.5 / NUM_BINS), 0.0], abs=0.05)
+    half = confidence.of(states[:1], drafts_of([[23] * K], [[SCALE // 2] * K]))[0, 0].item()
+    assert half == pytest.approx(found[2] / 2, abs=0.01), "a chain's own probability counts within its bin"
+
+
+def test_every_class_has_a_prior_and_none_is_forgotten():
+    confidence = Confidence(NUM_CLASSES, 1, torch.device("cpu"))
+    classes = torch.arange(NUM_CLASSES).unsqueeze(1)
+    drafts = Drafts(torch.zeros_like(classes), torch.ones(NUM_CLASSES), classes, torch.full_like(classes, SCALE))
+    found = confidence.of(torch.arange(NUM_CLASSES), drafts).flatten()
+    assert (found[:-1] > 0).all() and found[-1] == 0 and (found <= 1).all()
+    refused = torch.ones(NUM_CLASSES, dtype=torch.int32)
+    for _ in range(100):
+        confidence.learn(torch.arange(NUM_CLASSES), refused, refused)
+    low = confidence.of(torch.arange(NUM_CLASSES), drafts).flatten()
+    assert (low[:-1] < 0.6 * found[:-1]).all()
+    for _ in range(20_000):
+        confidence.learn(torch.arange(NUM_CLASSES), refused, torch.zeros_like(refused))
+    again = confidence.of(torch.arange(NUM_CLASSES), drafts).flatten()
+    assert torch.allclose(again, found, atol=1e-3), "what is no longer verified is tried again"
+
+
+def test_a_step_without_tokens_is_no_step():
+    """Only requests ended; a trial of the engine that follows is none either."""
+    device = Device(row_ms=0.1, acceptance=0.5)
+    device.pauses.begin(joined=False, launches=False)
+    device.pauses.launched(None)
+    assert not device.pauses._steps
+
+
+class Device:
+    """Runs a Pauses by a clock of its own: a step is over when the next but one begins."""
+
+    def __init__(self, row_ms, acceptance, drafting_ms=0.5, requests=8, budget=16):
+        self.row_ms, self.acceptance, self.drafting_ms = row_ms, acceptance, drafting_ms
+        self.requests, self.budget = requests, budget
+        self.ms, self.begun = 0.0, 0
+        self.pauses = Pauses(self.event)
+        self.times = []  # of steps: whether it paused, milliseconds, tokens
+
+    def event(self):
+        device = self
+
+        class Event:
+            def record(self):
+                self.ms, self.number = device.ms, device.begun
+
+            def query(self):
+                return device.begun - self.number >= 2
+
+            def elapsed_time(self, end):
+                return end.ms - self.ms
+
+        return Event()
+
+    def step(self, joined=False):
+        self.begun += 1
+        self.pauses.begin(joined)
+        paused = self.pauses.pause
+        verified = 0 if paused else self.budget
+        accepted = round(verified * self.acceptance)
+        batch = types.SimpleNamespace(
+            num_tokens=self.requests + verified,
+            num_reqs=self.requests,
+            has_prefill=False,
+            seq_lens_cpu_upper_bound=torch.full((self.requests,), 1000),
+        )
+        self.pauses.launched(batch)
+        self.pauses.ended(
+            Sampled([[0]] * (self.requests - 1) + [[0] * (1 + accepted)], [0] * (self.requests - 1) + [verified])
+        )
+        took = 10 + self.row_ms * batch.num_tokens + self.drafting_ms * (not paused)
+        self.ms += took
+        self.times.append((paused, took, self.requests + accepted))
+
+
+def rate(times):
+    return sum(tokens for *_, tokens in times) / sum(ms for _, ms, _ in times)
+
+
+def test_drafting_pauses_where_it_does_not_pay():
+    device = Device(row_ms=0.5, acceptance=0.1)
+    for _ in range(2000):
+        device.step()
+    plain = device.requests / (10 + 0.5 * device.requests)
+    assert rate(device.times) > 0.97 * plain
+    assert sum(not paused for paused, *_ in device.times[-1000:]) > 0, "it never looks again"
+
+
+def test_drafting_goes_on_where_it_pays():
+    device = Device(row_ms=0.1, acceptance=0.8)
+    for _ in range(2000):
+        device.step()
+    paused = sum(paused for paused, *_ in device.times)
+    assert 0 < paused <= PLAIN_STEPS * (2 + 2000 // PLAIN_INTERVAL)
+    device.acceptance, device.row_ms = 0.0, 0.5
+    for _ in range(1500):
+        device.step()
+    assert rate(device.times[-1000:]) > 0.92 * device.requests / (10 + 0.5 * device.requests)
+
+
+def test_steps_of_which_the_time_says_nothing_do_not_count():
+    """New requests: the device may have waited for them."""
+    device = Device(row_ms=0.1, acceptance=0.5)
+    for _ in range(FIRST_PLAIN + 2 * PLAIN_STEPS):
+        device.step(joined=True)
+    assert not device.pauses.cost.fitted
+    assert device.pauses.curve([8, 16], 8, 8.0) is None
+    for _ in range(2 * FIRST_PLAIN):
+        device.step()
+    assert sum(paused for paused, *_ in device.times[-2 * FIRST_PLAIN :]) > 0, "it looks again soon"
+
+
+def test_the_curve_is_what_steps_with_drafts_take():
+    device = Device(row_ms=0.5, acceptance=0.9)
+    for i in range(600):
+        device.budget = 1 + i % 24
+        device.step()
+    curve = dict(device.pauses.curve([8, 16, 32], 8, 8.0))
+    assert curve == pytest.approx({n: 10.5 + 0.5 * n for n in (8, 16, 32)}, rel=0.08)
