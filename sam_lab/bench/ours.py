@@ -128,7 +128,7 @@ class Engine:
         time in which the engine waits for the device; `waited` gets the seconds until the drafts are there."""
         begin, start = time.perf_counter(), time.process_time()
         drafts = self.proposer.propose(
-            self.req_ids, self.table, self.lengths, self.prompts, self.sampled, num_tokens, early=True
+            self.req_ids, self.table, self.lengths, self.prompts, self.sampled, num_tokens, index_later=True
         )
         self.waited.append(time.perf_counter() - begin)
         self.proposer.catch_up()

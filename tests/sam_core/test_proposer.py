@@ -39,11 +39,11 @@ class Batch:
         self.rows[i, n : n + len(tokens)] = tokens
         self.lengths[i] = n + len(tokens)
 
-    def propose(self, proposer, may_draft=None, num_tokens=None, num_steps=1, early=False):
+    def propose(self, proposer, may_draft=None, num_tokens=None, num_steps=1, index_later=False):
         may_draft = [True] * len(self.req_ids) if may_draft is None else may_draft
         num_tokens = len(self.req_ids) if num_tokens is None else num_tokens
         texts = self.req_ids, self.rows, self.lengths, self.prompts
-        drafts = proposer.propose(*texts, may_draft, num_tokens, num_steps, early=early)
+        drafts = proposer.propose(*texts, may_draft, num_tokens, num_steps, index_later=index_later)
         return dict(zip(self.req_ids, drafts, strict=True))
 
 
@@ -147,7 +147,7 @@ def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
     batch.sample("a", [*range(100, 130), 1, 2])  # without a draft
     assert batch.propose(proposer)["a"] == [3, 1, 9]
     batch.sample("a", [3])
-    batch.propose(proposer, early=True)
+    batch.propose(proposer, index_later=True)
     monkeypatch.setattr(proposer._positions, "MAX_PENDING", 0)
     proposer.catch_up()
     assert not proposer._positions._pending, "they are counted while nobody waits"
@@ -156,8 +156,8 @@ def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
         assert counts == {"steps_from_0": 1, "tokens_from_0": 3, "steps_from_16": 1, "tokens_from_16": 1}
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_every_token_enters_exactly_once_whatever_the_engine_does(early):
+@pytest.mark.parametrize("index_later", [False, True])
+def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
     """Random arrivals, samples, preemptions, chunks and ends; the text of every request is what was sampled."""
     rng = random.Random(5)
     proposer, batch = make(threshold=3, sources=["request"]), Batch()
@@ -178,7 +178,7 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(early):
             batch.sample(name, new)
             texts[name] += new
             expected += len(new)
-        drafts = batch.propose(proposer, sampled, early=early)
+        drafts = batch.propose(proposer, sampled, index_later=index_later)
         if rng.random() < 0.5:
             proposer.catch_up()
         for (name, draft), new in zip(drafts.items(), sampled, strict=True):

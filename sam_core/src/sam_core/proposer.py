@@ -175,7 +175,7 @@ class SamProposer:
         num_tokens: int,
         num_steps: int = 1,
         planned: bool = True,
-        early: bool = False,
+        index_later: bool = False,
     ) -> list[list[int]]:
         """Feed this step's tokens and draft for the next step.
 
@@ -191,8 +191,9 @@ class SamProposer:
                 switch is off and the requests stay the same.
             planned: False: the next step was planned without drafts, so the switch only decides whether later ones are
                 planned with some.
-            early: draft before this step's tokens are indexed, which takes half of the time. `catch_up` does that, and
-                lets the switch learn: call it where the host would wait for the device. Without it the next call does.
+            index_later: draft before this step's tokens are indexed, which takes half of the time. `catch_up` indexes
+                them and lets the switch learn: call it where the host would wait for the device. Without it the next
+                call does.
 
         Returns:
             One list of at most k tokens per request, all empty while the switch is off; see also `make_uniform`.
@@ -215,7 +216,7 @@ class SamProposer:
             self.switch.observe(step.slots, step.ends - starts, num_tokens)
         should_draft = self.switch.should_draft(batch, planned)
         if starts is not None and (should_draft or had_drafts):
-            drafts = self._draft(step, starts, may_draft, should_draft, planned, early)
+            drafts = self._draft(step, starts, may_draft, should_draft, planned, index_later)
         else:
             self._feed_turn(step, starts, num_steps)
             self.switch.skip(step.slots, step.ends)
@@ -297,7 +298,7 @@ class SamProposer:
         self._requests["fed"][slots] = ends
 
     def _draft(
-        self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, planned: bool, early: bool
+        self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, planned: bool, index_later: bool
     ) -> list[list[int]]:
         """Feed all requests, and draft if the switch says so."""
         counts = step.ends - starts
@@ -309,7 +310,15 @@ class SamProposer:
         if not self.uniform:
             self.pool.min_prob = max(self.options.pool_min_prob, self.switch.min_score)
         self.pool.step(
-            step.slots, step.token_rows, counts, max_drafts, out, guessed, scores, starts=starts, index_later=early
+            step.slots,
+            step.token_rows,
+            counts,
+            max_drafts,
+            out,
+            guessed,
+            scores,
+            starts=starts,
+            index_later=index_later,
         )
         self._requests["fed"][step.index] = step.ends
         if self.uniform:
@@ -381,7 +390,7 @@ class SamProposer:
         self._requests["unpadded"][slots] = self.k
 
     def catch_up(self) -> None:
-        """Index what an early `propose` has left, learn from the step before, and count it."""
+        """Index what a `propose` with `index_later` has left, learn from the step before, and count it."""
         self.pool.catch_up()
         self.switch.learn()
         self._count_gained()

@@ -152,7 +152,7 @@ class AsyncDrafts:
             self._num_tokens,
             self._skipped + 1,
             may_draft,
-            early=True,
+            index_later=True,
         )
         self._skipped = 0
         if may_draft and self.tp_group.world_size > 1:
