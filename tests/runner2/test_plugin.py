@@ -24,8 +24,8 @@ LATER = sorted(Path(sys.prefix).glob("releases/*/vllm"))
 
 def run(program, *args, timeout=300, **environment):
     """The output of a program in a process of its own, of this environment."""
-    path = os.pathsep.join([str(HERE / "interpreter"), str(HERE.parent / "common")])
-    environment = os.environ | {"PYTHONPATH": path} | environment
+    path = [str(HERE / "interpreter"), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | environment
     done = subprocess.run(
         [sys.executable, *program, *args], env=environment, capture_output=True, text=True, timeout=timeout
     )
