@@ -50,8 +50,7 @@ FOR_ALL = (
 
 def start(platform, *arguments, environment=MappingProxyType({})):
     """A Python process in which vLLM has chosen `platform`, npu or cpu; its stdin and stdout are pipes of text."""
-    imported = "npu" if platform == "a3" else platform  # the stand-in asks in each process which device it is
-    return zygote(imported).start({**variables(platform), **environment}, *arguments)
+    return zygote(platform).start({**variables(platform), **environment}, *arguments)
 
 
 @functools.cache

@@ -230,7 +230,7 @@ def repo(tmp_path, index):
 
 def test_unknown_pin_set_lists_the_known_ones(repo):
     for name in ("absent", "../patches/tiny", ""):
-        assert "choose from tiny, bench, ansible, wheels or tools" in repo.refused(name)
+        assert "choose from tiny, bench, ansible, wheels, vllm-0.32 or tools" in repo.refused(name)
 
 
 def test_folder_that_cannot_be_written(repo):

@@ -78,7 +78,7 @@ def test_the_hooks_of_an_installed_release_are_printed(tmp_path):
         [sys.executable, "-m", "sam_core.engines.vllm.hooks", tmp_path], capture_output=True, text=True
     )
     assert done.returncode == 1 and f"0 of {len(hooks.HOOKS)} hooks fit." in done.stdout
-    (tmp_path / "config" / "speculative.py").write_text("def _validate_sam(self): ...")
+    (tmp_path / "config" / "speculative.py").write_text("class SpeculativeConfig:\n    sam: dict")
     assert "has this project's patches" in run(["-m", "sam_core.engines.vllm.hooks"], str(tmp_path))
 
 

@@ -309,7 +309,7 @@ def test_a_verifying_step_costs_more_with_drafts_alone():
 
 def test_recipe(tmp_path, capsys):
     out, picture = tmp_path / "plan.json", tmp_path / "plan.png"
-    small = ["data.gen_batch_size=16", "rollout.max_num_seqs=16", "--mean", "300"]
+    small = ["data.gen_batch_size=32", "rollout.max_num_seqs=16", "--mean", "300"]
     assert main(["plan", RECIPE, *small, "--draws", "1", "--json", str(out), "--picture", str(picture)]) == 0
     found, said = json.loads(out.read_text()), capsys.readouterr().out
     assert found["figures"]["batch"]["rollout_gain"] > 1 and found["own"] == [8, 3]

@@ -330,8 +330,13 @@ def problems(folder: Path) -> Iterator[str]:
 
 def is_patched(folder: Path) -> bool:
     """Whether this copy of vLLM's package has method sam by the patches of this project."""
-    file = folder / "config" / "speculative.py"
-    return file.is_file() and "_validate_sam" in file.read_text()
+    tree = _tree(folder / "config" / "speculative.py")
+    return tree is not None and any(
+        isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id == "sam"
+        for owner in tree.body
+        if isinstance(owner, ast.ClassDef) and owner.name == "SpeculativeConfig"
+        for field in owner.body
+    )
 
 
 @cache

@@ -39,7 +39,7 @@ def register() -> None:
 def _register() -> None:
     from vllm.config.speculative import SpeculativeConfig
 
-    if hasattr(SpeculativeConfig, "_validate_sam"):
+    if "sam" in SpeculativeConfig.__dataclass_fields__:
         LOGGER.debug("this vLLM has the patches of speculative method 'sam'; the plugin leaves it as it is")
         return
     from vllm.engine.arg_utils import EngineArgs
