@@ -46,7 +46,7 @@ def test_there_is_a_later_release():
 def test_a_hook_that_changed_is_named(hook, tmp_path):
     text = (INSTALLED / hook.file).read_text()
     file = tmp_path / hook.file
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     for old, new, sentence in (
         (f"def {hook.name}(", f"def gone_{hook.name}(", "is missing"),
         (f"def {hook.name}(", f"def {hook.name}(other, ", "takes (other"),
