@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from sam_core.options import VERIFY, Options
+from sam_core.options import VERIFY, Options, SwitchName
 
 from llm_rl.errors import UserError
 
@@ -188,7 +188,7 @@ class Recipe(Section):
     seed: int = Field(ge=0, description="seed of the data order, of the engine and of seeded sampling")
     steps: int = Field(ge=1, description="training steps; a finished run continues if this is raised")
     sam: Annotated[
-        Literal["off", "batch", "auto"],
+        Literal["off", SwitchName],
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads a bare `off` as false
     ] = Field(
         description="speculation; batch: while at most sam_options.threshold requests run; auto: as many draft tokens "

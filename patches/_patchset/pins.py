@@ -5,7 +5,8 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from .git import Failure
 from .journal import heal
@@ -51,6 +52,12 @@ class Module:
                 f"{self.pinset.file} has no record of {self.name}: run `patchset import` and `patchset export` on it."
             )
         return self.record
+
+
+def released(file: Path, dist: str, version: str, sdist_sha256: str) -> Module:
+    """A release of which no patches are kept; `file` is what pins it."""
+    pinned_by = cast("PinSet", SimpleNamespace(file=file))
+    return Module(pinned_by, dist, version, {dist: {version}}, sdist_sha256, "", "", None)
 
 
 class PinSet:

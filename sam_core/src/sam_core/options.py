@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sam_core import __version__
 from sam_core.corpus import describe
@@ -18,7 +18,8 @@ INTERFACE = __version__.rpartition(".")[0]
 
 RULES: tuple[Rule, ...] = ("oldest", "newest", "count", "suffix", "blend")
 SOURCES: tuple[Source, ...] = ("request", "group", "history", "common")
-SWITCHES = ("batch", "auto")
+SwitchName = Literal["batch", "auto"]
+SWITCHES: tuple[str, ...] = get_args(SwitchName)
 VERIFY = ("rejection", "seeded")
 DEFAULT_K = 3
 """Tokens per draft (article, section 1.3)."""

@@ -10,10 +10,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from sam_lab.cli import LabError
 
@@ -34,12 +32,11 @@ def unpack(dist: str, version: str, sha256: str, folder: str | Path) -> None:
     try:
         from _patchset import sdist
         from _patchset.git import Failure
-        from _patchset.pins import Module
+        from _patchset.pins import released
     finally:
         sys.path.pop()
-    here: Any = types.SimpleNamespace(file=Path(__file__).name)
     try:
-        module = Module(here, dist, version, {dist: {version}}, sha256, "", "", None)
+        module = released(Path(Path(__file__).name), dist, version, sha256)
         sdist.unpack(sdist.locate(module, None), Path(folder))
     except Failure as error:
         raise not_available(str(error)) from None
