@@ -28,6 +28,13 @@ from triton_interpreter.device import simulate_device
 
 SEEDED = {"verify": "seeded", "threshold": 6}
 AUTO = {"verify": "seeded", "switch": "auto"}
+TIGHT = {
+    "max_num_batched_tokens": 48,
+    "block_size": 32,
+    "num_gpu_blocks_override": 11,
+    "enable_prefix_caching": False,
+}
+"""A cache of so few blocks that requests are preempted, and prompts in chunks of 48 tokens."""
 
 
 def pool_stats(worker):
@@ -94,16 +101,8 @@ def synchronous(model, device):
 
 @pytest.fixture(scope="session")
 def asynchronous(model, device):
-    """In a cache of so few blocks that requests are preempted; prompts in chunks of 48 tokens; drafts up to 6
-    requests."""
-    engine = start(
-        model,
-        SEEDED,
-        max_num_batched_tokens=48,
-        block_size=32,
-        num_gpu_blocks_override=11,
-        enable_prefix_caching=False,
-    )
+    """Drafts up to 6 requests."""
+    engine = start(model, SEEDED, **TIGHT)
     yield engine
     engine.stop()
 
@@ -111,15 +110,7 @@ def asynchronous(model, device):
 @pytest.fixture(scope="session")
 def auto(model, device):
     """As `asynchronous`, with drafts of as many tokens as pay."""
-    engine = start(
-        model,
-        AUTO,
-        k=5,
-        max_num_batched_tokens=48,
-        block_size=32,
-        num_gpu_blocks_override=11,
-        enable_prefix_caching=False,
-    )
+    engine = start(model, AUTO, k=5, **TIGHT)
     yield engine
     engine.stop()
 

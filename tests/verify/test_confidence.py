@@ -150,7 +150,7 @@ def test_steps_of_which_the_time_says_nothing_do_not_count():
     for _ in range(FIRST_PLAIN + 2 * PLAIN_STEPS):
         device.step(joined=True)
     assert not device.pauses.cost.fitted
-    assert device.pauses.curve([8, 16], 8, 8.0) is None
+    assert device.pauses.curve([8, 16]) is None
     for _ in range(2 * FIRST_PLAIN):
         device.step()
     assert sum(paused for paused, *_ in device.times[-2 * FIRST_PLAIN :]) > 0, "it looks again soon"
@@ -161,5 +161,5 @@ def test_the_curve_is_what_steps_with_drafts_take():
     for i in range(600):
         device.budget = 1 + i % 24
         device.step()
-    curve = dict(device.pauses.curve([8, 16, 32], 8, 8.0))
+    curve = dict(device.pauses.curve([8, 16, 32]))
     assert curve == pytest.approx({n: 10.5 + 0.5 * n for n in (8, 16, 32)}, rel=0.08)

@@ -6,12 +6,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from sam_core.budget import Calibration
 from sam_core.device_drafts import FILLER, MAX_NGRAM, NUM_BINS, NUM_CLASSES, SCALE, Drafts
 
-DECAY = 0.999
-"""Factor of the counts in each step, so that what is no longer verified is tried again."""
-PRIOR_TOKENS = 20.0
-"""Weight of the prior, in tokens."""
 MATCH_PRIOR = (0.15, 0.3, 0.45, 0.55, 0.65)
 """Of the first token behind a match, by the tokens of the match."""
 LATER_PRIOR, CONFIRMED_PRIOR = 0.15, 0.1
@@ -29,6 +26,9 @@ def _prior() -> torch.Tensor:
 
 class Confidence:
     """The share of tokens of each class that are accepted, if all before them are.
+
+    Counts decay and are drawn to their prior as those of budget.Calibration, so that what is no longer verified is
+    tried again.
 
     Args:
         num_states: rows of the engine's states of requests, one of which each request keeps.
@@ -52,13 +52,14 @@ class Confidence:
         accepted = (num_sampled - 1).clamp(min=0).unsqueeze(1)
         graded = self._columns < accepted + (num_rejected.unsqueeze(1) > 0)  # those behind the first refused are not
         values = torch.stack([graded, graded & (self._columns < accepted)]).flatten(1).float()
-        self._counts.mul_(DECAY).index_add_(1, self._classes[states].flatten(), values)
+        self._counts.mul_(Calibration.DECAY).index_add_(1, self._classes[states].flatten(), values)
 
     def of(self, states: torch.Tensor, drafts: Drafts) -> torch.Tensor:
         """Confidences of new drafts, float32 [B, k]: of each token, if all before it are accepted; 0 for fillers."""
         classes = drafts.classes
         self._classes[states] = classes
-        accepted = (self._counts[1] + PRIOR_TOKENS * self._prior) / (self._counts[0] + PRIOR_TOKENS)
+        weight = Calibration.PRIOR_SAMPLES
+        accepted = (self._counts[1] + weight * self._prior) / (self._counts[0] + weight)
         rate = accepted[classes]
         # A chain's own figure is finer than its bin: it is corrected by what the bin's tokens were worth.
         fine = rate * (drafts.probabilities / SCALE) / self._prior[classes].clamp(min=1e-6)

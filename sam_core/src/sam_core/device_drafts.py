@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sam_core.budget import Calibration
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
@@ -171,7 +173,7 @@ class NgramTable:
         return cells, self.memory[cells]
 
 
-NUM_BINS = 24
+NUM_BINS = Calibration.NUM_BINS
 """Classes of chain tokens, by probability."""
 NUM_MATCHES = 2 * 2 * MAX_NGRAM
 """Classes of a match: confirmed or not, in the group or anywhere, by its tokens."""

@@ -99,11 +99,11 @@ class Switch:
     def take_over(self, state: dict[str, Any]) -> None:
         """Begin with what another process learned; raises ValueError if `state` is no record of a switch."""
 
-    def count(self, on: bool) -> None:
-        """A step of an engine that decides itself whether there are drafts."""
-        self._set(on)
+    def count(self, on: bool) -> bool:
+        """Count a step, with drafts or without; whether that is different from the one before."""
         self.steps += 1
         self.steps_on += on
+        return self._set(on)
 
     def _set(self, on: bool) -> bool:
         """Set `on`; whether it was different before."""
@@ -129,12 +129,10 @@ class BatchSwitch(Switch):
 
     def should_draft(self, running: int, room: bool = True) -> bool:
         on = self.may_be_on(running)
-        if self._set(on):
+        if self.count(on):
             self.logger.info(
                 "drafting %s: %d requests running, threshold %d", "on" if on else "off", running, self.threshold
             )
-        self.steps += 1
-        self.steps_on += on
         return on and room
 
 

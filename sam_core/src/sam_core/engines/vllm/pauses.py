@@ -112,17 +112,18 @@ class Pauses:
         elif plain := self._plain.seconds(self.cost, step.requests, step.context, follow=True):
             self._proof.add(gained / step.requests - seconds / plain, self._number)
 
-    def curve(self, sizes: list[int], requests: int, context: float) -> list[tuple[int, float]] | None:
-        """What steps with drafts cost, as vLLM's verification takes it: rows and milliseconds; None: unknown.
+    def curve(self, sizes: list[int]) -> list[tuple[int, float]] | None:
+        """What steps with drafts of the requests that run cost, as vLLM's verification takes it: rows and milliseconds.
+
+        None: that is unknown.
 
         Args:
             sizes: rows, increasing.
-            requests: that run.
-            context: thousands of tokens that they hold.
         """
         cost = self.cost
-        if not cost.fitted or not requests:
+        if not cost.fitted or not self._steps:
             return None
+        requests, context = self._steps[-1].requests, self._steps[-1].context
         seconds = cost.rows_cost(sizes) + cost.context * context
         drafts = [max(size - requests, 0) for size in sizes]
         return [

@@ -85,24 +85,15 @@ class ChainProposer(SamProposer):
         start = time.perf_counter()
         self.switch.count(should_draft)
         step, _ = self._step_of(req_ids)
-        step.token_rows, step.ends, step.prompts = (
-            token_rows,
-            ends[: len(req_ids)].copy(),
-            prompts[: len(req_ids)].copy(),
-        )
+        batch, k = len(req_ids), self.chain_length
+        step.token_rows, step.ends, step.prompts = token_rows, ends[:batch].copy(), prompts[:batch].copy()
         found, starts = None, self._open_changed(step)
         if should_draft:
-            shape = len(req_ids), self.chain_length
-            chains, lengths, scores = (
-                np.zeros(shape, np.int32),
-                np.empty(shape[0], np.int32),
-                np.zeros(shape, np.float32),
-            )
-            self.pool.step(
-                step.slots, token_rows, step.ends - starts, self.chain_length, chains, lengths, scores, starts=starts
-            )
+            chains, lengths = np.zeros((batch, k), np.int32), np.empty(batch, np.int32)
+            scores = np.zeros((batch, k), np.float32)
+            self.pool.step(step.slots, token_rows, step.ends - starts, k, chains, lengths, scores, starts=starts)
             self._requests["fed"][step.index] = step.ends
-            before = np.concatenate([np.ones((shape[0], 1), np.float32), scores[:, :-1]], 1)
+            before = np.concatenate([np.ones((batch, 1), np.float32), scores[:, :-1]], 1)
             found = chains, lengths, np.minimum(scores / np.maximum(before, 1e-30), 1)
         else:
             self._feed_turn(step, starts, num_steps=1)

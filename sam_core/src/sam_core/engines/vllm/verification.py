@@ -63,9 +63,7 @@ class Verification:
         self._begin(joined)
         self._steps += 1
         if self._steps % CURVE_INTERVAL == 0 and self._sizes:
-            curve = None
-            if pauses := self._speculator.pauses:
-                context = float(input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].sum()) / 1000
-                curve = pauses.curve(self._sizes, input_batch.num_reqs, context)
+            pauses = self._speculator.pauses
+            curve = pauses.curve(self._sizes) if pauses else None
             if curve := self._speculator.tp_group.broadcast_object(curve, src=0):
                 self._manager.set_cost_curves([(1, 0.0)], curve)

@@ -19,12 +19,9 @@ LOGGER = logging.getLogger("vllm.sam_core")
 
 
 def rebind(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(original)` in the place of an attribute of a class or module, once."""
+    """Put `make(original)` in the place of an attribute of a class or module."""
     original = getattr(owner, name)
-    if not hasattr(original, "sam_core"):
-        new = functools.wraps(original)(make(original))
-        vars(new)["sam_core"] = True
-        setattr(owner, name, new)
+    setattr(owner, name, functools.wraps(original)(make(original)))
 
 
 @functools.cache

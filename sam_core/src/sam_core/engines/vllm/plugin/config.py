@@ -12,7 +12,7 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.config.utils import config
 
 from sam_core.engines.vllm.plugin import core, register
-from sam_core.options import DEFAULT_K, Options
+from sam_core.options import DEFAULT_K, VERIFY, Options
 
 CARRIER = "ngram_gpu"
 """vLLM's method whose engines are configured as those of sam: it schedules asynchronously and has no draft model."""
@@ -56,7 +56,7 @@ class SamSpeculativeConfig(SpeculativeConfig):
             )
         if self.num_speculative_tokens is None:
             self.num_speculative_tokens = DEFAULT_K
-        options = self.options()
+        options = Options.from_engine(self.num_speculative_tokens, self.sam, verify=VERIFY)
         if options.switch == "auto":
             self.enable_adaptive_verification = True
         elif parallel.data_parallel_size > 1:
@@ -70,10 +70,6 @@ class SamSpeculativeConfig(SpeculativeConfig):
                 (options.threshold + 1, options.threshold + 1, 0),
             ]
         super().__post_init__()
-
-    def options(self) -> Options:
-        """Its valid options; ValueError names a bad one in one sentence."""
-        return Options.from_engine(self.num_speculative_tokens, self.sam, verify=("rejection", "seeded"))
 
     def choose_by_batch_size(self) -> None:
         """Verify as many tokens of each request as the number of requests says, instead of choosing by request."""

@@ -111,6 +111,8 @@ def why_not_adaptive(vllm_config: Any) -> str | None:
         return "does not go with enable_batch_sharded_sampling"
     if getattr(vllm_config.speculative_config, "use_local_argmax_reduction", False):
         return "does not go with use_local_argmax_reduction"
+    if model.use_mla:
+        return None  # its backends are many: vLLM checks them when the engine starts
     return _backend_problem(vllm_config)
 
 
@@ -123,9 +125,7 @@ def _backend_problem(vllm_config: Any) -> str | None:
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     speculative, model = vllm_config.speculative_config, vllm_config.model_config
-    cache = vllm_config.cache_config
-    if model.use_mla:
-        return None  # its backends are many: vLLM checks them when the engine starts
+    cache, asked = vllm_config.cache_config, speculative.enable_adaptive_verification
     speculative.enable_adaptive_verification = False  # else the selector would leave the backend out
     try:
         with set_current_vllm_config(vllm_config):
@@ -149,7 +149,7 @@ def _backend_problem(vllm_config: Any) -> str | None:
         LOGGER.debug("the attention backend is not known yet: %s", error)
         return None
     finally:
-        speculative.enable_adaptive_verification = True
+        speculative.enable_adaptive_verification = asked
 
 
 def _validate_spec_decode(validate: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

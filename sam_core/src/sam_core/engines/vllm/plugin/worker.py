@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sam_core.engines.vllm.config import proposer_settings
+from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.plugin import rebind
 from sam_core.engines.vllm.runner2 import ChainProposer, Speculator, keep_equal
 from sam_core.engines.vllm.texts import num_verified
@@ -106,8 +107,9 @@ def _sample_tokens(sample: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
 
 def _initialize_kv_cache(initialize: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (speculator := speculator_of(self)) and speculator.pauses:
-            self.step_timing = StepTiming(self.step_timing, speculator)
+        pauses = (speculator := speculator_of(self)) and speculator.pauses
+        if pauses and not isinstance(self.step_timing, StepTiming):  # a cache may be made several times
+            self.step_timing = StepTiming(self.step_timing, pauses)
         return initialize(self, *args, **kwargs)
 
     return initialize_kv_cache
@@ -116,16 +118,15 @@ def _initialize_kv_cache(initialize: Callable[..., Any]) -> Callable[..., Any]:
 class StepTiming:
     """The runner's StepTimingCollector (gpu/async_utils.py), which also tells the drafter of each step's start."""
 
-    def __init__(self, collector: Any, speculator: Speculator) -> None:
-        self._collector, self._speculator = getattr(collector, "_collector", collector), speculator
+    def __init__(self, collector: Any, pauses: Pauses) -> None:
+        self._collector, self._pauses = collector, pauses
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._collector, name)
 
     def record_batch(self, input_batch: Any, full_cudagraph: bool) -> None:
         self._collector.record_batch(input_batch, full_cudagraph)
-        if pauses := self._speculator.pauses:
-            pauses.launched(input_batch)
+        self._pauses.launched(input_batch)
 
 
 def _create_verification(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,9 +149,6 @@ def _rejection_sample(reject: Callable[..., Any]) -> Callable[..., Any]:
 
 def _async_output(base: Any) -> Any:
     from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
-
-    if hasattr(base, "sam_speculator"):
-        return base
 
     class AsyncOutput(base):
         sam_speculator: Speculator | None = None
