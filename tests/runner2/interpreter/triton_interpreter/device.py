@@ -31,7 +31,7 @@ def simulate_device():
     from triton_interpreter.speed import speed_up
 
     check, rng, begun, copying = CpuPlatform.check_and_update_config, random.Random(0), [0], []
-    clock = [0.0]
+    clock, concurrent = [0.0], [2]
 
     def keep_asynchronous(vllm_config):
         asynchronous = vllm_config.scheduler_config.async_scheduling
@@ -41,8 +41,8 @@ def simulate_device():
     class Event(shm._EventPlaceholder):
         """Done when the engine has waited for it, or when it was asked for often enough.
 
-        The engine begins a step once it has had all outputs but the last, so the drafter waits for nothing if it has
-        been told that an output is there, or if that is the last but one.
+        The engine begins a step once it has had all outputs but the last, or all if it schedules synchronously, so the
+        drafter waits for nothing if it has been told that an output is there, or if that is so old.
         """
 
         step = 0
@@ -61,7 +61,7 @@ def simulate_device():
 
         def _synchronize(self):
             reader = sys._getframe(2).f_globals["__name__"]
-            had = self.done or self.told or begun[0] - self.step >= 2
+            had = self.told or begun[0] - self.step >= concurrent[0]
             assert had or reader != "sam_core.engines.vllm.runner2", "the drafter waits for the device"
             self.finish()
 
@@ -87,9 +87,10 @@ def simulate_device():
 
     update_requests = Speculator.update_requests
 
-    def begin(*args):
+    def begin(speculator, *args):
         begun[0] += 1
-        update_requests(*args)
+        concurrent[0] = speculator.max_concurrent
+        update_requests(speculator, *args)
 
     launched = Pauses.launched
 
