@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sam_lab engine-replay`: gain of speculation on the patched engine, with random weights."""
+"""`python -m sam_lab engine-replay`: gain of speculation on the real engine, with random weights."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import json
 import os
 import random
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from sam_core.console import Progress
+from sam_core.engines.vllm import hooks
 from sam_core.files import replacing, write_json
 
 from llm_rl.evaluation.engine import default_dtype
 from llm_rl.shape import SHAPES, Shape
 from sam_lab.cli import LabError, non_negative, positive
-from sam_lab.engine_replay import arms as kinds
+from sam_lab.engine_replay import arms, arms2
 from sam_lab.engine_replay.report import report
 from sam_lab.recordings import PARTS, Answer, read_answers, split
 
@@ -29,11 +34,9 @@ TINY = Shape(2, 64, 2, 1, 32, 128, tied=True)
 RANDOM = "random"
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
     "NUMBA_NUM_THREADS": "1",  # ngram's numba sets torch's number of threads otherwise
 }
 DEFAULTS = {
-    "VLLM_PLUGINS": "",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -41,12 +44,17 @@ DEFAULTS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "2",
 }
+RUNNERS: dict[bool, dict[str, str]] = {
+    False: {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_PLUGINS": ""},
+    True: {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_PLUGINS": "sam"},
+}
+"""By whether the second runner is driven; VLLM_PLUGINS as a default."""
 EPILOG = """\
 A model of a real architecture gets random weights, and its next token is forced to the recorded one: times of steps and
-accepted drafts are real. Every batch of requests goes through every arm, one after the other in this process; gains
-are against --against: `plain`, an engine without speculation and without asynchronous scheduling, or `plain@async`.
+accepted drafts are real. Every batch of requests goes through every arm, one after the other in this process.
 
-arms:
+arms with this project's patches, on vLLM's first model runner; gains are against --against: `plain`, an engine without
+speculation and without asynchronous scheduling, or `plain@async`:
   plain    no speculation
   off      sam whose switch stays off: its index is fed, nothing is drafted
   ngram    vLLM's n-gram look-up, k = 3
@@ -57,6 +65,14 @@ arms:
   plain@async, off@async, batch@async, auto@async
            the same in an engine that schedules asynchronously, where the platform does
 
+arms with an unpatched vLLM 0.32 or 0.33 and the plugin, on its second runner; each is an engine of its own, schedules
+asynchronously, and keeps its texts and what it learned from batch to batch; gains are against `plain`:
+  plain        no speculation
+  ngram_gpu:K  vLLM's n-gram look-up on the device, as it is by default
+  sam:K        sam with K tokens at any number of requests
+  schedule     sam with 15, 7 or 3 tokens while at most 8, 32 or 128 requests run
+  auto         sam's switch auto, at most --k tokens, after --learn batches; on a GPU it needs --graphs FULL
+
 The model is in bfloat16, on a CPU without instructions for that in float32. On a CPU the clock is that of this
 process (one thread), so that other load disturbs little; elsewhere the wall's. With VLLM_PLUGINS=ascend, or where
 vLLM finds a GPU, the same command runs there.
@@ -64,16 +80,21 @@ vLLM finds a GPU, the same command runs there.
 Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png; runs.jsonl holds each run as it ends, and
 --resume keeps those of the same settings. Ends with 1 if an answer differs from the recorded one or an arm drafted
 nothing.
+
+on one GPU with vLLM 0.32 or 0.33 and the plugin (this has not run on a GPU yet; docs/lab.md has the output):
+  python -m sam_lab engine-replay sam_lab/data/evidence/rl.jsonl.gz --shape Qwen3-8B --graphs FULL \\
+    --groups 40 --batches 2 --tokens 1500 --max-seqs 128 --out outputs/gpu-rl
+  and again with long.jsonl.gz, --groups 15 and --out outputs/gpu-long
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Let recorded answers drive the real patched engine, with and without speculation."
+    parser.description = "Let recorded answers drive the real engine, with and without speculation."
     add = parser.add_argument
     add("answers", metavar="FILE", help=f"a recording (see `python -m sam_lab replay --help`), or {RANDOM!r}: noise")
     add("--part", choices=PARTS, help="only the prompts that `evidence` tunes on or tests with; default: all")
     add("--shape", choices=[*SHAPES, "tiny"], default="Qwen3-0.6B", help="model shape (%(default)s)")
-    add("--arms", nargs="+", default=list(kinds.ARMS), metavar="ARM", help="default: those that are not asynchronous")
+    add("--arms", nargs="+", metavar="ARM", help="default: all but those that end in @async")
     add(
         "--groups",
         type=positive,
@@ -102,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--against",
-        choices=("plain", f"plain{kinds.ASYNC}"),
+        choices=("plain", f"plain{arms.ASYNC}"),
         default="plain",
         help="what gains are against; always run",
     )
@@ -115,16 +136,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command; raises ValueError or OSError."""
-    asynchronous = ["plain@async"] if any(arm.endswith(kinds.ASYNC) for arm in args.arms) else []
+    second = args.second_runner = is_second_runner()
+    if args.arms is None:
+        args.arms = list(arms2.ARMS if second else arms.ARMS)
+    asynchronous = ["plain@async"] if not second and any(arm.endswith(arms.ASYNC) for arm in args.arms) else []
     names = list(dict.fromkeys([args.against, *asynchronous, *args.arms]))
     for name in names:
-        kinds.check(name)
+        (arms2 if second else arms).check(name)
     batches = noise(args) if args.answers == RANDOM else choose(answers_of(args), args)
-    os.environ.update(ENVIRONMENT)
-    for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    set_environment(second)
     for name in [*names]:
-        if reason := kinds.missing_reason(name):
+        if reason := arms.missing_reason(name):
             print(f"{name} is left out: {reason}", file=sys.stderr)
             names.remove(name)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -137,6 +159,26 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.out / "learned.json", records.learned)
     result = report(runs, args.tail, args.out, settings)
     return 1 if result["wrong"] or result["silent"] else 0
+
+
+def is_second_runner() -> bool:
+    """Whether the installed vLLM is to be driven by its second runner, with the plugin: it has not the patches. Raises
+    ValueError for a release that the plugin does not know."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None or hooks.is_patched(folder := Path(spec.origin).parent):
+        return False
+    hooks.check(folder, version("vllm"))
+    return True
+
+
+def set_environment(second: bool) -> None:
+    """Set vLLM's variables; raises LabError if they leave the plugin out that is to be driven."""
+    of_runner = RUNNERS[second]
+    os.environ.update(ENVIRONMENT | {"VLLM_USE_V2_MODEL_RUNNER": of_runner["VLLM_USE_V2_MODEL_RUNNER"]})
+    for name, value in (DEFAULTS | {"VLLM_PLUGINS": of_runner["VLLM_PLUGINS"]}).items():
+        os.environ.setdefault(name, value)
+    if second and "sam" not in (plugins := os.environ["VLLM_PLUGINS"]).split(","):
+        raise LabError(f"VLLM_PLUGINS={plugins} leaves out the plugin that is to be driven: add sam")
 
 
 class Records:
@@ -220,53 +262,71 @@ def cache_bytes(args: argparse.Namespace, batches: list[Any]) -> int:
 
 def engine_of(arm: str) -> tuple[bool, bool]:
     """Whether an arm's engine speculates, and whether it schedules asynchronously."""
-    return kinds.speculates(arm), arm.endswith(kinds.ASYNC)
+    return arms.speculates(arm), arm.endswith(arms.ASYNC)
+
+
+def start_engines(names: Sequence[str], args: argparse.Namespace, batches: list[Any]) -> dict[str, Any]:
+    """The engine of each arm; on the first runner some have the same one."""
+    from sam_lab.engine_replay.engine import ForcedEngine
+    from sam_lab.engine_replay.forced import write_model
+
+    longest = max(len(p) + len(a) for batch in batches for p, a in batch) + args.k + 2
+    shape, size = shape_of(args), cache_bytes(args, batches)
+    if shape is TINY:  # sampling takes most of its time
+        shape = replace(shape, vocabulary=1 + max(max(*p, *a) for batch in batches for p, a in batch))
+    common = {"max_model_len": longest, "max_num_seqs": args.max_seqs, "graphs": args.graphs}
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        write_model(folder, shape, longest, args.dtype)
+        if args.second_runner:
+            from sam_lab.engine_replay.engine2 import ForcedEngine2, fitting
+
+            common["kv_cache_memory_bytes"] = fitting(size, len(names), 2 * shape.parameters)
+            # the scheduler plans whole drafts, however few are verified
+            common["max_num_batched_tokens"] = 2048 + args.max_seqs * (args.k + 1)
+            given = (args.k, args.max_seqs, args.verify)
+            return {name: ForcedEngine2(folder, arms2.speculative_config(name, *given), **common) for name in names}
+        common |= {"verify": args.verify, "kv_cache_memory_bytes": size}
+        kinds = dict.fromkeys(map(engine_of, names))
+        engines = {
+            kind: ForcedEngine(folder, args.k if kind[0] else 0, asynchronous=kind[1], **common) for kind in kinds
+        }
+        return {name: engines[engine_of(name)] for name in names}
 
 
 def replay(batches: list[Any], names: list[str], args: argparse.Namespace, records: Records) -> list[dict[str, Any]]:
     """Run every arm on every batch, in an order that rotates from batch to batch."""
     # auto learns on the first batches, which are not reported
-    learner = next((name for name in names if name.removesuffix(kinds.ASYNC) == "auto"), None)
+    learner = next((name for name in names if name.removesuffix(arms.ASYNC) == "auto"), None)
     turns = [(learner, i) for i in range(-args.learn, 0)] if learner else []
     for number in range(args.batches):
         turn = number % len(names)
         turns += [(name, number) for name in names[turn:] + names[:turn]]
     missing = [turn for turn in turns if turn not in records.done]
-    longest = max(len(p) + len(a) for batch in batches for p, a in batch) + args.k + 2
     progress = Progress()
 
     def show(what: str, done: int, total: int) -> None:
         progress.show(f"{what}: {done:,} of {total:,} tokens")
 
     if missing:
-        from sam_lab.engine_replay.engine import ForcedEngine, write_model
-
-        with tempfile.TemporaryDirectory() as folder:
-            write_model(Path(folder), shape_of(args), longest, args.dtype)
-            common = {"verify": args.verify, "max_model_len": longest, "max_num_seqs": args.max_seqs}
-            common["graphs"] = args.graphs
-            common["kv_cache_memory_bytes"] = cache_bytes(args, batches)
-            needed = dict.fromkeys(engine_of(name) for name, _ in missing)
-            engines = {
-                kind: ForcedEngine(Path(folder), args.k if kind[0] else 0, asynchronous=kind[1], **common)
-                for kind in needed
-            }
+        engines = start_engines([*dict.fromkeys(name for name, _ in missing)], args, batches)
         warm_up = [(p[:32], a[:8]) for p, a in batches[0][:4]]
-        for engine in engines.values():
-            engine.run(warm_up, None, args.temperature)
+        for engine in dict.fromkeys(engines.values()):
+            engine.run(warm_up, args.temperature)
+        if args.second_runner and learner in engines:  # what it learned ended with the engine
+            missing = [turn for turn in turns if turn in missing or turn[1] < 0]
     for name, number in missing:
-        engine = engines[engine_of(name)]
-        drafter = kinds.make(name, engine.runner, args.k, {"verify": args.verify}, engine.clock)
-        switch = drafter[1].switch if drafter and name.removesuffix(kinds.ASYNC) == "auto" else None
+        engine, switch = engines[name], None
+        if not args.second_runner and (
+            drafter := arms.make(name, engine.runner, args.k, {"verify": args.verify}, engine.clock)
+        ):
+            engine.use(*drafter)
+            switch = drafter[1].switch if name.removesuffix(arms.ASYNC) == "auto" else None
         if switch and records.learned:
             switch.restore(records.learned)
         what = f"batch {number + 1}/{args.batches} {name}" if number >= 0 else "auto learns"
-        steps, wrong = engine.run(
-            batches[number + args.learn],
-            drafter,
-            args.temperature,
-            functools.partial(show, what),
-        )
+        batch = batches[number + args.learn]
+        steps, wrong = engine.run(batch, args.temperature, functools.partial(show, what))
         learned = switch.state() if switch else None
         records.add({"arm": name, "batch": number, "wrong": wrong, "steps": steps}, learned)
     progress.clear()

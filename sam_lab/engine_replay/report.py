@@ -16,6 +16,8 @@ from sam_lab.engine_replay import arms as kinds
 
 BINS = {"1": (1, 1), "2-3": (2, 3), "4-5": (4, 5), "6-8": (6, 8), "9-16": (9, 16), "17-32": (17, 32), "33+": (33, inf)}
 """Running requests, from and to."""
+STEP_BINS = {**BINS, "33-64": (33, 64), "65-128": (65, 128), "129+": (129, inf)}
+del STEP_BINS["33+"]
 
 
 def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -53,9 +55,14 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
             "drafted": drafted,
             "accepted": sum(s["emitted"] - s["gaining"] for s in decoding),
             # an asynchronous engine waits for the step before while it drafts
-            "draft_share": None if arm.endswith(kinds.ASYNC) else sum(s["draft_s"] for s in decoding) / _time(decoding),
-            "sample_share": sum(s["sample_s"] for s in decoding) / _time(decoding),
+            "draft_share": None if arm.endswith(kinds.ASYNC) else _share("draft_s", decoding),
+            "sample_share": _share("sample_s", decoding),
             "tokens_per_s": {name: _rate(decoding, *bin_) for name, bin_ in BINS.items()},
+            "steps_by_running": {
+                name: _typical(inside)
+                for name, (first, last) in STEP_BINS.items()
+                if (inside := [s for s in decoding if first <= s["running"] <= last])
+            },
         }
     for values in result["arms"].values():
         rates = result["arms"][base]["tokens_per_s"]
@@ -66,7 +73,8 @@ def report(runs: list[dict[str, Any]], tail: int, out: Path, settings: dict[str,
     _print(result, base)
     write_json(out / "engine-replay.json", result)
     write_json(out / "steps.json", runs)
-    _draw(runs, result, base, tail, out)
+    if figures.can_draw():
+        _draw(runs, result, base, tail, out)
     print(f"results: {out}")
     return result
 
@@ -87,6 +95,21 @@ def _time(steps: list[dict[str, Any]]) -> float:
     return sum(s["s"] for s in steps)
 
 
+def _share(name: str, steps: list[dict[str, Any]]) -> float | None:
+    """Of the time of these steps; None: the second runner's do not have it."""
+    return sum(s[name] for s in steps) / _time(steps) if steps and name in steps[0] else None
+
+
+def _typical(steps: list[dict[str, Any]]) -> dict[str, float]:
+    """Number of steps, median milliseconds, mean rows, mean tokens of a request that gained any."""
+    return {
+        "steps": len(steps),
+        "ms": 1000 * statistics.median(s["s"] for s in steps),
+        "rows": statistics.mean(s["rows"] for s in steps),
+        "tokens": sum(s["emitted"] for s in steps) / max(1, sum(s["gaining"] for s in steps)),
+    }
+
+
 def _rate(steps: list[dict[str, Any]], first: int, last: float) -> float | None:
     inside = [s for s in steps if first <= s["running"] <= last]
     return sum(s["emitted"] for s in inside) / _time(inside) if inside else None
@@ -102,14 +125,20 @@ def _print(result: dict[str, Any], base: str) -> None:
             for which in ("median", "worst"):
                 gain = v.get(f"{part}_gain_{which}")
                 row += f"{'-' if gain is None else f'{gain:.3f}':>{width if which == 'median' else 8}}"
-        drafting = "-" if v["draft_share"] is None else f"{100 * v['draft_share']:.2f} %"
-        shares = f"{100 * v['sample_share']:8.2f} %{drafting:>10}"
-        print(f"{row}{v['tokens_per_step']:10.3f}{share:>10}{shares}")
+        shares = ("-" if v[name] is None else f"{100 * v[name]:.2f} %" for name in ("sample_share", "draft_share"))
+        print(f"{row}{v['tokens_per_step']:10.3f}{share:>10}" + "".join(f"{text:>10}" for text in shares))
     names = [name for name, rate in result["arms"][base]["tokens_per_s"].items() if rate]
     print(f"\ngain against {base}, by requests running\n" + " " * 12 + "".join(f"{name:>8}" for name in names))
     for arm, v in result["arms"].items():
         gains = (v["gain_by_running"][name] for name in names)
         print(f"{arm:12}" + "".join(f"{gain:8.3f}" if gain else f"{'-':>8}" for gain in gains))
+    print("\nms of a step that reads no prompt: median (mean rows; tokens a request), by requests running")
+    print(" " * 8 + "".join(f"{arm:>22}" for arm in result["arms"]))
+    for name in STEP_BINS:
+        typical = [v["steps_by_running"].get(name) for v in result["arms"].values()]
+        if any(typical):
+            cells = (f"{t['ms']:.2f} ({t['rows']:.0f}; {t['tokens']:.2f})" if t else "-" for t in typical)
+            print(f"{name:8}" + "".join(f"{cell:>22}" for cell in cells))
     for arm, batch, request in result["wrong"][:5]:
         print(f"WRONG: {arm}, batch {batch}: request {request} did not give the recorded answer")
     for arm in result["silent"]:

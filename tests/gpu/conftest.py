@@ -1,27 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real engines of the patched vLLM on a GPU; each starts once for all tests that share it.
+"""Real engines on a GPU, of the patched vLLM or of an unpatched one with the plugin.
+
+Each starts once for all tests that share it.
 
 Kernels of a fixed order of summation (VLLM_BATCH_INVARIANT) give a row the same logits whoever shares its batch, so
 texts can be compared token for token.
 """
 
+import importlib.util
 import os
-
-os.environ.update(
-    VLLM_PLUGINS="",
-    VLLM_BATCH_INVARIANT="1",
-    VLLM_ENABLE_V1_MULTIPROCESSING="1",
-    VLLM_ALLOW_INSECURE_SERIALIZATION="1",  # collective_rpc of a function
-    VLLM_WORKER_MULTIPROC_METHOD="spawn",
-    VLLM_USE_V2_MODEL_RUNNER="0",  # what an engine with sam uses
-    VLLM_USE_FLASHINFER_SAMPLER="0",
-    VLLM_NO_USAGE_STATS="1",
-    HF_HUB_OFFLINE="1",
-)
+from pathlib import Path
 
 import pytest
 import tiny_qwen3
 from llm_engine import Engine
+from sam_core.engines.vllm import hooks
+
+SECOND = not hooks.is_patched(Path(importlib.util.find_spec("vllm").origin).parent)
+"""Whether this is a vLLM without the patches, whose second runner the plugin uses."""
+os.environ.update(
+    VLLM_PLUGINS="sam" if SECOND else "",
+    VLLM_BATCH_INVARIANT="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="1",
+    VLLM_ALLOW_INSECURE_SERIALIZATION="1",  # collective_rpc of a function
+    VLLM_WORKER_MULTIPROC_METHOD="spawn",
+    VLLM_USE_V2_MODEL_RUNNER="1" if SECOND else "0",  # what an engine with sam uses
+    VLLM_USE_FLASHINFER_SAMPLER="0",
+    VLLM_NO_USAGE_STATS="1",
+    HF_HUB_OFFLINE="1",
+)
 
 GRAPHS = {"mode": "NONE", "cudagraph_mode": "FULL"}
 ENGINES = {
@@ -30,8 +37,9 @@ ENGINES = {
     "batch, synchronous": {"sam": {"threshold": 8}, "async_scheduling": False},
     "batch, eager": {"sam": {"threshold": 8}, "enforce_eager": True},
     "auto": {"sam": {"switch": "auto"}, "k": 6},
-    "plain, seeded": {"additional_config": {"sam_verify": "seeded"}},
+    "plain, seeded": {} if SECOND else {"additional_config": {"sam_verify": "seeded"}},
     "batch, seeded": {"sam": {"threshold": 64, "verify": "seeded"}},
+    "auto, seeded": {"sam": {"switch": "auto", "verify": "seeded"}, "k": 6},
 }
 
 

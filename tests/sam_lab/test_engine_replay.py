@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = DATA / "rl-rollouts-qwen3b.jsonl.gz"
 SMALL = ["--shape", "tiny", "--groups", "2", "--per-group", "3", "--batches", "1", "--tokens", "200", "--k", "5"]
 TICKING = """
-import itertools, os, sys, time
+import itertools, sys, time
 ticks = itertools.count()
 time.process_time = lambda: next(ticks) / 1000
-from sam_lab.engine_replay.command import DEFAULTS, ENVIRONMENT
-os.environ.update(DEFAULTS | os.environ | ENVIRONMENT)
+from sam_lab.engine_replay.command import set_environment
+set_environment(second=False)
 sys.path.append("tests/common")
 import asynchronous_cpu
 asynchronous_cpu.allow()
