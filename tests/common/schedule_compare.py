@@ -5,7 +5,7 @@ import collections
 import copy
 
 import numpy as np
-from schedule_draws import REFUSED
+from schedule_draws import REFUSED, STOP
 from schedule_engine import Result
 from scipy.optimize import linear_sum_assignment
 
@@ -27,7 +27,14 @@ def differs(ask, expected, got, verify):
         return f"{len(got.answers)} answers, not {len(expected.answers)}"
     if ask.draws and verify == "rejection":
         return None if got.aborted or all(answer.finish for answer in got.answers) else "an answer does not end"
+    budget = ask.params.get("thinking_token_budget")
     for mine, theirs in zip(got.answers, expected.answers, strict=True):
+        if (
+            budget is not None
+            and STOP not in theirs.tokens[:budget]
+            and theirs.tokens[budget : budget + 1] not in ([], [STOP])
+        ):
+            return f"plain thinks beyond its budget of {budget}: {theirs.tokens}"
         for name in ("tokens", "text"):
             a, b = getattr(theirs, name), getattr(mine, name)
             if a != b:

@@ -27,7 +27,7 @@ WORDS = [
     "STOP",
 ]
 WORDS += [f"<{at}>" for at in range(len(WORDS), EOS)] + ["<eos>"]
-THINK = WORDS.index("THINK")
+THINK, STOP = WORDS.index("THINK"), WORDS.index("STOP")
 MAX_LEN, BLOCK, MAX_SEQS = 160, 16, 16
 
 
