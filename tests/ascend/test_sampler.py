@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ascend_engine import OLD, start
+from distribution import loaded, samples_as_the_model
 
 SDIST = f"vllm_ascend-{importlib.metadata.version('vllm_ascend')}.tar.gz"
 UPSTREAMS = ["tests/ut/sample/test_rejection_sampler.py"] + ([] if OLD else ["tests/ut/test_ascend_config.py"])
@@ -36,6 +37,13 @@ def test_upstreams_verification_returns_logprob_token_ids(npu_unit):
 @pytest.mark.skipif(OLD, reason="0.11 has no block verification")
 def test_block_verification_is_not_the_models_distribution_and_ours_is(npu_unit):
     assert npu_unit["check_block_verification_is_not_the_models_distribution_and_ours_is"] is None
+
+
+def test_an_engines_samples_follow_the_models_distribution(sam, model):
+    """By rejection sampling, drafts for batches of any size: 9,984 tokens in pairs."""
+    sam.ask("keep_off", threshold=64)
+    samples_as_the_model(sam, loaded(model), 4_992, 64)
+    sam.ask("keep_off", threshold=8)
 
 
 def test_upstreams_own_unit_tests(tmp_path, monkeypatch):

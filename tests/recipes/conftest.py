@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes of this machine's CPU: vLLM's own platform, not that of vllm-ascend, which is installed beside it."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -16,9 +17,18 @@ os.environ["VLLM_PLUGINS"] = ""
 
 @pytest.fixture(scope="session")
 def train():
-    """train(folder, *overrides, script="tiny", **variables): runs a recipe for a CPU to its end."""
+    """train(folder, *overrides, script="tiny", validate=False, **variables): runs a recipe for a CPU to its end.
 
-    def run(folder, *overrides, script="tiny", **variables):
+    validate: before the first step and after each, 8 prompts in two batches, 4 answers each, with the same seeds; they
+    are in folder/validation.
+    """
+
+    def run(folder, *overrides, script="tiny", validate=False, **variables):
+        if validate:
+            val_kwargs = ("do_sample=true", "temperature=1", "n=4", "seed=3")
+            overrides += tuple(f"verl.actor_rollout_ref.rollout.val_kwargs.{setting}" for setting in val_kwargs)
+            overrides += ("trainer.val_before_train=true", "trainer.test_freq=1", "verl.data.val_max_samples=8")
+            overrides += ("verl.data.val_batch_size=5", f"verl.trainer.validation_data_dir={folder}/validation")
         program = launch.ROOT / "llm_rl" / "qwen3" / f"run_dapo_qwen3_{script}_cpu.sh"
         command = [program, *overrides, "--run-dir", folder]
         path = [str(HERE / "forked"), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -28,6 +38,28 @@ def train():
         return result
 
     return run
+
+
+@pytest.fixture(scope="session")
+def validations():
+    """validations(folder): of a run, the `val/unchanged` that it has logged, by step, and the share counted anew."""
+
+    def read(folder):
+        rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+        logged = {row["step"]: row["data"]["val/unchanged"] for row in rows if "val/unchanged" in row["data"]}
+        counted, before = {}, None
+        for path in sorted((folder / "validation").glob("*.jsonl"), key=lambda path: int(path.stem)):
+            texts = {}
+            for number, row in enumerate(map(json.loads, path.read_text().splitlines())):
+                answer = row["uid"].split("_")[1] if "uid" in row else number % 4
+                texts[row["input"], answer] = row["output"]
+            assert len(texts) == 32 and len({*texts.values()}) > 16
+            if before is not None:
+                counted[int(path.stem)] = sum(before[place] == text for place, text in texts.items()) / 32
+            before = texts
+        return logged, counted
+
+    return read
 
 
 @pytest.fixture(scope="session")

@@ -91,13 +91,13 @@ def finished(folder):
 
 @pytest.fixture(scope="session")
 def run(train, tmp_path_factory):
-    """A run with SAM, and what Prometheus would have got of it."""
+    """A run with SAM and validations with the same seeds, and what Prometheus would have got of it."""
     folder, metrics = tmp_path_factory.mktemp("dapo"), tmp_path_factory.mktemp("metrics")
     ended = threading.Event()
     with ThreadPoolExecutor() as pool:
         scraped = pool.submit(scrape, metrics, ended)
         try:
-            train(folder, *ON, SAM_RL_METRICS=str(metrics))
+            train(folder, *ON, validate=True, SAM_RL_METRICS=str(metrics))
         finally:
             ended.set()
     run = finished(folder)
@@ -109,6 +109,13 @@ def test_two_steps_are_trained(run):
     assert [step["step"] for step in run.steps] == [1, 2]
     assert run.record["status"] == "ok"
     assert all(step["data"]["actor/grad_norm"] > 0 for step in run.steps)
+
+
+def test_validations_with_one_seed_give_the_same_answers(run, validations):
+    """But those that new weights have turned. test_modes.py has weights that stay."""
+    logged, counted = validations(run.folder)
+    assert logged == counted and counted.keys() == {1, 2}
+    assert min(counted.values()) > 0.9
 
 
 def test_history_is_the_replicas_own(run):

@@ -30,7 +30,7 @@ class Worker:
         await asyncio.gather(*self.actor.background_tasks)
 
     async def run(self, sampling_params, trajectory, trace, session_id, **prompt):
-        self.asked.append((prompt.get("sam_prompt"), session_id, sampling_params.get("seed")))
+        self.asked.append((prompt.get("sam_place"), session_id, sampling_params.get("seed")))
         self.names.append(sampling_params.get("extra_args", {}).get("sam_group"))
 
 
@@ -45,10 +45,10 @@ def manager(monkeypatch):
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
     monkeypatch.setattr(agent_loop_tq.ray, "get", lambda results: results)
 
-    def make(engine_kwargs):
+    def make(engine_kwargs, **val_kwargs):
         rollout = {"n": 3, "seed": 7, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
         rollout |= {"agent": {"default_agent_loop": "single_turn_agent"}, "engine_kwargs": engine_kwargs}
-        rollout |= {"val_kwargs": {"n": 1, "temperature": 0.0, "top_p": 1.0, "top_k": -1}}
+        rollout |= {"val_kwargs": {"n": 1, "temperature": 0.0, "top_p": 1.0, "top_k": -1} | val_kwargs}
         config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
         manager = agent_loop_tq.AgentLoopManagerTQ(config, llm_client=None)
         manager.agent_loop_workers = [Worker(config), Worker(config)]
@@ -58,7 +58,7 @@ def manager(monkeypatch):
 
 
 def ask(manager, prompts, step, **more):
-    """The requests made for a batch: (number of the prompt, of the answer, seed) of each."""
+    """The requests made for a batch: (step and number of the prompt, number of the answer, seed) of each."""
     from verl.utils import tensordict_utils as tu
 
     batch = tu.get_tensordict({"uid": [f"u{i}" for i in range(prompts)], "index": list(range(prompts))})
@@ -74,7 +74,7 @@ def test_each_request_has_its_seed(manager):
     seeded = manager(SEEDED)
 
     def expected(step, prompts, siblings=3):
-        return [(p, s, request_seed(7, step, p, s)) for p in prompts for s in range(siblings)]
+        return [([step, p], s, request_seed(7, step, p, s)) for p in prompts for s in range(siblings)]
 
     first = ask(seeded, 4, step=1)
     assert first == expected(1, range(4))
@@ -82,11 +82,24 @@ def test_each_request_has_its_seed(manager):
     assert refilled == expected(1, (4, 5))
     checked = ask(seeded, 2, step=1, validate=True)
     assert checked == expected(1, (-1, -2), siblings=1)
+    assert ask(seeded, 1, step=1) == expected(1, (6,)), "validation does not count"
     after = ask(seeded, 4, step=2)
     assert after == expected(2, range(4))
     seeds = [seed for *_, seed in first + refilled + checked + after]
     assert len(set(seeds)) == len(seeds)
     assert {seed for *_, seed in ask(manager({}), 4, step=1)} == {None}
+
+
+def test_validations_have_the_same_seeds(manager):
+    """With val_kwargs.seed, from whichever step, in two batches or in one; of training none changes."""
+    same = manager(SEEDED, n=2, seed=5)
+    first = [ask(same, prompts, step=0, validate=True, validated_prompts=done) for prompts, done in ((3, 0), (1, 3))]
+    assert [*first[0], *first[1]] == [([5, -1 - p], s, request_seed(7, 5, -1 - p, s)) for p in range(4) for s in (0, 1)]
+    trained = ask(same, 4, step=1)
+    assert ask(same, 4, step=1, validate=True, validated_prompts=0) == [*first[0], *first[1]]
+    assert trained == ask(manager(SEEDED), 4, step=1)
+    with pytest.raises(ValueError, match="val_kwargs.seed is 5, and the engine does not sample by seed"):
+        ask(manager({}, seed=5), 4, step=1)
 
 
 def test_each_request_names_its_group(manager):

@@ -25,12 +25,13 @@ class Server:
         import torch
         import torch_npu  # noqa: F401  the stand-in registers the device
         from torch.distributed.device_mesh import init_device_mesh
-        from verl.workers.config import HFModelConfig, RolloutConfig
+        from verl.workers.config import HFModelConfig, RolloutConfig, SamplingConfig
         from verl.workers.rollout.base import get_rollout_class
 
         gc.unfreeze()  # what this process was forked with
         self.model = model
-        config = RolloutConfig(name="vllm", **settings)
+        val_kwargs = SamplingConfig(**settings.pop("val_kwargs", {}))
+        config = RolloutConfig(name="vllm", val_kwargs=val_kwargs, **settings)
         torch.distributed.init_process_group("gloo")
         shape = (torch.distributed.get_world_size() // config.tensor_model_parallel_size, -1, 1)
         ranks = torch.arange(torch.distributed.get_world_size()).reshape(shape)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from sam_core.engines.verl.rollout_log import rollout_metrics
-from sam_core.engines.verl.seeds import request_seeds
 from sam_core.engines.vllm.step_log import SUMS
+from sam_core.seeds import request_seed
 from verl import DataProto
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorkerBase, AsyncLLMServerManager
@@ -160,13 +160,26 @@ def test_other_methods_are_balanced_as_released(servers, speculative):
 def test_each_request_has_its_seed(manager):
     agent = manager()
     done = agent.generate_sequences(batch())
-    assert done.non_tensor_batch["asked"].tolist() == request_seeds(7, 0, 0, PROMPTS * SIBLINGS, SIBLINGS)
+    rows = range(PROMPTS * SIBLINGS)
+    assert done.non_tensor_batch["asked"].tolist() == [request_seed(7, 0, *divmod(row, SIBLINGS)) for row in rows]
     checked = agent.generate_sequences(batch(validate=True))
-    assert checked.non_tensor_batch["asked"].tolist() == request_seeds(7, 1, 0, PROMPTS * SIBLINGS, 1)
+    assert checked.non_tensor_batch["asked"].tolist() == [request_seed(7, 1, -1 - row, 0) for row in rows]
     folder = {"vllm": {"speculative_config": {"method": "sam", "sam": {"history": "/runs/seeded"}}}}
     for engine in ({}, folder):
         plain = manager(engine_kwargs=engine).generate_sequences(batch())
         assert set(plain.non_tensor_batch["asked"]) == {None}
+
+
+def test_validations_have_the_same_seeds(manager):
+    agent = manager(val_kwargs=ROLLOUT["val_kwargs"] | {"n": 2, "seed": 5})
+    for done in (0, PROMPTS, 0):
+        checked = agent.generate_sequences(batch(validate=True, validated_rows=done))
+        rows = range(done, done + PROMPTS * SIBLINGS)
+        expected = [request_seed(7, 5, -1 - prompt, i) for prompt, i in (divmod(row, 2) for row in rows)]
+        assert checked.non_tensor_batch["asked"].tolist() == expected
+    plain = manager(val_kwargs=agent.config.actor_rollout_ref.rollout.val_kwargs, engine_kwargs={})
+    with pytest.raises(ValueError, match="val_kwargs.seed is 5, and the engine does not sample by seed"):
+        plain.generate_sequences(batch())
 
 
 def test_each_request_names_its_group(manager):

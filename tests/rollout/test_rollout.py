@@ -6,7 +6,7 @@ import pytest
 from ranks import Rollout, metrics, sam
 from sam_core.engines.verl.groups import group_params
 from sam_core.engines.verl.rollout_log import META
-from sam_core.engines.verl.seeds import request_seeds
+from sam_core.seeds import request_seed
 
 from sam_core import Pool
 
@@ -23,8 +23,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engines(model, folder):
-    """Two engines, a rank each, sampling at temperature 1 with seeded requests."""
-    rollout = Rollout(model, ranks=2, n=4, seed=7, engine=sam(verify="seeded", history=str(folder)))
+    """Two engines, a rank each, sampling at temperature 1 with seeded requests, those of validation always the same."""
+    val_kwargs, engine = {"n": 4, "seed": 5}, sam(verify="seeded", history=str(folder))
+    rollout = Rollout(model, ranks=2, n=4, seed=7, val_kwargs=val_kwargs, engine=engine)
     yield rollout
     rollout.stop()
 
@@ -70,17 +71,27 @@ def test_validation_shares_no_drafts_with_training(engines, validated, prompts):
     log = metrics(validated)
     assert log["rollout/spec/proposed_request"] + log["rollout/spec/proposed_group"] > 0
     assert log["rollout/spec/proposed_history"] == 0
-    assert metrics(engines.ask("generate", prompts=prompts, validate=True))["rollout/spec/proposed_history"] > 0
+
+
+def test_validations_have_the_same_answers(engines, validated, prompts):
+    """The second drafts them from the first; one of the rows behind these has others."""
+    again = engines.ask("generate", prompts=prompts, validate=True)
+    assert [rank["answers"] for rank in again] == [rank["answers"] for rank in validated]
+    log, before = metrics(again), metrics(validated)
+    assert log["rollout/spec/proposed_history"] > 0
+    assert log["rollout/spec/accepted"] > before["rollout/spec/accepted"]
+    behind = engines.ask("generate", prompts=prompts, validate=True, validated_rows=16)
+    assert [*next(asked(behind))] == [request_seed(7, 5, -5 - p, i) for p in range(4) for i in range(4)]
+    assert [rank["answers"] for rank in behind] != [rank["answers"] for rank in validated]
 
 
 def test_each_request_has_its_seed(first, validated):
     seeds, *_ = asked(first)
-    assert [*seeds] == request_seeds(7, 0, 0, 16, 4)
+    assert [*seeds] == [request_seed(7, 0, p, i) for p in range(4) for i in range(4)]
     answers = [tuple(answer) for rank in first for answer in rank["answers"] if len(answer) > 10]
     assert len(set(answers)) == len(answers) > 8, "siblings differ"
-    (number,) = {int(name.split("/")[-1]) for rank in validated for name in rank["meta_info"]}
     seeds, _, extra_args = asked(validated)
-    assert [*seeds] == request_seeds(7, number - 1, 0, 16, 1)
+    assert [*seeds] == [request_seed(7, 5, -1 - p, i) for p in range(4) for i in range(4)]
     assert all("sam_group" in args and args["other"] == 1 for args in extra_args), "what a request asks for stays"
 
 
@@ -125,8 +136,9 @@ def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
 def pair(model, prompts):
     """What two ranks of one engine generated, each with a scheduler of its own, and a clock by which `auto` decides;
     the first one's; the log-probabilities that the model itself gives its answers."""
+    engine = sam(switch="auto", verify="seeded")
     rollout = Rollout(
-        model, ranks=2, tensor_model_parallel_size=2, n=4, calculate_log_probs=True, engine=sam(switch="auto")
+        model, ranks=2, tensor_model_parallel_size=2, n=4, seed=7, calculate_log_probs=True, engine=engine
     )
     leader, follower = rollout.ask("generate", prompts=prompts)
     log_probs, _ = rollout.ask("log_probs", prompts=leader["prompts"], answers=leader["answers"])
@@ -140,8 +152,12 @@ def test_ranks_that_schedule_alone_stay_in_step(pair):
     assert metrics([leader])["rollout/spec/accepted"] > 0
     assert 0 < metrics([leader])["rollout/spec/switch_on_share"] < 1
     assert not follower["meta_info"]  # it is the same engine
-    seeds, *_ = asked([leader])
-    assert seeds == 16 * (None,), "not seeded"
+
+
+def test_the_text_is_the_same_whatever_auto_decides(pair, first):
+    """As that of engines with the article's switch."""
+    leader, *_ = pair
+    assert leader["answers"] == [answer for rank in first for answer in rank["answers"]]
 
 
 def test_log_probs_that_the_trainer_wants_are_right(pair):
@@ -161,6 +177,7 @@ def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
     leader, follower = rollout.ask("generate_in_steps", prompts=prompts)
     rollout.stop()
     assert leader["answers"] == follower["answers"]
+    assert next(asked([leader])) == 32 * (None,), "only seeded verification takes seeds"
     assert leader["steps"] == follower["steps"]
     *steps, last = leader["steps"]
     assert last == [0, 0, 0, 0]

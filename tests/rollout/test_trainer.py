@@ -2,12 +2,15 @@
 """What the trainers of verl and of its recipe/dapo log of their rollouts."""
 
 import json
+from types import SimpleNamespace
 
 import torch
+from omegaconf import OmegaConf
 from sam_core.engines.verl.rollout_log import rollout_meta
 from sam_core.engines.vllm.step_log import SUMS
 from verl import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.tracking import FileLogger
 
 TENSORS = (
@@ -50,3 +53,37 @@ def test_file_logger_adds_each_step_at_once(tmp_path, monkeypatch):
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1]
     resumed.log({"x": 1.5}, 2)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_validation_places_its_prompts_and_compares_its_answers():
+    """Two batches of a validation, padded for two ranks: the workers are told where the second begins. The third
+    validation has one answer that the second had not."""
+    answers = {"texts": ["a", "b", "c"] * 2, "first rows": []}
+
+    def generate(batch):
+        first = batch.meta_info["validated_rows"]
+        answers["first rows"].append((first, len(batch)))
+        ids = [[ord(answers["texts"][(first + i) % 6])] for i in range(len(batch))]
+        return DataProto.from_dict({"responses": torch.tensor(ids)})
+
+    def score(batch, return_dict):
+        return {"reward_tensor": torch.ones(len(batch), 1)}
+
+    trainer = object.__new__(RayPPOTrainer)
+    rollout = {"val_kwargs": {"n": 1, "do_sample": True, "seed": 0}}
+    settings = {"log_val_generations": 0}
+    trainer.config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": rollout}, "trainer": settings, "reward_model": {"enable": False}}
+    )
+    inputs = ("input_ids", "attention_mask", "position_ids")
+    trainer.val_dataloader = [dict.fromkeys(inputs, torch.zeros(rows, 2)) for rows in (3, 3)]
+    trainer.tokenizer = SimpleNamespace(decode=lambda ids, **kwargs: chr(int(ids[0])), eos_token_id=0, pad_token_id=0)
+    trainer.global_steps, trainer.async_rollout_mode, trainer.val_reward_fn = 1, False, score
+    trainer.actor_rollout_wg = SimpleNamespace(world_size=2, generate_sequences=generate)
+    assert "val/unchanged" not in trainer._validate()
+    assert answers["first rows"] == [(0, 4), (3, 4)]
+    assert trainer._validate()["val/unchanged"] == 1
+    answers["texts"][4] = "d"
+    assert trainer._validate()["val/unchanged"] == 5 / 6
+    trainer.config.actor_rollout_ref.rollout.val_kwargs.seed = None
+    assert "val/unchanged" not in trainer._validate()

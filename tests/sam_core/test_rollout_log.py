@@ -63,6 +63,15 @@ def test_a_step_that_asked_for_drafts_and_verified_none_says_so(caplog):
     assert "88 tokens were proposed, and drafting was on in 3 of 20 engine steps" in caplog.messages[0]
 
 
+def test_a_validation_is_compared_with_the_one_before_place_by_place():
+    unchanged = rollout_log.Unchanged()
+    assert unchanged({0: "a", 1: "a", 2: "b"}) == {}, "the first"
+    assert unchanged({0: "a", 1: "a", 2: "b"}) == {"val/unchanged": 1}
+    assert unchanged({0: "a", 1: "b", 2: "a"}) == {"val/unchanged": 1 / 3}, "places count, not which texts there are"
+    assert unchanged({0: "a", 2: "b", 3: "c"}) == {"val/unchanged": 1 / 2}, "1 is missing now, 3 was"
+    assert unchanged({4: "a"}) == {}
+
+
 def test_answers_are_logged_only_where_asked_for(monkeypatch, tmp_path):
     monkeypatch.setenv(ENV_LOG, str(tmp_path / "run"))
     rollout_log.log_answer((1, 2, 3), [5, 6], [7, 8], [-0.5, -0.12345678])

@@ -3,14 +3,28 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from sam_core.engines.verl.seeds import PromptNumbers, request_seeds, row_seeds, wants_seeds
-from sam_core.seeds import request_seed
+from sam_core.engines.verl.seeds import PromptPlaces, prompt_place, row_seeds, wants_seeds
+from sam_core.seeds import GAMMA, request_seed, splitmix64
+
+
+class ValKwargs(dict):
+    """verl's settings of validation: `n`, and perhaps `seed`."""
+
+    def __init__(self, n, **more):
+        super().__init__(more, n=n)
+        self.n = n
 
 
 def test_no_two_requests_of_a_run_share_a_seed():
     seeds = {request_seed(*place) for place in itertools.product((0, 1), range(40), range(96), range(16))}
     assert len(seeds) == 2 * 40 * 96 * 16
     assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_splitmix_gives_the_published_outputs():
+    """The first three of Vigna's splitmix64.c from state 0."""
+    outputs = [splitmix64(GAMMA * i) for i in range(3)]
+    assert outputs == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 def test_a_seed_is_the_same_everywhere():
@@ -34,17 +48,44 @@ def test_seeds_are_wanted_for_seeded_verification_only(engine_kwargs, wanted):
 
 def test_rows_of_a_rollout_have_its_seed_and_its_number_of_answers():
     engine = {"additional_config": {"sam_verify": "seeded"}}
-    rollout = SimpleNamespace(seed=7, n=4, val_kwargs=SimpleNamespace(n=2))
-    assert row_seeds(rollout, engine, False, 3, 2, 6) == request_seeds(7, 3, 2, 6, 4)
-    assert request_seeds(7, 3, 2, 6, 4) == [request_seed(7, 3, *divmod(row, 4)) for row in range(2, 8)]
-    assert row_seeds(rollout, engine, True, 3, 2, 6) == request_seeds(7, 3, 2, 6, 2)
+    rollout = SimpleNamespace(seed=7, n=4, val_kwargs=ValKwargs(2))
+    assert row_seeds(rollout, engine, False, 3, 2, 6) == [request_seed(7, 3, *divmod(row, 4)) for row in range(2, 8)]
+    checked = [(prompt, answer) for prompt in (-2, -3, -4) for answer in (0, 1)]
+    assert row_seeds(rollout, engine, True, 3, 2, 6) == [request_seed(7, 3, *place) for place in checked]
     assert row_seeds(rollout, {}, False, 3, 2, 6) == 6 * [None]
+    rollout.val_kwargs = ValKwargs(2, seed=9)
+    for step in (3, 4):
+        assert row_seeds(rollout, engine, True, step, 2, 6) == [request_seed(7, 9, *place) for place in checked]
+        assert row_seeds(rollout, engine, False, step, 0, 1) == [request_seed(7, step, 0, 0)]
 
 
-def test_prompts_are_numbered_by_step_and_apart_from_validation():
-    numbers = PromptNumbers()
-    assert numbers(0, 2, True) == [-1, -2]
-    assert numbers(1, 3, False) == [0, 1, 2]
-    assert numbers(1, 1, True) == [-1]
-    assert numbers(1, 2, False) == [3, 4]
-    assert numbers(2, 1, False) == [0]
+def test_prompts_are_placed_by_step_and_apart_from_validation():
+    places = PromptPlaces(None)
+    assert places(0, 2, 0) == [(0, -1), (0, -2)]
+    assert places(1, 3, None) == [(1, 0), (1, 1), (1, 2)]
+    assert places(7, 1, 2) == [(7, -3)], "the third of a validation"
+    assert places(1, 2, None) == [(1, 3), (1, 4)], "validation, whatever its step, does not count"
+    assert places(2, 1, None) == [(2, 0)]
+
+
+def test_validations_with_a_seed_share_places_which_training_never_has():
+    same, other = PromptPlaces(2), PromptPlaces(3)
+    first = [*same(0, 3, 0), *same(0, 2, 3)]
+    assert first == [*same(5, 5, 0)] == [(2, -1 - i) for i in range(5)]
+    assert not {*first} & {*other(0, 5, 0)}
+    trained = {place for step in range(5) for place in same(step, 5, None)}
+    assert trained == {prompt_place(step, i, None, False) for step in range(5) for i in range(5)}
+    assert not trained & {*first}
+
+
+@pytest.mark.parametrize(
+    "engine_kwargs, val_seed, message",
+    [
+        ({}, 0, r"val_kwargs.seed is 0, and the engine does not sample by seed: set .*sam\.verify=seeded"),
+        ({"additional_config": {"sam_verify": "seeded"}}, "x", "val_kwargs.seed must be an integer or null, got 'x'"),
+        ({"additional_config": {"sam_verify": "seeded"}}, True, "must be an integer"),
+    ],
+)
+def test_a_seed_of_validation_that_does_nothing_is_refused(engine_kwargs, val_seed, message):
+    with pytest.raises(ValueError, match=message):
+        wants_seeds(engine_kwargs, val_seed)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -124,8 +125,14 @@ def test_contents(dist, machine, tmp_path):
     assert "RPATH" not in told and "RUNPATH" not in told
     for folder in (ROOT, Path(sys.base_prefix), Path.home()):
         assert str(folder).encode() + b"/" not in module.read_bytes()
+    assert {"py.typed", "_sam.pyi"} <= {path.name for path in (tmp_path / "sam_core").iterdir()}
     licence = (tmp_path / f"{NAME}.dist-info" / "licenses" / "LICENSE").read_bytes()
     assert licence == (ROOT / "LICENSE").read_bytes()
+    told = message_from_bytes((tmp_path / f"{NAME}.dist-info" / "METADATA").read_bytes())
+    assert f"{told['Name']}-{told['Version']}" == NAME.replace("_", "-")
+    assert told["License-Expression"] == "Apache-2.0" and told["Requires-Python"] == ">=3.10"
+    assert "numpy" in told.get_all("Requires-Dist")
+    assert told.get_payload().startswith("# sam_core")
 
 
 def test_x86_64(dist, digest, tmp_path):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sam_core.counters import LEVELS, POSITIONS
@@ -130,6 +130,25 @@ def rollout_metrics(meta_info: Mapping[str, Any]) -> dict[str, float]:
             for name, value in taken.items():
                 sums[name] = value if name.removeprefix("sam_") in LEVELS else sums.get(name, 0) + value
     return step_metrics(replicas.values()) if replicas else {}
+
+
+class Unchanged:
+    """How many answers of a validation are those of the one before."""
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, int] = {}
+
+    def __call__(self, answers: Mapping[Hashable, str]) -> dict[str, float]:
+        """`val/unchanged`: of the places that both validations have answers for, the share whose texts are equal.
+
+        Empty if there are none, as in the first validation of a process.
+
+        Args:
+            answers: texts by their places in the validation.
+        """
+        last, self._last = self._last, {place: hash(text) for place, text in answers.items()}
+        equal = [last[place] == text for place, text in self._last.items() if place in last]
+        return {"val/unchanged": sum(equal) / len(equal)} if equal else {}
 
 
 def log_answer(

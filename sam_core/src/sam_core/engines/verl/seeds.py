@@ -9,44 +9,85 @@ from typing import Any
 from sam_core.engines.vllm.config import speculative_config
 from sam_core.seeds import request_seed
 
-
-def request_seeds(run_seed: int, step: int, first: int, count: int, siblings: int) -> list[int]:
-    """The seeds of rows first..first+count of a rollout's batch with `siblings` consecutive rows per prompt."""
-    return [request_seed(run_seed, step, *divmod(row, siblings)) for row in range(first, first + count)]
+VAL_SEED = "actor_rollout_ref.rollout.val_kwargs.seed"
 
 
-class PromptNumbers:
-    """Numbers the prompts of each training step in the order of their requests: 0, 1, ...; in validation -1, -2, ..."""
+def prompt_place(step: int, number: int, val_seed: int | None, validation: bool) -> tuple[int, int]:
+    """The training step and the number of a prompt as its seeds have them; see request_seed.
 
-    def __init__(self) -> None:
+    Training numbers its prompts from 0 on, validation -1, -2, ...: no two share a place. A validation of the same
+    prompts with the same val_seed has the same places in every step.
+
+    Args:
+        step: training step.
+        number: place of the prompt among those of the step or of the validation, from 0 on.
+        val_seed: verl's `rollout.val_kwargs.seed`; None: each validation has places of its step.
+    """
+    if not validation:
+        return step, number
+    return step if val_seed is None else val_seed, -1 - number
+
+
+class PromptPlaces:
+    """Places the prompts of a run, those of each training step in the order of their requests.
+
+    Args:
+        val_seed: as in prompt_place.
+    """
+
+    def __init__(self, val_seed: int | None) -> None:
+        self._val_seed = val_seed
         self._step: int | None = None
-        self._count = {False: 0, True: 0}
+        self._count = 0
 
-    def __call__(self, step: int, count: int, validation: bool) -> list[int]:
-        """The numbers of the next `count` prompts in training step `step`."""
-        if step != self._step:
-            self._step, self._count = step, {False: 0, True: 0}
-        first = self._count[validation]
-        self._count[validation] += count
-        return [-1 - i if validation else i for i in range(first, first + count)]
+    def __call__(self, step: int, count: int, validated: int | None) -> list[tuple[int, int]]:
+        """The places of the next `count` prompts in training step `step`.
+
+        Args:
+            validated: prompts that this validation has had before; None in training.
+        """
+        if validated is None:
+            if step != self._step:
+                self._step, self._count = step, 0
+            first = self._count
+            self._count += count
+        else:
+            first = validated
+        numbers = range(first, first + count)
+        return [prompt_place(step, number, self._val_seed, validated is not None) for number in numbers]
 
 
-def wants_seeds(engine_kwargs: Mapping[str, Any]) -> bool:
-    """Whether a vLLM engine with these arguments samples by seed, with speculation or without it."""
+def wants_seeds(engine_kwargs: Mapping[str, Any], val_seed: int | None = None) -> bool:
+    """Whether a vLLM engine with these arguments samples by seed, with speculation or without it.
+
+    Raises ValueError if it does not and there is a val_seed, or if that is no integer.
+    """
     sam = speculative_config(engine_kwargs).get("sam") or {}
-    return "seeded" in (sam.get("verify"), (engine_kwargs.get("additional_config") or {}).get("sam_verify"))
+    seeded = "seeded" in (sam.get("verify"), (engine_kwargs.get("additional_config") or {}).get("sam_verify"))
+    if val_seed is not None and (not isinstance(val_seed, int) or isinstance(val_seed, bool)):
+        raise ValueError(f"{VAL_SEED} must be an integer or null, got {val_seed!r}")
+    if val_seed is not None and not seeded:
+        raise ValueError(
+            f"{VAL_SEED} is {val_seed}, and the engine does not sample by seed: set "
+            "actor_rollout_ref.rollout.speculative.sam.verify=seeded, or without speculation "
+            "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sam_verify=seeded"
+        )
+    return seeded
 
 
 def row_seeds(
     rollout: Any, engine_kwargs: Mapping[str, Any], validate: bool, step: int, first: int, count: int
 ) -> list[int | None]:
-    """The seeds of rows first..first+count of the batch of rollout number `step`; all None if the engine takes none.
+    """The seeds of rows first..first+count of rollout number `step` or of a validation; all None if the engine takes
+    none.
 
     Args:
         rollout: verl's configuration of its rollouts; each prompt has `n` consecutive rows, in validation
             `val_kwargs.n`.
         engine_kwargs: the engine's arguments.
     """
-    if not wants_seeds(engine_kwargs):
+    val_seed = rollout.val_kwargs.get("seed")
+    if not wants_seeds(engine_kwargs, val_seed):
         return [None] * count
-    return [*request_seeds(rollout.seed, step, first, count, rollout.val_kwargs.n if validate else rollout.n)]
+    rows = (divmod(row, rollout.val_kwargs.n if validate else rollout.n) for row in range(first, first + count))
+    return [request_seed(rollout.seed, *prompt_place(step, prompt, val_seed, validate), i) for prompt, i in rows]
