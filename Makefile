@@ -22,6 +22,10 @@ help: ## print this list
 	@echo "make TARGET [PIN=$(PIN)]   (pin sets: $(PINSETS))"
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 16
 
+.PHONY: known-pin-set
+known-pin-set:
+	@[ -n "$(filter $(PIN),$(PINSETS))" ] || { echo "make: there is no pin set $(PIN): choose from $(PINSETS)" >&2; exit 2; }
+
 demo: ## train a tiny Qwen3 on this machine, with and without speculation
 	@[ -n "$(filter $(PIN),$(DEMO_PINSETS))" ] || \
 		{ echo "make demo: $(PIN) is no pin set with a recipe for a CPU: choose from $(DEMO_PINSETS)" >&2; exit 2; }
@@ -44,8 +48,7 @@ test: ## lint and all tests but the slow ones; with PIN=... those of that pin se
 	+$(MAKE) --no-print-directory -j$(JOBS) $(ENVIRONMENTS:%=-o %) $(SLOW_JOBS) \
 		$(foreach pinset,$(PIN) $(filter-out $(PIN),$(PINSETS)),$(call jobs-of,$(pinset))) $(PLUGIN_JOB) $(QUICK_JOBS) test-ansible
 else
-test:
-	@[ -n "$(filter $(PIN),$(PINSETS))" ] || { echo "make test: there is no pin set $(PIN): choose from $(PINSETS)" >&2; exit 2; }
+test: known-pin-set
 	+$(MAKE) --no-print-directory -j$(JOBS) $(call jobs-of,$(PIN))
 endif
 
@@ -101,7 +104,7 @@ evidence: ## gain of every way to speculate on the shipped answers, by the clock
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab evidence $(EVIDENCE)
 
-bench-asynchronous: ## acceptance and time of drafts made one step late on the device, against the targets (minutes)
+bench-asynchronous: known-pin-set ## acceptance and time of drafts made one step late on the device, against the targets (minutes)
 	ci/setup-env $(PIN)
 	$(ENV)/python -m sam_lab bench-asynchronous $(BENCH)
 
@@ -109,23 +112,23 @@ bench-sampler: ## time, operations and synchronisations of verification beside v
 	ci/setup-env vllm-0.11
 	.venvs/vllm-0.11/bin/python -m sam_lab bench-sampler $(BENCH)
 
-device-costs: ## waits, slow operators and launches of a step on a 910C, with drafts beside without (minutes)
+device-costs: known-pin-set ## waits, slow operators and launches of a step on a 910C, with drafts beside without (minutes)
 	ci/setup-env $(PIN)
 	$(ENV)/python -m sam_lab device-costs $(COSTS)
 
-plan-article: ## fit the planner to the article's figures, predict other published runs (a quarter of an hour)
+plan-article: known-pin-set ## fit the planner to the article's figures, predict other published runs (a quarter of an hour)
 	ci/setup-env $(PIN)
 	$(ENV)/python -m research article --draws 20 $(PLAN)
 
-bench-host: ## host time of a step with the switch off and verifying, beside one without speculation (a quarter of an hour)
+bench-host: known-pin-set ## host time of a step with the switch off and verifying, beside one without speculation (a quarter of an hour)
 	ci/setup-env $(PIN)
 	$(ENV)/python -m sam_lab bench-host $(BENCH)
 
-research: ## tests of research, the papers' methods (minutes); `make test-all` runs them too
+research: known-pin-set ## tests of research, the papers' methods (minutes); `make test-all` runs them too
 	ci/setup-env $(PIN)
 	$(ENV)/python -m pytest tests/research
 
-test-mutants: ## remove each patch in turn; every test that it names must fail (about half an hour)
+test-mutants: known-pin-set ## remove each patch in turn; every test that it names must fail (about half an hour)
 	ci/setup-env $(PIN)
 	ci/test-mutants $(PIN)
 
@@ -140,7 +143,7 @@ docs: ## write the generated tables of docs/ and README anew
 	ci/setup-env tools
 	$(TOOLS)/python docs/generate.py
 
-lock: ## resolve the requirements again; locked versions stay unless UPGRADE=--upgrade
+lock: known-pin-set ## resolve the requirements again; locked versions stay unless UPGRADE=--upgrade
 	ci/setup-env tools
 	$(COMPILE) $(UPGRADE) ci/tools.in -o ci/tools.lock >/dev/null
 	$(COMPILE) $(UPGRADE) ci/wheels.in -o ci/wheels.lock >/dev/null

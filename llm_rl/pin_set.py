@@ -54,7 +54,9 @@ class PinSet:
     """
 
     def __init__(self, name: str) -> None:
-        if name not in (known := names()):
+        if not (known := names()):
+            raise UserError(f"{ROOT} holds no patches: call llm_rl in a checkout of the repository")
+        if name not in known:
             raise UserError(f"pin_set must be one of {', '.join(known)}, got {name!r}")
         self.name = name
         self._folder = PATCHES / name

@@ -219,7 +219,7 @@ class Recipe(Section):
     @cached_property
     def options(self) -> Options:
         """The options of the SAM proposer."""
-        sam = dict(self.sam_options)
+        sam = self.sam_options | ({} if self.sam == "off" else {"switch": self.sam})
         return Options.from_engine(sam.pop("k"), sam, verify=VERIFY)
 
     @property
@@ -366,8 +366,10 @@ def unknown(name: str) -> str:
     last = name.rpartition(".")[2]
 
     def likeness(known: str) -> float:
-        pairs = ((name, known), (last, known.rpartition(".")[2]))
-        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+        whole, part = (
+            difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, known), (last, known.rpartition(".")[2]))
+        )
+        return max(whole, part - 0.2)  # a word in another group must be more alike
 
     nearest = max(KEYS, key=likeness)
     hint = f": is {nearest} meant?" if likeness(nearest) > 0.6 else "; docs/recipe-keys.md lists the keys"

@@ -32,13 +32,14 @@ VALUES = {
 
 MEANINGS = {
     "en": {
-        "num_speculative_tokens": "longest draft. The article uses 3. With `min_prob` a larger k costs little",
+        "num_speculative_tokens": "longest draft. The article uses 3. `auto` takes fewer tokens where fewer pay",
         "rule": "how a draft is chosen, see [rules](how-it-works.md#drafts-from-a-suffix-automaton)",
         "sources": "where drafts come from, see [sources](how-it-works.md#drafts-from-a-suffix-automaton); "
         "`history` needs `group`",
-        "switch": "when to draft. `batch`: while at most `threshold` requests run. `auto`: for each request of each "
-        "step as many tokens as pay, see [below](#switch-auto)",
-        "threshold": "for `switch: batch`; the running requests of a step decide on the next step",
+        "switch": "when to draft. `auto`: for each request of each step as many tokens as pay, see "
+        "[below](#switch-auto). `batch`: while at most `threshold` requests run",
+        "threshold": "for `switch: batch`, which `threshold` alone also chooses; the running requests of a step decide "
+        "on the next step",
         "memory_bytes": "host memory for the texts and indexes of one engine. When it is full, the least valuable "
         "content is [freed first](design-sam-core.md#failures-and-memory) and rebuilt later; a request without an "
         "index does not draft meanwhile. A finished answer takes 4 bytes per token, a running request about 50 to 100. "
@@ -55,12 +56,12 @@ MEANINGS = {
         "source `history`",
     },
     "zh": {
-        "num_speculative_tokens": "草稿的最大长度。文章取 3。有了 `min_prob`，k 取大一些代价也不高",
+        "num_speculative_tokens": "草稿的最大长度。文章取 3。不划算时 `auto` 会取短",
         "rule": "草稿如何选取，见[规则](how-it-works.zh.md#用后缀自动机生成草稿)",
         "sources": "草稿取自何处，见[来源](how-it-works.zh.md#用后缀自动机生成草稿)；用 `history` 必须同时用 `group`",
-        "switch": "何时起草。`batch`：运行中的请求数不超过 `threshold` 时；`auto`："
-        "每一步中每条请求的草稿长度以划算为准，[见下](#开关-auto)",
-        "threshold": "用于 `switch: batch`；一步中运行的请求数决定下一步",
+        "switch": "何时起草。`auto`：每一步中每条请求的草稿长度以划算为准，[见下](#开关-auto)；"
+        "`batch`：运行中的请求数不超过 `threshold` 时",
+        "threshold": "用于 `switch: batch`，只写 `threshold` 也即选用它；一步中运行的请求数决定下一步",
         "memory_bytes": "一个引擎的文本和索引可用的主机内存。"
         "用尽时[先释放](design-sam-core.md#failures-and-memory)价值最小的内容，以后再重建；其间没有索引的请求不起草。"
         "已结束的回答每个 token 占 4 字节，请求运行期间约 50 到 100 字节。使用插件时，"

@@ -21,6 +21,10 @@ REASONS = {
         "each request gets as many draft tokens as pay off in each step, not all or none",
         "每步每个请求按划算的数目起草，而不是全开或全关",
     ),
+    "sam_options.k": (
+        "`auto` takes fewer where fewer pay; sent to 235B's experts, 15 would take larger buffers",
+        "不划算时 `auto` 会取短；发往 235B 的专家时，15 需要更大的缓冲区",
+    ),
     "sam_options.rule": ("weighs all sources; longer accepted drafts", "综合所有来源，被接受的草稿更长"),
     "sam_options.sources": ("siblings and earlier epochs repeat each other", "同组回答和以前各轮的回答彼此重复"),
     "sam_options.min_prob": (

@@ -168,6 +168,8 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def load_tokenizer(model: str) -> Any:
+    if Path(model).is_absolute() and not Path(model).is_dir():
+        raise UserError(f"there is no folder {model}: name that of the model, in Hugging Face format")
     from transformers import AutoTokenizer
 
     try:

@@ -96,7 +96,14 @@ def parser() -> argparse.ArgumentParser:
         (targets,),
         **every,
     )
-    sub.add_argument("--json", action="store_true", help="only {pin set: {module: state}}; exit status 0")
+    quiet = sub.add_mutually_exclusive_group()
+    quiet.add_argument("--json", action="store_true", help="only {pin set: {module: state}}; exit status 0")
+    quiet.add_argument(
+        "--quiet",
+        action="store_true",
+        help="print nothing, or one sentence and exit status 1 unless all is patched: each --module, else what is "
+        "installed; without PINSET for the one that fits",
+    )
 
     sub = command(
         "check",
@@ -134,6 +141,18 @@ def chosen(args: argparse.Namespace) -> list[str]:
     return [args.pinset] if args.pinset else pins.names()
 
 
+def check_patched(args: argparse.Namespace) -> None:
+    """The command status --quiet: Failure unless all that is asked for is patched."""
+    pinset, place = choose(args)
+    states = target.states(place)
+    asked = {name: state for name, state in states.items() if args.module or not state.startswith("not ")}
+    wrong = [f"{name} is {state}" for name, state in asked.items() if state != "patched"]
+    if wrong or not asked:
+        what = ", ".join(wrong) or "no module is there"
+        command = f"patches/patchset apply {pinset.name}"
+        raise Failure(f"{place.root} is not patched by {pinset.name} ({what}): run {command}.")
+
+
 def status(args: argparse.Namespace) -> bool:
     """The command status; returns whether all is in order."""
     pinsets = [pins.opened(name) for name in chosen(args)]
@@ -168,6 +187,9 @@ def run(args: argparse.Namespace) -> int:
     """Run a command; returns its exit status."""
     lines: list[str] = []
     match args.command:
+        case "status" if args.quiet:
+            check_patched(args)
+            return 0
         case "status":
             return 0 if status(args) else 1
         case "check":

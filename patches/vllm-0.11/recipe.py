@@ -17,6 +17,8 @@ def check(recipe: Recipe) -> None:
             f"pin set {recipe.pin_set} has no recipe on a CPU: its verl 0.6.1 has no CPU platform; choose another "
             "pin_set"
         )
+    if recipe.cluster.device == "cuda" and recipe.sam != "off":
+        raise ValueError(f"pin set {recipe.pin_set} drafts on Ascend alone: choose another for a GPU, or sam=off")
     if recipe.trainer.mode != "sync":
         raise ValueError(
             f"pin set {recipe.pin_set} runs trainer.mode sync alone: choose another pin_set for {recipe.trainer.mode}"

@@ -49,5 +49,5 @@ def speculative_config(arm: str, k: int, max_seqs: int, verify: str) -> dict[str
         "method": "sam",
         "num_speculative_tokens": most,
         "num_speculative_tokens_per_batch_size": schedule,
-        "sam": sam,
+        "sam": sam | {"switch": "batch"},
     }

@@ -16,11 +16,12 @@ from sam_core.files import write_json
 
 from llm_rl import config, layout
 from llm_rl.recipe import Recipe
-from llm_rl.shape import SHAPES, read_shape
+from llm_rl.shape import SHAPES, Shape, read_shape
 from sam_lab.cli import LabError, check_outputs
+from sam_lab.evidence import worlds
 from sam_lab.plan import check, figure, words
 from sam_lab.plan.acceptance import Acceptance, recorded
-from sam_lab.plan.cost import DEVICES, fitted, roofline
+from sam_lab.plan.cost import DEVICES, Cost, Device, fitted, roofline
 from sam_lab.plan.lengths import Lengths, Recorded
 from sam_lab.plan.step import SPREAD, Setup, setup
 from sam_lab.plan.study import Inputs, study
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--family", choices=("lognormal", "weibull"), default="lognormal", help="of the lengths (%(default)s)"),
         add("--acceptance", type=Path, metavar="FILE", help="a recording; default: the repository's of long reasoning"),
         add("--factor", type=float, default=1.0, metavar="F", help="factor of accepted tokens (%(default)s)"),
-        add("--device", choices=DEVICES, default="910C", help="default: %(default)s"),
+        add("--device", choices=DEVICES, help="default: by the recipe's cluster.device, 910C or H100"),
         add("--cost", type=Path, metavar="FILE", help="fit the cost of a step to an engine replay's steps instead"),
         add("--kept", type=float, default=0.6, metavar="P", help=kept),
         add("--rounds", type=int, metavar="N", help="rounds of generation a step; default: from --kept"),
@@ -143,12 +144,14 @@ def _recipe(args: argparse.Namespace) -> int:
     sam = recipe.options
     plan = setup(recipe, shape, sam.threshold, recipe.sam_options["k"], args.kept)
     plan = replace(plan, prompt_tokens=PROMPT, rounds=args.rounds or plan.rounds)
+    if recipe.cluster.device == "cuda":  # as the 910C's, which is fitted, by what both compute at most
+        plan = replace(plan, training=plan.training * DEVICES["910C"].flops / DEVICES["H100"].flops)
     lengths = _lengths(args, recipe, plan)
     if args.cost:
         device, cost = None, fitted([step for r in check.read(args.cost)[1] for step in r["steps"]])
+        clock = f"fitted to {args.cost}"
     else:
-        device = DEVICES[args.device]
-        cost = roofline(shape, plan.tensor, plan.expert, device, plan.eager)
+        device, cost, clock = _clock(args, recipe, plan, shape)
     acceptances = _acceptances(args, plan, {"rule": sam.rule, "min_prob": sam.min_prob}, sam.sources)
     inputs = Inputs(plan, lengths, cost, *acceptances, args.routing)
     progress = Progress()
@@ -157,13 +160,28 @@ def _recipe(args: argparse.Namespace) -> int:
     progress.clear()
     advice = words.recommend(plan, result, sam.memory_bytes, lengths.mean)
     grows = words.growing(plan, lengths.mean)
-    _print(plan, result, lengths.mean, advice, grows)
+    _print(plan, clock, result, lengths.mean, advice, grows)
     if args.json:
         kept = {name: value for name, value in result.items() if name != "traces"}
         write_json(args.json, kept | {"recommendation": advice, "growth": words.growth(plan, lengths.mean)})
     if args.picture:
         figure.draw(args.picture, result, plan.name)
     return 0
+
+
+def _clock(args: argparse.Namespace, recipe: Recipe, plan: Setup, shape: Shape) -> tuple[Device | None, Cost, str]:
+    """The device, None where its steps were measured, their cost, and what it is from; LabError."""
+    kind = recipe.cluster.device
+    name = {"npu": "910C", "cuda": "H100"}.get(kind)
+    if name is None:
+        raise LabError(f"cluster.device is {kind}, of which there is no clock: fit one to a replay by --cost FILE")
+    if args.device not in (None, name):
+        raise LabError(f"--device {args.device} is not the recipe's cluster.device {kind}: leave it out, or set that")
+    if name == "H100" and shape == SHAPES["Qwen3-8B"] and plan.tensor == 1 and not plan.eager:
+        world = worlds.measured("h100", "")
+        return None, replace(world.cost, verify=world.verify), "H100, measured steps (sam_lab/evidence/h100.json)"
+    device = DEVICES[name]
+    return device, roofline(shape, plan.tensor, plan.expert, device, plan.eager), f"{device.name}, a roofline"
 
 
 def _lengths(args: argparse.Namespace, recipe: Recipe, plan: Setup) -> Lengths | Recorded:
@@ -208,11 +226,13 @@ def _split(answers: Sequence[Answer], size: int) -> list[Answer]:
     return result
 
 
-def _print(plan: Setup, result: dict[str, Any], mean: float, advice: Sequence[str], grows: Sequence[str]) -> None:
+def _print(
+    plan: Setup, clock: str, result: dict[str, Any], mean: float, advice: Sequence[str], grows: Sequence[str]
+) -> None:
     print(
         f"{plan.name}: {plan.dies} dies, {plan.ranks} engines of {plan.tensor}; {plan.gen_prompts} x {plan.n} answers "
         f"a round of {mean:,.0f} tokens, {plan.rounds} round{'s' * (plan.rounds > 1)}; {plan.slots} requests at once, "
-        f"memory for {plan.capacity:,.0f} tokens an engine\n"
+        f"memory for {plan.capacity:,.0f} tokens an engine\nclock: {clock}\n"
     )
     print("threshold, k       round   rollout      step   speed        10-90 %    tail  its speed")
     labels = {"batch": "batch {} {}".format(*result["own"]), "best": "batch {} {}".format(*result["best"])}

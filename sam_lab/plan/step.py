@@ -32,7 +32,7 @@ class Setup:
 
     data: ranks of an engine that meet in every step, as experts are spread over them; 1: engines are independent.
     gen_prompts: prompts of a round; rounds: rounds of generation a step. capacity: tokens of keys and values a rank
-    holds.
+    holds. training: seconds a trained token and active parameter, of one die.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Setup:
     rounds: int = 1
     prompt_tokens: int = 133
     eager: bool = True
+    training: float = TRAINING
 
     @property
     def ranks(self) -> int:

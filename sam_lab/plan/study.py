@@ -15,7 +15,7 @@ from sam_lab.plan.check import tail_contexts
 from sam_lab.plan.cost import Cost, Device, roofline
 from sam_lab.plan.lengths import Int64
 from sam_lab.plan.simulate import Policy
-from sam_lab.plan.step import SWITCHING, TRAINING, Round, Setup, Tails, engines
+from sam_lab.plan.step import SWITCHING, Round, Setup, Tails, engines
 
 THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
@@ -76,7 +76,7 @@ class Inputs:
 def seconds_of_step(plan: Setup, longest: float, trained: float) -> tuple[float, float]:
     """Rollout and step, seconds, from the slowest engine's round and the tokens that are trained on."""
     rollout = plan.rounds * (longest + SWITCHING)
-    return rollout, rollout + TRAINING * trained * plan.shape.active_parameters / plan.dies
+    return rollout, rollout + plan.training * trained * plan.shape.active_parameters / plan.dies
 
 
 def rounds_of(inputs: Inputs, seed: int, pairs: Sequence[tuple[int, int]], auto: bool) -> dict[Any, Round]:

@@ -71,7 +71,7 @@ def test_good_options_reach_the_config(configured):
     good, default = configured["good"], configured["default"]
     assert (good["method"], good["k"], good["sam"]) == ("sam", 4, GOOD)
     assert "sam" in good["repr"]
-    assert (default["method"], default["k"], default["sam"]) == ("sam", 3, None)
+    assert (default["method"], default["k"], default["sam"]) == ("sam", 15, None)
 
 
 def test_bad_option_is_one_sentence(configured):

@@ -75,9 +75,11 @@ def test_quick_tests_that_read_pin_sets_pass_without_it(retired):
     assert re.search(r"\d\d passed", report)
 
 
-def test_make_test_refuses_an_unknown_pin_set():
-    done = subprocess.run(["make", "test", "PIN=vllm-9.9"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode and f"there is no pin set vllm-9.9: choose from {PIN_SETS[0]}" in done.stderr
+@pytest.mark.parametrize("target", ["test", "plan-article", "lock", "research", "test-mutants"])
+def test_make_refuses_an_unknown_pin_set_before_it_does_anything(target):
+    done = subprocess.run(["make", target, "PIN=vllm-9.9"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode and not done.stdout
+    assert f"there is no pin set vllm-9.9: choose from {PIN_SETS[0]}" in done.stderr
 
 
 def default_without(name):

@@ -44,7 +44,10 @@ def adapter(model, tmp_path_factory):
 def test_adapters_beside_drafts(model, adapter, plain):
     """Requests with an adapter and without, which share prompts and so drafts."""
     prompts, adapters = PROMPTS * 2, [adapter] * 2 + [None] * 2
-    engines = [Engine(model, sam, enable_lora=True, max_loras=2, max_lora_rank=RANK) for sam in (None, {"min_prob": 0})]
+    engines = [
+        Engine(model, sam, enable_lora=True, max_loras=2, max_lora_rank=RANK)
+        for sam in (None, {"switch": "batch", "min_prob": 0})
+    ]
     expected, answers = (engine.run(prompts, 40, adapters=adapters) for engine in engines)
     assert answers == expected and answers[2:] == plain.run(PROMPTS, 40) and answers[:2] != answers[2:]
     speculated(engines[1])

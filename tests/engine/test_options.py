@@ -17,7 +17,7 @@ def test_good_options_reach_the_config(model):
     config = configure(model, {"method": "sam", "num_speculative_tokens": 4, "sam": sam}).speculative_config
     assert (config.method, config.num_speculative_tokens, config.sam) == ("sam", 4, sam)
     assert "sam" in repr(config)
-    assert configure(model, {"method": "sam"}).speculative_config.num_speculative_tokens == 3
+    assert configure(model, {"method": "sam"}).speculative_config.num_speculative_tokens == 15
 
 
 @pytest.mark.parametrize(

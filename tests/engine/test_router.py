@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router plug-in of verl."""
 
+import asyncio
 import json
 
+from omegaconf import OmegaConf
+from sam_core.engines.verl import ROUTER_CONFIG
 from sam_core.engines.verl.router import PromptRouter
 
 
@@ -49,3 +52,23 @@ def test_prompts_return_to_their_replica_in_a_run_that_is_started_again(tmp_path
     file.write_text('{"no": "routes"}')
     assert PromptRouter({"s0": object()}).acquire_server("0", prompt_ids=[1])[0] == "s0"
     assert f"{file} cannot be used" in caplog.text
+
+
+def test_sam_brings_its_router(monkeypatch):
+    from verl.workers.rollout import router
+    from verl.workers.rollout.llm_server import LLMServerManager
+
+    monkeypatch.setattr(router, "get_router_handle", lambda **given: given["router_config_path"])
+
+    def chosen(enable=True, **more):
+        manager = object.__new__(LLMServerManager)
+        manager.server_addresses = manager.server_handles = ["s0", "s1"]
+        manager._load_balancer_cls = None
+        block = {"enable": enable, "method": "sam", "num_speculative_tokens": None, "sam": {}}
+        manager.rollout_config = OmegaConf.create({"name": "vllm", "speculative": block} | more)
+        asyncio.run(manager._init_global_load_balancer())
+        return manager.global_load_balancer
+
+    assert chosen() == str(ROUTER_CONFIG)
+    assert chosen(router_config_path="own.yaml") == "own.yaml"
+    assert chosen(enable=False) is chosen(full_determinism=True) is None

@@ -510,6 +510,22 @@ def test_status_for_programs(repo, venv, tmp_path):
     assert json.loads(repo.run("status", "--json", "--to", tmp_path / "none"))["pins-1"]["beta"] == "not there"
 
 
+def test_status_can_gate_a_run(repo, venv, tmp_path):
+    """Patched or not, in one sentence; what is not installed counts where it is asked for."""
+    env = ("--env", venv.parents[2])
+    said = repo.run("status", "pins-1", "--quiet", *env, code=1)
+    assert "not patched by pins-1 (alpha is original, beta is original): run patches/patchset apply pins-1." in said
+    assert said.count("\n") == 1
+    repo.run("apply", "pins-1", *env)
+    assert repo.run("status", "--quiet", *env) == repo.run("status", "pins-1", "--quiet", *env) == ""
+    (venv / "alpha" / "core.py").write_text("changed\n")
+    assert "(alpha is modified)" in repo.run("status", "pins-1", "--quiet", *env, code=1)
+    assert repo.run("status", "pins-1", "--quiet", "--module", "beta", *env) == ""
+    there = ("--to", tmp_path / "none")
+    assert "(no module is there)" in repo.run("status", "pins-1", "--quiet", *there, code=1)
+    assert "(beta is not there)" in repo.run("status", "pins-1", "--quiet", "--module", "beta", *there, code=1)
+
+
 def test_the_pin_set_that_fits_is_chosen(repo, venv):
     other = repo.root / "patches" / "pins-2"
     shutil.copytree(repo.set, other)

@@ -95,6 +95,7 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
     [
         ("sam=maybe", "sam must be one of off, batch, auto, got 'maybe'"),
         ("sma=off", "unknown key 'sma': is sam meant? (in override 'sma=off')"),
+        ("nope=1", "unknown key 'nope'; docs/recipe-keys.md lists the keys (in override 'nope=1')"),
         ("train.max_num_seqs=3", "unknown key 'train.max_num_seqs': is rollout.max_num_seqs meant?"),
         ("rollout=3", "rollout is a group of keys, not a key of its own"),
         ("steps=0", "steps must be a whole number of at least 1, got 0"),

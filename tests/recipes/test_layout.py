@@ -13,6 +13,7 @@ from llm_rl.shape import SHAPES, Shape, read_shape
 
 QWEN3 = Path(layout.__file__).parent / "qwen3"
 B32, B235 = "dapo_qwen3_32b_32die", "dapo_qwen3_235b_a22b_128die"
+GPUS, GPU = "dapo_qwen3_8b_8gpu", "dapo_qwen3_0.6b_1gpu"
 OURS = {"profile": "recommended"}
 
 
@@ -48,6 +49,8 @@ def test_experts_of_235b_and_what_tensor_parallelism_leaves_of_keys_and_values()
     [
         (B32, {}, 7.6, 1.125, 144, (36, 38.8), (32, 34.5), (9.1, 9.93)),
         (B235, {}, 7.0, 1.65, 106, (39, 41.5), (24, 25.2), (13.7, 14.46)),
+        (GPUS, {}, 15.3, 3.09, 99, (43.9, 47.9), (14.2, 15.5), (9.99, 10.90)),
+        (GPU, {}, 1.1, 0.27, 13.1, (6.3, 10.3), (23.0, 37.6), (1.23, 2.01)),
     ],
 )
 def test_rollout_memory(name, changes, weights, sequence, worst, kv, full, mean):
@@ -61,6 +64,18 @@ def test_rollout_memory(name, changes, weights, sequence, worst, kv, full, mean)
     assert (low.kv, high.kv) == pytest.approx(kv, abs=0.6)
     assert (low.full_sequences, high.full_sequences) == pytest.approx(full, abs=0.6)
     assert (low.mean_tokens / 1e3, high.mean_tokens / 1e3) == pytest.approx(mean, abs=0.06)
+
+
+@pytest.mark.parametrize(("name", "total", "host"), [(GPUS, 18.4, 92), (GPU, 10.3, 7)])
+def test_recipes_of_gpus_fit(name, total, host):
+    """Their comments: GiB a GPU while it trains, GiB of a host; and nothing warns of preemption."""
+    recipe = load(name)
+    model = SHAPES[Path(recipe.model.path).name]
+    lines, warnings = layout.report(recipe, model)
+    assert not warnings and any(line.startswith("  in all") for line in lines)
+    train = layout.training(recipe, model)
+    assert train.total == pytest.approx(total, abs=0.05) and train.host == pytest.approx(host, abs=0.5)
+    assert layout.report(load(name, **{"rollout.expected_length": 11000}), model)[1], "the warning means something"
 
 
 def test_waves_of_requests():

@@ -112,4 +112,5 @@ def metrics(done):
 
 
 def sam(**options):
-    return {"speculative_config": {"method": "sam", "num_speculative_tokens": 3, "sam": options}}
+    sam = {"switch": "batch"} | options
+    return {"speculative_config": {"method": "sam", "num_speculative_tokens": 3, "sam": sam}}

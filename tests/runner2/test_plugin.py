@@ -176,7 +176,7 @@ def config(**changes):
         parallel_config=types.SimpleNamespace(pipeline_parallel_size=changes.get("stages", 1)),
         compilation_config=types.SimpleNamespace(cudagraph_mode=mode),
         lora_config=changes.get("lora"),
-        speculative_config=types.SimpleNamespace(),
+        speculative_config=types.SimpleNamespace(names_switch=changes.get("named", True)),
     )
 
 
@@ -184,6 +184,7 @@ def config(**changes):
     ("changes", "reason"),
     [
         ({}, None),
+        ({"named": False}, "is not known to work with the model's MLA"),
         ({"lora": object()}, "does not know LoRA"),
         ({"stages": 2}, "does not know pipelines"),
         ({"eager": True}, "needs full CUDA graphs"),
@@ -214,8 +215,9 @@ def test_auto_falls_back_to_a_schedule_by_batch_size(model, device, monkeypatch,
         (33, 128, 3),
         (129, 129, 0),
     ]
-    with pytest.raises(ValueError, match="its other way, a schedule by batch size, engines with data parallelism have"):
-        configure(model, {"switch": "auto"}, data_parallel_size=2)
+    made = configure(model, {}, speculative=speculative, data_parallel_size=2).speculative_config
+    assert "verifies 3 tokens of each request, whatever runs: vLLM's adaptive verification needs" in caplog.text
+    assert made.num_speculative_tokens_per_batch_size is None and made.num_speculative_tokens == 3
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ ROWS[0, :9] = PROMPT + ANSWER
 
 
 def make(folder, **more):
-    options = {"rule": "newest", "min_prob": 0, "history": str(folder)} | more.pop("sam", {})
+    options = {"rule": "newest", "switch": "batch", "min_prob": 0, "history": str(folder)} | more.pop("sam", {})
     return SamProposer(3, options, max_model_len=64, **more)
 
 

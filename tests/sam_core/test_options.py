@@ -14,7 +14,9 @@ def test_defaults_and_the_articles_setting():
     options = Options.from_engine(3, None)
     assert options == Options()
     assert (options.rule, options.sources) == ("blend", ("request", "group", "history", "common"))
-    assert (options.min_prob, options.corpus) == (0.1, None)
+    assert (options.switch, options.min_prob, options.corpus) == ("auto", 0.1, None)
+    assert Options.from_engine(3, {"threshold": 5}).switch == "batch"
+    assert Options.from_engine(3, {"threshold": 5, "switch": "auto"}).switch == "auto"
     article = {"rule": "oldest", "sources": ["request"], "switch": "batch", "threshold": 8, "min_prob": 0}
     assert Options.from_engine(3, article) == Options(
         rule="oldest", sources=("request",), switch="batch", threshold=8, min_prob=0

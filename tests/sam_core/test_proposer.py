@@ -47,7 +47,7 @@ class Batch:
         return dict(zip(self.req_ids, drafts, strict=True))
 
 
-PLAIN = {"rule": "newest", "min_prob": 0}
+PLAIN = {"rule": "newest", "switch": "batch", "min_prob": 0}
 """Drafts that can be told by eye: the newest occurrence, whole."""
 
 
@@ -339,10 +339,7 @@ def test_no_draft_leaves_the_vocabulary():
     """Whatever the texts hold, an engine's placeholders for pictures too."""
     batch, k = Batch(), 8
     batch.add("a", [1, 2, 3, 900, 4, 1, 2], 7)
-    free, bound = (
-        SamProposer(k, {"rule": "newest", "min_prob": 0}, max_model_len=MAX_LEN, vocab_size=size)
-        for size in (None, 900)
-    )
+    free, bound = (SamProposer(k, PLAIN, max_model_len=MAX_LEN, vocab_size=size) for size in (None, 900))
     assert batch.propose(free) == {"a": [3, 900, 4, 1, 2]} and batch.propose(bound) == {"a": [3]}
     bound.make_uniform()
     batch.add("b", [1, 2, 3, 900, 4, 1, 2], 7)

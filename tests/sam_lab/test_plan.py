@@ -24,6 +24,7 @@ from sam_lab.replay import accept_chain
 ROOT = Path(__file__).resolve().parents[2]
 
 RECIPE = str(ROOT / "llm_rl/qwen3/dapo_qwen3_32b_32die.yaml")
+GPUS = str(ROOT / "llm_rl/qwen3/dapo_qwen3_8b_8gpu.yaml")
 PLAN = Setup("32b", SHAPES["Qwen3-32B"], 32, 8, 1, 1, 32, 96, 16, 128, 34816, 1.2e6)
 ROWS = np.arange(1.0, 200)
 COST = Cost(ROWS, 0.02 + 0.001 * np.maximum(0, ROWS - 6), 0.004, 0.002, prefill=1e-5)
@@ -319,6 +320,15 @@ def test_recipe(tmp_path, capsys):
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_gpu_has_its_own_clock(capsys):
+    """Measured steps for what was measured, else by an H100's peaks."""
+    small = ["data.gen_batch_size=64", "rollout.max_num_seqs=8", "--mean", "200", "--draws", "0"]
+    two = ["rollout.tensor_model_parallel_size=2"]
+    for more, clock in (([], "H100, measured steps"), (two, "H100 SXM, a roofline")):
+        assert main(["plan", GPUS, *more, *small]) == 0
+        assert f"clock: {clock}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -329,6 +339,8 @@ def test_recipe(tmp_path, capsys):
         ([RECIPE, "--cost", "nosuch.json"], "nosuch.json: No such file"),
         ([RECIPE, "--json", "nowhere/x.json"], "not a folder"),
         ([RECIPE, "rollout.expected_length=null"], "how long answers are"),
+        ([GPUS, "--device", "910C"], "--device 910C is not the recipe's cluster.device cuda"),
+        ([RECIPE, "cluster.device=cpu"], "cluster.device is cpu, of which there is no clock"),
     ],
 )
 def test_refused(arguments, message, capsys):

@@ -41,7 +41,8 @@ class Runner:
     num_spec_tokens, max_model_len = K, 64
 
     def __init__(self):
-        self.drafter = SamProposer(K, {"rule": "newest", "min_prob": 0}, max_model_len=self.max_model_len)
+        sam = {"rule": "newest", "switch": "batch", "min_prob": 0}
+        self.drafter = SamProposer(K, sam, max_model_len=self.max_model_len)
         self.drafter.make_uniform()
         params = SimpleNamespace(all_stop_token_ids=(), ignore_eos=False, max_tokens=None, min_tokens=0)
         self.requests = {

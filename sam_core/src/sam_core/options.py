@@ -21,10 +21,10 @@ SOURCES: tuple[Source, ...] = ("request", "group", "history", "common")
 SwitchName = Literal["batch", "auto"]
 SWITCHES: tuple[str, ...] = get_args(SwitchName)
 VERIFY = ("rejection", "seeded")
-DEFAULT_K = 3
-"""Tokens per draft (article, section 1.3)."""
 MAX_K = 15
 """Maximum tokens per draft: attention kernels take 16 query tokens per request (vllm-ascend 0.23, decode_threshold)."""
+DEFAULT_K = MAX_K
+"""Tokens per draft: `auto` takes fewer where fewer pay (docs/results.md)."""
 
 MAX_AUTO_MIN_PROB = 0.02
 """Greatest min_prob with `auto`, which ends drafts itself where they are not worth their cost."""
@@ -38,9 +38,9 @@ class Options:
     sources: texts that are searched: `request` (its own prompt and answer), `group` (answers to the same prompt),
         `history` (answers to the prompt that ended before the running ones began; needs `group`), and `common` (counts
         of what followed the last tokens in all requests of the engine, for rule `blend`).
-    switch: `batch` drafts while at most `threshold` requests run in a step; `auto` gives each request of each step its
-        own number of tokens, by what steps cost and drafts are worth, both learned at run time.
-    threshold: running requests, at least 1; `auto` ignores it.
+    switch: `auto` gives each request of each step its own number of tokens, by what steps cost and drafts are worth,
+        both learned at run time; `batch` drafts while at most `threshold` requests run in a step.
+    threshold: running requests, at least 1; `auto` ignores it. Given to an engine without `switch`, it chooses `batch`.
     memory_bytes: limit for all indexes of one engine. The second runner's table on the device takes up to a 16th more.
     verify: `rejection` (the engine's own method) or `seeded`: the noise of a token depends only on the request's seed
         and the token's position, so that the text is the same with and without drafts. Both sample the model's
@@ -54,7 +54,7 @@ class Options:
 
     rule: Rule = "blend"
     sources: tuple[Source, ...] = SOURCES
-    switch: str = "batch"
+    switch: str = "auto"
     threshold: int = 8
     memory_bytes: int = 1 << 30
     verify: str = "rejection"
@@ -82,7 +82,6 @@ class Options:
         sam: Mapping[str, Any] | None,
         interface: str = INTERFACE,
         verify: Sequence[str] = VERIFY[:1],
-        pipeline_ranks: int = 1,
     ) -> Options:
         """Validate an engine's configuration; raise ValueError, one sentence, for a bad one.
 
@@ -91,7 +90,6 @@ class Options:
             sam: `speculative_config["sam"]`, or None.
             interface: major.minor of the sam_core that the engine's patches are written for.
             verify: modes of verification that they have.
-            pipeline_ranks: the engine's pipeline_parallel_size.
         """
         if interface != INTERFACE:
             raise ValueError(
@@ -111,13 +109,10 @@ class Options:
         values = dict(sam)
         if isinstance(values.get("sources"), Sequence) and not isinstance(values["sources"], str):
             values["sources"] = tuple(values["sources"])
+        if "threshold" in values:
+            values.setdefault("switch", "batch")
         options = cls(**values)
         check_choice("verify", options.verify, tuple(verify))
-        if options.switch == "auto" and pipeline_ranks > 1:
-            raise ValueError(
-                "switch 'auto' cannot time the steps of a pipeline, which overlap: use switch batch, "
-                f"or pipeline_parallel_size 1 instead of {pipeline_ranks}"
-            )
         return options
 
     def __post_init__(self) -> None:

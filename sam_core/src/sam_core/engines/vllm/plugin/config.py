@@ -57,7 +57,8 @@ class SamSpeculativeConfig(SpeculativeConfig):
         if self.num_speculative_tokens is None:
             self.num_speculative_tokens = DEFAULT_K
         options = Options.from_engine(self.num_speculative_tokens, self.sam, verify=VERIFY)
-        if options.switch == "auto":
+        own_schedule = self.num_speculative_tokens_per_batch_size is not None and not self.names_switch
+        if options.switch == "auto" and not own_schedule:
             self.enable_adaptive_verification = True
         elif parallel.data_parallel_size > 1:
             raise ValueError(
@@ -71,10 +72,20 @@ class SamSpeculativeConfig(SpeculativeConfig):
             ]
         super().__post_init__()
 
+    @property
+    def names_switch(self) -> bool:
+        """Whether the options name the switch, instead of leaving it at its default."""
+        return "switch" in (self.sam or {})
+
     def choose_by_batch_size(self) -> None:
-        """Verify as many tokens of each request as the number of requests says, instead of choosing by request."""
+        """Verify as many tokens of each request as the number of requests says, instead of choosing by request.
+
+        With data parallelism, which has no such schedule, as many as the largest scheduled batch has.
+        """
         self.enable_adaptive_verification = False
-        if self.num_speculative_tokens_per_batch_size is None:
+        if self.target_parallel_config.data_parallel_size > 1:
+            self.num_speculative_tokens = min(SCHEDULE[-1][1], self.num_speculative_tokens)
+        elif self.num_speculative_tokens_per_batch_size is None:
             schedule, first = [], 1
             for last, most in SCHEDULE:
                 schedule.append((first, last, min(most, self.num_speculative_tokens)))

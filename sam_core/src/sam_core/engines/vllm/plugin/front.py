@@ -75,17 +75,12 @@ def _check_adaptive_verification(disable: Callable[[Any], None]) -> Callable[[An
     def decide(self: Any) -> None:
         adaptive = is_sam(self) and self.speculative_config.enable_adaptive_verification
         if adaptive and (reason := why_not_adaptive(self)):
+            speculative = self.speculative_config
+            speculative.choose_by_batch_size()
+            how = "chooses draft lengths by batch size instead of by request"
             if self.parallel_config.data_parallel_size > 1:
-                raise ValueError(
-                    f"sam's switch 'auto' needs vLLM's adaptive verification here, which {reason}; its other way, "
-                    "a schedule by batch size, engines with data parallelism have not"
-                )
-            LOGGER.warning(
-                "sam's switch 'auto' chooses draft lengths by batch size instead of by request: vLLM's adaptive "
-                "verification %s",
-                reason,
-            )
-            self.speculative_config.choose_by_batch_size()
+                how = f"verifies {speculative.num_speculative_tokens} tokens of each request, whatever runs"
+            LOGGER.warning("sam's switch 'auto' %s: vLLM's adaptive verification %s", how, reason)
         disable(self)
 
     return decide
@@ -111,8 +106,9 @@ def why_not_adaptive(vllm_config: Any) -> str | None:
         return "does not go with enable_batch_sharded_sampling"
     if getattr(vllm_config.speculative_config, "use_local_argmax_reduction", False):
         return "does not go with use_local_argmax_reduction"
-    if model.use_mla:
-        return None  # its backends are many: vLLM checks them when the engine starts
+    if model.use_mla:  # its backends are many: vLLM checks them when the engine starts
+        named = vllm_config.speculative_config.names_switch
+        return None if named else "is not known to work with the model's MLA (to try it, name switch 'auto')"
     return _backend_problem(vllm_config)
 
 

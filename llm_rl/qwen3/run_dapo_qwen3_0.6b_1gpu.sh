@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# DAPO of Qwen3-0.6B on one GPU of 24 GB or more; it starts a Ray of its own, or joins the one that runs. Examples:
+#   run_dapo_qwen3_0.6b_1gpu.sh --dry-run            what would run, and the layout's memory
+#   run_dapo_qwen3_0.6b_1gpu.sh                      SAM drafts as much as pays in each step
+#   run_dapo_qwen3_0.6b_1gpu.sh sam=off              the baseline
+# SAM_RL_MODELS, SAM_RL_DATA: folders of models and data.
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+launch llm_rl/qwen3/dapo_qwen3_0.6b_1gpu.yaml "$@"

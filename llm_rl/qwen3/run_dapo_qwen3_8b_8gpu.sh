@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# DAPO of Qwen3-8B on one node of 8 GPUs of 80 GB; it starts a Ray of its own, or joins the one that runs. Examples:
+#   run_dapo_qwen3_8b_8gpu.sh --dry-run            what would run, and the layout's memory
+#   run_dapo_qwen3_8b_8gpu.sh                      SAM drafts as much as pays in each step
+#   run_dapo_qwen3_8b_8gpu.sh sam=off              the baseline
+# SAM_RL_MODELS, SAM_RL_DATA: folders of models and data.
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+launch llm_rl/qwen3/dapo_qwen3_8b_8gpu.yaml "$@"
