@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, PAGE, NgramTable, draft
+from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, PAGE, NgramTable, draft, pack, step_probabilities
 
 from sam_lab.drafters import SamDrafter, packed
 
@@ -135,10 +135,10 @@ class LateDrafter(SamDrafter):
         """Once its last request is closed: see `_close`."""
         self._dropped.add(group)
 
-    def _host(self, requests: Sequence[int]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Any]:
+    def _host(self, requests: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Any]:
         """Feed what the host knows, draft chains for B requests.
 
-        Returns int32 [B, 2k + 1], lengths [B], changes of the table.
+        Returns chains int64 [B, 2k + 1], as `pack` returns them, lengths [B], changes of the table.
         """
         numbers = [*requests, *self._ended]
         live = [self.requests[number] for number in numbers]
@@ -149,15 +149,17 @@ class LateDrafter(SamDrafter):
         if (np.diff(texts) == 1).all():  # as in an engine, whose rows are those of its batch
             rows = self.rows[texts[0] :]
         max_drafts = np.where(np.arange(len(live)) < len(requests), self.width, 0).astype(np.int32)
-        out, lengths = np.empty((len(live), self.width), np.int32), np.empty(len(live), np.int32)
+        out, lengths = np.zeros((len(live), self.width), np.int32), np.empty(len(live), np.int32)
+        scores = np.zeros((len(live), self.width), np.float32)
         first = np.maximum(starts, prompts)  # the pool has the prompts
-        self.pool.step(slots, rows, ends - first, max_drafts, out, lengths, starts=first)
+        self.pool.step(slots, rows, ends - first, max_drafts, out, lengths, scores, starts=first)
         pages = self.pages[texts]
         self.table.append(pages, groups, rows, starts, ends)
         self.pages[texts] = pages
         for each in live:
             each.fed = each.known
-        return out[: len(requests)], lengths[: len(requests)], self.table.changes()
+        chains = pack(out, step_probabilities(scores))
+        return chains[: len(requests)], lengths[: len(requests)], self.table.changes()
 
     def _device(
         self, requests: Sequence[int], out: Any, lengths: Any, changes: Any
@@ -173,7 +175,7 @@ class LateDrafter(SamDrafter):
             num_sampled[row], groups[row] = len(each.pending), each.group
             sampled[row, : num_sampled[row]] = each.pending
         self._upload(changes)
-        arguments = (out.astype(np.int64), lengths.astype(np.int64), tails, groups, sampled, num_sampled)
+        arguments = (out, lengths.astype(np.int64), tails, groups, sampled, num_sampled)
         chains, counts, last, numbers, unknown, num_unknown = map(torch.from_numpy, arguments)
         drafts = draft(self.memory, self.num_slots, chains, counts, last, numbers, unknown, num_unknown, self.k)
         return drafts.tokens, drafts.lengths

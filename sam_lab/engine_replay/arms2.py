@@ -38,16 +38,12 @@ def speculative_config(arm: str, k: int, max_seqs: int, verify: str) -> dict[str
         return {"method": "sam", "num_speculative_tokens": k, "sam": sam | {"threshold": max_seqs}}
     if arm == "auto":
         return {"method": "sam", "num_speculative_tokens": k, "sam": sam | {"switch": "auto"}}
-    from sam_core.engines.vllm.plugin.config import SCHEDULE
+    from sam_core.engines.vllm.plugin.config import by_batch_size
+    from sam_core.options import MAX_K
 
-    first, schedule = 1, []
-    for last, most in (*SCHEDULE, (None, 0)):
-        schedule.append((first, last or first, most))
-        first = schedule[-1][1] + 1
-    most = max(most for _, most in SCHEDULE)
     return {
         "method": "sam",
-        "num_speculative_tokens": most,
-        "num_speculative_tokens_per_batch_size": schedule,
+        "num_speculative_tokens": MAX_K,
+        "num_speculative_tokens_per_batch_size": by_batch_size(MAX_K),
         "sam": sam | {"switch": "batch"},
     }

@@ -23,8 +23,9 @@ class Engine:
     def __init__(self, model, sam=None, k=3, **settings):
         speculative = None if sam is None else {"method": "sam", "num_speculative_tokens": k, "sam": sam}
         sizes = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
-        fixed = {"model": str(model), "skip_tokenizer_init": True, "disable_log_stats": False}
-        self.start({"dtype": "float32", "enforce_eager": True, **sizes, **settings, **fixed}, speculative)
+        fixed = {"model": str(model), "disable_log_stats": False}
+        defaults = {"dtype": "float32", "enforce_eager": True, "skip_tokenizer_init": True, **sizes}
+        self.start({**defaults, **settings, **fixed}, speculative)
 
     def start(self, settings, speculative):
         """settings: arguments of EngineArgs."""

@@ -94,13 +94,8 @@ class Driver:
 
 def save_model(folder, head_dim):
     """A tiny Qwen3 with a tokenizer whose tokens are WORDS, written without spaces between them."""
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
     tiny_qwen3.save(folder, num_attention_heads=2, num_key_value_heads=1, head_dim=head_dim)
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="z"))
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+    tiny_qwen3.save_tokenizer(folder, WORDS)
 
 
 def main():

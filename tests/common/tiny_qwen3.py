@@ -69,3 +69,13 @@ def save_experts(folder, **shape):
     for layer in network.model.layers:
         torch.nn.init.normal_(layer.mlp.gate.weight, std=0.3)
     network.save_pretrained(folder)
+
+
+def save_tokenizer(folder, words):
+    """Saves a tokenizer whose tokens are these words, the last of which ends texts."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="z"))
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=words[-1]).save_pretrained(folder)

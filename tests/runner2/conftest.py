@@ -23,6 +23,7 @@ import noting_pool
 import pytest
 import tiny_qwen3
 from cpu_engine import Engine
+from schedule_draws import WORDS
 from thinking import reasoning
 from triton_interpreter.device import simulate_device
 
@@ -72,6 +73,7 @@ def trained(tmp_path_factory):
 def save(tmp_path_factory, seed):
     folder = tmp_path_factory.mktemp("qwen3")
     tiny_qwen3.save(folder, seed, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    tiny_qwen3.save_tokenizer(folder, WORDS)
     return folder
 
 
@@ -85,7 +87,7 @@ def plain(model, device):
     """The second runner without speculation: the reference."""
     import vllm
 
-    engine = start(model)
+    engine = start(model, skip_tokenizer_init=False)
     assert engine.engine.vllm_config.use_v2_model_runner
     print(f"vLLM {vllm.__version__}")
     yield engine
@@ -110,7 +112,7 @@ def asynchronous(model, device):
 @pytest.fixture(scope="session")
 def auto(model, device):
     """As `asynchronous`, with drafts of as many tokens as pay."""
-    engine = start(model, AUTO, k=5, **TIGHT)
+    engine = start(model, AUTO, k=5, skip_tokenizer_init=False, **TIGHT | {"max_num_batched_tokens": 40})
     yield engine
     engine.stop()
 

@@ -3,6 +3,7 @@
 
 from engine_checks import settled, speculated
 from test_same_text import SAMPLED
+from vllm.sampling_params import StructuredOutputsParams
 
 
 def lengths(worker):
@@ -37,3 +38,27 @@ def test_text_is_that_of_plain_runner_2(plain, auto, prompts):
     assert preemptions > 0
     counters = settled(auto)
     assert 0 < counters["steps_on"] < counters["steps"], "it never paused to see what a plain step takes"
+
+
+def test_grammars(plain, auto, prompts):
+    """Tokens that a grammar does not allow are neither sampled nor kept of a draft."""
+    each = [
+        {"structured_outputs": StructuredOutputsParams(regex=regex), **more}
+        for regex, more in zip(["[a-f]{40}", "(ba|de|f){5,30}"], SAMPLED, strict=False)
+    ]
+    expected = plain.run(prompts[:4], 40, each=[*each, {}, SAMPLED[2]])
+    assert plain.run(prompts[:4], 40, each=[{}, *each, SAMPLED[2]]) != expected
+    assert auto.run(prompts[:4], 40, stagger=3, each=[*each, {}, SAMPLED[2]]) == expected
+    speculated(auto)
+
+
+def test_planned_drafts_leave_room_for_all_requests(plain, auto, prompts):
+    """8 requests with drafts of 5 tokens are planned 48 tokens, and a step has 40."""
+    short = [prompt[:5] for prompt in prompts]
+    auto.engine.collective_rpc(lengths)
+    assert auto.run(short, 20) == plain.run(short, 20)
+    speculated(auto)
+    (noted,) = auto.engine.collective_rpc(lengths)
+    full, planned = [step for step in noted if len(step) == 8], max(map(max, noted))
+    assert len(full) > 4 and not any(len(step) == 7 for step in noted[: noted.index(full[-1])]), noted
+    assert planned > 1

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's client sends the answers to a prompt to one of its data-parallel engines."""
 
+import asyncio
+
 import client_checks
 import pytest
+from conftest import AUTO
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +25,34 @@ def test_other_choices_stay_first():
 
 def test_vllm_chooses_by_load_without_shared_indexes():
     client_checks.check_vllm_chooses_by_load_without_shared_indexes()
+
+
+def test_both_engines_draft(model, device, plain, prompts):
+    """Their requests come by AsyncLLM, whose two engines are processes of their own."""
+    from sam_core.engines.vllm.step_log import drafter_counters
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    async def answers():
+        speculative = {"method": "sam", "num_speculative_tokens": 3, "sam": AUTO}
+        sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 256}
+        fixed = {"skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "data_parallel_size": 2}
+        arguments = AsyncEngineArgs(model=str(model), speculative_config=speculative, **sizes, **fixed)
+        engine = AsyncLLM.from_engine_args(arguments)
+        params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=30)
+
+        async def answer(number, prompt):
+            async for output in engine.generate({"prompt_token_ids": prompt}, params, str(number)):
+                tokens = output.outputs[0].token_ids
+            return list(tokens)
+
+        try:
+            found = await asyncio.gather(*(answer(i, prompt) for i, prompt in enumerate(prompts)))
+            return found, await drafter_counters(engine), await engine.collective_rpc("sam_stats")
+        finally:
+            engine.shutdown()
+
+    found, both, (first,) = asyncio.run(answers())
+    assert found == plain.run(prompts, 30)
+    assert both["proposed"] > first["proposed"] > 0

@@ -252,3 +252,11 @@ def test_backends_are_asked_before_the_engine_starts(model, device, monkeypatch,
     found = front._backend_problem(made)
     assert found is None if reason is None else reason in found
     assert made.speculative_config.enable_adaptive_verification, "it is as it was"
+
+    def fall_back(*args, **kwargs):
+        made.speculative_config.choose_by_batch_size()
+        return backend
+
+    monkeypatch.setattr(selector, "get_attn_backend", fall_back)
+    front._backend_problem(made)
+    assert not made.speculative_config.enable_adaptive_verification, "a fallback stays"

@@ -10,15 +10,17 @@ import torch
 from sam_core.device_drafts import (
     CHECK,
     COMMON,
-    CONFIRMED,
     LOOK_UPS,
+    MAX_CONFIRMED,
     MAX_NGRAM,
     MAX_TOKEN,
+    NGRAMS,
     NO_TOKEN,
     OF_GROUP,
     OF_TOKEN,
     PAGE,
     TEXTS,
+    UNIT,
     NgramTable,
     _factors,
     draft,
@@ -33,11 +35,14 @@ class Oracle:
 
     def __init__(self, num_slots):
         self.num_slots, self.slots, self.texts, self.counts = num_slots, {}, {}, Counter()
+        self.pages = []  # texts in the order in which they got their page
 
     def hashes(self, group, ngram):
         slot, check = (
             group * int(factors[0]) + sum(int(f) * t for f, t in zip(factors[-len(ngram) :], ngram, strict=True))
-            for factors in (_factors()[:, len(ngram) - 1], _factors()[:, MAX_NGRAM + len(ngram) - 1])
+            for factors in (
+                _factors()[:, at] for at in (NGRAMS.index(len(ngram)), len(NGRAMS) + NGRAMS.index(len(ngram)))
+            )
         )
         assert max(slot, check) < 1 << 63
         return slot % self.num_slots, check & CHECK
@@ -46,8 +51,10 @@ class Oracle:
         places = []
         for text, group, tokens in zip(texts, groups, new, strict=True):
             known = self.texts.setdefault(text, [])
+            if tokens and text not in self.pages:
+                self.pages.append(text)
             for token in tokens:
-                for n in range(1, min(MAX_NGRAM, len(known)) + 1):
+                for n in (n for n in NGRAMS if n <= len(known)):
                     places.append((group, known[-n:], token, text, len(known)))
                 known.append(token)
                 self.counts[token] += 1
@@ -55,23 +62,24 @@ class Oracle:
             before = dict(self.slots)
             for group, ngram, token, text, at in places:
                 slot, check = self.hashes(COMMON if common else group, ngram)
-                entry, confirmed = (check, text, at), False
+                entry, confirmed = (check, text, at), 0
                 if slot in before and before[slot][0][0] == check:
-                    old, was_confirmed = before[slot]
-                    confirmed = self.texts[old[1]][old[2]] == token
-                    if was_confirmed and not confirmed:
-                        entry = old
+                    old, confirmed = before[slot]
+                    if self.texts[old[1]][old[2]] == token:
+                        confirmed = min(confirmed + 1, MAX_CONFIRMED)
+                    elif confirmed:
+                        entry, confirmed = old, confirmed - 1
                 self.slots[slot] = entry, confirmed
 
     def following(self, group, text, k):
-        best, tokens = 0, []
-        for n in range(1, MAX_NGRAM + 1):
+        best, tokens = (0,), []
+        for n in NGRAMS:
             for number in (group, COMMON):
                 slot, check = self.hashes(number, text[-n:])
-                entry, confirmed = self.slots.get(slot, ((-1, 0, 0), False))
-                priority = OF_TOKEN * n + OF_GROUP * (number == group) + CONFIRMED * confirmed
-                if entry[0] == check and priority > best:
-                    best, tokens = priority, self.texts[entry[1]][entry[2] : entry[2] + k]
+                entry, confirmed = self.slots.get(slot, ((-1, 0, 0), 0))
+                priority = OF_TOKEN * n + OF_GROUP * (number == group) + UNIT * confirmed
+                if entry[0] == check and (rank := (priority, self.pages.index(entry[1]), entry[2])) > best:
+                    best, tokens = rank, self.texts[entry[1]][entry[2] : entry[2] + k]
         return tokens
 
     def draft(self, group, text, chain, sampled, frequent, k):

@@ -63,7 +63,7 @@ class Steps:
             copy_event=types.SimpleNamespace(query=lambda: True, synchronize=lambda: None),
             sampled_token_ids=np.array([[token] for token in sampled.values()]),
             num_sampled_tokens_np=np.ones(len(sampled), np.int64),
-            num_rejected_np=np.zeros(len(sampled), np.int64),
+            num_verified=[0] * len(sampled),
         )
         self.speculator.observe_output(output)
         batch = types.SimpleNamespace(

@@ -7,20 +7,20 @@ import numpy as np
 import torch
 
 from sam_core.budget import Calibration
-from sam_core.device_drafts import FILLER, MAX_NGRAM, NUM_BINS, NUM_CLASSES, SCALE, Drafts
+from sam_core.device_drafts import FILLER, NGRAMS, NUM_BINS, NUM_CLASSES, SCALE, Drafts
 
 MATCH_PRIOR = (0.15, 0.3, 0.45, 0.55, 0.65)
 """Of the first token behind a match, by the tokens of the match."""
-LATER_PRIOR, CONFIRMED_PRIOR = 0.15, 0.1
-"""What is added for later tokens of a copy, and for a confirmed follower."""
+LATER_PRIOR, CONFIRMED_PRIOR = 0.15, (0.0, 0.1, 0.15, 0.2)
+"""What is added for later tokens of a copy, and for a follower by the times that it is confirmed."""
 
 
 def _prior() -> torch.Tensor:
     """Acceptance of each class before anything is known, float32 [NUM_CLASSES]."""
-    assert len(MATCH_PRIOR) == MAX_NGRAM
+    assert len(MATCH_PRIOR) == len(NGRAMS)
     bins = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
-    later, confirmed, _, match = np.meshgrid((0, 1), (0, 1), (0, 1), MATCH_PRIOR, indexing="ij")
-    matches = np.minimum(match + LATER_PRIOR * later + CONFIRMED_PRIOR * confirmed, 0.95)
+    later, confirmed, _, match = np.meshgrid((0, 1), CONFIRMED_PRIOR, (0, 1), MATCH_PRIOR, indexing="ij")
+    matches = np.minimum(match + LATER_PRIOR * later + confirmed, 0.95)
     return torch.tensor(np.concatenate([bins, matches.flatten(), [0.0]]), dtype=torch.float32)
 
 

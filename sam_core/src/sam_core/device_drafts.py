@@ -3,11 +3,11 @@
 
 While the host drafts, a step still runs on the device, so the host does not know the tokens that the step will sample.
 The host's chain begins behind the last token that it knows. On the device, `draft` takes what follows in the chain
-where the sampled tokens are its beginning. Else, and where the chain is too short, it looks up what followed the last 1
-to MAX_NGRAM tokens in the texts of the request's group and in those of all requests, and copies from the best match;
-where the copy reaches the end of a text, it looks up once more. Where even the last token is new, it drafts the most
-frequent one. The host keeps the texts in an `NgramTable`; the device gets what changed together with the chains, one
-step late.
+where the sampled tokens are its beginning. Else, and where the chain is too short, it looks up what followed the last
+tokens, as many as NGRAMS says, in the texts of the request's group and in those of all requests, and copies from the
+best match; where the copy reaches the end of a text, it looks up once more. Where even the last token is new, it drafts
+the most frequent one. The host keeps the texts in an `NgramTable`; the device gets what changed together with the
+chains, one step late.
 
 Each draft token has a class, which says where it is from: of the chain, by the probability that the host's pool gives
 it; of the table, by the match; or a filler. `sam_core.confidence` learns how often tokens of a class are accepted.
@@ -32,7 +32,9 @@ from sam_core.budget import Calibration
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
-MAX_NGRAM = 5
+NGRAMS = (1, 2, 3, 5, 8)
+"""Tokens of the n-grams that are looked up."""
+MAX_NGRAM = NGRAMS[-1]
 MAX_TOKEN = 1 << 20
 """Token ids and numbers of groups are below it: the hashes rely on it."""
 CHECK = 0x7FFFFFFF
@@ -46,8 +48,11 @@ PAGE = 256
 """Tokens of a text that stand side by side; a copy ends there, and is continued by the next look-up."""
 UNIT = 1 << 29
 """Positions are below it, priorities are multiples of it."""
-OF_TOKEN, OF_GROUP, CONFIRMED = 4 * UNIT, 6 * UNIT, 3 * UNIT
-"""Priority of a match: for each token, in the group, with a confirmed follower. The highest is copied."""
+MAX_CONFIRMED = 3
+"""Times that a follower is confirmed at most: a position and three times UNIT are an int32."""
+OF_TOKEN, OF_GROUP = 4 * UNIT, 6 * UNIT
+"""Priority of a match: for each token, and in the group; UNIT for each time that its follower is confirmed. The highest
+is copied, of equals the one behind the others."""
 LOOK_UPS = 2
 """For a draft."""
 SORTED_SHARE = 64
@@ -56,11 +61,11 @@ SORTED_SHARE = 64
 
 @functools.cache
 def _factors() -> Int64:
-    """Of the hashes, [MAX_NGRAM + 1, 2 * MAX_NGRAM]: what each column of a key, the group's number and the last tokens,
-    oldest first, is multiplied by, for the slots of n-grams of 1, 2 .. tokens, then for their checks; 0: not part."""
-    factors = np.random.default_rng(0).integers(1 << 38, 1 << 40, (MAX_NGRAM + 1, 2 * MAX_NGRAM)) | 1
-    for n in range(1, MAX_NGRAM + 1):
-        factors[1 : 1 + MAX_NGRAM - n, [n - 1, MAX_NGRAM + n - 1]] = 0
+    """Of the hashes, [MAX_NGRAM + 1, 2 * len(NGRAMS)]: what each column of a key, the group's number and the last
+    tokens, oldest first, is multiplied by, for the slots of each of NGRAMS, then for their checks; 0: not part."""
+    factors = np.random.default_rng(0).integers(1 << 37, 1 << 39, (MAX_NGRAM + 1, 2 * len(NGRAMS))) | 1
+    for i, n in enumerate(NGRAMS):
+        factors[1 : 1 + MAX_NGRAM - n, [i, len(NGRAMS) + i]] = 0
     return factors
 
 
@@ -68,10 +73,10 @@ class NgramTable:
     """What followed each n-gram in the texts of a group: one array of int32, and its changes.
 
     `memory` holds the most frequent token, the texts in pages, each ended by NO_TOKEN, then pairs of a position and a
-    check, one a slot. A position is the index in `memory` of the token that followed the newest occurrence. A follower
-    that came again is confirmed, which adds CONFIRMED to the position: a different token replaces it only when others
-    came twice in a row. N-grams share slots, of which the newest has it. A new page takes the place of the oldest one,
-    whosever that is.
+    check, one a slot. A position is the index in `memory` of the token that followed the newest occurrence. Each time
+    that this token comes again it is confirmed, which adds UNIT to the position, MAX_CONFIRMED times at most; another
+    token takes a UNIT away, and the place where none is left. N-grams share slots, of which the newest has it. A new
+    page takes the place of the oldest one, whosever that is.
 
     Args:
         num_tokens: of the texts; more are kept up to a whole page.
@@ -136,16 +141,17 @@ class NgramTable:
         self._write(behind, NO_TOKEN)
         before = column[:, None] + np.arange(-MAX_NGRAM, 0)
         last = token_rows[row[:, None], np.maximum(before, 0)]
-        whole = before[:, ::-1] >= 0
+        whole = before[:, [MAX_NGRAM - n for n in NGRAMS]] >= 0
         positions, followers = (np.broadcast_to(each[:, None], whole.shape)[whole] for each in (cells, tokens))
         for numbers in [groups[row]] * self.of_groups + [np.full(len(row), COMMON, np.int32)] * self.of_all:
             sums = np.concatenate([numbers[:, None], last], axis=1).astype(np.int64) @ _factors()
-            pairs = self.base + 2 * (sums[:, :MAX_NGRAM][whole] & self.num_slots - 1)
-            checks = sums[:, MAX_NGRAM:][whole] & CHECK
+            pairs = self.base + 2 * (sums[:, : len(NGRAMS)][whole] & self.num_slots - 1)
+            checks = sums[:, len(NGRAMS) :][whole] & CHECK
             old, known = self.memory[pairs], self.memory[pairs + 1] == checks
-            same = self.memory[old % UNIT] == followers
-            new = np.where(known & ~same & (old >= CONFIRMED), old % UNIT, positions)
-            self._write(pairs, new + CONFIRMED * (known & same))
+            same = self.memory[old & UNIT - 1] == followers
+            kept = known & ~same & (old >= UNIT)
+            confirmed = np.where(known, np.minimum(old // UNIT + same, MAX_CONFIRMED) - kept, 0)
+            self._write(pairs, np.where(kept, old & UNIT - 1, positions) + UNIT * confirmed)
             self.memory[pairs + 1] = checks
         valid = tokens[tokens != NO_TOKEN]
         np.add.at(self._counts, valid, 1)
@@ -175,8 +181,8 @@ class NgramTable:
 
 NUM_BINS = Calibration.NUM_BINS
 """Classes of chain tokens, by probability."""
-NUM_MATCHES = 2 * 2 * MAX_NGRAM
-"""Classes of a match: confirmed or not, in the group or anywhere, by its tokens."""
+NUM_MATCHES = (MAX_CONFIRMED + 1) * 2 * len(NGRAMS)
+"""Classes of a match: by the times that its follower is confirmed, in the group or anywhere, by its tokens."""
 FILLER = NUM_BINS + 2 * NUM_MATCHES
 """Class of a token that stands behind a draft's end. Matches have classes for the first token of a copy, then as many
 for later ones."""
@@ -189,6 +195,13 @@ def pack(tokens: npt.NDArray[np.integer], probabilities: npt.NDArray[np.floating
     """Tokens and probabilities, 0 to 1, in one int64 each."""
     packed: Int64 = tokens + np.rint(probabilities * SCALE).astype(np.int64) * MAX_TOKEN
     return packed
+
+
+def step_probabilities(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Of each token behind the one before it, from the scores of `Pool.step`, those of whole paths [B, k]."""
+    before = np.concatenate([np.ones((len(scores), 1), np.float32), scores[:, :-1]], 1)
+    probabilities: npt.NDArray[np.float32] = np.minimum(scores / np.maximum(before, 1e-30), 1)
+    return probabilities
 
 
 def unpack(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -268,7 +281,7 @@ def _look_up(
 
     Args:
         memory, num_slots: as for draft.
-        of_groups: int64 [B, 2, 2 * MAX_NGRAM], summands of the hashes: of the request's group, of all.
+        of_groups: int64 [B, 2, 2 * len(NGRAMS)], summands of the hashes: of the request's group, of all.
         last: int64 [B, MAX_NGRAM], tokens, oldest first.
 
     Returns:
@@ -277,12 +290,12 @@ def _look_up(
     """
     columns, factors, priorities = _constants(k, k, memory.device)
     sums = of_groups + (last.unsqueeze(2) * factors[1:]).sum(1).unsqueeze(1)
-    slots, checks = sums.unflatten(2, (2, MAX_NGRAM)).unbind(2)
+    slots, checks = sums.unflatten(2, (2, len(NGRAMS))).unbind(2)
     entries = memory[-2 * num_slots :].view(num_slots, 2)[slots & num_slots - 1]
     matches = torch.where(entries[..., 1] == (checks & CHECK), priorities + entries[..., 0], 0).flatten(1)
     best, which = matches.max(1, keepdim=True)
-    is_confirmed = (best - priorities.flatten()[which] >= CONFIRMED).long()
-    match = torch.where(best > 0, is_confirmed * 2 * MAX_NGRAM + which, -2 * NUM_MATCHES)
+    confirmed = (best - priorities.flatten()[which]) // UNIT
+    match = torch.where(best > 0, confirmed * 2 * len(NGRAMS) + which, -2 * NUM_MATCHES)
     following = memory[(best & UNIT - 1) + columns[:k]].long()  # position 0, the most frequent token, without a match
     found = torch.where(following < 0, columns[:k], k).amin(1, keepdim=True)
     # a position in a row that has a shorter text now may be its end
@@ -291,7 +304,7 @@ def _look_up(
 
 @functools.lru_cache(8)
 def _constants(width: int, k: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Column numbers, factors, and the priorities of unconfirmed matches [2, MAX_NGRAM]: in the group, anywhere."""
-    lengths = OF_TOKEN * torch.arange(1, MAX_NGRAM + 1, device=device)
+    """Column numbers, factors, and the priorities of unconfirmed matches [2, len(NGRAMS)]: in the group, anywhere."""
+    lengths = OF_TOKEN * torch.tensor(NGRAMS, device=device)
     columns = torch.arange(MAX_NGRAM + width + k, device=device)
     return columns, torch.from_numpy(_factors()).to(device), torch.stack([lengths + OF_GROUP, lengths])

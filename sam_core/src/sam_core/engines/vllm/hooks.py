@@ -167,6 +167,22 @@ HOOKS = (
         ("safe_frontier = request.num_computed_tokens - request.num_output_placeholders",),
         "begin a session's turn behind the last one's tokens",
     ),
+    Hook(
+        SCHEDULER,
+        "Scheduler",
+        "_update_after_schedule",
+        "self scheduler_output",
+        (),
+        "plan no more draft tokens than leave room for all requests",
+    ),
+    Hook(
+        "v1/core/sched/async_scheduler.py",
+        "AsyncScheduler",
+        "_update_after_schedule",
+        "self scheduler_output",
+        ("super()._update_after_schedule(scheduler_output)", "[-1] * scheduler_output.num_spec_tokens_to_schedule"),
+        "",
+    ),
     # the worker
     Hook(
         "v1/worker/gpu/spec_decode/__init__.py",

@@ -29,7 +29,18 @@ import torch
 
 from sam_core import BY_PROMPT
 from sam_core.confidence import Confidence
-from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, PAGE, SCALE, NgramTable, draft, pack, unpack
+from sam_core.device_drafts import (
+    COMMON,
+    MAX_NGRAM,
+    MAX_TOKEN,
+    PAGE,
+    SCALE,
+    NgramTable,
+    draft,
+    pack,
+    step_probabilities,
+    unpack,
+)
 from sam_core.engines.vllm.groups import request_group
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.sampling import renew_noise
@@ -93,8 +104,7 @@ class ChainProposer(SamProposer):
             scores = np.zeros((batch, k), np.float32)
             self.pool.step(step.slots, token_rows, step.ends - starts, k, chains, lengths, scores, starts=starts)
             self._requests["fed"][step.index] = step.ends
-            before = np.concatenate([np.ones((batch, 1), np.float32), scores[:, :-1]], 1)
-            found = chains, lengths, np.minimum(scores / np.maximum(before, 1e-30), 1)
+            found = chains, lengths, step_probabilities(scores)
         else:
             self._feed_turn(step, starts, num_steps=1)
         self._seconds += time.perf_counter() - start

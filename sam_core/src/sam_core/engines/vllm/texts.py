@@ -95,7 +95,7 @@ class Output:
     """What a step samples.
 
     texts: of the B requests of the step, None for one that is unknown.
-    source: the runner's AsyncOutput, with `num_rejected_np`, the draft tokens of each that were refused.
+    source: the runner's AsyncOutput, with `num_verified`, draft tokens of each that were verified.
     """
 
     def __init__(self, source: Any, texts: list[Text | None]) -> None:
@@ -112,11 +112,4 @@ class Output:
         rows: list[list[int]] = self.source.sampled_token_ids.tolist()
         for row, count in zip(rows, self.source.num_sampled_tokens_np.tolist(), strict=True):
             del row[count:]
-        return Sampled(rows, num_verified(self.source))
-
-
-def num_verified(source: Any) -> list[int]:
-    """Draft tokens of each request that a step verified, once its AsyncOutput is on the host."""
-    accepted = np.maximum(source.num_sampled_tokens_np - 1, 0)
-    verified: list[int] = (accepted + source.num_rejected_np).tolist()
-    return verified
+        return Sampled(rows, self.source.num_verified)

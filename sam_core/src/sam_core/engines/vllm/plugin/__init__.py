@@ -13,6 +13,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 LOGGER = logging.getLogger("vllm.sam_core")
@@ -34,9 +35,11 @@ def register() -> None:
 
 
 def _register() -> None:
-    from vllm.config.speculative import SpeculativeConfig
+    import vllm
 
-    if "sam" in SpeculativeConfig.__dataclass_fields__:
+    from sam_core.engines.vllm.hooks import is_patched
+
+    if is_patched(Path(vllm.__file__).parent):
         LOGGER.debug("this vLLM has the patches of speculative method 'sam'; the plugin leaves it as it is")
         return
     from vllm.engine.arg_utils import EngineArgs

@@ -21,6 +21,13 @@ SCHEDULE = ((8, 15), (32, 7), (128, 3))
 schedule of those measured (docs/gpu.md)."""
 
 
+def by_batch_size(k: int) -> list[tuple[int, int, int]]:
+    """SCHEDULE with at most k tokens of a request, as vLLM's num_speculative_tokens_per_batch_size."""
+    ends = [0, *(last for last, _ in SCHEDULE)]
+    steps = [(first + 1, last, min(most, k)) for first, (last, most) in zip(ends, SCHEDULE, strict=False)]
+    return [*steps, (ends[-1] + 1, ends[-1] + 1, 0)]
+
+
 @config
 class SamSpeculativeConfig(SpeculativeConfig):
     """Method sam, with its options (see sam_core.options)."""
@@ -86,11 +93,7 @@ class SamSpeculativeConfig(SpeculativeConfig):
         if self.target_parallel_config.data_parallel_size > 1:
             self.num_speculative_tokens = min(SCHEDULE[-1][1], self.num_speculative_tokens)
         elif self.num_speculative_tokens_per_batch_size is None:
-            schedule, first = [], 1
-            for last, most in SCHEDULE:
-                schedule.append((first, last, min(most, self.num_speculative_tokens)))
-                first = last + 1
-            self.num_speculative_tokens_per_batch_size = [*schedule, (first, first, 0)]
+            self.num_speculative_tokens_per_batch_size = by_batch_size(self.num_speculative_tokens)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is rebound where an engine schedules: counters on their way to the front end, and the ends of a session's turns.
+"""What is rebound where an engine schedules: counters on their way to the front end, the ends of a session's turns, and
+how many draft tokens are planned.
 
 A worker adds the drafter's report to a step's ModelRunnerOutput, which is pickled with all its attributes. From the
 engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats` holds any dict.
@@ -26,6 +27,7 @@ def install() -> None:
     rebind(Scheduler, "make_spec_decoding_stats", _make_spec_decoding_stats)
     rebind(Scheduler, "make_stats", _make_stats)
     rebind(Scheduler, "_handle_stopped_request", _handle_stopped_request)
+    rebind(Scheduler, "_update_after_schedule", _update_after_schedule)
 
 
 def _update_from_output(update: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,3 +88,18 @@ def _handle_stopped_request(handle: Callable[[Any, Any], bool]) -> Callable[[Any
         return handle(self, request)
 
     return handle_stopped_request
+
+
+def _update_after_schedule(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def update_after_schedule(self: Any, scheduler_output: Any) -> None:
+        """With adaptive verification the next step plans as many draft tokens of each request as leave room for all.
+
+        vLLM plans the longest draft for each, however few are verified, and leaves requests out of a step that it would
+        make longer than max_num_batched_tokens.
+        """
+        if is_sam(self.vllm_config) and self.vllm_config.speculative_config.enable_adaptive_verification:
+            share = self.max_num_scheduled_tokens // max(len(self.running), 1)
+            scheduler_output.num_spec_tokens_to_schedule = max(min(self.num_spec_tokens, share - 1), 0)
+        update(self, scheduler_output)
+
+    return update_after_schedule

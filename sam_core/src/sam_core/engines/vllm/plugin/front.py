@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -120,8 +121,9 @@ def _backend_problem(vllm_config: Any) -> str | None:
     from vllm.v1.attention.selector import get_attn_backend
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    speculative, model = vllm_config.speculative_config, vllm_config.model_config
-    cache, asked = vllm_config.cache_config, speculative.enable_adaptive_verification
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    vllm_config = copy.copy(vllm_config)
+    vllm_config.speculative_config = speculative = copy.copy(vllm_config.speculative_config)
     speculative.enable_adaptive_verification = False  # else the selector would leave the backend out
     try:
         with set_current_vllm_config(vllm_config):
@@ -144,8 +146,6 @@ def _backend_problem(vllm_config: Any) -> str | None:
     except (AttributeError, ImportError, NotImplementedError, TypeError, ValueError) as error:
         LOGGER.debug("the attention backend is not known yet: %s", error)
         return None
-    finally:
-        speculative.enable_adaptive_verification = asked
 
 
 def _validate_spec_decode(validate: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

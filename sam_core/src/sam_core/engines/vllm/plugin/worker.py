@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from sam_core.engines.vllm.config import proposer_settings
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.plugin import rebind
 from sam_core.engines.vllm.runner2 import ChainProposer, Speculator, keep_equal
-from sam_core.engines.vllm.texts import num_verified
 from sam_core.engines.vllm.verification import Verification
 
 _now = threading.local()
@@ -164,10 +164,17 @@ def _async_output(base: Any) -> Any:
             speculator.observe_output(self)
             self.model_runner_output.sam_report = speculator.report()
 
+        @functools.cached_property
+        def num_verified(self) -> list[int]:
+            """Draft tokens of each request that were verified; to be read once the step's tokens are on the host."""
+            accepted = np.maximum(self.num_sampled_tokens_np - 1, 0)
+            verified: list[int] = (accepted + self.num_rejected_np).tolist()
+            return verified
+
         def get_output(self) -> Any:
             output = super().get_output()
             if self.sam_speculator is not None:
-                output.sam_verified = dict(zip(output.req_ids, num_verified(self), strict=True))
+                output.sam_verified = dict(zip(output.req_ids, self.num_verified, strict=True))
             return output
 
     AsyncOutput.__qualname__ = base.__qualname__
