@@ -10,19 +10,12 @@ stands in `sam_core.engines.vllm.hooks`, and is checked before.
 from __future__ import annotations
 
 import functools
-import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LOGGER = logging.getLogger("vllm.sam_core")
-
-
-def rebind(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(original)` in the place of an attribute of a class or module."""
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(make(original)))
+from sam_core.engines.vllm.plugin.rebinding import LOGGER, rebind
+from sam_core.engines.vllm.plugin.speculator import register_speculator
 
 
 @functools.cache
@@ -63,30 +56,3 @@ def asks_for_sam(engine_args: Any) -> bool:
     given = engine_args.speculative_config
     method = given.get("method") if isinstance(given, dict) else None
     return "sam" in (method, getattr(engine_args, "spec_method", None))
-
-
-def register_speculator() -> None:
-    """Let runners build the drafter of a configuration of method sam."""
-    try:
-        from vllm.v1.worker.gpu import spec_decode
-    except ImportError:
-        return  # a vLLM without the second runner: `front` refuses sam by its hooks
-
-    def with_sam(init: Callable[..., Any]) -> Callable[..., Any]:
-        def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
-            if not is_sam(vllm_config):
-                return init(vllm_config, device, req_states)
-            from sam_core.engines.vllm.plugin import worker
-
-            return worker.init_speculator(vllm_config, device, req_states)
-
-        return init_speculator
-
-    rebind(spec_decode, "init_speculator", with_sam)
-    if runner := sys.modules.get("vllm.v1.worker.gpu.model_runner"):  # it has the name from there
-        runner.__dict__["init_speculator"] = spec_decode.init_speculator
-
-
-def is_sam(vllm_config: Any) -> bool:
-    """Whether an engine's VllmConfig is one of method sam, by this plugin."""
-    return getattr(vllm_config.speculative_config, "is_sam", False)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.config.speculative import SpeculativeConfig
 from vllm.config.utils import config
 
-from sam_core.engines.vllm.plugin import core, register
+from sam_core.engines.vllm.plugin import core
+from sam_core.engines.vllm.plugin.speculator import register_speculator
 from sam_core.options import DEFAULT_K, VERIFY, Options
 
 CARRIER = "ngram_gpu"
@@ -97,7 +98,7 @@ class SamSpeculativeConfig(SpeculativeConfig):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        register()
+        register_speculator()
         core.install()
 
     def __repr__(self) -> str:

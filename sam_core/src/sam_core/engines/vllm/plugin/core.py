@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from sam_core.engines.vllm.plugin import is_sam, rebind
+from sam_core.engines.vllm.plugin.rebinding import is_sam, rebind
 
 KEY = "sam_core"
 """Of the drafter's report in SchedulerStats.kv_connector_stats."""

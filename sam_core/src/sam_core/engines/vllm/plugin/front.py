@@ -13,7 +13,8 @@ from typing import Any
 from sam_core.engines.vllm.config import ignore_seed
 from sam_core.engines.vllm.hooks import check
 from sam_core.engines.vllm.metrics import EngineMetrics
-from sam_core.engines.vllm.plugin import LOGGER, core, is_sam, rebind
+from sam_core.engines.vllm.plugin import core
+from sam_core.engines.vllm.plugin.rebinding import LOGGER, is_sam, rebind
 from sam_core.engines.vllm.routing import EngineRoutes
 
 FLAGS = (("spec_method", "method"), ("spec_model", "model"), ("spec_tokens", "num_speculative_tokens"))

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second runner's drafter for method sam."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sam_core.engines.vllm.plugin.rebinding import is_sam, rebind
+
+
+@functools.cache
+def register_speculator() -> None:
+    """Let runners build the drafter of a configuration of method sam."""
+    try:
+        from vllm.v1.worker.gpu import spec_decode
+    except ImportError:
+        return  # a vLLM without the second runner: `front` refuses sam by its hooks
+
+    def with_sam(init: Callable[..., Any]) -> Callable[..., Any]:
+        def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+            if not is_sam(vllm_config):
+                return init(vllm_config, device, req_states)
+            from sam_core.engines.vllm.plugin import worker
+
+            return worker.init_speculator(vllm_config, device, req_states)
+
+        return init_speculator
+
+    rebind(spec_decode, "init_speculator", with_sam)
+    if runner := sys.modules.get("vllm.v1.worker.gpu.model_runner"):  # it has the name from there
+        runner.__dict__["init_speculator"] = spec_decode.init_speculator
