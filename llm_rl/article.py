@@ -9,7 +9,8 @@ from typing import Any
 
 CURVES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 """By name: `tokens_per_step` (thousands, values), `length` and `reward` of each training step (off, on), `stages` of a
-rollout in seconds (off, on: normal, tail). `figure` says which picture and of what; `source` where the pictures are."""
+rollout in seconds (off, on: normal, tail), `seconds` (off, on) of a round, a rollout and a step by recipe. `figure`
+says which picture or table and of what; `source` where they are."""
 
 
 def tokens_per_step(begin: float, end: float) -> float | None:

@@ -112,8 +112,7 @@ def ray_address(recipe: Recipe, wait: float = RAY_WAIT) -> str:
     $RAY_ADDRESS is joined if it is set. Else recipes on a CPU start a Ray; others join the one that runs on this host,
     and a recipe for one host starts one if there is none. wait: seconds.
     """
-    device, dies = recipe.cluster.device, recipe.cluster.dies_per_node
-    nodes = recipe.cluster.nodes + (recipe.cluster.rollout_nodes if recipe.separate else 0)
+    device, dies, nodes = recipe.cluster.device, recipe.cluster.dies_per_node, recipe.hosts
     resource = "NPU" if device == "npu" else "GPU"
     named = os.environ.get("RAY_ADDRESS")
     if not named and device == "cpu":

@@ -79,7 +79,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print the recipe, and the keys that may change when a run goes on, and stop",
+        help="print the recipe, its number of hosts, numbers that its layout fits, and the keys that may change when "
+        "a run goes on, and stop",
     )
     parser.add_argument(
         "--check",
@@ -91,7 +92,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         recipe = config.load(args.config, args.overrides)
         if args.json:
-            print(json.dumps({"recipe": recipe.model_dump(), "may_change": MAY_CHANGE}))
+            layout.check_sizes(recipe, None)
+            facts = {"hosts": recipe.hosts, "fitting_nodes": layout.fitting_nodes(recipe), "may_change": MAY_CHANGE}
+            print(json.dumps({"recipe": recipe.model_dump(), **facts}))
             return 0
         run_dir = (args.run_dir or ROOT / "runs" / f"{recipe.title}-sam-{recipe.sam}").resolve()
         if args.check:
@@ -222,7 +225,8 @@ def lock_folder(run_dir: Path) -> Iterator[int]:
     """Create the run's folder and lock it against a second run; a descriptor that keeps the lock in a child process."""
     with contextlib.ExitStack() as stack:
         try:
-            run_dir.mkdir(parents=True, exist_ok=True)
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            run_dir.mkdir(0o750, exist_ok=True)  # answers and logs are for its owner and group
             lock = stack.enter_context(open(run_dir / ".lock", "w"))
         except OSError as e:
             raise UserError(f"{run_dir} cannot be used as the run's folder: {e.strerror}") from None

@@ -16,6 +16,8 @@ from llm_rl.recipe import Recipe
 from llm_rl.shape import Shape
 
 GIB = 1 << 30
+MAX_NODES = 64
+"""Largest number of hosts that is tried for a layout."""
 RESERVE, ACTIVATIONS = 8.0, 4.0
 """GiB of a die for what is not modelled, in rollout and in training, and for an engine's activations alone;
 assumptions, the two ends of 4 to 8."""
@@ -63,8 +65,32 @@ class Training:
         return self.weights + self.gradients + self.optimizer + self.logits + self.communicators
 
 
+def fitting_nodes(recipe: Recipe, model: Shape | None = None) -> list[int]:
+    """Values of cluster.nodes up to MAX_NODES that the recipe's parallel sizes and batch divide by."""
+    fits = []
+    for nodes in range(1, MAX_NODES + 1):
+        cluster = recipe.cluster.model_copy(update={"nodes": nodes})
+        try:
+            _check_sizes(recipe.model_copy(update={"cluster": cluster}), model)
+        except UserError:
+            continue
+        fits.append(nodes)
+    return fits
+
+
 def check_sizes(recipe: Recipe, model: Shape | None) -> None:
-    """UserError unless the parallel sizes divide the dies and the model."""
+    """UserError unless the parallel sizes divide the dies and the model; it says which numbers of hosts would fit."""
+    try:
+        _check_sizes(recipe, model)
+    except UserError as e:
+        fits = [str(nodes) for nodes in fitting_nodes(recipe, model)]
+        if not fits or str(recipe.cluster.nodes) in fits:
+            raise
+        may = f"with these sizes cluster.nodes may be {', '.join(fits)}, got {recipe.cluster.nodes}"
+        raise UserError(f"{e}: {may}") from None
+
+
+def _check_sizes(recipe: Recipe, model: Shape | None) -> None:
     dies, rollout_dies = recipe.cluster.dies, recipe.rollout_dies
     rollout, train = recipe.rollout, recipe.train
     tp, dp, ep = rollout.tensor_model_parallel_size, rollout.data_parallel_size, rollout.expert_parallel_size

@@ -98,6 +98,9 @@ class Rollout(Section):
     expected_length: int | None = Field(
         None, ge=1, description="expected mean tokens of prompt and answer, for the layout's warning of preemption"
     )
+    expected_round: int | None = Field(
+        None, ge=1, description="expected seconds of a round of generation; all rounds of a step must fit step_timeout"
+    )
 
 
 class Train(Section):
@@ -228,6 +231,11 @@ class Recipe(Section):
         return self.trainer.mode in SEPARATE
 
     @property
+    def hosts(self) -> int:
+        """Hosts that train, and those that only generate."""
+        return self.cluster.nodes + (self.cluster.rollout_nodes if self.separate else 0)
+
+    @property
     def rollout_dies(self) -> int:
         """Devices that generate."""
         cluster = self.cluster
@@ -290,6 +298,14 @@ class Recipe(Section):
                     "engine for each die), and a run that just ended may hold as many: give it at least "
                     f"{2 * processes} ports from 1024 to 65535"
                 )
+        rounds = self.algorithm.max_num_gen_batches if self.algorithm.filter_groups else 1
+        longest = rounds * (self.rollout.expected_round or 0)
+        if longest >= self.trainer.step_timeout:
+            raise ValueError(
+                f"trainer.step_timeout is {self.trainer.step_timeout} s, and {rounds} rounds of generation "
+                f"(algorithm.max_num_gen_batches) of {self.rollout.expected_round} s (rollout.expected_round) take "
+                f"{longest}: raise it, or lower the number of rounds"
+            )
         if self.trainer.mode != "sync" and self.checkpoints.every:
             raise ValueError(
                 f"trainer.mode {self.trainer.mode} is not resumed after checkpoints, only sync is: set "

@@ -15,19 +15,22 @@ from llm_rl.recipe import Recipe
 from llm_rl.shape import Shape
 
 GB = 10**9
+RAY_SHARE, RAY_MOST = 0.3, 200 * GB / GIB
+"""Ray's default for its object store: this share of a host's memory, and at most this, GiB (ray_constants.py)."""
 
 
 @dataclass(frozen=True)
 class Needs:
     """What a run needs.
 
-    checkpoint: GB of one; checkpoints: how many are on disk at most; memory: GiB of a host, without what Python and Ray
-    use.
+    checkpoint: GB of one; checkpoints: how many are on disk at most; memory: GiB of a host, without Python and
+    Ray's object store; store: GiB of that, None for Ray's default.
     """
 
     checkpoint: float
     checkpoints: int
     memory: float
+    store: float | None = None
 
     @property
     def disk(self) -> float:
@@ -55,11 +58,15 @@ def needs(recipe: Recipe, model: Shape | None) -> Needs | None:
     count = 2 * recipe.checkpoints.keep + 1 if recipe.checkpoints.every else 0
     count = min(count, recipe.steps // recipe.checkpoints.every) if recipe.checkpoints.every else 0
     memory = 0.0
+    training = layout.training(recipe, model)
     if recipe.train.optimizer_offload:
-        memory += layout.training(recipe, model).host
+        memory += training.host
+    if recipe.train.param_offload and recipe.train.backend == "megatron":
+        memory += recipe.cluster.dies_per_node * training.weights  # every die's; gradients are dropped
     if recipe.keeps_weights_on_host:
         memory += recipe.cluster.dies_per_node * layout.rollout(recipe, model).pinned
-    return Needs(size, count, memory)
+    given = recipe.local_ray.get("object_store_memory")
+    return Needs(size, count, memory, None if given is None else given / GIB)
 
 
 def check(needed: Needs, run_dir: Path) -> None:
@@ -75,9 +82,10 @@ def check(needed: Needs, run_dir: Path) -> None:
             "take another --run-dir, or lower checkpoints.keep where it is above 2"
         )
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    if total < needed.memory:
+    store = min(RAY_SHARE * total, RAY_MOST) if needed.store is None else needed.store
+    if total < needed.memory + store:
         raise UserError(
             f"this host has {total:,.0f} GiB of memory, the run keeps {needed.memory:,.0f} GiB of offloaded state and "
-            "sleeping weights there: take more hosts, or leave the optimizer on the dies "
-            "(train.optimizer_offload=false)"
+            f"sleeping weights there beside {store:,.0f} GiB of Ray's object store: take more hosts, or leave the "
+            "optimizer on the dies (train.optimizer_offload=false)"
         )

@@ -60,6 +60,7 @@ CHINESE = {
     "rollout.gpu_memory_utilization": "引擎可占用的 die 内存比例",
     "rollout.enforce_eager": "eager 模式，不捕获图",
     "rollout.expected_length": "prompt 与回答的平均 token 数，用于布局检查的警告",
+    "rollout.expected_round": "一轮生成预计的秒数；一步的所有轮次之和须小于 step_timeout",
     "train.backend": "训练状态如何切分",
     "train.tensor_parallel": "仅 Megatron：共同存放每一层的 die 数",
     "train.pipeline_parallel": "仅 Megatron：流水并行的段数",

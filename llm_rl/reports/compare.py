@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare finished runs that differ in speculation alone: the figures of summary.json and of the table."""
 
+import random
+
 from sam_core.engines.vllm.step_log import CPU, SUMS
 
 from llm_rl.errors import UserError
@@ -10,6 +12,7 @@ from llm_rl.reports.runs import SPEC
 from llm_rl.steps import round_seconds, step_seconds
 
 LOG_PROB_DIFF, TOTAL = "rollout_corr/log_prob_diff/", "/total"
+RESAMPLES, MIN_STEPS = 1000, 5
 ARMS = ("on", "auto")
 """Runs with speculation, each compared with `off`."""
 NAMES = {"off": "SAM off", "on": "SAM on", "auto": "SAM auto"}
@@ -58,10 +61,19 @@ def summarize(runs, sampled=None):
         arms[arm] |= _gains(arms["off"], arms[arm]) | {"sampled": (sampled or {}).get(arm)}
     return {
         **{name: off.record[name] for name in ("pin_set", "tree_ids", "seed", "threshold")},
+        "recipe": _recipe(off.record),
         "steps": len(off.steps),
         "first_step_counted": first + 1,
         **arms,
     }
+
+
+def _recipe(record):
+    """Name of the recipe, of its model, and how many dies it takes; "-" where an old record has none."""
+    config = record.get("config", {})
+    model, cluster = config.get("model", {}).get("path", "-"), config.get("cluster", {})
+    dies = f"{cluster['nodes']} x {cluster['dies_per_node']} {cluster['device']}" if cluster else "-"
+    return {"name": record.get("name", "-"), "model": model.rpartition("/")[2], "dies": dies}
 
 
 def _gains(off, on):
@@ -224,17 +236,32 @@ def busy_loads(summary):
     return loads if any(map(busy, loads.values())) else None
 
 
-def rollout_sentence(summary, arm):
-    """A sentence: the time of a token of the rollout with `arm` and without, in all steps that count and in each."""
-    first, last = summary["first_step_counted"], summary["steps"]
-    off, on = (_rollout_ms_per_token(summary[of], first - 1) for of in ("off", arm))
+def rollout_gain(summary, arm):
+    """What `arm` gains of the time of a token of the rollout, as numbers for the report's first sentence.
+
+    ms, off_ms: of a token, in all steps that count; gain; low, high: its interval at 95 % over training steps
+    (percentiles of RESAMPLES draws of steps), None with fewer than MIN_STEPS; least, most: in single steps. None where
+    it was not measured.
+    """
+    gain = summary[arm]["gain"]["rollout_per_token"]
+    if gain is None:
+        return None
+    first = summary["first_step_counted"]
+    off_ms, ms = (_rollout_ms_per_token(summary[of], first - 1) for of in ("off", arm))
     names = ("rollout_s_per_step", "tokens_per_training_step")
-    steps = zip(*(summary[of][name][first - 1 :] for of in ("off", arm) for name in names), strict=True)
-    gains = [
-        old * new_tokens / new / tokens - 1 for old, tokens, new, new_tokens in steps if tokens and new_tokens and new
-    ]
-    return (
-        f"A token of the rollout took {on:.3f} ms with {NAMES[arm]}, {off:.3f} ms with SAM off: "
-        f"{summary[arm]['gain']['rollout_per_token']:+.1%} over training steps {first} to {last}"
-        + (f", from {min(gains):+.1%} to {max(gains):+.1%} in single ones." if gains else ".")
+    steps = list(zip(*(summary[of][name][first - 1 :] for of in ("off", arm) for name in names), strict=True))
+    steps = [step for step in steps if all(step)]
+    single = sorted(_gain([step]) for step in steps)
+    draw = random.Random(0)
+    drawn = (
+        sorted(_gain(draw.choices(steps, k=len(steps))) for _ in range(RESAMPLES)) if len(steps) >= MIN_STEPS else []
     )
+    low, high = (drawn[int(share * RESAMPLES)] if drawn else None for share in (0.025, 0.975))
+    least, most = (single[0], single[-1]) if single else (None, None)
+    return {"ms": ms, "off_ms": off_ms, "gain": gain, "low": low, "high": high, "least": least, "most": most}
+
+
+def _gain(steps):
+    """Of (seconds off, tokens off, seconds, tokens) of steps."""
+    old, old_tokens, new, new_tokens = (sum(column) for column in zip(*steps, strict=True))
+    return old * new_tokens / (old_tokens * new) - 1

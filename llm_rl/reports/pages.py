@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from llm_rl.article import CURVES
-from llm_rl.reports.compare import NAMES, arms_of, busy_loads, figures
+from llm_rl.reports.compare import NAMES, arms_of, busy_loads, figures, rollout_gain
 
 LANGUAGES = ("en", "zh")
 STYLE = """
@@ -121,6 +121,7 @@ def variables(summary, accuracy, article=False):
     summary; arms, others: the summary's runs, all and those with speculation, each with its `name`; loads: of the
     machine, if it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all
     have engine logs;
+    rollout_gains: of compare.rollout_gain by name of the run; quoted: the article's times where the recipe is its;
     article: the article's curves that the pictures show, or None; figures, times, gains, positions, drafts, training,
     differences, facts: rows; costs, sampled: rows by name of the run; trees: tree ids; evaluations.
     """
@@ -133,7 +134,9 @@ def variables(summary, accuracy, article=False):
         "loads": busy_loads(summary),
         "same_noise": all(arm["sampled"] for arm in others),
         "engine_logged": all(arm["step_costs"] for arm in arms),
+        "rollout_gains": {NAMES[arm]: rollout_gain(summary, arm) for arm in arms_of(summary)[1:]},
         "figures": figures(summary),
+        "quoted": _quoted(summary["recipe"]["name"]),
         "times": [
             [arm["name"], *(_number(arm[name], ".2f") for name in ("round_s", "rollout_s", "step_s"))] for arm in arms
         ],
@@ -152,6 +155,17 @@ def variables(summary, accuracy, article=False):
         "facts": _facts(arms),
         "trees": ", ".join(f"{module} `{tree}`" for module, tree in summary["tree_ids"].items()),
     }
+
+
+def _quoted(recipe):
+    """The article's seconds for a recipe of its own, as rows of the times; none for another one."""
+    seconds = CURVES["seconds"].get(recipe.removesuffix("-recommended"), {})
+    columns = [seconds.get(what) for what in ("round", "rollout", "step")]
+    if not seconds:
+        return []
+    rows = [["off", *(_number(pair and pair[0], ",.2f") for pair in columns)]]
+    rows += [["on", *(_number(pair and pair[1], ",.2f") for pair in columns)]]
+    return [*rows, ["gain", *(_number(pair and pair[0] / pair[1] - 1, "+.2%") for pair in columns)]]
 
 
 def _number(value, form):

@@ -5,7 +5,7 @@ import io
 from collections import defaultdict
 
 from llm_rl.article import CURVES, tokens_per_step
-from llm_rl.reports.compare import NAMES, arms_of
+from llm_rl.reports.compare import NAMES, arms_of, busy_loads
 
 COLOURS = {"off": "#6e6e6e", "on": "#0072b2", "auto": "#d55e00"}
 MARKERS = {"off": "o", "on": "s", "auto": "^"}
@@ -66,7 +66,8 @@ def _times(axes, summary, runs, article):
     seconds.set_xticks(range(len(names)), names.values())
     seconds.margins(y=0.22)
     first, last = summary["first_step_counted"], summary["steps"]
-    seconds.set(title=f"Mean of training steps {first} to {last}; gain = off / on - 1", ylabel="seconds")
+    busy = "; other work kept the machine BUSY" if busy_loads(summary) else ""
+    seconds.set(title=f"Mean of training steps {first} to {last}; gain = off / on - 1{busy}", ylabel="seconds")
     seconds.legend(loc="upper left", frameon=False, ncols=len(arms))
     _step_costs(costs, summary)
 
@@ -106,7 +107,8 @@ def _rollout(axes, summary, runs, article):
         rows = [row for row in rows if row[0] == busiest]
         times, running = _curve(rows)
         axes.plot(times, running, color=COLOURS[arm], label=NAMES[arm], linewidth=1.5)
-        tail = [0 < count <= threshold for count in running]
+        full = next((at for at, count in enumerate(running) if count > threshold), 0)
+        tail = [at >= full and 0 < count <= threshold for at, count in enumerate(running)]  # not while requests arrive
         axes.fill_between(times, running, where=tail, color=COLOURS[arm], alpha=0.22, linewidth=0)
         if arm != "off":
             drafting = [row[1] - rows[0][1] for row in rows if row[5]]

@@ -340,3 +340,20 @@ def test_a_run_that_ends_early_names_the_cause(tmp_path):
     assert follow.failure(load("steps=6"), [], 1, log) == (
         f"verl ended with status 1 after 0 of 6 steps: ValueError: max_model_len (1152) is too long; see {log}"
     )
+
+
+def test_a_run_s_folder_is_for_its_owner_and_group(tmp_path):
+    with launch.lock_folder(tmp_path / "runs" / "a"):
+        assert (tmp_path / "runs" / "a").stat().st_mode & 0o007 == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"), [("32b_32die", [2, 4, 8]), ("32b_128die_customer", [2, 4, 8]), ("235b_a22b_128die", [8, 16])]
+)
+def test_the_launcher_says_which_numbers_of_hosts_fit(name, fits, capsys):
+    file = str(launch.ROOT / f"llm_rl/qwen3/dapo_qwen3_{name}.yaml")
+    assert launch.main([file, f"cluster.nodes={fits[1]}", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["hosts"] == fits[1] and [n for n in said["fitting_nodes"] if n <= fits[-1]] == fits
+    assert launch.main([file, "cluster.nodes=3", "--json"]) == 1
+    assert f"cluster.nodes may be {fits[0]}, {fits[1]}, " in capsys.readouterr().err

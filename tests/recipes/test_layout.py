@@ -269,3 +269,17 @@ def test_shape_comes_from_the_models_own_file(tmp_path):
     (model / "config.json").write_text("{}")
     with pytest.raises(UserError, match="config.json cannot be read as a model's configuration"):
         read_shape(model)
+
+
+@pytest.mark.parametrize(
+    "name", ["dapo_qwen3_32b_32die", "dapo_qwen3_32b_128die_customer", "dapo_qwen3_235b_a22b_128die"]
+)
+def test_all_rounds_of_a_step_fit_the_time_of_a_step(name):
+    """By the article's seconds; its 235B took 19.7 hours at worst, against 12."""
+    for profile in ("article", "recommended"):
+        recipe = config.load(QWEN3 / f"{name}.yaml", ["pin_set=vllm-0.23", f"profile={profile}"])
+        assert recipe.rollout.expected_round * recipe.algorithm.max_num_gen_batches < recipe.trainer.step_timeout
+    with pytest.raises(UserError, match=r"step_timeout is 30000 s, and 10 rounds of generation .+ raise it"):
+        config.load(QWEN3 / f"{name}.yaml", ["pin_set=vllm-0.23", "trainer.step_timeout=30000"])
+    one = ["trainer.step_timeout=30000", "algorithm.filter_groups=false"]
+    config.load(QWEN3 / f"{name}.yaml", ["pin_set=vllm-0.23", *one])

@@ -6,9 +6,11 @@ import json
 import re
 
 import pytest
+from matplotlib.figure import Figure
 from run_folders import edit_steps, write_run
 
-from llm_rl.reports.__main__ import main
+from llm_rl.reports import pictures
+from llm_rl.reports.__main__ import load, main
 
 PICTURES = ("acceptance", "drafts", "rollout", "times", "training")
 
@@ -27,16 +29,16 @@ def test_writes_the_report_and_nothing_else(tmp_path, capsys):
     (folder / "report.md").write_text("old")
     (folder / "kept.txt").touch()
     assert main(["report", *args]) == 0
-    pictures = {f"pictures/{name}.png" for name in PICTURES}
+    drawn = {f"pictures/{name}.png" for name in PICTURES}
     pages = {f"report{suffix}" for suffix in (".html", ".md", ".zh.html", ".zh.md")}
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert files.keys() == {*pages, "summary.json", "kept.txt", *pictures}
+    assert files.keys() == {*pages, "summary.json", "kept.txt", *drawn}
     assert json.loads(files["summary.json"]).keys() >= {"off", "on", "auto"}
-    assert all(files[name].startswith(b"\x89PNG") and len(files[name]) > 10_000 for name in pictures)
+    assert all(files[name].startswith(b"\x89PNG") and len(files[name]) > 10_000 for name in drawn)
     for suffix in ("", ".zh"):
-        assert set(re.findall(r"\]\((.*?)\)", files[f"report{suffix}.md"].decode())) == pictures
+        assert set(re.findall(r"\]\((.*?)\)", files[f"report{suffix}.md"].decode())) == drawn
         inline = re.findall(r'base64,([^"]*)"', files[f"report{suffix}.html"].decode())
-        assert {base64.b64decode(data) for data in inline} == {files[name] for name in pictures}
+        assert {base64.b64decode(data) for data in inline} == {files[name] for name in drawn}
     lines = capsys.readouterr().out.splitlines()
     took = "A token of the rollout took 50.000 ms with SAM {}, 62.500 ms with SAM off: +25.0% over training steps 2 to "
     for arm in ("on", "auto"):
@@ -96,3 +98,19 @@ def test_nothing_is_left_where_the_report_cannot_be_written(tmp_path, capsys):
     assert main(["report", *args]) == 1
     assert "error: the report cannot be written to" in capsys.readouterr().err
     assert (tmp_path / "report").read_text() == "a file"
+
+
+def test_pictures_of_a_busy_machine_say_so_and_requests_that_arrive_are_no_tail(tmp_path):
+    loads = {str(step): {"others": 0.5, "steal": 0.0} for step in (1, 2, 3)}
+    for arm, sam in (("off", "off"), ("on", "batch")):
+        write_run(tmp_path / arm, sam, load=loads)
+    summary, runs = load({arm: tmp_path / arm for arm in ("off", "on")})
+    axes = Figure().subplots(1, 2)
+    pictures._times(axes, summary, runs, False)
+    assert axes[0].get_title().endswith("; other work kept the machine BUSY")
+    for run in runs.values():  # one request, then three, then one
+        run.engine[-1].insert(0, (0, run.engine[-1][0][1] - 0.1, 0.1, 1, 1, 0, 0))
+    axes = Figure().subplots(1, 1)
+    pictures._rollout([axes], summary, runs, False)
+    for shade in axes.collections:
+        assert min(x for path in shade.get_paths() for x, _ in path.vertices) > 0.5

@@ -8,7 +8,7 @@ import pytest
 from run_folders import edit_steps, write_answers, write_run
 
 from llm_rl.reports.__main__ import load, main
-from llm_rl.reports.compare import busy_loads, rollout_sentence
+from llm_rl.reports.compare import busy_loads, rollout_gain
 from llm_rl.reports.drafting import step_costs
 from llm_rl.reports.pages import markdown, text_table, words
 from llm_rl.reports.runs import Run, read_run
@@ -63,13 +63,13 @@ def test_a_busy_machine_is_said_first(runs):
     assert busy_loads(summary_of(runs)) is None, "runs without a record of it"
     record("off", noisy, quiet, quiet)
     summary = record("on", noisy, quiet, quiet)
-    assert busy_loads(summary) is None and markdown(summary, "en").splitlines()[2] == "## All figures"
+    assert busy_loads(summary) is None and markdown(summary, "en").splitlines()[6] == "## All figures"
     summary = record("off", quiet, quiet, noisy)
     assert summary["off"]["load"]["others"] == 0.25
     said = words().busy_machine(busy_loads(summary))
     assert said.startswith("The machine was busy: other processes took a share of its CPU time, 25% with SAM off")
-    assert markdown(summary, "en").splitlines()[2] == said
-    assert markdown(summary, "zh").splitlines()[2].startswith("机器当时繁忙")
+    assert markdown(summary, "en").splitlines()[6] == said
+    assert markdown(summary, "zh").splitlines()[6].startswith("机器当时繁忙")
 
 
 def test_saving_a_checkpoint_is_no_part_of_a_step(runs):
@@ -148,9 +148,25 @@ def test_a_step_without_engine_rows(runs):
     for arm in ("off", "on"):
         set_tokens(runs / arm, (40, 80, 0))
     assert [len(part) for part in read_run(runs / "on").engine] == [15, 30, 0]
-    assert rollout_sentence(summary_of(runs), "on").endswith("from +25.0% to +25.0% in single ones.")
+    gain = rollout_gain(summary_of(runs), "on")
+    assert gain["least"] == gain["most"] == pytest.approx(0.25)
     set_tokens(runs / "off", (40, 0, 80))
-    assert rollout_sentence(summary_of(runs), "on").endswith("over training steps 2 to 3.")
+    assert rollout_gain(summary_of(runs), "on")["least"] is None
+
+
+def test_the_gain_has_an_interval_over_training_steps(tmp_path):
+    """Around the gain, within that of single steps; none with so few steps that it would say nothing."""
+    for arm, sam in (("off", "off"), ("on", "batch")):
+        write_run(tmp_path / arm, sam, steps=9)
+    for number in range(2, 10):
+        edit_steps(tmp_path / "on", (number,), **{"timing_s/gen": 1.6 + 0.1 * number})
+    gain = rollout_gain(summary_of(tmp_path), "on")
+    assert gain["least"] < gain["low"] < gain["gain"] < gain["high"] < gain["most"]
+    assert gain == rollout_gain(summary_of(tmp_path), "on"), "the same draws each time"
+    for arm, sam in (("a", "off"), ("b", "batch")):
+        write_run(tmp_path / arm, sam)
+    few = rollout_gain(load({"off": tmp_path / "a", "on": tmp_path / "b"})[0], "on")
+    assert few["low"] is None and few["gain"] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

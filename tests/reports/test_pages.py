@@ -76,6 +76,27 @@ def test_a_section_without_data_says_what_is_missing(tmp_path):
     assert re.findall(r"pictures/\w+", text) == ["pictures/times", "pictures/training"]
 
 
+ARTICLE = {"name": "dapo-qwen3-32b-32die", "config": {"model": {"path": "/m/Qwen3-32B"}}}
+ARTICLE["config"]["cluster"] = {"nodes": 2, "dies_per_node": 16, "device": "npu"}
+
+
+def test_a_report_begins_with_what_it_found_and_with_what_ran(tmp_path):
+    """The article's seconds stand beside ours where the recipe is the article's."""
+    for arm, sam in (("off", "off"), ("on", "batch")):
+        write_run(tmp_path / arm, sam, **ARTICLE)
+    text = text_of(tmp_path, arms=("off", "on"))
+    assert text.splitlines()[2].startswith(
+        "A token of the rollout took 50.000 ms with SAM on, 62.500 ms with SAM off: +25.0%"
+    )
+    ran = "Recipe dapo-qwen3-32b-32die, model Qwen3-32B, 2 x 16 npu, pin set p, k = 3, 3 training steps."
+    assert text.splitlines()[4] == ran
+    assert "| the article, off | 3,904.22 | 4,159.06 | 4,730.86 |\n" in text
+    assert "| the article, gain | +10.02% | +9.64% | +8.13% |\n" in text
+    write_run(tmp_path / "a", "off")
+    write_run(tmp_path / "b", "batch")
+    assert "the article, off" not in markdown(load({"off": tmp_path / "a", "on": tmp_path / "b"})[0], "en")
+
+
 def test_a_resumed_run_says_so(tmp_path):
     write_run(tmp_path / "off", "off", attempts=[{"after_step": 0}])
     write_run(tmp_path / "on", "batch", attempts=[{"after_step": n} for n in (0, 1, 2)])

@@ -105,6 +105,21 @@ FAULTS = [
     Fault("missing /etc/hccn.conf", r"bed1: /etc/hccn.conf is missing, expected .+", no_hccn_conf),
     Fault("port taken", r"bed3: port 6379 is taken \(a program listens on 0.0.0.0\), expected free: .+", port_taken),
     Fault("unreachable host", r"bed2: not reachable as 10.231.0.12 \(.+\), expected ssh .+", unplugged),
+    Fault(
+        "misspelt override",
+        r"recipe bed cannot be used \(unknown key 'stepss': is steps meant\? .+",
+        settings={"recipe_launch_overrides": ["stepss=9"]},
+    ),
+    Fault(
+        "die count",
+        r"recipe bed needs 2 hosts of 16 dies \(32 dies\), the inventory has 3 of 16: set cluster.nodes=N .+",
+        settings={"recipe_launch_overrides": ["cluster.nodes=2"]},
+    ),
+    Fault(
+        "--tags that select nothing",
+        r"--tags hots selects nothing in site.yml: choose from .*host, .+",
+        words=("--tags", "hots"),
+    ),
     Fault("--limit on one host", r"--limit leaves out bed2, bed3, and .+ needs all 3 .+", words=("--limit", "bed1")),
 ]
 

@@ -102,13 +102,18 @@ def test_ray_asks_for_the_token(bed: Bed, site: Site, converged: Result) -> None
     assert token.read_text().strip() not in converged.output
 
 
-def test_logs_and_results_come_back_without_secrets(site: Site, converged: Result) -> None:
-    archive = site.repository / "outputs/cluster/support-bed.tar.gz"
+def collected(site: Site, run: str) -> dict[str, bytes]:
+    """What collect.yml brought of a run, by name."""
     texts = {}
-    with tarfile.open(archive) as whole:
+    with tarfile.open(site.repository / f"outputs/cluster/support-{run}.tar.gz") as whole:
         for part in whole.getmembers():
             with tarfile.open(fileobj=whole.extractfile(part)) as tar:
                 texts |= {member.name: tar.extractfile(member).read() for member in tar.getmembers()}
+    return texts
+
+
+def test_logs_and_results_come_back_without_secrets(site: Site, converged: Result) -> None:
+    texts = collected(site, "bed")
     log = next(text for name, text in texts.items() if name.endswith("launch.log"))
     assert b'"reward_last"' in log
     assert all(b"npu-smi 26.0.rc1" in texts[f"bed{number}/npu-smi.txt"] for number in (1, 2, 3))
@@ -166,9 +171,9 @@ def test_an_image_that_differs_stops_ray(bed: Bed, site: Site, converged: Result
 
 
 def test_a_recipe_that_does_not_fit_the_hosts_stops_provisioning(bed: Bed, site: Site, converged: Result) -> None:
-    result = site.play("provision", "--tags", "preflight", recipe_launch_overrides=["steps=0"]).must_fail()
+    result = site.play("provision", "--tags", "preflight", recipe_launch_overrides=["env.fits=0"]).must_fail()
     note("recipe does not fit the host", "provision", result)
-    assert result.sentence == "bed1: the run needs more steps"
+    assert result.sentence == "bed1: it does not fit"
 
 
 def test_a_clock_service_that_is_not_there_stops_provisioning(site: Site, converged: Result) -> None:
@@ -181,10 +186,21 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
     """A checkpoint of 4 MB fits and no second one beside it, while it is written. Overrides arrive as they are."""
     head, folder = bed.hosts[0], f"/{RUNS}/full"
     text = r"""${oc.env:HOME} $HOME "50%" \t 'x'"""
-    request = {"recipe_launch_run": "full", "recipe_launch_overrides": ["steps=6", "pad=4", "every=2", f"text={text}"]}
+    overrides = ["steps=6", "env.pad=4", "checkpoints.every=2", f"env.text={text}"]
+    request = {"recipe_launch_run": "full", "recipe_launch_overrides": overrides}
     head.run("mkdir", folder)
     head.run("mount", "-t", "tmpfs", "-o", "size=6m", "full", folder)
+    for host in bed.hosts:  # as CANN writes it
+        host.run("mkdir", "-p", "/tmp/sam-rl-ray/cann/debug/plog")
+        host.run("bash", "-c", "echo EI0006 >/tmp/sam-rl-ray/cann/debug/plog/plog-1_1.log")
     result = site.play("train", **request).must_fail()
+    texts = collected(site, "full")
+    names = "\n".join(texts)
+    assert f"bed1{folder}/launch.log" in texts and "bed2/units.txt" in texts
+    for host in bed.hosts:
+        assert texts[f"{host.name}/tmp/sam-rl-ray/cann/debug/plog/plog-1_1.log"] == b"EI0006\n"
+        assert re.search(rf"^{host.name}/tmp/sam-rl-ray/session_\d.*/logs/worker-.*\.out$", names, re.MULTILINE)
+    assert result.failures[-1][2] == result.sentence, "the last thing that is said is why"
     note("disk full while a checkpoint is written", "train", result)
     assert re.match(
         rf"bed1: the run full ended with exit-code, .+ the disk of {folder} is full \(0.0 GB free\): ", result.sentence
@@ -306,7 +322,7 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
     bed: Bed, site: Site, converged: Result
 ) -> None:
     head, _, worker = bed.hosts
-    request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=24", "pause=1"]}
+    request = {"recipe_launch_run": "lost", "recipe_launch_overrides": ["steps=24", "env.pause=1"]}
     result = train_while(site, head, worker.stop, **request)
     note("worker lost in the middle of the job", "train", result)
     sentence = r"the run lost (was stopped|ended) because Ray on bed3 no longer answers, expected all hosts .+"
@@ -324,7 +340,7 @@ def test_a_lost_host_is_reported_and_the_run_goes_on_from_its_checkpoint(
 @in_the_long_bed
 def test_every_query_of_the_dashboard_returns_data(bed: Bed, site: Site, monitored: Result) -> None:
     head = bed.hosts[0]
-    request = {"recipe_launch_run": "watched", "recipe_launch_overrides": ["steps=30", "pause=1"]}
+    request = {"recipe_launch_run": "watched", "recipe_launch_overrides": ["steps=30", "env.pause=1"]}
     trained = site.play("train", **request).must_pass()
     panels = json.loads((head.root / "opt/sam-rl/grafana/dashboards/sam-rl.json").read_text())["panels"]
     queries = {target["expr"]: panel["title"] for panel in panels for target in panel["targets"]}
@@ -353,9 +369,12 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
     head = bed.hosts[0]
     # More minutes than a slow machine takes to create the environments; a checkpoint is written more than a poll before
     # its step is logged, and the run goes on from no other step. Without pauses once it is resumed.
-    settings = ["steps=150", "pause=4", "sync=3", "every=3"]
+    settings = ["steps=150", "env.pause=4", "env.sync=3", "checkpoints.every=3"]
     request = {"recipe_launch_run": "upgraded", "recipe_launch_overrides": settings}
-    endless = {"recipe_launch_run": "endless", "recipe_launch_overrides": ["steps=9999", "pause=0.5", "every=0"]}
+    endless = {
+        "recipe_launch_run": "endless",
+        "recipe_launch_overrides": ["steps=9999", "env.pause=0.5", "checkpoints.every=0"],
+    }
     ((former, _),) = {used: names for used, names in environments(bed)}.items()
     for host in bed.hosts:
         (host.root / ENVIRONMENTS / "an-older-one/used").mkdir(parents=True)
@@ -425,7 +444,7 @@ def test_an_upgrade_between_two_steps_and_back(bed: Bed, site: Site, converged: 
 @in_the_long_bed
 def test_a_host_that_loses_the_shared_folder_stops_the_run(bed: Bed, site: Site, converged: Result) -> None:
     head, unmounted, _ = bed.hosts
-    request = {"recipe_launch_run": "apart", "recipe_launch_overrides": ["steps=90", "pause=1"]}
+    request = {"recipe_launch_run": "apart", "recipe_launch_overrides": ["steps=90", "env.pause=1"]}
 
     def unmount() -> None:
         unmounted.run("mkdir", "-p", "/mnt/kept")

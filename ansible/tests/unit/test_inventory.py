@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is refused in an inventory, with which sentence, and that the sample inventories pass."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,13 +50,14 @@ def test_inventories_of_the_repository(sample):
     for needed in (f"llm_rl/qwen3/run_{shared['recipe']}.sh", f"patches/{shared['pin_set']}"):
         if not Path(REPOSITORY, needed).exists():
             pytest.skip(f"{needed} does not exist")
-    assert checks.inventory_problems(list(hosts), hosts, REPOSITORY) == []
+    found = checks.inventory_problems(list(hosts), hosts, REPOSITORY)
+    assert [problem for problem in found if "digest of zeros" not in problem] == []
+    assert len(found) == sample.startswith("sample-"), "the digest is the reader's to look up"
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"hosts": 0}, "the inventory has no host in the group npu_hosts"),
         ({"hosts": 1}, "the group npu_hosts has 1 hosts, hosts_expected says 2"),
         ({"recipe": None}, "h1, h2: missing required arguments: recipe: correct the inventory"),
         ({"ray_prot": 1}, "h1, h2: the variable ray_prot is not known: did you mean ray_port"),
@@ -63,6 +67,14 @@ def test_inventories_of_the_repository(sample):
         ({"model_store_items": [{"name": "a", "source": "/a"}]}, "h1, h2: missing required arguments: gb found in mod"),
         ({"model_store_items": [ITEM | {"size": 2}]}, "h1, h2: the variable model_store_items.size is not known: the"),
         ({"work_dir": "data"}, "h1, h2: work_dir is 'data', expected an absolute path"),
+        ({"work_dir": "/data;reboot"}, "h1, h2: work_dir is '/data;reboot', expected an absolute path"),
+        ({"work_dir": "/data/50%"}, "h1, h2: work_dir is '/data/50%', expected an absolute path"),
+        ({"cluster_interface": 'e0" accept'}, "h1, h2: cluster_interface is 'e0\" accept', which is no name of an int"),
+        ({"container_image_env": {"A B": 1}}, "h1, h2: container_image_env has the variable 'A B', whose name is not"),
+        (
+            {"container_image_secret_env": {"KEY": "one\ntwo"}},
+            "h1, h2: container_image_secret_env has the variable 'KEY', whose value is not one line of text",
+        ),
         ({"install_root": "/"}, "h1, h2: install_root is '/', expected an absolute path below /"),
         ({"ray_port": 80}, "h1, h2: ray_port is 80, expected a port from 1024 to 65535"),
         ({"ray_port": 8265}, "ray_port and dashboard_port are both 8265"),
@@ -80,6 +92,10 @@ def test_inventories_of_the_repository(sample):
         ({"ascend_driver_version": "newest"}, "ascend_driver_version is 'newest', expected a version such as 26.0.rc1"),
         (DOCKER, "container_engine needs exactly one of container_image_base"),
         (DOCKER | {"container_image_base": "cann:latest"}, "container_image_base is 'cann:latest'"),
+        (
+            DOCKER | {"container_image_base": f"a@sha256:{64 * '0'}"},
+            "container_image_base still has the sample's digest",
+        ),
         (DOCKER | {"container_image_archive": "/a"}, "container_image_archive_sha256 is not"),
     ],
 )
@@ -92,6 +108,7 @@ def test_the_launcher_says_what_the_recipe_needs(play, tmp_path):
     """By an inventory with too few hosts for a recipe, then for a recipe that is none."""
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": inventory(), "vars": {}}}))
     settings = yaml.safe_load((ANSIBLE / "playbooks/group_vars/all.yml").read_text()) | {"repository": REPOSITORY}
+    settings["ansible_python_interpreter"] = sys.executable
     said = [{"debug": {"msg": "{{ recipe_settings.recipe.train.backend }}"}}]
     reads = {"roles": ["validate_inventory"], "tasks": said}
     words = f"--inventory={tmp_path / 'hosts.yml'}"
@@ -99,9 +116,83 @@ def test_the_launcher_says_what_the_recipe_needs(play, tmp_path):
     assert status == 0 and said.count("fsdp2") == 4 and said.count("Ask the launcher for the recipe") == 1, said
     status, said = play([reads], words, recipe="dapo_qwen3_235b_a22b_128die", **settings)
     sentence = (
-        "recipe dapo_qwen3_235b_a22b_128die needs 8 hosts of 16 dies (128 dies), the inventory has 2 of 16: choose"
+        "recipe dapo_qwen3_235b_a22b_128die needs 8 hosts of 16 dies (128 dies), the inventory has 2 of 16: set "
+        "cluster.nodes=N in recipe_launch_overrides (its layout fits 8, 16, 32, 64), choose"
     )
     assert status == 2 and sentence in said, said
+    customer = {"recipe": "dapo_qwen3_32b_128die_customer", **settings}
+    status, said = play([reads], words, recipe_launch_overrides=["cluster.nodes=2"], **customer)
+    assert status == 0, said
+    for overrides, sentence in (
+        (["cluster.nodes=3"], "with these sizes cluster.nodes may be 2, 4, 8, 16, 32, 64, got 3)"),
+        (["sead=2"], "cannot be used (unknown key 'sead': is seed meant? (in override 'sead=2')): correct that"),
+    ):
+        status, said = play([reads], words, recipe_launch_overrides=overrides, **customer)
+        assert status == 2 and sentence in said and "Reach the host" not in said, said
+
+
+CALLS = [
+    (("train.yml", "--tags", "host"), "--tags host selects nothing in train.yml: choose from train."),
+    (("preflight.yml", "--tags", "driver"), "--tags driver selects nothing in preflight.yml: choose from host, npu."),
+    (
+        ("site.yml", "--tags", "driver,moddels"),
+        "--tags moddels selects nothing in site.yml: choose from collect, driver,",
+    ),
+    (("stage.yml", "--inventory", "{mistyped}"), "/none"),
+    (("stage.yml", "--inventory", "{misnamed}"), "has no host in the group npu_hosts: list the cluster's hosts there,"),
+    (("cluster.yml", "--inventory", "{misnamed}", "--limit", "h1"), "npu_hosts"),
+    (
+        ("train.yml", "from {elsewhere}"),
+        "Ansible reads no configuration, expected {ansible}/ansible.cfg: call playbooks",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"), CALLS, ids=lambda value: " ".join(value) if type(value) is tuple else ""
+)
+def test_a_call_that_would_do_nothing_is_refused(words, sentence, tmp_path):
+    """With a status other than 0, and before a host is asked; an unreachable one would say so."""
+    (tmp_path / "good.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": inventory()}}))
+    (tmp_path / "misnamed.yml").write_text(yaml.safe_dump({"npu_host": {"hosts": inventory()}}))
+    places = {"mistyped": tmp_path / "none", "misnamed": tmp_path / "misnamed.yml", "elsewhere": tmp_path}
+    places["ansible"] = ANSIBLE
+    elsewhere = words[-1].startswith("from ")
+    words = [word.format(**places) for word in words[: len(words) - elsewhere]]
+    if "--inventory" not in words:
+        words += ["--inventory", str(tmp_path / "good.yml")]
+    command = [Path(sys.executable).parent / "ansible-playbook", ANSIBLE / "playbooks" / words[0], *words[1:]]
+    environment = {name: value for name, value in os.environ.items() if name != "ANSIBLE_CONFIG"}
+    folder = tmp_path if elsewhere else ANSIBLE
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    said = " ".join(f"{done.stdout} {done.stderr}".split())
+    assert done.returncode != 0 and sentence.format(**places) in said, said
+    assert "UNREACHABLE" not in said
+
+
+def test_an_unreachable_host_is_named_by_every_playbook():
+    """By the role that every playbook begins with; it asks a host for nothing before."""
+    for path in sorted((ANSIBLE / "playbooks").glob("*.yml")):
+        plays = yaml.safe_load(path.read_text())
+        first = next((play for play in plays if play.get("hosts") == "npu_hosts"), None)
+        if first:
+            asked = [role["role"] for role in first.get("roles", [])]
+            asked += [task["ansible.builtin.import_role"]["name"] for task in first.get("tasks", [])[:1] if not asked]
+            assert asked[0] == "validate_inventory", path.name
+            assert plays[0]["ansible.builtin.import_playbook"] == "start.yml", path.name
+
+
+def test_an_unreachable_host_is_named(play, tmp_path):
+    hosts = inventory()
+    for variables in hosts.values():
+        variables |= {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_connection": "ssh"}
+    hosts["h2"]["ansible_host"] = "127.0.0.2"
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"npu_hosts": {"hosts": hosts}}))
+    settings = yaml.safe_load((ANSIBLE / "playbooks/group_vars/all.yml").read_text()) | {"repository": REPOSITORY}
+    status, said = play([{"roles": ["validate_inventory"]}], f"--inventory={tmp_path / 'hosts.yml'}", **settings)
+    assert status != 0 and "h1: not reachable as 127.0.0.1 (" in said and "h2: not reachable as 127.0.0.2 (" in said, (
+        said
+    )
 
 
 def test_versions_come_from_pins():

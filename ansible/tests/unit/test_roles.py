@@ -318,6 +318,45 @@ def test_secret_variables_are_masked_wherever_they_are(tmp_path):
     assert all(kept in texts["other"] for kept in ("http://me:***@proxy:3128/x", "tokens 7 of 9", '"steps": 4'))
 
 
+def test_the_newest_logs_are_taken_up_to_a_size(tmp_path):
+    """Of all Ray's sessions, the failed one too; what the link to the latest one leads to is taken once."""
+    for age, name in enumerate(("session_2/logs/worker-1.out", "session_1/logs/worker-2.out", "cann/debug/plog/a.log")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x" * 400_000)
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    (tmp_path / "session_latest").symlink_to("session_2")
+    patterns = [f"{tmp_path}/session_*/logs/**/*.out", f"{tmp_path}/cann/**/*.log"]
+    for total, names in ((1, ["worker-1.out", "worker-2.out"]), (2, ["worker-1.out", "worker-2.out", "a.log"])):
+        settings = {"dest": str(tmp_path / "a.tar.gz"), "top": "h", "newest": patterns, "newest_mb": total}
+        with patch_module_args(settings), pytest.raises(SystemExit):
+            support_archive.main()
+        with tarfile.open(tmp_path / "a.tar.gz") as archive:
+            assert [Path(member.name).name for member in archive] == names
+
+
+VALUES = {"SECRET": "a $(touch run) `touch run` ; touch run", "QUOTES": """it's "so" \\ #""", "NUMBER": 7}
+
+
+@pytest.mark.parametrize("engine", ["none", "docker"])
+def test_variables_of_runs_arrive_as_they_are(engine, tmp_path):
+    """By a shell without an engine; an engine takes each line literally."""
+    values = {"work_dir": "/d", "cluster_interface": "e0", "container_image_env": {"GLOO_SOCKET_IFNAME": "e1"}}
+    text = rendered(
+        "container_image/templates/env.j2", container_engine=engine, container_image_secret_env=VALUES, **values
+    )
+    (tmp_path / "env").write_text(text)
+    if engine == "none":
+        command = ["env", "-i", "bash", "-ec", "set -a; . ./env; env -0"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        found = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+    else:
+        found = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert {name: found[name] for name in VALUES} == {name: str(value) for name, value in VALUES.items()}
+    assert found["GLOO_SOCKET_IFNAME"] == "e1" and found["HCCL_SOCKET_IFNAME"] == "e0"
+    assert found["ASCEND_PROCESS_LOG_PATH"].startswith("/tmp/sam-rl-ray/"), "a folder that containers share"
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("engine", ["none", "docker", "podman"])
 def test_in_env_is_a_script(engine, tmp_path):
     values = {"install_root": "/opt/sam-rl", "work_dir": "/data", "pin_set": "p"}
@@ -330,3 +369,26 @@ def test_in_env_is_a_script(engine, tmp_path):
     text = script.read_text()
     assert ("exec docker run" in text) == (engine == "docker") == ("--ulimit memlock=-1" in text)
     assert ("mkdir -p /tmp/sam-rl-ray" in text) == (engine != "none"), "podman does not create the folder of a mount"
+
+
+def test_two_short_commands_do_not_end_each_other(tmp_path):
+    """Their containers have names of their own; Ray's and the run's are there once."""
+    values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_image_name": "i:t"}
+    script = tmp_path / "in-env"
+    script.write_text(
+        rendered(
+            "container_image/templates/in-env.j2", container_engine="docker", container_image_folder="/o/e", **values
+        )
+    )
+    engine = tmp_path / "docker"
+    engine.write_text('#!/bin/sh\nwhile [ "$1" != --name ]; do shift || exit; done; echo "$2"\n')
+    engine.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def name(command):
+        words = ["bash", script, command, "true"]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert name("ray") == "sam-rl-ray" and name("train") == "sam-rl-train"
+    first, second = name("status"), name("status")
+    assert first != second and all(re.fullmatch(r"sam-rl-status-\d+", found) for found in (first, second))

@@ -6,9 +6,9 @@ with sam_core drafting and each draft verified against the sample; the reward is
 predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file, before their line; a
 second start goes on from it if the line is there, as llm_rl does. Settings: steps; pause (s a step) and sync (s between
 a checkpoint and the line of its step), both until it is resumed; every (steps between checkpoints, 0: none); pad (MB in
-a checkpoint); text (printed). It is watched as a run of verl is: each worker serves metrics under the names of vLLM's
-servers, with the values of its own sampling, and the driver names the workers in prometheus.yml and publishes its steps
-by llm_rl.prometheus.
+a checkpoint); text (printed); fits (0: it does not). They are keys of a recipe: steps, checkpoints.every, env.*.
+It is watched as a run of verl is: each worker serves metrics under the names of vLLM's servers, with the values of its
+own sampling, and the driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
 """
 
 import argparse
@@ -105,11 +105,12 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
-    settings = {"steps": 8.0, "pause": 0.0, "sync": 0.0, "every": 1.0, "pad": 0.0, "text": ""}
-    settings |= {k: v if k == "text" else float(v) for k, v in (word.split("=") for word in options.settings)}
+    settings = {"steps": 8.0, "pause": 0.0, "sync": 0.0, "every": 1.0, "pad": 0.0, "text": "", "fits": 1.0}
+    given = ((key.rpartition(".")[2], value) for key, value in (word.split("=") for word in options.settings))
+    settings |= {key: value if key == "text" else float(value) for key, value in given}
     folder, log = options.run_dir, options.run_dir / "steps.jsonl"
     if options.check:
-        sys.exit("error: the run needs more steps" if settings["steps"] < 1 else 0)
+        sys.exit(0 if settings["fits"] else "error: it does not fit")
     tracker = folder / "checkpoints/latest_checkpointed_iteration.txt"
     tracker.parent.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(f"checkpoints: {{every: {settings['every']:.0f}}}\n")

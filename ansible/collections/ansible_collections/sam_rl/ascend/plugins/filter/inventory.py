@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ansible.context as cli
 import yaml
 from ansible.constants import INTERNAL_STATIC_VARS
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
@@ -32,6 +33,12 @@ REPLACED = {
 
 FIXED_PORTS = 10
 """From ray_cluster_first_port on, before those of Ray's workers."""
+
+ENVIRONMENTS = ("container_image_env", "container_image_secret_env")
+"""Settings that hold environment variables of runs."""
+
+SPECIAL_TAGS = {"all", "always", "never", "tagged", "untagged"}
+"""Tags that Ansible gives a meaning of its own."""
 
 NOT_SETTINGS = {"environment", "vars", "playbook_name", "discovered_interpreter_python", "module_setup"}
 NOT_SETTINGS |= {"repository", "pins", "recipe_settings"} | INTERNAL_STATIC_VARS
@@ -53,6 +60,41 @@ def inventory_problems(hosts: list[str], hostvars: Mapping, repository: str) -> 
     if differences := _differences(settings, options):
         return differences
     return _address_problems(settings, hostvars) + _cluster_problems(hosts, settings[hosts[0]], options, repository)
+
+
+def call_problems(hosts: list[str], repository: str, config: str) -> list[str]:
+    """One sentence on how a playbook was called, or none. config: the configuration that Ansible reads, "" for none."""
+    folder, arguments = Path(str(repository), "ansible"), cli.CLIARGS
+    if not config or Path(config).resolve() != (folder / "ansible.cfg").resolve():
+        return [
+            f"Ansible reads {config or 'no configuration'}, expected {folder}/ansible.cfg: call playbooks from "
+            f"{folder}."
+        ]
+    if not hosts:
+        named = ", ".join(map(str, arguments.get("inventory") or ())) or "none given"
+        return [
+            f"the inventory ({named}) has no host in the group npu_hosts: list the cluster's hosts there, Ray's head "
+            "first, and give its folder by -i."
+        ]
+    called = [folder / "playbooks" / Path(name).name for name in arguments.get("args") or ()]
+    known = SPECIAL_TAGS.union(*(_tags(path, folder) for path in called if path.is_file()))
+    unknown = sorted(set(arguments.get("tags") or ()) - known)
+    if not unknown or known == SPECIAL_TAGS:
+        return []
+    names, choice = (", ".join(words) for words in ([path.name for path in called], sorted(known - SPECIAL_TAGS)))
+    return [f"--tags {', '.join(unknown)} selects nothing in {names}: choose from {choice}."]
+
+
+def _tags(path: Path, folder: Path) -> set[str]:
+    """Tags in a playbook, in those that it imports, and in the tasks of roles that either names."""
+    text = path.read_text()
+    tags = {tag.strip() for found in re.findall(r"\btags: \[([^\]]*)\]", text) for tag in found.split(",")}
+    for name in re.findall(r"\bimport_playbook: (\S+)", text):
+        tags |= _tags(path.parent / name, folder)
+    for role, part in re.findall(r"\b(?:role|name): (\w+)$(?:\n +tasks_from: (\w+)$)?", text, re.MULTILINE):
+        for tasks in folder.glob(f"roles/{role}/tasks/{part or '*'}.yml"):
+            tags |= _tags(tasks, folder)
+    return tags
 
 
 def role_options(repository: str) -> dict[str, dict[str, Any]]:
@@ -96,8 +138,15 @@ def _argument_problems(settings: Mapping, options: Mapping) -> list[str]:
         expected: Any = (int, float) if kind == "float" else type(result.validated_parameters[name])
         if not isinstance(value, expected) or isinstance(value, bool):
             problems.append(f"{name} is {_short(value)}, expected {kind}: correct it in the inventory.")
-        elif kind == "path" and not re.fullmatch(r"/[^/\s]+(/[^/\s]*)*", value):
-            problems.append(f"{name} is {_short(value)}, expected an absolute path below / without spaces.")
+        elif kind == "path" and not re.fullmatch(r"(/[\w.+@-]+)+/?", value, re.ASCII):
+            problems.append(
+                f"{name} is {_short(value)}, expected an absolute path below / of letters, digits, '.', '_', '+', '@' "
+                "and '-': choose another."
+            )
+        elif name == "cluster_interface" and not re.fullmatch(r"[\w.:@-]{1,15}", value, re.ASCII):
+            problems.append(f"{name} is {_short(value)}, which is no name of an interface: see `ip link` on the hosts.")
+        elif name in ENVIRONMENTS:
+            problems += _variable_problems(name, value)
         elif kind == "int" and name.endswith("_port") and not 1024 <= value <= 65535:
             problems.append(f"{name} is {value}, expected a port from 1024 to 65535.")
         elif name == "recipe_launch_run" and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", value, re.ASCII):
@@ -105,6 +154,18 @@ def _argument_problems(settings: Mapping, options: Mapping) -> list[str]:
                 f"{name} is {_short(value)}, expected letters, digits, '.', '_' and '-', a letter or digit first: "
                 "name the run so."
             )
+    return problems
+
+
+def _variable_problems(name: str, variables: Mapping) -> list[str]:
+    """Sentences on environment variables that a shell or a container engine cannot be given; no value is shown."""
+    problems = []
+    for variable, value in variables.items():
+        has = f"{name} has the variable {_short(variable)}, whose"
+        if not re.fullmatch(r"[A-Za-z_]\w*", str(variable), re.ASCII):
+            problems.append(f"{has} name is not of letters, digits and '_': correct it.")
+        if value is None or isinstance(value, (Mapping, list)) or set("\n\r\0") & set(str(value)):
+            problems.append(f"{has} value is not one line of text: correct it.")
     return problems
 
 
@@ -189,9 +250,9 @@ def _cluster_problems(hosts: list[str], settings: Mapping, options: Mapping, rep
             f"pin_set is {settings['pin_set']!r}, which is no folder of patches/ with recipes: choose "
             f"{' or '.join(known)}."
         )
-    else:
-        problems += _driver_problems(settings, repository)
-    return problems + _recipe_problems(settings, repository) + _image_problems(settings)
+        return problems
+    problems += _driver_problems(settings, repository) + _recipe_problems(settings, repository)
+    return problems + _image_problems(settings, repository)
 
 
 def _driver_problems(settings: Mapping, repository: str) -> list[str]:
@@ -221,7 +282,7 @@ def _recipe_problems(settings: Mapping, repository: str) -> list[str]:
     return [f"recipe is {recipe!r}, but llm_rl/qwen3/ has no run_{recipe}.sh: choose {' or '.join(known)}."]
 
 
-def _image_problems(settings: Mapping) -> list[str]:
+def _image_problems(settings: Mapping, repository: str) -> list[str]:
     if settings["container_engine"] == "none":
         return []
     problems = []
@@ -235,6 +296,12 @@ def _image_problems(settings: Mapping) -> list[str]:
         problems.append(
             f"container_image_base is {base!r}, expected NAME@sha256:DIGEST: a tag can change, give the digest."
         )
+    elif re.search("sha256:0{64}", base):
+        image = pin_set(repository, settings["pin_set"])["runtime"].get("npu", {}).get("image")
+        problems.append(
+            f"container_image_base still has the sample's digest of zeros, expected that of {image}: look it up in "
+            "your registry and set it in the inventory."
+        )
     if archive and not re.fullmatch(r"[0-9a-f]{64}", settings.get("container_image_archive_sha256", "")):
         problems.append("container_image_archive_sha256 is not the 64 digits of a SHA-256: set it to the archive's.")
     return problems
@@ -244,4 +311,4 @@ class FilterModule:
     """The filters by name."""
 
     def filters(self) -> dict[str, Any]:
-        return {"inventory_problems": inventory_problems}
+        return {"inventory_problems": inventory_problems, "call_problems": call_problems}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 _NAMED = re.compile(
-    rb"(?i)([\w.-]*(?:token|secret|passw(?:or)?d|passphrase|credential|api_?key|access_?key|private_?key)[\w.-]*"
+    rb"(?i)((?:token|secret|passw(?:or)?d|passphrase|credential|api_?key|access_?key|private_?key)[\w.-]*"
     rb"[\"']?\s*[=:]\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',;}]+)"
 )
 _IN_ADDRESS = re.compile(rb"(\b[a-z][a-z0-9+.-]{1,15}://[^\s/:@]{1,100}:)[^\s/@]{1,200}@", re.IGNORECASE)

@@ -11,6 +11,8 @@ options:
   dest: {description: The archive, type: path, required: true}
   top: {description: Name of the folder in it, type: str, required: true}
   files: {description: Files to take (patterns of glob), type: list, elements: str, default: []}
+  newest: {description: "Patterns whose newest files are taken, ** for folders", type: list, elements: str, default: []}
+  newest_mb: {description: MB that C(newest) may take in all, type: int, default: 500}
   archives: {description: Archives of this module to combine unchanged, type: list, elements: path, default: []}
   commands: {description: "Commands by the name of their output", type: dict, default: {}}
   limit_mb: {description: MB at the end of each file or output that are taken, type: int, default: 20}
@@ -47,6 +49,20 @@ def tail(path, limit):
         return file.read(limit)
 
 
+def newest(patterns, limit, total):
+    """Files that match, from the newest on, until their last `limit` bytes are more than `total` together."""
+    states = {}
+    for pattern in patterns:
+        for path in glob.glob(pattern, recursive=True):
+            if os.path.isfile(path):
+                states[os.path.realpath(path)] = os.stat(path)
+    for path, state in sorted(states.items(), key=lambda item: -item[1].st_mtime):
+        total -= min(state.st_size, limit)
+        if total < 0:
+            return
+        yield path
+
+
 def output(command, timeout, limit):
     try:
         done = subprocess.run(
@@ -63,6 +79,8 @@ def main():
             "dest": {"type": "path", "required": True},
             "top": {"type": "str", "required": True},
             "files": {"type": "list", "elements": "str", "default": []},
+            "newest": {"type": "list", "elements": "str", "default": []},
+            "newest_mb": {"type": "int", "default": 500},
             "archives": {"type": "list", "elements": "path", "default": []},
             "commands": {"type": "dict", "default": {}},
             "limit_mb": {"type": "int", "default": 20},
@@ -90,10 +108,9 @@ def main():
 
             for name, command in sorted(params["commands"].items()):
                 add(name, mask(output(command, params["timeout"], limit), params["secrets"]))
-            for pattern in params["files"]:
-                for path in sorted(glob.glob(pattern)):
-                    if os.path.isfile(path):
-                        add(path.lstrip("/"), mask(tail(path, limit), params["secrets"]))
+            paths = [path for pattern in params["files"] for path in sorted(glob.glob(pattern)) if os.path.isfile(path)]
+            for path in [*paths, *newest(params["newest"], limit, params["newest_mb"] << 20)]:
+                add(path.lstrip("/"), mask(tail(path, limit), params["secrets"]))
             for path in params["archives"]:
                 with open(path, "rb") as part:
                     add(os.path.basename(path), part.read())

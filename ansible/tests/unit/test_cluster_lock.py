@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of two playbooks that change a cluster one is refused, and a holder that is gone loses the lock."""
+
+import json
+import os
+import socket
+import time
+
+import pytest
+
+
+@pytest.fixture
+def lock(play, tmp_path):
+    """lock(**arguments): status and words of a play that takes the lock, and what it says of a second task's."""
+    path = tmp_path / "lock"
+
+    def run(*states, **arguments):
+        tasks = [
+            {"sam_rl.ascend.cluster_lock": {"host": "h", "path": str(path), "what": "w", "state": state, **arguments}}
+            for state in states
+        ]
+        return play([{"tasks": tasks}])
+
+    return path, run
+
+
+def held(path, minutes, **owner):
+    """A lock that was taken, with its last sign of life so many minutes ago."""
+    owner = {"user": "ann", "machine": "elsewhere", "process": 7, "what": "Provision the hosts", **owner}
+    path.write_text(json.dumps({**owner, "since": 0}))
+    os.utime(path, (time.time() - 60 * minutes,) * 2)
+
+
+def test_the_lock_of_another_machine_ends_in_time_or_when_it_is_broken(lock):
+    path, run = lock
+    held(path, 100)
+    status, said = run("held", "free")
+    sentence = "h: ann on elsewhere (process 7) runs 'Provision the hosts' on this cluster since 1970-01-01 00:00 UTC"
+    assert status != 0 and sentence in said and "which is 100 minutes ago, or now with -e" in said, said
+    assert json.loads(path.read_text())["user"] == "ann"
+    assert run("held", minutes=90)[0] == 0 and json.loads(path.read_text())["what"] == "w"
+    held(path, 0)
+    assert run("free")[0] == 0 and path.exists(), "nobody gives back the lock of another"
+    assert run("held", **{"break": True})[0] == 0 and json.loads(path.read_text())["machine"] == socket.gethostname()
+
+
+def test_a_playbook_takes_it_again_and_gives_it_back(lock):
+    path, run = lock
+    status, said = run("held", "held", "free")
+    assert status == 0 and not path.exists(), said
+
+
+def test_the_lock_of_a_process_here_that_has_ended_is_taken_over(lock):
+    path, run = lock
+    held(path, 0, machine=socket.gethostname(), process=os.getpid())
+    assert run("held")[0] != 0
+    held(path, 0, machine=socket.gethostname(), process=2**22 + 1)
+    assert run("held")[0] == 0
