@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pinned source distribution of a module: find, download, read and unpack it."""
 
+import base64
 import hashlib
 import http.client
 import os
@@ -14,6 +15,7 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from .git import EXECUTABLE, FILE, SYMLINK, Entries, Failure, blob_id
 from .pins import REPO, Module
@@ -62,7 +64,7 @@ def download(module: Module, target: Path) -> Path:
         part = Path(temp) / target.name
         print(f"Downloading {target.name}", file=sys.stderr)
         try:
-            with urllib.request.urlopen(source, timeout=60) as response:
+            with urllib.request.urlopen(_request(source), timeout=60) as response:
                 part.write_bytes(response.read())
         except (OSError, http.client.HTTPException) as error:
             raise Failure(
@@ -71,6 +73,17 @@ def download(module: Module, target: Path) -> Path:
         verify(module, part, f"The downloaded {target.name}")
         os.replace(part, target)
     return target
+
+
+def _request(source: str) -> urllib.request.Request:
+    """For this address, with the password in that of uv's index, which uv leaves out of what it prints."""
+    request = urllib.request.Request(source)
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        index, host = urlsplit(os.environ.get(name, "")), urlsplit(source)
+        if index.username and (index.scheme, index.hostname, index.port) == (host.scheme, host.hostname, host.port):
+            login = f"{unquote(index.username)}:{unquote(index.password or '')}"
+            request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
+    return request
 
 
 def resolve(module: Module, temp: Path) -> str:

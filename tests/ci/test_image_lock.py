@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image adds to vllm-ascend's exists for aarch64 and x86-64."""
+"""What an image adds to vllm-ascend's exists for aarch64 and x86-64, and fits what that has."""
 
 import os
 import subprocess
@@ -28,3 +28,10 @@ def dry_run(lock, platform, folder):
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)
 def test_every_package_has_a_file_for_the_platform(lock, platform, tmp_path):
     assert dry_run(lock, platform, tmp_path) == ""
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.parent.name)
+def test_it_fits_the_packages_of_the_day_when_upstream_s_image_was_built(lock):
+    check = [sys.executable, ROOT / "ci/lock-image", lock.parent.name, "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

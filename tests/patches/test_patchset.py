@@ -884,3 +884,14 @@ def test_values_for_scripts(repo):
     assert repo.run("pin", "pins-1", "runtime.cpu.ray") == "1\n"
     assert repo.run("pin", "pins-1", "module.alpha.dists") == "alpha-engine\nalpha-cpu\n"
     assert "patches/pins-1/pins.toml has no runtime.gpu.ray." in repo.run("pin", "pins-1", "runtime.gpu.ray", code=1)
+
+
+def test_the_password_of_the_index_goes_to_its_host_alone(monkeypatch):
+    """A redirection does not take it along."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "patches"))
+    from _patchset import sdist
+
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:a%40b@index.example/simple/")
+    there, elsewhere = (sdist._request(f"https://{host}/x.tar.gz") for host in ("index.example", "files.example"))
+    assert there.unredirected_hdrs == {"Authorization": "Basic bWU6YUBi"} and not there.headers
+    assert elsewhere.unredirected_hdrs == {}

@@ -4,6 +4,8 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
 import torch
 from omegaconf import OmegaConf
 from sam_core.engines.verl.rollout_log import rollout_meta
@@ -87,3 +89,17 @@ def test_validation_places_its_prompts_and_compares_its_answers():
     assert trainer._validate()["val/unchanged"] == 5 / 6
     trainer.config.actor_rollout_ref.rollout.val_kwargs.seed = None
     assert "val/unchanged" not in trainer._validate()
+
+
+def test_ranks_that_round_a_timing_differently_are_joined():
+    """The mean of an all-reduce; what ranks say otherwise must still be the same."""
+
+    def part(**meta_info):
+        return DataProto(non_tensor_batch={"uid": np.array(["a"], dtype=object)}, meta_info=meta_info)
+
+    seconds = 731.5
+    timings = [{"generate_sequences": value} for value in (seconds, np.nextafter(seconds, 0).item())]
+    whole = DataProto.concat([part(timing=timing, eos=1) for timing in timings])
+    assert (len(whole), whole.meta_info) == (2, {"timing": timings[0], "eos": 1})
+    with pytest.raises(AssertionError, match="Conflicting values for meta_info key 'eos'"):
+        DataProto.concat([part(eos=1), part(eos=2)])

@@ -28,7 +28,6 @@ SETTINGS = {
     "pin_set": prepare.PIN_SET,
     "recipe": "bed",
     "cluster_network": f"{NETWORK}.0/24",
-    "cluster_interface": "host0",
     "ray_port": 6379,
     "dashboard_port": 8265,
     "install_root": "/opt/sam-rl",

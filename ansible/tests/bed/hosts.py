@@ -64,7 +64,7 @@ def sweep(folder: Path) -> None:
 
 class Host:
     """One container. `root` is its file system as it sees it, `upper` what it has beyond the base; srv/sam-rl is one
-    folder for all, as shared storage is."""
+    folder for all, as shared storage is; of its files root becomes nobody, as by root_squash."""
 
     def __init__(self, folder: Path, base: Path, number: int, key: Path) -> None:
         self.name = f"bed{number + 1}"
@@ -73,6 +73,7 @@ class Host:
         self.folder = folder / self.name
         self.base = base
         self.key = key
+        self.interface = "cluster0" if number == 2 else "host0"
         self.root = self.folder / "root"
         self.upper = self.folder / "disk" / "upper"
         self.process: subprocess.Popen | None = None
@@ -87,7 +88,8 @@ class Host:
             folder.mkdir()
         options = f"lowerdir={self.base},upperdir={self.upper},workdir={disk / 'work'}"
         call("mount", "-t", "overlay", "-o", options, f"sam-{self.name}", self.root)
-        network = f"[Match]\nName=host0\n[Network]\nAddress={self.address}/24\nLinkLocalAddressing=no\n"
+        address = f"Address={self.address}/24\nLinkLocalAddressing=no\n"
+        network = f"[Match]\nName={self.interface}\n[Network]\n{address}"
         names = "".join(f"{NETWORK}.{11 + number} bed{number + 1}\n" for number in range(3))
         # As Debian's chrony, whose alias `systemctl enable` refuses.
         unit = "[Service]\nExecStart=/usr/bin/sleep infinity\n"
@@ -98,19 +100,28 @@ class Host:
             "etc/hosts": f"127.0.0.1 localhost\n{names}",
             "etc/hccn.conf": "".join(f"address_{die['phy']}={die['vnic_ip']}\n" for die in dies),
             "etc/sam-bed/clock": "0.000012\n",
-            "etc/systemd/network/10-host0.network": network,
+            "etc/systemd/network/20-cluster.network": network,
             "etc/systemd/system/chrony.service": unit,
             "root/.ssh/authorized_keys": self.key.with_suffix(".pub").read_text(),
         }
+        if self.interface != "host0":
+            folder = "etc/systemd/network/10-bridge"
+            files[f"{folder}.netdev"] = f"[NetDev]\nName={self.interface}\nKind=bridge\n"
+            files[f"{folder}.network"] = f"[Match]\nName=host0\n[Network]\nBridge={self.interface}\n"
         for path, text in files.items():
             self.write(path, text)
         (self.root / "root/.ssh").chmod(0o700)
         for program in ("npu-smi", "hccn_tool", "npu-exporter", "chronyc"):
             shutil.copy(HERE / "fakes" / program, self.root / "usr/local/bin")
         self.set_npu(npu.healthy(self.number))
-        shared, mounted = self.folder.parent / "shared", self.root / "srv/sam-rl"
-        for folder in (shared, mounted):
+        exported, shared, mounted = (
+            self.folder.parent / name for name in ("exported", "shared", self.root / "srv/sam-rl")
+        )
+        for folder in (exported, shared, mounted):
             folder.mkdir(exist_ok=True)
+        if not shared.is_mount():
+            squash = ["--force-user=nobody", "--force-group=nogroup", "--chown-deny", "--chgrp-deny"]
+            call("bindfs", *squash, exported, shared)
         call("mount", "--bind", shared, mounted)
         wants = self.root / "etc/systemd/system/multi-user.target.wants"
         for unit in ("systemd-networkd", "ssh"):
@@ -235,6 +246,10 @@ class Host:
         """Names of the loaded services, sockets, timers and mounts."""
         words = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "--type=service,timer,socket,mount")
         return sorted(line.split()[0] for line in self.run(*words).splitlines())
+
+    def reserved(self) -> str:
+        """The ports that the kernel gives no client."""
+        return self.run("cat", "/proc/sys/net/ipv4/ip_local_reserved_ports").strip()
 
     def ports(self) -> set[int]:
         """Listening TCP ports."""

@@ -85,6 +85,17 @@ def unplugged(hosts: list[Host]) -> Iterator[None]:
         call("ip", "link", "set", f"vb-{hosts[1].name}", "up")
 
 
+@contextlib.contextmanager
+def firewall(hosts: list[Host]) -> Iterator[None]:
+    """As one that rejects a range of the ports; the hosts have no packet filter before they are provisioned."""
+    rule = ("to", hosts[1].address, "ipproto", "6", "dport", "20000-20989", "unreachable")
+    hosts[0].run("ip", "rule", "add", *rule)
+    try:
+        yield
+    finally:
+        hosts[0].run("ip", "rule", "delete", *rule)
+
+
 FAULTS = [
     Fault("dead die", r"bed2: die 5 \(NPU 2 chip 1\) has health 'Alarm', expected OK: .+", npu(1, 5, health="Alarm")),
     Fault(
@@ -104,6 +115,11 @@ FAULTS = [
     Fault("clock skew", r"bed2: its clock is off by \+4.250 s, expected at most 1.0 s: .+", wrong_clock),
     Fault("missing /etc/hccn.conf", r"bed1: /etc/hccn.conf is missing, expected .+", no_hccn_conf),
     Fault("port taken", r"bed3: port 6379 is taken \(a program listens on 0.0.0.0\), expected free: .+", port_taken),
+    Fault(
+        "ports closed between hosts",
+        r"bed1: no answer from 10.231.0.12 at TCP ports 20000, 20989 \(No route to host\), expected the hosts .+",
+        firewall,
+    ),
     Fault("unreachable host", r"bed2: not reachable as 10.231.0.12 \(.+\), expected ssh .+", unplugged),
     Fault(
         "misspelt override",

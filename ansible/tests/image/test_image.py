@@ -2,12 +2,13 @@
 """The image of a pin set: built by podman on a stand-in for vllm-ascend's image from a local registry, then run.
 
 Real: podman, the registry, the role's Containerfile and build.sh, the sources of vLLM, vllm-ascend and verl, the
-hash-locked packages. Stand-ins: the base image (Debian, no CANN) and torch_npu. Third-party packages of the base come
-by a mount from the pin set's environment, so that the base stays small.
+hash-locked packages. Stand-ins: the base image (Debian, no CANN) and torch_npu. Third-party packages of the base, those
+of the day of its release but for PyTorch, come by a mount, so that the base stays small.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import http.server
@@ -35,11 +36,13 @@ import prepare  # noqa: E402
 PIN_SET = "vllm-0.11"  # its image has the Python of Debian's current release
 PINS = tomllib.loads((ROOT / "patches" / PIN_SET / "pins.toml").read_text())
 VERSIONS = {name: module["version"] for name, module in PINS["module"].items()}
-ENVIRONMENT = ROOT / ".venvs" / PIN_SET / "lib/python3.11/site-packages"
 REGISTRY, INDEX = 20981, 20982  # ports on 127.0.0.1
+LOGIN = "me:hunter2"
+PROXY = {"http_proxy": f"http://{LOGIN}@127.0.0.1:9", "no_proxy": "127.0.0.1"}
 PODMAN = """#!/usr/bin/env bash
 # podman as a machine without systemd runs it: without the slice, with limits that need no rights.
 words=()
+echo "$*" >>{log}
 while [[ $# -gt 0 ]]; do
     case $1 in
         --cgroup-parent) shift ;;
@@ -71,7 +74,20 @@ def run(*words: object, environment: dict | None = None, check: bool = True) -> 
     return done.stdout
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
+class Files(http.server.SimpleHTTPRequestHandler):
+    """Files for those who know the password, below /open/ for everybody."""
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/open/"):
+            self.path = self.path.removeprefix("/open")
+        elif self.headers.get("Authorization") != "Basic " + base64.b64encode(LOGIN.encode()).decode():
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", "Basic realm=index")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        super().do_GET()
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -98,10 +114,10 @@ def index(folder: Path) -> Iterator[str]:
         name = re.sub(r"[-_.]+", "-", re.match(r"(.+?)-\d", file.name).group(1)).lower()
         (files.parent / name).mkdir(exist_ok=True)
         os.link(file, files.parent / name / file.name)
-    handler = functools.partial(Quiet, directory=str(files.parent))
+    handler = functools.partial(Files, directory=str(files.parent))
     with http.server.ThreadingHTTPServer(("127.0.0.1", INDEX), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{INDEX}/"
+        yield f"http://{LOGIN}@127.0.0.1:{INDEX}/"
         server.shutdown()
 
 
@@ -128,13 +144,15 @@ def megatron(folder: Path, index: str) -> dict[str, str]:
 def environment(folder: Path) -> dict[str, str]:
     """Variables of a process whose podman mounts the third-party packages and keeps its images in `folder`."""
     packages = folder / "packages"
-    run("cp", "--archive", "--link", ENVIRONMENT, packages)
-    for pattern in ("vllm*", "verl*", "sam_core*", "sam_rl*", "__editable__*", "*.pth", "setuptools*", "pkg_resources"):
-        for path in packages.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    of_the_day = run(prepare.TOOLS / "python", ROOT / "ci/lock-image", PIN_SET, "--base").split()
+    requirements = (ROOT / f"patches/{PIN_SET}/requirements.lock").read_text()
+    pins = re.findall(r"^(?:torch|nvidia-[\w-]+)==[^ ]+", requirements, re.MULTILINE)
+    pins += [pin for pin in of_the_day if not re.match("torch|nvidia-|(setuptools|pip)=", pin)]
+    uv = [prepare.TOOLS / "uv", "pip", "install", "--quiet", "--no-deps", "--python-version", "3.11"]
+    run(*uv, "--target", packages, *pins)
     programs = folder / "bin"
     programs.mkdir()
-    (programs / "podman").write_text(PODMAN.format(packages=packages))
+    (programs / "podman").write_text(PODMAN.format(packages=packages, log=folder / "podman.log"))
     (programs / "podman").chmod(0o755)
     texts = {"CONTAINERS_CONF": LIMITS}
     texts["CONTAINERS_STORAGE_CONF"] = (
@@ -160,8 +178,9 @@ def base(folder: Path, index: str, environment: dict[str, str]) -> Iterator[str]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     registry = subprocess.Popen(["docker-registry", "serve", settings], **silent)
     name = f"127.0.0.1:{REGISTRY}/{PINS['runtime']['npu']['image'].partition(':')[0]}"
+    everybody = f"http://127.0.0.1:{INDEX}/open/"
     versions = [f"--build-arg={key}={VERSIONS[key.lower()]}" for key in ("VLLM", "VLLM_ASCEND")]
-    words = ["podman", "build", "--network=host", f"--build-arg=PIP_INDEX_URL={index}", *versions, "--tag", name]
+    words = ["podman", "build", "--network=host", f"--build-arg=PIP_INDEX_URL={everybody}", *versions, "--tag", name]
     run(*words, "--file", HERE / "base.Containerfile", context, environment=environment)
     digest = folder / "digest"
     run("podman", "push", "--digestfile", digest, name, environment=environment)
@@ -173,7 +192,12 @@ def base(folder: Path, index: str, environment: dict[str, str]) -> Iterator[str]
 @pytest.fixture(scope="session")
 def settings(folder: Path, base: str, index: str, megatron: dict[str, str]) -> dict[str, object]:
     found = {"pin_set": PIN_SET, "recipe": "dapo_qwen3_32b_32die", "container_engine": "podman", **megatron}
-    found |= {"container_image_base": base, "container_image_archive": "", "container_image_index": index}
+    found |= {
+        "container_image_base": base,
+        "container_image_archive": "",
+        "container_image_index": index,
+        "container_image_proxy": PROXY,
+    }
     return found | {"cluster_interface": "lo", "install_root": f"{folder}/root", "work_dir": f"{folder}/work"}
 
 
@@ -200,6 +224,17 @@ def image(folder: Path, settings: dict, environment: dict) -> Path:
 def test_every_module_is_patched(image: Path, environment: dict) -> None:
     out = run(image, "status", "python3", "patches/patchset", "status", PIN_SET, "--json", environment=environment)
     assert json.loads(out.splitlines()[-1]) == {PIN_SET: dict.fromkeys(VERSIONS, "patched")}
+
+
+def test_no_password_is_left(folder: Path, image: Path, environment: dict) -> None:
+    """Of index, repositories and proxy, in the image and its history, in words of the engine, in files."""
+    identity = run(image, "--image", environment=environment).strip()
+    said = run("podman", "history", "--no-trunc", "--format", "{{.CreatedBy}}", identity, environment=environment)
+    said += run("podman", "image", "inspect", identity, environment=environment)
+    assert "build.sh" in said and LOGIN not in said + (folder / "podman.log").read_text()
+    places = [*(f"/opt/{name}" for name in ("megatron_lm", "mindspeed", "sam-rl-src", "sam-rl-build")), "/root", "/etc"]
+    assert run(image, "find", "grep", "-rl", LOGIN, *places, environment=environment, check=False) == ""
+    assert not run("grep", "-rl", LOGIN, folder / "root", check=False)
 
 
 def test_the_modules_are_imported(folder: Path, image: Path, environment: dict, settings: dict) -> None:

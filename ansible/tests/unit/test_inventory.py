@@ -38,6 +38,7 @@ def problems(**changes):
 
 def test_good_inventory():
     assert problems() == []
+    assert problems(first={"cluster_interface": "enp189s0f0"}) == []
     assert problems(teardown_data="true", recipe_launch_run="2026-11-25_sam.off") == []
 
 
@@ -85,7 +86,8 @@ def test_inventories_of_the_repository(sample):
         ({"cluster_address": "10.0.0.1"}, "h2: cluster_address is 10.0.0.1, as on h1"),
         ({"ansible_host": "192.0.2.1"}, "h2: ansible_host is 192.0.2.1, as on h1"),
         ({"first": {"cluster_address": "10.0.1.1"}}, "h1: cluster_address 10.0.1.1 is not in cluster_network 10.0.0.0"),
-        ({"first": {"cluster_address": "npu1"}}, "h1: cluster_address or cluster_network is not an address"),
+        ({"first": {"cluster_address": "npu1"}}, "h1: cluster_address or cluster_network is no IPv4 address"),
+        ({"first": {"cluster_address": "fd00::1"}}, "h1: cluster_address or cluster_network is no IPv4 address"),
         ({"pin_set": "vllm-1"}, "pin_set is 'vllm-1', which is no folder of patches/"),
         ({"recipe": "x"}, "recipe is 'x', but llm_rl/qwen3/ has no run_x.sh"),
         ({"ascend_driver_version": "25.5.1"}, "ascend_driver_version is 25.5.1, expected 26.0.rc1 or newer for pin_se"),

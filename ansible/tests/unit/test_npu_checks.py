@@ -31,6 +31,10 @@ def test_dead_missing_and_busy_dies():
     errors, warnings = npu.check_dies(dies(phy7={"health": "Critical"}, phy2={"hbm_used": 60000}), 16)
     assert codes(errors) == ["die_health"] and "die 7 (NPU 3 chip 1) has health 'Critical'" in errors[0]["sentence"]
     assert codes(warnings) == ["hbm_busy"] and warnings[0]["die"] == 2
+    (error,) = npu.check_dies(dies(phy3={"hbm_used": "NA", "hbm_total": "NA"}), 16)[0]
+    assert error["code"] == "hbm_unreadable" and error["sentence"].startswith(
+        "die 3 (NPU 1 chip 1) has HBM that npu-smi"
+    )
     (error,) = npu.check_dies(dies()[:14], 16)[0]
     assert error["code"] == "die_count" and "lists 14 dies (missing: 14, 15), expected 16" in error["sentence"]
     assert codes(npu.check_dies([*dies(), dies()[0]], 16)[0]) == ["die_count"]
@@ -74,7 +78,14 @@ def test_sentences_of_one_host():
 HOST = {"free_gb": {"/data": 100.0, "/var/lib/docker": 99.0}, "listening": {"22": ["0.0.0.0"]}, "unreachable_peers": []}
 FACTS = {"ansible_facts": {"ansible_bond0_7": {"ipv4": {"address": "10.0.0.1"}, "mtu": 1500}}}
 WANT = {"host": "npu1", "interface": "bond0.7", "address": "10.0.0.1", "free_gb": {"/data": 50}, "engine": "docker"}
-WANT |= {"engine_gb": 60, "ports": [6379], "unit_active": False, "clock_limit": 1.0, "provisioned": True}
+WANT |= {"network": "10.0.0.0/24", "firewalls": {"10.0.0.2": ["ufw"]}}
+WANT |= {
+    "engine_gb": 60,
+    "ports": ["6379", "20000-20989"],
+    "unit_active": False,
+    "clock_limit": 1.0,
+    "provisioned": True,
+}
 
 
 def command(words, stdout="", rc=0, stderr=""):
@@ -100,7 +111,16 @@ def test_unfit_host():
             {"listening": {"6379": ["0.0.0.0"]}},
             "npu1: port 6379 is taken (a program listens on 0.0.0.0), expected free",
         ),
-        ({"unreachable_peers": [{"address": "10.0.0.2", "reason": "out"}]}, "npu1: no answer from 10.0.0.2 (out)"),
+        (
+            {"listening": {"20500": ["::"], "20990": ["::"]}},
+            "npu1: port 20500 of 20000-20989 is taken (a program listens on ::), expected free",
+        ),
+        (
+            {"unreachable_peers": [{"address": "10.0.0.2", "reason": "out", "ports": [6379, 20000]}]},
+            "npu1: no answer from 10.0.0.2 at TCP ports 6379, 20000 (out), expected the hosts of npu_hosts to reach "
+            "each other at 6379, 20000-20989 and those that programs are given (32768-60999): call `ufw allow from "
+            "10.0.0.0/24` on every host.",
+        ),
         (
             {"engine": command("docker info", rc=127)},
             "npu1: docker is not on this host, expected a docker that answers",
@@ -122,13 +142,20 @@ def test_unfit_host():
         assert problem.startswith(sentence) and problem.endswith("."), problem
 
 
+def test_the_ends_of_each_range_are_tried_between_hosts():
+    assert preflight.tried_ports(["6379", "64021-64148"]) == [6379, 32768, 60999, 64021, 64148]
+
+
 def test_hosts_that_send_packets_of_other_sizes():
     jumbo = {"ansible_facts": {"ansible_bond0_7": {"mtu": 9000}}}
     facts = {"a": FACTS, "b": jumbo, "c": FACTS, "d": {"ansible_facts": {}}}
-    (problem,) = preflight.mtu_problems(facts, "bond0.7")
-    said = "the MTU of bond0.7 differs between hosts (1500 on a, c; 9000 on b), expected the same on all: "
+    interfaces = dict.fromkeys("abcd", "bond0.7")
+    (problem,) = preflight.mtu_problems(facts, interfaces)
+    said = "the MTU of cluster_interface differs between hosts (1500 on a, c; 9000 on b), expected the same on all: "
     assert problem.startswith(said)
-    assert preflight.mtu_problems({"a": FACTS, "c": FACTS}, "bond0.7") == []
+    assert preflight.mtu_problems({"a": FACTS, "c": FACTS}, interfaces) == []
+    other = {"ansible_facts": {"ansible_eth0": {"mtu": 9000}, "ansible_bond0_7": {"mtu": 1500}}}
+    assert len(preflight.mtu_problems({"a": FACTS, "b": other}, {**interfaces, "b": "eth0"})) == 1
 
 
 def test_what_provisioning_mends_is_no_error_before_it():

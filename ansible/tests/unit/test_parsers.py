@@ -35,6 +35,13 @@ def test_info_with_further_columns_and_without_spaces():
     assert npu.parse_info(text)[1][0]["hbm_used_mb"] == 3143
 
 
+def test_info_of_dies_that_say_little():
+    text = npu_outputs.info(2, phy1={"hbm_used": "NA", "hbm_total": "NA"}).replace("Ascend910 ", "Ascend 910")
+    first, second = npu.parse_info(text)[1]
+    assert (first["name"], first["hbm_used_mb"]) == ("Ascend 910", 3143)
+    assert (second["hbm_used_mb"], second["hbm_total_mb"]) == (None, None)
+
+
 def test_map_skips_the_controller_and_finds_columns_by_name():
     rows = npu.parse_map(npu_outputs.MAP)
     assert len(rows) == 16 and rows[3] == {"npu": 1, "chip": 1, "logic": 3, "phy": 3}
@@ -62,6 +69,7 @@ def test_small_outputs():
     [
         ("info", "", "no version"),
         ("info", npu_outputs.info(0), "listed no die"),
+        ("info", npu_outputs.info(2).replace("Phy-ID", "      "), "no column Phy-ID, expected the table of Atlas A3"),
         ("info", "\n".join(npu_outputs.info().splitlines()[:13]), "in the middle of NPU 1"),
         ("map", "NPU ID Chip ID\n0 0\n", "no table with"),
         ("map", npu_outputs.MAP.splitlines()[0] + "\n", "listed no chip"),
@@ -92,6 +100,12 @@ def test_no_input_crashes(name, data):
         parser(data.draw(st.one_of(cut, edit, st.text(max_size=200), st.just(good * 2))))
     except host_state.Unreadable as reason:
         assert 10 < len(str(reason)) < 400 and "\n" not in str(reason)
+
+
+def test_ufw():
+    assert host_state.parse_ufw("# on\nENABLED=yes\nLOGLEVEL=low\n") and not host_state.parse_ufw(
+        "ENABLED=no\n#ENABLED=yes"
+    )
 
 
 def test_listening():

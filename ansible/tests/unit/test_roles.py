@@ -6,12 +6,14 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import jinja2
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible.parsing.dataloader import DataLoader
 from ansible_collections.sam_rl.ascend.plugins.filter import host
 from ansible_collections.sam_rl.ascend.plugins.modules import support_archive
 from role_files import ROLES, read, rendered, tasks
@@ -108,21 +110,105 @@ def test_a_run_that_has_succeeded_goes_on_with_other_steps_alone(overrides, befo
     assert rendered(fits, **asked(overrides, before, ended, "6")) is True
 
 
-@pytest.mark.parametrize("mounted", ["", "runs"])
-def test_teardown_empties_storage_that_stays_mounted(mounted, tmp_path):
-    """As the storage of work_dir or of its runs; a second call finds nothing."""
-    (task,) = tasks("model_store/tasks/remove.yml").values()
-    words = rendered(task["ansible.builtin.command"]["argv"], work_dir=str(tmp_path))
-    (tmp_path / "runs").mkdir()
-    fill = 'mount -t tmpfs full "$0/$1"; mkdir -p "$0"/{runs/a,models/m}; touch "$0"/{runs/a,models/m}/f; shift; '
-    script = fill + '"$@"; "$@"; cd "$0" && find . && mountpoint -q "$0/$MOUNTED"'
-    command = ["unshare", "--mount", "bash", "-ec", script, tmp_path, mounted, *words]
-    environment = {**os.environ, "MOUNTED": mounted}
-    if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "a", tmp_path], capture_output=True).returncode:
+def run_in(folder, script, *words):
+    """Lines that a script printed in a mount namespace of its own; $0 is `folder`, a new file system."""
+    command = ["unshare", "--mount", "bash", "-ec", f'mount -t tmpfs new "$0"; cd "$0"; {script}', folder, *words]
+    if subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "a", folder], capture_output=True).returncode:
         pytest.skip("needs the right to mount")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == (["5", "0", ".", "./runs"] if mounted else ["6", "0", "."])
+    return done.stdout.splitlines()
+
+
+FILES = ["runs/a/request.json", "runs/a/b/weights", "metrics/a.prom", "models/m/weights", "models/m.complete"]
+FOREIGN = [
+    "runs/theirs/notes",
+    "data/theirs.parquet",
+    "models/theirs.complete",
+    "models/theirs/weights",
+    "metrics/c.prom",
+]
+REMOVE = ROLES / "model_store/files/remove-created.sh"
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_teardown_removes_what_the_playbooks_created(mounted, tmp_path):
+    """Also from a mount, which stays. A second call finds nothing."""
+    script = f"mkdir work up; {'mount -t tmpfs work work; ' if mounted else ''}cd work; "
+    script += (
+        'mkdir -p {runs/a/b,models/m,data,metrics}; touch "$@"; printf "%s\\n" . models data runs metrics models/m/ '
+    )
+    script += f'../up/ / >.sam-rl-created; cd "$0"; bash {REMOVE} "$0/work"; echo; bash {REMOVE} "$0/work"; ls "$0"'
+    printed = run_in(tmp_path, script, *FILES)
+    gone = {"runs/a", "metrics/a.prom", "models/m", "models/m.complete", "runs", "models", "metrics", "data"}
+    gone |= set() if mounted else {f"{tmp_path}/work"}
+    assert set(printed[: printed.index("")]) == {f"removed {name}" for name in gone} | {"left ../up/", "left /"}
+    assert printed[printed.index("") + 1 :] == (["up", "work"] if mounted else ["up"])
+
+
+def test_teardown_leaves_what_was_there(tmp_path):
+    """A team's work_dir, in which the playbooks created two folders and a copy."""
+    script = 'mkdir -p {runs/{a/b,theirs},models/{m,theirs},data,metrics}; touch "$@"; '
+    script += (
+        'printf "%s\\n" models runs models/m/ >.sam-rl-created; chown 1234 data; '
+        + f'bash {REMOVE} "$0"; find . -type f'
+    )
+    printed = run_in(tmp_path, script, *FILES, *FOREIGN)
+    left = ["data/theirs.parquet", "metrics/c.prom", "models/theirs", "models/theirs.complete", "runs/theirs"]
+    assert [line for line in printed if line.startswith("left ")] == [f"left {name}" for name in left]
+    assert sorted(printed[-6:]) == sorted(["./.sam-rl-created", *(f"./{name}" for name in FOREIGN)])
+
+
+def test_teardown_is_refused_while_a_run_is_active(play, tmp_path):
+    (tmp_path / "systemctl").write_text("#!/bin/sh\necho active\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    (whole,) = DataLoader().load_from_file(str(ROLES.parent / "playbooks/teardown.yml"))
+    names = [task["name"] for task in whole["tasks"]]
+    first = names.index("Read the state of the run")
+    assert all("Check" in name for name in names[:first])
+    hosts = {"h1": {"ansible_python_interpreter": sys.executable}, "h2": {}}
+    (tmp_path / "hosts.json").write_text(json.dumps({"npu_hosts": {"hosts": hosts}}))
+    tasks = [*whole["tasks"][first : first + 2], {"debug": {"msg": "goes on"}}]
+    words = (f"--inventory={tmp_path / 'hosts.json'}", "--limit=h2")
+    status, said = play([{"tasks": tasks}], *words, path=str(tmp_path))
+    assert status == 2 and "goes on" not in said
+    assert "h1: a run is active, expected none: wait for its end, or stop it by" in said
+    (tmp_path / "systemctl").write_text("#!/bin/sh\necho inactive\n")
+    assert play([{"tasks": tasks}], *words, path=str(tmp_path))[0] == 0
+
+
+def test_folders_of_work_dir_keep_their_owner(play, as_root, tmp_path):
+    """As a team's, which an export with root_squash would not let root change. Those that are missing are recorded."""
+    work = tmp_path / "work"
+    (work / "models").mkdir(parents=True)
+    for folder in (work, work / "models"):
+        os.chown(folder, 1234, 1234)
+        folder.chmod(0o2775)
+    role = {"include_role": {"name": "shared_storage", "tasks_from": "folders"}, "name": "create"}
+    wanted = {"shared_storage_folders": [".", "models", "data", "runs"], "work_dir": str(work)}
+    for changed in (1, 0):
+        status, said = play([{"tasks": [role]}], **wanted)
+        assert status == 0 and f"changed={changed}" in said, said
+    for folder in (work, work / "models"):
+        assert (folder.stat().st_uid, folder.stat().st_mode & 0o7777) == (1234, 0o2775)
+    assert (work / ".sam-rl-created").read_text() == "data\nruns\n"
+    status, said = play([{"tasks": [role]}], **{**wanted, "work_dir": "/proc/none"})
+    assert status == 2 and "localhost: /proc/none cannot be used (mkdir: cannot create directory" in said
+
+
+def test_nothing_gives_root_what_lies_in_work_dir():
+    """An export with root_squash refuses that, and a team's folders are the team's."""
+    for path in ROLES.glob("*/tasks/*.yml"):
+        for block in re.split(r"\n(?= *- name: )", path.read_text()):
+            if re.search(r"(path|dest): .*\{\{ (work_dir|recipe_launch_dir|model_store_folder)", block):
+                assert not re.search(r"^ +(owner|group):", block, re.MULTILINE), f"{path}: {block}"
+
+
+def test_downloads_go_to_the_target_s_file_system():
+    """Not through root's home, whose free space nothing checks."""
+    blocks = [b for p in ROLES.glob("*/tasks/*.yml") for b in re.split(r"\n(?= *- name: )", p.read_text())]
+    downloads = [block for block in blocks if "ansible.builtin.get_url" in block]
+    assert downloads and all('tmp_dest: "{{ install_root }}"' in block for block in downloads)
 
 
 def test_ray_stays_bound_to_mounted_storage():
@@ -207,6 +293,16 @@ def test_ray_s_ports_are_reserved_and_watched_wherever_they_are():
     assert default_of("host_base", "host_base_reserved_ports", **moved) == "30000-30999,7"
     assert default_of("recipe_launch", "recipe_launch_watch_port") == 20000
     assert default_of("recipe_launch", "recipe_launch_watch_port", ray_cluster_first_port=30000) == 30000
+
+
+def test_the_site_s_reserved_ports_stay():
+    """Those of before, and those that came meanwhile; without those that this role wrote for another recipe."""
+    first = host.site_ports("now: 1-3,50\n")
+    assert first == "1-3,50"
+    assert host.joined_ports([first, "20000-20989,20990,3"]) == "1-3,50,20000-20990"
+    again = "now: 1-3,50,777,20000-20990\nsite: 1-3,50\nwritten: 1-3,50,20000-20990\n"
+    assert host.site_ports(again) == "1-3,50,777"
+    assert host.site_ports("now: 20000-20990\nsite: \nwritten: 20000-20990") == "" == host.joined_ports(["", ""])
 
 
 def test_sysctl_changes():
@@ -392,3 +488,57 @@ def test_two_short_commands_do_not_end_each_other(tmp_path):
     assert name("ray") == "sam-rl-ray" and name("train") == "sam-rl-train"
     first, second = name("status"), name("status")
     assert first != second and all(re.fullmatch(r"sam-rl-status-\d+", found) for found in (first, second))
+
+
+def test_compiled_kernels_outlive_a_container(tmp_path):
+    """Without the locks of killed processes, which are there when Ray starts."""
+    values = {"install_root": "/o", "work_dir": "/d", "pin_set": "p", "container_engine": "docker"}
+    values |= {"container_image_name": "i:t", "container_image_folder": str(tmp_path)}
+    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "in-env").write_text(rendered("container_image/templates/in-env.j2", **values))
+    folder = tmp_path / "kernels"
+    (folder / "npu_matmul").mkdir(parents=True)
+    for name in ("lock", "npu_matmul.so"):
+        (folder / "npu_matmul" / name).touch()
+    for program in ("docker", "in-env"):
+        (tmp_path / program).chmod(0o755)
+    for name, left in (("check", {"lock", "npu_matmul.so"}), ("ray", {"npu_matmul.so"})):
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        command = [tmp_path / "in-env", name, "true"]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert f"--env TORCH_EXTENSIONS_DIR={folder} --volume {folder}:{folder} " in said
+        assert {path.name for path in (folder / "npu_matmul").iterdir()} == left
+
+
+def build_words(**settings):
+    """The words of the image's build and the variables of its process."""
+    (build,) = (
+        task for task in tasks("container_image/tasks/build.yml")["Build the image"]["block"] if "block" in task
+    )
+    (task,) = (task for task in build["block"] if task["name"] == "Build it")
+    values = read("container_image/vars/main.yml") | read("container_image/defaults/main.yml")
+    values |= {"container_engine": "docker", "install_root": "/o", "pin_set": "p", "container_image_name": "i"}
+    values |= {"container_image_base": "b", "container_image_backend": "megatron", **settings}
+    return rendered(task["ansible.builtin.command"]["argv"], **values), rendered(task["environment"], **values)
+
+
+def test_no_password_is_an_argument_of_the_build():
+    """A list of processes and an image's history show those."""
+    proxy = {"https_proxy": "http://me:hunter2@proxy:3128", "no_proxy": ".inside"}
+    words, environment = build_words(container_image_index="https://index.example", container_image_proxy=proxy)
+    assert "--build-arg=PIP_INDEX_URL=https://index.example" in words and environment == proxy
+    assert {"--build-arg=https_proxy", "--build-arg=no_proxy"} <= set(words) and "hunter2" not in str(words)
+    for name in ("index", "mindspeed", "megatron_lm"):
+        words, environment = build_words(**{f"container_image_{name}": "https://me:hunter2@index.example"})
+        assert "hunter2" not in str(words) and environment == {"DOCKER_BUILDKIT": "1"}
+        assert "--secret=id=sources,src=/o/build-sources" in words
+        file = rendered("container_image/templates/Containerfile.j2", container_image_secret=True)
+        assert "ARG PIP" not in file and "--mount=type=secret,id=sources" in file
+
+
+def test_a_host_s_interface_is_not_given_to_the_others():
+    """Of SAM_RL_INTERFACE on the head, Ray's runtime_env makes the variables of all hosts' processes."""
+    values = {"work_dir": "/d", "cluster_interface": "eth7", "container_engine": "docker"}
+    values |= {"container_image_env": {}, "container_image_secret_env": {}}
+    lines = rendered("container_image/templates/env.j2", **values).splitlines()
+    assert [line for line in lines if "eth7" in line] == [f"{n}_SOCKET_IFNAME=eth7" for n in ("HCCL", "GLOO", "TP")]

@@ -29,10 +29,14 @@ python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 [[ $python == "$(pin runtime.npu.python)" ]] || fail "the base image has Python $python: build on $(pin runtime.npu.image)"
 
 # What is added must not break what the base image holds: pip may complain of nothing that it did not complain of before.
-complaints=$(pip check || true)
+complaints=$(pip check | sort || true)
+must_fit() { # WHAT
+    local new
+    new=$(comm -13 <(echo "$complaints") <(pip check | sort || true) | grep -v "^No broken" || true)
+    [[ -z $new ]] || fail "$1 does not fit the base image: $new"
+}
 pip install --no-deps --no-build-isolation --require-hashes -r "$src/patches/$PIN_SET/image.lock"
-new=$(comm -13 <(sort <<<"$complaints") <(pip check | sort || true) | grep -v "^No broken" || true)
-[[ -z $new ]] || fail "image.lock does not fit the base image: $new"
+must_fit image.lock
 
 "$src/patches/patchset" apply "$PIN_SET" --module vllm --to "$workspace/vllm"
 "$src/patches/patchset" apply "$PIN_SET" --module vllm_ascend --to "$workspace/vllm-ascend"
@@ -40,11 +44,13 @@ new=$(comm -13 <(sort <<<"$complaints") <(pip check | sort || true) | grep -v "^
 "$src/patches/patchset" apply "$PIN_SET" --module verl --to "$trees"
 pip install --no-deps --no-build-isolation --editable "$trees/verl"
 pip install --no-deps --no-build-isolation "$src/sam_core" "$src"
+must_fit verl
 
 if [[ -n ${MEGATRON:-} ]]; then
     declare -A urls=([megatron_lm]=${MEGATRON% *} [mindspeed]=${MEGATRON#* })
     for name in megatron_lm mindspeed; do
         git clone --quiet "${urls[$name]}" "/opt/$name"
+        git -C "/opt/$name" remote remove origin # its address may have a password
         git -C "/opt/$name" checkout --quiet "$(pin "runtime.npu.$name")"
         pip install --no-deps --no-build-isolation --editable "/opt/$name"
         echo "$name $(git -C "/opt/$name" rev-parse HEAD)"

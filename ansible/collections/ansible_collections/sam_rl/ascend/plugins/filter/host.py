@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MIN_FREE_GB = 1
@@ -20,6 +20,27 @@ def sysctl_changes(printed: str, expected: Mapping[str, str]) -> list[list[str]]
         if name in expected and same(value) != same(str(expected[name])):
             changes.append([name, str(expected[name])])
     return changes
+
+
+def site_ports(printed: str) -> str:
+    """The ports that a site reserves itself, of `now:`, `site:` and `written:` lines as role host_base reads them.
+
+    What the kernel reserves and the role did not write has come from the site meanwhile.
+    """
+    lines = dict(re.findall(r"^(\w+): *(.*?) *$", printed, re.MULTILINE))
+    now, site, written = (_ports(lines.get(name, "")) for name in ("now", "site", "written"))
+    return _ranges(now - written | site)
+
+
+def joined_ports(values: Iterable[str]) -> str:
+    """The ports of all values of net.ipv4.ip_local_reserved_ports, as the kernel prints them."""
+    return _ranges(set().union(*map(_ports, values)))
+
+
+def _ranges(ports: set[int]) -> str:
+    firsts = sorted(port for port in ports if port - 1 not in ports)
+    lasts = sorted(port for port in ports if port + 1 not in ports)
+    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in zip(firsts, lasts, strict=True))
 
 
 def _ports(value: str) -> set[int]:
@@ -145,6 +166,8 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         return {
             "sysctl_changes": sysctl_changes,
+            "site_ports": site_ports,
+            "joined_ports": joined_ports,
             "tree_problems": tree_problems,
             "ray_problems": ray_problems,
             "run_problem": run_problem,

@@ -31,6 +31,9 @@ REPLACED = {
 }
 """Variables of hand-edited launch scripts, and what replaces them here."""
 
+OF_A_HOST = ("cluster_address", "cluster_interface")
+"""Settings that may differ between hosts."""
+
 FIXED_PORTS = 10
 """From ray_cluster_first_port on, before those of Ray's workers."""
 
@@ -192,13 +195,13 @@ def _short(value: Any) -> str:
 
 
 def _differences(settings: Mapping[str, Mapping], options: Mapping) -> list[str]:
-    """All settings but a host's own address are the cluster's: they must be the same on every host."""
+    """All settings but those of a host's own network are the cluster's: they must be the same on every host."""
     problems = []
     for name in options:
         values: dict[str, list[str]] = {}
         for host, known in settings.items():
             values.setdefault(_short(known[name]) if name in known else "unset", []).append(host)
-        if len(values) > 1 and name != "cluster_address":
+        if len(values) > 1 and name not in OF_A_HOST:
             listed = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in values.items())
             problems.append(f"{name} differs between hosts ({listed}): set it once, for the whole group npu_hosts.")
     return problems
@@ -216,9 +219,12 @@ def _address_problems(settings: Mapping[str, Mapping], hostvars: Mapping) -> lis
     for host, known in settings.items():
         address, network = known["cluster_address"], known["cluster_network"]
         try:
-            inside = ipaddress.ip_address(address) in ipaddress.ip_network(network)
+            inside = ipaddress.IPv4Address(address) in ipaddress.IPv4Network(network)
         except ValueError as error:
-            problems.append(f"{host}: cluster_address or cluster_network is not an address ({error}): correct it.")
+            problems.append(
+                f"{host}: cluster_address or cluster_network is no IPv4 address ({error}): correct it; packet rules "
+                "and checks know no other."
+            )
             continue
         if not inside:
             problems.append(

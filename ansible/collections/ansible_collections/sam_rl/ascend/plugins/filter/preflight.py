@@ -13,6 +13,16 @@ MISSING, TIMED_OUT = 127, 124
 """Exit statuses of `timeout` where there is no such program, and where it took too long."""
 
 
+EPHEMERAL = "32768-60999"
+"""What Linux gives programs by default, such as the servers of engines and process groups."""
+
+FIREWALLS = {
+    "firewalld": "`firewall-cmd --permanent --zone=trusted --add-source={network} && firewall-cmd --reload`",
+    "ufw": "`ufw allow from {network}`",
+}
+"""What lets a network in, by the firewall."""
+
+
 def interface_of(facts: Mapping, interface: str) -> Mapping:
     """Facts of a network interface out of the result of `setup`; empty where there is none."""
     return facts["ansible_facts"].get("ansible_" + re.sub(r"[-.:]", "_", interface), {})
@@ -55,8 +65,9 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
     """Sentences on the problems of a host.
 
     state: result of host_info; facts: of setup; clock, engine: of the commands that ask the clock, and the container
-    engine for its folder of images; want: host, interface, address, free_gb {path: GB}, engine, engine_gb (0: no
-    matter), ports [..], unit_active, clock_limit, provisioned.
+    engine for its folder of images; want: host, interface, address, network, free_gb {path: GB}, engine, engine_gb
+    (0: no matter), ports ["PORT", "FIRST-LAST", ..], unit_active, clock_limit, provisioned, firewalls
+    {address: [name, ..]}.
     """
     host, problems = want["host"], []
     address = interface_of(facts, want["interface"]).get("ipv4", {}).get("address")
@@ -83,20 +94,37 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
                 f"{host}: {state['free_gb'][path]:.1f} GB are free for {path}, expected at least {min_gb} GB: "
                 "free some, or set the folder to a larger disk in the inventory."
             )
-    for port in want["ports"]:
-        if str(port) in state["listening"] and not want["unit_active"]:
+    for port in sorted(map(int, state["listening"])):
+        used = [ports for ports in want["ports"] if port in _range(ports)]
+        if used and not want["unit_active"]:
+            listed = ", ".join(state["listening"][str(port)])
+            within = f" of {used[0]}" if len(_range(used[0])) > 1 else ""
             problems.append(
-                f"{host}: port {port} is taken (a program listens on {', '.join(state['listening'][str(port)])}), "
-                "expected free: end that program, or set another port in the inventory."
+                f"{host}: port {port}{within} is taken (a program listens on {listed}), expected free: end that "
+                "program, or set another port in the inventory."
             )
     for peer in state["unreachable_peers"]:
+        active = want["firewalls"].get(peer["address"], [])
+        rules = [FIREWALLS[name].format(network=want["network"]) for name in active]
+        repair = f"call {' and '.join(rules)} on every host" if rules else "check cabling, routes and firewalls"
         problems.append(
-            f"{host}: no answer from {peer['address']} ({peer['reason']}), expected every host of npu_hosts to be "
-            "reachable over cluster_network: check cabling, routes and firewalls."
+            f"{host}: no answer from {peer['address']} at TCP ports {', '.join(map(str, peer['ports']))} "
+            f"({peer['reason']}), expected the hosts of npu_hosts to reach each other at {', '.join(want['ports'])} "
+            f"and those that programs are given ({EPHEMERAL}): {repair}."
         )
     if problem := clock_problem(clock, want):
         problems.append(problem)
     return problems
+
+
+def _range(ports: str) -> range:
+    first, _, last = ports.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def tried_ports(ranges: Iterable[str]) -> list[int]:
+    """The first and the last port of each range that hosts use between each other."""
+    return sorted({port for ports in [*ranges, EPHEMERAL] for port in (_range(ports)[0], _range(ports)[-1])})
 
 
 def peers(hosts: list[str], hostvars: Mapping, port: int) -> list[dict[str, Any]]:
@@ -177,20 +205,20 @@ def across_hosts(states: Mapping[str, Mapping]) -> list[str]:
     return problems
 
 
-def mtu_problems(facts: Mapping[str, Mapping], interface: str) -> list[str]:
+def mtu_problems(facts: Mapping[str, Mapping], interfaces: Mapping[str, str]) -> list[str]:
     """A sentence if hosts send packets of different sizes: large ones of some would be lost.
 
-    facts: {host: result of setup}.
+    facts: {host: result of setup}; interfaces: {host: name}.
     """
     groups: dict[int, list[str]] = {}
     for host, of_host in facts.items():
-        if mtu := interface_of(of_host, interface).get("mtu"):
+        if mtu := interface_of(of_host, interfaces[host]).get("mtu"):
             groups.setdefault(mtu, []).append(host)
     if len(groups) < 2:
         return []
     listed = "; ".join(f"{mtu} on {', '.join(hosts)}" for mtu, hosts in sorted(groups.items()))
     return [
-        f"the MTU of {interface} differs between hosts ({listed}), expected the same on all: set it alike, "
+        f"the MTU of cluster_interface differs between hosts ({listed}), expected the same on all: set it alike, "
         "on the switches between them too."
     ]
 
@@ -212,6 +240,7 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         return {
+            "tried_ports": tried_ports,
             "peers": peers,
             "by_dies": by_dies,
             "host_problems": host_problems,

@@ -45,6 +45,11 @@ def parse_listening(text):
     return found
 
 
+def parse_ufw(text):
+    """Whether /etc/ufw/ufw.conf enables ufw; its unit is active either way."""
+    return re.search(r"^\s*ENABLED\s*=\s*[\"']?yes\b", text, re.MULTILINE | re.IGNORECASE) is not None
+
+
 def existing(path):
     """`path` or its nearest ancestor that exists."""
     while not os.path.exists(path):

@@ -39,24 +39,26 @@ def _number(fields, label, command):
 def parse_info(text):
     """`npu-smi info`: (version, [{npu, chip, phy, name, health, hbm_used_mb, hbm_total_mb}]).
 
-    Two lines a die: `| NPU Name | Health | ...`, then `| Chip Phy-ID | Bus-Id | ... used / total |`.
+    Two lines a die: `| NPU Name | Health | ...`, then `| Chip Phy-ID | Bus-Id | ... used / total |`. Both numbers are
+    None where npu-smi prints something else, such as NA.
     """
     found = re.search(r"Version:\s*([0-9A-Za-z][\w.]*)", text)
     if not found:
         raise Unreadable("`npu-smi info` printed no version")
+    if not re.search(r"\|\s*Chip\s+Phy-ID\b", text):
+        raise Unreadable("`npu-smi info` printed no column Phy-ID, expected the table of Atlas A3")
     dies, first = [], None
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) < 3:
             continue
         left = cells[0].split()
-        if len(left) == 2 and left[0].isdecimal() and not left[1].isdecimal():
-            first = (int(left[0][:9]), left[1], cells[1])
+        if len(left) >= 2 and left[0].isdecimal() and not left[1].isdecimal():
+            first = (int(left[0][:9]), " ".join(left[1:]), cells[1])
         elif first and len(left) == 2 and left[0].isdecimal() and left[1].isdecimal():
-            memory = re.findall(r"(\d{1,9})\s*/\s*(\d{1,9})", cells[2])
-            if not memory:
-                raise Unreadable(f"`npu-smi info` printed no memory for NPU {first[0]} chip {left[0][:9]}")
-            used, total = map(int, memory[-1])
+            memory = re.findall(r"([\w.-]+)\s*/\s*([\w.-]+)", cells[2])
+            numbers = bool(memory) and all(re.fullmatch(r"\d{1,9}", number) for number in memory[-1])
+            used, total = map(int, memory[-1]) if numbers else (None, None)
             die = {"npu": first[0], "chip": int(left[0][:9]), "phy": int(left[1][:9])}
             dies.append({**die, "name": first[1], "health": first[2], "hbm_used_mb": used, "hbm_total_mb": total})
             first = None
@@ -156,7 +158,11 @@ def check_dies(dies, expected):
             sentence = f"die {die['phy']} (NPU {die['npu']} chip {die['chip']}) has health {die['health'][:40]!r}, "
             sentence += f"expected OK: take the host out of the inventory or repair it; {SMI_HINT}"
             errors.append(problem("die_health", sentence, die["phy"]))
-        if die["hbm_used_mb"] * 8 > die["hbm_total_mb"]:
+        if not die["hbm_total_mb"]:
+            sentence = f"die {die['phy']} (NPU {die['npu']} chip {die['chip']}) has HBM that npu-smi cannot read, "
+            sentence += f"expected its size: restart the host or repair the die; {SMI_HINT}"
+            errors.append(problem("hbm_unreadable", sentence, die["phy"]))
+        elif die["hbm_used_mb"] * 8 > die["hbm_total_mb"]:
             sentence = f"die {die['phy']} has {die['hbm_used_mb']} of {die['hbm_total_mb']} MB of HBM in use, expected "
             sentence += "about 3000: if the job that uses it is not of this cluster, end it before training"
             warnings.append(problem("hbm_busy", sentence, die["phy"]))
