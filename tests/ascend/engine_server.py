@@ -84,7 +84,7 @@ def free_drafts(worker):
 def never_pays(worker):
     """Runs in a worker: from now on switch auto finds no drafts worth their cost, and none to explore."""
     switch = worker.model_runner.drafter.switch
-    switch.MIN_GAIN_ON = switch.MIN_GAIN_OFF = float("inf")
+    switch.MIN_GAIN = float("inf")
     switch._credit = -float("inf")
 
 

@@ -231,17 +231,17 @@ class Machine:
     def held(self):
         return np.full(self.batch, 100)
 
-    def step(self, uniform=False, held=None, room=True):
+    def step(self, uniform=False, held=None, planned=True):
         num_tokens = self.batch + int(self.given.sum()) + self.read
         self.now += float(self.seconds(num_tokens)) * self.rng.uniform(1 - self.noise, 1 + self.noise)
         gained = np.array([1 + next((j for j in range(n) if self.rng.random() > self.accept), n) for n in self.given])
         self.tokens += int(gained.sum())
         self.switch.observe(self.slots, gained, num_tokens)
-        self.looks = self.switch.should_draft(self.batch, room)
+        self.looks = self.switch.should_draft(self.batch, planned)
         lengths = np.full(self.batch, self.k if self.looks else 0, np.int32)
         scores = np.tile(self.believed ** np.arange(1, self.k + 1), (self.batch, 1)).astype(np.float32)
         held = self.held if held is None else held
-        self.given = self.switch.choose(self.slots, held, lengths, scores, uniform, room)
+        self.given = self.switch.choose(self.slots, held, lengths, scores, uniform, planned)
 
     def run(self, steps, **kwargs):
         tokens, now = self.tokens, self.now
@@ -299,7 +299,7 @@ def test_drafts_that_lose_end_whatever_is_believed_of_their_cost(monkeypatch, re
 
     monkeypatch.setattr("sam_core.switch.choose", believed)
     machine = Machine(batch=40, accept=0.0, read=read, seconds=lambda rows: 0.05 + 0.03 * (rows > 40 + read))
-    machine.run(AutoSwitch.MAX_WAIT if read else 4)
+    machine.run(AutoSwitch.MEMORY if read else 4)
     now, tokens = machine.now, machine.tokens
     machine.run(1500)
     assert machine.tokens - tokens > 0.985 * (machine.now - now) * 40 / 0.05
@@ -329,16 +329,16 @@ def test_drafts_wait_for_steps_that_read_no_prompt():
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-def test_an_engine_that_plans_ahead_has_room_for_drafts_only_where_they_pay(uniform):
-    """It hears of the switch two steps late. Otherwise only steps that explore have room, and a few behind them."""
+def test_an_engine_that_plans_ahead_plans_drafts_only_where_they_pay(uniform):
+    """It hears of the switch two steps late. Otherwise it plans drafts for steps that explore and a few behind them."""
 
     def run(machine, steps):
-        """In how many of the last 200 steps it wanted room, and looked at drafts."""
+        """How many of the last 200 steps it planned with drafts, and in how many it looked at drafts."""
         wants, looks = [True, True], []
         for _ in range(steps):
-            machine.step(uniform, room=wants[-2])
+            machine.step(uniform, planned=wants[-2])
             assert wants[-2] or not machine.given.any()
-            wants.append(machine.switch.wants_room(machine.batch))
+            wants.append(machine.switch.plans_drafts(machine.batch))
             looks.append(machine.looks)
         return sum(wants[-200:]), sum(looks[-200:])
 
@@ -348,9 +348,9 @@ def test_an_engine_that_plans_ahead_has_room_for_drafts_only_where_they_pay(unif
     machine.accept = machine.believed = 0.99
     machine.seconds = lambda rows: 0.1
     assert min(run(machine, 1000)) > 190 and machine.given.any()
-    assert BatchSwitch(8, logging.getLogger("test")).wants_room(8)
-    assert not BatchSwitch(8, logging.getLogger("test")).wants_room(9)
-    assert not BatchSwitch(8, logging.getLogger("test")).should_draft(8, room=False)
+    assert BatchSwitch(8, logging.getLogger("test")).plans_drafts(8)
+    assert not BatchSwitch(8, logging.getLogger("test")).plans_drafts(9)
+    assert not BatchSwitch(8, logging.getLogger("test")).should_draft(8, planned=False)
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +372,7 @@ def test_what_a_switch_learned_starts_another_one(saved):
 def test_costs_of_another_machine_are_forgotten(saved, times):
     there = Machine(batch=2, accept=0.8, seconds=lambda rows: times * curve(rows))
     there.switch.take_over(saved)
-    there.run(AutoSwitch.TRIAL_STEPS)  # the first is not timed
+    there.run(AutoSwitch.TRIAL_STEPS + 1)  # the first is not timed, the last not learned from yet
     assert there.given.any(), "it waits to learn what it was told"
     kept = there.switch.cost
     there.run(1)
@@ -403,14 +403,15 @@ def test_a_record_that_is_none_is_refused(state):
         switch.restore(state)
 
 
-def paused(steps, pauses, gap=300.0, **kwargs):
+def paused(steps, pauses, gap=300.0, read=0, **kwargs):
     """A machine that has made steps, after some of which its engine made none for `gap` seconds; time without the
-    pauses."""
+    pauses. Its steps read prompts, but for the first 30."""
     machine = Machine(k=3, accept=0.8, **kwargs)
     slept, clock = [0.0], machine.switch.clock
     machine.switch.clock = lambda: clock() + slept[0]
     for step in range(steps):
         slept[0] += gap * (step in pauses)
+        machine.read = read * (step >= 30)
         machine.step()
     return machine
 
@@ -418,16 +419,15 @@ def paused(steps, pauses, gap=300.0, **kwargs):
 @pytest.mark.parametrize(("gap", "read"), [(3.0, 0), (300.0, 64)])
 def test_a_pause_is_not_learned_as_a_step(gap, read):
     """Wherever it comes: also in a step that explores, or before anything is known."""
-    steps = AutoSwitch.MAX_WAIT + 60 if read else 200
 
     def plain_seconds(machine):
         cost = machine.switch.prompt_cost if read else machine.switch.cost
         return cost.size_cost(2 + read)
 
-    never = paused(steps, (), batch=2, read=read)
+    never = paused(200, (), batch=2, read=read)
     assert never.switch.steps_on > 50
-    for at in range(1, 40, 7):
-        once = paused(steps, (at,), gap, batch=2, read=read)
+    for at in (1, 7, 13, 31, 43, 61):
+        once = paused(200, (at,), gap, batch=2, read=read)
         assert once.switch.steps_on > 0.93 * never.switch.steps_on - 2, at
         assert plain_seconds(once) == pytest.approx(plain_seconds(never), rel=0.1)
         assert once.switch._credit > -3 * curve(2)
@@ -435,15 +435,16 @@ def test_a_pause_is_not_learned_as_a_step(gap, read):
     assert often.switch.steps_on > 0.93 * paused(2000, (), batch=2, read=read).switch.steps_on
 
 
-def test_credit_for_a_step_that_nothing_is_known_of_is_returned():
+def test_a_step_that_nothing_is_known_of_costs_no_credit():
     machine = Machine(batch=2, accept=0.8)
     while not machine.switch._probe:
         machine.step()
-    reserved, credit = machine.switch._probe[-1], machine.switch._credit
+    machine.switch.learn()
+    credit = machine.switch._credit
     machine.switch.forget(0)
     machine.switch.forget(1)
     machine.switch.observe(machine.slots, np.ones(2, np.int32), 2)
-    assert machine.switch._probe is None and machine.switch._credit == credit + reserved
+    assert machine.switch._probe is None and machine.switch._credit == credit
 
 
 @pytest.mark.parametrize("times", [1.3, 3, 10, 100])

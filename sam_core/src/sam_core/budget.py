@@ -54,7 +54,6 @@ def choose(
     with_prompts: Cost | None = None,
     guess: float = 0.0,
     turn: int = 0,
-    costs: Float64 | None = None,
 ) -> Choice:
     """Draft lengths that maximize (expected tokens) / (expected seconds) of the next step.
 
@@ -78,7 +77,6 @@ def choose(
         guess: of the rate, which changes nothing but the time to find it, as that of the step before.
         turn: of tokens that are worth the same, those of request turn % B and of the ones behind it come first; a
             number that changes from step to step lets all have their turn.
-        costs: cost.rows_cost of B rows, B + 1 and so on, if that is known already. Not used with `uniform`.
     """
     batch, k = scores.shape
     base = cost.context * contexts.sum()
@@ -91,17 +89,14 @@ def choose(
         rate = gain * batch / plain
         if with_prompts:
             both = with_prompts.rows_cost([batch, batch * (1 + uniform)])
-            more = (
-                float(both[1] - both[0]) + with_prompts.draft_context * uniform * contexts.sum() + with_prompts.verify
-            )
-            gain = max(1.0, min(gain, 1 + (tokens - batch - rate * more) / batch))
+            more = both[1] - both[0] + with_prompts.draft_context * uniform * contexts.sum() + with_prompts.verify
+            gain = max(1.0, min(gain, 1 + float(tokens - batch - rate * more) / batch))
         pays = gain > 1
         return Choice(np.full(batch, uniform * pays, np.int32), gain, rate, (tokens - batch) * pays)
     chosen = np.empty(batch, np.int32)
     drafts = np.ascontiguousarray(scores, np.float64), np.ascontiguousarray(lengths, np.int32), contexts
-    count = int(lengths.sum()) + 1
-    rows = np.arange(batch, batch + count)
-    seconds = (cost.rows_cost(rows) if costs is None else costs[:count]) + base
+    rows = np.arange(batch, batch + int(lengths.sum()) + 1)
+    seconds = cost.rows_cost(rows) + base
     seconds[1:] += cost.verify
     plain = float(seconds[0])
     rate, accepted, _ = choose_drafts(*drafts, seconds, chosen, cost.draft_context, guess, False, turn)

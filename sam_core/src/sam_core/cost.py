@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,421 +15,248 @@ import numpy.typing as npt
 Float64 = npt.NDArray[np.float64]
 
 MAX_EXACT_BIN = 32
-"""Up to this many rows each size has a bin of its own; beyond, bins are about a tenth of their rows wide, and up to 512
-rows they end where engines capture graphs."""
-STEPS_PER_BIN = 24
-"""Latest steps that a bin keeps."""
-MIN_KEEP_INTERVAL = 4
-"""Steps between two that a full bin keeps, if old steps are forgotten, so that the kept ones span growing contexts."""
+"""Rows up to which each size has a bin of its own; wider bins span about a tenth of their rows."""
+MAX_GRAPH_ROWS = 512
+"""Rows up to which engines capture graphs: there bins end where graphs do, and beyond f of prompts is a line."""
 MAX_ROWS = 1 << 16
-"""Rows of the last bin."""
+"""Rows of the last bin: it bounds memory."""
+STEPS_PER_BIN = 24
+"""Latest steps that a bin keeps: it bounds memory and the time of a fit."""
+MAX_FIT_INTERVAL = 32
+"""Most steps between two fits: it bounds how old the fit is."""
+SETTLED_WEIGHT = 3.0
+"""Weight of a bin's steps (1 for a new one) from which on its cost is known."""
+MIN_SLOPE_STEPS = 2.0
+"""Steps by which slopes shrink to a half or less: it bounds what a few steps can claim."""
+NEIGHBOUR_STEPS = 2.0
+"""Steps that the nondecreasing curve counts as, against a bin's own: it bounds what a few lucky steps do."""
+MIN_VERIFY = 0.2
+"""Share of a plain step below which a guess of what verification costs is taken for noise."""
+MIN_ROW_SPREAD = 0.15
+"""Relative spread of rows below which the slope of prompt steps is nearer to the mean seconds per row."""
+MAX_RESIDUAL = 0.12
+"""Most that one residual counts, and the least change of speed that is followed at once, as logarithms."""
+SPEED_TRACKING = 0.1
+"""Share of each residual by which costs are scaled: it bounds how soon a slow drift is followed."""
+SPEED_WINDOW = 5
+"""Latest residuals, by whose median costs are scaled if it is large: it bounds how late a sudden change is noticed."""
 MAX_PLAUSIBLE = 1e9
 """Bound of restored rows, thousands of context tokens, and seconds."""
-MIN_CONTEXT_SPREAD = 0.03
-"""Relative spread of contexts below which their slopes shrink to zero."""
-MIN_CONTEXT_STEPS = 2.0
-"""Number of steps at which slopes of contexts shrink to a half; fewer shrink more."""
-MAX_GRAPH_ROWS = 512
-"""Rows up to which engines capture graphs."""
-MIN_ROW_SPREAD = 0.15
-"""Relative spread of rows below which their slope shrinks to the mean seconds per row."""
-FIRST_STEP_OUTLIER = 1.5
-"""A size's first step is dropped if it takes this many times its prediction."""
-MAX_EXACT_ROWS = 6
-"""Up to this many rows neighbours count little: a CPU takes longer for 2 rows than for 3."""
-MAX_PRIOR_STEPS = 30.0
-"""Most that a bin's neighbours weigh, in steps: where bins differ no more than the steps of one bin do."""
-MIN_PRIOR_STEPS = 0.5
-"""Least that a bin's neighbours weigh, in steps: where bins differ much more than that."""
-KERNEL_WIDTH = 0.2
-"""Standard deviation of the neighbourhood, in the logarithm of rows."""
-RISE_PRIOR = 0.1
-"""Weight of what earlier fits showed of the slope within wide bins, as a share of the best evidence."""
-RISE_MEMORY = 0.95
-"""Factor of that best evidence per fit, so that a changed machine is noticed."""
-OUTLIER = 4.0
-"""A bin's slowest step is dropped if it is slower by this many times the usual noise."""
-MIN_WEIGHT = 1 / 12
-"""Least weight of a kept step, however old: an old cost of a rare size is better than none."""
-FIRST_FIT_INTERVAL = 4
-"""Steps before the first fit."""
-MAX_FIT_INTERVAL = 32
-"""Most steps between two fits."""
-NEW_BIN_STEPS = 6
-"""A bin with fewer steps is new, and its prediction may be far off."""
-SURPRISE = 1.4
-"""A step of a new bin is a surprise if it takes this many times longer or shorter than predicted."""
-NUM_SURPRISES = 2
-"""So many surprises make the next fit due at once."""
-MIN_COMPARED_STEPS = 1.5
-"""Fewer steps of equal rows, some with drafts and some without, do not show what verification costs; `_gap` guesses
-it."""
-MIN_GAP = 0.2
-"""A guess of verification below this share of a plain step is taken for noise."""
-NEAR_ROWS = 0.05
-"""Two consecutive steps that read prompts, one of them with drafts, are a pair if their rows differ by at most this
-share."""
-MIN_PAIRS = 4
-"""Fewer pairs do not show what verification costs."""
-MAX_PAIRS = 12
-"""Latest pairs that are compared."""
-SPEED_WINDOW = 5
-"""Steps whose median residual shows that the machine's speed has changed."""
-MIN_SPEED_CHANGE = 0.12
-"""Least change of speed that is detected, as a logarithm; it must also exceed three times the usual residual."""
-SPEED_CHANGE_AGING = 0.5
-"""Share of `memory` by which all kept steps age when the speed changes."""
-SPEED_TRACKING = 0.1
-"""Share of a known size's residual, at most MIN_SPEED_CHANGE, by which all kept seconds are scaled."""
-SETTLED_WEIGHT = 3.0
-"""A size is settled once its steps weigh as much as this many new ones."""
-SETTLED_INTERVAL = 16
-"""Two steps of a size count as two only if at least this many steps lie between them."""
-_EDGES = np.concatenate(
+# the first rows of each bin
+_EDGES: list[int] = np.concatenate(
     [
         np.arange(1, MAX_EXACT_BIN + 1),
         *(1 + np.arange(low, 2 * low, max(8, low // 8)) for low in (32, 64, 128, 256)),
-        np.geomspace(513, MAX_ROWS, int(np.log(MAX_ROWS / 512) / 0.1)).astype(int),
+        np.geomspace(MAX_GRAPH_ROWS + 1, MAX_ROWS, int(np.log(MAX_ROWS / MAX_GRAPH_ROWS) / 0.1)).astype(int),
     ]
-)
-
-
-_EDGE_LIST: list[int] = _EDGES.tolist()
+).tolist()
+_STARTS = np.array([*_EDGES, MAX_ROWS + 1])
 
 
 def _bin(rows: float) -> int:
-    return bisect_right(_EDGE_LIST, min(rows, MAX_ROWS)) - 1
+    return bisect_right(_EDGES, min(rows, MAX_ROWS)) - 1
+
+
+def _kind(rows: float, drafts: bool) -> int:
+    """Which steps are kept with this one."""
+    return 2 * _bin(rows) + drafts
 
 
 class StepCost:
     """Seconds of a step: t = f(rows) + a * context + b * draft context, and a constant more if it has drafts.
 
-    rows are the tokens that the step computes: one for each request and one for each draft token. f has no fixed form:
-    engines pad steps to captured sizes, and a CPU's time is flat up to the width of its cache. Contexts are in
-    thousands of tokens: those of all requests, and those of each draft token's request, which attention reads once more
-    for it. The constant is what verification costs whatever is verified: an engine may wait for the device, run other
-    kernels or leave its graphs. It is seen where steps of equal rows had drafts and had none.
+    rows are the tokens that the step computes: one for each request and one for each draft token. f has no fixed form,
+    since engines pad steps to captured sizes. Contexts are in thousands of tokens: those of all requests, and those of
+    each draft token's request. The constant is what verification costs whatever its size, as where an engine leaves
+    its graphs. It is seen in bins that have steps with drafts and without.
 
-    The fit minimizes absolute deviations (by iterated weights) over the latest steps of each bin of rows, without a
-    bin's slowest step if it stands out. The budget picks the size that looks cheapest, which would favour bins with
-    lucky steps. So bins are drawn towards a smooth, nondecreasing curve through their neighbours, less the more steps
-    they have and the more bins differ from such a curve. Within bins f rises by as much of the curve's slope as steps
-    show, which is nothing where sizes are padded. Memory is bounded by the number of bins. A fit takes about a
-    millisecond; the caller chooses when.
+    The fit minimizes absolute deviations (by iterated weights) over the latest steps of each bin of rows. The budget
+    picks the size that looks cheapest, which would favour bins with lucky steps. So bins are drawn towards the nearest
+    nondecreasing curve, less the more steps they have.
 
-    With a finite `memory` it follows a machine that changes: a step's weight falls by a factor of e in as many steps,
-    and all kept seconds are scaled by the residuals of known sizes, slowly, or at once if the latest steps agree on a
-    large change, after which they also count less. Contexts that grow together are followed in the same way, as far as
-    steps within bins do not show their slope.
+    With a finite `memory` it follows a machine that changes: the weight of a step falls by a factor of e in as many
+    steps, and all costs are scaled by a share of each residual of a known size, or at once by a large change that the
+    latest residuals agree on.
 
     Args:
         memory: steps; by default nothing is forgotten.
 
-    speed: the product of the factors by which kept seconds were scaled.
+    speed: product of the factors by which costs were scaled. context, draft_context: a and b, seconds per thousand
+    tokens. verify: the constant, seconds.
     """
 
     def __init__(self, memory: float = math.inf) -> None:
         self.memory, self.speed = memory, 1.0
-        self._jumped = False
-        self._since_fit, self._interval = 0, FIRST_FIT_INTERVAL
-        self._surprises = 0
-        # rows, context, draft context, seconds at a speed of 1, step
-        self._samples = np.zeros((len(_EDGES), STEPS_PER_BIN, 5))
-        self._count = np.zeros(len(_EDGES), np.int64)
-        self._known_bins = np.zeros(len(_EDGES), bool)
-        # f of settled bins, for steps without drafts and with drafts: nan where the bin has none of them
-        self._level = np.full((len(_EDGES), 2), math.nan)
-        # lists, since NumPy takes longer for one item
-        self._weight = [0.0] * len(_EDGES)  # at the step `_since`
-        self._since = [0.0] * len(_EDGES)
-        self._now = 0.0
-        self._recent: deque[tuple[int, int, float]] = deque(maxlen=SPEED_WINDOW)  # bin, index in it or -1, log residual
-        self._usual = 0.02  # absolute log residual
         self.context = self.draft_context = self.verify = 0.0
-        self._rise, self._rise_evidence = 1.0, 0.0
-        self._rows: Float64 = np.empty(0)
-        self._row_list: list[float] = []
-        self._consecutive: tuple[Float64, int, Float64] | None = None  # _seconds, first size, costs
-        self._seconds: Float64 = np.empty(0)
+        # rows, context, draft context, seconds at a speed of 1, number of the step
+        self._samples = np.zeros((2 * len(_EDGES), STEPS_PER_BIN, 5))  # of each bin, without drafts and with drafts
+        self._count = [0] * len(self._samples)
+        self._weight = [0.0] * len(self._samples)  # of a bin's steps at the last of them, which was step `_since`
+        self._since = [0] * len(self._samples)
+        self._now = self._next_fit = 0
+        self._first = self._last = 0  # rows of the smallest and the largest fitted step
+        self._seconds: Float64 = np.zeros(0)  # f of 0, 1, ... rows
+        self._slope = 0.0  # seconds per row beyond these
+        self._residuals: deque[float] = deque(maxlen=SPEED_WINDOW)  # of known sizes, as logarithms
+        self._level = np.zeros(len(self._samples))  # f by a bin's own steps; 0: these are few
 
     @property
     def fitted(self) -> bool:
-        return len(self._rows) > 0
+        return len(self._seconds) > 0
 
     @property
-    def max_rows(self) -> float:
+    def max_rows(self) -> int:
         """Rows of the largest fitted step."""
-        return float(self._rows[-1])
+        return self._last
 
-    def covers(self, rows: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Whether `rows` lie between the fitted sizes; beyond the largest, costs are upper bounds."""
-        rows = np.asarray(rows)
-        return (rows >= self._rows[0]) & (rows <= self._rows[-1]) if self.fitted else np.zeros(rows.shape, bool)
+    def covers(self, rows: int) -> bool:
+        """Whether `rows` lie between the fitted sizes."""
+        return self.fitted and self._first <= rows <= self._last
 
     def learn(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
-        """`observe`, and `fit` if it is due."""
+        """`observe`, and `fit` if it is due: at first after few steps, later seldom."""
         self.observe(rows, context, draft_context, seconds)
-        self._since_fit += 1
-        if self._since_fit >= self._interval or self._jumped or self._surprises >= NUM_SURPRISES:
+        if self._now >= max(self._next_fit, SETTLED_WEIGHT):
             self.fit()
-            self._interval = min(2 * self._interval, MAX_FIT_INTERVAL)
-            self._since_fit, self._surprises, self._jumped = 0, 0, False
+            self._next_fit = self._now + min(self._now, MAX_FIT_INTERVAL)
 
     def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
-        """Record a step of `rows` >= 1. A bin's first step is dropped if it is slow: engines compile for new sizes."""
+        """Record a step of `rows` >= 1."""
         self._now += 1
-        i = _bin(rows)
-        first, self._known_bins[i] = not self._known_bins[i], True
-        if not self.fitted:
-            self._keep(i, rows, context, draft_context, seconds)
-            return
-        size_seconds = self.size_cost(rows)
-        ratio = seconds / (size_seconds + self._linear_seconds(context, draft_context))
-        if first and ratio > FIRST_STEP_OUTLIER:
-            return
-        self._surprises += self._count[i] < NEW_BIN_STEPS and not 1 / SURPRISE < ratio < SURPRISE
-        index = -1
-        level = self._level[i, int(draft_context > 0)]
-        settled = self.memory < math.inf and abs(size_seconds - level) < MIN_SPEED_CHANGE / 2 * size_seconds
-        if settled:
-            self._scale(math.exp(SPEED_TRACKING * min(max(math.log(ratio), -MIN_SPEED_CHANGE), MIN_SPEED_CHANGE)))
-        if self.memory == math.inf or self._count[i] < STEPS_PER_BIN or self._now - self._since[i] >= MIN_KEEP_INTERVAL:
-            index = self._keep(i, rows, context, draft_context, seconds)
-        if self.memory < math.inf:
-            self._recent.append((i, index, math.log(ratio) if settled else math.nan))
-            self._notice()
+        level = self._level[_kind(rows, draft_context > 0)]
+        if level and self.memory < math.inf:
+            self._follow(math.log(seconds / (level + self._more_seconds(context, draft_context))))
+        self._keep(rows, context, draft_context, seconds)
 
-    def _keep(self, i: int, rows: float, context: float, draft_context: float, seconds: float) -> int:
-        index = int(self._count[i] % STEPS_PER_BIN)
-        self._samples[i, index] = rows, context, draft_context, seconds / self.speed, self._now
-        self._count[i] += 1
-        self._weight[i] = self._weight_with_step(self._weight[i], self._since[i])
-        self._since[i] = self._now
-        return index
-
-    def _weight_with_step(self, weight: float, since: float) -> float:
-        """Weight of steps, the last one at `since`, and of one now."""
-        gap = (self._now - since) / SETTLED_INTERVAL if weight else 1.0
-        return min(1.0, gap) + weight * self._faded(since)
-
-    def _faded(self, since: float) -> float:
-        return math.exp((since - self._now) / self.memory)
-
-    def _notice(self) -> None:
-        """Rescale if the latest steps of known sizes show another speed."""
-        latest = self._recent[-1][2]
-        residuals = sorted(x for _, _, x in self._recent if x == x)
-        if latest != latest or len(residuals) < SPEED_WINDOW - 1:
-            return
-        change = residuals[(len(residuals) - 1) // 2] if latest > 0 else residuals[len(residuals) // 2]
-        if change * latest > 0 and abs(change) > max(MIN_SPEED_CHANGE, 3 * self._usual):
-            self._jump(change)
+    def _follow(self, residual: float) -> None:
+        """Scale all costs by a share of the residual, or by the median of the latest if that is large."""
+        self._residuals.append(residual)
+        median = sorted(self._residuals)[len(self._residuals) // 2]
+        if len(self._residuals) == SPEED_WINDOW and abs(median) > MAX_RESIDUAL:
+            self._residuals.clear()
+            self._scale(math.exp(median))
         else:
-            self._usual += 0.03 * (min(abs(latest), 0.3) - self._usual)
+            self._scale(math.exp(SPEED_TRACKING * min(max(residual, -MAX_RESIDUAL), MAX_RESIDUAL)))
+
+    def _keep(self, rows: float, context: float, draft_context: float, seconds: float) -> None:
+        i = _kind(rows, draft_context > 0)
+        self._samples[i, self._count[i] % STEPS_PER_BIN] = rows, context, draft_context, seconds / self.speed, self._now
+        self._count[i] += 1
+        self._weight[i], self._since[i] = self._weight_now(i) + 1, self._now
 
     def _scale(self, factor: float) -> None:
         self.speed *= factor
-        self._seconds = self._seconds * factor
-        self._level *= factor
         self.context *= factor
         self.draft_context *= factor
         self.verify *= factor
+        self._seconds *= factor
+        self._slope *= factor
+        self._level *= factor
 
-    def _jump(self, change: float) -> None:
-        factor = math.exp(change)
-        after = [x / change > 0.5 for _, _, x in self._recent]
-        since = [(i, index) for i, index, _ in list(self._recent)[after.index(True) :] if index >= 0]
-        self._scale(factor)
-        for i, index in since:
-            self._samples[i, index, 3] /= factor
-        self._now += SPEED_CHANGE_AGING * self.memory
-        for i, index in since:
-            self._samples[i, index, 4] = self._now
-        self._recent.clear()
-        self._jumped = True
+    def known(self, rows: int, drafts: bool) -> float:
+        """Weight of the steps of about this many rows that had drafts, or that had none."""
+        return self._weight_now(_kind(rows, drafts))
 
-    def known(self, rows: int) -> float:
-        """Weight of the steps of about this many rows: old ones count less, and those close together count as one."""
-        i = _bin(rows)
-        return self._weight[i] * self._faded(self._since[i])
+    def _weight_now(self, i: int) -> float:
+        return self._weight[i] * math.exp((self._since[i] - self._now) / self.memory)
 
-    def unsettled(self, rows: int) -> bool:
-        """Whether another step of this many rows would add information."""
-        return self._open(self.known(rows), self._since[_bin(rows)])
-
-    def plain_unsettled(self) -> bool:
-        """Whether another step without drafts would add information on what verification costs."""
-        return False
-
-    def _open(self, weight: float, since: float) -> bool:
-        return weight < SETTLED_WEIGHT and (weight < 1 or self._now - since >= SETTLED_INTERVAL)
+    def unsettled(self, rows: int, drafts: bool) -> bool:
+        """Whether another such step would add information."""
+        return self.known(rows, drafts) < SETTLED_WEIGHT
 
     @staticmethod
     def next_size(rows: int) -> int:
         """The next larger size for which an engine may capture graphs, or the end of the next bin."""
         if rows < MAX_EXACT_BIN:
             return 1 << rows.bit_length() if rows < 8 else rows // 8 * 8 + 8
-        return _EDGE_LIST[min(_bin(rows + 1) + 1, len(_EDGE_LIST) - 1)] - 1
+        return _EDGES[min(_bin(rows + 1) + 1, len(_EDGES) - 1)] - 1
 
     def fit(self) -> None:
         """Fit the kept steps."""
-        kept = np.minimum(self._count, STEPS_PER_BIN)
-        used = np.flatnonzero(kept)
+        used = np.flatnonzero(self._count)
         if not len(used):
             return
-        kept = kept[used]
-        bins = np.repeat(np.arange(len(used)), kept)
-        rows, context, draft, seconds, when = self._samples[used][np.arange(STEPS_PER_BIN) < kept[:, None]].T
+        kept = np.minimum(np.array(self._count)[used], STEPS_PER_BIN)
+        wide, place = np.unique(used // 2, return_inverse=True)
+        bins = np.repeat(place, kept)
+        rows, context, draft, seconds, step = self._samples[used][np.arange(STEPS_PER_BIN) < kept[:, None]].T
         seconds = seconds * self.speed
-        fresh = np.maximum(np.exp((when - self._now) / self.memory), MIN_WEIGHT)
-        weights = fresh / seconds
-        drafting = (draft > 0).astype(float)
-        x = np.stack([context, draft, drafting])
-        num_steps = np.maximum(1, (x > 0).sum(1))
-        shrink = np.array([MIN_CONTEXT_SPREAD, MIN_CONTEXT_SPREAD, 0.0]) ** 2 + (MIN_CONTEXT_STEPS / num_steps) ** 2
-        # in wide bins steps with drafts have more rows than those without, which must not count as verification
-        same = np.unique(2 * bins + (rows > MAX_EXACT_BIN) * (draft > 0), return_inverse=True)[1]
-        slopes = np.zeros(3)
+        fresh = np.exp((step - self._now) / self.memory)
+        x = np.stack([context, draft, draft > 0])
+        # few steps do not show a slope, nor what hardly varies among the steps of a bin
+        shrink = (MIN_SLOPE_STEPS / np.maximum(1, np.count_nonzero(x, axis=1))) ** 2
+        weights, slopes = fresh / seconds, np.zeros(3)
         for _ in range(6):
-            total = np.bincount(same, weights)
-            centred = [v - (np.bincount(same, weights * v) / total)[same] for v in (*x, seconds)]
-            # what hardly varies among steps of a bin, or does in few steps, does not show its slope
+            total = np.bincount(bins, weights)
+            *centred, deviation = (v - (np.bincount(bins, weights * v) / total)[bins] for v in (*x, seconds))
             ridge = shrink * (weights * x * x).sum(1)
-            slopes = _slopes(weights, np.stack(centred[:3]), centred[3], ridge)
-            residual = centred[3] - slopes @ np.stack(centred[:3])
-            weights = fresh / np.maximum(np.abs(residual), 0.002 * seconds + 1e-9)
-        drafts, steps = np.bincount(same, drafting), np.bincount(same)
-        if (drafts * (steps - drafts) / steps).sum() < MIN_COMPARED_STEPS:
-            slopes[2] = self._gap(rows, seconds - slopes[:2] @ x[:2], drafting > 0)
-        a, b, verify = slopes.tolist()
-        noise = 1.5 * float(np.median(np.abs(residual / seconds)[kept[bins] > 2])) if (kept > 2).any() else 0.0
-        slowest = np.lexsort((residual, bins))[np.cumsum(kept) - 1]
-        slow = residual[slowest] > OUTLIER * max(noise, 0.005) * seconds[slowest]
-        weights[slowest[(kept > 1) & slow]] = 0.0
-        seconds = seconds - slopes @ x
+            slopes = _nonnegative(weights * np.stack(centred), np.stack(centred), deviation, ridge, slopes)
+            weights = fresh / np.maximum(np.abs(deviation - slopes @ np.stack(centred)), 0.002 * seconds + 1e-9)
+        if not centred[2].any():
+            slopes[2] = _guess_verify(rows, seconds - slopes[:2] @ x[:2], draft > 0)
+        self.context, self.draft_context, self.verify = slopes.tolist()
         total = np.bincount(bins, weights)
-        level = np.bincount(bins, weights * seconds) / total
-        centre = np.bincount(bins, weights * rows) / total
-        self.context, self.draft_context, self.verify = a, b, verify
-        self._rows = centre
-        level = np.maximum(level, 1e-9)
-        size = np.bincount(bins, fresh).astype(float)
-        self._seconds = _shrink_to_neighbours(centre, level, size, max(noise, 0.005))
-        self._level[:] = math.nan
-        settled = (size >= SETTLED_WEIGHT) & (np.abs(self._seconds / level - 1) < MIN_SPEED_CHANGE / 2)
-        kinds = np.stack([np.bincount(bins, 1 - drafting), np.bincount(bins, drafting)], 1)
-        self._level[used[settled]] = np.where(kinds > 0, level[:, None], math.nan)[settled]
-        if centre[-1] > MAX_EXACT_BIN:
-            self._spread(used, np.sqrt(weights), bins, rows - centre[bins], seconds - level[bins])
-        self._row_list = self._rows.tolist()
+        level = np.maximum(np.bincount(bins, weights * (seconds - slopes @ x)) / total, 1e-9)
+        weight = np.bincount(bins, fresh).astype(float)
+        self._level[:] = 0.0
+        self._level[used] = np.where(weight >= SETTLED_WEIGHT, level, 0.0)[place]
+        self._first, self._last = int(rows.min()), _EDGES[min(int(wide[-1]) + 1, len(_EDGES) - 1)] - 1
+        self._tabulate(wide, np.bincount(bins, weights * rows) / total, level, weight)
 
-    def _gap(self, rows: Float64, seconds: Float64, drafting: npt.NDArray[np.bool_]) -> float:
-        """Seconds by which the line through the steps with drafts lies above the plain steps of the nearest size.
+    def _tabulate(self, bins: npt.NDArray[np.int64], centres: Float64, seconds: Float64, weight: Float64) -> None:
+        """Set f: interpolated between bins, constant below, and proportional above, an upper bound of real costs.
 
-        0 if it is too little to tell, or if the steps with drafts have one size only.
+        Args:
+            bins: those that have steps, int64 [N].
+            centres, seconds: mean rows of each and what it takes, float64 [N].
+            weight: of its steps, float64 [N].
         """
-        if drafting.all() or len(np.unique(rows[drafting])) < 2:
-            return 0.0
-        plain = rows[~drafting]
-        nearest = plain[np.argmin(np.abs(plain - np.median(rows[drafting])))]
-        level = float(np.median(seconds[~drafting & (rows == nearest)]))
-        low = drafting & (rows <= 2 * max(nearest, rows[drafting].min()))
-        if len(np.unique(rows[low])) < 2:
-            return 0.0
-        slope = max(0.0, _median_slope(rows[low], seconds[low]))
-        gap = float(np.median(seconds[low] - slope * (rows[low] - nearest))) - level
-        return gap if gap > MIN_GAP * level else 0.0
-
-    def _spread(self, used: npt.NDArray[np.int64], w: Float64, bins: Any, rows: Float64, seconds: Float64) -> None:
-        """Give wide bins the share of the curve's slope that their own steps show: none where sizes are padded.
-
-        Steps of equal rows show nothing, so what earlier fits have seen is kept until others show as much.
-        """
-        slope = np.gradient(self._seconds, self._rows) if len(used) > 1 else np.zeros(1)
-        expected = slope[bins] * rows
-        square = float((w * w * expected * expected).sum())
-        self._rise_evidence = max(RISE_MEMORY * self._rise_evidence, square)
-        prior = RISE_PRIOR * self._rise_evidence + 1e-30
-        share = (float((w * w * expected * seconds).sum()) + prior * self._rise) / (square + prior)
-        self._rise = min(max(share, 0.0), 1.0)
-        slope *= self._rise
-        first, last = _EDGES[used], np.append(_EDGES, MAX_ROWS + 1)[used + 1] - 1
-        ends = np.stack([first, last], 1)
-        level = self._seconds[:, None] + slope[:, None] * (ends - self._rows[:, None])
-        single = np.stack([first > 0, last > first], 1)
-        self._rows, self._seconds = ends[single].astype(float), np.maximum(level[single], 1e-9)
+        smooth = _nondecreasing(seconds, weight)
+        seconds = (weight * seconds + NEIGHBOUR_STEPS * smooth) / (weight + NEIGHBOUR_STEPS)
+        ends = np.stack([_STARTS[bins], _STARTS[bins + 1] - 1], 1)
+        self._seconds = np.interp(np.arange(self._last + 1), ends.ravel(), np.repeat(seconds, 2))
+        self._slope = float(seconds[-1]) / self._last
 
     def seconds(self, rows: int, context: float, draft_context: float) -> float:
         """Expected seconds of a step."""
-        return self.size_cost(rows) + self._linear_seconds(context, draft_context)
+        return self.size_cost(rows) + self._more_seconds(context, draft_context)
 
-    def _linear_seconds(self, context: float, draft_context: float) -> float:
+    def _more_seconds(self, context: float, draft_context: float) -> float:
         """Seconds that contexts and verification add to f."""
-        contexts = self.context * context + self.draft_context * draft_context
-        return contexts + self.verify * (draft_context > 0)
+        return self.context * context + self.draft_context * draft_context + self.verify * (draft_context > 0)
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        """f(rows), seconds, for an array of rows.
-
-        Interpolated between fitted sizes; constant below the smallest. Beyond the largest it is proportional to rows,
-        an upper bound for steps with a positive fixed cost.
-        """
-        rows = np.asarray(rows, float)
-        costs: Float64 = np.interp(rows, self._rows, self._seconds)
-        beyond = rows > self._rows[-1]
-        return np.where(beyond, self._seconds[-1] * rows / self._rows[-1], costs) if beyond.any() else costs
-
-    def consecutive_costs(self, first: int, count: int) -> Float64:
-        """f(first), f(first + 1), ...: `count` sizes at least, which must not be changed. They are kept until f
-        changes."""
-        kept = self._consecutive
-        if kept is None or kept[0] is not self._seconds or kept[1] != first or len(kept[2]) < count:
-            self._consecutive = kept = self._seconds, first, self.rows_cost(np.arange(first, first + count))
-        return kept[2]
-
-    def refresh(self) -> None:
-        """Compute the kept costs of consecutive sizes anew if f has changed, so that the next call finds them."""
-        if self._consecutive:
-            _, first, costs = self._consecutive
-            self.consecutive_costs(first, len(costs))
+        """f(rows), seconds, for an array of whole numbers."""
+        rows, last = np.asarray(rows).astype(np.int64), len(self._seconds) - 1
+        costs: Float64 = self._seconds[np.minimum(rows, last)] + self._slope * np.maximum(rows - last, 0)
+        return costs
 
     def size_cost(self, rows: int) -> float:
         """f(rows) of one size: `rows_cost`, several times as fast."""
-        known, seconds = self._row_list, self._seconds
-        if rows >= known[-1]:
-            return float(seconds[-1]) * max(rows / known[-1], 1.0)
-        i = bisect_right(known, rows)
-        if i == 0:
-            return float(seconds[0])
-        low, high = float(seconds[i - 1]), float(seconds[i])
-        return low + (high - low) / (known[i] - known[i - 1]) * (rows - known[i - 1])
+        last = len(self._seconds) - 1
+        return float(self._seconds[min(rows, last)]) + self._slope * max(rows - last, 0)
 
     def state(self) -> dict[str, Any]:
-        """The kept steps, as JSON can hold them."""
-        used = np.flatnonzero(self._count).tolist()
-        speed = np.array([1, 1, 1, self.speed])
-        return {"samples": [(self._oldest_first(i)[:, :4] * speed).tolist() for i in used]}
-
-    def _oldest_first(self, i: int) -> Float64:
-        count = int(self._count[i])
-        return self._samples[i, :count] if count <= STEPS_PER_BIN else np.roll(self._samples[i], -count, axis=0)
+        """The kept steps, as JSON can hold them: for each bin a list of rows, contexts and seconds, oldest first."""
+        samples = []
+        for i in np.flatnonzero(self._count).tolist():
+            kept = self._samples[i, : self._count[i]]
+            kept = kept[np.argsort(kept[:, 4], kind="stable"), :4] * [1, 1, 1, self.speed]
+            samples.append(kept.tolist())
+        return {"samples": samples}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned; raises ValueError for anything else. A size's first step may be slow again."""
+        """Restore what `state` returned; raises ValueError for anything else."""
         try:
-            for samples in state["samples"]:
-                values = np.asarray(samples, float).reshape(-1, 4)[:STEPS_PER_BIN]
-                if (
-                    not ((values >= 0) & (values < MAX_PLAUSIBLE)).all()
-                    or (values[:, 0] < 1).any()
-                    or (values[:, 3] <= 0).any()
-                ):
+            steps = [np.asarray(samples, float).reshape(-1, 4)[:STEPS_PER_BIN] for samples in state["samples"]]
+            for values in steps:
+                plausible = ((values >= 0) & (values < MAX_PLAUSIBLE)).all() and (values[:, [0, 3]] > 0).all()
+                if not len(values) or not plausible:
                     raise ValueError
-                i = _bin(values[0, 0])
-                for row in values:
-                    self._keep(i, *row)
-        except (KeyError, TypeError, ValueError, IndexError):
+        except (KeyError, TypeError, ValueError):
             raise ValueError("this is no record of step costs") from None
+        for row in np.concatenate(steps) if steps else ():
+            self._keep(*row)
         self.fit()
 
 
@@ -441,74 +268,24 @@ class PromptCost(StepCost):
     the mean seconds per row, and equal to it if sizes differ too little to show one.
     """
 
-    def __init__(self, memory: float = math.inf) -> None:
-        super().__init__(memory)
-        self._latest: tuple[bool, int, float] | None = None  # whether it had drafts, rows, seconds
-        self._pairs: deque[float] = deque(maxlen=MAX_PAIRS)  # seconds more with drafts
-        self._plain_weight = self._plain_since = 0.0  # of steps without drafts
-
-    def plain_unsettled(self) -> bool:
-        return self._open(self._plain_weight * self._faded(self._plain_since), self._plain_since)
-
-    def observe(self, rows: int, context: float, draft_context: float, seconds: float) -> None:
-        drafting = draft_context > 0
-        if self._latest is not None and drafting != self._latest[0]:
-            pair = sorted([(drafting, rows, seconds), self._latest])
-            (_, rows_plain, plain), (_, rows_drafting, with_drafts) = pair
-            if abs(rows_drafting - rows_plain) <= NEAR_ROWS * rows_plain:
-                more = max(0, rows_drafting - rows_plain) / rows_plain
-                self._pairs.append(with_drafts - (1 + more) * plain)
-        self._latest = drafting, rows, seconds
-        super().observe(rows, context, draft_context, seconds)
-        if not drafting:
-            self._plain_weight = self._weight_with_step(self._plain_weight, self._plain_since)
-            self._plain_since = self._now
-
-    def _gap(self, rows: Float64, seconds: Float64, drafting: npt.NDArray[np.bool_]) -> float:
-        """Median of what drafts took more in two steps one after the other; 0 unless three quarters of them show it."""
-        if len(self._pairs) < MIN_PAIRS:
-            return 0.0
-        low, gap = np.quantile(self._pairs, (0.25, 0.5)).tolist()
-        return gap if low > 0 else 0.0
-
-    def fit(self) -> None:
-        super().fit()
-        beyond = self._rows > MAX_GRAPH_ROWS
-        rows, seconds = (x[beyond] if beyond.any() else x for x in (self._rows, self._seconds))
-        self._centre, self._mean = float(rows.mean()), float(seconds.mean())
-        away, share = rows - self._centre, self._mean / self._centre
-        prior = len(rows) * (MIN_ROW_SPREAD * self._centre) ** 2
-        slope = (float(away @ seconds) + prior * share) / (float(away @ away) + prior)
-        self._slope = min(max(0.0, slope), share)
-
-    def _scale(self, factor: float) -> None:
-        super()._scale(factor)
-        self._pairs = deque((factor * more for more in self._pairs), MAX_PAIRS)
-        self._mean *= factor
-        self._slope *= factor
-
-    def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        """f(rows), seconds, for an array of rows."""
-        rows = np.asarray(rows, float)
-        first, last = self._rows[0], self._rows[-1]
-        line = self._mean + self._slope * (rows - self._centre)
-        on_line = (rows > MAX_GRAPH_ROWS) & (last > MAX_GRAPH_ROWS)
-        if on_line.all():
-            return line
-        inside = np.interp(rows, self._rows, self._seconds)
-        near = inside + self._slope * (np.maximum(rows - last, 0.0) + np.minimum(rows - first, 0.0))
-        near = np.maximum(near, self._seconds[0] * np.minimum(rows / first, 1.0))
-        return np.where(on_line, line, near)
-
-    def size_cost(self, rows: int) -> float:
-        """f(rows) of one size."""
-        return float(self.rows_cost(rows))
+    def _tabulate(self, bins: npt.NDArray[np.int64], centres: Float64, seconds: Float64, weight: Float64) -> None:
+        super()._tabulate(bins, centres, seconds, weight)
+        beyond = centres > MAX_GRAPH_ROWS
+        if beyond.any():
+            centres, seconds = centres[beyond], seconds[beyond]
+        centre, mean = float(centres.mean()), float(seconds.mean())
+        away, per_row = centres - centre, mean / centre
+        prior = len(centres) * (MIN_ROW_SPREAD * centre) ** 2
+        slope = (float(away @ seconds) + prior * per_row) / (float(away @ away) + prior)
+        self._slope = min(max(0.0, slope), per_row)
+        f, rows, first = self._seconds, np.arange(self._last + 1), self._first
+        f[:first] = np.maximum(f[first] - self._slope * (first - rows[:first]), f[first] * rows[:first] / first)
+        if beyond.any():
+            f[MAX_GRAPH_ROWS + 1 :] = mean + self._slope * (rows[MAX_GRAPH_ROWS + 1 :] - centre)
 
 
 class Expected:
     """Expected cost of the next step by its rows without prompts: the mean over the prompt tokens that it may read.
-
-    Sizes that only steps without prompts had are assumed to cost as much with prompts.
 
     Args:
         plain: of steps that read no prompt.
@@ -517,88 +294,63 @@ class Expected:
     """
 
     def __init__(self, plain: StepCost, prompt: PromptCost, prompt_tokens: Sequence[int]) -> None:
-        self._plain, self._prompt, self._prompt_tokens = plain, prompt, prompt_tokens
+        self._costs = [(n, prompt if n else plain, count) for n, count in Counter(prompt_tokens).items()]
+        self._total = len(prompt_tokens)
         self.context, self.draft_context = plain.context, plain.draft_context
-        reading = sum(n > 0 for n in prompt_tokens) / len(prompt_tokens)
-        self.verify = plain.verify + reading * max(0.0, prompt.verify - plain.verify)
-
-    def size_cost(self, rows: int) -> float:
-        """Of one size: `rows_cost`, several times as fast."""
-        seconds = self._seconds(np.asarray(rows, float), np.array(self._prompt_tokens))
-        return float(sum(seconds, np.zeros(())) / len(seconds))
+        self.verify = sum(cost.verify * count for _, cost, count in self._costs) / self._total
 
     def rows_cost(self, rows: npt.ArrayLike) -> Float64:
-        """Seconds, for an array of rows."""
-        rows = np.asarray(rows, float)
-        seconds = {n: self._seconds(rows, n) for n in set(self._prompt_tokens)}  # most read none, or a whole chunk
-        return sum((seconds[n] for n in self._prompt_tokens), np.zeros(rows.shape)) / len(self._prompt_tokens)
+        """Seconds, for an array of whole numbers."""
+        rows = np.asarray(rows)
+        seconds = (count * cost.rows_cost(rows + n) for n, cost, count in self._costs)
+        return sum(seconds, np.zeros(rows.shape)) / self._total
 
-    def _seconds(self, rows: Float64, prompt_tokens: int | npt.NDArray[np.integer]) -> Float64:
-        rows = rows + prompt_tokens
-        if not np.any(prompt_tokens):
-            return self._plain.rows_cost(rows)
-        as_plain = (prompt_tokens == 0) | (self._plain.covers(rows) & ~self._prompt.covers(rows))
-        prompt_seconds = self._prompt.rows_cost(rows)
-        return np.where(as_plain, self._plain.rows_cost(rows), prompt_seconds) if as_plain.any() else prompt_seconds
+    def size_cost(self, rows: int) -> float:
+        """Of one size."""
+        return float(self.rows_cost(rows))
 
 
-def _slopes(w: Float64, x: Float64, t: Float64, ridge: Float64) -> Float64:
-    """Weighted ridge regression of t on the rows of x, no slope negative: the worst negative one is left out in
-    turn."""
-    used = np.arange(len(x))
-    slopes = np.zeros(len(x))
-    gram = (w * x) @ x.T + np.diag(ridge)
-    moments = (w * x) @ t
-    used = used[gram.diagonal() > 0]
-    while len(used):
-        part = np.linalg.lstsq(gram[np.ix_(used, used)], moments[used], rcond=None)[0]
-        if part.min() >= 0:
-            slopes[used] = part
-            break
-        used = np.delete(used, int(np.argmin(part * np.sqrt(gram.diagonal()[used]))))
+def _nonnegative(weighted: Float64, x: Float64, t: Float64, ridge: Float64, slopes: Float64) -> Float64:
+    """Weighted ridge regression of t on the rows of x, no slope negative: float64 [3], by coordinate descent.
+
+    Args:
+        weighted: x times the weights.
+        slopes: to begin with.
+    """
+    gram = weighted @ x.T + np.diag(ridge)
+    moments = weighted @ t
+    slopes = slopes.copy()
+    for _ in range(5):
+        for j in np.flatnonzero(gram.diagonal() > 0).tolist():
+            slopes[j] = max(0.0, slopes[j] + (moments[j] - gram[j] @ slopes) / gram[j, j])
     return slopes
 
 
-def _median_slope(x: Float64, y: Float64) -> float:
-    """Median slope between two points of different x (Theil and Sen); a few points off the line do not move it."""
-    first, second = np.triu_indices(len(x), 1)
-    across = x[second] - x[first]
-    return float(np.median((y[second] - y[first])[across != 0] / across[across != 0]))
+def _guess_verify(rows: Float64, seconds: Float64, drafts: npt.NDArray[np.bool_]) -> float:
+    """Seconds by which the line through the steps with drafts lies above the plain steps of the nearest size.
 
-
-def _shrink_to_neighbours(rows: Float64, y: Float64, weight: Float64, noise: float) -> Float64:
-    """y of each bin, drawn towards local lines through its neighbours.
-
-    Args:
-        weight: steps of each bin.
-        noise: relative noise of a step.
+    0 if it is too little to tell, or if the steps with drafts have one size only. Arguments: [steps].
     """
-    near = np.log(rows)[None, :] - np.log(rows)[:, None]
-    kernel = weight * np.exp(-0.5 * (near / KERNEL_WIDTH) ** 2)
-    s0, s1, s2 = kernel.sum(1), (kernel * near).sum(1), (kernel * near * near).sum(1)
-    t0, t1 = kernel @ y, (kernel * near) @ y
-    determinant = s0 * s2 - s1 * s1
-    line = determinant > 1e-9 * s0 * s2
-    smooth = np.where(line, (s2 * t0 - s1 * t1) / np.where(line, determinant, 1.0), t0 / s0)
-    smooth = _nondecreasing(np.maximum(smooth, 1e-9), weight)
-    differ = 1.5 * float(np.median(np.abs(y / smooth - 1)))
-    rough = differ**2 - noise**2 / float(np.median(weight))
-    trust = min(max(noise**2 / rough, MIN_PRIOR_STEPS), MAX_PRIOR_STEPS) if rough > 0 else MAX_PRIOR_STEPS
-    trusts = np.where(rows <= MAX_EXACT_ROWS, min(trust, MIN_PRIOR_STEPS), trust)
-    weight = weight * np.maximum(0.0, weight - 1) / (weight + 1)  # one step alone says little
-    return (weight * y + trusts * smooth) / (weight + trusts)
+    if drafts.all() or not drafts.any():
+        return 0.0
+    plain = rows[~drafts]
+    nearest = plain[np.argmin(np.abs(plain - np.median(rows[drafts])))]
+    level = float(np.median(seconds[~drafts & (rows == nearest)]))
+    low = drafts & (rows <= 2 * max(nearest, rows[drafts].min()))
+    if len(np.unique(rows[low])) < 2:
+        return 0.0
+    slope = max(0.0, float(np.polyfit(rows[low], seconds[low], 1)[0]))
+    more = float(np.median(seconds[low] - slope * (rows[low] - nearest))) - level
+    return more if more > MIN_VERIFY * level else 0.0
 
 
 def _nondecreasing(y: Float64, weight: Float64) -> Float64:
     """The nearest nondecreasing sequence in weighted least squares (pool adjacent violators)."""
-    blocks: list[list[float]] = []
-    for value, w in zip(y, weight, strict=True):
-        blocks.append([value, w, 1])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            v, x, n = blocks.pop()
-            blocks[-1] = [
-                (blocks[-1][0] * blocks[-1][1] + v * x) / (blocks[-1][1] + x),
-                blocks[-1][1] + x,
-                blocks[-1][2] + n,
-            ]
-    return np.concatenate([np.full(int(n), v) for v, _, n in blocks])
+    blocks: list[tuple[float, float, int]] = []  # value, weight, length
+    for value, w in zip(y.tolist(), weight.tolist(), strict=True):
+        n = 1
+        while blocks and blocks[-1][0] > value:
+            before, more, length = blocks.pop()
+            value, w, n = (before * more + value * w) / (more + w), more + w, n + length
+        blocks.append((value, w, n))
+    return np.concatenate([np.full(n, value) for value, _, n in blocks])

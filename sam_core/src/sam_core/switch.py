@@ -8,8 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,8 @@ from sam_core.budget import Calibration, choose
 from sam_core.cost import Expected, PromptCost, StepCost
 from sam_core.proof import PlainSteps, Proof
 
+Float64 = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating]
 Int32 = npt.NDArray[np.int32]
 
 
@@ -44,13 +45,12 @@ class Switch:
         """Whether there may be drafts after a step of `running` requests; every process with these options agrees."""
         raise NotImplementedError
 
-    def should_draft(self, running: int, room: bool = True) -> bool:
-        """Whether to look for drafts after a step of `running` requests; `room`: as for `choose`."""
+    def should_draft(self, running: int, planned: bool = True) -> bool:
+        """Whether to look for drafts after a step of `running` requests; `planned`: as for `choose`."""
         raise NotImplementedError
 
-    def wants_room(self, running: int) -> bool:
-        """Whether steps are to have room for drafts; asked by engines that plan them ahead, after `choose` or
-        `skip`."""
+    def plans_drafts(self, running: int) -> bool:
+        """Whether steps are to be planned with drafts; asked by engines that plan ahead, after `choose` or `skip`."""
         return self.may_be_on(running)
 
     def observe(self, slots: Int32, gained: npt.NDArray[np.integer], num_tokens: int) -> None:
@@ -70,9 +70,9 @@ class Switch:
         slots: Int32,
         contexts: npt.NDArray[Any],
         lengths: Int32,
-        scores: npt.NDArray[np.floating],
+        scores: Floats,
         uniform: bool = False,
-        room: bool = True,
+        planned: bool = True,
     ) -> Int32:
         """How many tokens of each draft to verify in the next step: int32 [B].
 
@@ -82,7 +82,7 @@ class Switch:
             lengths: int32 [B], tokens of each draft.
             scores: [B, k], see `Pool.step`; 0 behind a draft.
             uniform: all requests get k tokens or none does, for engines with captured graphs.
-            room: False: the next step was planned without drafts, so this only decides what `wants_room` says.
+            planned: False: the next step has no drafts, so this only decides what `plans_drafts` returns.
         """
         return lengths
 
@@ -127,34 +127,37 @@ class BatchSwitch(Switch):
     def may_be_on(self, running: int) -> bool:
         return running <= self.threshold
 
-    def should_draft(self, running: int, room: bool = True) -> bool:
+    def should_draft(self, running: int, planned: bool = True) -> bool:
         on = self.may_be_on(running)
         if self.count(on):
             self.logger.info(
                 "drafting %s: %d requests running, threshold %d", "on" if on else "off", running, self.threshold
             )
-        return on and room
+        return on and planned
 
 
-@dataclass
-class _Ended:
+class _Step(NamedTuple):
     """A step that has ended, of `batch` requests.
 
-    read: whether it read prompts. num_tokens: all that it computed. drafted, accepted: draft tokens, and how many were
-    expected to be accepted. context, draft_context: thousands of tokens (see `StepCost`). seconds: how long it took.
+    reads: whether it read prompts. rows: tokens that it computed. drafted: draft tokens, of which `accepted` were
+    expected to be accepted. context, draft_context: thousands of tokens, see `StepCost`. seconds: how long it took.
     counts: see `Calibration.observe`. probe: see `AutoSwitch._probe`.
     """
 
     batch: int
-    read: bool
-    num_tokens: int
+    reads: bool
+    rows: int
     drafted: int
     accepted: float
     context: float
     draft_context: float
     seconds: float
-    counts: npt.NDArray[np.float64]
-    probe: tuple[int, float, float, float] | None
+    counts: Float64
+    probe: tuple[int, float, float] | None
+
+    def expected(self, cost: StepCost) -> float:
+        """Its seconds by `cost`."""
+        return cost.seconds(self.rows, self.context, self.draft_context)
 
 
 class AutoSwitch(Switch):
@@ -174,44 +177,31 @@ class AutoSwitch(Switch):
         clock: seconds, monotonic.
     """
 
-    MIN_GAIN_ON = 1.005
-    """Least predicted gain with which drafting goes on."""
-    MIN_GAIN_OFF = 1.02
-    """Least predicted gain with which drafting begins."""
-    DECAY_STEPS = 300.0
-    """Steps after which the weight of a step's time has fallen to 1/e."""
-    MAX_GROWTH = 2.0
-    """The largest size to explore, as a multiple of the largest known size."""
+    MIN_GAIN = 1.01
+    """Least predicted gain with which there are drafts: it bounds what slightly wrong predictions lose."""
+    MEMORY = 300
+    """Steps after which a step's weight has fallen to 1/e, and the longest wait for steps without prompts."""
     EXPLORATION_SHARE = 0.005
     """Share of the time that exploration may lose."""
     INITIAL_CREDIT = 2.0
     """Plain steps whose time exploration may lose at the start."""
     MAX_CREDIT = 6.0
-    """Most plain steps whose time exploration may save up."""
+    """Plain steps whose time exploration may save up, and the most that one step is charged."""
+    MAX_IDLE_STEPS = 4
+    """Consecutive steps without a look at drafts while they are not worth it: it bounds how late they begin again."""
     TRIAL_STEPS = 8
     """Steps that costs of another process are compared with before they are kept or dropped."""
     MAX_TRIAL_RATIO = 1.5
-    """They are dropped if the median step took this many times longer or shorter."""
-    MAX_IDLE_STEPS = 4
-    """Consecutive steps without a look at drafts, while they are not worth it."""
-    MAX_WAIT = 250
-    """Steps after which drafts begin even if all have read prompts, so that what a token is worth is a guess."""
-    LARGE_BATCH = 256
-    """Requests for which the time to choose counts more than what is learned, as MIN_SCORE and LOOK_INTERVAL do."""
-    MIN_SCORE = 0.5
-    """Share of the lowest chosen score below which the next drafts of a large batch end: what a token costs does not
-    double from step to step."""
-    LOOK_INTERVAL = 4
-    """Steps of a large batch from one in which nothing was explored to the next in which something may be."""
-    MAX_ORDINARY = 1.1
-    """A step that took this many times longer or shorter than expected is learned from before the next drafts are
-    chosen."""
+    """Costs of another process are dropped if the median step took this many times longer or shorter."""
     MAX_SLOWDOWN = 8.0
-    """A step that took this many times longer than expected spans a pause of the engine: its time is not learned."""
-    PAUSE_INTERVAL = 64
-    """Steps after a pause in which a long step is no other pause, but a slower machine."""
+    """A step that took this many times longer than expected spans a pause of the engine, unless the step before took so
+    long too: its time is not learned."""
     PROMPT_WINDOW = 16
     """Latest steps from which the prompt tokens of the next step are predicted."""
+    LARGE_BATCH = 256
+    """Requests from which on the time to draft counts more than drafts that are seldom chosen, see MIN_SCORE."""
+    MIN_SCORE = 0.5
+    """Share of the lowest chosen score below which the next drafts of a large batch end."""
 
     def __init__(
         self,
@@ -222,33 +212,29 @@ class AutoSwitch(Switch):
         super().__init__(logger)
         self.k = k
         self.clock = clock
-        self.cost = StepCost(self.DECAY_STEPS)
-        self.prompt_cost = PromptCost(self.DECAY_STEPS)
+        self.cost = StepCost(self.MEMORY)
+        self.prompt_cost = PromptCost(self.MEMORY)
         self.calibration = Calibration()
+        self.explored = 0
         self._proof = Proof()
-        self._plain, self._plain_reading = PlainSteps(), PlainSteps()
+        self._plain_steps = PlainSteps(), PlainSteps()  # without prompts, with prompts
         self._accepted = 0.0  # tokens of the chosen drafts that are expected to be accepted
         self._rate = 0.0  # of the latest choice
-        self.explored = 0
-        self._next_look = 0  # step from which on something may be explored
         self._trial: list[float] | None = None
         self._credit = 0.0  # seconds that exploration may lose; less than 0 if it lost more
-        # of the explored step: its draft tokens and their thousands of context tokens beyond the chosen ones, what the
-        # tokens that these gain are worth in seconds, and the credit that is reserved
-        self._probe: tuple[int, float, float, float] | None = None
-        self._ended: _Ended | None = None
+        # of the explored step: its draft tokens and their thousands of context tokens beyond the chosen ones, and what
+        # the tokens that these gain are worth in seconds
+        self._probe: tuple[int, float, float] | None = None
+        self._ended: _Step | None = None
         self._idle = self._skip = 0
-        self._wants_room = False
+        self._plans = False
         self._batch = 0
         self._start: float | None = None
-        self._longest = 0.0  # step that was learned
-        self._last_pause = -self.PAUSE_INTERVAL  # step
+        self._longest = 0.0  # seconds of a step that was learned
+        self._after_long = False  # whether the latest step took MAX_SLOWDOWN times what was expected
         self._prompt_tokens = deque([0], maxlen=self.PROMPT_WINDOW)
         self._reading = False  # a prompt is still being read
-        self._read = False  # the latest step read prompts
-        self._reads_after = [False, True]  # whether the step after one that read none did, and after one that read some
-        self._step = 0
-        self._drafting = False
+        self._num_steps = 0
         # the next step: its slots, -1 for a closed one; draft tokens; thousands of context tokens; scores, if it has
         # drafts
         self._slots, self._drafted, self._contexts = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0)
@@ -265,76 +251,42 @@ class AutoSwitch(Switch):
         num_gained = np.ascontiguousarray(gained, np.int32)
         self._reading = not num_gained.all()
         counts = np.zeros((2, Calibration.NUM_BINS))
-        known, total, context, draft_context = observe_drafts(
+        known, drafted, context, draft_context = observe_drafts(
             slots, num_gained, self._slots, self._drafted, self._contexts, counts, self._scores
         )
-        prompt_tokens = max(0, num_tokens - len(slots) - total)
+        prompt_tokens = max(0, num_tokens - len(slots) - drafted)
         self._prompt_tokens.append(prompt_tokens)
+        probe, self._probe = self._probe, None
         if seconds <= 0 or not known:
-            self._return_credit()
             return
-        read = prompt_tokens > 0 or known < len(slots)
-        self._reads_after[self._read], self._read = read, read
-        fields = total, self._accepted, context, draft_context, seconds, counts, self._probe
-        step = _Ended(len(slots), read, num_tokens, *fields)
-        if self._spans_a_pause(step):
+        reads = prompt_tokens > 0 or known < len(slots)
+        measured = self._accepted, context, draft_context, seconds, counts, probe
+        step = _Step(len(slots), reads, num_tokens, drafted, *measured)
+        cost = self._cost_of(step)
+        expected = step.expected(cost) if cost.fitted else self._longest
+        after_long, self._after_long = self._after_long, 0 < expected * self.MAX_SLOWDOWN < seconds
+        if self._after_long and not after_long:
             self.calibration.observe(counts)
-            self._return_credit()
             return
-        self._ended, self._probe, self._longest = step, None, max(seconds, self._longest)
-        if not self._is_ordinary(step):
-            self.learn()
-
-    def _spans_a_pause(self, step: _Ended) -> bool:
-        cost = self._cost_of(step)
-        measured = step.num_tokens, step.context, step.draft_context
-        expected = cost.seconds(*measured) if cost.fitted else self._longest
-        is_long = 0 < expected * self.MAX_SLOWDOWN < step.seconds
-        if not is_long or self._step - self._last_pause < self.PAUSE_INTERVAL:
-            return False
-        self._last_pause = self._step
-        return True
-
-    def _return_credit(self) -> None:
-        """Nothing is known of what the explored step lost."""
-        if self._probe:
-            self._credit += self._probe[-1]
-            self._probe = None
-
-    def _is_ordinary(self, step: _Ended) -> bool:
-        """Whether a step took about what is expected, so that the next choice may do without it."""
-        cost = self._cost_of(step)
-        if step.probe or self._trial is not None or not cost.fitted or cost.unsettled(step.num_tokens):
-            return False
-        ratio = step.seconds / cost.seconds(step.num_tokens, step.context, step.draft_context)
-        return 1 / self.MAX_ORDINARY < ratio < self.MAX_ORDINARY
+        self._ended, self._longest = step, max(seconds, self._longest)
 
     def learn(self) -> None:
         step, self._ended = self._ended, None
         if step is None:
             return
-        self._learn(step)
-        if self.on:
-            self._cost_without_prompts().refresh()
-
-    def _learn(self, step: _Ended) -> None:
         self.calibration.observe(step.counts)
         plain = min(step.seconds, self._plain_seconds(step.batch, step.context))
         self._credit = min(self._credit + self.EXPLORATION_SHARE * plain, self.MAX_CREDIT * plain)
         self._prove(step)
         self._settle_probe(step)
-        measured = step.num_tokens, step.context, step.draft_context
-        if step.read:
-            self.prompt_cost.learn(*measured, step.seconds)
-            return
-        if self._trial is not None and self.cost.covers(step.num_tokens):
-            self._try(step.seconds / self.cost.seconds(*measured))
+        cost = self._cost_of(step)
+        if cost is self.cost and self._trial is not None and cost.covers(step.rows):
+            self._try(step.seconds / step.expected(cost))
             return
         fitted = self.cost.fitted
-        self.cost.learn(*measured, step.seconds)
+        cost.learn(step.rows, step.context, step.draft_context, step.seconds)
         if self.cost.fitted and not fitted:
-            plain = min(step.seconds, self._plain_seconds(step.batch, step.context))
-            self._credit = self.INITIAL_CREDIT * plain
+            self._credit = self.INITIAL_CREDIT * min(step.seconds, self._plain_seconds(step.batch, step.context))
 
     def _plain_seconds(self, batch: int, context: float) -> float:
         """What a step of these requests takes that has no drafts and reads no prompt; infinite while that is
@@ -342,49 +294,52 @@ class AutoSwitch(Switch):
         cost = self._cost_without_prompts()
         return cost.seconds(batch, context, 0.0) if cost.fitted else math.inf
 
-    def _cost_of(self, step: _Ended) -> StepCost:
-        return self.prompt_cost if step.read else self.cost
+    def _cost_of(self, step: _Step) -> StepCost:
+        return self.prompt_cost if step.reads else self.cost
 
     def _cost_without_prompts(self) -> StepCost:
         return self.cost if self.cost.fitted else self.prompt_cost
 
-    def _prove(self, step: _Ended) -> None:
+    def _next_cost(self) -> StepCost:
+        """The cost of the next step, which is expected to read prompts if the latest did."""
+        return self.prompt_cost if self._reading or self._prompt_tokens[-1] else self.cost
+
+    def _prove(self, step: _Step) -> None:
         """Compare a step that had drafts with plain steps, and keep one that had none for that.
 
         Accepted tokens count as often as is expected of them, since few requests gain now many, now none.
         """
-        cost, plain_steps = self._cost_of(step), self._plain_reading if step.read else self._plain
+        cost, plain_steps = self._cost_of(step), self._plain_steps[step.reads]
         if not step.drafted:
-            plain_steps.add(cost, step.num_tokens, step.context, step.seconds)
+            plain_steps.add(cost, step.rows, step.context, step.seconds)
             return
-        plain = plain_steps.seconds(cost, step.num_tokens - step.drafted, step.context, self._proof.proven)
+        plain = plain_steps.seconds(cost, step.rows - step.drafted, step.context, self._proof.proven)
         if plain:
             # in a step that reads prompts a token is worth what it takes in a step without
-            price = (min(plain, self._plain_seconds(step.batch, step.context)) if step.read else plain) / step.batch
-            self._proof.add((plain + step.accepted * price - step.seconds) / plain, self._step)
+            price = (min(plain, self._plain_seconds(step.batch, step.context)) if step.reads else plain) / step.batch
+            self._proof.add((plain + step.accepted * price - step.seconds) / plain, self._num_steps)
 
-    def _settle_probe(self, step: _Ended) -> None:
-        """If the step explored, replace the credit that was reserved for it by what it lost."""
+    def _settle_probe(self, step: _Step) -> None:
+        """If the step explored, take what it lost from the credit."""
         cost = self._cost_of(step)
         if step.probe is None or not cost.fitted:
             return
-        more, more_context, worth, reserved = step.probe
-        chosen = cost.seconds(step.num_tokens - more, step.context, step.draft_context - more_context)
-        lost = min(max(0.0, step.seconds - chosen - worth), self.MAX_CREDIT * chosen)  # not what a pause takes
-        self._credit += reserved - lost
+        more, more_context, worth = step.probe
+        chosen = cost.seconds(step.rows - more, step.context, step.draft_context - more_context)
+        self._credit -= min(max(0.0, step.seconds - chosen - worth), self.MAX_CREDIT * chosen)  # not what a pause takes
 
     def may_be_on(self, running: int) -> bool:
         """Always: the decision depends on this process's clock."""
         return True
 
-    def wants_room(self, running: int) -> bool:
-        return self._wants_room
+    def plans_drafts(self, running: int) -> bool:
+        return self._plans
 
-    def should_draft(self, running: int, room: bool = True) -> bool:
+    def should_draft(self, running: int, planned: bool = True) -> bool:
         if running < self._batch:
             self._idle = self._skip = 0
         self._batch = running
-        waits = not self.cost.fitted and self._step < self.MAX_WAIT
+        waits = not self.cost.fitted and self._num_steps < self.MEMORY
         if waits or not self._next_cost().fitted:
             return False
         if self._skip:
@@ -397,27 +352,24 @@ class AutoSwitch(Switch):
         slots: Int32,
         contexts: npt.NDArray[Any],
         lengths: Int32,
-        scores: npt.NDArray[np.floating],
+        scores: Floats,
         uniform: bool = False,
-        room: bool = True,
+        planned: bool = True,
     ) -> Int32:
         thousands = np.asarray(contexts)[: len(slots)] / 1000
         chosen = np.zeros(len(slots), np.int32)
         if lengths.any():
-            before = self._credit, self._probe, self.explored
             chosen = self._choose(thousands, lengths, scores, uniform)
             pays = bool(chosen.any())
-            if uniform and pays:
-                chosen[:] = self.k
             self._idle = 0 if pays else min(2 * self._idle + 1, self.MAX_IDLE_STEPS)
             self._skip = self._idle
-            self._wants_room = pays or self._wants_room and self._idle == 1
-            if not room:
-                self._credit, self._probe, self.explored = before
+            self._plans = pays or self._plans and self._idle == 1
+            if not planned:
+                self._probe = None
                 chosen[:] = 0
         self._record(slots, thousands, chosen)
         self.min_score = 0.0
-        if self._drafting:
+        if chosen.any():
             self._scores = np.array(scores, np.float32, order="C")
             if len(slots) >= self.LARGE_BATCH:
                 self.min_score = self.MIN_SCORE * lowest_score(self._scores, chosen)
@@ -426,34 +378,28 @@ class AutoSwitch(Switch):
     def skip(self, slots: Int32, contexts: npt.NDArray[Any]) -> None:
         self._record(slots, np.asarray(contexts)[: len(slots)] / 1000, np.zeros(len(slots), np.int32))
 
-    def _record(self, slots: Int32, contexts: npt.NDArray[np.float64], drafted: Int32) -> None:
-        self._step += 1
-        self._drafting = bool(drafted.any())
+    def _record(self, slots: Int32, contexts: Float64, drafted: Int32) -> None:
+        self._num_steps += 1
         self._slots, self._drafted, self._contexts, self._scores = slots.copy(), drafted.copy(), contexts, None
         self.steps += 1
-        self.steps_on += self._drafting
+        self.steps_on += bool(drafted.any())
 
-    def _choose(
-        self, contexts: npt.NDArray[np.float64], lengths: Int32, scores: npt.NDArray[np.floating], uniform: bool
-    ) -> Int32:
+    def _choose(self, contexts: Float64, lengths: Int32, scores: Floats, uniform: bool) -> Int32:
+        """Draft lengths int32 [B], those that pay or those that explore; the arguments are those of `choose`."""
         worth = self.calibration.correct(scores)
-        cost = self._cost_without_prompts()
         with_prompts = self._cost_with_prompts()
-        batch, width = len(lengths), self.k if uniform else 0
-        costs = None if uniform else cost.consecutive_costs(batch, (self.k + 1) * batch + 1)
-        choice = choose(worth, lengths, contexts, cost, width, with_prompts, self._rate, self._step, costs)
+        width = self.k if uniform else 0
+        cost = self._cost_without_prompts()
+        choice = choose(worth, lengths, contexts, cost, width, with_prompts, self._rate, self._num_steps)
         self._rate = choice.rate
-        pays = bool(choice.gain >= (self.MIN_GAIN_ON if self.on else self.MIN_GAIN_OFF))
-        pays = pays and not self._proof.pauses(self._step)
-        if self._set(pays):
+        pays = choice.gain >= self.MIN_GAIN and not self._proof.pauses(self._num_steps)
+        if self._set(bool(pays)):
             self.logger.debug("drafting %s: %d requests running", "on" if pays else "off", len(contexts))
         chosen = choice.lengths if pays else np.zeros(len(contexts), np.int32)
         self._accepted = choice.accepted if pays else 0.0
-        if self._step < self._next_look and batch >= self.LARGE_BATCH:
+        if self._credit < 0:
             return chosen
-        explored = self._explore(chosen, worth, lengths, contexts, choice.rate, with_prompts, uniform)
-        self._next_look = self._step + (self.LOOK_INTERVAL if explored is chosen else 1)
-        return explored
+        return self._explore(chosen, worth, lengths, contexts, with_prompts or cost, uniform)
 
     def _cost_with_prompts(self) -> Expected | None:
         """What the next step costs with the prompts that it is expected to read; None: it is expected to read none."""
@@ -462,96 +408,72 @@ class AutoSwitch(Switch):
         prompt_tokens = [n for n in self._prompt_tokens if n or not self._reading]
         return Expected(self._cost_without_prompts(), self.prompt_cost, prompt_tokens)
 
-    def _next_cost(self) -> StepCost:
-        """The cost of the next step: whether it reads prompts is guessed from what followed the last step of this
-        kind."""
-        return self.prompt_cost if self._reading or self._reads_after[self._read] else self.cost
-
     def _explore(
         self,
         chosen: Int32,
-        worth: npt.NDArray[np.floating],
+        worth: Float64,
         lengths: Int32,
-        contexts: npt.NDArray[np.float64],
-        rate: float,
-        with_prompts: Expected | None,
+        contexts: Float64,
+        step_cost: StepCost | Expected,
         uniform: bool,
     ) -> Int32:
-        """Drafts of a size whose cost is unknown or outdated, if the credit for exploration allows it, or `chosen`.
-
-        Exploration may lose the saved credit in comparison with the chosen drafts.
+        """Drafts of a size whose cost is unknown or outdated, int32 [B], if that loses no more than the credit in
+        comparison with the chosen drafts; otherwise these.
 
         Args:
-            rate: tokens a second, the price at which seconds and draft tokens are compared.
-            with_prompts: see `budget.choose`.
+            worth: [B, k], corrected scores.
+            step_cost: expected cost of the step.
         """
-        cost = self._next_cost()
-        prompt_tokens = next((n for n in reversed(self._prompt_tokens) if n), 0) if cost is self.prompt_cost else 0
-        batch, step_cost = len(contexts), with_prompts or cost
-        total = int(chosen.sum())
-        sizes = self._unsettled(total, lengths, cost, batch + prompt_tokens, uniform) if self._credit >= 0 else []
+        batch, total = len(contexts), int(chosen.sum())
+        sizes = self._unsettled(total, lengths, batch, uniform)
         if not sizes:
             return chosen
 
-        def seconds(total: int, draft_context: float) -> float:
+        def seconds(drafts: Int32) -> float:
             """What the step costs with these drafts, but for the contexts that it reads in any case."""
-            draft_seconds = step_cost.draft_context * draft_context + step_cost.verify * (total > 0)
-            return step_cost.size_cost(batch + total) + draft_seconds
+            rows = batch + int(drafts.sum())
+            draft_seconds = step_cost.draft_context * float(drafts @ contexts) + step_cost.verify * (rows > batch)
+            return step_cost.size_cost(rows) + draft_seconds
 
-        chosen_seconds = seconds(total, float(chosen @ contexts))
-        sample = np.sort(worth.ravel()[:: 4 * self.k + 1])
-        least_context = float(contexts.min()) * (1 - 1e-9)
+        live = np.arange(self.k) < lengths[:, None]
+        owner, worth = np.nonzero(live)[0], worth[live]
+        best = np.argsort(-worth, kind="stable")
+        accepted = np.concatenate([[0.0], np.cumsum(worth[best])])  # by the best drafts of each size
+        chosen_seconds = seconds(chosen)
         for size in sizes:
-            # most sizes are too dear whatever their best drafts are: no `size` tokens are worth more than `size` times
-            # any mark, and all that is above it
-            mark = sample[max(0, len(sample) - 1 - size * len(sample) // worth.size)]
-            accepted = float(size * mark + np.maximum(worth - mark, 0.0).sum()) * (1 + 1e-9) if size else 0.0
-            slower, gained = seconds(size, size * least_context) - chosen_seconds, (accepted - self._accepted) / rate
-            if slower - gained > self._credit:
-                continue
-            candidate, accepted = self._best(size, worth, lengths, uniform)
-            if size and not uniform and accepted < (self.MIN_GAIN_OFF - 1) * batch:
-                continue  # it would not pay even if it cost nothing
-            slower = seconds(size, float(candidate @ contexts)) - chosen_seconds
-            gained = (accepted - self._accepted) / rate
-            loss = max(0.0, slower - gained)
-            if loss <= self._credit:
-                self._credit -= loss
-                drafts = candidate - chosen
-                self._probe = int(drafts.sum()), float(drafts @ contexts), gained, loss
-                self._accepted = accepted
+            if uniform:
+                drafts = np.full(batch, size // batch, np.int32)
+            else:
+                drafts = np.bincount(owner[best[:size]], minlength=batch).astype(np.int32)
+                if 0 < accepted[size] < (self.MIN_GAIN - 1) * batch:
+                    continue  # it would not pay even if it cost nothing
+            tokens = float(accepted[min(size, len(worth))])
+            gained = (tokens - self._accepted) / self._rate
+            if seconds(drafts) - chosen_seconds - gained <= self._credit:
+                more = drafts - chosen
+                self._probe = int(more.sum()), float(more @ contexts), gained
+                self._accepted = tokens
                 self.explored += 1
-                return candidate
+                return drafts
         return chosen
 
-    def _unsettled(self, total: int, lengths: Int32, cost: StepCost, base: int, uniform: bool) -> list[int]:
+    def _unsettled(self, total: int, lengths: Int32, batch: int, uniform: bool) -> list[int]:
         """Numbers of drafts other than `total` whose cost is not settled, the least known one first."""
+        cost = self._next_cost()
+        base = batch
+        if cost is self.prompt_cost:
+            base += next((n for n in reversed(self._prompt_tokens) if n), 0)
         if uniform:
-            other = 0 if total else len(lengths) * self.k
-            return [other] if cost.unsettled(base + other) else []
-        max_rows = max(int(self.MAX_GROWTH * cost.max_rows), int(cost.max_rows) + 2)
-        max_total = min(int(lengths.sum()), max(1, max_rows - base))
-        sizes = {
-            min(max_total, max(0, cost.next_size(base + n) - base))  # none is larger than MAX_ROWS
-            for n in (total, max_total - 1, max_total // 2, max_total // 4)
-        }
-        sizes = {n for n in (sizes | {0}) - {total} if cost.unsettled(base + n) or not n and cost.plain_unsettled()}
-        return sorted(sizes, key=lambda n: (cost.known(base + n), n))
-
-    def _best(self, size: int, worth: npt.NDArray[np.floating], lengths: Int32, uniform: bool) -> tuple[Int32, float]:
-        """The best drafts of `size` tokens in all, and how many of these are expected to be accepted."""
-        batch = len(lengths)
-        if not size:
-            return np.zeros(batch, np.int32), 0.0
-        owner, depth = np.nonzero(np.arange(self.k) < lengths[:, None])
-        worth = worth[owner, depth]
-        if uniform:
-            return np.full(batch, self.k, np.int32), float(worth.sum())
-        falling = np.sort(worth)[::-1]  # quicker than argsort
-        best = worth > falling[size - 1]
-        best[np.flatnonzero(worth == falling[size - 1])[: size - np.count_nonzero(best)]] = True
-        drafts = np.bincount(owner[best], minlength=batch).astype(np.int32)
-        return drafts, float(np.cumsum(falling)[size - 1])
+            sizes = {0, batch * self.k}
+        else:
+            most = int(lengths.sum())
+            larger = total
+            while larger < most and not cost.unsettled(base + larger, larger > 0):
+                larger = cost.next_size(base + larger) - base
+            sizes = {min(most, cost.next_size(base + n) - base) for n in (most - 1, most // 2, most // 4)}
+            sizes |= {0, min(most, larger)}
+        found = [n for n in sizes if n >= 0 and n != total and cost.unsettled(base + n, n > 0)]
+        return sorted(found, key=lambda n: (cost.known(base + n, n > 0), n))
 
     def take_over(self, state: dict[str, Any]) -> None:
         """Begin with what another process learned, perhaps on another machine; ValueError if `state` is no record.
@@ -562,6 +484,7 @@ class AutoSwitch(Switch):
         self._trial = []
 
     def _try(self, ratio: float) -> None:
+        """Compare a step with the costs of another process, which are kept or dropped in the end."""
         assert self._trial is not None
         self._trial.append(ratio)
         if len(self._trial) == self.TRIAL_STEPS:
@@ -569,7 +492,7 @@ class AutoSwitch(Switch):
             self._trial = None
             if not 1 / self.MAX_TRIAL_RATIO < median < self.MAX_TRIAL_RATIO:
                 self.logger.info("steps take %.2f times what was saved: learning their costs anew", median)
-                self.cost = StepCost(self.DECAY_STEPS)
+                self.cost = StepCost(self.MEMORY)
 
     def state(self) -> dict[str, Any]:
         return {"cost": self.cost.state(), "calibration": self.calibration.state()}

@@ -168,7 +168,7 @@ class AsyncDrafts:
         """DraftTokenIds, or None if there is no news: the drafts that the step which was begun verifies, the drafter's
         counters, and whether steps are to be planned with placeholders."""
         drafter = self.runner.drafter
-        counters, plan_drafts = drafter.report(), drafter.switch.wants_room(self._running)
+        counters, plan_drafts = drafter.report(), drafter.switch.plans_drafts(self._running)
         if not self._verified and counters is None and plan_drafts == self._plan_drafts:
             return None
         from vllm.v1.outputs import DraftTokenIds
