@@ -117,7 +117,7 @@ FAULTS = [
     Fault("port taken", r"bed3: port 6379 is taken \(a program listens on 0.0.0.0\), expected free: .+", port_taken),
     Fault(
         "ports closed between hosts",
-        r"bed1: no answer from 10.231.0.12 at TCP ports 20000, 20989 \(No route to host\), expected the hosts .+",
+        r"bed1: no answer from 10.231.0.12 at TCP ports 20000, 20989 \(Network is unreachable\), expected the hosts .+",
         firewall,
     ),
     Fault("unreachable host", r"bed2: not reachable as 10.231.0.12 \(.+\), expected ssh .+", unplugged),
