@@ -447,6 +447,18 @@ def test_a_step_that_nothing_is_known_of_costs_no_credit():
     assert machine.switch._probe is None and machine.switch._credit == credit
 
 
+def test_an_explored_step_that_the_engine_ran_without_drafts_costs_no_credit():
+    machine = Machine(batch=2, accept=0.8)
+    while not machine.switch._probe:
+        machine.step()
+    machine.switch.learn()
+    credit = machine.switch._credit
+    machine.now += 3 * curve(2)
+    machine.switch.observe(machine.slots, np.ones(2, np.int32), 2)
+    machine.switch.learn()
+    assert machine.switch._credit >= credit
+
+
 @pytest.mark.parametrize("times", [1.3, 3, 10, 100])
 def test_a_sudden_change_of_speed_is_noticed_within_five_steps(times):
     machine = Machine(batch=2, accept=0.8, k=3)

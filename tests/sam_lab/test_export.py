@@ -71,7 +71,7 @@ def test_rollout_dumps_become_a_recording(tmp_path):
     [
         (lambda folder: None, (), "has neither answers-"),
         (dump, (), "holds texts: name the folder of the model"),
-        (dump, ("--tokenizer", "/absent"), "/absent has no tokenizer: "),
+        (dump, ("--tokenizer", "/absent"), "there is no folder /absent: "),
         (
             lambda folder: write(folder / "answers-0.jsonl", []),
             ("--tokenizer", "t"),

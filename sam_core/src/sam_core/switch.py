@@ -254,9 +254,12 @@ class AutoSwitch(Switch):
         known, drafted, context, draft_context = observe_drafts(
             slots, num_gained, self._slots, self._drafted, self._contexts, counts, self._scores
         )
+        probe, self._probe = self._probe, None
+        run = min(drafted, max(0, num_tokens - len(slots)))
+        if run < drafted:  # an engine that plans ahead has left drafts out
+            draft_context, drafted, probe = draft_context * run / drafted, run, None
         prompt_tokens = max(0, num_tokens - len(slots) - drafted)
         self._prompt_tokens.append(prompt_tokens)
-        probe, self._probe = self._probe, None
         if seconds <= 0 or not known:
             return
         reads = prompt_tokens > 0 or known < len(slots)
