@@ -447,14 +447,18 @@ def test_a_step_that_nothing_is_known_of_costs_no_credit():
     assert machine.switch._probe is None and machine.switch._credit == credit
 
 
-def test_an_explored_step_that_the_engine_ran_without_drafts_costs_no_credit():
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_explored_step_that_ran_without_some_drafts_costs_no_credit(gone):
+    """Because the engine left them out, or because a request is gone."""
     machine = Machine(batch=2, accept=0.8)
     while not machine.switch._probe:
         machine.step()
     machine.switch.learn()
-    credit = machine.switch._credit
+    credit, left = machine.switch._credit, 1 if gone else 2
+    if gone:
+        machine.switch.forget(1)
     machine.now += 3 * curve(2)
-    machine.switch.observe(machine.slots, np.ones(2, np.int32), 2)
+    machine.switch.observe(machine.slots[:left], np.ones(left, np.int32), left + gone * int(machine.given[0]))
     machine.switch.learn()
     assert machine.switch._credit >= credit
 

@@ -256,8 +256,8 @@ class AutoSwitch(Switch):
         )
         probe, self._probe = self._probe, None
         run = min(drafted, max(0, num_tokens - len(slots)))
-        if run < drafted:  # an engine that plans ahead has left drafts out
-            draft_context, drafted, probe = draft_context * run / drafted, run, None
+        if run < int(self._drafted.sum()):  # a request is gone, or an engine that plans ahead has left drafts out
+            draft_context, drafted, probe = draft_context * run / max(drafted, 1), run, None
         prompt_tokens = max(0, num_tokens - len(slots) - drafted)
         self._prompt_tokens.append(prompt_tokens)
         if seconds <= 0 or not known:
