@@ -5,6 +5,7 @@ import json
 import os
 import random
 
+import pytest
 from test_plugin import HERE, run
 
 ROOT = HERE.parents[1]
@@ -27,6 +28,7 @@ def record(file, groups=2, per_group=2):
                 lines.write(json.dumps({"prompt_ids": prompt, "response_ids": answer, "prompt_id": group}) + "\n")
 
 
+@pytest.mark.slow
 def test_every_arm_gives_the_recorded_answers(tmp_path):
     record(answers := tmp_path / "answers.jsonl")
     words = [*SMALL.split(), "--arms", "plain", "sam:3", "auto", "--out", str(tmp_path)]
