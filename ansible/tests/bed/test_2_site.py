@@ -214,6 +214,7 @@ def test_a_full_disk_ends_the_run_which_continues_with_more(bed: Bed, site: Site
     assert "resumed after step 2" in head.run("cat", f"{folder}/launch.log")
     assert json.loads(head.run("cat", f"{folder}/summary.json"))["steps"] == 7
     head.run("umount", folder)
+    head.run("rmdir", folder)
 
 
 def test_models_are_staged_once(bed: Bed, site: Site, converged: Result) -> None:
