@@ -31,6 +31,25 @@ def interval(values: list[float]) -> str:
     return f"{values[0]:.2f} ({values[1]:.2f}-{values[2]:.2f})"
 
 
+SHORT = {
+    "en": "answers | over no speculation | over the best of vLLM's methods | worst batch, over no speculation",
+    "zh": "回答 | 与不启用投机之比 | 与 vLLM 自带最优方法之比 | 最差的一批，与不启用投机之比",
+}
+
+
+def short(language: str) -> str:
+    """A row for each set, by the H100's clock: `auto` against plain decoding and the best of vLLM's own methods."""
+    record, lines = output("evidence"), []
+    for of, titles in SETS.items():
+        rows = [r for r in record["rows"] if (r["set"], r["world"]) == (of, "h100")]
+        auto = next(row for row in rows if row["arm"] == "auto:15")
+        peer = max((r for r in rows if {"ngram", "suffix"} & {*r["best_of"]}), key=lambda row: row["pooled"][0])
+        lines.append(
+            [titles[language == "zh"], interval(auto["pooled"]), interval(peer["auto_over"]), f"{auto['worst']:.2f}"]
+        )
+    return f"{source(language, 'evidence')}\n\n{table(SHORT[language].split(' | '), lines)}"
+
+
 def goals(language: str) -> str:
     """A row for each set and clock: `auto` against the best of vLLM's own methods and the best fixed arm; in bold
     a batch that misses its goal, and a ratio that reaches it."""
@@ -82,4 +101,4 @@ def foresight(language: str) -> str:
     return table(["answers", *(WORLDS[clock][0] for clock in clocks)], lines)
 
 
-TABLES = {"evidence": goals, "evidence-arms": arms, "evidence-foresight": foresight}
+TABLES = {"evidence": goals, "evidence-short": short, "evidence-arms": arms, "evidence-foresight": foresight}
