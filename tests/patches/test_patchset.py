@@ -891,7 +891,7 @@ def test_the_password_of_the_index_goes_to_its_host_alone(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "patches"))
     from _patchset import sdist
 
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:a%40b@index.example/simple/")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:a%40b@index.example")
     there, elsewhere = (sdist._request(f"https://{host}/x.tar.gz") for host in ("index.example", "files.example"))
     assert there.unredirected_hdrs == {"Authorization": "Basic bWU6YUBi"} and not there.headers
     assert elsewhere.unredirected_hdrs == {}
