@@ -16,7 +16,7 @@ def sysctl_changes(printed: str, expected: Mapping[str, str]) -> list[list[str]]
     """[name, value] of the settings whose value in `sysctl` output (`name = value` lines) differs from `expected`."""
     changes = []
     for name, value in re.findall(r"^([\w.]+) *= *(.*?) *$", printed, re.MULTILINE):
-        same = _ports if name.endswith("_reserved_ports") else str
+        same = ports_in if name.endswith("_reserved_ports") else str
         if name in expected and same(value) != same(str(expected[name])):
             changes.append([name, str(expected[name])])
     return changes
@@ -28,13 +28,13 @@ def site_ports(printed: str) -> str:
     What the kernel reserves and the role did not write has come from the site meanwhile.
     """
     lines = dict(re.findall(r"^(\w+): *(.*?) *$", printed, re.MULTILINE))
-    now, site, written = (_ports(lines.get(name, "")) for name in ("now", "site", "written"))
+    now, site, written = (ports_in(lines.get(name, "")) for name in ("now", "site", "written"))
     return _ranges(now - written | site)
 
 
 def joined_ports(values: Iterable[str]) -> str:
     """The ports of all values of net.ipv4.ip_local_reserved_ports, as the kernel prints them."""
-    return _ranges(set().union(*map(_ports, values)))
+    return _ranges(set().union(*map(ports_in, values)))
 
 
 def _ranges(ports: set[int]) -> str:
@@ -43,8 +43,8 @@ def _ranges(ports: set[int]) -> str:
     return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in zip(firsts, lasts, strict=True))
 
 
-def _ports(value: str) -> set[int]:
-    """The kernel sorts ranges and joins neighbours."""
+def ports_in(value: str) -> set[int]:
+    """Of ports and ranges, "777,20000-20990", in any order; the kernel sorts them and joins neighbours."""
     ranges = [part.partition("-") for part in value.split(",") if part]
     return {port for first, _, last in ranges for port in range(int(first), int(last or first) + 1)}
 

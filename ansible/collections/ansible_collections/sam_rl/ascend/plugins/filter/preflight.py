@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ansible_collections.sam_rl.ascend.plugins.filter.host import ports_in
 from ansible_collections.sam_rl.ascend.plugins.module_utils.host_state import Unreadable, parse_chrony
 
 MISSING, TIMED_OUT = 127, 124
@@ -95,10 +96,10 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
                 "free some, or set the folder to a larger disk in the inventory."
             )
     for port in sorted(map(int, state["listening"])):
-        used = [ports for ports in want["ports"] if port in _range(ports)]
+        used = [ports for ports in want["ports"] if port in ports_in(ports)]
         if used and not want["unit_active"]:
             listed = ", ".join(state["listening"][str(port)])
-            within = f" of {used[0]}" if len(_range(used[0])) > 1 else ""
+            within = f" of {used[0]}" if len(ports_in(used[0])) > 1 else ""
             problems.append(
                 f"{host}: port {port}{within} is taken (a program listens on {listed}), expected free: end that "
                 "program, or set another port in the inventory."
@@ -117,14 +118,9 @@ def host_problems(state: Mapping, facts: Mapping, clock: Mapping, engine: Mappin
     return problems
 
 
-def _range(ports: str) -> range:
-    first, _, last = ports.partition("-")
-    return range(int(first), int(last or first) + 1)
-
-
 def tried_ports(ranges: Iterable[str]) -> list[int]:
     """The first and the last port of each range that hosts use between each other."""
-    return sorted({port for ports in [*ranges, EPHEMERAL] for port in (_range(ports)[0], _range(ports)[-1])})
+    return sorted({port for ports in [*ranges, EPHEMERAL] for port in (min(ports_in(ports)), max(ports_in(ports)))})
 
 
 def peers(hosts: list[str], hostvars: Mapping, port: int) -> list[dict[str, Any]]:
