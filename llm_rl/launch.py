@@ -279,8 +279,12 @@ def begin_record(planned: Plan, trees: dict[str, str], done: int) -> dict[str, A
 
 
 def tree_ids(recipe: Recipe) -> dict[str, str]:
-    """Tree ids of the patched modules; UserError unless exactly the pin set's patches are applied here."""
+    """Tree ids of the patched modules; UserError unless exactly the pin set's patches are applied here.
+
+    Off an NPU vllm_ascend need not be installed.
+    """
     pin_set = PinSet(recipe.pin_set)
+    absent = set()
     places = {"--env": sys.prefix}
     checkout = pin_set.entry_point(recipe).folder
     if checkout != ROOT:
@@ -288,12 +292,15 @@ def tree_ids(recipe: Recipe) -> dict[str, str]:
     for option, place in places.items():
         for module, state in patch_states(pin_set.name, option, place).items():
             unused = module == "verl" and option == "--env" and "--to" in places
-            if state != "patched" and not unused:
+            if module == "vllm_ascend" and state == "not installed" and recipe.cluster.device != "npu":
+                absent.add(module)
+            elif state != "patched" and not unused:
                 apply = "apply.sh" if option == "--env" else "patchset apply --module verl"
                 raise UserError(
                     f"{module} in {place} is {state}, not patched: run patches/{apply} {pin_set.name} {option} {place}"
                 )
-    return {name: module["recorded"]["patched_tree"] for name, module in pin_set.pins["module"].items()}
+    modules = pin_set.pins["module"].items()
+    return {name: module["recorded"]["patched_tree"] for name, module in modules if name not in absent}
 
 
 def patch_states(pin_set: str, option: str, place: str) -> dict[str, str]:

@@ -77,21 +77,26 @@ The model is in bfloat16, on a CPU without instructions for that in float32. On 
 process (one thread), so that other load disturbs little; elsewhere the wall's. With VLLM_PLUGINS=ascend, or where
 vLLM finds a GPU, the same command runs there.
 
-Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png; runs.jsonl holds each run as it ends, and
+Writes OUT/engine-replay.json, steps.json, learned.json and engine-replay.png, for each of several recordings into a
+folder of its name; runs.jsonl holds each run as it ends, and
 --resume keeps those of the same settings. Ends with 1 if an answer differs from the recorded one or an arm drafted
 nothing.
 
-on one GPU with vLLM 0.32 or 0.33 and the plugin (this has not run on a GPU yet; docs/lab.md has the output):
-  python -m sam_lab engine-replay sam_lab/data/evidence/rl.jsonl.gz --shape Qwen3-8B --graphs FULL \\
-    --groups 40 --batches 2 --tokens 1500 --max-seqs 128 --out outputs/gpu-rl
-  and again with long.jsonl.gz, --groups 15 and --out outputs/gpu-long
+on one GPU with vLLM 0.32 or 0.33 and the plugin (docs/lab.md has the output):
+  python -m sam_lab engine-replay sam_lab/data/evidence/{rl,long}.jsonl.gz --part test --shape Qwen3-8B \\
+    --graphs FULL --groups 40 --batches 2 --tokens 1500 --max-seqs 128 --out outputs/gpu
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Let recorded answers drive the real engine, with and without speculation."
     add = parser.add_argument
-    add("answers", metavar="FILE", help=f"a recording (see `python -m sam_lab replay --help`), or {RANDOM!r}: noise")
+    add(
+        "answers",
+        nargs="+",
+        metavar="FILE",
+        help=f"a recording (see `python -m sam_lab replay --help`), or {RANDOM!r}: noise; batches of several alternate",
+    )
     add("--part", choices=PARTS, help="only the prompts that `evidence` tunes on or tests with; default: all")
     add("--shape", choices=[*SHAPES, "tiny"], default="Qwen3-0.6B", help="model shape (%(default)s)")
     add("--arms", nargs="+", metavar="ARM", help="default: all but those that end in @async")
@@ -143,7 +148,11 @@ def run(args: argparse.Namespace) -> int:
     names = list(dict.fromkeys([args.against, *asynchronous, *args.arms]))
     for name in names:
         (arms2 if second else arms).check(name)
-    batches = noise(args) if args.answers == RANDOM else choose(answers_of(args), args)
+    sets = [noise(args) if file == RANDOM else choose(file, args) for file in args.answers]
+    batches = [batch for turn in zip(*sets, strict=True) for batch in turn]
+    folders = [args.out / Path(file).name.split(".")[0] for file in args.answers] if len(sets) > 1 else [args.out]
+    if len(set(folders)) < len(folders):
+        raise LabError("two files of the same name: their results would have the same folder")
     set_environment(second)
     for name in [*names]:
         if reason := arms.missing_reason(name):
@@ -152,13 +161,22 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     args.dtype = default_dtype()
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k not in ("run", "resume")}
+    if len(sets) == 1:
+        settings["answers"] = args.answers[0]
     same = {k: v for k, v in settings.items() if k not in ("arms", "batches", "out", "against", "tail")}
     records = Records(args.out / "runs.jsonl", same, args.resume)
     runs = replay(batches, names, args, records)
     if records.learned:
         write_json(args.out / "learned.json", records.learned)
-    result = report(runs, args.tail, args.out, settings)
-    return 1 if result["wrong"] or result["silent"] else 0
+    failed = False
+    for i, (file, folder) in enumerate(zip(args.answers, folders, strict=True)):
+        if len(sets) > 1:
+            folder.mkdir(exist_ok=True)
+            print(f"\n{file}")
+        of_set = [run | {"batch": run["batch"] // len(sets)} for run in runs if run["batch"] % len(sets) == i]
+        result = report(of_set, args.tail, folder, settings | {"answers": file})
+        failed = failed or bool(result["wrong"] or result["silent"])
+    return int(failed)
 
 
 def is_second_runner() -> bool:
@@ -209,13 +227,14 @@ class Records:
         self._take(record | {"learned": learned})
 
 
-def answers_of(args: argparse.Namespace) -> list[Answer]:
-    answers = read_answers(Path(args.answers))
-    return split(answers)[args.part] if args.part else answers
+def answers_of(file: str, part: str | None) -> list[Answer]:
+    answers = read_answers(Path(file))
+    return split(answers)[part] if part else answers
 
 
-def choose(answers: list[Answer], args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
+def choose(file: str, args: argparse.Namespace) -> list[list[tuple[list[int], list[int]]]]:
     """Batches of groups, in an order that the seed decides; raises LabError if there are too few."""
+    answers = answers_of(file, args.part)
     groups = defaultdict(list)
     for answer in answers:
         groups[answer.group].append(answer)
@@ -224,7 +243,7 @@ def choose(answers: list[Answer], args: argparse.Namespace) -> list[list[tuple[l
     needed = args.groups * (args.batches + args.learn)
     if len(full) < needed:
         raise LabError(
-            f"{args.answers} has {len(full)} groups of at least {args.per_group} answers, {needed} are needed: "
+            f"{file} has {len(full)} groups of at least {args.per_group} answers, {needed} are needed: "
             "lower --batches, --learn, --groups or --per-group"
         )
     batches = []
@@ -298,9 +317,10 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
     """Run every arm on every batch, in an order that rotates from batch to batch."""
     # auto learns on the first batches, which are not reported
     learner = next((name for name in names if name.removesuffix(arms.ASYNC) == "auto"), None)
-    turns = [(learner, i) for i in range(-args.learn, 0)] if learner else []
-    for number in range(args.batches):
-        turn = number % len(names)
+    learn = args.learn * len(args.answers)
+    turns = [(learner, i) for i in range(-learn, 0)] if learner else []
+    for number in range(len(batches) - learn):
+        turn = number // len(args.answers) % len(names)
         turns += [(name, number) for name in names[turn:] + names[:turn]]
     missing = [turn for turn in turns if turn not in records.done]
     progress = Progress()
@@ -324,8 +344,8 @@ def replay(batches: list[Any], names: list[str], args: argparse.Namespace, recor
             switch = drafter[1].switch if name.removesuffix(arms.ASYNC) == "auto" else None
         if switch and records.learned:
             switch.restore(records.learned)
-        what = f"batch {number + 1}/{args.batches} {name}" if number >= 0 else "auto learns"
-        batch = batches[number + args.learn]
+        what = f"batch {number + 1}/{len(batches) - learn} {name}" if number >= 0 else "auto learns"
+        batch = batches[number + learn]
         steps, wrong = engine.run(batch, args.temperature, functools.partial(show, what))
         learned = switch.state() if switch else None
         records.add({"arm": name, "batch": number, "wrong": wrong, "steps": steps}, learned)

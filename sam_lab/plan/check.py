@@ -22,7 +22,7 @@ from sam_lab.engine_replay.command import choose
 from sam_lab.plan.acceptance import KS, Acceptance, recorded
 from sam_lab.plan.cost import Cost, fitted, read_seconds
 from sam_lab.plan.simulate import Engines, Policy, Trace
-from sam_lab.recordings import Answer, read_answers
+from sam_lab.recordings import Answer
 
 Batch = Sequence[tuple[list[int], list[int]]]
 """Prompts and answers."""
@@ -50,7 +50,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             settings = json.loads(path.with_name("engine-replay.json").read_text())["settings"]
         runs = [run for run in runs if run["batch"] >= 0]
         settings["batches"] = 1 + max(run["batch"] for run in runs)
-        settings["answers"], settings["learn"], runs[0]["steps"][0]["s"]
+        Path(settings["answers"]), settings["learn"], runs[0]["steps"][0]["s"]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         what = "the steps.json or runs.jsonl of an engine-replay that ended a run"
         raise LabError(f"{path} is not {what} ({error!r})") from None
@@ -76,8 +76,7 @@ def check(path: Path) -> dict[str, Any]:
     settings, runs = read(path)
     if settings["answers"] == "random":
         raise LabError(f"{path} replayed noise, of which there is no recording")
-    answers = read_answers(Path(settings["answers"]))
-    batches = choose(answers, argparse.Namespace(**settings))[settings["learn"] :]
+    batches = choose(settings["answers"], argparse.Namespace(**{"part": None} | settings))[settings["learn"] :]
     used = [run for run in runs if run["arm"] in COSTS]
     numbers = sorted({run["batch"] for run in runs})
     others = {number: [run for run in used if run["batch"] != number] for number in numbers}

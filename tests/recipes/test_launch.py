@@ -19,6 +19,7 @@ from pyarrow import parquet
 from sam_core.options import Options
 
 from llm_rl import config, follow, launch, pin_set, verl
+from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
 
 ROOT = Path(launch.ROOT)
@@ -177,6 +178,14 @@ def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
     assert launch.main([str(TINY), "--run-dir", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert "verl in " in error and " is original, not patched: run patches/apply.sh vllm-0.23 --env " in error
+
+
+def test_a_gpu_needs_no_vllm_ascend(monkeypatch):
+    states = {"vllm": "patched", "vllm_ascend": "not installed", "verl": "patched"}
+    monkeypatch.setattr(launch, "patch_states", lambda *args: states)
+    assert set(launch.tree_ids(load("cluster.device=cuda"))) == {"vllm", "verl"}
+    with pytest.raises(UserError, match="vllm_ascend in .* is not installed"):
+        launch.tree_ids(load("cluster.device=npu"))
 
 
 def test_this_environment_is_patched():

@@ -17,9 +17,9 @@ ENVIRONMENT = {
 }
 
 
-def record(file, groups=2, per_group=2):
+def record(file, seed, groups=2, per_group=2):
     """Answers of 60 tokens that repeat 15, in which every tenth or so is another one."""
-    draw = random.Random(1)
+    draw = random.Random(seed)
     with file.open("w") as lines:
         for group in range(groups):
             prompt, text = (draw.choices(range(64), k=n) for n in (12, 15))
@@ -30,18 +30,21 @@ def record(file, groups=2, per_group=2):
 
 @pytest.mark.slow
 def test_every_arm_gives_the_recorded_answers(tmp_path):
-    record(answers := tmp_path / "answers.jsonl")
+    record(answers := tmp_path / "answers.jsonl", 1)
+    record(others := tmp_path / "others.jsonl", 2)
     words = [*SMALL.split(), "--arms", "plain", "sam:3", "auto", "--out", str(tmp_path)]
-    printed = run(["-m", "sam_lab", "engine-replay"], str(answers), *words, **ENVIRONMENT)
-    assert "ms of a step that reads no prompt" in printed
-    result = json.loads((tmp_path / "engine-replay.json").read_text())
-    assert result["wrong"] == [] and result["silent"] == [] and result["settings"]["second_runner"]
-    assert list(result["arms"]) == ["plain", "sam:3", "auto"]
-    for name, values in result["arms"].items():
-        assert (values["drafted"] > 0) == (values["accepted"] > 0) == (name != "plain"), name
-    runs = json.loads((tmp_path / "steps.json").read_text())
-    steps = {run["arm"]: [step for step in run["steps"] if not step["prefill"]] for run in runs}
-    for name, of_arm in steps.items():
-        rows, planned = (sum(step[what] for step in of_arm) for what in ("rows", "planned"))
-        assert (rows < planned) == (name == "auto"), name
-        assert rows == sum(step["running"] + step["drafted"] for step in of_arm), name
+    printed = run(["-m", "sam_lab", "engine-replay"], str(answers), str(others), *words, **ENVIRONMENT)
+    assert printed.count("ms of a step that reads no prompt") == 2
+    for file in (answers, others):
+        result = json.loads((tmp_path / file.stem / "engine-replay.json").read_text())
+        assert result["wrong"] == [] and result["silent"] == [] and result["settings"]["second_runner"]
+        assert result["settings"]["answers"] == str(file) and list(result["arms"]) == ["plain", "sam:3", "auto"]
+        for name, values in result["arms"].items():
+            assert (values["drafted"] > 0) == (values["accepted"] > 0) == (name != "plain"), name
+        runs = json.loads((tmp_path / file.stem / "steps.json").read_text())
+        assert {run["batch"] for run in runs} == {0}
+        steps = {run["arm"]: [step for step in run["steps"] if not step["prefill"]] for run in runs}
+        for name, of_arm in steps.items():
+            rows, planned = (sum(step[what] for step in of_arm) for what in ("rows", "planned"))
+            assert (rows < planned) == (name == "auto"), name
+            assert rows == sum(step["running"] + step["drafted"] for step in of_arm), name

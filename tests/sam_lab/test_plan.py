@@ -254,13 +254,12 @@ def test_predicts_an_engine_replay(tmp_path, capsys):
 
     settings = {
         "answers": str(DATA / "math-cot-groups8.jsonl.gz"), "groups": 4, "per_group": 3, "batches": 2, "learn": 0,
-        "tokens": 900, "seed": 0, "max_seqs": 32, "tail": 8,
+        "tokens": 900, "seed": 0, "max_seqs": 32, "tail": 8, "part": None,
     }  # fmt: skip
-    answers = read_answers(Path(settings["answers"]))
     noise = random.Random(0)
     path = engine_replay(
         tmp_path,
-        choose(answers, argparse.Namespace(**settings)),
+        choose(settings["answers"], argparse.Namespace(**settings)),
         settings,
         lambda rows, context: (0.08 + 0.007 * max(0, rows - 6) + 4e-6 * context) * noise.uniform(0.98, 1.02),
     )
