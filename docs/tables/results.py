@@ -61,6 +61,31 @@ def replay_on_gpu() -> Iterator[Row]:
         yield arms[arm] | gains | {"arm": f"`{arm}`"}
 
 
+PLUGIN_HEADS = {
+    "en": "arm | RL answers: batch 1 | 2 | long reasoning | ms of a step (rows): {}",
+    "zh": "方式 | RL 回答：第 1 批 | 第 2 批 | 长推理 | 单步毫秒数（行数）：{}",
+}
+PLUGIN_RUNNING = ("4-5", "17-32", "65-128")
+
+
+def replay_by_plugin(language: str) -> str:
+    """Gains of each batch, and what steps of RL answers take, by requests running."""
+    replayed = output("engine-replay-h200")
+    lines = []
+    for arm, of_rl in replayed["rl"]["arms"].items():
+        gains = [
+            f"{plain / ours:.2f}"
+            for of_set in replayed.values()
+            for plain, ours in zip(*(of_set["arms"][name]["seconds_by_batch"] for name in ("plain", arm)), strict=True)
+        ]
+        steps = (of_rl["steps_by_running"].get(running) for running in PLUGIN_RUNNING)
+        times = [f"{step['ms']:.1f} ({step['rows']:.0f})" if step else "-" for step in steps]
+        lines.append([f"`{arm}`", *gains, *times])
+    first, *others = PLUGIN_RUNNING
+    head = [*PLUGIN_HEADS[language].format(first).split(" | "), *others]
+    return f"{source(language, 'engine-replay-h200')}\n\n{table(head, lines)}"
+
+
 CLUSTERS = {
     "32b": "Qwen3-32B, 32",
     "235b": "Qwen3-235B-A22B, 128",
@@ -138,6 +163,7 @@ TABLES = {
         "arm | 1:.2f | 2:.2f | 3:.2f | tail_gain_median:.2f | tail_gain_worst:.2f | tokens_per_step:.2f | "
         "accepted_share:.0%",
     ),
+    "engine-replay-h200": replay_by_plugin,
     "article": Table(
         ("plan-article",),
         article,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def fitting(needed: int, engines: int, weights: int) -> int:
 class ForcedEngine2(Forced):
     """An engine with the second runner, scheduled asynchronously.
 
-    Its steps' rows and drafts are those that are computed and verified; `planned` are the rows that were scheduled.
+    Its steps' rows and drafts are those that are computed and verified; `planned` are the rows that were scheduled;
+    `draft_s` is what the host takes to have drafts made.
 
     Args:
         model: folder with a config.json.
@@ -39,6 +41,8 @@ class ForcedEngine2(Forced):
         graphs: vLLM's cudagraph_mode; adaptive verification may take FULL_DECODE_ONLY for FULL.
         settings: further EngineArgs.
     """
+
+    times = ("draft_s",)
 
     def __init__(self, model: Path, speculative: dict[str, Any] | None, graphs: str = "NONE", **settings: Any) -> None:
         super().__init__(model, speculative, True, graphs, **settings)
@@ -89,3 +93,17 @@ class ForcedEngine2(Forced):
             return logits
 
         runner.add_requests, runner.sample, model.compute_logits = add_requests, sample_batch, compute_logits
+        if runner.speculator is not None:
+            for name in ("update_requests", "propose"):
+                if of := getattr(runner.speculator, name, None):
+                    setattr(runner.speculator, name, self._timed(of))
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = self.clock()
+            result = function(*args, **kwargs)
+            if self._now:
+                self._now["draft_s"] += self.clock() - start
+            return result
+
+        return timed

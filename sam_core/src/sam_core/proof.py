@@ -60,8 +60,9 @@ class Proof:
     PAUSES_ONCE_PROVEN = (4, 32)
     """The same once they are: a machine that got slower for a while looks like drafts that lose."""
 
-    def __init__(self) -> None:
+    def __init__(self, pauses_once_proven: tuple[int, int] = PAUSES_ONCE_PROVEN) -> None:
         self.proven = False
+        self._pauses_once_proven = pauses_once_proven
         self._account = 0.0
         self._pause, self._longest = self.PAUSES
         self._until = 0
@@ -71,7 +72,7 @@ class Proof:
         self._account = min(self._account + min(max(gain, -self.MAX_STEP), self.MAX_STEP), self.MAX_ACCOUNT)
         if self._account == self.MAX_ACCOUNT:
             self.proven = True
-            self._pause, self._longest = self.PAUSES_ONCE_PROVEN
+            self._pause, self._longest = self._pauses_once_proven
         elif self._account <= -self.LIMIT:
             self.proven = False
             self._account = 0.0

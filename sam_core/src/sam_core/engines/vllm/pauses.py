@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +12,20 @@ import torch
 
 from sam_core.cost import StepCost
 from sam_core.engines.vllm.texts import Sampled
-from sam_core.proof import PlainSteps, Proof
+from sam_core.proof import Proof
 
 MEMORY = 4096
 """Steps in which the weight of a step's cost falls by a factor of e."""
 PLAIN_STEPS = 6
 """Steps without drafts in a row, of which those count that were launched, run and followed without drafts."""
-FIRST_PLAIN, PLAIN_INTERVAL = 16, 512
-"""Steps before the first such row, or after one that showed nothing because requests came, and between two others."""
+PLAIN_INTERVALS = 16, 512
+"""Steps between two such rows, at least and at most."""
+PLAIN_SHARE = 0.02
+"""The most of the tokens that the rows may cost, where drafts pay, unless the least interval says so."""
+WINDOW = 5
+"""Steps without drafts of as many requests of which the median counts."""
+GAIN_MEMORY = 16
+"""Steps with drafts over which their gain is averaged, to choose the interval."""
 
 
 class _Step:
@@ -37,11 +44,37 @@ class _Step:
         self.sampled: Sampled | None = None
 
 
+class Plain:
+    """How long steps without drafts take, by the requests that run, in powers of two.
+
+    Such a step is the measure of those with drafts. It is taken as it was measured, with as many requests: what a step
+    of other rows and contexts costs is known too badly on an engine that also waits for its host.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}
+
+    def add(self, requests: int, seconds: float) -> None:
+        """A step without drafts has ended."""
+        self._seconds.setdefault(requests.bit_length(), deque(maxlen=WINDOW)).append(seconds)
+
+    def knows(self, requests: int) -> bool:
+        """Whether steps of so many requests were measured."""
+        return requests.bit_length() in self._seconds
+
+    def seconds(self, requests: int) -> float:
+        """The median of the latest of so many requests, or of the next number that is known; 0: none is."""
+        size = requests.bit_length()
+        nearest = min(self._seconds, key=lambda known: abs(known - size), default=None)
+        return statistics.median(self._seconds[nearest]) if nearest is not None else 0.0
+
+
 class Pauses:
-    """Learns what steps cost, and lets drafting pause when steps with drafts yield less than plain ones would.
+    """Lets drafting pause when steps with drafts yield less than plain ones would, and learns what steps cost.
 
     A step's time is that from its start on the device to the next one's, as two events show it once both have happened;
-    nobody waits for them. It counts if the step read no prompt and the next one had no new requests.
+    nobody waits for them. It counts if the step read no prompt and the next one had no new requests. What drafts gain
+    or lose is counted for each power of two of requests, as few may gain by what many lose by.
 
     pause: whether nothing is drafted now.
     cost: of steps, in seconds.
@@ -52,17 +85,20 @@ class Pauses:
         self.cost = StepCost(MEMORY)
         self._new_event = new_event
         self._events: list[Any] = []  # to use again
-        self._plain, self._proof = PlainSteps(), Proof()
+        self._plain = Plain()
+        self._proofs: dict[int, Proof] = {}
+        self._gained = self._ratio = 1.0  # a request's tokens in a step with drafts; its rate, plain steps' being 1
         self._steps: deque[_Step] = deque()
         self._unread: deque[_Step] = deque()
-        self._number, self._next_plain = 0, FIRST_PLAIN
-        self._is_real = self._saw_plain = False
+        self._number, self._next_plain, self._last_plain = 0, PLAIN_INTERVALS[0], 0
+        self._is_real = False
 
-    def begin(self, joined: bool, launches: bool = True) -> None:
+    def begin(self, requests: int, joined: int, launches: bool = True) -> None:
         """A step begins that is not one of the engine's trials.
 
         Args:
-            joined: it has new requests.
+            requests: that run.
+            joined: new ones among them.
             launches: it runs the model.
         """
         self._is_real = launches
@@ -70,10 +106,20 @@ class Pauses:
             self._steps[-1].continued = not joined
         self._number += 1
         self._learn()
-        if self._number >= self._next_plain + PLAIN_STEPS:
-            self._next_plain = self._number + (PLAIN_INTERVAL if self._saw_plain else FIRST_PLAIN)
-            self._saw_plain = False
-        self.pause = self._number >= self._next_plain or self._proof.pauses(self._number)
+        if joined and 2 * joined >= requests:  # another batch, of other texts
+            self._proofs.clear()
+        number, (least, most) = self._number, PLAIN_INTERVALS
+        if number >= self._next_plain + PLAIN_STEPS:
+            cost = PLAIN_STEPS * max(self._ratio - 1, 0) / self._gained  # of a row, in steps with drafts
+            self._next_plain = number + round(min(max(cost / PLAIN_SHARE, least), most))
+        elif not self._plain.knows(requests) and number >= self._last_plain + least:
+            self._next_plain = min(self._next_plain, number)
+        self.pause = number >= self._next_plain or self._proof(requests).pauses(number)
+        if self.pause:
+            self._last_plain = number
+
+    def _proof(self, requests: int) -> Proof:
+        return self._proofs.setdefault(requests.bit_length(), Proof(pauses_once_proven=Proof.PAUSES))
 
     def launched(self, input_batch: Any) -> None:
         """The model of a step is about to be launched."""
@@ -107,10 +153,12 @@ class Pauses:
         self.cost.learn(step.rows, step.context, drafts, seconds)
         if step.paused:
             if following.paused and not verified:
-                self._plain.add(self.cost, step.rows, step.context, seconds)
-                self._saw_plain = True
-        elif plain := self._plain.seconds(self.cost, step.requests, step.context, follow=True):
-            self._proof.add(gained / step.requests - seconds / plain, self._number)
+                self._plain.add(step.requests, seconds)
+        elif plain := self._plain.seconds(step.requests):
+            each = gained / step.requests
+            self._proof(step.requests).add(each - seconds / plain, self._number)
+            self._gained += (each - self._gained) / GAIN_MEMORY
+            self._ratio += (each * plain / seconds - self._ratio) / GAIN_MEMORY
 
     def curve(self, sizes: list[int]) -> list[tuple[int, float]] | None:
         """What steps with drafts of the requests that run cost, as vLLM's verification takes it: rows and milliseconds.

@@ -205,7 +205,8 @@ class Speculator:
             return
         self._read(self.max_concurrent - 1)
         if self.pauses:
-            self.pauses.begin(joined=bool(new), launches=scheduler_output.total_num_scheduled_tokens > 0)
+            scheduled = scheduler_output.num_scheduled_tokens
+            self.pauses.begin(len(scheduled), joined=len(new), launches=len(scheduled) > 0)
         finished = scheduler_output.finished_req_ids
         for req_id in finished:
             if req_id in self.texts.by_id:
