@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from sam_core.options import MAX_AUTO_MIN_PROB
 from sam_core.proposer import SamProposer
 from sam_core.switch import AutoSwitch
 
@@ -18,24 +17,49 @@ from sam_lab.recordings import Answer
 
 Int32 = npt.NDArray[np.int32]
 
-METHODS = ("ngram", "suffix", "oldest", "batch", "wide")
-"""vLLM's two, the article's rule (oldest occurrence, own text), sam_core's default rule and sources, and the same with
-drafts as improbable as those of `auto` may be."""
+PARAMETERS: dict[str, dict[str, float]] = {
+    "ngram": {"min": 2, "max": 5},
+    "suffix": {"depth": 24, "factor": 1.0, "min_prob": 0.1},
+    "oldest": {},
+    "batch": {"min_prob": 0.1},
+    "auto": {},
+}
+"""Those of each method with their defaults. ngram and suffix are vLLM's, oldest is the article's rule (oldest
+occurrence, own text), batch is sam_core's default rule and sources. vLLM's names: prompt_lookup_min and
+prompt_lookup_max; suffix_decoding_max_tree_depth, suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob."""
 PEERS = ("ngram", "suffix")
 """Those of vLLM, which need packages and sources."""
-ARM = re.compile(r"(ngram|suffix|oldest|batch|wide):([1-9][0-9]*)(?::([1-9][0-9]*))?|auto:([1-9][0-9]*)")
-ALWAYS = 1 << 20
-"""Threshold of an arm that drafts in every step."""
+RANGES = (8, 32, 128)
+"""Last number of running requests of each range that has a k of its own; the last range is open."""
+ARM = re.compile(r"([a-z]+)(?:\[([a-z_]+=[0-9.]+(?:,[a-z_]+=[0-9.]+)*)\])?:([0-9]+(?:/[0-9]+){3}|[1-9][0-9]*)")
 
 
-def parse(arm: str) -> tuple[str, int, int]:
-    """Method, k and threshold of METHOD:K[:THRESHOLD] or auto:K; raises LabError."""
+class Arm(NamedTuple):
+    """A method, its parameters, and k for each range of running requests."""
+
+    method: str
+    parameters: dict[str, float]
+    lengths: tuple[int, ...]
+
+    def k(self, running: int) -> int:
+        """vLLM's num_speculative_tokens_per_batch_size."""
+        return self.lengths[sum(running > last for last in RANGES)]
+
+
+def parse(arm: str) -> Arm:
+    """METHOD[NAME=VALUE,...]:K or METHOD[...]:K/K/K/K; raises LabError."""
     fixed = ARM.fullmatch(arm)
-    if not fixed:
-        raise LabError(f"unknown arm {arm!r}: write {', '.join(METHODS)}:K[:THRESHOLD] or auto:K")
-    if fixed[4]:
-        return "auto", int(fixed[4]), ALWAYS
-    return fixed[1], int(fixed[2]), int(fixed[3] or ALWAYS)
+    if not fixed or fixed[1] not in PARAMETERS:
+        raise LabError(f"unknown arm {arm!r}: write METHOD:K or METHOD:K/K/K/K, METHOD of {', '.join(PARAMETERS)}")
+    given = {
+        name: float(value) for name, _, value in (each.partition("=") for each in (fixed[2] or "").split(",") if each)
+    }
+    if unknown := given.keys() - PARAMETERS[fixed[1]].keys():
+        raise LabError(f"arm {arm!r}: {fixed[1]} has no parameter {', '.join(sorted(unknown))}")
+    lengths = tuple(map(int, fixed[3].split("/")))
+    if not any(lengths) or fixed[1] == "auto" and len(lengths) > 1:
+        raise LabError(f"arm {arm!r}: {'auto takes one K' if any(lengths) else 'it never drafts'}")
+    return Arm(fixed[1], PARAMETERS[fixed[1]] | given, lengths * (4 // len(lengths)))
 
 
 def check(methods: Iterable[str]) -> None:
@@ -50,31 +74,30 @@ def check(methods: Iterable[str]) -> None:
             ) from None
 
 
-def make(arm: str, clock: Callable[[], float]) -> Any:
+def make(name: str, clock: Callable[[], float]) -> Any:
     """A new drafter; `auto` times steps with `clock`. Raises LabError where vLLM's methods are not installed."""
-    method, k, threshold = parse(arm)
-    if method == "ngram":
-        return Ngram(k, threshold)
-    if method == "suffix":
-        return Suffix(k, threshold)
-    sam: dict[str, Any] = {"switch": "batch", "threshold": threshold}
-    if method == "oldest":
+    arm = parse(name)
+    if arm.method == "ngram":
+        return Ngram(arm)
+    if arm.method == "suffix":
+        return Suffix(arm)
+    if arm.method == "auto":
+        return Sam(arm, {"switch": "auto"}, clock)
+    sam: dict[str, Any] = {"switch": "batch", "threshold": 1 << 20, **arm.parameters}
+    if arm.method == "oldest":
         sam |= {"rule": "oldest", "sources": ["request"]}
-    if method == "wide":
-        sam |= {"min_prob": MAX_AUTO_MIN_PROB}
-    if method == "auto":
-        sam = {"switch": "auto"}
-    return Sam(k, sam, clock)
+    return Sam(arm, sam, clock)
 
 
 class Sam:
     """`sam_core.proposer.SamProposer`, as an engine calls it."""
 
-    def __init__(self, k: int, sam: dict[str, Any], clock: Callable[[], float]) -> None:
+    def __init__(self, arm: Arm, sam: dict[str, Any], clock: Callable[[], float]) -> None:
+        self.arm = arm
         self.groups: Sequence[str] = ()
         self.rollouts = 0
         self.proposer = SamProposer(
-            k,
+            max(arm.lengths),
             sam,
             max_model_len=1 << 30,
             group_of=lambda req_id: self.groups[int(req_id.partition("-")[0])].encode(),
@@ -101,46 +124,49 @@ class Sam:
             self._active = active[:]
             self._rows, self._prompts = self.table[active], self.prompts[active]
             self._names = [f"{i}-{self.rollouts}" for i in active]
-        return self.proposer.propose(self._names, self._rows, lengths, self._prompts, may_draft, num_tokens)
+        drafts = self.proposer.propose(self._names, self._rows, lengths, self._prompts, may_draft, num_tokens)
+        most = self.arm.k(len(active))
+        return drafts if most == max(self.arm.lengths) else [draft[:most] for draft in drafts]
 
     def finish(self, ended: list[int]) -> None:
         self.proposer.finish([f"{i}-{self.rollouts}" for i in ended])
 
 
 class Ngram:
-    """vLLM's n-gram proposer."""
+    """vLLM's n-gram proposer; its ngram_gpu drafts the same tokens."""
 
-    def __init__(self, k: int, threshold: int) -> None:
+    def __init__(self, arm: Arm) -> None:
         from sam_lab.bench.peers.ngram import ngram_proposer
 
-        self.threshold = threshold
-        self.proposer = ngram_proposer(k, 1)
+        self.arm = arm
+        shortest, longest = (int(arm.parameters[name]) for name in ("min", "max"))
+        self.proposer = ngram_proposer(max(arm.lengths), 1, shortest, longest)
 
     def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
         self.table = table
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
-        if len(active) > self.threshold:
+        most = self.arm.k(len(active))
+        if not most:
             return [[]] * len(active)
         sampled = [[0] if may else [] for may in may_draft]
-        return self.proposer.propose(
-            sampled, lengths, self.table[active] if len(active) < len(self.table) else self.table
-        )
+        rows = self.table[active] if len(active) < len(self.table) else self.table
+        return [draft[:most] for draft in self.proposer.propose(sampled, lengths, rows)]
 
     def finish(self, ended: list[int]) -> None:
         """It keeps nothing."""
 
 
 class Suffix:
-    """arctic-inference's cache, called as vLLM's suffix decoding calls it, with vLLM's defaults."""
+    """arctic-inference's cache, called as vLLM's suffix decoding calls it."""
 
-    DEPTH, CACHED_REQUESTS, FACTOR, MIN_PROB = 24, 10_000, 1.0, 0.1
+    CACHED_REQUESTS = 10_000
 
-    def __init__(self, k: int, threshold: int) -> None:
+    def __init__(self, arm: Arm) -> None:
         from sam_lab.bench.peers.arctic import arctic
 
-        self.k, self.threshold = k, threshold
-        self.cache = arctic()(max_tree_depth=self.DEPTH, max_cached_requests=self.CACHED_REQUESTS)
+        self.arm, self.depth = arm, int(arm.parameters["depth"])
+        self.cache = arctic()(max_tree_depth=self.depth, max_cached_requests=self.CACHED_REQUESTS)
         self.rollouts = 0
 
     def begin(self, table: Int32, prompts: Int32, groups: Sequence[str]) -> None:
@@ -150,6 +176,7 @@ class Suffix:
 
     def draft(self, active: list[int], lengths: Int32, may_draft: list[bool], num_tokens: int) -> list[list[int]]:
         drafts: list[list[int]] = []
+        most = self.arm.k(len(active))
         for i, length, may in zip(active, lengths.tolist(), may_draft, strict=True):
             if not may:
                 drafts.append([])
@@ -160,17 +187,17 @@ class Suffix:
                 self.fed[i] = self.prompts[i]
             self.cache.add_active_response(name, self.table[i, self.fed[i] : length].tolist())
             self.fed[i] = length
-            if len(active) > self.threshold:
+            if not most:
                 drafts.append([])
                 continue
-            pattern = self.table[i, max(0, length - self.DEPTH) : length]
+            pattern = self.table[i, max(0, length - self.depth) : length]
             drafts.append(
                 self.cache.speculate(
                     name,
                     pattern,
-                    max_spec_tokens=self.k,
-                    max_spec_factor=self.FACTOR,
-                    min_token_prob=self.MIN_PROB,
+                    max_spec_tokens=most,
+                    max_spec_factor=self.arm.parameters["factor"],
+                    min_token_prob=self.arm.parameters["min_prob"],
                 ).token_ids
             )
         return drafts

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +19,45 @@ import sam_core
 from sam_lab import figures
 from sam_lab.cli import LabError, check_outputs, digest, positive
 from sam_lab.evidence import data, report, tuning
-from sam_lab.evidence.arms import METHODS, PEERS, check
-from sam_lab.evidence.jobs import PLAIN, Job, Settings, Steps, run_all
-from sam_lab.evidence.statistics import by_running, foreseen, pooled, seconds, summary
-from sam_lab.evidence.worlds import MEASURED, NAMES, VERIFY, World, worlds
+from sam_lab.evidence.arms import PEERS, check
+from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, run_all
+from sam_lab.evidence.rollout import Rollout
+from sam_lab.evidence.statistics import by_running, by_task, pooled, seconds, summary
+from sam_lab.evidence.worlds import EXPENSIVE, MEASURED, NAMES, VERIFY, World, worlds
 
-NAMED = ("ngram:3", "ngram:8", "suffix:3", "suffix:8", "suffix:15", "oldest:3:8")
-"""Arms that run as they are; oldest:3:8 is the article's rule and switch."""
-AUTO = ("auto:3", "auto:8", "auto:15")
-DEFAULT = "auto:15"
-"""The arm that the goals are about."""
-GOAL, WORST = 1.05, 0.98
-"""Goals: pooled gain over the best fixed arm, and gain of the worst batch over plain decoding."""
+ARTICLE = "oldest:3/0/0/0"
+"""The article's rule and switch."""
+AUTO = ("auto:15", "auto:3")
+"""The recommended arm, which the others are compared with, and one with few draft tokens."""
+RUNNING = (16, 128, 256)
+PICTURED = 128
 EPILOG = """\
-Recorded answers are rolled out again by each arm, in batches that share no prompt. A greedy answer is known, so which
-drafts are accepted is exact and needs no model; what a step takes comes from a world.
+Recorded answers are rolled out again by each arm. A greedy answer is known, so which drafts are accepted is exact and
+needs no model; what a step takes comes from a world. Three times as many answers as run at once are requested together,
+as a replica gets them from verl, or all that the set has.
 
 arms:
   plain              no speculation
-  ngram:K, suffix:K  vLLM's own methods, with vLLM's defaults; in every step
-  oldest:3:8         the article's: what followed the oldest occurrence in the request's own text, up to 8 requests
-  batch:K            sam_core's default rule and sources, in every step
-  wide:K             the same with min_prob 0.02, the most that counts with auto, instead of 0.1
-  METHOD:K:T         only while at most T requests run: vLLM's num_speculative_tokens_per_batch_size {"1-T": K}
+  METHOD:K           up to K draft tokens in every step
+  METHOD:K/K/K/K     while at most 8, 32, 128, or more requests run: vLLM's num_speculative_tokens_per_batch_size
+  METHOD[NAME=VALUE,...]:K   with these parameters instead of the defaults
+  ngram, suffix      vLLM's own methods; ngram_gpu drafts as ngram does
+  oldest:3/0/0/0     the article's: what followed the oldest occurrence in the request's own text, up to 8 requests
+  batch              sam_core's default rule and sources
   auto:K             sam's switch auto, which knows nothing at its first step and keeps learning from batch to batch
-  saved              the same with what it learned on the dev prompts, and with answers of an earlier epoch (RL answers)
-METHOD:K:T is chosen for each world and set on dev prompts; all figures are of test prompts.
+  saved              the same with what it learned on the dev prompts, and answers of an earlier epoch (RL answers only)
+Of ngram, suffix and batch, parameters and K are chosen for each world, set and number of requests on dev prompts; all
+figures are of test prompts.
 
 worlds:
-  cpu                measured: a Qwen3-0.6B on one thread of a CPU
-  910c-eager         roofline: Qwen3-32B on 4 dies; the host launches each operator
-  910c-graph         roofline: the same in graphs
   h100               fitted to steps on one H100: Qwen3-8B
   article            910c-eager, in which a step with drafts takes --verify times a plain step longer
+  cpu                measured: a Qwen3-0.6B on one thread of a CPU
+  910c-eager         roofline: Qwen3-32B on 4 dies; the host launches each operator: a bound, drafts are nearly free
+  910c-graph         roofline: the same in graphs, without the padding of real ones: a bound
 
-Drafting itself costs nothing in the other clocks, in no arm. Intervals are of 95 %, by bootstrap over batches.
+Drafting itself costs nothing, but on the H100. Intervals are of 95 %, by bootstrap over tasks: of reasoning-gym's 22
+for RL answers, else over prompts; a step's time is shared by the requests in it.
 
 Finished rollouts are kept in OUT/jobs: --resume continues an interrupted run, or adds sets and worlds.
 """
@@ -68,10 +74,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SET",
         help=f"of {', '.join(data.SETS)}",
     )
-    add("--worlds", nargs="+", choices=NAMES, default=list(NAMES), metavar="WORLD", help=f"of {', '.join(NAMES)}")
-    add("--batches", type=positive, metavar="N", help="at most so many of a set; default: all (20 to 23)")
+    add(
+        "--worlds",
+        nargs="+",
+        choices=NAMES,
+        default=["h100", EXPENSIVE],
+        metavar="WORLD",
+        help=f"of {', '.join(NAMES)}; default: h100 {EXPENSIVE}",
+    )
+    add(
+        "--running",
+        type=positive,
+        nargs="+",
+        default=list(RUNNING),
+        metavar="N",
+        help="requests at once, as max_num_seqs; default: 16 128 256",
+    )
+    add("--batches", type=positive, metavar="N", help="at most so many of a set; default: all")
     add("--tokens", type=positive, default=8192, metavar="N", help="of an answer at most (%(default)s)")
-    add("--max-running", type=positive, default=64, metavar="N", help="requests that run at once (%(default)s)")
     add("--verify", type=float, default=VERIFY, metavar="X", help="world article: a share of a step (%(default)s)")
     add("--without", nargs="+", choices=PEERS, default=[], metavar="METHOD", help="leave these out")
     add("--processes", type=positive, default=os.cpu_count(), metavar="N", help="default: one a processor")
@@ -93,21 +113,20 @@ def run(args: argparse.Namespace) -> int:
     if not args.verify >= 0:
         raise LabError(f"--verify must be 0 or more, got {args.verify}")
     check(method for method in PEERS if method not in args.without)
-    settings = Settings(args.tokens, args.max_running, args.batches, args.verify)
+    settings = Settings(args.tokens, args.batches, args.verify)
     _prepare(args.out, settings, args.resume)
-    for name in args.without:
-        tuning.LENGTHS[name] = ()
+    methods = [method for method in tuning.GRID if method not in args.without]
     clocks = worlds(args.worlds, args.verify)
-    done, chosen = _roll_out(args, settings, clocks)
+    done, chosen = _roll_out(args, settings, clocks, methods)
     result = _result(args, settings, clocks, done, chosen)
     write_json(args.out / "evidence.json", result)
     report.show(result)
     if figures.can_draw():
         report.draw(result, args.picture or args.out / "evidence.png")
     print(f"results: {args.out}")
-    silent = [row for row in result["rows"] if row["accepted"] is None and row["arm"].count(":") < 2]
+    silent = [row for row in result["rows"] if row["accepted"] is None]
     for row in silent:
-        print(f"SILENT: {row['arm']} drafted nothing on {row['set']} in world {row['world']}")
+        print(f"SILENT: {row['arm']} drafted nothing on {row['set']} in world {row['world']}, {row['running']} running")
     return 1 if silent else 0
 
 
@@ -125,11 +144,17 @@ def _prepare(out: Path, settings: Settings, resume: bool) -> None:
     write_json(written, wanted)
 
 
+Done = dict[Job, list[Rollout]]
+Chosen = dict[tuple[str, str, int], dict[str, str]]
+"""The best arm of each method, by set, world and requests at once."""
+
+
 def _roll_out(
-    args: argparse.Namespace, settings: Settings, clocks: list[World]
-) -> tuple[dict[Job, Steps], dict[tuple[str, str], dict[str, str]]]:
-    """All rollouts, and the best fixed arms by set and world."""
+    args: argparse.Namespace, settings: Settings, clocks: list[World], methods: list[str]
+) -> tuple[Done, Chosen]:
+    """All rollouts, and the arms that were chosen."""
     progress = Progress()
+    done: Done = {}
 
     def roll(jobs: list[Job], what: str) -> None:
         done.update(
@@ -142,81 +167,68 @@ def _roll_out(
             )
         )
 
-    done: dict[Job, Steps] = {}
-    roll([job for of in args.sets for job in tuning.always(of)], "dev prompts")
-    roll([job for of in args.sets for world in clocks for job in tuning.shortlist(of, done, world)], "dev, thresholds")
-    chosen = {(of, world.name): tuning.best(of, done, world) for of in args.sets for world in clocks}
-    named = [arm for arm in (PLAIN, *NAMED) if arm.partition(":")[0] not in args.without]
-    fixed = [Job(of, "test", arm) for of in args.sets for arm in named]
-    fixed += [Job(of, "test", arm) for (of, _), arms in chosen.items() for arm in arms.values()]
-    learning = [Job(of, "test", arm, w.name) for of in args.sets for w in clocks for arm in AUTO]
-    learning += [Job(of, "test", DEFAULT, w.name, saved=True) for of in args.sets for w in clocks]
-    longest = sorted(fixed + learning, key=lambda job: (job.of != "long", not job.world))
-    roll(longest, "test prompts")
+    roll([job for of in args.sets for job in tuning.jobs(of, methods)], "dev prompts")
+    chosen: Chosen = {}
+    for of, world, running in _cases(args, clocks):
+        found = {method: tuning.best(of, method, done, world, running, settings) for method in methods}
+        chosen[of, world.name, running] = {method: arm for method, arm in found.items() if arm}
+    jobs = []
+    for of, world, running in _cases(args, clocks):
+        jobs += [Job(of, "test", running, arm) for arm in (PLAIN, ARTICLE, *chosen[of, world.name, running].values())]
+        jobs += [Job(of, "test", running, arm, world.name) for arm in AUTO]
+        jobs += [Job(of, "test", running, AUTO[0], world.name, saved=True)] * data.SETS[of].earlier
+    roll(sorted(jobs, key=lambda job: (job.of != "long", not job.world)), "test prompts")  # the longest first
     progress.clear()
     return done, chosen
 
 
+def _cases(args: argparse.Namespace, clocks: list[World]) -> list[tuple[str, World, int]]:
+    return list(itertools.product(args.sets, clocks, args.running))
+
+
 def _result(
-    args: argparse.Namespace,
-    settings: Settings,
-    clocks: list[World],
-    done: dict[Job, Steps],
-    chosen: dict[tuple[str, str], dict[str, str]],
+    args: argparse.Namespace, settings: Settings, clocks: list[World], done: Done, chosen: Chosen
 ) -> dict[str, Any]:
-    rows, running, goals = [], [], []
-    sets = {}
-    for of in args.sets:
-        batches = data.batches(data.SETS[of], "test", settings.tokens, settings.num_batches)
-        lengths = [len(answer.response_ids) for batch in batches for answer in batch.answers]
-        sets[of] = {
-            "title": data.SETS[of].title,
-            "batches": len(batches),
-            "prompts": sum(len(batch.prompts) for batch in batches),
-            "answers": len(lengths),
-            "tokens": sum(lengths),
-            "longest": max(lengths),
-        }
-        plain = done[Job(of, "test", PLAIN)]
-        for world in clocks:
-            arms = chosen[of, world.name]
-            steps = {
-                arm: done[Job(of, "test", arm)] for arm in (*NAMED, *arms.values()) if Job(of, "test", arm) in done
-            }
-            steps |= {arm: done[Job(of, "test", arm, world.name)] for arm in AUTO}
-            steps["saved"] = done[Job(of, "test", DEFAULT, world.name, saved=True)]
-            best_of = {arm: [m for m in (*METHODS, "all") if arms.get(m) == arm] for arm in steps}
-            own = seconds(steps[DEFAULT], world)
-            for arm, of_arm in steps.items():
-                row = {"set": of, "world": world.name, "arm": arm, "best_of": best_of[arm]}
-                rows.append(row | summary(plain, of_arm, world) | {"auto_over": pooled(seconds(of_arm, world), own)})
-            for arm in dict.fromkeys(("oldest:3:8", arms.get("suffix", ""), arms["all"], DEFAULT)):
-                if arm in steps:
-                    running.append(
-                        {"set": of, "world": world.name, "arm": arm} | {"bins": by_running(plain, steps[arm], world)}
-                    )
-            auto = next(row for row in rows[::-1] if row["arm"] == DEFAULT)
-            best = steps[arms["all"]]
-            best_row = next(row for row in rows[::-1] if row["arm"] == arms["all"])
-            goals.append(
-                {
-                    "set": of,
-                    "world": world.name,
-                    "auto": auto["pooled"],
-                    "worst": auto["worst"],
-                    "best": arms["all"],
-                    "best_gain": best_row["pooled"],
-                    "over_best": best_row["auto_over"],
-                    "foresight": pooled(seconds(best, world), seconds(foreseen(best), world))[0],
-                    "goal": "reached" if best_row["auto_over"][0] >= GOAL else "missed",
-                    "worst_goal": "reached" if auto["worst"] >= WORST else "missed",
-                }
-            )
+    rows, by_number = [], []
+    for of, world, running in _cases(args, clocks):
+        arms = chosen[of, world.name, running]
+        rollouts = {arm: done[Job(of, "test", running, arm)] for arm in (PLAIN, ARTICLE, *arms.values())}
+        rollouts |= {arm: done[Job(of, "test", running, arm, world.name)] for arm in AUTO}
+        if data.SETS[of].earlier:
+            rollouts["saved"] = done[Job(of, "test", running, AUTO[0], world.name, saved=True)]
+        plain = rollouts.pop(PLAIN)
+        tasks = [data.task(a) for batch in batches_of(of, "test", running, settings) for a in batch.answers]
+        auto = by_task(seconds(rollouts[AUTO[0]], world), tasks)
+        case = {"set": of, "world": world.name, "running": running}
+        for arm, own in rollouts.items():
+            best_of = [method for method, best in arms.items() if best == arm]
+            over = pooled(by_task(seconds(own, world), tasks), auto)
+            row = case | {"arm": arm, "best_of": best_of, "auto_over": over}
+            rows.append(row | summary(plain, own, world, tasks))
+        if running == PICTURED or len(args.running) == 1:
+            lines = [arm for arm in dict.fromkeys((ARTICLE, *arms.values(), AUTO[0])) if arm in rollouts]
+            by_number += [case | {"arm": arm, "bins": by_running(plain, rollouts[arm], world)} for arm in lines]
     return {
-        "settings": settings._asdict(),
+        "settings": settings._asdict() | {"running": args.running},
         "worlds": {world.name: world.title for world in clocks},
-        "sets": sets,
-        "goals": goals,
+        "sets": {of: _described(of, args.running[0], settings) for of in args.sets},
         "rows": rows,
-        "running": running,
+        "by_running": by_number,
+    }
+
+
+def _described(of: str, running: int, settings: Settings) -> dict[str, Any]:
+    """Size of a set's test part, and each task's share of its tokens, the largest first."""
+    answers = [answer for batch in batches_of(of, "test", running, settings) for answer in batch.answers]
+    tokens: Counter[str] = Counter()
+    for answer in answers:
+        tokens[data.task(answer)] += len(answer.response_ids)
+    total = sum(tokens.values())
+    return {
+        "title": data.SETS[of].title,
+        "prompts": len({answer.prompt_id for answer in answers}),
+        "answers": len(answers),
+        "tokens": total,
+        "longest": max(len(answer.response_ids) for answer in answers),
+        "tasks": {name: round(count / total, 4) for name, count in tokens.most_common()},
     }

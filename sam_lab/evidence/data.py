@@ -8,10 +8,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from sam_lab.cli import LabError
 from sam_lab.recordings import DATA, Answer, read_answers, split
 
 FOLDER = DATA / "evidence"
+WAVES = 3
+"""Requests of a batch, as a multiple of those that run at once. All are requested at its beginning, as verl does."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,6 @@ class Set:
 
     Attributes:
         title: for tables.
-        prompts: of a batch.
         groups: of a prompt, from which its answers are taken.
         answers: of a group.
         earlier: whether a prompt's first group is an earlier epoch, which only the arm `saved` sees.
@@ -28,7 +31,6 @@ class Set:
 
     name: str
     title: str
-    prompts: int
     groups: int
     answers: int
     earlier: bool = False
@@ -37,10 +39,10 @@ class Set:
 SETS = {
     s.name: s
     for s in (
-        Set("rl", "RL answers", 16, 1, 3, earlier=True),
-        Set("long", "long reasoning", 2, 3, 3),
-        Set("math", "competition math", 2, 1, 8),
-        Set("code", "code", 3, 1, 16),
+        Set("rl", "RL answers", 1, 3, earlier=True),
+        Set("long", "long reasoning", 3, 3),
+        Set("math", "competition math", 1, 8),
+        Set("code", "code", 1, 16),
     )
 }
 
@@ -50,43 +52,50 @@ class Batch:
     """Answers that are requested at once.
 
     Attributes:
-        prompts: ids of its prompts, which no other batch of the set has.
-        answers: the recorded answers.
+        answers: the recorded answers. No other batch of the set has their prompts.
         earlier: answers to the same prompts from an earlier epoch.
     """
 
-    prompts: list[str]
     answers: list[Answer]
     earlier: list[Answer]
 
 
-def batches(of: Set, part: str, tokens: int, limit: int | None = None, folder: Path = FOLDER) -> list[Batch]:
-    """Batches of the `dev` or `test` prompts of a set, each with prompts of its own, in an order that hashes fix.
+def batches(
+    of: Set, part: str, tokens: int, running: int, limit: int | None = None, folder: Path = FOLDER
+) -> list[Batch]:
+    """All `dev` or `test` prompts of a set, in an order that hashes fix, parted into batches of equal size.
 
     Args:
         tokens: answers are cut there.
-        limit: of the batches; default: as many as the prompts fill.
+        running: requests that run at once; a batch has WAVES times as many, or the set has one batch.
+        limit: of the batches; default: all.
 
-    Raises LabError if there is not one batch.
+    Raises LabError if there is no prompt.
     """
     by_prompt: dict[str, dict[str, list[Answer]]] = defaultdict(lambda: defaultdict(list))
     for answer in split(read_answers(folder / f"{of.name}.jsonl.gz"))[part]:
         by_prompt[answer.prompt_id][answer.group].append(_shortened(answer, of, tokens))
+    if not by_prompt:
+        raise LabError(f"{folder / of.name}.jsonl.gz has no {part} prompts")
     names = sorted(by_prompt, key=_order)
+    number = max(1, len(names) * of.groups * of.answers // (WAVES * running))
     found = []
-    for i in range(0, len(names) - of.prompts + 1, of.prompts):
-        now: list[Answer] = []
-        earlier: list[Answer] = []
-        for name in names[i : i + of.prompts]:
+    for chosen in np.array_split(np.array(names, object), number)[:limit]:
+        batch = Batch([], [])
+        for name in chosen:
             groups = list(by_prompt[name].values())
             if of.earlier:
                 groups.sort(key=lambda group: group[0].epoch or 0)
-                earlier += groups.pop(0)
-            now += [answer for group in groups[: of.groups] for answer in group[: of.answers]]
-        found.append(Batch(names[i : i + of.prompts], now, earlier))
-    if not found:
-        raise LabError(f"{folder / of.name}.jsonl.gz has too few {part} prompts for a batch of {of.prompts}")
-    return found[:limit]
+                batch.earlier.extend(groups.pop(0))
+            batch.answers.extend(answer for group in groups[: of.groups] for answer in group[: of.answers])
+        found.append(batch)
+    return found
+
+
+def task(answer: Answer) -> str:
+    """What a prompt asks for: prompts of reasoning-gym, rg/TASK/ID, are of 22 tasks, every other one is its own."""
+    source, _, name = answer.prompt_id.partition("/")
+    return name.partition("/")[0] if source == "rg" else answer.prompt_id
 
 
 def _shortened(answer: Answer, of: Set, tokens: int) -> Answer:

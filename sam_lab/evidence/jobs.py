@@ -4,31 +4,28 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from sam_core.files import replacing
 
 from sam_lab.evidence import arms, data
-from sam_lab.evidence.rollout import FIELDS, Step, roll_out
+from sam_lab.evidence.rollout import FIELDS, Rollout, Step, roll_out
 from sam_lab.evidence.worlds import World, worlds
 from sam_lab.workers import finished
 
-Steps = list[npt.NDArray[np.int64]]
-"""Of each batch, as `roll_out` returns them."""
 NOISE = 0.03
 """Standard deviation of the logarithm of a step's time as `auto` measures it. What a step counts is without noise."""
 PLAIN = "plain"
 
 
 class Settings(NamedTuple):
-    """tokens: of an answer at most. max_running: requests. num_batches: of a set at most. verify: see `worlds`."""
+    """tokens: of an answer at most. num_batches: of a set at most. verify: see `worlds`."""
 
     tokens: int
-    max_running: int
     num_batches: int | None
     verify: float
 
@@ -36,29 +33,30 @@ class Settings(NamedTuple):
 class Job(NamedTuple):
     """An arm on the batches of a part of a set.
 
-    world: its clock, which only `auto` reads; empty for other arms, whose drafts no clock changes. saved: `auto` begins
-    with what it learned on the dev prompts, and with the answers of an earlier epoch where the set has them.
+    running: requests at once, at most. world: its clock, which only `auto` reads; empty for other arms, whose drafts no
+    clock changes. saved: `auto` begins with what it learned on the dev prompts, and with the answers of an earlier
+    epoch where the set has them.
     """
 
     of: str
     part: str
+    running: int
     arm: str
     world: str = ""
     saved: bool = False
 
     @property
     def name(self) -> str:
-        return "-".join(
-            [self.of, self.part, self.arm.replace(":", "_"), *filter(None, [self.world]), *["saved"] * self.saved]
-        )
+        words = [self.of, self.part, str(self.running), re.sub("[^a-z0-9.]", "_", self.arm), self.world]
+        return "-".join(filter(None, [*words, "saved" * self.saved]))
 
 
 @functools.lru_cache(8)
-def _batches(of: str, part: str, settings: Settings) -> list[data.Batch]:
-    return data.batches(data.SETS[of], part, settings.tokens, settings.num_batches)
+def batches_of(of: str, part: str, running: int, settings: Settings) -> list[data.Batch]:
+    return data.batches(data.SETS[of], part, settings.tokens, running, settings.num_batches)
 
 
-def run(job: Job, settings: Settings) -> Steps:
+def run(job: Job, settings: Settings) -> list[Rollout]:
     """Roll out one batch after another, with one drafter, as an engine does."""
     now = 0.0
     rng = np.random.default_rng(20)
@@ -70,13 +68,13 @@ def run(job: Job, settings: Settings) -> Steps:
         if clock:
             now += clock.step_seconds(step) * float(np.exp(NOISE * rng.standard_normal()))
 
-    def all_of(part: str) -> Steps:
-        steps = []
-        for batch in _batches(job.of, part, settings):
+    def all_of(part: str) -> list[Rollout]:
+        rollouts = []
+        for batch in batches_of(job.of, part, job.running, settings):
             if job.saved and batch.earlier and drafter:
                 drafter.remember(batch.earlier)
-            steps.append(roll_out(batch.answers, drafter, settings.max_running, advance_clock))
-        return steps
+            rollouts.append(roll_out(batch.answers, drafter, job.running, advance_clock))
+        return rollouts
 
     if job.saved:
         all_of("dev")
@@ -85,8 +83,8 @@ def run(job: Job, settings: Settings) -> Steps:
 
 def run_all(
     jobs: Iterable[Job], settings: Settings, folder: Path, processes: int, progress: Callable[[int, int], None]
-) -> dict[Job, Steps]:
-    """The steps of all jobs; those that `folder` holds are read from there."""
+) -> dict[Job, list[Rollout]]:
+    """The rollouts of all jobs; those that `folder` holds are read from there."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = list(dict.fromkeys(jobs))
     done = {job: _load(folder / f"{job.name}.npz") for job in wanted if (folder / f"{job.name}.npz").exists()}
@@ -103,14 +101,22 @@ def run_all(
     return done
 
 
-def _run_and_save(job: Job, settings: Settings, folder: Path) -> Steps:
-    steps = run(job, settings)
-    ends = np.cumsum([len(of_batch) for of_batch in steps])
+def _run_and_save(job: Job, settings: Settings, folder: Path) -> list[Rollout]:
+    rollouts = run(job, settings)
+    columns = zip(*rollouts, strict=True)
+    arrays: dict[str, Any] = {}
+    for name, parts in zip(Rollout._fields, columns, strict=True):
+        arrays[name] = np.concatenate(parts).astype(np.int32)
+        arrays[f"{name}_ends"] = np.cumsum([len(part) for part in parts])
     with replacing(folder / f"{job.name}.npz") as temporary, open(temporary, "wb") as file:
-        np.savez_compressed(file, steps=np.concatenate(steps).astype(np.int32), ends=ends)
-    return steps
+        np.savez_compressed(file, **arrays)
+    return rollouts
 
 
-def _load(path: Path) -> Steps:
+def _load(path: Path) -> list[Rollout]:
     with np.load(path) as saved:
-        return np.split(saved["steps"].astype(np.int64).reshape(-1, len(FIELDS)), saved["ends"][:-1])
+        parts = [
+            np.split(saved[name].astype(np.int64).reshape(-1, width), saved[f"{name}_ends"][:-1])
+            for name, width in zip(Rollout._fields, (len(FIELDS), 2), strict=True)
+        ]
+    return [Rollout(*one) for one in zip(*parts, strict=True)]

@@ -43,6 +43,13 @@ class Step(NamedTuple):
     prompt: int
 
 
+class Rollout(NamedTuple):
+    """steps: int64 [steps, fields], a row of FIELDS for each. spans: int64 [N, 2], first and last step of each."""
+
+    steps: npt.NDArray[np.int64]
+    spans: npt.NDArray[np.int64]
+
+
 class Drafter(Protocol):
     """What a rollout calls on an arm's drafter. Requests are rows of the table given to `begin`."""
 
@@ -61,16 +68,13 @@ def roll_out(
     drafter: Drafter | None,
     max_running: int,
     on_step: Callable[[Step], None] = lambda step: None,
-) -> npt.NDArray[np.int64]:
+) -> Rollout:
     """Run all answers as one replica of a rollout does.
 
     Args:
         answers: requested at once; admitted in order while fewer than `max_running` run.
         drafter: None decodes plainly.
         on_step: called with each step before the drafter is.
-
-    Returns:
-        int64 [steps, fields], a row of FIELDS for each step.
     """
     texts = [[*answer.prompt_ids, *answer.response_ids] for answer in answers]
     prompts = np.array([len(answer.prompt_ids) for answer in answers], np.int32)
@@ -85,6 +89,7 @@ def roll_out(
     active: list[int] = []
     drafts: dict[int, list[int]] = {}
     steps: list[Step] = []
+    spans = np.zeros((len(texts), 2), np.int64)
     while waiting or active:
         free = MAX_BATCHED_TOKENS - sum(1 + len(drafts.get(i, ())) for i in active if known[i] >= prompts[i])
         read: dict[int, int] = {}
@@ -95,6 +100,7 @@ def roll_out(
         while waiting and len(active) < max_running and free > 0:
             i = waiting.pop(0)
             active.append(i)
+            spans[i, 0] = len(steps)
             read[i] = min(int(prompts[i]), free)
             free -= read[i]
         step, ended = _advance(active, texts, known, prompts, ends, drafts, read)
@@ -107,10 +113,11 @@ def roll_out(
             proposed = drafter.draft(active, lengths, may_draft, step.rows)
             drafts = {i: draft for i, draft in zip(active, proposed, strict=True) if draft}
         if ended:
+            spans[ended, 1] = len(steps) - 1
             if drafter:
                 drafter.finish(ended)
             active = [i for i in active if known[i] < ends[i]]
-    return np.array(steps, np.int64).reshape(-1, len(FIELDS))
+    return Rollout(np.array(steps, np.int64).reshape(-1, len(FIELDS)), spans)
 
 
 def _advance(

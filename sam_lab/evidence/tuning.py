@@ -1,62 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best fixed k and threshold of every method in every world, chosen on dev prompts."""
+"""The best fixed parameters of every method, and the best k for each range of running requests, chosen on dev prompts.
+
+Each method runs with each of its parameters and k in every step of the dev prompts. At so many requests a schedule
+takes what the run with its k takes there, so the steps of these runs price every schedule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from sam_lab.evidence.arms import METHODS
-from sam_lab.evidence.jobs import PLAIN, Job, Steps
-from sam_lab.evidence.rollout import column
-from sam_lab.evidence.statistics import seconds
+from sam_lab.evidence import data
+from sam_lab.evidence.arms import RANGES
+from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of
+from sam_lab.evidence.rollout import FIELDS, Rollout, column, roll_out
 from sam_lab.evidence.worlds import World
 
-LENGTHS = {"ngram": (3, 8), "suffix": (3, 8, 15), "oldest": (3, 8, 15), "batch": (1, 2, 3, 5, 8, 15), "wide": (15,)}
-THRESHOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-SHORTLIST = 2
-"""Thresholds of a method that are run on dev, of those that its runs in every step predict to be best."""
+RUNNING = 128
+"""Requests at once on dev prompts, where the set has as many."""
+GRID: dict[str, list[tuple[str, tuple[int, ...]]]] = {
+    "ngram": [(f"[min={a},max={b}]", (3, 8, 15)) for a, b in ((2, 5), (3, 5), (5, 5), (2, 3))],
+    "suffix": [
+        (f"[depth={depth},factor={factor},min_prob={prob}]", (3, 8, 15, 24))
+        for depth in (24, 64)
+        for factor in (1, 4)
+        for prob in (0.1, 0.02)
+    ],
+    "batch": [(f"[min_prob={prob}]", (1, 2, 3, 5, 8, 15)) for prob in (0.1, 0.02)],
+}
+"""Parameters and k of each method that is tuned."""
+SCALED = [FIELDS.index(name) for name in ("running", "rows", "drafted", "emitted", "context", "draft_context")]
+
+Steps = npt.NDArray[np.int64]
 
 
-def always(of: str) -> list[Job]:
-    """Runs of every method and k in every step of the dev prompts."""
-    found = [Job(of, "dev", f"{method}:{k}") for method in METHODS for k in LENGTHS[method]]
-    return [Job(of, "dev", PLAIN), *found]
+def jobs(of: str, methods: Sequence[str]) -> list[Job]:
+    """Runs on the dev prompts, of every method with each of its parameters and k in every step."""
+    named = [f"{method}{given}:{k}" for method in methods for given, lengths in GRID[method] for k in lengths]
+    return [Job(of, "dev", RUNNING, arm) for arm in (PLAIN, *named)]
 
 
-def shortlist(of: str, done: Mapping[Job, Steps], world: World) -> list[Job]:
-    """Runs with a threshold that may be the best of their method in this world."""
-    plain = _by_running(done[Job(of, "dev", PLAIN)], world)
-    jobs = []
-    for method in METHODS:
-        predicted = {}
-        for k in LENGTHS[method]:
-            on = _by_running(done[Job(of, "dev", f"{method}:{k}")], world)
-            for threshold in THRESHOLDS:
-                # at so many requests a run with a threshold takes what the run in every step takes, beyond it what
-                # plain takes
-                predicted[f"{method}:{k}:{threshold}"] = on[: threshold + 1].sum() + plain[threshold + 1 :].sum()
-        jobs += [Job(of, "dev", arm) for arm in sorted(predicted, key=predicted.__getitem__)[:SHORTLIST]]
-    return jobs
+def best(
+    of: str,
+    method: str,
+    done: Mapping[Job, Sequence[Rollout]],
+    world: World,
+    running: int,
+    settings: Settings,
+) -> str | None:
+    """The arm of a method that would be fastest on the dev prompts in this world, at most `running` requests at once;
+    None if that is not to draft."""
+    shares = _shares(of, running, settings)
+
+    def costs(arm: str) -> npt.NDArray[np.float64]:
+        """Seconds a token in each range."""
+        steps = np.concatenate([rollout.steps for rollout in done[Job(of, "dev", RUNNING, arm)]])
+        return np.array([_seconds_per_token(steps, typical, world) for typical, _ in shares])
+
+    weights = np.array([weight for _, weight in shares])
+    plain = costs(PLAIN)
+    found: list[tuple[float, str]] = []
+    for given, lengths in GRID[method]:
+        table = np.array([plain, *(costs(f"{method}{given}:{k}") for k in lengths)])
+        choice = table.argmin(0)
+        if choice[weights > 0].any():
+            schedule = "/".join(str((0, *lengths)[at]) for at in choice)
+            found.append((float(weights @ table.min(0)), f"{method}{given}:{schedule}"))
+    return min(found)[1] if found else None
 
 
-def best(of: str, done: Mapping[Job, Steps], world: World) -> dict[str, str]:
-    """The fastest arm of each method on the dev prompts, and under `all` the fastest of these."""
-    total_seconds = {
-        job.arm: seconds(steps, world).sum() for job, steps in done.items() if (job.of, job.part) == (of, "dev")
-    }
-    arms = {
-        method: min((arm for arm in total_seconds if arm.startswith(f"{method}:")), key=total_seconds.__getitem__)
-        for method in METHODS
-        if LENGTHS[method]
-    }
-    return arms | {"all": min(arms.values(), key=total_seconds.__getitem__)}
+@functools.lru_cache(64)
+def _shares(of: str, running: int, settings: Settings) -> list[tuple[float, float]]:
+    """(mean number of requests, share of the tokens) of each range of running requests, in plain decoding of as many
+    answers as a batch has, of the lengths of the dev prompts' answers."""
+    answers = [answer for batch in batches_of(of, "dev", RUNNING, settings) for answer in batch.answers]
+    answers *= -(-data.WAVES * running // len(answers))
+    steps = roll_out(answers, None, running).steps
+    place = np.searchsorted(RANGES, column(steps, "running"))
+    tokens = np.bincount(place, column(steps, "emitted"), len(RANGES) + 1)
+    requests = np.bincount(place, column(steps, "emitted") * column(steps, "running"), len(RANGES) + 1)
+    typical = np.where(tokens > 0, requests / np.maximum(tokens, 1), (1, *(last + 1 for last in RANGES)))
+    return list(zip(typical.tolist(), (tokens / tokens.sum()).tolist(), strict=True))
 
 
-def _by_running(steps: Steps, world: World) -> npt.NDArray[Any]:
-    """Seconds by requests running: [more than any]."""
-    every = np.concatenate(steps)
-    return np.bincount(column(every, "running"), world.seconds(every), minlength=1024)
+def _seconds_per_token(steps: Steps, typical: float, world: World) -> float:
+    """Of steps with about as many requests, each made as large as a step with `typical` requests."""
+    decoding = steps[column(steps, "prompt") == 0]
+    place = np.searchsorted(RANGES, column(decoding, "running"))
+    wanted = int(np.searchsorted(RANGES, typical))
+    nearest = min(np.unique(place), key=lambda at: abs(int(at) - wanted))
+    chosen = decoding[place == nearest].astype(float)
+    chosen[:, SCALED] *= typical / column(chosen, "running").mean()
+    return float(world.seconds(chosen).sum() / column(chosen, "emitted").sum())

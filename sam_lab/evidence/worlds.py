@@ -60,7 +60,7 @@ def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
         measured("cpu", "CPU, measured, Qwen3-0.6B"),
         World("910c-eager", "910C eager, Qwen3-32B on 4 dies", eager),
         World("910c-graph", "910C graphs, Qwen3-32B on 4 dies", roofline(large, 4, 1, npu, eager=False)),
-        measured("h100", "H100, measured, Qwen3-8B"),
+        measured("h100", "H100, fitted, Qwen3-8B"),
         World(EXPENSIVE, "910C eager, costly verification", eager, verify * float(eager.rows_cost(8))),
     ]
     return [world for world in found if not names or world.name in names]

@@ -15,16 +15,16 @@ from sam_lab.cli import LabError
 from sam_lab.drafters import SamDrafter
 from sam_lab.evidence import arms, command, data, tuning
 from sam_lab.evidence.arms import make, parse
-from sam_lab.evidence.jobs import Job, Settings
-from sam_lab.evidence.rollout import FIELDS, column, roll_out
-from sam_lab.evidence.statistics import foreseen, pooled, summary
+from sam_lab.evidence.jobs import PLAIN, Settings
+from sam_lab.evidence.rollout import FIELDS, Rollout, column, roll_out
+from sam_lab.evidence.statistics import by_task, pooled, seconds, summary
 from sam_lab.evidence.worlds import NAMES, World, worlds
 from sam_lab.plan.cost import Cost
 from sam_lab.recordings import PARTS, Answer
 from sam_lab.replay import replay
 
 FLAT = World("flat", "a second a step", Cost(np.array([1.0, 1e6]), np.ones(2), 0.0, 0.0))
-SMALL = Settings(tokens=60, max_running=64, num_batches=2, verify=0.75)
+SMALL = Settings(tokens=60, num_batches=2, verify=0.75)
 
 
 def answers_of(*texts, prompt=(7, 8)):
@@ -32,20 +32,28 @@ def answers_of(*texts, prompt=(7, 8)):
 
 
 @pytest.mark.parametrize("name", data.SETS)
-def test_twenty_batches_or_more_share_no_prompt_with_each_other_or_with_dev(name):
-    parts = {part: data.batches(data.SETS[name], part, 100) for part in PARTS}
-    assert len(parts["test"]) >= 20
-    prompts = [prompt for batches in parts.values() for batch in batches for prompt in batch.prompts]
-    assert len(prompts) == len(set(prompts))
-    of = data.SETS[name]
-    for batch in parts["test"]:
-        assert len(batch.answers) == of.prompts * of.groups * of.answers
-        assert bool(batch.earlier) == of.earlier
-        assert {answer.prompt_id for answer in [*batch.answers, *batch.earlier]} == set(batch.prompts)
+def test_batches_share_no_prompt_with_each_other_or_with_dev(name):
+    of, running = data.SETS[name], 16
+    parts = {part: data.batches(of, part, 100, running) for part in PARTS}
+    prompts = [{a.prompt_id for a in [*b.answers, *b.earlier]} for batches in parts.values() for b in batches]
+    assert len(set.union(*prompts)) == sum(map(len, prompts))
+    sizes = [len(batch.answers) for batch in parts["test"]]
+    per_prompt = of.groups * of.answers
+    assert data.WAVES * running < min(sizes) + per_prompt and max(sizes) - min(sizes) <= per_prompt
+    assert all(bool(batch.earlier) == of.earlier for batch in parts["test"])
+    (whole,) = data.batches(of, "test", 100, 10_000)
+    assert len(whole.answers) == sum(sizes)
+
+
+def test_answers_to_prompts_of_one_task():
+    answers = {batch.answers[0].prompt_id: batch.answers[0] for batch in data.batches(data.SETS["rl"], "test", 9, 1)}
+    assert len({data.task(answer) for answer in answers.values()}) == 22
+    assert data.task(answers_of([1])[0]) == "p0"
 
 
 def test_plain_decoding_gives_a_token_a_step():
-    steps = roll_out(answers_of([1] * 5, [2] * 3), None, 64)
+    steps, spans = roll_out(answers_of([1] * 5, [2] * 3), None, 64)
+    assert spans.tolist() == [[0, 4], [0, 2]]
     assert column(steps, "emitted").tolist() == [2, 2, 2, 1, 1]
     assert column(steps, "running").tolist() == [2, 2, 2, 1, 1]
     assert column(steps, "prompt").tolist() == [4, 0, 0, 0, 0]
@@ -55,7 +63,7 @@ def test_plain_decoding_gives_a_token_a_step():
 
 def test_auto_decides_beside_a_prompt_in_chunks():
     answers = [*answers_of([1] * 9), *answers_of([1] * 3, prompt=range(20_000))]
-    steps = roll_out(answers, make("auto:3", itertools.count().__next__), 64)
+    steps, _ = roll_out(answers, make("auto:3", itertools.count().__next__), 64)
     assert column(steps, "prompt").tolist()[:4] == [8192, 8191, 20_000 - 8192 + 2 - 8191, 0]
 
 
@@ -76,7 +84,7 @@ class Fixed:
 
 
 def test_a_draft_counts_as_far_as_it_equals_the_answer():
-    steps = roll_out(answers_of([5, 5, 5, 9, 5, 5]), Fixed([5, 5, 9, 1]), 64)
+    steps, _ = roll_out(answers_of([5, 5, 5, 9, 5, 5]), Fixed([5, 5, 9, 1]), 64)
     assert column(steps, "emitted").tolist() == [1, 4, 1]  # 5 | 5 5 9 5 | 5
     assert column(steps, "drafted").tolist() == [0, 4, 4]
     assert column(steps, "rows").tolist() == [2, 5, 5]
@@ -84,20 +92,41 @@ def test_a_draft_counts_as_far_as_it_equals_the_answer():
 
 
 def test_a_rollout_takes_the_steps_of_the_replay():
-    answers = data.batches(data.SETS["math"], "dev", 200, 1)[0].answers
-    for answer in answers:  # one at a time: nothing depends on the order of requests
+    answers = data.batches(data.SETS["math"], "dev", 200, 16)[0].answers
+    for answer in answers[:8]:  # one at a time: nothing depends on the order of requests
         alone = dataclasses.replace(answer)
-        steps = roll_out([alone], make("batch:8", lambda: 0.0), 64)
+        steps, _ = roll_out([alone], make("batch:8", lambda: 0.0), 64)
         figures = replay(SamDrafter(rule="blend", min_prob=0.1), [[(alone, True)]], "request", 8)
         # the replay drafts from the prompt for its first step; a rollout's first step reads the prompt
         assert abs(len(steps) - figures["steps"]) <= 1
         assert column(steps, "emitted").sum() == len(alone.response_ids)
 
 
-@pytest.mark.parametrize("arm", ["auto", "batch:3:0", "nothing:3"])
-def test_unknown_arms_are_refused(arm):
-    with pytest.raises(LabError, match="unknown arm"):
+@pytest.mark.parametrize(
+    "arm, why",
+    [
+        ("auto", "unknown arm"),
+        ("batch:3/0", "unknown arm"),
+        ("nothing:3", "unknown arm"),
+        ("batch:0/0/0/0", "never drafts"),
+        ("auto:3/3/3/3", "auto takes one K"),
+        ("suffix[depht=3]:3", "suffix has no parameter depht"),
+    ],
+)
+def test_what_is_no_arm_is_refused(arm, why):
+    with pytest.raises(LabError, match=why):
         parse(arm)
+
+
+def test_a_schedule_limits_drafts_by_running_requests():
+    arm = parse("batch[min_prob=0.02]:15/8/3/0")
+    assert [arm.k(n) for n in (1, 8, 9, 32, 33, 128, 129)] == [15, 15, 8, 8, 3, 3, 0]
+    assert arm.parameters == {"min_prob": 0.02} and parse("suffix:8").lengths == (8,) * 4
+    rows = [[1, 2, 3, 4, 5, 6] * 8] * 10
+    for steps, _ in (roll_out(answers_of(*rows[:n]), make("batch:3/0/0/0", lambda: 0.0), 64) for n in (8, 9)):
+        running, drafted = column(steps, "running"), column(steps, "drafted")
+        assert not drafted[running > 8].any() and (len(running) < 40) == (running.max() <= 8)
+        assert drafted.any() == (running.max() <= 8) and drafted.max() <= 24
 
 
 def test_worlds_price_a_step():
@@ -112,45 +141,61 @@ def test_worlds_price_a_step():
     assert 1 < ratios["910c-graph"] < 1.2 < ratios["h100"] < 1.3 and ratios["cpu"] > 2
 
 
-def of_seconds(*batches):
-    """Steps of one request with one token, as many as the batch takes seconds."""
-    one = [1 if name in ("running", "rows", "emitted") else 0 for name in FIELDS]
-    return [np.array([one] * n, np.int64) for n in batches]
+def of_seconds(*batches, emitted=1):
+    """Rollouts of one request each, whose steps take a second, as many as the batch takes seconds."""
+    one = [emitted if name == "emitted" else int(name in ("running", "rows")) for name in FIELDS]
+    return [Rollout(np.array([one] * n, np.int64), np.array([[0, n - 1]])) for n in batches]
 
 
 def test_gains_by_hand():
     plain, arm = of_seconds(10, 20, 30), of_seconds(5, 20, 20)
-    row = summary(plain, arm, FLAT)
-    assert row["pooled"][0] == pytest.approx(60 / 45, abs=1e-3)
-    assert row["median"][0] == 1.5 and row["worst"] == 1
-    assert row["pooled"][1] == 1 and row["pooled"][2] == 2  # resamples of one batch alone
-    assert pooled(np.array([6.0]), np.array([4.0])) == [1.5], "one batch has no interval"
+    row = summary(plain, arm, FLAT, ["a", "b", "a"])
+    assert row["pooled"] == [pytest.approx(60 / 45, abs=1e-3), 1, 1.6]  # resamples of one task alone: 20/20, 40/25
+    assert row["worst"] == 1 and row["batches"] == 3
+    assert pooled(np.array([6.0]), np.array([4.0])) == [1.5], "one task has no interval"
     assert pooled(np.array([2.0, 2.0]), np.array([1.0, 1.0])) == [2, 2, 2]
 
 
-def test_foresight_verifies_what_is_accepted():
-    steps = roll_out(answers_of([5, 5, 5, 9, 5, 5]), Fixed([5, 5, 9, 1]), 64)
-    (known,) = foreseen([steps])
-    assert column(known, "drafted").tolist() == [0, 3, 0]
-    assert column(known, "rows").tolist() == [2, 4, 1]
-    assert column(known, "draft_context").tolist() == [0, 9, 0]
-    for name in ("running", "emitted", "context", "prompt"):
-        assert np.array_equal(column(known, name), column(steps, name))
+def test_the_time_of_a_step_is_shared_by_its_requests():
+    rollout = roll_out(answers_of([1] * 5, [2] * 3, [3] * 2), None, 2)  # the third waits for the second
+    assert rollout.spans.tolist() == [[0, 4], [0, 2], [3, 4]]
+    of_answers = seconds([rollout], FLAT)
+    assert of_answers.tolist() == [2.5, 1.5, 1]
+    assert by_task(of_answers, ["b", "a", "b"]).tolist() == [1.5, 3.5]
 
 
-def test_the_best_arm_is_that_of_the_dev_prompts():
-    done = {Job("math", "dev", "plain"): of_seconds(50), Job("math", "test", "batch:1"): of_seconds(1)}
-    for method, lengths in tuning.LENGTHS.items():
-        for k in lengths:
-            done[Job("math", "dev", f"{method}:{k}")] = of_seconds(40 + k)
-    done[Job("math", "dev", "suffix:8:4")] = of_seconds(9)
-    best = tuning.best("math", done, FLAT)
-    assert best["all"] == best["suffix"] == "suffix:8:4" and best["batch"] == "batch:1"
-    names = [job.arm for job in tuning.shortlist("math", done, FLAT)]
-    assert len(names) == tuning.SHORTLIST * len(tuning.METHODS) and all(parse(name)[2] <= 48 for name in names)
+def test_the_best_schedule_is_that_of_the_dev_prompts():
+    """A method that doubles the tokens of a step at up to 8 requests and only lengthens steps with more."""
+
+    def steps(running, emitted, seconds):
+        names = {"running": running, "rows": running * seconds, "emitted": emitted * running}
+        return [[names.get(name, 0) for name in FIELDS]] * 10
+
+    world = World(
+        "rows", "a second for rows as many as the requests", Cost(np.array([1.0, 1e6]), np.array([1.0, 1e6]), 0.0, 0.0)
+    )
+
+    def rollouts(few, many):
+        return [Rollout(np.array([*steps(4, *few), *steps(20, *many)], np.int64), np.zeros((1, 2), np.int64))]
+
+    done = {job: rollouts((1, 3), (1, 3)) for job in tuning.jobs("math", list(tuning.GRID))}
+    for job in done:
+        if job.arm == PLAIN:
+            done[job] = rollouts((1, 1), (1, 1))
+        if job.arm == "suffix[depth=64,factor=1,min_prob=0.1]:8":
+            done[job] = rollouts((2, 1), (1, 2))
+    assert tuning.best("math", "suffix", done, world, 16, SMALL) == "suffix[depth=64,factor=1,min_prob=0.1]:8/0/0/0"
+    assert tuning.best("math", "batch", done, world, 16, SMALL) is None
 
 
-COMMAND = ["evidence", "--sets", "code", "--worlds", "article", "--batches", "2", "--tokens", "40", "--processes", "1"]
+def test_dev_prompts_stand_for_more_requests_than_they_are():
+    shares = tuning._shares("math", 256, SMALL._replace(num_batches=None))
+    assert sum(weight for _, weight in shares) == pytest.approx(1)
+    assert shares[3][1] > 0.5 and 128 < shares[3][0] <= 256
+
+
+COMMAND = ["evidence", "--sets", "code", "--worlds", "h100", "--batches", "1", "--tokens", "90", "--processes", "1"]
+COMMAND += ["--running", "16"]
 
 
 def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
@@ -158,16 +203,16 @@ def test_the_command_compares_the_arms(tmp_path, capsys, monkeypatch):
     words = [*COMMAND, "--without", "ngram", "suffix", "--out", str(out)]
     assert main(words) == 0
     result = json.loads((out / "evidence.json").read_text())
-    (goal,) = result["goals"]
-    assert goal["goal"] in ("reached", "missed") and goal["best"].startswith(("batch:", "oldest:", "wide:"))
-    assert goal["foresight"] >= 1
     rows = {row["arm"]: row for row in result["rows"]}
-    assert {"oldest:3:8", "auto:3", "auto:8", "auto:15", "saved", goal["best"]} <= set(rows)
-    for arm in ("auto:3", "auto:8", "auto:15", "saved"):
+    (best,) = (row for row in result["rows"] if row["best_of"])
+    assert best["best_of"] == ["batch"] and {"oldest:3/0/0/0", "auto:3", "auto:15", best["arm"]} == set(rows)
+    for arm in ("auto:3", "auto:15"):
         value, low, high = rows[arm]["pooled"]
-        assert rows[arm]["worst"] <= low < value < high and rows[arm]["accepted"] > 0
-    assert (out / "jobs" / "code-test-auto_15-article-saved.npz").exists()
-    assert "auto against the best fixed arm" in capsys.readouterr().out
+        assert low < value < high and rows[arm]["accepted"] > 0 and rows[arm]["worst"] == pytest.approx(value)
+    assert rows["auto:15"]["auto_over"] == [1, 1, 1]
+    assert sum(result["sets"]["code"]["tasks"].values()) == pytest.approx(1, abs=0.01)
+    assert (out / "jobs" / "code-test-16-auto_15-h100.npz").exists()
+    assert "16 at once; H100, fitted" in capsys.readouterr().out
     (out / "evidence.json").unlink()
     assert main([*words, "--resume"]) == 0
     assert json.loads((out / "evidence.json").read_text()) == result

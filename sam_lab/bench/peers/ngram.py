@@ -51,11 +51,11 @@ def ngram_module():
     return module
 
 
-def ngram_proposer(k, rows):
+def ngram_proposer(k, rows, shortest=MIN_N, longest=MAX_N):
     """A proposer of drafts of k tokens for batches of `rows`; compiles on first use, which takes seconds."""
     config = types.SimpleNamespace(
         speculative_config=types.SimpleNamespace(
-            prompt_lookup_min=MIN_N, prompt_lookup_max=MAX_N, num_speculative_tokens=k
+            prompt_lookup_min=shortest, prompt_lookup_max=longest, num_speculative_tokens=k
         ),
         model_config=types.SimpleNamespace(max_model_len=MODEL_LEN),
         scheduler_config=types.SimpleNamespace(max_num_seqs=max(rows, 1024)),
