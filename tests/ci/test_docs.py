@@ -62,6 +62,66 @@ def test_generated_tables_are_current():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def record(name):
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())["output"]
+
+
+def evidence_in_prose():
+    """The figures of the record `evidence` in docs/results.md outside its tables, in the order of the text."""
+    sets = ("rl", "long", "math", "code")
+    cases = {}
+    for row in record("evidence")["rows"]:
+        cases.setdefault((row["set"], row["world"], row["running"]), []).append(row)
+
+    def arm(case, name):
+        return next(row for row in cases[case] if row["arm"] == name or name in row["best_of"])
+
+    def gain(case):
+        return arm(case, "auto:15")["pooled"]
+
+    def lead(case):
+        peers = [row for row in cases[case] if {"ngram", "suffix"} & {*row["best_of"]}]
+        return max(peers, key=lambda row: row["pooled"][0])["auto_over"]
+
+    def each(of, world, running):
+        return [of((name, world, running))[0] for name in sets]
+
+    code, few = arm(("code", "h100", 128), "auto:15"), each(lead, "h100", 16)
+    yield from each(gain, "h100", 128)[:3] + each(lead, "h100", 128)[:3]
+    yield from (code["pooled"][0], each(lead, "h100", 128)[3], code["worst"], code["tail"])
+    yield from (min(few), max(few))
+    yield from each(gain, "article", 128) + each(lead, "article", 128)
+    yield from (sum(of(case)[1] <= 1 <= of(case)[2] for case in cases) for of in (gain, lead))
+    yield from each(lambda case: arm(case, "batch")["auto_over"], "h100", 128)
+    yield from (arm(("rl", "h100", 128), name)["pooled"][0] for name in ("saved", "auto:15"))
+    yield arm(("long", "h100", 128), "auto:3")["auto_over"][0]
+
+
+def replay_in_prose():
+    """The figures of the README beside its table of evidence: of the real engine on an H100."""
+    plain, suffix, auto = (
+        record("engine-replay-h100")["arms"][arm]["seconds_by_batch"] for arm in ("plain@async", "suffix", "auto@async")
+    )
+    over_suffix = [theirs / ours for theirs, ours in zip(suffix, auto, strict=True)]
+    yield from sorted(theirs / ours for theirs, ours in zip(plain, auto, strict=True))
+    yield from (min(over_suffix), max(over_suffix))
+
+
+@pytest.mark.parametrize(
+    "page, begin, figures",
+    [
+        ("docs/results.md", "<!-- end evidence-gains -->", evidence_in_prose),
+        ("README.md", "<!-- end evidence -->", replay_in_prose),
+        ("README.zh.md", "<!-- end evidence -->", replay_in_prose),
+    ],
+)
+def test_figures_in_prose_are_those_of_their_records(page, begin, figures):
+    text = (ROOT / page).read_text().partition(begin)[2].partition("\n## ")[0]
+    text = re.sub(r"<!-- begin (\S+) -->.*<!-- end \1 -->", "", text, flags=re.DOTALL)
+    found = re.findall(r"(?<!vLLM )\b\d\.\d\d\b|(?<=[Ii]n )\d+(?= of)", text)
+    assert found == [f"{x:.2f}" if isinstance(x, float) else str(x) for x in figures()]
+
+
 @pytest.mark.parametrize("path", [*REQUESTS, PLUGIN / "requests.toml"], ids=lambda path: path.parent.name)
 def test_a_row_of_requests_names_a_test_of_its_environment(path):
     """Or says that there is none."""
