@@ -38,7 +38,7 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 from llm_rl.shape import SHAPES
-from research.quoted import ARTICLE, CLUSTERS, LATER, LIMIT, MEAN_235B, MEAN_LENGTHS, STAGES, SUFFIX, WAITS, Served
+from research.quoted import ARTICLE, CLUSTERS, LATER, LIMIT, MEAN_235B, MEAN_LENGTHS, STAGES, SUFFIX, Served
 from sam_lab.cli import check_outputs, non_negative
 from sam_lab.plan.acceptance import Acceptance, of_article
 from sam_lab.plan.check import tail_contexts
@@ -57,6 +57,8 @@ SPREADS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 SHOWN = {"s": (1, "{:,.0f} s"), "gain": (100, "{:.1f} %")}
 """Factors and formats of the article's figures."""
+COVERAGE = 0.8
+"""Share of what was measured that a range of 10 to 90 % is to hold."""
 FITTED = {
     "launch": ("host time a launch, us", 1e6),
     "spread": ("spread of the lengths", 1),
@@ -64,7 +66,6 @@ FITTED = {
     "tokens": ("tokens a request gains in a verifying step of the tail", 1),
     "ratio": ("a verifying step, times a decoding step", 1),
     "verify": ("what it takes beyond, ms a layer", 1e3),
-    "us_a_wait": ("the same by the four waits a layer, us", 1),
 }
 STACKS = {
     "article": "the article's stack, verifying steps wait",
@@ -303,36 +304,86 @@ def _slowest(round_: Round) -> Trace:
 
 
 def compare(draws: int, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """The fit, the predictions and what was measured, and their 10 to 90 % over `draws` random worlds."""
-    worlds: list[tuple[World, tuple[int, ...]]] = [(World.nominal(), SEEDS)]
-    worlds += [(World.drawn(np.random.default_rng([7, draw])), (draw, draw + 1000)) for draw in range(draws)]
+    """The fit, the predictions and what was measured.
+
+    Values are medians over `draws` random worlds (0: those of the nominal world), low and high their 10 to 90 %. Of
+    predictions, that range is widened by what the other runs show to be needed (see `_widen`).
+    """
+    worlds = [(World.drawn(np.random.default_rng([7, draw])), (draw, draw + 1000)) for draw in range(draws)]
     found = []
-    for number, (world, seeds) in enumerate(worlds):
-        progress(f"world {number} of {draws}" if number else "nominal world")
+    for number, (world, seeds) in enumerate(worlds or [(World.nominal(), SEEDS)], 1):
+        progress(f"world {number} of {draws}" if draws else "nominal world")
         model = Model(world, seeds)
         fit = model.fit()
         gains = model.thresholds(fit)
         advice: list[dict[str, Any]] = []
         for (stack, n), gain in gains.items():
             advice.append({"stack": stack, "threshold": n, "predicted": gain})
-        wait = {"us_a_wait": 1e6 * fit.verify / WAITS}
-        found.append((vars(fit) | wait, list(_rows(model, fit)), advice))
-    (fit_, rows, advice), *others = found
-    result: dict[str, Any] = {"fit": {name: {"value": value} for name, value in fit_.items()}, "draws": draws}
-    for name, entry in result["fit"].items():
-        _range(entry, [other[0][name] for other in others])
+        found.append((vars(fit), list(_rows(model, fit)), advice))
+    fits, rows, advice = found[0][0], found[0][1], found[0][2]
+    result = {"fit": {name: _values([of[0][name] for of in found], "value") for name in fits}, "draws": draws}
     for place, row in enumerate(rows):
-        _range(row, [other[1][place]["predicted"] for other in others])
-        if others and not row["fitted"]:
-            row["inside"] = row["low"] <= row["measured"] <= row["high"]
+        row |= _values([of[1][place]["predicted"] for of in found], "predicted")
     for place, row in enumerate(advice):
-        _range(row, [other[2][place]["predicted"] for other in others])
-    return result | {"rows": rows, "thresholds": advice}
+        row |= _values([of[2][place]["predicted"] for of in found], "predicted")
+    return result | {"widened": _widen(rows, advice) if draws > 1 else {}, "rows": rows, "thresholds": advice}
 
 
-def _range(entry: dict[str, Any], values: list[float]) -> None:
-    if values:
-        entry["low"], entry["high"] = np.quantile(values, [0.1, 0.9]).tolist()
+def _values(values: list[float], name: str) -> dict[str, float]:
+    if len(values) == 1:
+        return {name: values[0]}
+    low, middle, high = np.quantile(values, [0.1, 0.5, 0.9]).tolist()
+    return {name: middle, "low": low, "high": high}
+
+
+def _widen(rows: list[dict[str, Any]], advice: list[dict[str, Any]]) -> dict[str, float]:
+    """Widen the ranges about their medians until they hold COVERAGE of what was measured, and say what lies inside.
+
+    The factor of a run is the one that the other runs need, so that coverage is measured on runs that were left out;
+    that of `advice` is the one that all need. Seconds are widened by their logarithms. Returns the factors.
+    """
+    needed: dict[str, list[float]] = {}
+    for row in rows:
+        if not row["fitted"]:
+            needed.setdefault(_run(row), []).append(_miss(row))
+    factors = {run: _factor([of for other, of in needed.items() if other != run]) for run in needed}
+    for row in rows:
+        if not row["fitted"]:
+            _stretch(row, factors[_run(row)])
+            row["inside"] = row["low"] <= row["measured"] <= row["high"]
+    factors["thresholds"] = _factor([*needed.values()])
+    for row in advice:
+        _stretch(row | {"kind": "gain"}, factors["thresholds"], row)
+    return factors
+
+
+def _run(row: dict[str, Any]) -> str:
+    return "served" if "running" in row["what"] else str(row["of"])
+
+
+def _factor(needed: list[list[float]]) -> float:
+    return max(1.0, float(np.quantile(np.concatenate(needed), COVERAGE)))
+
+
+def _scaled(row: dict[str, Any], value: float) -> float:
+    return value if row["kind"] == "gain" else float(np.log(value))
+
+
+def _miss(row: dict[str, Any]) -> float:
+    """How far the measured value lies from the median, in the range's halves of that side."""
+    measured, middle, low, high = (_scaled(row, row[name]) for name in ("measured", "predicted", "low", "high"))
+    return (
+        (measured - middle) / max(high - middle, 1e-9)
+        if measured > middle
+        else (middle - measured) / max(middle - low, 1e-9)
+    )
+
+
+def _stretch(row: dict[str, Any], factor: float, into: dict[str, Any] | None = None) -> None:
+    middle = _scaled(row, row["predicted"])
+    for name in ("low", "high"):
+        value = middle + factor * (_scaled(row, row[name]) - middle)
+        (row if into is None else into)[name] = value if row["kind"] == "gain" else float(np.exp(value))
 
 
 def _rows(model: Model, fit: Fit) -> Iterator[dict[str, Any]]:
@@ -394,7 +445,11 @@ def run(args: argparse.Namespace) -> int:
             f"{error:>+7.1f} {'pt' if gain else '% '}   {span:22}{verdict}"
         )
     if verdicts := [row["inside"] for row in result["rows"] if "inside" in row]:
-        print(f"{sum(verdicts)} of {len(verdicts)} predictions have the measured value inside their range")
+        factors = [factor for run, factor in result["widened"].items() if run != "thresholds"]
+        print(
+            f"{sum(verdicts)} of {len(verdicts)} predictions have the measured value inside their range, which is "
+            f"{min(factors):.2f} to {max(factors):.2f} times that of the worlds, as the other runs need it"
+        )
     print("\ngain of the 32B's rollout by threshold, k = 3, predicted:")
     for row in result["thresholds"]:
         span = "{:.1f} to {:.1f} %".format(100 * row["low"], 100 * row["high"]) if "low" in row else ""

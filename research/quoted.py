@@ -61,10 +61,6 @@ MEAN_LENGTHS = CURVES["length"]["off"]
 MEAN_235B = 10119.0
 """Tokens of an answer of Qwen3-235B, from the recipe published with the article (32k rollouts)."""
 
-WAITS = 4
-"""Waits of the host for the device that a verifying step of vllm-ascend 0.11.0 has in each layer and a plain one has
-not: counted by `make device-costs` without the patches that remove them."""
-
 
 class Served(NamedTuple):
     """A row of vllm-ascend's table of suffix decoding: Qwen3-32B on four Atlas A2, TP4, k = 3, greedy.

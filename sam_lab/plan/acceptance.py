@@ -52,31 +52,39 @@ class Acceptance:
         return policy
 
     def auto(self, slots: int, cost: Cost, contexts: Float64, margin: float = 1.02) -> Policy:
-        """Switch `auto`: the mean of what sam_core.budget chooses for batches of random drafts.
+        """Switch `auto`: the mean of what sam_core.budget chooses for batches of random drafts, none where these yield
+        less than plain steps, as then drafting pauses.
 
         contexts: [slots + 1], thousands of tokens a request holds on average, by requests running.
         """
         policy = Policy.off(slots)
+        share = np.zeros_like(policy.gain)
         sizes = np.unique(np.concatenate([np.arange(1, min(slots, 16) + 1), np.geomspace(1, slots, 16).astype(int)]))
         rng = np.random.default_rng(0)
         lengths = (self.worth > 0).sum(axis=2)
         for bin_ in range(BINS):
             for n in sizes:
                 steps, none = RunningCost(cost, int(n), contexts[n]), np.zeros(n)
-                gain = drafted = 0.0
+                plain = float(steps.rows_cost(n))
+                gain = drafted = seconds = drafting = 0.0
                 draws = max(8, DRAWS // int(n))
                 for _ in range(draws):
                     drawn = rng.integers(len(self.accepted[bin_]), size=n)
                     chosen, better, *_ = choose(self.worth[bin_][drawn], lengths[bin_][drawn], none, steps)
-                    if better >= margin:
-                        drafted += chosen.sum()
+                    verified = int(chosen.sum()) if better >= margin else 0
+                    seconds += float(steps.rows_cost(n + verified))
+                    if verified:
+                        drafting += 1
+                        drafted += verified
                         gain += np.minimum(chosen, self.accepted[bin_][drawn]).sum()
-                policy.gain[n, bin_] = min(gain * self.factor, drafted) / draws / n
-                policy.drafted[n, bin_] = drafted / draws / n
-        for table in (policy.gain, policy.drafted):
+                gain = min(gain * self.factor, drafted)
+                if (n * draws + gain) * plain >= n * seconds:
+                    policy.gain[n, bin_], policy.drafted[n, bin_] = gain / draws / n, drafted / draws / n
+                    share[n, bin_] = drafting / draws
+        for table in (policy.gain, policy.drafted, share):
             for bin_ in range(BINS):
                 table[1:, bin_] = np.interp(np.arange(1, slots + 1), sizes, table[sizes, bin_])
-        return policy
+        return replace(policy, share=share)
 
     def scaled(self, factor: float) -> Acceptance:
         """With accepted tokens multiplied by a factor, at most all drafted tokens."""

@@ -93,16 +93,18 @@ class Cost:
         growth: Float64,
         draft_context: Float64,
         draft_growth: Float64,
+        share: float = 1.0,
     ) -> float:
         """Seconds of equal steps, in each of which the slowest rank counts.
 
         Args:
             rows, context, draft_context: [ranks], tokens at the first step.
             growth, draft_growth: [ranks], tokens by which the contexts grow a step.
+            share: of the steps that have drafts.
         """
         first = self.device(rows) + (self.context * context + self.draft_context * draft_context) / 1000
         slope = (self.context * growth + self.draft_context * draft_growth) / 1000
-        beyond = steps * self.verify if draft_context.any() else 0.0
+        beyond = steps * self.verify * share if draft_context.any() else 0.0
         if len(first) == 1:
             above = min(steps, max(0, int(np.ceil((self.floor - first[0]) / slope[0])))) if slope[0] else 0
             if not slope[0] and first[0] < self.floor:

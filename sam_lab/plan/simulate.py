@@ -31,11 +31,13 @@ DONE = 1e-6
 class Policy:
     """Expected accepted and drafted tokens a request and step.
 
-    gain, drafted: [S + 1, BINS], by requests running (0 .. S) and position in the answer.
+    gain, drafted: [S + 1, BINS], by requests running (0 .. S) and position in the answer. share: likewise, of the steps
+    that have drafts; None: all.
     """
 
     gain: Float64
     drafted: Float64
+    share: Float64 | None = None
 
     @staticmethod
     def off(slots: int) -> Policy:
@@ -125,12 +127,16 @@ class Engines:
             rate = busy.astype(float)
             context = ((self.prompt + self.position) * busy).sum(axis=1)
             at = drafted = None
+            share = 1.0
             if moving[running].any():
                 at = np.searchsorted(EDGES, self.position, side="right")
                 drafted = policy.drafted[running[:, None], at] * busy
                 rate += policy.gain[running[:, None], at] * busy
+                if policy.share is not None:
+                    of_requests = policy.share[running[:, None], at] * busy
+                    share = float((of_requests.sum(axis=1) / np.maximum(running, 1)).max())
             steps = self._steps(running, rate, context, at, moving)
-            self._advance(steps, cost, running, rate, context, drafted)
+            self._advance(steps, cost, running, rate, context, drafted, share)
 
     def _start(self, cost: Cost) -> float:
         """Give free slots to waiting requests; returns seconds of reading their prompts."""
@@ -199,6 +205,7 @@ class Engines:
         rate: Float64,
         context: Float64,
         drafted: Float64 | None,
+        share: float,
     ) -> None:
         growth, nothing = rate.sum(axis=1), np.zeros(len(running))
         if drafted is None:
@@ -207,7 +214,8 @@ class Engines:
         else:
             rows = drafted.sum(axis=1)
             draft_context = (drafted * (self.prompt + self.position)).sum(axis=1)
-            seconds = cost.stretch(steps, running + rows, context, growth, draft_context, (drafted * rate).sum(axis=1))
+            draft_growth = (drafted * rate).sum(axis=1)
+            seconds = cost.stretch(steps, running + rows, context, growth, draft_context, draft_growth, share)
         seconds, self.reading = self.reading + seconds, 0.0
         before, self.position = self.position, np.minimum(self.position + rate * steps, self.length)
         trace = self.trace

@@ -20,6 +20,8 @@ from sam_lab.plan.step import SWITCHING, Round, Setup, Tails, engines
 THRESHOLDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
 """Of the lengths with which policies and ways of routing are compared: where the longest answer waits is random."""
+WORST = 0.1
+"""Share of the worlds below the lower end of a range, by which switches are recommended."""
 
 
 class Sampled(Protocol):
@@ -108,33 +110,42 @@ def study(
     likely: tuple[float, float],
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """The figures of the report, means over SEEDS; `traces` has those of the first round, for the figure."""
+    """The figures of the report.
+
+    `figures` are medians over the worlds, `ranges` their 10 to 90 %; without worlds, means over SEEDS. `best` is the
+    batch switch that gains the most in the worst tenth of the worlds. `traces` has those of the first round, for the
+    picture.
+    """
     plan = inputs.plan
     current = (min(plan.threshold, plan.slots), plan.k)
     thresholds = [t for t in THRESHOLDS if t <= plan.slots]
     grid = sorted({(t, k) for t in thresholds for k in inputs.acceptance.ks if k <= 8} | {current})
     progress("policies")
     rounds = [rounds_of(inputs, seed, grid, auto=True) for seed in SEEDS]
-    best = min(grid, key=lambda pair: sum(of_seed[pair].longest for of_seed in rounds))
-    chosen = {"off": "off", "batch": current, "best": best, "auto": "auto"}
-    figures = {}
-    for name, key in chosen.items():
-        by_seed = [_figures(inputs, of_seed, key, seed) for seed, of_seed in zip(SEEDS, rounds, strict=True)]
-        figures[name] = {what: float(np.mean([values[what] for values in by_seed])) for what in by_seed[0]}
     gains = {
         key: float(np.mean([of_seed["off"].longest / of_seed[key].longest for of_seed in rounds]))
         for key in [*grid, "auto"]
     }
-    others: list[dict[str, dict[str, float]]] = []
+    candidates = [max((pair for pair in grid if pair[0] == t), key=gains.__getitem__) for t in thresholds]
+    keys = ["off", "auto", *sorted({current, *candidates})]
+    samples: list[dict[Any, dict[str, float]]] = []
     for draw in range(1, draws + 1):
         progress(f"world {draw} of {draws}")
         world = inputs.varied(np.random.default_rng([11, draw]), device, likely)
-        of_world = rounds_of(world, draw, sorted({current, best}), auto=True)
-        others.append({name: _figures(world, of_world, key, draw) for name, key in chosen.items()})
+        of_world = rounds_of(world, draw, keys[2:], auto=True)
+        samples.append({key: _figures(world, of_world, key, draw) for key in keys})
+    if not draws:
+        of_seeds = zip(SEEDS, rounds, strict=True)
+        samples = [{key: _figures(inputs, of_seed, key, seed) for key in keys} for seed, of_seed in of_seeds]
+    found = {key: {what: [of[key][what] for of in samples] for what in samples[0][key]} for key in keys}
+    best = max(candidates, key=lambda pair: np.quantile(found[pair]["rollout_gain"], [WORST, 0.5]).tolist())
+    chosen = {"off": "off", "batch": current, "best": best, "auto": "auto"}
+    middle = np.median if draws else np.mean
+    figures = {name: {what: float(middle(of)) for what, of in found[key].items()} for name, key in chosen.items()}
     ranges = {
-        name: {what: np.quantile([other[name][what] for other in others], [0.1, 0.9]).tolist() for what in values}
-        for name, values in figures.items()
-        if others
+        name: {what: np.quantile(of, [WORST, 1 - WORST]).tolist() for what, of in found[key].items()}
+        for name, key in chosen.items()
+        if draws
     }
     routing = {}
     for way in ("spread", "sticky"):

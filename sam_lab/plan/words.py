@@ -14,44 +14,38 @@ INDEX = (46.3, 99.4)
 
 See docs/design-sam-core.md.
 """
+MAX_LOSS = 0.02
+"""Of the rollout in the worst tenth of the worlds, beyond which a switch is not recommended."""
 TEXT = 4
 """Bytes a token that stays for the history."""
 
 
 def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: float) -> list[str]:
     """A few sentences for the user."""
-    own, best, auto = (result["figures"][name] for name in ("batch", "best", "auto"))
-    threshold, k = result["best"]
+    figures, ranges = result["figures"], result["ranges"]
+    settings = {
+        "batch": "the recipe's threshold {} and k = {}".format(*result["own"]),
+        "best": "sam=batch with threshold {} and k = {}".format(*result["best"]),
+        "auto": "sam=auto",
+    }
+    gains = {name: figures[name]["rollout_gain"] for name in settings}
+    worst = {name: ranges[name]["rollout_gain"][0] if ranges else gains[name] for name in settings}
+    safe = [name for name in ("auto", "batch", "best") if worst[name] > 1 - MAX_LOSS]
+    advised = max(safe, key=gains.__getitem__, default=None)
     advice = []
-    gain = max(best["rollout_gain"], auto["rollout_gain"])
-    advised = "auto" if auto["rollout_gain"] >= best["rollout_gain"] * 0.998 else "best"
-    by_auto, by_best, setting = (
-        _percent(auto["rollout_gain"]),
-        _percent(best["rollout_gain"]),
-        f"{threshold} and k = {k}",
-    )
-    if gain < 1.01:
-        advice.append("Leave speculation off: no policy makes the rollout faster by 1 %.")
-    elif advised == "auto":
-        advice.append(
-            f"Use sam=auto: the rollout takes {by_auto} less, with batch at its best, threshold {setting}, {by_best}."
-        )
+    if advised is None or gains[advised] < 1.01:
+        advice.append("Leave speculation off: what gains 1 % in the median world loses 2 % or more in another.")
     else:
-        advice.append(f"Use sam=batch with threshold {setting}: the rollout takes {by_best} less, with auto {by_auto}.")
-    if threshold > 8 and gain >= 1.01:
-        advice.append(
-            "Measure before drafting at more than 8 requests (sam_lab engine-replay does): what verification costs "
-            "there is an assumption. On the article's stack a verifying step took 1.8 times a decoding one."
-        )
-    own_threshold, own_k = result["own"]
-    if (own_threshold, own_k) != (threshold, k):
-        saved = _percent(own["rollout_gain"])
-        advice.append(f"The recipe's threshold {own_threshold} and k = {own_k} save {saved} of the rollout.")
-    if advised in result["ranges"]:
-        low, high = result["ranges"][advised]["rollout_gain"]
-        if low < 1 and gain >= 1.01:
-            name = "auto" if advised == "auto" else f"batch {threshold} {k}"
-            advice.append(f"It is not sure that {name} gains: 10 to 90 % of the worlds have {low:.2f} to {high:.2f}.")
+        advice.append(f"Use {settings[advised]}: {_saving(result, advised)}.")
+        threshold = {"batch": result["own"][0], "best": result["best"][0]}.get(advised, 0)
+        if threshold > 8:
+            advice.append(
+                "Measure before drafting at more than 8 requests (sam_lab engine-replay does): what verification costs "
+                "there is an assumption. On the article's stack a verifying step took 1.8 times a decoding one."
+            )
+    for name in settings:
+        if name != advised and (name != "best" or gains["best"] > max(gains["batch"], gains["auto"])):
+            advice.append(f"With {settings[name]} {_saving(result, name)}.")
     if result["figures"]["off"]["tail_share"] < 0.1:
         advice.append("The tail is short, so there is little that a switch by batch size could win.")
     preempted = result["figures"]["off"]["preempted"]
@@ -114,6 +108,14 @@ def growing(plan: Setup, mean: float) -> list[str]:
         f"routing: {plan.ranks} engines; spread, {g['siblings_an_engine_spread']:.2g} of {plan.n} siblings meet on "
         "one, fewer with more dies; sticky, all do",
     ]
+
+
+def _saving(result: dict[str, Any], name: str) -> str:
+    saving = f"the rollout takes {_percent(result['figures'][name]['rollout_gain'])} less"
+    if not result["ranges"]:
+        return saving
+    low, high = map(_percent, result["ranges"][name]["rollout_gain"])
+    return f"{saving} in the median world, {low} to {high} in 10 to 90 % of them"
 
 
 def _percent(gain: float) -> str:
