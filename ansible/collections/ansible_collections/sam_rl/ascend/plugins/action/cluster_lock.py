@@ -41,7 +41,7 @@ class ActionModule(ActionBase):
             who = f"{holder.get('user')} on {holder.get('machine')} (process {holder.get('process')})"
             result["msg"] = (
                 f"{host}: {who} runs '{holder.get('what')}' on this cluster since {since}, expected no other playbook: "
-                f"wait for its end; if it was broken off, its lock ends {args.get('minutes', 120)} minutes after its "
+                f"wait for its end; if it was broken off, its lock ends {args.get('minutes', 1440)} minutes after its "
                 f"last sign of life, which is {holder['age'] / 60:.0f} minutes ago, or now with "
                 "-e validate_inventory_break_lock=true."
             )

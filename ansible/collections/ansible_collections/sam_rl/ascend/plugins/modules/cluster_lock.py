@@ -11,7 +11,7 @@ options:
   path: {description: The file, type: path, default: /run/sam-rl.lock}
   state: {description: Whether the lock is taken or given back, type: str, choices: [held, free], default: held}
   owner: {description: "Who asks: user, machine, process, what", type: dict, required: true}
-  minutes: {description: After which a holder without a sign of life loses the lock, type: int, default: 120}
+  minutes: {description: After which a holder without a sign of life loses the lock, type: int, default: 1440}
   break: {description: Take it from its holder, type: bool, default: false}
 author: [the authors of this repository]
 """
@@ -77,7 +77,7 @@ def main():
             "path": {"type": "path", "default": "/run/sam-rl.lock"},
             "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
             "owner": {"type": "dict", "required": True},
-            "minutes": {"type": "int", "default": 120},
+            "minutes": {"type": "int", "default": 1440},
             "break": {"type": "bool", "default": False},
         },
     )
