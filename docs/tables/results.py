@@ -33,23 +33,6 @@ def headline() -> Iterator[Row]:
     yield {"what": "draft tokens accepted / verified", "off": None, "on": drafts, "gain": share}
 
 
-REPLAYED = {
-    "engine-replay-rl": "RL answers",
-    "engine-replay-reasoning": "long reasoning",
-    "engine-replay-code": "code",
-    "engine-replay-noise": "noise",
-}
-
-
-def engine_replay() -> Iterator[Row]:
-    """The arms that were run on several sets; the records have the others."""
-    for record, name in REPLAYED.items():
-        replayed = output(record)
-        for arm, values in replayed["arms"].items():
-            if arm in ("off", "ngram", "suffix", "batch", "auto"):
-                yield values | {"set": f"{name}, {replayed['batches']}", "arm": f"`{arm}`"}
-
-
 ON_GPU = ("plain@async", "off@async", "suffix", "batch@async", "auto@async")
 
 
@@ -147,15 +130,6 @@ def evaluation(language: str) -> str:
 
 TABLES = {
     "headline": Table(("demo",), headline, "| SAM off | SAM on | gain", "what | off | on | gain"),
-    "engine-replay": Table(
-        tuple(REPLAYED),
-        engine_replay,
-        "set, batches | arm | rollout: median | worst | tail: median | worst | tokens per step | accepted",
-        "set | arm | rollout_gain_median:.2f | rollout_gain_worst:.2f | tail_gain_median:.2f | tail_gain_worst:.2f |"
-        "tokens_per_step:.2f | accepted_share:.0%",
-        left=2,
-        commands=False,
-    ),
     "engine-replay-h100": Table(
         ("engine-replay-h100",),
         replay_on_gpu,
