@@ -41,7 +41,7 @@ def recommend(plan: Setup, result: dict[str, Any], memory_bytes: int, mean: floa
         if threshold > 8:
             advice.append(
                 "Measure before drafting at more than 8 requests (sam_lab engine-replay does): what verification costs "
-                "there is an assumption. On the article's stack a verifying step took 1.8 times a decoding one."
+                "there is an assumption. On the article's stack a verifying step took 1.7 times a decoding one."
             )
     for name in settings:
         if name != advised and (name != "best" or gains["best"] > max(gains["batch"], gains["auto"])):
