@@ -54,10 +54,6 @@ class KeyMap:
                 "verl's, under keys, fsdp, megatron or derived"
             )
 
-    def verl_keys(self, backend: str) -> dict[str, list[str]]:
-        """verl's keys by a recipe's, for a `train.backend`."""
-        return self._keys[_tables(backend)]
-
     def recipe_key(self, verl_key: str) -> str | None:
         """The key of a recipe that sets a key of verl with some backend, or None."""
         pairs = (pair for key_map in self._keys.values() for pair in key_map.items())
@@ -69,16 +65,11 @@ class KeyMap:
 
     def settings(self, recipe: Recipe) -> dict[str, Any]:
         """Settings by verl's keys; a key of the recipe that is null sets none."""
-        backend = _tables(recipe.train.backend)
+        backend = "megatron" if recipe.train.backend == "megatron" else "fsdp"  # fsdp2 has the tables of fsdp
         mapped = self._keys[backend]
         values = {name: attrgetter(name)(recipe) for name in KEYS if name in mapped}
         settings = {key: value for name, value in values.items() if value is not None for key in mapped[name]}
         return settings | self._constants[backend]
-
-
-def _tables(backend: str) -> str:
-    """The name of a key map's own tables for a `train.backend`: fsdp2 has those of fsdp."""
-    return "megatron" if backend == "megatron" else "fsdp"
 
 
 def _expand(written: dict[str, str | list[str]], derived: set[str]) -> dict[str, list[str]]:

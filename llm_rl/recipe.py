@@ -23,7 +23,6 @@ from llm_rl.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 Backend = Literal["fsdp", "fsdp2", "megatron"]
-BACKENDS = get_args(Backend)
 
 RepositoryPath = Annotated[str, AfterValidator(lambda path: str((ROOT / path).resolve()))]
 """A path; one that is not absolute is relative to the repository."""

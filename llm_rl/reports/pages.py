@@ -16,7 +16,6 @@ from markdown_it import MarkdownIt
 from llm_rl.article import CURVES
 from llm_rl.reports.compare import NAMES, arms_of, busy_loads, figures, rollout_gain
 
-LANGUAGES = ("en", "zh")
 STYLE = """
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.55 system-ui, sans-serif; color: #1c1c1c;
   background: #fff; }

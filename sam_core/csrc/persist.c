@@ -255,19 +255,6 @@ persist_status persist_write(const persist_snapshot *s, const char *path) {
     return error ? PERSIST_SYSTEM : PERSIST_OK;
 }
 
-persist_status persist_save(pool *p, const char *path) {
-    persist_snapshot s;
-    if (!persist_collect(p, &s)) {
-        errno = ENOMEM;
-        return PERSIST_SYSTEM;
-    }
-    persist_status status = persist_write(&s, path);
-    int error = errno;
-    persist_release(&s, SIZE_MAX);
-    errno = error;
-    return status;
-}
-
 // ---- reading
 
 // Reads `bytes` bytes. Returns false on failure and sets errno, to 0 if the file is too short.

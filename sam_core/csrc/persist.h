@@ -78,9 +78,6 @@ persist_status persist_write(const persist_snapshot *s, const char *path);
 // Unpins at most max_texts texts, with the pool's lock held. Returns whether some are left.
 bool persist_release(persist_snapshot *s, size_t max_texts);
 
-// persist_collect, persist_write and persist_release, for a pool that nobody else uses.
-persist_status persist_save(pool *p, const char *path);
-
 typedef struct {
     int file; // descriptor
     persist_header header;

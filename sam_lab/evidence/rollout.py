@@ -131,7 +131,7 @@ def _advance(
 ) -> tuple[Step, list[int]]:
     """Run a step: `known` grows. Returns it and the requests that have ended."""
     contexts = known[active]
-    drafted = draft_context = accepted_in_all = 0
+    drafted = draft_context = 0
     gained = np.ones(len(active), np.int64)
     for at, i in enumerate(active):
         if i in read:
@@ -142,7 +142,6 @@ def _advance(
             draft_context += len(draft) * position
             accepted = accept_chain(draft, text, position)
             gained[at] += min(accepted, len(text) - position - 1)
-            accepted_in_all += accepted
     known[active] += gained
     prompt = sum(read.values())
     emitted = int(gained.sum()) - prompt

@@ -11,7 +11,7 @@ from run_folders import edit_steps, write_answers, write_run
 from llm_rl.errors import UserError
 from llm_rl.reports import accuracy
 from llm_rl.reports.__main__ import load
-from llm_rl.reports.pages import LANGUAGES, markdown, page, table
+from llm_rl.reports.pages import markdown, page, table
 
 ARMS = ("off", "on", "auto")
 
@@ -105,7 +105,7 @@ def test_a_resumed_run_says_so(tmp_path):
 
 def test_both_languages_say_the_same(runs):
     """The same tables of the same figures, and the same pictures; neither has words of the other."""
-    english, chinese = (text_of(runs, language) for language in LANGUAGES)
+    english, chinese = (text_of(runs, language) for language in ("en", "zh"))
     tables = [re.findall(r"^\|.*", text, re.MULTILINE) for text in (english, chinese)]
     assert [re.findall(r"[\d.]+", row) for row in tables[0]] == [re.findall(r"[\d.]+", row) for row in tables[1]]
     assert re.findall(r"\]\(.*?\)", english) == re.findall(r"\]\(.*?\)", chinese)
@@ -156,7 +156,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", ["en", "zh"])
 def test_html_is_whole_and_loads_nothing(runs, language):
     summary, _ = load({arm: runs / arm for arm in ARMS})
     content = markdown(summary, language)

@@ -10,6 +10,7 @@
 #include "validate.h"
 
 #include "check.h"
+#include "save_pool.h"
 
 // What happened in all pools so far: a test that never runs out of memory would prove nothing.
 static uint64_t evicted_groups, evicted_history, exhausted, partial_automata, lost_automata;
@@ -165,9 +166,9 @@ static void test_load_drops_what_does_not_fit(unsigned sources) {
     fail_on = true;
     fail_at = 0;
     allocations = 0;
-    CHECK(persist_save(&p, path) == PERSIST_SYSTEM);
+    CHECK(save_pool(&p, path) == PERSIST_SYSTEM);
     fail_at = -1;
-    CHECK(persist_save(&p, path) == PERSIST_OK);
+    CHECK(save_pool(&p, path) == PERSIST_OK);
     pool_free(&p);
     persist_file file;
     const char *reason = "";

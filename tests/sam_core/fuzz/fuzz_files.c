@@ -176,11 +176,11 @@ static void try_pool(input *in) {
     if (!load(&p, form & 2 ? pool_min_bytes() + form * 64 : PLENTY, "file"))
         return;
     use_groups(&p);
-    CHECK(persist_save(&p, "saved") == PERSIST_OK);
+    CHECK(save_pool(&p, "saved") == PERSIST_OK);
     add_file_to_hash("saved");
     CHECK(load(&again, PLENTY, "saved"));
     CHECK(again.groups <= p.groups && again.tokens <= p.tokens); // texts without an answer are not saved
-    CHECK(persist_save(&again, "file") == PERSIST_OK);
+    CHECK(save_pool(&again, "file") == PERSIST_OK);
     CHECK(hash_of_file("saved") == hash_of_file("file"));
     pool_free(&again);
     pool_free(&p);

@@ -218,7 +218,7 @@ static void save_and_load(state *s, input *in) {
     uint32_t byte = next_byte(in), number = next_two(in) << 4;
     const char *reason = NULL;
     persist_file file;
-    persist_status status = persist_save(&s->p, "saved");
+    persist_status status = save_pool(&s->p, "saved");
     CHECK(status == PERSIST_OK || (fail_at >= 0 && errno == ENOMEM));
     if (status != PERSIST_OK)
         return;
