@@ -18,7 +18,7 @@ from pathlib import Path
 from llm_rl.errors import UserError
 from llm_rl.reports.accuracy import read as read_accuracy
 from llm_rl.reports.answers import compare_answers, read_answers
-from llm_rl.reports.compare import ARMS, NAMES, arms_of, busy_loads, rollout_gain, summarize
+from llm_rl.reports.compare import ARMS, NAMES, arms_of, busy_loads, summarize
 from llm_rl.reports.pages import markdown, page, text_table, words
 from llm_rl.reports.runs import read_run
 
@@ -86,7 +86,7 @@ def main(argv=None):
         print(words().busy_machine(loads))
     print(text_table(summary))
     for arm in arms_of(summary)[1:]:
-        print(words().verdict(summary, summary[arm] | {"name": NAMES[arm]}, rollout_gain(summary, arm)))
+        print(words().verdict(summary, summary[arm] | {"name": NAMES[arm]}))
         if summary[arm]["sampled"]:
             print(words().equal_tokens(summary[arm]["sampled"], NAMES[arm]))
     pages = f"{args.out / 'report.html'}, {args.out / 'report.zh.html'}; the same as .md"

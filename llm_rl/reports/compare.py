@@ -58,7 +58,7 @@ def summarize(runs, sampled=None):
             raise UserError(f"the {arm} run counted no tokens from training step {first + 1} on")
     arms = {arm: _arm(run, first) for arm, run in runs.items()}
     for arm in arms.keys() - {"off"}:
-        arms[arm] |= _gains(arms["off"], arms[arm]) | {"sampled": (sampled or {}).get(arm)}
+        arms[arm] |= _gains(arms["off"], arms[arm], first) | {"sampled": (sampled or {}).get(arm)}
     return {
         **{name: off.record[name] for name in ("pin_set", "tree_ids", "seed", "threshold")},
         "recipe": _recipe(off.record),
@@ -76,7 +76,7 @@ def _recipe(record):
     return {"name": record.get("name", "-"), "model": model.rpartition("/")[2], "dies": dies}
 
 
-def _gains(off, on):
+def _gains(off, on, first):
     """What `on` gained over `off`; each gain is None where a time of either is missing."""
 
     def ratio(value_of):
@@ -93,8 +93,10 @@ def _gains(off, on):
         "engine_steps": ratio(lambda arm: arm["decode_steps"]),
         "cpu": ratio(lambda arm: (arm["cpu_s"] or 0) / arm["tokens"]),
     }
+    gain = {name: None if value is None else value - 1 for name, value in speedups.items()}
     return {
-        "gain": {name: None if value is None else value - 1 for name, value in speedups.items()},
+        "gain": gain,
+        "rollout_gain": _rollout_gain(off, on, gain["rollout_per_token"], first),
         "tail_speedup": speedups["tail"],
         "tail_speedup_is_per_token": per_token,
     }
@@ -236,20 +238,18 @@ def busy_loads(summary):
     return loads if any(map(busy, loads.values())) else None
 
 
-def rollout_gain(summary, arm):
-    """What `arm` gains of the time of a token of the rollout, as numbers for the report's first sentence.
+def _rollout_gain(off, on, gain, first):
+    """What a run gains of the time of a token of the rollout, as numbers for the report's first sentence.
 
     ms, off_ms: of a token, in all steps that count; gain; low, high: its interval at 95 % over training steps
     (percentiles of RESAMPLES draws of steps), None with fewer than MIN_STEPS; least, most: in single steps. None where
     it was not measured.
     """
-    gain = summary[arm]["gain"]["rollout_per_token"]
     if gain is None:
         return None
-    first = summary["first_step_counted"]
-    off_ms, ms = (_rollout_ms_per_token(summary[of], first - 1) for of in ("off", arm))
+    off_ms, ms = (_rollout_ms_per_token(arm, first) for arm in (off, on))
     names = ("rollout_s_per_step", "tokens_per_training_step")
-    steps = list(zip(*(summary[of][name][first - 1 :] for of in ("off", arm) for name in names), strict=True))
+    steps = list(zip(*(arm[name][first:] for arm in (off, on) for name in names), strict=True))
     steps = [step for step in steps if all(step)]
     single = sorted(_gain([step]) for step in steps)
     draw = random.Random(0)

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from llm_rl.article import CURVES
-from llm_rl.reports.compare import NAMES, arms_of, busy_loads, figures, rollout_gain
+from llm_rl.reports.compare import NAMES, arms_of, busy_loads, figures
 
 STYLE = """
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.55 system-ui, sans-serif; color: #1c1c1c;
@@ -119,10 +119,9 @@ def variables(summary, accuracy, article=False):
 
     summary; arms, others: the summary's runs, all and those with speculation, each with its `name`; loads: of the
     machine, if it was busy; same_noise: whether all runs logged answers sampled by seed; engine_logged: whether all
-    have engine logs;
-    rollout_gains: of compare.rollout_gain by name of the run; quoted: the article's times where the recipe is its;
-    article: the article's curves that the pictures show, or None; figures, times, gains, positions, drafts, training,
-    differences, facts: rows; costs, sampled: rows by name of the run; trees: tree ids; evaluations.
+    have engine logs; quoted: the article's times where the recipe is its; article: the article's curves that the
+    pictures show, or None; figures, times, gains, positions, drafts, training, differences, facts: rows; costs,
+    sampled: rows by name of the run; trees: tree ids; evaluations.
     """
     arms = [summary[arm] | {"name": NAMES[arm]} for arm in arms_of(summary)]
     others = arms[1:]
@@ -133,7 +132,6 @@ def variables(summary, accuracy, article=False):
         "loads": busy_loads(summary),
         "same_noise": all(arm["sampled"] for arm in others),
         "engine_logged": all(arm["step_costs"] for arm in arms),
-        "rollout_gains": {NAMES[arm]: rollout_gain(summary, arm) for arm in arms_of(summary)[1:]},
         "figures": figures(summary),
         "quoted": _quoted(summary["recipe"]["name"]),
         "times": [

@@ -8,7 +8,7 @@ import pytest
 from run_folders import edit_steps, write_answers, write_run
 
 from llm_rl.reports.__main__ import load, main
-from llm_rl.reports.compare import busy_loads, rollout_gain
+from llm_rl.reports.compare import busy_loads
 from llm_rl.reports.drafting import step_costs
 from llm_rl.reports.pages import markdown, text_table, words
 from llm_rl.reports.runs import Run, read_run
@@ -148,10 +148,10 @@ def test_a_step_without_engine_rows(runs):
     for arm in ("off", "on"):
         set_tokens(runs / arm, (40, 80, 0))
     assert [len(part) for part in read_run(runs / "on").engine] == [15, 30, 0]
-    gain = rollout_gain(summary_of(runs), "on")
+    gain = summary_of(runs)["on"]["rollout_gain"]
     assert gain["least"] == gain["most"] == pytest.approx(0.25)
     set_tokens(runs / "off", (40, 0, 80))
-    assert rollout_gain(summary_of(runs), "on")["least"] is None
+    assert summary_of(runs)["on"]["rollout_gain"]["least"] is None
 
 
 def test_the_gain_has_an_interval_over_training_steps(tmp_path):
@@ -160,12 +160,12 @@ def test_the_gain_has_an_interval_over_training_steps(tmp_path):
         write_run(tmp_path / arm, sam, steps=9)
     for number in range(2, 10):
         edit_steps(tmp_path / "on", (number,), **{"timing_s/gen": 1.6 + 0.1 * number})
-    gain = rollout_gain(summary_of(tmp_path), "on")
+    gain = summary_of(tmp_path)["on"]["rollout_gain"]
     assert gain["least"] < gain["low"] < gain["gain"] < gain["high"] < gain["most"]
-    assert gain == rollout_gain(summary_of(tmp_path), "on"), "the same draws each time"
+    assert gain == summary_of(tmp_path)["on"]["rollout_gain"], "the same draws each time"
     for arm, sam in (("a", "off"), ("b", "batch")):
         write_run(tmp_path / arm, sam)
-    few = rollout_gain(load({"off": tmp_path / "a", "on": tmp_path / "b"})[0], "on")
+    few = load({"off": tmp_path / "a", "on": tmp_path / "b"})[0]["on"]["rollout_gain"]
     assert few["low"] is None and few["gain"] == pytest.approx(0.25)
 
 
