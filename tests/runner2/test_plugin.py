@@ -14,7 +14,7 @@ import pytest
 import vllm
 from conftest import AUTO
 from sam_core.engines.vllm import hooks
-from sam_core.engines.vllm.plugin import register
+from sam_core.engines.vllm.plugin import core, front, register, worker
 from test_options import configure
 
 HERE = Path(__file__).parent
@@ -59,6 +59,31 @@ def test_a_hook_that_changed_is_named(hook, tmp_path):
     assert hooks.problem(tmp_path, hook) is None
     lacking = hook._replace(has=(*hook.has, "what_is_not_there()"))
     assert hooks.problem(tmp_path, lacking).endswith("no longer has `what_is_not_there()`")
+
+
+def rebound():
+    """(file, class or "", name) of all functions of vLLM in whose places modules of it have one of sam_core."""
+    register()
+    for install in (front.install, core.install, worker.install):
+        install()
+    for module in [sys.modules[name] for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        classes = [value for value in vars(module).values() if isinstance(value, type)]
+        for own in (value for value in classes if value.__module__.startswith("sam_core.")):
+            (base,) = own.__bases__
+            names = [name for name in vars(own) if isinstance(vars(base).get(name), types.FunctionType)]
+            yield from ((sys.modules[base.__module__].__file__, base.__name__, name) for name in names)
+        for value in (value for holder in (module, *classes) for value in vars(holder).values()):
+            function = value.__func__ if isinstance(value, staticmethod) else value
+            if not isinstance(function, types.FunctionType) or not hasattr(function, "__wrapped__"):
+                continue
+            if function.__globals__["__name__"].startswith("sam_core."):
+                owner, _, name = function.__qualname__.rpartition(".")
+                yield sys.modules[function.__module__].__file__, owner, name
+
+
+def test_what_is_rebound_is_checked_before(device):
+    found = {(str(Path(file).relative_to(INSTALLED)), *names) for file, *names in rebound()}
+    assert found == {(hook.file, hook.owner, hook.name) for hook in hooks.HOOKS if hook.why}
 
 
 def test_a_release_that_does_not_fit_is_refused_in_a_sentence(tmp_path):

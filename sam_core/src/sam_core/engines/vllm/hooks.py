@@ -26,7 +26,7 @@ class Hook(NamedTuple):
     file, owner, name: where it is; owner is the class, or empty.
     parameters: the names of its first ones, as vLLM or `sam` passes them.
     has: expressions that its body must contain, since `sam` relies on them.
-    why: what `sam` does there.
+    why: what `sam` rebinds it for; empty where it calls or extends it.
     """
 
     file: str
@@ -80,7 +80,7 @@ HOOKS = (
         "__post_init__",
         "self",
         ("self.model = 'ngram_gpu'",),
-        "extend it",
+        "",
     ),
     Hook(
         "sampling_params.py",
@@ -210,6 +210,14 @@ HOOKS = (
             "getattr(self.speculator, 'enable_adaptive_verification', False)",
             "req_states=self.req_states",
         ),
+        "time steps",
+    ),
+    Hook(
+        ADAPTIVE,
+        "",
+        "maybe_create_adaptive_verification_manager",
+        "enable_adaptive_verification attn_groups req_states",
+        ("return AdaptiveVerificationManager(",),
         "choose what is verified",
     ),
     Hook(
@@ -222,7 +230,7 @@ HOOKS = (
             "self.step_timing.record_batch(",
             "self.step_timing.forward_start()",
         ),
-        "time steps",
+        "",
     ),
     Hook(
         RUNNER,
@@ -256,11 +264,19 @@ HOOKS = (
     ),
     Hook(
         "v1/worker/gpu/async_utils.py",
+        "AsyncOutput",
+        "get_output",
+        "self",
+        ("self.copy_event.synchronize()", "return self.model_runner_output"),
+        "say how many drafts a step verified",
+    ),
+    Hook(
+        "v1/worker/gpu/async_utils.py",
         "StepTimingCollector",
         "record_batch",
         "self input_batch full_cudagraph",
         (),
-        "time steps",
+        "",
     ),
     Hook(SPECULATOR, "BaseSpeculator", "init_cudagraph_manager", "self cudagraph_mode", (), ""),
     Hook(SPECULATOR, "BaseSpeculator", "capture", "self", (), ""),
@@ -270,7 +286,7 @@ HOOKS = (
         "propose",
         "self input_batch attn_metadata slot_mappings last_hidden_states aux_hidden_states num_sampled num_rejected",
         (),
-        "draft",
+        "",
     ),
     Hook(
         VERIFIER,
@@ -281,6 +297,14 @@ HOOKS = (
             "sampled, num_sampled = rejection_sample(processed_logits, draft_logits, verify_draft_sampled, "
             "cu_num_logits, pos, idx_mapping, expanded_idx_mapping, expanded_local_pos,",
         ),
+        "",
+    ),
+    Hook(
+        "v1/worker/gpu/spec_decode/rejection_sampler_utils.py",
+        "",
+        "rejection_sample",
+        "target_logits draft_logits draft_sampled cu_num_logits pos idx_mapping expanded_idx_mapping expanded_local_pos",
+        (),
         "verify by seed and position",
     ),
     Hook(
@@ -289,10 +313,10 @@ HOOKS = (
         "gumbel_sample",
         "logits expanded_idx_mapping temperature seed pos",
         (),
-        "draw as without drafts",
+        "",
     ),
     *(
-        Hook(ADAPTIVE, "AdaptiveVerificationManager", name, parameters, has, "choose what is verified")
+        Hook(ADAPTIVE, "AdaptiveVerificationManager", name, parameters, has, "")
         for name, parameters, has in (
             ("add_request", "self req_idx", ("self._stale_confidences[self._stale_idx].np[req_idx].fill(1.0)",)),
             (
@@ -332,7 +356,7 @@ def problem(folder: Path, hook: Hook) -> str | None:
     function = _find(folder, hook)
     if function is None:
         return f"{hook} is missing"
-    have, want = [each.arg for each in function.args.args], hook.parameters.split()
+    have, want = [each.arg for each in function.args.args + function.args.kwonlyargs], hook.parameters.split()
     if have[: len(want)] != want:
         return f"{hook} takes ({', '.join(have[: len(want)])}) instead of ({', '.join(want)})"
     text = _plain(ast.unparse(function))
@@ -387,7 +411,7 @@ def main() -> int:
     found = {hook: problem(folder, hook) for hook in HOOKS}
     for hook, what in found.items():
         print(
-            f"  {'MISSING' if what else 'ok':8}{hook}  ({hook.why or 'called'})"
+            f"  {'MISSING' if what else 'ok':8}{hook}  ({hook.why or 'called or extended'})"
             + (f"\n          {what}" if what else "")
         )
     missing = sum(map(bool, found.values()))
