@@ -41,9 +41,14 @@ def _register() -> None:
         def create_speculative_config(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not asks_for_sam(self):
                 return create(self, *args, **kwargs)
+            from pydantic import ValidationError
+
             from sam_core.engines.vllm.plugin import front
 
-            return front.create_speculative_config(self, *args, **kwargs)
+            try:
+                return front.create_speculative_config(self, *args, **kwargs)
+            except ValidationError as error:  # raised here, the sentence comes after the fewest frames
+                raise ValueError(front.sentence(error)) from None
 
         return create_speculative_config
 

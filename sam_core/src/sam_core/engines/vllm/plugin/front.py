@@ -8,7 +8,7 @@ import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sam_core.engines.vllm.config import ignore_seed
 from sam_core.engines.vllm.hooks import check
@@ -17,12 +17,15 @@ from sam_core.engines.vllm.plugin import core
 from sam_core.engines.vllm.plugin.rebinding import LOGGER, is_sam, rebind
 from sam_core.engines.vllm.routing import EngineRoutes
 
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 FLAGS = (("spec_method", "method"), ("spec_model", "model"), ("spec_tokens", "num_speculative_tokens"))
 """Arguments of vLLM that stand for a key of --speculative-config."""
 
 
 def create_speculative_config(engine_args: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
-    """The SamSpeculativeConfig of an engine's EngineArgs; ValueError says in one sentence what is wrong."""
+    """The SamSpeculativeConfig of an engine's EngineArgs; ValueError, perhaps pydantic's, says what is wrong."""
     import vllm
 
     check(Path(vllm.__file__).parent, vllm.__version__)
@@ -42,6 +45,16 @@ def create_speculative_config(engine_args: Any, target_model_config: Any, target
     install()
     core.install()
     return SamSpeculativeConfig(**values)
+
+
+def sentence(error: ValidationError) -> str:
+    """What is wrong with a SamSpeculativeConfig, without pydantic's own lines around it."""
+    return "; ".join(
+        each["msg"].removeprefix("Value error, ")
+        if each["type"] == "value_error"
+        else f"speculative_config.{'.'.join(map(str, each['loc']))}: {each['msg']}"
+        for each in error.errors()
+    )
 
 
 @functools.cache
