@@ -32,11 +32,7 @@ def check_speculative_config(config: Any, interface: str) -> None:
         config: with its target's model_config and parallel_config; changed.
         interface: the version of sam_core's interface that the patches were written for.
     """
-    if config.target_model_config.is_hybrid:
-        raise ValueError(
-            "speculative method 'sam' takes refused drafts back from the cache of attention, and some layers of this "
-            "model keep a state instead: use a model with attention alone, or no speculation"
-        )
+    check_layers(config.target_model_config)
     if config.num_speculative_tokens is None:
         config.num_speculative_tokens = DEFAULT_K
     Options.from_engine(config.num_speculative_tokens, config.sam, interface=interface, verify=VERIFY)
@@ -47,6 +43,24 @@ def check_speculative_config(config: Any, interface: str) -> None:
             )
     config.draft_model_config = config.target_model_config
     config.draft_parallel_config = config.target_parallel_config
+
+
+def check_layers(model: Any) -> None:
+    """Raise ValueError unless a vLLM ModelConfig has attention alone."""
+    if model.is_hybrid:
+        raise ValueError(
+            "speculative method 'sam' takes refused drafts back from the cache of attention, and some layers of this "
+            "model keep a state instead: use a model with attention alone, or no speculation"
+        )
+
+
+def check_one_scheduler(parallel: Any) -> None:
+    """Raise ValueError if the ranks of a vLLM ParallelConfig schedule each for itself."""
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        raise ValueError(
+            "speculative method 'sam' drafts on the first rank for one scheduler, and distributed_executor_backend "
+            f"'external_launcher' gives each of {parallel.world_size} ranks one of its own: use mp or ray"
+        )
 
 
 def proposer_settings(vllm_config: Any, tp_group: Any) -> dict[str, Any]:
@@ -64,22 +78,28 @@ def proposer_settings(vllm_config: Any, tp_group: Any) -> dict[str, Any]:
 
 
 def sampling_mode(vllm_config: Any) -> str:
-    """How an engine of this VllmConfig samples: `rejection` (the engine's own way) or `seeded`.
-
-    Option `verify` of method sam; without speculation, for comparisons, `sam_verify` of the additional_config. Raises
-    ValueError for an unknown mode in the latter.
-    """
+    """How an engine of this VllmConfig samples: see `verify_mode`."""
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method == "sam":
-        return verify_mode(speculative.sam)
-    mode: str = (vllm_config.additional_config or {}).get("sam_verify", Options.verify)
+    method, sam = (speculative.method, getattr(speculative, "sam", None)) if speculative else (None, None)
+    return verify_mode(method, sam, vllm_config.additional_config)
+
+
+def verify_mode(method: str | None, sam: Mapping[str, Any] | None, additional: Mapping[str, Any] | None = None) -> str:
+    """How an engine samples: `rejection` (its own way) or `seeded`.
+
+    Option `verify` of method sam; with another method or none, for comparisons, `sam_verify` of its additional_config.
+    Raises ValueError for an unknown mode in the latter.
+
+    Args:
+        method: of speculation.
+        sam: the options of method sam.
+        additional: the engine's additional_config.
+    """
+    if method == "sam":
+        mode: str = (sam or {}).get("verify", Options.verify)
+        return mode
+    mode = (additional or {}).get("sam_verify", Options.verify)
     check_choice("additional_config.sam_verify", mode, VERIFY)
-    return mode
-
-
-def verify_mode(sam: Mapping[str, Any] | None) -> str:
-    """Option `verify` among those of method sam."""
-    mode: str = (sam or {}).get("verify", Options.verify)
     return mode
 
 
@@ -93,7 +113,7 @@ def ignore_seed(sam: Mapping[str, Any] | None, params: Any) -> None:
         sam: the options of method sam.
         params: the engine's own copy, which is changed.
     """
-    if params.seed is not None and verify_mode(sam) == "rejection":
+    if params.seed is not None and verify_mode("sam", sam) == "rejection":
         params.seed = None
         _warn_once("seeds of requests have no effect with method sam and verify: rejection; use verify: seeded")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.config.speculative import SpeculativeConfig
 from vllm.config.utils import config
 
+from sam_core.engines.vllm.config import check_layers, check_one_scheduler
 from sam_core.engines.vllm.plugin import core
 from sam_core.engines.vllm.plugin.speculator import register_speculator
 from sam_core.options import DEFAULT_K, VERIFY, Options
@@ -41,17 +42,9 @@ class SamSpeculativeConfig(SpeculativeConfig):
         num_speculative_tokens_per_batch_size: Any
 
     def __post_init__(self) -> None:
-        model, parallel = self.target_model_config, self.target_parallel_config
-        if model.is_hybrid:
-            raise ValueError(
-                "speculative method 'sam' takes refused drafts back from the cache of attention, and some layers of "
-                "this model keep a state instead: use a model with attention alone, or no speculation"
-            )
-        if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
-            raise ValueError(
-                "speculative method 'sam' drafts on the first rank for one scheduler, and distributed_executor_backend "
-                f"'external_launcher' gives each of {parallel.world_size} ranks one of its own: use mp or ray"
-            )
+        parallel = self.target_parallel_config
+        check_layers(self.target_model_config)
+        check_one_scheduler(parallel)
         if self.rejection_sample_method != "standard":
             raise ValueError(
                 "speculative method 'sam' verifies exactly, which rejection_sample_method "
