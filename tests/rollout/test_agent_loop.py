@@ -15,6 +15,7 @@ from sam_core.seeds import request_seed
 from verl import DataProto
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorkerBase, AsyncLLMServerManager
+from verl.workers.config import row_seeds
 
 PROMPTS, SIBLINGS = 8, 4
 ROLLOUT = {
@@ -103,7 +104,7 @@ def manager(servers):
         manager = object.__new__(AgentLoopManager)
         manager.config, manager.server_handles, manager.reward_model_manager = config, servers, None
         manager.agent_loop_workers = [Handle(Worker(config)) for _ in range(2)]
-        manager.num_rollouts = 0
+        manager.num_rollouts, manager.row_seeds = 0, row_seeds(config.actor_rollout_ref.rollout)
         return manager
 
     return make
@@ -177,9 +178,11 @@ def test_validations_have_the_same_seeds(manager):
         rows = range(done, done + PROMPTS * SIBLINGS)
         expected = [request_seed(7, 5, -1 - prompt, i) for prompt, i in (divmod(row, 2) for row in rows)]
         assert checked.non_tensor_batch["asked"].tolist() == expected
-    plain = manager(val_kwargs=agent.config.actor_rollout_ref.rollout.val_kwargs, engine_kwargs={})
+    agent.config.actor_rollout_ref.rollout.engine_kwargs = {}
+    agent.config.reward_model = {"enable": False}
+    refused = type("Manager", (AgentLoopManager,), {"rollout_replica_class": None})
     with pytest.raises(ValueError, match="val_kwargs.seed is 5, and the engine does not sample by seed"):
-        plain.generate_sequences(batch())
+        refused(agent.config)
 
 
 def test_each_request_names_its_group(manager):

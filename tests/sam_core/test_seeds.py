@@ -40,6 +40,7 @@ def test_a_seed_is_the_same_everywhere():
         ({"speculative_config": {"method": "sam", "sam": {"verify": "rejection"}}}, False),
         ({"speculative_config": '{"method": "sam", "sam": {"verify": "seeded"}}'}, True),
         ({"additional_config": {"sam_verify": "seeded"}}, True),
+        ({"speculative_config": {"method": "sam"}, "additional_config": {"sam_verify": "seeded"}}, False),
     ],
 )
 def test_seeds_are_wanted_for_seeded_verification_only(engine_kwargs, wanted):
@@ -49,14 +50,16 @@ def test_seeds_are_wanted_for_seeded_verification_only(engine_kwargs, wanted):
 def test_rows_of_a_rollout_have_its_seed_and_its_number_of_answers():
     engine = {"additional_config": {"sam_verify": "seeded"}}
     rollout = SimpleNamespace(seed=7, n=4, val_kwargs=ValKwargs(2))
-    assert row_seeds(rollout, engine, False, 3, 2, 6) == [request_seed(7, 3, *divmod(row, 4)) for row in range(2, 8)]
+    seeds = row_seeds(rollout, engine)
+    assert seeds(False, 3, 2, 6) == [request_seed(7, 3, *divmod(row, 4)) for row in range(2, 8)]
     checked = [(prompt, answer) for prompt in (-2, -3, -4) for answer in (0, 1)]
-    assert row_seeds(rollout, engine, True, 3, 2, 6) == [request_seed(7, 3, *place) for place in checked]
-    assert row_seeds(rollout, {}, False, 3, 2, 6) == 6 * [None]
+    assert seeds(True, 3, 2, 6) == [request_seed(7, 3, *place) for place in checked]
+    assert row_seeds(rollout, {}) is None
     rollout.val_kwargs = ValKwargs(2, seed=9)
+    same = row_seeds(rollout, engine)
     for step in (3, 4):
-        assert row_seeds(rollout, engine, True, step, 2, 6) == [request_seed(7, 9, *place) for place in checked]
-        assert row_seeds(rollout, engine, False, step, 0, 1) == [request_seed(7, step, 0, 0)]
+        assert same(True, step, 2, 6) == [request_seed(7, 9, *place) for place in checked]
+        assert same(False, step, 0, 1) == [request_seed(7, step, 0, 0)]
 
 
 def test_prompts_are_placed_by_step_and_apart_from_validation():

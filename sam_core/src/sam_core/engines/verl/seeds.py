@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from sam_core.engines.vllm.config import speculative_config
+from sam_core.engines.vllm.config import speculative_config, verify_mode
 from sam_core.seeds import request_seed
 
 VAL_SEED = "actor_rollout_ref.rollout.val_kwargs.seed"
@@ -62,8 +62,9 @@ def wants_seeds(engine_kwargs: Mapping[str, Any], val_seed: int | None = None) -
 
     Raises ValueError if it does not and there is a val_seed, or if that is no integer.
     """
-    sam = speculative_config(engine_kwargs).get("sam") or {}
-    seeded = "seeded" in (sam.get("verify"), (engine_kwargs.get("additional_config") or {}).get("sam_verify"))
+    speculative = speculative_config(engine_kwargs)
+    mode = verify_mode(speculative.get("method"), speculative.get("sam"), engine_kwargs.get("additional_config"))
+    seeded = mode == "seeded"
     if val_seed is not None and (not isinstance(val_seed, int) or isinstance(val_seed, bool)):
         raise ValueError(f"{VAL_SEED} must be an integer or null, got {val_seed!r}")
     if val_seed is not None and not seeded:
@@ -76,10 +77,10 @@ def wants_seeds(engine_kwargs: Mapping[str, Any], val_seed: int | None = None) -
 
 
 def row_seeds(
-    rollout: Any, engine_kwargs: Mapping[str, Any], validate: bool, step: int, first: int, count: int
-) -> list[int | None]:
-    """The seeds of rows first..first+count of rollout number `step` or of a validation; all None if the engine takes
-    none.
+    rollout: Any, engine_kwargs: Mapping[str, Any]
+) -> Callable[[bool, int, int, int], list[int]] | None:
+    """The function (validate, step, first, count) -> seeds of rows first..first+count of rollout number `step` or of a
+    validation; None if the engine takes no seeds. Raises ValueError as `wants_seeds` does.
 
     Args:
         rollout: verl's configuration of its rollouts; each prompt has `n` consecutive rows, in validation
@@ -88,6 +89,10 @@ def row_seeds(
     """
     val_seed = rollout.val_kwargs.get("seed")
     if not wants_seeds(engine_kwargs, val_seed):
-        return [None] * count
-    rows = (divmod(row, rollout.val_kwargs.n if validate else rollout.n) for row in range(first, first + count))
-    return [request_seed(rollout.seed, *prompt_place(step, prompt, val_seed, validate), i) for prompt, i in rows]
+        return None
+
+    def seeds(validate: bool, step: int, first: int, count: int) -> list[int]:
+        rows = (divmod(row, rollout.val_kwargs.n if validate else rollout.n) for row in range(first, first + count))
+        return [request_seed(rollout.seed, *prompt_place(step, prompt, val_seed, validate), i) for prompt, i in rows]
+
+    return seeds
