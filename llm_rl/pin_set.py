@@ -7,8 +7,8 @@ recipe.py    what takes arithmetic or a search, as three functions of a llm_rl.r
              check(recipe)                   raises ValueError, one sentence, for a recipe that this pin set cannot run
              derive(recipe) -> dict          settings of verl that follow from several keys, by verl's name; a leading +
                                              adds a key that verl's configuration has not
-             entry_point(recipe, pin_set) -> EntryPoint
-                                             raises ValueError with one sentence where verl's trainer is not there
+             entry_point(recipe, verl) -> llm_rl.entry_point.EntryPoint, of the installed package's folder; raises
+                                             ValueError with one sentence where verl's trainer is not there
 """
 
 from __future__ import annotations
@@ -18,32 +18,15 @@ import importlib.metadata
 import importlib.util
 import sys
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_rl.entry_point import EntryPoint
 from llm_rl.errors import UserError
 from llm_rl.key_map import KeyMap
 from llm_rl.recipe import ROOT, Recipe, leaves
 
 PATCHES = ROOT / "patches"
-
-
-@dataclass(frozen=True)
-class EntryPoint:
-    """How verl is started, and where its configuration is.
-
-    module, arguments: `python -m module arguments overrides`; folder: where it is started, the repository or a checkout
-    of verl that is used instead of the installed package; config_folder, config_name: Hydra's configuration, and
-    search_path: a second folder of it.
-    """
-
-    module: str
-    config_folder: Path
-    config_name: str
-    arguments: tuple[str, ...] = ()
-    folder: Path = ROOT
-    search_path: Path | None = None
 
 
 class PinSet:
@@ -118,7 +101,7 @@ class PinSet:
                 "for the script, to start the pin set's own environment"
             )
         try:
-            return self._functions.entry_point(recipe, self)
+            return self._functions.entry_point(recipe, self.verl_package())
         except ValueError as e:
             raise UserError(str(e)) from None
 

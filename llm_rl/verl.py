@@ -13,8 +13,9 @@ from omegaconf import DictConfig
 from sam_core.options import Options
 
 from llm_rl import prometheus
+from llm_rl.entry_point import EntryPoint
 from llm_rl.errors import UserError
-from llm_rl.pin_set import EntryPoint, PinSet
+from llm_rl.pin_set import PinSet
 from llm_rl.recipe import Recipe, leaves
 
 PROMETHEUS = "actor_rollout_ref.rollout.prometheus."

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from llm_rl.pin_set import EntryPoint, PinSet
+from llm_rl.entry_point import EntryPoint
 from llm_rl.recipe import Recipe
 
 
@@ -51,17 +51,17 @@ def derive(recipe: Recipe) -> dict[str, Any]:
     return settings
 
 
-def entry_point(recipe: Recipe, pin_set: PinSet) -> EntryPoint:
+def entry_point(recipe: Recipe, verl: Path) -> EntryPoint:
     """recipe/dapo in a checkout of verl: it is in verl's git tag and in no package. VERL_CHECKOUT names the
     checkout."""
     named = os.environ.get("VERL_CHECKOUT")
-    folder = Path(named) if named else pin_set.verl_package().parent
+    folder = Path(named) if named else verl.parent
     defaults = folder / "verl" / "trainer" / "config"
     if not (folder / "recipe" / "dapo" / "main_dapo.py").is_file() or not defaults.is_dir():
         raise ValueError(
-            f"pin set {pin_set.name} trains by recipe/dapo, which is in verl's git tag alone and not in {folder}: "
-            f"clone verl at {pin_set.pins['module']['verl']['tag']}, patch it (patches/patchset apply --module verl "
-            f"{pin_set.name} --to FOLDER) and set VERL_CHECKOUT=FOLDER"
+            f"pin set {recipe.pin_set} trains by recipe/dapo, which is in verl's git tag alone and not in {folder}: "
+            f"clone verl at v0.6.1, patch it (patches/patchset apply --module verl {recipe.pin_set} --to FOLDER) "
+            "and set VERL_CHECKOUT=FOLDER"
         )
     folder = folder.resolve()
     name = "dapo_megatron_trainer" if recipe.train.backend == "megatron" else "dapo_trainer"

@@ -8,7 +8,7 @@ from typing import Any
 
 from sam_core.engines.verl import ROUTER_CONFIG
 
-from llm_rl.pin_set import EntryPoint, PinSet
+from llm_rl.entry_point import EntryPoint
 from llm_rl.recipe import Recipe
 from llm_rl.shape import read_shape
 
@@ -85,8 +85,7 @@ def _mode(recipe: Recipe) -> dict[str, Any]:
     return settings
 
 
-def entry_point(recipe: Recipe, pin_set: PinSet) -> EntryPoint:
-    verl = pin_set.verl_package()
+def entry_point(recipe: Recipe, verl: Path) -> EntryPoint:
     config = verl / "trainer" / "config"
     if recipe.trainer.mode not in ENTRY_POINTS:
         return EntryPoint("verl.trainer.main_ppo", config, "ppo_trainer")
