@@ -5,7 +5,7 @@ Early: the host waits for what the latest step sampled, but indexes it only afte
 before it knows what the latest step sampled, and `sam_core.device_drafts` completes the drafts on the device.
 Acceptance: answers are replayed with 64 requests at a time, by these drafters and by the pool alone, which has indexed
 all tokens. Cost: processor time of the late drafter's host part and device part of a step, both on one thread of a CPU;
-a device runs its part as some eighty kernels, which were not timed.
+a GPU runs its part as one kernel.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, PAGE, NgramTable, draft, pack, step_probabilities
+from sam_core.device_drafts import COMMON, MAX_NGRAM, MAX_TOKEN, PAGE, NgramTable, pack, step_probabilities
 
+from sam_lab.bench.completion import draft
 from sam_lab.drafters import SamDrafter, packed
 
 VOCABULARY = 1 << 18

@@ -2,15 +2,15 @@
 """Drafts for engines that schedule asynchronously: the device completes what the host drafted from older text.
 
 While the host drafts, a step still runs on the device, so the host does not know the tokens that the step will sample.
-The host's chain begins behind the last token that it knows. On the device, `draft` takes what follows in the chain
-where the sampled tokens are its beginning. Else, and where the chain is too short, it looks up what followed the last
-tokens, as many as NGRAMS says, in the texts of the request's group and in those of all requests, and copies from the
-best match; where the copy reaches the end of a text, it looks up once more. Where even the last token is new, it drafts
-the most frequent one. The host keeps the texts in an `NgramTable`; the device gets what changed together with the
-chains, one step late.
+The host's chain begins behind the last token that it knows. On the device `sam_core.kernels` takes what follows in the
+chain where the sampled tokens are its beginning. Else, and where the chain is too short, it looks up what followed the
+last tokens, as many as NGRAMS says, in the texts of the request's group and in those of all requests, and copies from
+the best match; where the copy reaches the end of a text, it looks up once more. Where even the last token is new, it
+drafts the most frequent one. The host keeps the texts in an `NgramTable`; the device gets what changed together with
+the chains, one step late.
 
 Each draft token has a class, which says where it is from: of the chain, by the probability that the host's pool gives
-it; of the table, by the match; or a filler. `sam_core.confidence` learns how often tokens of a class are accepted.
+it; of the table, by the match; or a filler. The kernels learn how often tokens of a class are accepted.
 
 Neither side waits for the other. A wrong draft costs speed only, as every draft is verified: the table may forget. Its
 hashes are sums of products below 2**63, so that no integer overflows, whatever a device does then.
@@ -21,11 +21,10 @@ Shapes: B requests of a step, k draft tokens a request, at most; E cells of the 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from sam_core.budget import Calibration
 
@@ -60,13 +59,19 @@ SORTED_SHARE = 64
 
 
 @functools.cache
-def _factors() -> Int64:
+def factors() -> Int64:
     """Of the hashes, [MAX_NGRAM + 1, 2 * len(NGRAMS)]: what each column of a key, the group's number and the last
     tokens, oldest first, is multiplied by, for the slots of each of NGRAMS, then for their checks; 0: not part."""
     factors = np.random.default_rng(0).integers(1 << 37, 1 << 39, (MAX_NGRAM + 1, 2 * len(NGRAMS))) | 1
     for i, n in enumerate(NGRAMS):
         factors[1 : 1 + MAX_NGRAM - n, [i, len(NGRAMS) + i]] = 0
     return factors
+
+
+def priorities() -> Int64:
+    """Of unconfirmed matches of each of NGRAMS: in the group, then anywhere, [2 * len(NGRAMS)]."""
+    lengths = OF_TOKEN * np.array(NGRAMS, np.int64)
+    return np.concatenate([lengths + OF_GROUP, lengths])
 
 
 class NgramTable:
@@ -144,7 +149,7 @@ class NgramTable:
         whole = before[:, [MAX_NGRAM - n for n in NGRAMS]] >= 0
         positions, followers = (np.broadcast_to(each[:, None], whole.shape)[whole] for each in (cells, tokens))
         for numbers in [groups[row]] * self.of_groups + [np.full(len(row), COMMON, np.int32)] * self.of_all:
-            sums = np.concatenate([numbers[:, None], last], axis=1).astype(np.int64) @ _factors()
+            sums = np.concatenate([numbers[:, None], last], axis=1).astype(np.int64) @ factors()
             pairs = self.base + 2 * (sums[:, : len(NGRAMS)][whole] & self.num_slots - 1)
             checks = sums[:, len(NGRAMS) :][whole] & CHECK
             old, known = self.memory[pairs], self.memory[pairs + 1] == checks
@@ -204,107 +209,21 @@ def step_probabilities(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float3
     return probabilities
 
 
-def unpack(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens, int64, and probabilities times SCALE, int64."""
+def unpack(packed: Any) -> tuple[Any, Any]:
+    """Tokens and probabilities times SCALE, int64 as `packed`, an array or a tensor."""
     return packed % MAX_TOKEN, packed // MAX_TOKEN
 
 
-class Drafts(NamedTuple):
-    """Drafts of B requests.
-
-    tokens: int64 [B, k]; behind a draft's end stands its last token again.
-    lengths: int64 [B], 1 .. k.
-    classes: int64 [B, k], FILLER behind the end.
-    probabilities: int64 [B, k], of tokens of the chain: times SCALE, that of each token behind the one before it.
-    """
-
-    tokens: torch.Tensor
-    lengths: torch.Tensor
-    classes: torch.Tensor
-    probabilities: torch.Tensor
+MATCH_PRIOR = (0.15, 0.3, 0.45, 0.55, 0.65)
+"""Acceptance of the first token behind a match before anything is known, by the tokens of the match."""
+LATER_PRIOR, CONFIRMED_PRIOR = 0.15, (0.0, 0.1, 0.15, 0.2)
+"""What is added for later tokens of a copy, and for a follower by the times that it is confirmed."""
 
 
-def draft(
-    memory: torch.Tensor,
-    num_slots: int,
-    chains: torch.Tensor,
-    chain_lengths: torch.Tensor,
-    tails: torch.Tensor,
-    groups: torch.Tensor,
-    sampled: torch.Tensor,
-    num_sampled: torch.Tensor,
-    k: int,
-) -> Drafts:
-    """Draft behind the tokens that steps have sampled since the host looked. No value is read by the host.
-
-    Args:
-        memory: int32, that of an NgramTable of `num_slots`.
-        chains: int64 [B, W + k], what the host drafts behind the tokens that it knows, as `pack` returns it.
-        chain_lengths: int64 [B].
-        tails: int64 [B, MAX_NGRAM], the last tokens that the host knows, oldest first.
-        groups: int64 [B].
-        sampled: int64 [B, W], tokens that the host does not know, each row as many as num_sampled says; the others are
-            anything.
-        num_sampled: int64 [B], 0 .. W.
-    """
-    width = sampled.shape[1]
-    count = num_sampled.unsqueeze(1)
-    columns, factors, _ = _constants(width, k, memory.device)
-    tokens, probabilities = unpack(chains)
-    follows = ((tokens[:, :width] == sampled) | (columns[:width] >= count)).all(1, keepdim=True)
-    text = torch.cat([tails, torch.where(follows, tokens[:, :width], sampled), tokens[:, width:]], 1)
-    places = columns[: text.shape[1]] - MAX_NGRAM  # counted from the first token that the host does not know
-    end = count + torch.where(follows, (chain_lengths - num_sampled).clamp(0, k).unsqueeze(1), 0)
-    classes = torch.cat([torch.full_like(tails, FILLER), probabilities * NUM_BINS // (SCALE + 1)], 1)
-    of_groups = torch.stack([groups.unsqueeze(1) * factors[0], factors[0].expand(len(groups), -1)], 1)
-    for _ in range(LOOK_UPS):
-        last = text.gather(1, end + columns[:MAX_NGRAM])
-        following, found, match = _look_up(memory, num_slots, of_groups, last, k)
-        ahead = places - end
-        is_new = ahead >= 0
-        text = torch.where(is_new, following.gather(1, ahead.clamp(0, k - 1)), text)
-        copied = torch.where(match < 0, FILLER, NUM_BINS + match + NUM_MATCHES * (ahead > 0))
-        classes = torch.where(is_new, copied, classes)
-        end = torch.minimum(end + found, count + k)
-    index = count + columns[:k]
-    is_drafted = index < end
-    index = torch.minimum(index, end - 1)
-    at = index + MAX_NGRAM
-    classes = torch.where(is_drafted, classes.gather(1, at), FILLER)
-    return Drafts(text.gather(1, at), (end - count).squeeze(1), classes, probabilities.gather(1, index))
-
-
-def _look_up(
-    memory: torch.Tensor, num_slots: int, of_groups: torch.Tensor, last: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Look up what followed.
-
-    Args:
-        memory, num_slots: as for draft.
-        of_groups: int64 [B, 2, 2 * len(NGRAMS)], summands of the hashes: of the request's group, of all.
-        last: int64 [B, MAX_NGRAM], tokens, oldest first.
-
-    Returns:
-        Tokens int64 [B, k]; how many of them there are, int64 [B, 1], 1 .. k; and the match, int64 [B, 1],
-        0 .. NUM_MATCHES - 1, or below 0 if there is none.
-    """
-    columns, factors, priorities = _constants(k, k, memory.device)
-    sums = of_groups + (last.unsqueeze(2) * factors[1:]).sum(1).unsqueeze(1)
-    slots, checks = sums.unflatten(2, (2, len(NGRAMS))).unbind(2)
-    entries = memory[-2 * num_slots :].view(num_slots, 2)[slots & num_slots - 1]
-    matches = torch.where(entries[..., 1] == (checks & CHECK), priorities + entries[..., 0], 0).flatten(1)
-    best, which = matches.max(1, keepdim=True)
-    confirmed = (best - priorities.flatten()[which]) // UNIT
-    match = torch.where(best > 0, confirmed * 2 * len(NGRAMS) + which, -2 * NUM_MATCHES)
-    following = memory[(best & UNIT - 1) + columns[:k]].long()  # position 0, the most frequent token, without a match
-    found = torch.where(following < 0, columns[:k], k).amin(1, keepdim=True)
-    # a position in a row that has a shorter text now may be its end
-    return following.clamp(min=0), found.clamp(min=1), match
-
-
-@functools.lru_cache(8)
-def _constants(width: int, k: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Column numbers, factors, and the priorities of unconfirmed matches [2, len(NGRAMS)]: in the group, anywhere."""
-    lengths = OF_TOKEN * torch.tensor(NGRAMS, device=device)
-    columns = torch.arange(MAX_NGRAM + width + k, device=device)
-    return columns, torch.from_numpy(_factors()).to(device), torch.stack([lengths + OF_GROUP, lengths])
+def class_priors() -> npt.NDArray[np.float32]:
+    """Acceptance of each class before anything is known, float32 [NUM_CLASSES]."""
+    assert len(MATCH_PRIOR) == len(NGRAMS)
+    bins = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+    later, confirmed, _, match = np.meshgrid((0, 1), CONFIRMED_PRIOR, (0, 1), MATCH_PRIOR, indexing="ij")
+    matches = np.minimum(match + LATER_PRIOR * later + confirmed, 0.95)
+    return np.concatenate([bins, matches.flatten(), [0.0]]).astype(np.float32)

@@ -2,7 +2,7 @@
 """The drafter of vLLM's second model runner (vllm/v1/worker/gpu), where drafts stay on the device.
 
 The runner schedules a step while the one before it still runs, so the host knows the tokens of one or two steps fewer.
-It drafts chains behind what it knows, and the device completes them (see `sam_core.device_drafts`): it takes what
+It drafts chains behind what it knows, and the device completes them (see `sam_core.kernels`): it takes what
 follows in the chain where the tokens sampled since are its beginning, else what it finds in a table of the texts. No
 step waits for the host, also where the engine schedules synchronously.
 
@@ -28,15 +28,12 @@ import numpy.typing as npt
 import torch
 
 from sam_core import BY_PROMPT
-from sam_core.confidence import Confidence
 from sam_core.device_drafts import (
     COMMON,
-    MAX_NGRAM,
     MAX_TOKEN,
     PAGE,
     SCALE,
     NgramTable,
-    draft,
     pack,
     step_probabilities,
     unpack,
@@ -45,8 +42,8 @@ from sam_core.engines.vllm.groups import request_group
 from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.engines.vllm.texts import Output, Text, Texts
+from sam_core.kernels import NUM_FIELDS, Drafter
 from sam_core.proposer import SamProposer
-from sam_core.verify import to_device
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -58,8 +55,6 @@ SLOT_BYTES = 13
 """Of the table for an n-gram and a token, and somewhat more."""
 MAX_CHAIN = 64
 """Tokens that a pool drafts at most."""
-NUM_FIELDS = 3
-"""Numbers of a row that are uploaded before its last tokens and its chain."""
 WARMUP_REQUESTS = ("_warmup_", "_v2_mixed_warmup")
 """Beginnings of the ids of vLLM's own requests (gpu/warmup.py), after which it seeds its random numbers anew."""
 
@@ -171,14 +166,13 @@ class Speculator:
         self.groups: dict[str, bytes | Literal["by_prompt"] | None] = {}
         proposer.group_of = self.groups.__getitem__
         self._renew_noise = proposer.options.repeats_noise
-        self.confidence = Confidence(max_num_reqs, self.k, device) if adaptive else None
         self.pauses = Pauses() if adaptive and proposer.drafting else None
         if not proposer.drafting:
             return
         sources, size = proposer.options.sources, table_size(max_num_reqs, max_model_len, proposer.options.memory_bytes)
         own = "request" in sources or "group" in sources
         self.table = NgramTable(*size, vocab_size, of_groups=own, of_all="common" in sources)
-        self.memory = torch.from_numpy(self.table.memory).to(device, copy=True)
+        self.drafter = Drafter(self.table, max_num_reqs, self.k, self.width, device, adaptive)
         self._sources = sources
         self._lives: dict[bytes, list[int]] = {}  # by group: its number, its requests
         self._num_lives = 0
@@ -256,10 +250,10 @@ class Speculator:
         k = kwargs.get("num_speculative_tokens")
         k = self.k if k is None else k
         if self.proposer.drafting:
-            if self.confidence:
-                self.confidence.learn(input_batch.idx_mapping, num_sampled, num_rejected)
+            if self.enable_adaptive_verification:
+                self.drafter.learn(input_batch.idx_mapping, num_sampled, num_rejected)
             self._draft(input_batch, drafts, k > 0 and not (self.pauses and self.pauses.pause))
-        return self._broadcast(drafts) if k or self.confidence else drafts
+        return self._broadcast(drafts) if k or self.enable_adaptive_verification else drafts
 
     def report(self) -> dict[str, Any] | None:
         """The counters for the engine's metrics, now and then."""
@@ -326,20 +320,25 @@ class Speculator:
         found = self.proposer.chains(texts.req_ids, texts.tokens, texts.ends, texts.prompts, should_draft)
         confidences = self.draft_token_confidence_probs[: len(drafts)]
         if found is None:
-            if self.confidence:
+            if self.enable_adaptive_verification:
                 confidences.zero_()
             return
         self._tabulate(slice(len(texts.req_ids)))
         rows = np.array([texts.by_id[req_id].row for req_id in input_batch.req_ids])
-        known, groups, lengths, tails, chains = self._upload(rows, *found)
-        index, text = input_batch.idx_mapping, self.req_states.all_token_ids.gpu
-        count = (self.req_states.total_len.gpu[index] - known).clamp(0, self.width)
-        columns = known.unsqueeze(1) + torch.arange(self.width, device=self.device)
-        sampled = text[index.unsqueeze(1), columns.clamp(max=text.shape[1] - 1)].long()
-        made = draft(self.memory, self.table.num_slots, chains, lengths, tails, groups, sampled, count, self.k)
-        drafts.copy_(made.tokens)
-        if self.confidence:
-            confidences.copy_(self.confidence.of(index, made))
+        chains, lengths, probabilities = (each[rows] for each in found)
+        requests = np.zeros((len(rows), NUM_FIELDS + self.width + self.k), np.int64)
+        requests[:, :NUM_FIELDS] = np.stack([texts.ends[rows], self._groups[rows], lengths], 1)
+        requests[:, NUM_FIELDS : NUM_FIELDS + chains.shape[1]] = pack(chains, probabilities)
+        states = self.req_states
+        self.drafter.draft(
+            requests,
+            *self.table.changes(),
+            input_batch.idx_mapping,
+            states.all_token_ids.gpu,
+            states.total_len.gpu,
+            drafts,
+            confidences,
+        )
 
     def _tabulate(self, rows: slice) -> None:
         """Bring the table on the host up to date."""
@@ -347,29 +346,9 @@ class Speculator:
         self.table.append(self._pages[rows], self._groups[rows], self.texts.tokens[rows], self._tabled[rows], ends)
         self._tabled[rows] = ends
 
-    def _upload(self, rows: npt.NDArray[Any], chains: Int32, lengths: Int32, probabilities: Float32) -> Any:
-        """Bring the table on the device up to date, and upload what the host knows of the B rows of a step, at once.
-
-        Returns:
-            On the device, int64: tokens of each text, the number of its group, the length of its chain, [B] each; last
-            tokens [B, MAX_NGRAM]; chains [B, W + k], as `pack` returns them.
-        """
-        ends, end = self.texts.ends[rows], NUM_FIELDS + MAX_NGRAM
-        packed = np.zeros((len(rows), end + self.width + self.k), np.int64)
-        packed[:, :NUM_FIELDS] = np.stack([ends, self._groups[rows], lengths[rows]], 1)
-        packed[:, NUM_FIELDS:end] = self.texts.tokens[
-            rows[:, None], np.maximum(ends[:, None] + np.arange(-MAX_NGRAM, 0), 0)
-        ]
-        packed[:, end : end + chains.shape[1]] = pack(chains[rows], probabilities[rows])
-        cells, values = self.table.changes()
-        if len(cells):
-            self.memory.index_copy_(0, to_device(cells, self.device), to_device(values, self.device))
-        uploaded = to_device(packed, self.device)
-        return *uploaded[:, :NUM_FIELDS].unbind(1), uploaded[:, NUM_FIELDS:end], uploaded[:, end:]
-
     def _broadcast(self, drafts: torch.Tensor) -> torch.Tensor:
         """The first rank's drafts, and its confidences, on all ranks of the tensor-parallel group."""
-        if not self.confidence or self.tp_group.world_size == 1:
+        if not self.enable_adaptive_verification or self.tp_group.world_size == 1:
             return self.tp_group.broadcast(drafts)
         confidences = self.draft_token_confidence_probs[: len(drafts)]
         both = self.tp_group.broadcast(drafts + (confidences * SCALE).round().long() * MAX_TOKEN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Confidences of draft tokens, learned from what was verified, and pauses, from what steps take."""
+"""Pauses of drafting, from what steps take."""
 
 import gzip
 import json
@@ -12,63 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sam_core.confidence import Confidence
-from sam_core.device_drafts import FILLER, NUM_BINS, NUM_CLASSES, SCALE, Drafts, pack, unpack
 from sam_core.engines.vllm.pauses import PLAIN_INTERVALS, PLAIN_SHARE, PLAIN_STEPS, Pauses
 from sam_core.engines.vllm.texts import Sampled
 
-K = 4
 DATA = Path(__file__).resolve().parents[2] / "sam_lab" / "data"
-
-
-def drafts_of(classes, probabilities):
-    classes = torch.tensor(classes)
-    return Drafts(torch.zeros_like(classes), torch.full((len(classes),), K), classes, torch.tensor(probabilities))
-
-
-def test_tokens_and_probabilities_share_a_number():
-    tokens, probabilities = np.array([[0, 1, (1 << 20) - 1]]), np.array([[0.0, 0.5, 1.0]])
-    out, scaled = unpack(torch.from_numpy(pack(tokens, probabilities)))
-    assert out.tolist() == tokens.tolist()
-    assert (scaled / SCALE - torch.from_numpy(probabilities)).abs().max() < 1e-4
-
-
-def test_confidences_become_the_share_that_was_accepted():
-    """Of the tokens up to the first refused one; neither what stands behind it nor what was not verified counts."""
-    rng, rates = random.Random(0), {NUM_BINS: 0.9, NUM_BINS + 7: 0.2, 23: 0.5}
-    confidence = Confidence(8, K, torch.device("cpu"))
-    states = torch.tensor([5, 2, 0])
-    for _ in range(3000):
-        classes = [[rng.choice([*rates]) for _ in range(K)] for _ in range(3)]
-        confidence.of(states, drafts_of(classes, [[SCALE] * K] * 3))
-        sampled, rejected = [], []
-        for row in classes:
-            verified = rng.randrange(K + 1)
-            accepted = next((i for i in range(verified) if rng.random() > rates[row[i]]), verified)
-            sampled.append(accepted + 1)
-            rejected.append(verified - accepted)
-        confidence.learn(states, torch.tensor(sampled, dtype=torch.int32), torch.tensor(rejected, dtype=torch.int32))
-    found = confidence.of(states[:1], drafts_of([[*rates, FILLER]], [[SCALE] * K]))[0].tolist()
-    assert found == pytest.approx([0.9, 0.2, 0.5 / (23.5 / NUM_BINS), 0.0], abs=0.05)
-    half = confidence.of(states[:1], drafts_of([[23] * K], [[SCALE // 2] * K]))[0, 0].item()
-    assert half == pytest.approx(found[2] / 2, abs=0.01), "a chain's own probability counts within its bin"
-
-
-def test_every_class_has_a_prior_and_none_is_forgotten():
-    confidence = Confidence(NUM_CLASSES, 1, torch.device("cpu"))
-    classes = torch.arange(NUM_CLASSES).unsqueeze(1)
-    drafts = Drafts(torch.zeros_like(classes), torch.ones(NUM_CLASSES), classes, torch.full_like(classes, SCALE))
-    found = confidence.of(torch.arange(NUM_CLASSES), drafts).flatten()
-    assert (found[:-1] > 0).all() and found[-1] == 0 and (found <= 1).all()
-    refused = torch.ones(NUM_CLASSES, dtype=torch.int32)
-    for _ in range(100):
-        confidence.learn(torch.arange(NUM_CLASSES), refused, refused)
-    low = confidence.of(torch.arange(NUM_CLASSES), drafts).flatten()
-    assert (low[:-1] < 0.6 * found[:-1]).all()
-    for _ in range(20_000):
-        confidence.learn(torch.arange(NUM_CLASSES), refused, torch.zeros_like(refused))
-    again = confidence.of(torch.arange(NUM_CLASSES), drafts).flatten()
-    assert torch.allclose(again, found, atol=1e-3), "what is no longer verified is tried again"
 
 
 def test_a_step_without_tokens_is_no_step():

@@ -65,6 +65,11 @@ class Steps:
             num_sampled_tokens_np=np.ones(len(sampled), np.int64),
             num_verified=[0] * len(sampled),
         )
+        states, texts = self.speculator.req_states, self.speculator.texts
+        for i, (req_id, token) in enumerate(sampled.items()):
+            row = texts.by_id[req_id].row
+            text = [*texts.tokens[row, : texts.ends[row]].tolist(), token]
+            states.all_token_ids.gpu[i, : len(text)], states.total_len.gpu[i] = torch.tensor(text), len(text)
         self.speculator.observe_output(output)
         batch = types.SimpleNamespace(
             req_ids=list(sampled),
@@ -210,8 +215,6 @@ def test_the_table_honours_sources(sources, found):
     steps.end({"a": 54})
     steps.begin(finished=["a"])
     steps.begin({"b": [1, 2]})
-    steps.speculator.req_states.all_token_ids.gpu[0, :3] = torch.tensor([1, 2, 50])
-    steps.speculator.req_states.total_len.gpu[0] = 3
     steps.end({"b": 50})
     assert (steps.speculator.drafts[0].tolist() == [51, 52, 53]) is found
 
@@ -220,8 +223,6 @@ def test_the_table_honours_sources(sources, found):
 def test_running_siblings_share_what_the_table_has_if_group_is_a_source(sources, found):
     steps = Steps(sources=sources, rule="newest")
     steps.begin({"a": [1, 2, 50, 51, 52, 53], "b": [1, 2, 60]})
-    steps.speculator.req_states.all_token_ids.gpu[1, :4] = torch.tensor([1, 2, 60, 50])
-    steps.speculator.req_states.total_len.gpu[1] = 4
     steps.end({"a": 54, "b": 50})
     assert (steps.speculator.drafts[1].tolist() == [51, 52, 53]) is found
     steps.begin({"c": [1, 2]}, finished=["a"])

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels that complete drafts on a device and learn how likely they are accepted (see `device_drafts`).
+
+No value is read by the host, and no kernel is compiled anew for another number of requests.
+
+Shapes: B requests of a step, k draft tokens a request, W tokens a request that the host does not know, at most.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+
+from sam_core import device_drafts as table
+from sam_core.budget import Calibration
+from sam_core.verify import to_device
+
+NUM_FIELDS = 3
+"""Numbers of a request before its chain."""
+_NUM_FIELDS, _NUM_NGRAMS = tl.constexpr(NUM_FIELDS), tl.constexpr(len(table.NGRAMS))
+_MAX_NGRAM, _MAX_TOKEN, _UNIT = (tl.constexpr(each) for each in (table.MAX_NGRAM, table.MAX_TOKEN, table.UNIT))
+_CHECK, _COMMON, _LOOK_UPS = (tl.constexpr(each) for each in (table.CHECK, table.COMMON, table.LOOK_UPS))
+_NUM_BINS, _NUM_MATCHES, _FILLER = (tl.constexpr(each) for each in (table.NUM_BINS, table.NUM_MATCHES, table.FILLER))
+_NUM_CLASSES, _SCALE = tl.constexpr(table.NUM_CLASSES), tl.constexpr(table.SCALE)
+_PRIOR_SAMPLES, _DECAY = tl.constexpr(Calibration.PRIOR_SAMPLES), tl.constexpr(Calibration.DECAY)
+
+
+class Drafter:
+    """Completes drafts on a device, and holds what it needs there: a copy of the table, counts of verified tokens.
+
+    A class of draft tokens counts how many were verified and how many of them were accepted. Counts decay and are drawn
+    to their prior as those of budget.Calibration, so that what is no longer verified is tried again.
+
+    Args:
+        ngrams: the table on the host.
+        num_states: rows of the engine's states of requests, one of which each request keeps.
+        k: maximum tokens of a draft.
+        width: W.
+        adaptive: whether drafts get confidences.
+    """
+
+    def __init__(
+        self, ngrams: table.NgramTable, num_states: int, k: int, width: int, device: torch.device, adaptive: bool
+    ) -> None:
+        self.k, self.width, self.adaptive = k, width, adaptive
+        self.num_slots, self.base = ngrams.num_slots, ngrams.base
+        self.memory = torch.from_numpy(ngrams.memory).to(device, copy=True)
+        self.constants = torch.from_numpy(np.vstack([table.factors(), table.priorities()])).to(device)
+        self.prior = torch.from_numpy(table.class_priors()).to(device)
+        self.counts = torch.zeros(2, table.NUM_CLASSES, device=device)  # verified, accepted
+        self.classes = torch.full((num_states, k), table.FILLER, dtype=torch.int32, device=device)
+
+    def learn(self, states: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor) -> None:
+        """A step has verified the last drafts of B requests.
+
+        Args:
+            states: int [B], rows of the requests' states.
+            num_sampled: int [B], the accepted draft tokens and one more.
+            num_rejected: int [B], draft tokens that were verified and not accepted.
+        """
+        _learn[(1,)](
+            states,
+            num_sampled,
+            num_rejected,
+            len(states),
+            self.counts,
+            self.classes,
+            K=self.k,
+            COLUMNS=triton.next_power_of_2(self.k),
+            REQUESTS=64,
+            COUNTS=triton.next_power_of_2(2 * table.NUM_CLASSES),
+        )
+
+    def draft(
+        self,
+        requests: npt.NDArray[np.int64],
+        cells: npt.NDArray[np.int64],
+        values: npt.NDArray[np.int32],
+        states: torch.Tensor,
+        texts: torch.Tensor,
+        lengths: torch.Tensor,
+        drafts: torch.Tensor,
+        confidences: torch.Tensor,
+    ) -> None:
+        """Draft behind the tokens that steps have sampled since the host looked.
+
+        Args:
+            requests: int64 [B, NUM_FIELDS + W + k], on the host: how many tokens of each text the host knows, the
+                number of its group, the length of its chain, and what the host drafts behind the tokens that it knows,
+                as `device_drafts.pack` returns it.
+            cells, values: changes of the table, as NgramTable.changes returns them.
+            states: int [B], rows of the requests' states.
+            texts: int32 [num_states, T], tokens of the texts, of which the host knows all but the last W, at most.
+            lengths: int32 [num_states], tokens of each text.
+            drafts: int64 [B, k], written; behind a draft's end stands its last token again.
+            confidences: float32 [B, k], written if adaptive: the share that was accepted so far of such tokens if all
+                before them are; 0 behind a draft's end.
+        """
+        num_numbers, num_cells = requests.size, len(cells)
+        pairs = np.pad(values, (0, num_cells % 2)).view(np.int64)
+        uploaded = to_device(np.concatenate([requests.ravel(), cells, pairs]), self.memory.device)
+        if num_cells:
+            places = uploaded[num_numbers : num_numbers + num_cells]
+            self.memory.index_copy_(0, places, uploaded[num_numbers + num_cells :].view(torch.int32)[:num_cells])
+        _draft[(len(requests),)](
+            uploaded,
+            states,
+            texts,
+            texts.stride(0),
+            lengths,
+            self.memory,
+            self.base,
+            self.num_slots,
+            self.constants,
+            drafts,
+            self.counts,
+            self.prior,
+            self.classes,
+            confidences,
+            K=self.k,
+            W=self.width,
+            SAMPLED=triton.next_power_of_2(self.width),
+            COLUMNS=triton.next_power_of_2(table.MAX_NGRAM + self.k),
+            LOOKED_UP=triton.next_power_of_2(2 * len(table.NGRAMS)),
+            ADAPTIVE=self.adaptive,
+            num_warps=1,
+        )
+
+
+@triton.jit(do_not_specialize_on_alignment=["states_ptr"])
+def _draft(
+    requests_ptr,
+    states_ptr,
+    texts_ptr,
+    texts_stride,
+    lengths_ptr,
+    memory_ptr,
+    base,
+    num_slots,
+    constants_ptr,
+    drafts_ptr,
+    counts_ptr,
+    prior_ptr,
+    classes_ptr,
+    confidences_ptr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    SAMPLED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LOOKED_UP: tl.constexpr,
+    ADAPTIVE: tl.constexpr,
+):
+    """A program for each request. Blocks: SAMPLED tokens that the host does not know; COLUMNS, MAX_NGRAM tokens before
+    the draft and the draft; LOOKED_UP n-grams, in the group and anywhere."""
+    request = tl.program_id(0).to(tl.int64)
+    requests_ptr += request * (_NUM_FIELDS + W + K)
+    known, group, chain_length = tl.load(requests_ptr), tl.load(requests_ptr + 1), tl.load(requests_ptr + 2)
+    chain_ptr = requests_ptr + _NUM_FIELDS
+    state = tl.load(states_ptr + request).to(tl.int64)
+    count = tl.minimum(tl.maximum(tl.load(lengths_ptr + state).to(tl.int64) - known, 0), W)
+    text_ptr = texts_ptr + state * texts_stride
+
+    place = tl.arange(0, SAMPLED)
+    is_sampled = place < count
+    sampled = tl.load(text_ptr + tl.minimum(known + place, texts_stride - 1), mask=is_sampled, other=0)
+    chained = tl.load(chain_ptr + place, mask=is_sampled, other=0) % _MAX_TOKEN
+    follows = tl.min((chained == sampled).to(tl.int32), 0)
+    drafted = tl.minimum(tl.maximum(chain_length - count, 0), K) * follows
+
+    column = tl.arange(0, COLUMNS) - _MAX_NGRAM
+    is_column = (column >= 0) & (column < K)
+    is_chained = is_column & (column < drafted)
+    before = tl.minimum(tl.maximum(known + count + column, 0), texts_stride - 1)
+    last_tokens = tl.load(text_ptr + before, mask=column < 0, other=0)
+    packed = tl.load(chain_ptr + count + column, mask=is_chained, other=0)
+    tokens = tl.where(is_chained, (packed % _MAX_TOKEN).to(tl.int32), last_tokens)
+    probability = packed // _MAX_TOKEN
+    classes = tl.where(is_chained, probability * _NUM_BINS // (_SCALE + 1), _FILLER).to(tl.int32)
+
+    looked_up = tl.arange(0, LOOKED_UP)
+    is_looked_up = looked_up < 2 * _NUM_NGRAMS
+    factor_ptr = constants_ptr + looked_up % _NUM_NGRAMS
+    number = tl.where(looked_up < _NUM_NGRAMS, group, _COMMON)
+    slot_of_group = number * tl.load(factor_ptr)
+    check_of_group = number * tl.load(factor_ptr + _NUM_NGRAMS)
+    key = tl.arange(0, _MAX_NGRAM)
+    key_ptr = factor_ptr[None, :] + (1 + key[:, None]) * (2 * _NUM_NGRAMS)
+    slot_factors, check_factors = tl.load(key_ptr), tl.load(key_ptr + _NUM_NGRAMS)
+    priority_ptr = constants_ptr + (1 + _MAX_NGRAM) * 2 * _NUM_NGRAMS
+    priority = tl.load(priority_ptr + looked_up, mask=is_looked_up, other=0)
+    for _ in range(_LOOK_UPS):
+        is_last = column[None, :] + _MAX_NGRAM == key[:, None] + drafted
+        last = tl.sum(tl.where(is_last, tokens[None, :], 0), 1).to(tl.int64)[:, None]
+        slot = (slot_of_group + tl.sum(last * slot_factors, 0)) & (num_slots - 1)
+        check = (check_of_group + tl.sum(last * check_factors, 0)) & _CHECK
+        entry_ptr = memory_ptr + base + 2 * slot
+        entry = tl.load(entry_ptr, mask=is_looked_up, other=0).to(tl.int64)
+        is_match = is_looked_up & (tl.load(entry_ptr + 1, mask=is_looked_up, other=0) == check)
+        rank = tl.where(is_match, priority + entry, 0)
+        best = tl.max(rank, 0)
+        which = tl.min(tl.where(rank == best, looked_up, LOOKED_UP), 0)
+        confirmed = tl.sum(tl.where(looked_up == which, entry, 0), 0) // _UNIT
+        match = (confirmed * 2 * _NUM_NGRAMS + which + _NUM_BINS).to(tl.int32)
+        ahead = column - drafted
+        is_new = is_column & (ahead >= 0)
+        # Position 0, the most frequent token, without a match.
+        copied = tl.load(memory_ptr + best % _UNIT + ahead, mask=is_new, other=0)
+        found = tl.min(tl.where(is_new & (copied < 0), ahead, K), 0)
+        tokens = tl.where(is_new, tl.maximum(copied, 0), tokens)
+        copied_class = tl.where(best > 0, tl.where(ahead > 0, match + _NUM_MATCHES, match), _FILLER)
+        classes = tl.where(is_new, copied_class, classes)
+        # A position in a row that has a shorter text now may be its end.
+        drafted = tl.minimum(drafted + tl.maximum(found, 1), K)
+
+    end = tl.sum(tl.where(column == drafted - 1, tokens, 0), 0)
+    tl.store(drafts_ptr + request * K + column, tl.where(column < drafted, tokens, end), mask=is_column)
+    if ADAPTIVE:
+        classes = tl.where(is_column & (column < drafted), classes, _FILLER)
+        tl.store(classes_ptr + state * K + column, classes, mask=is_column)
+        prior = tl.load(prior_ptr + classes)
+        verified, accepted = tl.load(counts_ptr + classes), tl.load(counts_ptr + _NUM_CLASSES + classes)
+        rate = (accepted + _PRIOR_SAMPLES * prior) / (verified + _PRIOR_SAMPLES)
+        # A chain's own figure is finer than its bin: it is corrected by what the bin's tokens were worth.
+        fine = rate * (probability.to(tl.float32) / _SCALE) / tl.maximum(prior, 1e-6)
+        confidence = tl.minimum(tl.maximum(tl.where(classes < _NUM_BINS, fine, rate), 0.0), 1.0)
+        tl.store(confidences_ptr + request * K + column, confidence, mask=is_column)
+
+
+@triton.jit(
+    do_not_specialize=["num_requests"],
+    do_not_specialize_on_alignment=["states_ptr", "num_sampled_ptr", "num_rejected_ptr"],
+)
+def _learn(
+    states_ptr,
+    num_sampled_ptr,
+    num_rejected_ptr,
+    num_requests,
+    counts_ptr,
+    classes_ptr,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    COUNTS: tl.constexpr,
+):
+    """One program, so that all counts have decayed before any is added to."""
+    count_ptr, is_count = counts_ptr + tl.arange(0, COUNTS), tl.arange(0, COUNTS) < 2 * _NUM_CLASSES
+    tl.store(count_ptr, tl.load(count_ptr, mask=is_count, other=0.0) * _DECAY, mask=is_count)
+    tl.debug_barrier()
+    column = tl.arange(0, COLUMNS)[None, :]
+    for first in range(0, num_requests, REQUESTS):
+        request = first + tl.arange(0, REQUESTS)
+        is_request = request < num_requests
+        state = tl.load(states_ptr + request, mask=is_request, other=0).to(tl.int64)[:, None]
+        accepted = tl.maximum(tl.load(num_sampled_ptr + request, mask=is_request, other=0) - 1, 0)[:, None]
+        is_refused = tl.load(num_rejected_ptr + request, mask=is_request, other=0)[:, None] > 0
+        # Those behind the first refused token say nothing.
+        is_graded = is_request[:, None] & (column < K) & (column < accepted + is_refused.to(tl.int32))
+        classes = tl.load(classes_ptr + state * K + column, mask=is_graded, other=0)
+        ones = tl.full((REQUESTS, COLUMNS), 1.0, tl.float32)
+        tl.atomic_add(counts_ptr + classes, ones, mask=is_graded)
+        tl.atomic_add(counts_ptr + _NUM_CLASSES + classes, ones, mask=is_graded & (column < accepted))

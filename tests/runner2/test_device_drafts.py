@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts that the device completes, and their confidences: the table and the kernels against dictionaries and plain
+numbers, and against torch's operators."""
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from sam_core.budget import Calibration
+from sam_core.device_drafts import (
+    CHECK,
+    COMMON,
+    FILLER,
+    LOOK_UPS,
+    MAX_CONFIRMED,
+    MAX_NGRAM,
+    MAX_TOKEN,
+    NGRAMS,
+    NUM_BINS,
+    NUM_CLASSES,
+    OF_GROUP,
+    OF_TOKEN,
+    PAGE,
+    SCALE,
+    TEXTS,
+    UNIT,
+    NgramTable,
+    class_priors,
+    factors,
+    pack,
+    unpack,
+)
+from sam_core.kernels import NUM_FIELDS, Drafter
+
+from sam_lab.bench.completion import draft
+
+K = 3
+VOCABULARY = 200
+
+
+class Oracle:
+    """A table of dictionaries and plain integers; n-grams share slots as those of NgramTable do."""
+
+    def __init__(self, num_slots):
+        self.num_slots, self.slots, self.texts, self.counts = num_slots, {}, {}, Counter()
+        self.pages = []  # texts in the order in which they got their page
+
+    def hashes(self, group, ngram):
+        slot, check = (
+            group * int(column[0]) + sum(int(f) * t for f, t in zip(column[-len(ngram) :], ngram, strict=True))
+            for column in (
+                factors()[:, at] for at in (NGRAMS.index(len(ngram)), len(NGRAMS) + NGRAMS.index(len(ngram)))
+            )
+        )
+        assert max(slot, check) < 1 << 63
+        return slot % self.num_slots, check & CHECK
+
+    def append(self, texts, groups, new):
+        places = []
+        for text, group, tokens in zip(texts, groups, new, strict=True):
+            known = self.texts.setdefault(text, [])
+            if tokens and text not in self.pages:
+                self.pages.append(text)
+            for token in tokens:
+                for n in (n for n in NGRAMS if n <= len(known)):
+                    places.append((group, known[-n:], token, text, len(known)))
+                known.append(token)
+                self.counts[token] += 1
+        for common in (False, True):
+            before = dict(self.slots)
+            for group, ngram, token, text, at in places:
+                slot, check = self.hashes(COMMON if common else group, ngram)
+                entry, confirmed = (check, text, at), 0
+                if slot in before and before[slot][0][0] == check:
+                    old, confirmed = before[slot]
+                    if self.texts[old[1]][old[2]] == token:
+                        confirmed = min(confirmed + 1, MAX_CONFIRMED)
+                    elif confirmed:
+                        entry, confirmed = old, confirmed - 1
+                self.slots[slot] = entry, confirmed
+
+    def following(self, group, text, k):
+        best, tokens = (0,), []
+        for n in NGRAMS:
+            for number in (group, COMMON):
+                slot, check = self.hashes(number, text[-n:])
+                entry, confirmed = self.slots.get(slot, ((-1, 0, 0), 0))
+                priority = OF_TOKEN * n + OF_GROUP * (number == group) + UNIT * confirmed
+                if entry[0] == check and (rank := (priority, self.pages.index(entry[1]), entry[2])) > best:
+                    best, tokens = rank, self.texts[entry[1]][entry[2] : entry[2] + k]
+        return tokens
+
+    def draft(self, group, text, chain, sampled, frequent, k):
+        tokens = chain[len(sampled) :][:k] if chain[: len(sampled)] == sampled else []
+        for _ in range(LOOK_UPS):
+            tokens = tokens + (self.following(group, text + sampled + tokens, k) or [frequent])
+            tokens = tokens[:k]
+        return tokens
+
+
+def rows_of(texts):
+    rows = np.zeros((len(texts), max(map(len, texts))), np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = text
+    return rows
+
+
+class Device:
+    """Completes drafts of k tokens for up to 8 requests, the kernel and torch's operators alike."""
+
+    def __init__(self, table, k=K, width=None, seed=0):
+        self.table, self.k, self.width, self.rng = table, k, width or k + 1, np.random.default_rng(seed)
+        self.drafter = Drafter(table, 8, k, self.width, torch.device("cpu"), adaptive=True)
+
+    def garbage(self, *shape):
+        return self.rng.integers(0, MAX_TOKEN, shape)
+
+    def draft(self, groups, texts, chains, sampled, probabilities=None):
+        """The host knows `texts`, the device `sampled` as well; `probabilities` are those of the chains, 1 if None."""
+        batch, k, width = len(texts), self.k, self.width
+        states = torch.from_numpy(self.rng.permutation(8)[:batch])
+        longest = max(len(text) + len(new) for text, new in zip(texts, sampled, strict=True))
+        rows, lengths = self.garbage(8, longest).astype(np.int32), self.garbage(8).astype(np.int32)
+        scaled = np.ones((batch, width + k)) if probabilities is None else probabilities
+        padded = pack(self.garbage(batch, width + k), scaled)
+        unknown, tails = self.garbage(batch, width), np.zeros((batch, MAX_NGRAM), np.int64)
+        for i, state in enumerate(states.tolist()):
+            text = [*texts[i], *sampled[i]]
+            rows[state, : len(text)], lengths[state] = text, len(text) - (not sampled[i] and self.rng.integers(2))
+            unknown[i, : len(sampled[i])] = sampled[i]
+            padded[i, : len(chains[i])] = pack(np.array(chains[i], np.int64), scaled[i, : len(chains[i])])
+            tails[i] = rows[state, np.maximum(np.arange(-MAX_NGRAM, 0) + len(texts[i]), 0)]
+        known, chained, count = (np.array([*map(len, each)]) for each in (texts, chains, sampled))
+        requests = np.concatenate([np.stack([known, groups, chained], 1), padded], 1)
+        assert requests.shape == (batch, NUM_FIELDS + width + k)
+        drafts = torch.from_numpy(self.garbage(batch + 8, k))
+        confidences, behind = torch.full((batch + 8, k), 7.0), drafts[batch:].tolist()
+        classes = self.drafter.classes.clone()
+        changed, values = self.table.changes()
+        assert len(set(changed.tolist())) == len(changed)
+        self.drafter.draft(
+            requests, changed, values, states, *map(torch.from_numpy, (rows, lengths)), drafts, confidences
+        )
+        assert (self.drafter.memory.numpy() == self.table.memory).all()
+        assert drafts[batch:].tolist() == behind and (confidences[batch:] == 7).all()
+        arguments = padded, chained, tails, np.array(groups), unknown, count
+        expected = draft(self.drafter.memory, self.table.num_slots, *map(torch.from_numpy, arguments), k)
+        assert drafts[:batch].tolist() == expected.tokens.tolist()
+        classes[states] = expected.classes.int()
+        assert (self.drafter.classes == classes).all()
+        rate, prior = self.rates()[expected.classes], self.drafter.prior[expected.classes]
+        fine = rate * (expected.probabilities / SCALE) / prior.clamp(min=1e-6)
+        likely = torch.where(expected.classes < NUM_BINS, fine, rate).clamp(0, 1)
+        assert torch.allclose(confidences[:batch], likely, rtol=1e-6, atol=0)
+        self.states, self.classes, self.confidences = states, expected.classes, confidences[:batch]
+        return [row[:n] for row, n in zip(expected.tokens.tolist(), expected.lengths.tolist(), strict=True)]
+
+    def rates(self):
+        weight = Calibration.PRIOR_SAMPLES
+        return (self.drafter.counts[1] + weight * self.drafter.prior) / (self.drafter.counts[0] + weight)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("k", [1, 3, 8, 15])
+def test_drafts_are_those_of_dictionaries(k, seed):
+    """Random texts in groups, fed in random portions; chains that hold, break off or are empty."""
+    rng = random.Random(seed)
+    size, num_slots = rng.choice([2, 5, 40, 150]), rng.choice([1 << 10, 1 << 16])
+    table, oracle = NgramTable(6 * PAGE, num_slots, VOCABULARY), Oracle(num_slots)
+    device, pages = Device(table, k, rng.choice([k + 1, 2 * (k + 1), 7 + k]), seed), np.zeros(6, np.int64)
+    device.drafter.counts.copy_(torch.rand(2, NUM_CLASSES).sort(0, descending=True).values * 50)
+    groups, texts = [rng.randrange(COMMON + 1, MAX_TOKEN) for _ in range(3)] * 2, [[] for _ in range(6)]
+    looked_up = held = 0
+    for _ in range(15):
+        new = [[rng.randrange(size) for _ in range(rng.randrange(12))] for _ in texts]
+        starts = [*map(len, texts)]
+        for text, tokens in zip(texts, new, strict=True):
+            text += tokens
+        oracle.append(range(6), groups, new)
+        ends = [*map(len, texts)]
+        table.append(pages, np.array(groups, np.int32), rows_of(texts), *np.array([starts, ends], np.int32))
+        assert oracle.counts[int(table.memory[0])] == max(oracle.counts.values())
+        sampled = [[rng.randrange(size) for _ in range(rng.randrange(k + 2))] for _ in texts]
+        chains = [[rng.randrange(size) for _ in range(rng.randrange(2 * k + 2))] for _ in texts]
+        for chain, tokens in zip(chains, sampled, strict=True):
+            if rng.random() < 0.5:
+                chain[: len(tokens)] = tokens[: len(chain)]
+        enough = [i for i in range(6) if len(texts[i]) >= MAX_NGRAM and rng.random() < 0.9]
+        if not enough:
+            continue
+        expected = [oracle.draft(groups[i], texts[i], chains[i], sampled[i], int(table.memory[0]), k) for i in enough]
+        probabilities = device.rng.random((len(enough), device.width + k))
+        chosen = ([values[i] for i in enough] for values in (groups, texts, chains, sampled))
+        assert device.draft(*chosen, probabilities) == expected
+        held += sum(chains[i][: len(sampled[i])] == sampled[i] for i in enough)
+        looked_up += sum(draft != [int(table.memory[0])] for draft in expected)
+    assert looked_up > 30 and held > 15
+
+
+def add(table, texts, groups, pages=None, starts=None):
+    """Append texts, from `starts` on, and return their pages."""
+    ends = np.array([*map(len, texts)], np.int32)
+    starts = np.zeros_like(ends) if starts is None else np.array(starts, np.int32)
+    pages = np.zeros(len(texts), np.int64) if pages is None else pages
+    table.append(pages, np.array(groups, np.int32), rows_of(texts), starts, ends)
+    return pages
+
+
+def table_of(texts, groups, num_slots=1 << 12, **more):
+    table = NgramTable(2 * PAGE * len(texts), num_slots, MAX_TOKEN, **more)
+    add(table, texts, groups)
+    return table
+
+
+def test_a_page_that_is_used_again_gives_the_new_text():
+    table = NgramTable(1, 1 << 12, MAX_TOKEN)
+    add(table, [[1, 2, 3, 4, 5, 6, 7, 8]], [3])
+    device = Device(table, k=1)
+    add(table, [[1, 2, 9]], [2])
+    assert device.draft([2], [[0, 0, 0, 0, 1]], [[]], [[2]]) == [[9]]
+    assert device.draft([3], [[0, 0, 0, 1, 2]], [[]], [[3]]) == [[0]]  # where 4 stood, the text ends
+
+
+def test_changes_of_a_long_time_without_drafts_are_as_many_as_the_cells():
+    rng = random.Random(1)
+    table = table_of([[1] * 20] * 4, [10] * 4, num_slots=1 << 6)
+    device = Device(table)
+    for _ in range(300):
+        rows = rows_of([[rng.randrange(9) for _ in range(20)]])
+        add(table, rows, [10])
+    assert sum(map(len, table._changed)) < 2 * len(table.memory)
+    assert all(map(len, table._changed)), "an array for each call would grow as well"
+    device.draft([10], [[1] * 8], [[]], [[]])
+    assert sum(map(len, table._changed)) == 0
+    add(table, rows, [10])
+    device.draft([10], [[1] * 8], [[]], [[]])
+
+
+def test_tokens_outside_the_vocabulary_are_not_drafted():
+    table = NgramTable(1, 1 << 12, 10)
+    add(table, [[10, 1, 2, 11, 3, 11, 11]], [10])
+    device = Device(table)
+    drafts = device.draft([10] * 3, [[0] * 5] * 3, [[]] * 3, [[1], [2], [11]])
+    assert drafts[0][0] == 2 and all(token < 10 for draft in drafts for token in draft)
+
+
+def test_hashes_of_the_largest_numbers_do_not_overflow():
+    token = MAX_TOKEN - 1
+    device = Device(table_of([[token] * 8], [MAX_TOKEN - 1]))
+    assert device.draft([token], [[token] * 5], [[]], [[token]]) == [[token, token]]
+    Oracle(1).hashes(token, [token] * MAX_NGRAM)
+
+
+def test_a_text_goes_on_over_its_pages_and_the_oldest_page_is_taken():
+    """A text of 20 pages in a table of 4: what its latest pages say is drafted, also across the end of a page."""
+    rng = random.Random(0)
+    text = [rng.randrange(1000, MAX_TOKEN) for _ in range(20 * PAGE)]
+    table = NgramTable(4 * PAGE, 1 << 16, MAX_TOKEN)
+    device, pages, at = Device(table), np.zeros(1, np.int64), 0
+    while at < len(text):
+        new = at + rng.choice((1, 7, PAGE, PAGE + 5))
+        add(table, [text[:new]], [10], pages, [at])
+        at = min(new, len(text))
+    assert pages[0] == 19 and len(table.memory) == TEXTS + 4 * (PAGE + 1) + (2 << 16)
+    for end in range(len(text) - 3 * PAGE, len(text) - K, 5):
+        (got,) = device.draft([10], [text[end - 6 : end - 1]], [[]], [[text[end - 1]]])
+        assert got == text[end : end + K]
+    (got,) = device.draft([10], [text[PAGE : PAGE + 5]], [[]], [[text[PAGE + 5]]])
+    assert got != text[PAGE + 6 : PAGE + 6 + K]
+
+
+def test_a_text_does_not_write_into_a_page_that_others_have_taken():
+    table = NgramTable(2 * PAGE, 1 << 12, MAX_TOKEN)
+    slow = add(table, [[1, 2, 3]], [10])
+    for number in range(2):
+        add(table, [[100 + 10 * number + i for i in range(8)]], [20])
+    add(table, [[1, 2, 3, 4, 5]], [10], slow, [3])
+    device = Device(table)
+    drafts = device.draft([20, 10], [[0] * 4 + [112], [0] * 3 + [2, 3]], [[], []], [[113], [4]])
+    assert drafts[0] == [114, 115, 116] and drafts[1][0] == 5
+
+
+@pytest.mark.parametrize(("of_groups", "of_all"), [(True, False), (False, True)])
+def test_drafts_come_from_the_sources_that_are_asked_for(of_groups, of_all):
+    device = Device(table_of([[9, 9, 1, 2, 3], [9, 1, 2, 4]], [10, 11], of_groups=of_groups, of_all=of_all), k=1)
+    drafts = device.draft([10, 11, 12], [[0] * 4 + [1]] * 3, [[]] * 3, [[2]] * 3)
+    assert drafts == ([[3], [4], [0]] if of_groups else [[4], [4], [4]])
+    assert device.draft([10], [[0] * 5], [[]], [[77]]) == [[9 if of_all else 0]]
+
+
+def test_more_tokens_than_positions_are_refused():
+    with pytest.raises(ValueError, match="536870913 tokens are more than a table holds: 536870912"):
+        NgramTable((1 << 29) + 1, 1 << 4, 10)
+
+
+def test_tokens_and_probabilities_share_a_number():
+    tokens, probabilities = np.array([[0, 1, (1 << 20) - 1]]), np.array([[0.0, 0.5, 1.0]])
+    out, scaled = unpack(pack(tokens, probabilities))
+    assert out.tolist() == tokens.tolist()
+    assert abs(scaled / SCALE - probabilities).max() < 1e-4
+
+
+def test_rates_become_the_share_that_was_accepted():
+    """Of the tokens up to the first refused one; neither what stands behind it nor what was not verified counts."""
+    rng, rates = random.Random(0), {NUM_BINS: 0.9, NUM_BINS + 7: 0.2, 23: 0.5}
+    device = Device(NgramTable(1, 1 << 4, 10), k=3)
+    states = torch.tensor([5, 2, 0])
+    for _ in range(800):
+        classes = [[rng.choice([*rates]) for _ in range(3)] for _ in states]
+        device.drafter.classes[states] = torch.tensor(classes, dtype=torch.int32)
+        sampled, rejected = [], []
+        for row in classes:
+            verified = rng.randrange(4)
+            accepted = next((i for i in range(verified) if rng.random() > rates[row[i]]), verified)
+            sampled.append(accepted + 1)
+            rejected.append(verified - accepted)
+        device.drafter.learn(states, *torch.tensor([sampled, rejected], dtype=torch.int32))
+    assert device.rates()[[*rates]].tolist() == pytest.approx([*rates.values()], abs=0.05)
+
+
+def test_what_is_learned_of_many_requests_is_the_sum_of_each():
+    rng, k = np.random.default_rng(0), 5
+    drafter = Drafter(NgramTable(1, 1 << 4, 10), 300, k, k + 1, torch.device("cpu"), adaptive=True)
+    expected = np.zeros((2, NUM_CLASSES))
+    for batch in (1, 64, 65, 300):
+        drafter.classes.copy_(torch.from_numpy(rng.integers(0, NUM_CLASSES, (300, k))))
+        states, accepted = rng.permutation(300)[:batch], rng.integers(-1, k + 1, batch)
+        rejected = np.where(accepted >= 0, rng.integers(0, k + 1 - accepted.clip(0)), 0)
+        expected *= Calibration.DECAY
+        for state, n, refused in zip(states, accepted.clip(0), rejected, strict=True):
+            for i, each in enumerate(drafter.classes[state].tolist()[: n + (refused > 0)]):
+                expected[:, each] += 1, i < n
+        drafter.learn(*map(torch.from_numpy, (states, (accepted + 1).astype(np.int32), rejected.astype(np.int32))))
+        assert drafter.counts.numpy() == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_class_but_fillers_has_a_prior():
+    priors = class_priors()
+    assert (priors[:FILLER] > 0).all() and (priors <= 1).all() and priors[FILLER:].tolist() == [0]
+
+
+def test_a_chains_own_probability_counts_within_its_bin():
+    device = Device(NgramTable(1, 1 << 4, 10), k=2)
+    device.draft([10], [[1, 2]], [[3, 4]], [[]], np.resize([0.98, 0.49], (1, device.width + 2)))
+    assert device.classes.tolist() == [[23, 11]]
+    assert device.confidences[0].tolist() == pytest.approx([0.98, 0.49], abs=1e-3)
+
+
+TARGETS = """
+import sys
+import torch, triton
+from sam_core import kernels
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+number = {"num_requests", "num_slots", "base", "texts_stride"}
+types = {"requests": "i64", "states": "i64", "constants": "i64", "drafts": "i64", "counts": "fp32", "prior": "fp32",
+         "confidences": "fp32"}
+for kernel, constants, warps in (
+    (kernels._draft, dict(K=3, W=8, SAMPLED=8, COLUMNS=16, LOOKED_UP=16, ADAPTIVE=False), 1),
+    (kernels._draft, dict(K=15, W=32, SAMPLED=32, COLUMNS=32, LOOKED_UP=16, ADAPTIVE=True), 1),
+    (kernels._learn, dict(K=15, COLUMNS=16, REQUESTS=64, COUNTS=256), 4),
+):
+    signature = {
+        name: "constexpr" if name in constants else "i32" if name in number
+        else "*" + types.get(name.removesuffix("_ptr"), "i32")
+        for name in kernel.arg_names
+    }
+    source = ASTSource(kernel, signature, constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    print(kernel.__name__, len(made.asm["cubin"]) > 0)
+"""
+
+
+def test_kernels_compile_for_a_gpu(tmp_path):
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    del environment["TRITON_INTERPRET"]
+    printed = subprocess.run([sys.executable, "-c", TARGETS], env=environment, capture_output=True, text=True)
+    assert printed.stdout.split("\n") == ["_draft True", "_draft True", "_learn True", ""], printed.stderr[-2000:]
