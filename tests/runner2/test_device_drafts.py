@@ -285,6 +285,18 @@ def test_a_text_does_not_write_into_a_page_that_others_have_taken():
     assert drafts[0] == [114, 115, 116] and drafts[1][0] == 5
 
 
+def test_of_equal_matches_the_first_gives_the_class():
+    """A shorter one in the group, and a longer one anywhere that is confirmed twice."""
+    table = NgramTable(1, 1 << 12, MAX_TOKEN)
+    add(table, [[5]], [10])
+    for group, ngram, confirmed in ((10, [2], 0), (COMMON, [1, 2], 2)):
+        slot, check = Oracle(table.num_slots).hashes(group, ngram)
+        table.memory[table.base + 2 * slot :][:2] = TEXTS + UNIT * confirmed, check
+    device = Device(table)
+    assert device.draft([10], [[1, 2]], [[]], [[]]) == [[5, 5]]
+    assert device.classes[0].tolist() == [NUM_BINS, FILLER, FILLER]
+
+
 @pytest.mark.parametrize(("of_groups", "of_all"), [(True, False), (False, True)])
 def test_drafts_come_from_the_sources_that_are_asked_for(of_groups, of_all):
     device = Device(table_of([[9, 9, 1, 2, 3], [9, 1, 2, 4]], [10, 11], of_groups=of_groups, of_all=of_all), k=1)
