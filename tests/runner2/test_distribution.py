@@ -9,7 +9,7 @@ from conftest import start
 from engine_checks import speculated
 from tiny_qwen3 import VOCAB
 
-TEXTS, LENGTH = 40, 250
+TEXTS, LENGTH = 100, 100
 TEMPERATURE = 0.5
 
 
@@ -35,8 +35,7 @@ SYNCHRONOUS = pytest.param({"threshold": 64}, False, marks=pytest.mark.slow, id=
 @pytest.mark.parametrize(("sam", "asynchronous"), [SYNCHRONOUS, pytest.param({"switch": "auto"}, True, id="auto")])
 def test_law_of_the_next_token(chain, device, sam, asynchronous):
     """Chi-square over all pairs of tokens that follow each other; those expected less than 5 times are one cell a
-    token. A run repeats itself: of the engine's seeds 0 to 4 with `auto`, 0 alone has a p of 1.1e-4, all together 0.60.
-    """
+    token. A run repeats itself: with `auto` and the engine's seed 1, p is 0.67."""
     folder, law = chain
     engine = start(folder, sam, async_scheduling=asynchronous, max_num_seqs=TEXTS, seed=1)
     first = [7 * i % VOCAB for i in range(TEXTS)]

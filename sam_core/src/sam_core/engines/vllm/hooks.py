@@ -303,7 +303,7 @@ HOOKS = (
         "v1/worker/gpu/spec_decode/rejection_sampler_utils.py",
         "",
         "rejection_sample",
-        "target_logits draft_logits draft_sampled cu_num_logits pos idx_mapping expanded_idx_mapping expanded_local_pos",
+        "target_logits draft_logits draft_sampled cu_num_logits pos idx_mapping expanded_idx_mapping",
         (),
         "verify by seed and position",
     ),
