@@ -76,9 +76,7 @@ def wants_seeds(engine_kwargs: Mapping[str, Any], val_seed: int | None = None) -
     return seeded
 
 
-def row_seeds(
-    rollout: Any, engine_kwargs: Mapping[str, Any]
-) -> Callable[[bool, int, int, int], list[int]] | None:
+def row_seeds(rollout: Any, engine_kwargs: Mapping[str, Any]) -> Callable[[bool, int, int, int], list[int]] | None:
     """The function (validate, step, first, count) -> seeds of rows first..first+count of rollout number `step` or of a
     validation; None if the engine takes no seeds. Raises ValueError as `wants_seeds` does.
 
