@@ -127,12 +127,13 @@ def study(
         for key in [*grid, "auto"]
     }
     candidates = [max((pair for pair in grid if pair[0] == t), key=gains.__getitem__) for t in thresholds]
-    keys = ["off", "auto", *sorted({current, *candidates})]
+    pairs = sorted({current, *candidates})
+    keys: list[Any] = ["off", "auto", *pairs]
     samples: list[dict[Any, dict[str, float]]] = []
     for draw in range(1, draws + 1):
         progress(f"world {draw} of {draws}")
         world = inputs.varied(np.random.default_rng([11, draw]), device, likely)
-        of_world = rounds_of(world, draw, keys[2:], auto=True)
+        of_world = rounds_of(world, draw, pairs, auto=True)
         samples.append({key: _figures(world, of_world, key, draw) for key in keys})
     if not draws:
         of_seeds = zip(SEEDS, rounds, strict=True)
