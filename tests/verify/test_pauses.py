@@ -15,7 +15,7 @@ import torch
 from sam_core.engines.vllm.pauses import PLAIN_INTERVALS, PLAIN_SHARE, PLAIN_STEPS, Pauses
 from sam_core.engines.vllm.texts import Sampled
 
-DATA = Path(__file__).resolve().parents[2] / "sam_lab" / "data"
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
 
 def test_a_step_without_tokens_is_no_step():
@@ -147,7 +147,7 @@ def test_another_batch_does_not_wait_for_a_pause():
 
 def recorded(batch, which):
     """Steps that read no prompt, of an arm on an H200."""
-    with gzip.open(DATA / "h200-steps.jsonl.gz", "rt") as lines:
+    with gzip.open(RESULTS / "engine-replay-h200.jsonl.gz", "rt") as lines:
         runs = [*map(json.loads, lines)][1:]
     (run,) = [run for run in runs if (run["arm"], run["batch"]) == (which, batch)]
     return [step for step in run["steps"] if not step["prefill"]]
