@@ -59,6 +59,6 @@ def test_planned_drafts_leave_room_for_all_requests(plain, auto, prompts):
     assert auto.run(short, 20) == plain.run(short, 20)
     speculated(auto)
     (noted,) = auto.engine.collective_rpc(lengths)
-    full, planned = [step for step in noted if len(step) == 8], max(map(max, noted))
-    assert len(full) > 4 and not any(len(step) == 7 for step in noted[: noted.index(full[-1])]), noted
+    full, planned = [i for i, step in enumerate(noted) if len(step) == 8], max(map(max, noted))
+    assert len(full) > 4 and not any(len(step) == 7 for step in noted[full[0] : full[-1]]), noted
     assert planned > 1
