@@ -353,7 +353,7 @@ def _widen(rows: list[dict[str, Any]], advice: list[dict[str, Any]]) -> dict[str
             row["inside"] = row["low"] <= row["measured"] <= row["high"]
     factors["thresholds"] = _factor([*needed.values()])
     for row in advice:
-        _stretch(row | {"kind": "gain"}, factors["thresholds"], row)
+        _stretch(row, factors["thresholds"])
     return factors
 
 
@@ -369,24 +369,21 @@ def _factor(needed: list[list[float]]) -> float:
 
 
 def _scaled(row: dict[str, Any], value: float) -> float:
-    return value if row["kind"] == "gain" else float(np.log(value))
+    return float(np.log(value)) if row.get("kind") == "s" else value
 
 
 def _miss(row: dict[str, Any]) -> float:
     """How far the measured value lies from the median, in the range's halves of that side."""
     measured, middle, low, high = (_scaled(row, row[name]) for name in ("measured", "predicted", "low", "high"))
-    return (
-        (measured - middle) / max(high - middle, 1e-9)
-        if measured > middle
-        else (middle - measured) / max(middle - low, 1e-9)
-    )
+    half = high - middle if measured > middle else middle - low
+    return abs(measured - middle) / max(half, 1e-9)
 
 
-def _stretch(row: dict[str, Any], factor: float, into: dict[str, Any] | None = None) -> None:
+def _stretch(row: dict[str, Any], factor: float) -> None:
     middle = _scaled(row, row["predicted"])
     for name in ("low", "high"):
         value = middle + factor * (_scaled(row, row[name]) - middle)
-        (row if into is None else into)[name] = value if row["kind"] == "gain" else float(np.exp(value))
+        row[name] = float(np.exp(value)) if row.get("kind") == "s" else value
 
 
 def _rows(model: Model, fit: Fit) -> Iterator[dict[str, Any]]:

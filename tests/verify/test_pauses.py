@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pauses of drafting, from what steps take."""
 
+import functools
 import gzip
 import json
 import math
@@ -52,25 +53,31 @@ class Device:
 
         return Event()
 
-    def step(self, joined=0):
+    def begin(self, requests, joined):
+        """Whether the step that begins pauses."""
         self.begun += 1
-        self.pauses.begin(self.requests, joined)
-        paused = self.pauses.pause
-        verified = 0 if paused else self.budget
-        accepted = round(verified * self.acceptance)
+        self.pauses.begin(requests, joined)
+        return self.pauses.pause
+
+    def end(self, requests, verified, tokens, took):
+        """The step has verified so many drafts, and its requests have gained the tokens, in `took` ms."""
         batch = types.SimpleNamespace(
-            num_tokens=self.requests + verified,
-            num_reqs=self.requests,
+            num_tokens=requests + verified,
+            num_reqs=requests,
             has_prefill=False,
-            seq_lens_cpu_upper_bound=torch.full((self.requests,), 1000),
+            seq_lens_cpu_upper_bound=torch.full((requests,), 1000),
         )
         self.pauses.launched(batch)
-        self.pauses.ended(
-            Sampled([[0]] * (self.requests - 1) + [[0] * (1 + accepted)], [0] * (self.requests - 1) + [verified])
-        )
-        took = 10 + self.row_ms * batch.num_tokens + self.drafting_ms * (not paused)
-        took *= math.exp(self.random.gauss(-(self.noise**2) / 2, self.noise))
+        self.pauses.ended(Sampled([[0] * tokens], [verified]))
         self.ms += took
+
+    def step(self, joined=0):
+        paused = self.begin(self.requests, joined)
+        verified = 0 if paused else self.budget
+        accepted = round(verified * self.acceptance)
+        took = 10 + self.row_ms * (self.requests + verified) + self.drafting_ms * (not paused)
+        took *= math.exp(self.random.gauss(-(self.noise**2) / 2, self.noise))
+        self.end(self.requests, verified, self.requests + accepted, took)
         self.times.append((paused, took, self.requests + accepted))
 
 
@@ -145,49 +152,45 @@ def test_another_batch_does_not_wait_for_a_pause():
     assert sum(not paused for paused, *_ in device.times[-60:]) >= 60 - 2 * PLAIN_STEPS
 
 
-def recorded(batch, which):
-    """Steps that read no prompt, of an arm on an H200."""
+@functools.cache
+def recorded():
+    """Steps that read no prompt of each arm and batch, on an H200."""
     with gzip.open(RESULTS / "engine-replay-h200.jsonl.gz", "rt") as lines:
         runs = [*map(json.loads, lines)][1:]
-    (run,) = [run for run in runs if (run["arm"], run["batch"]) == (which, batch)]
-    return [step for step in run["steps"] if not step["prefill"]]
+    return {(run["arm"], run["batch"]): [step for step in run["steps"] if not step["prefill"]] for run in runs}
+
+
+def by_requests(steps):
+    found = {}
+    for step in steps:
+        found.setdefault(step["running"], []).append(step)
+    return found
 
 
 class RecordedDevice(Device):
     """Its steps take and yield what those of the engine did with about as many requests."""
 
+    def like(self, steps, requests):
+        return self.random.choice(steps[min(steps, key=lambda running: abs(math.log(running / requests)))])
+
     def rollout(self, batch):
         """A batch of recorded answers; how many times as fast it is as without drafts."""
-        every = recorded(batch, "plain")
-        plain = every + (recorded(0, "plain") if every[-1]["running"] > 50 else [])
-        drafting = [step for step in recorded(batch, "auto") if step["rows"] > step["running"]]
+        every = recorded()["plain", batch]
+        plain = by_requests(every + (recorded()["plain", 0] if every[-1]["running"] > 50 else []))
+        drafting = by_requests(step for step in recorded()["auto", batch] if step["rows"] > step["running"])
         running = [step["running"] for step in every]
         left = [float(t) for t, (now, after) in enumerate(pairwise([*running, 0]), 1) for _ in range(now - after)]
         start, joined, paused = self.ms, len(left), False
         while left:
-            self.begun += 1
             requests, was = len(left), paused
-            self.pauses.begin(requests, joined)
-            joined, paused = 0, self.pauses.pause
-            without, with_drafts = (
-                self.random.choice([step for step in steps if step["running"] == nearest])
-                for steps in (plain, drafting)
-                for nearest in [min((step["running"] for step in steps), key=lambda n: abs(math.log(n / requests)))]
-            )
+            joined, paused = 0, self.begin(requests, joined)
+            without, with_drafts = self.like(plain, requests), self.like(drafting, requests)
             gained = 1.0 if was else with_drafts["emitted"] / max(1, with_drafts["gaining"])
             verified = 0 if was else with_drafts["rows"] - with_drafts["running"]
-            batch = types.SimpleNamespace(
-                num_tokens=requests + verified,
-                num_reqs=requests,
-                has_prefill=False,
-                seq_lens_cpu_upper_bound=torch.full((requests,), 1000),
-            )
-            self.pauses.launched(batch)
-            self.pauses.ended(Sampled([[0] * round(gained * requests)], [verified]))
             took = without["s"] if was else with_drafts["s"]
             if was and not paused:
                 took += 0.5 * with_drafts["s"]  # the host drafts anew
-            self.ms += 1000 * took
+            self.end(requests, verified, round(gained * requests), 1000 * took)
             left = [tokens - gained for tokens in left if tokens > gained]
         return 1000 * sum(step["s"] for step in every) / (self.ms - start)
 
