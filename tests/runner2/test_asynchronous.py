@@ -24,9 +24,9 @@ def test_while_off_answers_are_indexed_that_are_short_or_were_sampled_again():
 
     def chains(req_id, tokens, should_draft):
         rows[0, :4], rows[0, 4 : 4 + len(tokens)] = prompt, tokens
-        return proposer.chains(
-            [req_id], rows, np.array([4 + len(tokens)], np.int32), np.array([4], np.int32), should_draft
-        )
+        ends, prompts = np.array([4 + len(tokens)], np.int32), np.array([4], np.int32)
+        proposer.begin([req_id], rows, ends, prompts, should_draft)
+        return proposer.chains()
 
     chains("again", dropped, True)
     chains("again", answer[:2], False)
@@ -52,17 +52,10 @@ def test_text_is_that_of_plain_runner_2(plain, asynchronous, prompts):
     speculated(asynchronous)
 
 
-MAX_STEP = 6
-"""Tokens of a step, at most."""
-
-
 @pytest.mark.parametrize("engine", [pytest.param("asynchronous", marks=pytest.mark.slow), "auto"])
 def test_texts_and_indexes_of_random_schedules(plain, engine, model, trained, request):
     """Arrivals, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also inside a
-    draft; in one run a reset of the cache, in one sleep and new weights.
-
-    The index lacks the last step of an answer that ends, with a step in flight, while its request is preempted.
-    """
+    draft; in one run a reset of the cache, in one sleep and new weights."""
     asynchronous = request.getfixturevalue(engine)
     rng, preemptions = random.Random(0), 0
     asynchronous.engine.collective_rpc(note_answers)
@@ -77,16 +70,14 @@ def test_texts_and_indexes_of_random_schedules(plain, engine, model, trained, re
         speculated(asynchronous)
         preemptions += asynchronous.log.preemptions
         settled(asynchronous)
-        pairs = [*zip(sorted(asynchronous.engine.collective_rpc(noted_answers)[0]), sorted(answers), strict=True)]
-        assert all(answer[: len(noted)] == noted and len(answer) <= len(noted) + MAX_STEP for noted, answer in pairs)
-        assert sum(noted != answer for noted, answer in pairs) <= min(1, asynchronous.log.preemptions), pairs
+        assert sorted(asynchronous.engine.collective_rpc(noted_answers)[0]) == sorted(answers)
         if interrupt in (None, reset_cache):
             assert answers == expected
         else:
             renew(trained)(plain.engine)
             go_on_from_what_they_had(plain, prompts, answers, expected, lengths, stops)
         if interrupt is None:
-            assert pool(asynchronous)["appended"] - before == sum(len(noted) for noted, _ in pairs)
+            assert pool(asynchronous)["appended"] - before == sum(map(len, expected))
     assert preemptions > 0
     for engine in (plain, asynchronous):
         renew(model)(engine.engine)

@@ -20,7 +20,7 @@ def params(name=None):
 
 
 class Steps:
-    """An engine of one rank, in which the output of each step is on the host when it drafts."""
+    """An engine of one rank, in which the output of each step is on the host when the next one begins."""
 
     def __init__(self, group=None, adaptive=False, **sam):
         states = types.SimpleNamespace(
@@ -33,9 +33,9 @@ class Steps:
         self.speculator = Speculator(proposer, 8, MAX_LEN, torch.device("cpu"), group, states, 100, 2, adaptive)
         self.speculator.pauses = None
 
-    def begin(self, new=None, finished=(), preempted=(), groups=None, images=None):
+    def begin(self, new=None, finished=(), preempted=(), groups=None, images=None, drafts=True):
         """new: the tokens of requests that join, by id; their prompts have two. groups, images: what some of them
-        name."""
+        name. drafts: whether the schedule plans some."""
         requests = [
             types.SimpleNamespace(
                 req_id=name,
@@ -47,20 +47,26 @@ class Steps:
             )
             for name, tokens in (new or {}).items()
         ]
+        running = (self.speculator.texts.by_id.keys() - {*finished, *preempted}) | (new or {}).keys()
+        self._num_drafts = K if drafts else 0
         self.speculator.update_requests(
             types.SimpleNamespace(
                 scheduled_spec_decode_tokens={},
                 finished_req_ids=set(finished),
                 preempted_req_ids=preempted,
                 scheduled_new_reqs=requests,
+                num_scheduled_tokens=dict.fromkeys(running, 1),
+                num_spec_tokens_to_schedule=self._num_drafts,
             )
         )
 
-    def end(self, sampled, drafts=True):
-        """sampled: the token of each request of the step, by id."""
+    def end(self, sampled, late=False):
+        """sampled: the token of each request of the step, by id. late: it is not on the host when the next step
+        begins."""
+        is_there = iter([not late])
         output = types.SimpleNamespace(
             model_runner_output=types.SimpleNamespace(req_ids=list(sampled)),
-            copy_event=types.SimpleNamespace(query=lambda: True, synchronize=lambda: None),
+            copy_event=types.SimpleNamespace(query=lambda: next(is_there, True), synchronize=lambda: None),
             sampled_token_ids=np.array([[token] for token in sampled.values()]),
             num_sampled_tokens_np=np.ones(len(sampled), np.int64),
             num_verified=[0] * len(sampled),
@@ -77,9 +83,7 @@ class Steps:
             idx_mapping=torch.arange(len(sampled)),
         )
         ones = torch.ones(len(sampled), dtype=torch.int32)
-        self.speculator.propose(
-            batch, num_sampled=ones, num_rejected=ones - 1, num_speculative_tokens=K if drafts else 0
-        )
+        self.speculator.propose(batch, num_sampled=ones, num_rejected=ones - 1, num_speculative_tokens=self._num_drafts)
 
     def answers(self):
         return noting_pool.noted_answers(self.speculator.proposer)
@@ -98,17 +102,22 @@ def test_a_token_that_a_reset_drops_gives_way_to_another():
     assert steps.answers() == [[3, 9]]
 
 
-def test_a_request_that_ends_preempted_is_fed_nothing_of_the_row_that_took_its_place():
+@pytest.mark.parametrize("late", [False, True])
+def test_a_request_that_ends_preempted_is_indexed_whole(late):
+    """Without tokens of the row that took its place, and with those of a step that was in flight."""
     steps = Steps()
-    steps.begin({"a": [1, 2], "b": [1, 3], "c": [1, 4]})
-    steps.end({"a": 5, "b": 6, "c": 7}, drafts=False)
+    steps.begin({"a": [1, 2], "b": [1, 3], "c": [1, 4]}, drafts=False)
+    steps.end({"a": 5, "b": 6, "c": 7})
     for token in (10, 20, 30):
-        steps.begin()
-        steps.end({"a": 5 + token, "b": 6 + token, "c": 7 + token}, drafts=False)
+        steps.begin(drafts=False)
+        steps.end({"a": 5 + token, "b": 6 + token, "c": 7 + token}, late=late and token == 30)
     steps.begin(preempted=["a", "b", "c"])
     steps.begin(finished=["a"])
-    (answer,) = steps.answers()
-    assert answer == [5, 15, 25, 35][: len(answer)]
+    assert steps.answers() == [[5, 15, 25, 35]]
+    steps.begin({"b": [1, 3, 6, 16]}, finished=["c"])
+    steps.end({"b": 27})
+    steps.begin(finished=["b"])
+    assert steps.answers() == [[7, 17, 27, 37], [6, 16, 27]]
 
 
 def test_groups_are_those_of_names_and_images():
@@ -139,8 +148,8 @@ def test_all_ranks_hear_of_a_step_without_drafts(k):
             return tensor
 
     steps = Steps(Group(), adaptive=True)
-    steps.begin({"a": [1, 2, 3, 1, 2, 3, 1, 2]})
-    steps.end({"a": 3}, k > 0)
+    steps.begin({"a": [1, 2, 3, 1, 2, 3, 1, 2]}, drafts=k > 0)
+    steps.end({"a": 3})
     (packed,) = heard
     assert (packed >= 1 << 20).any() == (k > 0), "confidences stand above the tokens"
     assert (steps.speculator.draft_token_confidence_probs[0] > 0).any() == (k > 0)
@@ -150,7 +159,8 @@ def test_all_ranks_hear_of_a_step_without_drafts(k):
 def test_chains_over_many_steps_are_no_longer_than_a_pool_drafts(stages):
     proposer = ChainProposer(15, {}, stages + 1, max_model_len=MAX_LEN)
     row, ends = np.arange(40, dtype=np.int32)[None] % 4, np.array([40], np.int32)
-    chains, lengths, probabilities = proposer.chains(["a"], row, ends, np.array([8], np.int32), True)
+    proposer.begin(["a"], row, ends, np.array([8], np.int32), should_draft=True)
+    chains, lengths, probabilities = proposer.chains()
     assert chains.shape[1] == min(16 * (stages + 1) + 15, MAX_CHAIN) and lengths[0] > 0
     drafted = np.arange(MAX_CHAIN)[: chains.shape[1]] < lengths[0]
     assert ((probabilities[0] > 0) == drafted).all() and (probabilities <= 1).all()

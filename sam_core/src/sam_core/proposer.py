@@ -36,7 +36,7 @@ MIN_FEED_BATCH = 64
 _LOGGER = logging.getLogger("sam_core")
 
 
-class _Step:
+class Step:
     """The B requests of a step.
 
     slots, ends, prompts: int32 [B]; ends and prompts are the tokens of each row that are certain, and those of its
@@ -134,7 +134,7 @@ class SamProposer:
             ("drafted", np.bool_),  # whether it got a draft in the last step
         ]
         self._requests = np.zeros(1, np.dtype(fields, align=True))  # by slot
-        self._step: _Step | None = None
+        self._step: Step | None = None
         self._has_drafts = False
         self._turn = 0
         self.has_news = True
@@ -229,16 +229,16 @@ class SamProposer:
         self._seconds += time.perf_counter() - start
         return drafts
 
-    def _step_of(self, req_ids: Sequence[str]) -> tuple[_Step, bool]:
+    def _step_of(self, req_ids: Sequence[str]) -> tuple[Step, bool]:
         """The step of these requests, and whether they are those of the last step."""
         step = self._step
         if step is not None and step.req_ids == req_ids:
             return step, True
         slots = np.fromiter(map(self._slots.get, req_ids, itertools.repeat(-1)), np.int32, len(req_ids))
-        self._step = step = _Step(list(req_ids), slots)
+        self._step = step = Step(list(req_ids), slots)
         return step, False
 
-    def _open_changed(self, step: _Step) -> Int32:
+    def _open_changed(self, step: Step) -> Int32:
         """Open slots for new requests and for those whose text changed: the engine took tokens back, or a prompt grew.
 
         Returns int32 [B], the tokens of each row that are in the pool.
@@ -275,7 +275,7 @@ class SamProposer:
             self.switch.forget(slot)
             self._unsaved = True
 
-    def _feed_turn(self, step: _Step, starts: Int32 | None, num_steps: int) -> None:
+    def _feed_turn(self, step: Step, starts: Int32 | None, num_steps: int) -> None:
         """Feed the requests whose turn it is; `starts` is the result of _open_changed, if it was called."""
         batch = len(step.req_ids)
         first = (self._turn + 1) % FEED_INTERVAL
@@ -288,7 +288,7 @@ class SamProposer:
             starts = self._open_changed(step) if starts is None else starts
             self._feed(step, rows, starts[rows])
 
-    def _feed(self, step: _Step, rows: slice, starts: Int32) -> None:
+    def _feed(self, step: Step, rows: slice, starts: Int32) -> None:
         """Feed these rows of a step from `starts` on, and draft nothing."""
         slots, ends = step.slots[rows], step.ends[rows]
         if (starts >= ends).all():
@@ -298,7 +298,7 @@ class SamProposer:
         self._requests["fed"][slots] = ends
 
     def _draft(
-        self, step: _Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, planned: bool, index_later: bool
+        self, step: Step, starts: Int32, may_draft: Sequence[Any], should_draft: bool, planned: bool, index_later: bool
     ) -> list[list[int]]:
         """Feed all requests, and draft if the switch says so."""
         counts = step.ends - starts
@@ -328,7 +328,7 @@ class SamProposer:
             self._gained = step.index, starts, counts, self._requests["drafted"][step.index]
         return self._select_drafts(step, decoding, out, guessed, scores, planned)
 
-    def _max_drafts(self, step: _Step, may_draft: Sequence[Any], decoding: bool) -> Int32:
+    def _max_drafts(self, step: Step, may_draft: Sequence[Any], decoding: bool) -> Int32:
         """The maximum draft tokens of each request: int32 [B]."""
         limits = np.maximum(np.minimum(self.max_model_len - 1 - step.ends, self.k), 0)
         if not decoding:
@@ -339,7 +339,7 @@ class SamProposer:
         return limits
 
     def _select_drafts(
-        self, step: _Step, decoding: bool, out: Int32, guessed: Int32, scores: npt.NDArray[np.float32], planned: bool
+        self, step: Step, decoding: bool, out: Int32, guessed: Int32, scores: npt.NDArray[np.float32], planned: bool
     ) -> list[list[int]]:
         """The engine's drafts: of the first `guessed` tokens of each row of `out` those that the switch chooses."""
         lengths = guessed
@@ -364,7 +364,7 @@ class SamProposer:
             return [[] for _ in range(len(lengths))]
         return to_lists(out, lengths)
 
-    def _pad(self, step: _Step, out: Int32, guessed: Int32, lengths: Int32) -> list[list[int]]:
+    def _pad(self, step: Step, out: Int32, guessed: Int32, lengths: Int32) -> list[list[int]]:
         """Drafts of k tokens: the `guessed` tokens of each row, of which `lengths` are no padding, then fillers."""
         rows = np.arange(len(out))
         filler = np.where(guessed > 0, out[rows, guessed - 1], step.token_rows[rows, step.ends - 1])
@@ -375,7 +375,7 @@ class SamProposer:
         drafts: list[list[int]] = padded_drafts.tolist()
         return drafts
 
-    def _count_padding(self, step: _Step, starts: Int32, counts: Int32) -> None:
+    def _count_padding(self, step: Step, starts: Int32, counts: Int32) -> None:
         """Count the padding of the last drafts, and how much of it the tokens fed now confirm."""
         rows = np.flatnonzero((self._requests["unpadded"][step.index] < self.k) & (counts > 0))
         slots, ahead = step.index[rows], np.arange(self.k)

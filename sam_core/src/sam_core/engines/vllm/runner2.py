@@ -4,7 +4,8 @@
 The runner schedules a step while the one before it still runs, so the host knows the tokens of one or two steps fewer.
 It drafts chains behind what it knows, and the device completes them (see `sam_core.kernels`): it takes what
 follows in the chain where the tokens sampled since are its beginning, else what it finds in a table of the texts. No
-step waits for the host, also where the engine schedules synchronously.
+step waits for the host, also where the engine schedules synchronously. A thread drafts the chains while the runner
+launches the step: their time is not the engine's.
 
 Every request gets k draft tokens, or none does where the engine's schedule by batch size says 0. With adaptive
 verification each token has a confidence, by which the engine chooses how many of each request it verifies.
@@ -21,7 +22,8 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Literal
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +45,7 @@ from sam_core.engines.vllm.pauses import Pauses
 from sam_core.engines.vllm.sampling import renew_noise
 from sam_core.engines.vllm.texts import Output, Text, Texts
 from sam_core.kernels import NUM_FIELDS, Drafter
-from sam_core.proposer import SamProposer
+from sam_core.proposer import SamProposer, Step
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -59,6 +61,19 @@ WARMUP_REQUESTS = ("_warmup_", "_v2_mixed_warmup")
 """Beginnings of the ids of vLLM's own requests (gpu/warmup.py), after which it seeds its random numbers anew."""
 
 
+class Chains(NamedTuple):
+    """Drafts of B requests.
+
+    tokens: int32 [B, chain_length].
+    lengths: int32 [B].
+    probabilities: of each token behind the one before it, float32 [B, chain_length].
+    """
+
+    tokens: Int32
+    lengths: Int32
+    probabilities: Float32
+
+
 class ChainProposer(SamProposer):
     """Drafts chains that the device completes. What was verified is counted when the host hears of it.
 
@@ -72,38 +87,48 @@ class ChainProposer(SamProposer):
         super().__init__(k, {**(sam or {}), "min_prob": 0, "switch": "batch"}, **settings)
         self.chain_length = min(max_concurrent * (k + 1) + k, MAX_CHAIN)
         self._num_verified = 0
+        self._thread = ThreadPoolExecutor(1, "sam-draft")
+        self._drafting: Future[Chains] | None = None
 
-    def chains(
-        self, req_ids: list[str], token_rows: Int32, ends: Int32, prompts: Int32, should_draft: bool
-    ) -> tuple[Int32, Int32, Float32] | None:
-        """Feed the requests' tokens, and draft chains behind them.
+    def begin(self, req_ids: list[str], token_rows: Int32, ends: Int32, prompts: Int32, should_draft: bool) -> None:
+        """Feed the requests' tokens, and begin to draft chains behind them. The rows may not change before `chains`.
 
         Args:
             req_ids: of the B rows.
             token_rows: int32 [>= B, max_model_len].
             ends, prompts: int32 [>= B].
             should_draft: without drafts a part of the requests is fed.
-
-        Returns:
-            Chains int32 [B, chain_length], their lengths int32 [B], and the probability of each token behind the one
-            before it, float32 [B, chain_length]; None if there are no drafts.
         """
         start = time.perf_counter()
         self.switch.count(should_draft)
         step, _ = self._step_of(req_ids)
-        batch, k = len(req_ids), self.chain_length
+        batch = len(req_ids)
         step.token_rows, step.ends, step.prompts = token_rows, ends[:batch].copy(), prompts[:batch].copy()
-        found, starts = None, self._open_changed(step)
+        starts = self._open_changed(step)
         if should_draft:
-            chains, lengths = np.zeros((batch, k), np.int32), np.empty(batch, np.int32)
-            scores = np.zeros((batch, k), np.float32)
-            self.pool.step(step.slots, token_rows, step.ends - starts, k, chains, lengths, scores, starts=starts)
             self._requests["fed"][step.index] = step.ends
-            found = chains, lengths, step_probabilities(scores)
+            self._drafting = self._thread.submit(self._draft_chains, step, starts)
         else:
             self._feed_turn(step, starts, num_steps=1)
         self._seconds += time.perf_counter() - start
+
+    def chains(self) -> Chains | None:
+        """What was begun to be drafted; waits for it. None: nothing was."""
+        drafting, self._drafting = self._drafting, None
+        if drafting is None:
+            return None
+        start = time.perf_counter()
+        found = drafting.result()
+        self._seconds += time.perf_counter() - start
         return found
+
+    def _draft_chains(self, step: Step, starts: Int32) -> Chains:
+        shape = len(step.slots), self.chain_length
+        tokens, lengths, scores = np.zeros(shape, np.int32), np.empty(shape[0], np.int32), np.zeros(shape, np.float32)
+        self.pool.step(
+            step.slots, step.token_rows, step.ends - starts, self.chain_length, tokens, lengths, scores, starts=starts
+        )
+        return Chains(tokens, lengths, step_probabilities(scores))
 
     def count(self, num_verified: int, position: int, gained: int) -> None:
         """A request verified draft tokens behind `position` tokens of its answer and gained tokens."""
@@ -163,6 +188,7 @@ class Speculator:
         self.draft_token_confidence_probs = torch.zeros(max_num_reqs, self.k, device=device)
         self.texts = Texts(max_num_reqs, max_model_len)
         self.unread: deque[Output] = deque()
+        self._preempted: dict[str, Text] = {}  # a step in flight may end their answers
         self.groups: dict[str, bytes | Literal["by_prompt"] | None] = {}
         proposer.group_of = self.groups.__getitem__
         self._renew_noise = proposer.options.repeats_noise
@@ -197,27 +223,35 @@ class Speculator:
             self._renew_noise = False
         if not self.proposer.drafting:
             return
-        self._read(self.max_concurrent - 1)
+        self.proposer.chains()  # of a step that was not sampled
+        self._read()
+        scheduled = scheduler_output.num_scheduled_tokens
         if self.pauses:
-            scheduled = scheduler_output.num_scheduled_tokens
             self.pauses.begin(len(scheduled), joined=len(new), launches=len(scheduled) > 0)
         finished = scheduler_output.finished_req_ids
+        by_id, preempted = self.texts.by_id, scheduler_output.preempted_req_ids or ()
+        self._preempted.update((req_id, by_id[req_id]) for req_id in preempted if req_id in by_id)
         for req_id in finished:
-            if req_id in self.texts.by_id:
-                self._finish(req_id)
+            if text := by_id.get(req_id) or self._preempted.get(req_id):
+                self._finish(text)
         self.proposer.finish(finished)
-        preempted = scheduler_output.preempted_req_ids or ()
         for req_id in (*finished, *preempted, *(request.req_id for request in new)):
             if (row := self.texts.remove(req_id)) is not None:
                 self._leave(row)
                 self.proposer.forget_rows()
         for req_id in finished:
             self.groups.pop(req_id, None)
+            self._preempted.pop(req_id, None)
         for request in new:
+            self._preempted.pop(request.req_id, None)
             self.groups[request.req_id] = request_group(request)
             self.proposer.take_back(request.req_id, len(request.prefill_token_ids))
             tokens = request.prefill_token_ids
             self._join(self.texts.add(request.req_id, request.prompt_len, tokens, request.sampling_params))
+        if scheduled:
+            texts, is_paused = self.texts, self.pauses is not None and self.pauses.pause
+            should_draft = scheduler_output.num_spec_tokens_to_schedule > 0 and not is_paused
+            self.proposer.begin(texts.req_ids, texts.tokens, texts.ends, texts.prompts, should_draft)
 
     def observe_output(self, output: Any) -> None:
         """The step's tokens are on their way to the host."""
@@ -247,13 +281,13 @@ class Speculator:
         drafts = self.drafts[: input_batch.num_reqs]
         if kwargs.get("dummy_run"):
             return drafts
-        k = kwargs.get("num_speculative_tokens")
-        k = self.k if k is None else k
         if self.proposer.drafting:
             if self.enable_adaptive_verification:
                 self.drafter.learn(input_batch.idx_mapping, num_sampled, num_rejected)
-            self._draft(input_batch, drafts, k > 0 and not (self.pauses and self.pauses.pause))
-        return self._broadcast(drafts) if k or self.enable_adaptive_verification else drafts
+            self._draft(input_batch, drafts)
+        k = kwargs.get("num_speculative_tokens")
+        is_used = k is None or k > 0 or self.enable_adaptive_verification
+        return self._broadcast(drafts) if is_used else drafts
 
     def report(self) -> dict[str, Any] | None:
         """The counters for the engine's metrics, now and then."""
@@ -280,10 +314,10 @@ class Speculator:
         life[1] += 1
         self._keys[row], self._groups[row], self._tabled[row] = key, life[0], 0
 
-    def _finish(self, req_id: str) -> None:
-        row = self.texts.by_id[req_id].row
-        self.proposer.complete(req_id, int(self.texts.prompts[row]), self.texts.answer(req_id))
-        self._tabulate(slice(row, row + 1))
+    def _finish(self, text: Text) -> None:
+        self.proposer.complete(text.req_id, text.prompt_length, self.texts.answer(text))
+        if text.row >= 0:
+            self._tabulate(slice(text.row, text.row + 1))
 
     def _leave(self, row: int) -> None:
         """A request has left the batch; that of the last row has moved to this one."""
@@ -295,9 +329,9 @@ class Speculator:
         for values in (self._pages, self._keys, self._groups, self._tabled):
             values[row] = values[last]
 
-    def _read(self, max_unread: int) -> None:
-        """Read the outputs that are on the host, and others beyond `max_unread`, which the engine has had."""
-        while self.unread and (len(self.unread) > max_unread or self.unread[0].is_there()):
+    def _read(self) -> None:
+        """Read the outputs that are on the host, and those that the engine has had."""
+        while self.unread and (len(self.unread) >= self.max_concurrent or self.unread[0].is_there()):
             output = self.unread.popleft()
             sampled = output.read()
             if self.pauses:
@@ -313,17 +347,16 @@ class Speculator:
 
     # ---- drafts
 
-    def _draft(self, input_batch: Any, drafts: torch.Tensor, should_draft: bool) -> None:
+    def _draft(self, input_batch: Any, drafts: torch.Tensor) -> None:
         """Write drafts for the next step, and their confidences: 0 for a step without drafts."""
-        self._read(self.max_concurrent)
         texts = self.texts
-        found = self.proposer.chains(texts.req_ids, texts.tokens, texts.ends, texts.prompts, should_draft)
+        self._tabulate(slice(len(texts.req_ids)))
+        found = self.proposer.chains()
         confidences = self.draft_token_confidence_probs[: len(drafts)]
         if found is None:
             if self.enable_adaptive_verification:
                 confidences.zero_()
             return
-        self._tabulate(slice(len(texts.req_ids)))
         rows = np.array([texts.by_id[req_id].row for req_id in input_batch.req_ids])
         chains, lengths, probabilities = (each[rows] for each in found)
         requests = np.zeros((len(rows), NUM_FIELDS + self.width + self.k), np.int64)

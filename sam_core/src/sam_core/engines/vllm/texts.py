@@ -12,14 +12,16 @@ from sam_core.engines.vllm.answers import stop_tokens, tokens_of_answer
 
 
 class Text:
-    """A request in the batch.
+    """A request that is or was in the batch.
 
     row: of its text in Texts; -1 once it has left the batch.
+    answer: of one that has left it, to which steps add that were launched before.
     """
 
-    def __init__(self, req_id: str, row: int, params: Any) -> None:
-        self.req_id, self.row, self.params = req_id, row, params
+    def __init__(self, req_id: str, row: int, prompt_length: int, params: Any) -> None:
+        self.req_id, self.row, self.prompt_length, self.params = req_id, row, prompt_length, params
         self.stops = stop_tokens(params)
+        self.answer: list[int] = []
 
 
 class Texts:
@@ -42,13 +44,15 @@ class Texts:
         self.req_ids.append(req_id)
         self.tokens[row, : len(tokens)] = tokens
         self.ends[row], self.prompts[row] = len(tokens), prompt_length
-        self.by_id[req_id] = text = Text(req_id, row, params)
+        self.by_id[req_id] = text = Text(req_id, row, prompt_length, params)
         return text
 
     def append(self, text: Text, tokens: list[int]) -> int:
         """Append what a step sampled, without what lies behind the end of the answer. Returns how many tokens that
-        is."""
+        is, for a request in the batch."""
         if text.row < 0:
+            room = self.tokens.shape[1] - text.prompt_length - len(text.answer)
+            text.answer += tokens_of_answer(tokens, text.params, text.stops, text.answer, room)
             return 0
         row, start = self.tokens[text.row], int(self.ends[text.row])
         tokens = tokens_of_answer(
@@ -58,9 +62,10 @@ class Texts:
         self.ends[text.row] = start + len(tokens)
         return len(tokens)
 
-    def answer(self, req_id: str) -> list[int]:
-        row = self.by_id[req_id].row
-        tokens: list[int] = self.tokens[row, self.prompts[row] : self.ends[row]].tolist()
+    def answer(self, text: Text) -> list[int]:
+        if text.row < 0:
+            return text.answer
+        tokens: list[int] = self.tokens[text.row, text.prompt_length : self.ends[text.row]].tolist()
         return tokens
 
     def remove(self, req_id: str) -> int | None:
@@ -68,6 +73,7 @@ class Texts:
         text = self.by_id.pop(req_id, None)
         if text is None:
             return None
+        text.answer = self.answer(text)
         row, text.row = text.row, -1
         moved = self.req_ids.pop()
         if moved != req_id:
