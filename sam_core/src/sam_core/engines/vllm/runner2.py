@@ -130,10 +130,10 @@ class ChainProposer(SamProposer):
         )
         return Chains(tokens, lengths, step_probabilities(scores))
 
-    def count(self, num_verified: int, position: int, gained: int) -> None:
-        """A request verified draft tokens behind `position` tokens of its answer and gained tokens."""
-        self._num_verified += num_verified
-        self._positions.add([position], [gained])
+    def count(self, verified: list[int], positions: list[int], gained: list[int]) -> None:
+        """Requests verified draft tokens behind `positions` tokens of their answers and gained tokens."""
+        self._num_verified += sum(verified)
+        self._positions.add(positions, gained)
 
     def stats(self) -> dict[str, Any]:
         """As SamProposer.stats; `proposed` counts what the engine verified, of chains and table together."""
@@ -336,14 +336,15 @@ class Speculator:
             sampled = output.read()
             if self.pauses:
                 self.pauses.ended(sampled)
+            counted = []
             for text, tokens, num_verified in zip(output.texts, *sampled, strict=True):
                 if text is None:
                     continue
                 gained = self.texts.append(text, tokens)
                 if num_verified and gained:
-                    end = int(self.texts.ends[text.row])
-                    position = end - gained - int(self.texts.prompts[text.row])
-                    self.proposer.count(num_verified, position, gained)
+                    counted.append((num_verified, int(self.texts.ends[text.row]) - gained - text.prompt_length, gained))
+            if counted:
+                self.proposer.count(*map(list, zip(*counted, strict=True)))
 
     # ---- drafts
 
