@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Python interface of pool.h and budget.h: checks of arguments, buffers, the lock and messages. _sam.pyi
+// The Python interface of pool.h, budget.h and table.h: checks of arguments, buffers, the lock and messages. _sam.pyi
 // documents it.
 //
 // Uses only the limited API of Python 3.11, as setup.py demands: one build works with every later Python.
@@ -10,6 +10,7 @@
 
 #include "budget.h"
 #include "persist.h"
+#include "table.h"
 #include "validate.h"
 
 #include <errno.h>
@@ -84,16 +85,29 @@ static bool has_whole_rows(const Py_buffer *view) {
            (view->shape[1] < 2 || view->strides[1] == view->itemsize);
 }
 
-// Gets a C-contiguous buffer of `dimensions` whose items are of `type`, 'i' for int32, 'f' for float32, 'd'
-// for float64; with rows_apart, one of two dimensions of which only the rows must be contiguous. A Py_buffer
-// without obj can be released.
+// Types of a buffer's items.
+static const struct {
+    char type; // as in formats of the module struct
+    Py_ssize_t size;
+    const char *name, *article;
+} item_types[] = {{'i', 4, "int32", "an"},
+                  {'q', 8, "int64", "an"},
+                  {'B', 1, "uint8", "a"},
+                  {'f', 4, "float32", "a"},
+                  {'d', 8, "float64", "a"}};
+
+// Gets a C-contiguous buffer of `dimensions` whose items are of `type`; with rows_apart, one of two dimensions of which
+// only the rows must be contiguous. A Py_buffer without obj can be released.
 static int get_buffer(PyObject *object, const char *name, char type, int dimensions, bool rows_apart,
                       bool writable, Py_buffer *view) {
-    const char *kind = type == 'i' ? "int32" : type == 'f' ? "float32" : "float64";
-    Py_ssize_t size = type == 'd' ? 8 : 4;
+    size_t of = 0;
+    while (item_types[of].type != type)
+        of++;
+    const char *kind = item_types[of].name;
+    Py_ssize_t size = item_types[of].size;
     view->obj = NULL;
     if (!PyObject_CheckBuffer(object)) {
-        raise_type_error(object, "%s must be %s %s buffer", name, type == 'i' ? "an" : "a", kind);
+        raise_type_error(object, "%s must be %s %s buffer", name, item_types[of].article, kind);
         return -1;
     }
     if (PyObject_GetBuffer(object, view, PyBUF_FULL_RO) < 0) {
@@ -104,7 +118,8 @@ static int get_buffer(PyObject *object, const char *name, char type, int dimensi
     const char native = PY_BIG_ENDIAN ? '>' : '<';
     if (*item == '@' || *item == '=' || *item == native)
         item++;
-    if (view->itemsize != size || (item[0] != type && !(type == 'i' && item[0] == 'l')) || item[1]) {
+    if (view->itemsize != size || (item[0] != type && !(item[0] == 'l' && (type == 'i' || type == 'q'))) ||
+        item[1]) {
         PyErr_Format(PyExc_TypeError, "%s must hold %s, not items of format '%.20s' and %zd bytes", name,
                      kind, format, view->itemsize);
     } else if (view->ndim != dimensions) {
@@ -1134,7 +1149,7 @@ static PyType_Spec Pool_spec = {
     .slots = Pool_slots,
 };
 
-// ---- budget
+// ---- budget and table
 
 // A buffer that a function takes.
 typedef struct {
@@ -1384,12 +1399,125 @@ done:
     return result;
 }
 
+PyDoc_STRVAR(
+    append_ngrams_doc,
+    "append_ngrams(memory, changed, is_changed, totals, counts, factors, pages, groups, token_rows, starts, "
+    "ends, num_slots, of_groups, of_all, /)\n--\n\n"
+    "Add tokens of texts to a table of n-grams.");
+
+// Pages so far and changed cells: int64 [2].
+enum { OPENED, NUM_CHANGED, TOTALS };
+
+static PyObject *append_ngrams(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    enum {
+        MEMORY,
+        CHANGED,
+        IS_CHANGED,
+        TOTAL,
+        COUNTS,
+        FACTORS,
+        PAGES,
+        GROUPS,
+        TOKENS,
+        STARTS,
+        ENDS,
+        BUFFERS
+    };
+    enum { NUM_SLOTS = BUFFERS, OF_GROUPS, OF_ALL, ARGUMENTS };
+    static const Parameter parameters[] = {
+        {"memory", 'i', 1, true},  {"changed", 'i', 1, true}, {"is_changed", 'B', 1, true},
+        {"totals", 'q', 1, true},  {"counts", 'q', 1, true},  {"factors", 'q', 2, false},
+        {"pages", 'q', 1, true},   {"groups", 'i', 1, false}, {"token_rows", 'i', 2, false},
+        {"starts", 'i', 1, false}, {"ends", 'i', 1, false}};
+    Py_buffer view[BUFFERS] = {{0}};
+    PyObject *result = NULL;
+    if (check_arguments("append_ngrams", count, ARGUMENTS) < 0 ||
+        get_buffers(args, parameters, BUFFERS, view) < 0)
+        goto done;
+    Py_ssize_t num_slots = PyNumber_AsSsize_t(args[NUM_SLOTS], PyExc_OverflowError);
+    int of_groups = PyErr_Occurred() ? -1 : PyObject_IsTrue(args[OF_GROUPS]);
+    int of_all = of_groups < 0 ? -1 : PyObject_IsTrue(args[OF_ALL]);
+    if (of_all < 0)
+        goto done;
+    Py_ssize_t size = view[MEMORY].shape[0], rows = view[GROUPS].shape[0], width = view[TOKENS].shape[1],
+               total;
+    if (num_slots < 1 || num_slots & (num_slots - 1)) {
+        PyErr_Format(PyExc_ValueError, "num_slots is %zd: it must be a power of two", num_slots);
+        goto done;
+    }
+    Py_ssize_t of_pages = num_slots < size / 2 ? size - 2 * num_slots - TABLE_TEXTS : 0;
+    if (of_pages <= 0 || of_pages % (TABLE_PAGE + 1) || size > INT32_MAX) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "memory has %zd items, not %d, then %d for each of its pages, then 2 for each of %zd slots", size,
+            (int)TABLE_TEXTS, TABLE_PAGE + 1, num_slots);
+        goto done;
+    }
+    if (check_count("changed", view[CHANGED].shape[0], size, "items") < 0 ||
+        check_count("is_changed", view[IS_CHANGED].shape[0], size, "items") < 0 ||
+        check_count("totals", view[TOTAL].shape[0], TOTALS, "items") < 0 ||
+        check_count("factors", view[FACTORS].shape[0], 1 + TABLE_MAX_NGRAM, "rows") < 0 ||
+        check_count("factors", view[FACTORS].shape[1], 2 * TABLE_NGRAMS, "columns") < 0 ||
+        check_count("pages", view[PAGES].shape[0], rows, "rows") < 0 ||
+        check_count("starts", view[STARTS].shape[0], rows, "rows") < 0 ||
+        check_count("ends", view[ENDS].shape[0], rows, "rows") < 0 ||
+        check_lengths("ends", &view[ENDS], width, &total) < 0)
+        goto done;
+    const int32_t *starts = view[STARTS].buf, *ends = view[ENDS].buf;
+    for (Py_ssize_t i = 0; i < rows; i++)
+        if (starts[i] < 0 || starts[i] > ends[i]) {
+            PyErr_Format(PyExc_ValueError, "starts[%zd] is %ld: it must lie between 0 and ends[%zd], %ld", i,
+                         (long)starts[i], i, (long)ends[i]);
+            goto done;
+        }
+    if (view[TOKENS].shape[0] < rows) {
+        PyErr_Format(PyExc_ValueError, "token_rows has %zd rows, fewer than %zd", view[TOKENS].shape[0],
+                     rows);
+        goto done;
+    }
+    int64_t *totals = view[TOTAL].buf;
+    if (totals[OPENED] < 0 || totals[NUM_CHANGED] < 0 || totals[NUM_CHANGED] > size) {
+        PyErr_Format(PyExc_ValueError,
+                     "totals are %lld and %lld: they must be 0 or more, the second at most %zd",
+                     (long long)totals[OPENED], (long long)totals[NUM_CHANGED], size);
+        goto done;
+    }
+    ngram_table table = {.memory = view[MEMORY].buf,
+                         .size = (size_t)size,
+                         .num_pages = (size_t)of_pages / (TABLE_PAGE + 1),
+                         .num_slots = (size_t)num_slots,
+                         .opened = (uint64_t)totals[OPENED],
+                         .changed = view[CHANGED].buf,
+                         .is_changed = view[IS_CHANGED].buf,
+                         .num_changed = (size_t)totals[NUM_CHANGED],
+                         .counts = view[COUNTS].buf,
+                         .vocab_size = (size_t)view[COUNTS].shape[0],
+                         .factors = view[FACTORS].buf,
+                         .of_groups = of_groups,
+                         .of_all = of_all};
+    table_texts texts = {.tokens = view[TOKENS].buf,
+                         .rows = (size_t)rows,
+                         .width = (size_t)width,
+                         .groups = view[GROUPS].buf,
+                         .starts = starts,
+                         .ends = ends,
+                         .pages = view[PAGES].buf};
+    table_append(&table, &texts);
+    totals[OPENED] = (int64_t)table.opened;
+    totals[NUM_CHANGED] = (int64_t)table.num_changed;
+    result = Py_NewRef(Py_None);
+done:
+    release_buffers(view, BUFFERS);
+    return result;
+}
+
 static PyMethodDef module_functions[] = {
     {"correct_scores", METHOD(correct_scores), METH_FASTCALL, correct_scores_doc},
     {"choose_drafts", METHOD(choose_drafts), METH_FASTCALL, choose_drafts_doc},
     {"observe_drafts", METHOD(observe_drafts), METH_FASTCALL, observe_drafts_doc},
     {"lowest_score", METHOD(lowest_score), METH_FASTCALL, lowest_score_doc},
     {"to_lists", METHOD(to_lists), METH_FASTCALL, to_lists_doc},
+    {"append_ngrams", METHOD(append_ngrams), METH_FASTCALL, append_ngrams_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -145,7 +145,7 @@ class LateDrafter(SamDrafter):
         live = [self.requests[number] for number in numbers]
         slots = np.array([self.slots[number] for number in numbers], np.int32)
         fields = [(each.text, each.group, each.fed, each.known, each.prompt) for each in live]
-        texts, groups, starts, ends, prompts = np.array(fields, np.int32).T
+        texts, groups, starts, ends, prompts = np.array(fields, np.int32).T.copy()
         rows = self.rows[texts]
         if (np.diff(texts) == 1).all():  # as in an engine, whose rows are those of its batch
             rows = self.rows[texts[0] :]

@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from sam_core.device_drafts import (
     MAX_NGRAM,
     MAX_TOKEN,
     NGRAMS,
+    NO_TOKEN,
     NUM_BINS,
     NUM_CLASSES,
     OF_GROUP,
@@ -44,11 +45,14 @@ VOCABULARY = 200
 
 
 class Oracle:
-    """A table of dictionaries and plain integers; n-grams share slots as those of NgramTable do."""
+    """A table of lists and dictionaries; texts share its pages and n-grams its slots as those of NgramTable do."""
 
-    def __init__(self, num_slots):
-        self.num_slots, self.slots, self.texts, self.counts = num_slots, {}, {}, Counter()
-        self.pages = []  # texts in the order in which they got their page
+    def __init__(self, num_slots, num_pages=1, vocab_size=VOCABULARY, of_groups=True, of_all=True):
+        self.num_slots, self.vocab_size, self.of_groups, self.of_all = num_slots, vocab_size, of_groups, of_all
+        self.pages = [[0] * (PAGE + 1) for _ in range(num_pages)]
+        self.num_opened, self.page_of = 0, {}
+        self.texts, self.slots, self.counts = defaultdict(list), {}, Counter()
+        self.frequent = 0
 
     def hashes(self, group, ngram):
         slot, check = (
@@ -60,46 +64,57 @@ class Oracle:
         assert max(slot, check) < 1 << 63
         return slot % self.num_slots, check & CHECK
 
-    def append(self, texts, groups, new):
-        places = []
-        for text, group, tokens in zip(texts, groups, new, strict=True):
-            known = self.texts.setdefault(text, [])
-            if tokens and text not in self.pages:
-                self.pages.append(text)
-            for token in tokens:
+    def append(self, text, group, tokens):
+        known = self.texts[text]
+        for token in tokens:
+            at = len(known) % PAGE
+            if at == 0 or self.num_opened - self.page_of[text] > len(self.pages):
+                self.page_of[text] = self.num_opened
+                self.num_opened += 1
+            page = self.page_of[text] % len(self.pages)
+            follower = token if token < self.vocab_size else NO_TOKEN
+            self.pages[page][at : at + 2] = follower, NO_TOKEN
+            for number in [group] * self.of_groups + [COMMON] * self.of_all:
                 for n in (n for n in NGRAMS if n <= len(known)):
-                    places.append((group, known[-n:], token, text, len(known)))
-                known.append(token)
+                    self.follow(*self.hashes(number, known[-n:]), (page, at), follower)
+            known.append(token)
+            if follower != NO_TOKEN and self.of_all:
                 self.counts[token] += 1
-        for common in (False, True):
-            before = dict(self.slots)
-            for group, ngram, token, text, at in places:
-                slot, check = self.hashes(COMMON if common else group, ngram)
-                entry, confirmed = (check, text, at), 0
-                if slot in before and before[slot][0][0] == check:
-                    old, confirmed = before[slot]
-                    if self.texts[old[1]][old[2]] == token:
-                        confirmed = min(confirmed + 1, MAX_CONFIRMED)
-                    elif confirmed:
-                        entry, confirmed = old, confirmed - 1
-                self.slots[slot] = entry, confirmed
+                self.frequent = max(self.frequent, token, key=self.counts.__getitem__)
+
+    def follow(self, slot, check, place, follower):
+        known, (page, at), confirmed = self.slots.get(slot, (None, (0, 0), 0))
+        if known != check:
+            confirmed = 0
+        elif self.pages[page][at] == follower:
+            confirmed = min(confirmed + 1, MAX_CONFIRMED)
+        elif confirmed:
+            place, confirmed = (page, at), confirmed - 1
+        self.slots[slot] = check, place, confirmed
+
+    def memory(self):
+        """As NgramTable's."""
+        slots = np.zeros((self.num_slots, 2), int)
+        for slot, (check, (page, at), confirmed) in self.slots.items():
+            slots[slot] = TEXTS + page * (PAGE + 1) + at + UNIT * confirmed, check
+        return np.concatenate([[self.frequent, NO_TOKEN], *self.pages, slots.ravel()])
 
     def following(self, group, text, k):
-        best, tokens = (0,), []
+        best, tokens = (0,), [self.frequent]
         for n in NGRAMS:
             for number in (group, COMMON):
                 slot, check = self.hashes(number, text[-n:])
-                entry, confirmed = self.slots.get(slot, ((-1, 0, 0), 0))
+                known, (page, at), confirmed = self.slots.get(slot, (None, (0, 0), 0))
                 priority = OF_TOKEN * n + OF_GROUP * (number == group) + UNIT * confirmed
-                if entry[0] == check and (rank := (priority, self.pages.index(entry[1]), entry[2])) > best:
-                    best, tokens = rank, self.texts[entry[1]][entry[2] : entry[2] + k]
+                if known == check and (rank := (priority, page, at)) > best:
+                    page = self.pages[page]
+                    best, tokens = rank, page[at : min(at + k, page.index(NO_TOKEN, at))] or [0]
         return tokens
 
-    def draft(self, group, text, chain, sampled, frequent, k):
+    def draft(self, group, text, chain, sampled, k):
         tokens = chain[len(sampled) :][:k] if chain[: len(sampled)] == sampled else []
         for _ in range(LOOK_UPS):
-            tokens = tokens + (self.following(group, text + sampled + tokens, k) or [frequent])
-            tokens = tokens[:k]
+            tokens = (tokens + self.following(group, text + sampled + tokens, k))[:k]
         return tokens
 
 
@@ -165,13 +180,39 @@ class Device:
         return (self.drafter.counts[1] + weight * self.drafter.prior) / (self.drafter.counts[0] + weight)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_memory_is_that_of_dictionaries(seed):
+    """Random texts in groups, fed in random portions, through few pages, with tokens outside of the vocabulary."""
+    rng = random.Random(seed)
+    num_pages, num_slots = rng.choice([1, 2, 3, 8]), 1 << rng.choice([2, 6, 10, 16])
+    size, vocab_size = rng.choice([2, 5, 40, MAX_TOKEN]), rng.choice([1, 4, 39, MAX_TOKEN])
+    sources = {"of_groups": rng.random() < 0.8, "of_all": rng.random() < 0.8}
+    table = NgramTable(num_pages * PAGE, num_slots, vocab_size, **sources)
+    oracle, copy = Oracle(num_slots, num_pages, vocab_size, **sources), table.memory.copy()
+    groups, texts, pages = [rng.randrange(COMMON + 1, MAX_TOKEN) for _ in range(3)] * 2, [[] for _ in range(6)], None
+    for _ in range(20):
+        new = [rng.choices(range(size), k=rng.randrange(rng.choice([1, 4, 4, 4, 2 * PAGE]))) for _ in texts]
+        starts = [*map(len, texts)]
+        for text, tokens in enumerate(new):
+            texts[text] += tokens
+            oracle.append(text, groups[text], tokens)
+        pages = add(table, texts, groups, pages, starts)
+        assert (table.memory == oracle.memory()).all()
+        if rng.random() < 0.7:
+            cells, values = table.changes()
+            assert len(set(cells.tolist())) == len(cells)
+            copy[cells] = values
+            assert (copy == table.memory).all()
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("k", [1, 3, 8, 15])
 def test_drafts_are_those_of_dictionaries(k, seed):
     """Random texts in groups, fed in random portions; chains that hold, break off or are empty."""
     rng = random.Random(seed)
-    size, num_slots = rng.choice([2, 5, 40, 150]), rng.choice([1 << 10, 1 << 16])
-    table, oracle = NgramTable(6 * PAGE, num_slots, VOCABULARY), Oracle(num_slots)
+    size, num_slots, num_pages = rng.choice([2, 5, 40, 150]), rng.choice([1 << 10, 1 << 16]), rng.choice([4, 6])
+    vocab_size = max(2, size - 1)
+    table, oracle = NgramTable(num_pages * PAGE, num_slots, vocab_size), Oracle(num_slots, num_pages, vocab_size)
     device, pages = Device(table, k, rng.choice([k + 1, 2 * (k + 1), 7 + k]), seed), np.zeros(6, np.int64)
     device.drafter.counts.copy_(torch.rand(2, NUM_CLASSES).sort(0, descending=True).values * 50)
     groups, texts = [rng.randrange(COMMON + 1, MAX_TOKEN) for _ in range(3)] * 2, [[] for _ in range(6)]
@@ -179,12 +220,10 @@ def test_drafts_are_those_of_dictionaries(k, seed):
     for _ in range(15):
         new = [[rng.randrange(size) for _ in range(rng.randrange(12))] for _ in texts]
         starts = [*map(len, texts)]
-        for text, tokens in zip(texts, new, strict=True):
-            text += tokens
-        oracle.append(range(6), groups, new)
-        ends = [*map(len, texts)]
-        table.append(pages, np.array(groups, np.int32), rows_of(texts), *np.array([starts, ends], np.int32))
-        assert oracle.counts[int(table.memory[0])] == max(oracle.counts.values())
+        for text, tokens in enumerate(new):
+            texts[text] += tokens
+            oracle.append(text, groups[text], tokens)
+        add(table, texts, groups, pages, starts)
         sampled = [[rng.randrange(size) for _ in range(rng.randrange(k + 2))] for _ in texts]
         chains = [[rng.randrange(size) for _ in range(rng.randrange(2 * k + 2))] for _ in texts]
         for chain, tokens in zip(chains, sampled, strict=True):
@@ -193,12 +232,12 @@ def test_drafts_are_those_of_dictionaries(k, seed):
         enough = [i for i in range(6) if len(texts[i]) >= MAX_NGRAM and rng.random() < 0.9]
         if not enough:
             continue
-        expected = [oracle.draft(groups[i], texts[i], chains[i], sampled[i], int(table.memory[0]), k) for i in enough]
+        expected = [oracle.draft(groups[i], texts[i], chains[i], sampled[i], k) for i in enough]
         probabilities = device.rng.random((len(enough), device.width + k))
         chosen = ([values[i] for i in enough] for values in (groups, texts, chains, sampled))
         assert device.draft(*chosen, probabilities) == expected
         held += sum(chains[i][: len(sampled[i])] == sampled[i] for i in enough)
-        looked_up += sum(draft != [int(table.memory[0])] for draft in expected)
+        looked_up += sum(draft != [oracle.frequent] for draft in expected)
     assert looked_up > 30 and held > 15
 
 
@@ -224,21 +263,6 @@ def test_a_page_that_is_used_again_gives_the_new_text():
     add(table, [[1, 2, 9]], [2])
     assert device.draft([2], [[0, 0, 0, 0, 1]], [[]], [[2]]) == [[9]]
     assert device.draft([3], [[0, 0, 0, 1, 2]], [[]], [[3]]) == [[0]]  # where 4 stood, the text ends
-
-
-def test_changes_of_a_long_time_without_drafts_are_as_many_as_the_cells():
-    rng = random.Random(1)
-    table = table_of([[1] * 20] * 4, [10] * 4, num_slots=1 << 6)
-    device = Device(table)
-    for _ in range(300):
-        rows = rows_of([[rng.randrange(9) for _ in range(20)]])
-        add(table, rows, [10])
-    assert sum(map(len, table._changed)) < 2 * len(table.memory)
-    assert all(map(len, table._changed)), "an array for each call would grow as well"
-    device.draft([10], [[1] * 8], [[]], [[]])
-    assert sum(map(len, table._changed)) == 0
-    add(table, rows, [10])
-    device.draft([10], [[1] * 8], [[]], [[]])
 
 
 def test_tokens_outside_the_vocabulary_are_not_drafted():

@@ -206,3 +206,78 @@ def test_scores_that_are_no_probabilities_do_no_harm():
         _sam.choose_drafts(scores, i32(3, 3), doubles(2), doubles(7) + 1, chosen, 0.0, 0.0, False, 0)
         assert (chosen >= 0).all() and (chosen <= 3).all()
     assert _sam.choose_drafts(doubles(0, 3), i32(), doubles(0), doubles(1) + 1, i32(), 0.0, 0.0, False, 3)[1:] == (0, 0)
+
+
+def longs(*shape):
+    return np.zeros(shape, np.int64)
+
+
+def ngrams():
+    """Valid arguments of append_ngrams: a page, 4 slots, 3 tokens of 2 texts."""
+    return {
+        "memory": np.zeros(2 + 257 + 8, np.int32),
+        "changed": np.zeros(267, np.int32),
+        "is_changed": np.zeros(267, np.uint8),
+        "totals": longs(2),
+        "counts": longs(10),
+        "factors": longs(9, 10),
+        "pages": longs(2),
+        "groups": i32(2, 3),
+        "token_rows": np.ones((3, 4), np.int32),
+        "starts": i32(0, 3),
+        "ends": i32(2, 4),
+        "num_slots": 4,
+        "of_groups": True,
+        "of_all": True,
+    }
+
+
+CELLS = r"memory has {} items, not 2, then 257 for each of its pages, then 2 for each of {} slots"
+BAD_NGRAMS = [
+    ({"memory": np.zeros(266, np.int32)}, ValueError, CELLS.format(266, 4)),
+    ({"memory": np.zeros(10, np.int32)}, ValueError, CELLS.format(10, 4)),
+    ({"memory": readonly(np.zeros(267, np.int32))}, BufferError, "memory must be writable"),
+    ({"changed": i32(1)}, ValueError, "changed has 1 items, not 267"),
+    (
+        {"is_changed": np.zeros(267, bool)},
+        TypeError,
+        r"is_changed must hold uint8, not items of format '\?' and 1 bytes",
+    ),
+    ({"is_changed": np.zeros(266, np.uint8)}, ValueError, "is_changed has 266 items, not 267"),
+    ({"totals": longs(1)}, ValueError, "totals has 1 items, not 2"),
+    ({"totals": longs(2) - 1}, ValueError, "totals are -1 and -1: they must be 0 or more, the second at most 267"),
+    ({"totals": longs(2) + 268}, ValueError, "totals are 268 and 268: they must be 0 or more, the second at most 267"),
+    ({"counts": [0]}, TypeError, "counts must be an int64 buffer, not list"),
+    ({"factors": longs(8, 10)}, ValueError, "factors has 8 rows, not 9"),
+    ({"factors": longs(9, 9)}, ValueError, "factors has 9 columns, not 10"),
+    ({"pages": i32(0, 0)}, TypeError, "pages must hold int64, not items of format 'i' and 4 bytes"),
+    ({"pages": longs(4)[::2]}, BufferError, "pages must be contiguous in C order and aligned"),
+    ({"pages": longs(1)}, ValueError, "pages has 1 rows, not 2"),
+    ({"token_rows": np.ones((1, 4), np.int32)}, ValueError, "token_rows has 1 rows, fewer than 2"),
+    ({"starts": i32(0)}, ValueError, "starts has 1 rows, not 2"),
+    ({"starts": i32(0, -1)}, ValueError, r"starts\[1\] is -1: it must lie between 0 and ends\[1\], 4"),
+    ({"starts": i32(3, 0)}, ValueError, r"starts\[0\] is 3: it must lie between 0 and ends\[0\], 2"),
+    ({"ends": i32(2, 4, 4)}, ValueError, "ends has 3 rows, not 2"),
+    ({"ends": i32(2, 5)}, ValueError, r"ends\[1\] is 5: it must lie between 0 and 4"),
+    ({"num_slots": 3}, ValueError, "num_slots is 3: it must be a power of two"),
+    ({"num_slots": 0}, ValueError, "num_slots is 0: it must be a power of two"),
+    ({"num_slots": 1 << 62}, ValueError, CELLS.format(267, 1 << 62)),
+    ({"num_slots": 1.0}, TypeError, "float"),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "sentence"), BAD_NGRAMS)
+def test_bad_ngrams_are_refused(changed, error, sentence):
+    given = ngrams() | changed
+    before = [np.copy(each) for each in given.values()]
+    with pytest.raises(error, match=f"{sentence}(?!.)" if sentence != "float" else sentence):
+        _sam.append_ngrams(*given.values())
+    assert all(np.array_equal(*pair) for pair in zip(given.values(), before, strict=True))
+
+
+def test_good_ngrams_are_added():
+    given = ngrams() | {"starts": i32(0, 0)}
+    assert _sam.append_ngrams(*given.values()) is None
+    assert given["totals"].tolist() == [2, given["is_changed"].sum()] and given["counts"][1] == 6
+    with pytest.raises(TypeError, match="append_ngrams takes 14 arguments, not 1"):
+        _sam.append_ngrams(given["memory"])

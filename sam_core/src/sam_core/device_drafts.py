@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sam_core._sam import append_ngrams
 from sam_core.budget import Calibration
 
 Int32 = npt.NDArray[np.int32]
@@ -54,8 +55,6 @@ OF_TOKEN, OF_GROUP = 4 * UNIT, 6 * UNIT
 is copied, of equals the one behind the others."""
 LOOK_UPS = 2
 """For a draft."""
-SORTED_SHARE = 64
-"""Changes of up to 1/64 of the memory are sorted; of more, as after a time without drafts, all of it is searched."""
 
 
 @functools.cache
@@ -105,14 +104,13 @@ class NgramTable:
         self.of_groups, self.of_all = of_groups, of_all
         self.memory = np.zeros(self.base + 2 * num_slots, np.int32)
         self.memory[TEXTS - 1] = NO_TOKEN
-        self.memory[TEXTS + PAGE : self.base : PAGE + 1] = NO_TOKEN
-        self._opened = 0  # pages
         self._counts = np.zeros(vocab_size, np.int64)
-        self._changed: list[Int64] = []
-        self._is_changed = np.zeros(len(self.memory), bool)
+        self._totals = np.zeros(2, np.int64)  # pages so far, changed cells
+        self._changed = np.empty(len(self.memory), np.int32)
+        self._is_changed = np.zeros(len(self.memory), np.uint8)
 
     def append(self, pages: Int64, groups: Int32, token_rows: Int32, starts: Int32, ends: Int32) -> None:
-        """Add the tokens `starts` to `ends` of each of B texts; of an n-gram that recurs there, the last.
+        """Add the tokens `starts` to `ends` of each of B texts, one after the other.
 
         Args:
             pages: int64 [B], the page that each text ends in, as the last call for it has left it here; anything at
@@ -120,67 +118,34 @@ class NgramTable:
             groups: int32 [B], the number of the group it belongs to, COMMON + 1 .. MAX_TOKEN - 1.
             token_rows: int32 [B or more, W], the tokens of each text from its first on. Those outside the vocabulary
                 are never drafted.
-            starts, ends: int32 [B].
-        """
-        counts = ends - starts
-        row = np.repeat(np.arange(len(counts)), counts)
-        if not len(row):
-            return
-        first = np.cumsum(counts) - counts
-        column = np.arange(len(row)) - (first - starts)[row]
-        grown = np.flatnonzero(counts)
-        firsts, lasts = first[grown], (first + counts)[grown] - 1
-        opens = column % PAGE == 0
-        opens[firsts] |= self._opened - pages[grown] > self.num_pages  # another text has the page
-        opened = np.cumsum(opens)
-        before = np.zeros(len(counts), np.int64)
-        before[grown] = opened[firsts] - opens[firsts]
-        page = np.where(opened > before[row], self._opened + opened - 1, pages[row])
-        pages[grown] = page[lasts]
-        self._opened += int(opened[-1])
-        cells = TEXTS + page % self.num_pages * (PAGE + 1) + column % PAGE
-        behind = cells[lasts] + 1
-        tokens = token_rows[row, column]
-        tokens = np.where(tokens < len(self._counts), tokens, NO_TOKEN)
-        self._write(cells, tokens)
-        self._write(behind, NO_TOKEN)
-        before = column[:, None] + np.arange(-MAX_NGRAM, 0)
-        last = token_rows[row[:, None], np.maximum(before, 0)]
-        whole = before[:, [MAX_NGRAM - n for n in NGRAMS]] >= 0
-        positions, followers = (np.broadcast_to(each[:, None], whole.shape)[whole] for each in (cells, tokens))
-        for numbers in [groups[row]] * self.of_groups + [np.full(len(row), COMMON, np.int32)] * self.of_all:
-            sums = np.concatenate([numbers[:, None], last], axis=1).astype(np.int64) @ factors()
-            pairs = self.base + 2 * (sums[:, : len(NGRAMS)][whole] & self.num_slots - 1)
-            checks = sums[:, len(NGRAMS) :][whole] & CHECK
-            old, known = self.memory[pairs], self.memory[pairs + 1] == checks
-            same = self.memory[old & UNIT - 1] == followers
-            kept = known & ~same & (old >= UNIT)
-            confirmed = np.where(known, np.minimum(old // UNIT + same, MAX_CONFIRMED) - kept, 0)
-            self._write(pairs, np.where(kept, old & UNIT - 1, positions) + UNIT * confirmed)
-            self.memory[pairs + 1] = checks
-        valid = tokens[tokens != NO_TOKEN]
-        np.add.at(self._counts, valid, 1)
-        if len(valid) and self.of_all:
-            leader = valid[self._counts[valid].argmax()]
-            if self._counts[leader] > self._counts[self.memory[0]]:
-                self._write(np.zeros(1, np.int64), leader)
+            starts, ends: int32 [B], 0 .. W.
 
-    def _write(self, cells: Int64, values: npt.ArrayLike) -> None:
-        self.memory[cells] = values
-        new = cells[~self._is_changed[cells]]
-        if len(new):
-            self._is_changed[new] = True
-            self._changed.append(new)
+        Raises:
+            ValueError: a wrong shape, or a start or an end outside of its row.
+            TypeError, BufferError: an array of another type, or not C-contiguous. Nothing has changed then.
+        """
+        append_ngrams(
+            self.memory,
+            self._changed,
+            self._is_changed,
+            self._totals,
+            self._counts,
+            factors(),
+            pages,
+            groups,
+            token_rows,
+            starts,
+            ends,
+            self.num_slots,
+            self.of_groups,
+            self.of_all,
+        )
 
     def changes(self) -> tuple[Int64, Int32]:
         """The cells that changed since the last call, int64 [E], each once, and what they hold, int32 [E]."""
-        if sum(map(len, self._changed)) > len(self.memory) // SORTED_SHARE:
-            cells = np.flatnonzero(self._is_changed)
-        else:
-            cells = np.unique(np.concatenate([np.zeros(0, np.int64), *self._changed]))
-        self._is_changed[cells] = False
-        self._changed = []
-        cells = np.concatenate([cells, cells[cells >= self.base] + 1])  # checks
+        cells = self._changed[: self._totals[1]].astype(np.int64)
+        self._totals[1] = 0
+        self._is_changed[cells] = 0
         return cells, self.memory[cells]
 
 

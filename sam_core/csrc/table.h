@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What followed each n-gram in the texts of a group and in those of all: the table of device_drafts.py, whose NgramTable
+// describes the memory. No function allocates memory or can fail, and whatever the arrays hold, nothing is read or written
+// outside of them.
+
+#ifndef TABLE_H
+#define TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    TABLE_NGRAMS = 5,    // lengths of n-grams
+    TABLE_MAX_NGRAM = 8, // tokens of the longest ones
+    TABLE_TEXTS = 2,     // cells in front of the pages
+    TABLE_PAGE = 256,    // tokens of a page, which has one cell more
+};
+
+typedef struct {
+    int32_t *memory; // [size], the pages, from TABLE_TEXTS on, then a pair of cells for each slot
+    size_t size, num_pages, num_slots; // at least 1 page; a power of two of slots
+    uint64_t opened;                   // pages so far, each in place of the one num_pages before it
+    int32_t *changed;                  // [size], cells that changed, each once, of which num_changed are used
+    uint8_t *is_changed;               // [size], whether a cell is among them
+    size_t num_changed;
+    int64_t *counts; // [vocab_size], how often each token came
+    size_t vocab_size;
+    const int64_t (*factors)[2 * TABLE_NGRAMS]; // [1 + TABLE_MAX_NGRAM], of the hashes
+    bool of_groups, of_all;                     // which texts n-grams are looked up in
+} ngram_table;
+
+// Texts that grow, each from its `starts` to before its `ends`.
+typedef struct {
+    const int32_t *tokens; // [rows, width]
+    size_t rows, width;
+    const int32_t *groups;        // [rows]
+    const int32_t *starts, *ends; // [rows], 0 <= start <= end <= width
+    int64_t *
+        pages; // [rows], the page that each ends in, as the last call for it has left it here; anything at first
+} table_texts;
+
+// Adds their tokens, one after the other.
+void table_append(ngram_table *t, const table_texts *texts);
+
+#endif
