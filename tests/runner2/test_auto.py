@@ -2,6 +2,7 @@
 """Switch `auto`: each request of each step has as many draft tokens verified as pay, and no step waits."""
 
 from engine_checks import settled, speculated
+from sam_core.engines.vllm.pauses import LAG
 from test_same_text import SAMPLED
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -18,6 +19,23 @@ def lengths(worker):
 
         speculator.pauses.ended = note
     noted, speculator.noted[:] = [*speculator.noted], []
+    return noted
+
+
+def plans(worker):
+    """Runs in a worker: of each step since the last call, whether drafting pauses, and tokens planned of a request that
+    reads no prompt, at most."""
+    speculator = worker.model_runner.speculator
+    if not hasattr(speculator, "plans"):
+        speculator.plans, launched = [], speculator.pauses.launched
+
+        def note(batch):
+            if not batch.has_prefill:
+                speculator.plans.append((speculator.pauses.pause, int(batch.num_scheduled_tokens.max())))
+            launched(batch)
+
+        speculator.pauses.launched = note
+    noted, speculator.plans[:] = [*speculator.plans], []
     return noted
 
 
@@ -62,3 +80,14 @@ def test_planned_drafts_leave_room_for_all_requests(plain, auto, prompts):
     full, planned = [i for i, step in enumerate(noted) if len(step) == 8], max(map(max, noted))
     assert len(full) > 4 and not any(len(step) == 7 for step in noted[full[0] : full[-1]]), noted
     assert planned > 1
+
+
+def test_nothing_is_planned_while_drafting_pauses(plain, auto, prompts):
+    """Its steps are those of an engine without speculation, once the scheduler has heard of it."""
+    auto.engine.collective_rpc(plans)
+    assert auto.run(prompts[:4], 60) == plain.run(prompts[:4], 60)
+    speculated(auto)
+    (noted,) = auto.engine.collective_rpc(plans)
+    in_pauses = [noted[i][1] for i in range(LAG, len(noted)) if all(pauses for pauses, _ in noted[i - LAG : i + 1])]
+    assert in_pauses and set(in_pauses) == {1}, noted
+    assert max(planned for _, planned in noted) > 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sam_core.engines.vllm.pauses import PLAIN_INTERVALS, PLAIN_SHARE, PLAIN_STEPS, Pauses
+from sam_core.engines.vllm.pauses import LAG, PLAIN_INTERVALS, PLAIN_SHARE, PLAIN_STEPS, Pauses
 from sam_core.engines.vllm.texts import Sampled
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -28,7 +28,10 @@ def test_a_step_without_tokens_is_no_step():
 
 
 class Device:
-    """Runs a Pauses by a clock of its own: a step is over when the next but one begins."""
+    """Runs a Pauses by a clock of its own: a step is over when the next but one begins.
+
+    planned: drafts were planned for the step. verifies: some were made, too.
+    """
 
     def __init__(self, row_ms, acceptance, drafting_ms=0.5, requests=8, budget=16, noise=0.0):
         self.row_ms, self.acceptance, self.drafting_ms = row_ms, acceptance, drafting_ms
@@ -36,6 +39,7 @@ class Device:
         self.random = random.Random(0)
         self.ms, self.begun = 0.0, 0
         self.pauses = Pauses(self.event)
+        self.paused = [False] * (LAG + 1)
         self.times = []  # of steps: whether it paused, milliseconds, tokens
 
     def event(self):
@@ -57,6 +61,9 @@ class Device:
         """Whether the step that begins pauses."""
         self.begun += 1
         self.pauses.begin(requests, joined)
+        self.paused.append(self.pauses.pause)
+        self.planned = not self.paused[-1 - LAG]
+        self.verifies = self.planned and not self.paused[-2]
         return self.pauses.pause
 
     def end(self, requests, verified, tokens, took):
@@ -65,6 +72,7 @@ class Device:
             num_tokens=requests + verified,
             num_reqs=requests,
             has_prefill=False,
+            num_scheduled_tokens=np.full(requests, 16 if self.planned else 1),
             seq_lens_cpu_upper_bound=torch.full((requests,), 1000),
         )
         self.pauses.launched(batch)
@@ -73,9 +81,9 @@ class Device:
 
     def step(self, joined=0):
         paused = self.begin(self.requests, joined)
-        verified = 0 if paused else self.budget
+        verified = self.budget if self.verifies else 0
         accepted = round(verified * self.acceptance)
-        took = 10 + self.row_ms * (self.requests + verified) + self.drafting_ms * (not paused)
+        took = 10 + self.row_ms * (self.requests + verified) + self.drafting_ms * self.planned
         took *= math.exp(self.random.gauss(-(self.noise**2) / 2, self.noise))
         self.end(self.requests, verified, self.requests + accepted, took)
         self.times.append((paused, took, self.requests + accepted))
@@ -180,16 +188,18 @@ class RecordedDevice(Device):
         drafting = by_requests(step for step in recorded()["auto", batch] if step["rows"] > step["running"])
         running = [step["running"] for step in every]
         left = [float(t) for t, (now, after) in enumerate(pairwise([*running, 0]), 1) for _ in range(now - after)]
-        start, joined, paused = self.ms, len(left), False
+        start, joined = self.ms, len(left)
         while left:
-            requests, was = len(left), paused
-            joined, paused = 0, self.begin(requests, joined)
+            requests = len(left)
+            self.begin(requests, joined)
+            joined = 0
             without, with_drafts = self.like(plain, requests), self.like(drafting, requests)
-            gained = 1.0 if was else with_drafts["emitted"] / max(1, with_drafts["gaining"])
-            verified = 0 if was else with_drafts["rows"] - with_drafts["running"]
-            took = without["s"] if was else with_drafts["s"]
-            if was and not paused:
-                took += 0.5 * with_drafts["s"]  # the host drafts anew
+            verified, gained, took = 0, 1.0, without["s"]
+            if self.verifies:
+                verified, took = with_drafts["rows"] - with_drafts["running"], with_drafts["s"]
+                gained = with_drafts["emitted"] / max(1, with_drafts["gaining"])
+            elif self.planned:
+                took += 0.25 * with_drafts["s"]  # the host plans, and drafts anew
             self.end(requests, verified, round(gained * requests), 1000 * took)
             left = [tokens - gained for tokens in left if tokens > gained]
         return 1000 * sum(step["s"] for step in every) / (self.ms - start)

@@ -325,6 +325,15 @@ HOOKS = (
                 ("_stale_confidences[self._stale_idx].np[slots]",),
             ),
             ("record_confidences", "self confidence_probs input_batch", ("self._pending_resets",)),
+            (
+                "reallocate_drafts",
+                "self req_ids idx_mapping",
+                (
+                    "_assign_draft_token_budget_compiled("
+                    "self._confidence_probs, idx_mapping, capacities, draft_budget, self.num_speculative_steps)",
+                    "capacities = self._batch_draft_capacity[:num_reqs]",
+                ),
+            ),
             ("set_initial_cost_curves", "self samples", ("self.set_cost_curves(draft_curve, verify_curve)",)),
             ("set_cost_curves", "self draft_curve verify_curve", ("get_tp_group().broadcast_object(",)),
         )

@@ -17,7 +17,9 @@ from sam_core.proof import Proof
 MEMORY = 4096
 """Steps in which the weight of a step's cost falls by a factor of e."""
 PLAIN_STEPS = 6
-"""Steps without drafts in a row, of which those count that were launched, run and followed without drafts."""
+"""Steps without drafts in a row, by which plain ones are measured."""
+LAG = 3
+"""Steps that the engine has planned, or launched, when it hears of a pause or of its end."""
 PLAIN_INTERVALS = 16, 512
 """Steps between two such rows, at least and at most."""
 PLAIN_SHARE = 0.02
@@ -32,20 +34,22 @@ class _Step:
     """A step that was launched: its start on the device, rows and contexts, and what it verified once that is known.
 
     paused: nothing was drafted while it ran.
+    plain: the engine had planned no drafts, so that it is a step as of an engine without speculation.
     continued: the next step had no new requests, so the device went on at once.
     """
 
-    __slots__ = ("start", "rows", "requests", "context", "prompts", "paused", "continued", "sampled")
+    __slots__ = ("start", "rows", "requests", "context", "prompts", "paused", "plain", "continued", "sampled")
 
     def __init__(self, start: Any, input_batch: Any, paused: bool) -> None:
         self.start, self.paused, self.continued = start, paused, False
         self.rows, self.requests, self.prompts = input_batch.num_tokens, input_batch.num_reqs, input_batch.has_prefill
+        self.plain = int(input_batch.num_scheduled_tokens.sum()) == self.requests
         self.context = float(input_batch.seq_lens_cpu_upper_bound[: self.requests].sum()) / 1000
         self.sampled: Sampled | None = None
 
 
 class Plain:
-    """How long steps without drafts take, by the requests that run, in powers of two.
+    """How long plain steps take, by the requests that run, in powers of two.
 
     Such a step is the measure of those with drafts. It is taken as it was measured, with as many requests: what a step
     of other rows and contexts costs is known too badly on an engine that also waits for its host.
@@ -55,7 +59,7 @@ class Plain:
         self._seconds: dict[int, deque[float]] = {}
 
     def add(self, requests: int, seconds: float) -> None:
-        """A step without drafts has ended."""
+        """A plain step has ended."""
         self._seconds.setdefault(requests.bit_length(), deque(maxlen=WINDOW)).append(seconds)
 
     def knows(self, requests: int) -> bool:
@@ -76,7 +80,7 @@ class Pauses:
     nobody waits for them. It counts if the step read no prompt and the next one had no new requests. What drafts gain
     or lose is counted for each power of two of requests, as few may gain by what many lose by.
 
-    pause: whether nothing is drafted now.
+    pause: whether nothing is drafted now, nor planned, once the scheduler has heard of it.
     cost: of steps, in seconds.
     """
 
@@ -110,7 +114,7 @@ class Pauses:
             self._proofs.clear()
         number, (least, most) = self._number, PLAIN_INTERVALS
         if number >= self._next_plain + PLAIN_STEPS:
-            cost = PLAIN_STEPS * max(self._ratio - 1, 0) / self._gained  # of a row, in steps with drafts
+            cost = (PLAIN_STEPS + LAG) * max(self._ratio - 1, 0) / self._gained  # of a row, in steps with drafts
             self._next_plain = number + round(min(max(cost / PLAIN_SHARE, least), most))
         elif not self._plain.knows(requests) and number >= self._last_plain + least:
             self._next_plain = min(self._next_plain, number)
@@ -151,10 +155,10 @@ class Pauses:
         verified, gained = sum(step.sampled.verified), sum(map(len, step.sampled.tokens))
         drafts = 0.0 if step.paused else max(verified, 1e-3) * step.context / step.requests
         self.cost.learn(step.rows, step.context, drafts, seconds)
-        if step.paused:
-            if following.paused and not verified:
+        if step.plain:
+            if following.plain:  # else drafts were made at its end
                 self._plain.add(step.requests, seconds)
-        elif plain := self._plain.seconds(step.requests):
+        elif not step.paused and (plain := self._plain.seconds(step.requests)):
             each = gained / step.requests
             self._proof(step.requests).add(each - seconds / plain, self._number)
             self._gained += (each - self._gained) / GAIN_MEMORY

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from sam_core.engines.vllm.runner2 import Speculator
 
@@ -47,6 +48,21 @@ class Verification:
         if pauses := self._speculator.pauses:
             for sample in samples:
                 pauses.cost.learn(sample.num_target_tokens, 0.0, 1e-3, (sample.forward_ms + sample.drafter_ms) / 1000)
+        self._compile()
+
+    def _compile(self) -> None:
+        """Have the choice of drafts compiled, also for one request and for one token, which torch.compile compiles
+        apart: else the first such step takes a second or more."""
+        from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+
+        manager, k = self._manager, self._speculator.k
+        confidences = manager._confidence_probs
+        for requests, tokens in ((2, 2), (2, 1), (1, 2), (1, 1)):
+            if requests <= len(confidences) and tokens < requests * k:
+                rows = torch.arange(requests, device=confidences.device)
+                adaptive_verification._assign_draft_token_budget_compiled(
+                    confidences, rows, manager._batch_draft_capacity[:requests].fill_(k), tokens, k
+                )
 
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
         """Tokens of the next step, with as many draft tokens as pay."""

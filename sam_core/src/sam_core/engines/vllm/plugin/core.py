@@ -2,8 +2,8 @@
 """What is rebound where an engine schedules: counters on their way to the front end, the ends of a session's turns, and
 how many draft tokens are planned.
 
-A worker adds the drafter's report to a step's ModelRunnerOutput, which is pickled with all its attributes. From the
-engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats` holds any dict.
+A worker adds the drafter's report, and whether it pauses, to a step's ModelRunnerOutput, which is pickled with all its
+attributes. From the engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats` holds any dict.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def _update_from_output(update: Callable[..., Any]) -> Callable[..., Any]:
         self.sam_verified = getattr(model_runner_output, "sam_verified", None)
         if report := getattr(model_runner_output, "sam_report", None):
             self.sam_report = report
+        self.sam_pauses = getattr(model_runner_output, "sam_pauses", False)
         return update(self, scheduler_output, model_runner_output)
 
     return update_from_output
@@ -92,14 +93,16 @@ def _handle_stopped_request(handle: Callable[[Any, Any], bool]) -> Callable[[Any
 
 def _update_after_schedule(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def update_after_schedule(self: Any, scheduler_output: Any) -> None:
-        """With adaptive verification the next step plans as many draft tokens of each request as leave room for all.
+        """With adaptive verification the next step plans as many draft tokens of each request as leave room for all,
+        and none while the drafter pauses: it is a step as of an engine without speculation.
 
         vLLM plans the longest draft for each, however few are verified, and leaves requests out of a step that it would
         make longer than max_num_batched_tokens.
         """
         if is_sam(self.vllm_config) and self.vllm_config.speculative_config.enable_adaptive_verification:
             share = self.max_num_scheduled_tokens // max(len(self.running), 1)
-            scheduler_output.num_spec_tokens_to_schedule = max(min(self.num_spec_tokens, share - 1), 0)
+            most = 0 if getattr(self, "sam_pauses", False) else self.num_spec_tokens
+            scheduler_output.num_spec_tokens_to_schedule = max(min(most, share - 1), 0)
         update(self, scheduler_output)
 
     return update_after_schedule
