@@ -23,16 +23,21 @@ class SamDrafter:
     """`sam_core.Pool` as a drafter for the replay; `options` are the pool's.
 
     Attributes:
-        pool: the pool.
+        pool: the pool; private: a new one for each group, and for each request without a group, one after another.
         slots: the slot of each open request.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self.pool = sam_core.Pool(**options)
+    def __init__(self, private: bool = False, **options: Any) -> None:
+        self.pool, self.private, self.options = sam_core.Pool(**options), private, options
         self.slots: dict[int, int] = {}
+        self._group: str | None = None
         self._arrays: dict[tuple[int, int], dict[str, npt.NDArray[Any]]] = {}
 
     def start(self, request: int, prompt_ids: Sequence[int], group: str | None) -> None:
+        if self.private and (group is None or group != self._group):
+            if self.slots:
+                raise ValueError("requests of another private pool are running")
+            self.pool, self._group = sam_core.Pool(**self.options), group
         self.slots[request] = self.pool.open(prompt_ids, None if group is None else group.encode())
 
     def append_many(self, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> None:

@@ -14,15 +14,14 @@ from sam_lab.replay import geometric_mean
 
 PEERS = {"python": "Python", "arctic": "arctic", "ngram": "n-gram", "sglang": "SGLang"}
 LEFT_OUT = re.compile(
-    r"append, p99|in batches|step of 32|period|propose for (1|64|1024) |, count|k=3, with|k=4|k=16|n=8|n=32"
+    r"append, p99|in batches|step of 32|period|propose for (1|64|1024) |, count|k=3, (with|seq)|k=16|n=16, with|worst"
 )
 """Rows of `make bench` that the page leaves out; they are in the record."""
 
 
-def bench_rows(acceptance: bool) -> list[Row]:
-    """Rows of acceptance, or those of time and memory."""
-    rows = [row for row in output("bench")["rows"] if not LEFT_OUT.search(row["what"])]
-    return [row for row in rows if (row["section"] != "time and memory") == acceptance]
+def bench_rows(section: str) -> list[Row]:
+    record = "bench-acceptance" if section == "acceptance" else "bench"
+    return [row for row in output(record)["rows"] if row["section"] == section and not LEFT_OUT.search(row["what"])]
 
 
 def bench_name(row: Row, unit: bool = False) -> str:
@@ -58,7 +57,7 @@ def times(peer: dict[str, float] | None, ours: dict[str, float]) -> str:
 def cost(language: str) -> str:
     """Time and memory: our figure, how many times it each peer's is, and the limit."""
     lines = []
-    for row in bench_rows(acceptance=False):
+    for row in bench_rows("time and memory"):
         peers = [times(row["peers"].get(peer), row["ours"]) for peer in PEERS]
         lines.append([bench_name(row, unit=True), figure(row["ours"]["median"]), *peers, bench_limit(row)])
     return f"{source('en', 'bench')}\n\n{table(['', 'sam_core', *PEERS.values(), 'limit (reached)'], lines)}"
@@ -67,38 +66,24 @@ def cost(language: str) -> str:
 def accepted(language: str) -> str:
     """Tokens per step of `blend`, of `count` and of each peer, and the limit."""
     lines = []
-    for row in bench_rows(acceptance=True):
+    for row in bench_rows("acceptance"):
         if own := row["peers"].get("count") or row["peers"].get("count k=8"):
             peers = [own, *(row["peers"].get(peer) for peer in PEERS)]
             figures = [f"{found['median']:.3f}" if found else "" for found in [row["ours"], *peers]]
             lines.append([bench_name(row), *figures, bench_limit(row)])
-    return table(["", "`blend`", "`count`", *PEERS.values(), "limit (reached)"], lines)
+    heads = ["", "`blend`", "`count`", *PEERS.values(), "limit (reached)"]
+    return f"{source('en', 'bench-acceptance')}\n\n{table(heads, lines)}"
 
 
 def sources(language: str) -> str:
     """Tokens per step with and without history and corpus; drafted tokens with and without calibrated lengths."""
     lines = []
-    for row in bench_rows(acceptance=True):
+    for row in bench_rows("within a budget of memory") + bench_rows("acceptance"):
         if not {"count", "count k=8"} & row["peers"].keys():
             other = row["peers"].get("without") or row["peers"].get("newest k=3")
-            note = row["note"] if "worst set" in row["what"] else ""
-            figures = [f"{found['median']:.3f}" if found else note for found in (row["ours"], other)]
+            figures = [f"{found['median']:.3f}" if found else "" for found in (row["ours"], other)]
             lines.append([bench_name(row), *figures, bench_limit(row)])
     return table(["", "`blend`", "without", "limit (reached)"], lines)
-
-
-HELD_OUT_GOALS = {"request": (1.65, 1.79), "group": (1.83, 2.03), "sequential": (2.02, 2.36)}
-
-
-def held_out() -> Iterator[Row]:
-    """A row a context and k: geometric mean over the recordings, of drafts from all sources and from two."""
-    found: dict[tuple[str, int], dict[str, list[float]]] = {}
-    for row in output("held-out"):
-        sources = "some" if row["drafter"] else "all"
-        found.setdefault((row["context"], row["k"]), {}).setdefault(sources, []).append(row["tokens_per_step"])
-    for (context, k), figures in found.items():
-        means = {sources: geometric_mean(values) for sources, values in figures.items()}
-        yield {"name": f"k={k}, {context}", "goal": HELD_OUT_GOALS[context][k == 8]} | means
 
 
 def sampler() -> Iterator[Row]:
@@ -183,13 +168,6 @@ TABLES = {
     "bench-cost": cost,
     "bench-acceptance": accepted,
     "bench-sources": sources,
-    "held-out": Table(
-        ("held-out",),
-        held_out,
-        "drafts | tokens per step | without `common` | goal",
-        "name | all:.3f | some:.3f | goal:.2f",
-        commands=False,
-    ),
     "bench-sampler": Table(
         ("bench-sampler", "bench-sampler-h100"),
         sampler,

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance: tokens a step on recorded answers, geometric means over the sets, and their quartiles."""
+"""Acceptance: tokens a step on the shipped answers to test prompts, geometric means over the sets, and their quartiles.
+
+Private: nothing is known of other requests, or of other groups where there are groups. Shared: a pool, and a peer's
+cache, has seen all requests before. The caches of peers then hold ended answers to the same prompt in every context.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +14,28 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sam_lab.bench import peers
 from sam_lab.bench.rows import Figure, Row, Targets
-from sam_lab.bench.texts import Texts
 from sam_lab.cli import LabError
 from sam_lab.drafters import SamDrafter
-from sam_lab.recordings import Answer, Scope, make_scopes, split_fold, temporary_corpus
+from sam_lab.recordings import DATA, Answer, Scope, make_scopes, read_answers, split, split_fold, temporary_corpus
 from sam_lab.replay import geometric_mean, replay
 from sam_lab.workers import finished
 
 SECTION = "acceptance"
-LIMIT, HISTORY_LIMIT = 100_000, 500_000
-"""Most tokens of a set that are replayed, and of the one with a history: all, 427,204 have one."""
+SETS = {path.name.partition(".")[0]: path for path in sorted((DATA / "evidence").glob("*.jsonl.gz"))}
+LIMIT = 200_000
+"""Most tokens of a set that are replayed."""
 FOLDS = 4
 MIN_PROBS = (0.0, 0.2, 0.4, 0.6, 0.8)
-HISTORY = "rl-rollouts-qwen3b"
-CHAINS = {"request": (3, 4, 8, 16), "group": (3, 4, 8, 16), "sequential": (8,)}
-TREES = {"request": (8, 16, 32), "group": (8, 16, 32)}
+EPOCHS = "rl"
+"""The set with answers of earlier epochs."""
+CHAINS = [(context, k, False) for context in ("request", "group", "sequential") for k in (3, 8)]
+TREES = [("request", 16, True), ("group", 16, True)]
 HISTORIES = ((3, False), (8, False), (16, False), (16, True))
 CORPUS = ("request", "group")
-RIVALS = {
-    ("request", 3, False): ("python", "arctic", "ngram", "sglang"),
-    ("request", 8, False): ("python", "arctic", "ngram", "sglang"),
-    ("group", 3, False): ("arctic", "sglang"),
-    ("group", 8, False): ("arctic", "sglang"),
-    ("sequential", 8, False): ("arctic",),
-    ("request", 16, True): ("arctic", "sglang"),
-    ("group", 16, True): ("arctic", "sglang"),
-}
-"""Peers that replay the same answers: those that share between requests where the context is not `request`."""
 
 
 class Task(NamedTuple):
@@ -53,6 +47,7 @@ class Task(NamedTuple):
     tree: bool = False
     min_prob: float | None = None
     folds: str = ""  # "without" or "with" a corpus of the other folds, over all folds
+    private: bool = False  # see above
 
 
 Bundle = tuple[list[Row], Callable[[list[Row]], None], list[Task]]
@@ -61,21 +56,21 @@ SWEEP = [Task("blend", "request", 8, min_prob=p) for p in MIN_PROBS]
 
 
 @functools.lru_cache(1)
-def read(folder: Path, name: str) -> list[Answer]:
-    return Texts(folder).answers(name)
+def read(name: str) -> list[Answer]:
+    return split(read_answers(SETS[name]))["test"]
 
 
 @functools.lru_cache(1)
-def drawn(folder: Path, name: str, context: str, limit: int) -> list[Scope]:
-    return make_scopes(read(folder, name), context, max_tokens=limit)
+def drawn(name: str, context: str, limit: int) -> list[Scope]:
+    return make_scopes(read(name), context, max_tokens=limit)
 
 
-def run_task(folder: Path, name: str, task: Task, limit: int) -> dict[str, Any] | str:
+def run_task(name: str, task: Task, limit: int) -> dict[str, Any] | str:
     """Figures of a task on one set, or the reason for none."""
     try:
         if task.folds:
-            return over_folds(task, read(folder, name), limit)
-        return replay(drafter(task), drawn(folder, name, task.context, limit), task.context, task.k, task.tree)
+            return over_folds(task, read(name), limit)
+        return replay(drafter(task), drawn(name, task.context, limit), task.context, task.k, task.tree)
     except LabError as error:
         return str(error)
     except Exception as error:  # the other rows are measured
@@ -84,10 +79,16 @@ def run_task(folder: Path, name: str, task: Task, limit: int) -> dict[str, Any] 
 
 def drafter(task: Task, **options: Any) -> Any:
     if task.drafter in peers.DRAFTERS:
-        return peers.DRAFTERS[task.drafter](task.k, task.tree)
+        return peers.DRAFTERS[task.drafter](task.k, task.tree, task.private)
     if task.min_prob is not None:
         options["min_prob"] = task.min_prob
-    return SamDrafter(rule=task.drafter, **options)
+    return SamDrafter(rule=task.drafter, private=task.private, **options)
+
+
+def rivals(task: Task) -> list[Task]:
+    """The peers: where drafts are shared, those that share."""
+    own = ("python", "ngram") if task.private and task.context == "request" and not task.tree else ()
+    return [task._replace(drafter=name) for name in (*own, "arctic", "sglang")]
 
 
 def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
@@ -108,9 +109,9 @@ def over_folds(task: Task, answers: list[Answer], limit: int) -> dict[str, Any]:
 class Acceptance:
     """All figures: {task: {set: figures}}, measured by one process a processor."""
 
-    def __init__(self, texts: Texts, targets: Targets, quick: bool, progress: Callable[[str], None]):
-        self.texts, self.targets, self.progress = texts, targets, progress
-        self.limits = (2000, 2000) if quick else (LIMIT, HISTORY_LIMIT)
+    def __init__(self, targets: Targets, quick: bool, progress: Callable[[str], None]):
+        self.targets, self.progress = targets, progress
+        self.limit = 2000 if quick else LIMIT
         self.figures: dict[Task, dict[str, Any]] = defaultdict(dict)
         self.errors: dict[Task, str] = {}
 
@@ -118,12 +119,11 @@ class Acceptance:
         """Measure these tasks on all sets that have what they need."""
         tasks = sorted(set(tasks), key=lambda task: (task.context, str(task)))
         jobs = []
-        for name in self.texts.names:
+        for name in SETS:
             for task in tasks:
-                past = task.context in ("history", "nohistory")
-                if name == HISTORY or not past:
-                    jobs.append((self.texts.folder, name, task, self.limits[past]))
-        for number, ((_, name, task, _), future) in enumerate(finished(run_task, jobs, os.cpu_count()), 1):
+                if name == EPOCHS or task.context not in ("history", "nohistory"):
+                    jobs.append((name, task, self.limit))
+        for number, ((name, task, _), future) in enumerate(finished(run_task, jobs, os.cpu_count()), 1):
             try:
                 figures = future.result()
             except BrokenProcessPool as error:  # killed, as where memory ends
@@ -150,31 +150,26 @@ class Acceptance:
 
     def rows(self) -> list[Bundle]:
         """Bundles of rows, the function that fills them after `measure`, and the tasks that it needs."""
-        where = " (data of the benchmark, small)" if self.texts.is_small else ""
         bundles: list[Bundle] = []
 
         def add(what: str, task: Task, base: Task, *rivals: Task, worst: bool = False) -> None:
-            rows = [self.targets.row(SECTION + where, what, "tokens a step")]
+            rows = [self.targets.row(SECTION, what, "tokens a step")]
             if worst:
-                rows.append(self.targets.row(SECTION + where, f"{what}, worst set", "ratio"))
+                rows.append(self.targets.row(SECTION, f"{what}, worst set", "ratio"))
             fill = functools.partial(self.fill, task, base, rivals)
             bundles.append((rows, fill, [task, base, *rivals]))
 
-        for context, lengths in CHAINS.items():
-            for k in lengths:
-                names = "blend", "count", *RIVALS.get((context, k, False), ())
-                add(f"chain k={k}, {context}", *(Task(name, context, k) for name in names))
-        for context, lengths in TREES.items():
-            for n in lengths:
-                rivals = [Task(name, context, n, True) for name in RIVALS.get((context, n, True), ())]
-                add(f"tree n={n}, {context}", Task("blend", context, n, True), Task("count", context, 8), *rivals)
+        for (context, k, tree), private in itertools.product(CHAINS + TREES, (True, False)):
+            task = Task("blend", context, k, tree, private=private)
+            what = f"{'tree n' if tree else 'chain k'}={k}, {context}, {'private' if private else 'shared'}"
+            add(what, task, Task("count", context, 8 if tree else k), *rivals(task))
         for k, tree in HISTORIES:
             tasks = (Task("blend", context, k, tree) for context in ("history", "nohistory"))
             add(f"{'tree n' if tree else 'chain k'}={k}, with history", *tasks)
         for context in CORPUS:
             tasks = (Task("blend", context, 8, folds=folds) for folds in ("with", "without"))
             add(f"chain k=8, {context}, with corpus", *tasks, worst=True)
-        shorter = self.targets.row(SECTION + where, "drafted tokens for the acceptance of newest k=3", "a step")
+        shorter = self.targets.row(SECTION, "drafted tokens for the acceptance of newest k=3", "a step")
         bundles.append(([shorter], self.fill_shorter, [NEWEST, *SWEEP]))
         return bundles
 

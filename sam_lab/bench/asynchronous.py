@@ -22,7 +22,6 @@ import torch
 from sam_core.console import Progress
 from sam_core.files import write_json
 
-from sam_lab.bench.acceptance import HISTORY
 from sam_lab.bench.late import EarlyDrafter, LateDrafter
 from sam_lab.bench.rows import Figure, Row, as_json, machine, missed, table
 from sam_lab.bench.texts import SIBLINGS, Texts
@@ -36,6 +35,8 @@ RUNNING = 64
 NUM_TEXTS = 1024
 LENGTHS = (3, 8)
 CONTEXTS = ("request", "group", "history")
+HISTORY = "rl-rollouts-qwen3b"
+"""The set that is replayed with a history."""
 LIMIT = 100_000
 """Tokens of a set that are replayed, at least."""
 MEAN, WORST = {"early": 0.99, "late": 0.97}, {"early": 0.98, "late": 0.93}

@@ -19,8 +19,8 @@ from sam_lab.recordings import DATA
 
 EPILOG = """\
 Times are processor times, medians of rounds in which all contestants take turns, with quartiles;
-acceptance is a geometric mean over the sets of answers, with their quartiles. Targets and their reasons are in
-sam_lab/bench/targets.toml; those of acceptance are for larger recordings than the default ones (--data DIR).
+acceptance is a geometric mean over the sets of sam_lab/data/evidence, with their quartiles. Targets and their
+reasons are in sam_lab/bench/targets.toml.
 
 Writes OUT/bench.json, prints the table and names what was missed. Exits with 1 when a target is
 missed or a row failed, with 2 when the targets do not fit the rows, with 0 otherwise.
@@ -31,9 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__.partition(": ")[2]
     add = parser.add_argument
     add("--out", type=Path, default=Path("outputs/bench"), metavar="OUT", help="default: outputs/bench")
-    add("--data", type=Path, default=DATA, metavar="DIR", help="folder of recordings (default: sam_lab/data, small)")
+    add(
+        "--data",
+        type=Path,
+        default=DATA,
+        metavar="DIR",
+        help="folder of recordings for the other rows (default: sam_lab/data, small)",
+    )
     add("--quick", action="store_true", help="small texts and few rounds: shows that all rows run")
-    add("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
+    add(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="only rows whose part and name, `acceptance: chain k=3`, contain TEXT",
+    )
     add("--targets", type=Path, default=TARGETS, metavar="FILE", help="other targets")
 
 
@@ -47,12 +58,12 @@ def run(args: argparse.Namespace) -> int:
     texts = Texts(args.data)
     targets = Targets(args.targets)
     costs = cost.Cost(texts, targets, args.quick, progress.show)
-    accepted = acceptance.Acceptance(texts, targets, args.quick, progress.show)
+    accepted = acceptance.Acceptance(targets, args.quick, progress.show)
     groups, later = costs.rows(), accepted.rows()
     groups += pressure.rows(texts, targets, args.quick, progress.show)
     targets.check()
-    groups = [group for group in groups if any(args.only in row.what for row in group[0])]
-    later = [group for group in later if any(args.only in row.what for row in group[0])]
+    groups = [group for group in groups if wanted(group[0], args.only)]
+    later = [group for group in later if wanted(group[0], args.only)]
     rows = [row for bundle in ([group for group, _ in groups] + [group for group, _, _ in later]) for row in bundle]
     if not rows:
         raise LabError(f"--only: no row has {args.only!r} in its name; leave it out to see them all")
@@ -60,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         progress.show(group[0].what)
         attempt(group, measure)
     if later:
-        accepted.measure(task for *_, wanted in later for task in wanted)
+        accepted.measure(task for *_, tasks in later for task in tasks)
         for group, fill, _ in later:
             attempt(group, fill)
     progress.clear()
@@ -78,6 +89,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{sum(row.met for row in bounded)} of {len(bounded)} targets met; {args.out}/bench.json")
     print(missed(rows))
     return 0 if all(row.met for row in rows) else 1
+
+
+def wanted(bundle: list[Row], text: str) -> bool:
+    return any(text in f"{row.section}: {row.what}" for row in bundle)
 
 
 def attempt(group: list[Row], measure) -> None:

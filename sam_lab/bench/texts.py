@@ -26,7 +26,7 @@ class Texts:
             raise LabError(
                 f"{folder} has no recording {' or '.join(LONG)}, from which the text of the timings is taken"
             )
-        self.folder, self.is_small, self.names = folder, folder == DATA, sorted(self.files)
+        self.folder, self.names = folder, sorted(self.files)
 
     def answers(self, name: str) -> list[Answer]:
         """The answers of a set; those of rl-rollouts-qwen3b may have their epoch in the name of the model alone."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of drafts and how often drafts of that score are accepted, from recordings.
 
-acceptance.jsonl has drafts of nine sets of recorded answers, which docs/benchmarks.md names: drafted by rule `blend`
-from the request alone, and from its group too. `switch-worlds --derive` of commit 818da44 wrote it.
+acceptance.jsonl has drafts of nine sets of recorded answers: drafted by rule `blend` from the request alone, and from
+its group too. `switch-worlds --derive` of commit 818da44 wrote it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import pytest
 from sam_lab.bench import acceptance
 from sam_lab.bench.acceptance import NEWEST, SWEEP, Acceptance, Task
 from sam_lab.bench.rows import TARGETS, Figure, Row, Targets, alternate, as_json, missed
-from sam_lab.bench.texts import Texts
 from sam_lab.cli import LabError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +46,9 @@ def test_quick_run_measures_every_row(tmp_path):
     steps = [row for row in rows if row["what"].startswith("step of")]
     assert len(steps) == 12 and all(row["peer_to_ours"]["python"] > 0 for row in steps)
     beside = {row["what"]: {*row["peers"]} for row in rows}
-    assert beside["chain k=3, request"] == {"count", "python", "arctic", "ngram", "sglang"}
+    alone = {"python", "ngram"}  # they know nothing of other requests
+    assert beside["chain k=3, request, private"] == {"count", "arctic", "sglang"} | alone
+    assert beside["chain k=3, request, shared"] == {"count", "arctic", "sglang"}
     assert beside["draft k=3, newest"] == {"python", "arctic", "ngram", "sglang"}
 
 
@@ -105,7 +106,7 @@ def test_contestants_take_turns_and_get_medians_and_quartiles():
 
 def filled(figures, errors=None):
     """{words of a row: row} from {task: {set: (tokens, proposed)}} of 100 steps each; other tasks: (200, 400)."""
-    found = Acceptance(Texts(), Targets(TARGETS), True, print)
+    found = Acceptance(Targets(TARGETS), True, print)
     rows = {}
     for bundle, fill, wanted in found.rows():
         for task in wanted:
@@ -121,15 +122,12 @@ def filled(figures, errors=None):
 
 
 def test_figures_are_geometric_means_over_the_sets():
-    task, rival = Task("blend", "request", 8), Task("arctic", "request", 8)
+    task, rival = Task("blend", "request", 8), Task("sglang", "request", 8)
     rows = filled({task: {"x": (400, 1), "y": (200, 1)}, rival: {"x": (100, 1), "y": (200, 1)}})
-    row = rows["chain k=8, request"]
-    assert row.ours == pytest.approx((8**0.5, 2.5, 3.5)) and row.peers["arctic"].median == pytest.approx(2**0.5)
-    assert row.peers["count"].median == 2 and row.value == pytest.approx(2**0.5) and row.met
-    assert rows["chain k=8, group"].value == pytest.approx(1)
-
-
-TREE, CHAIN = Task("blend", "group", 16, True), Task("count", "group", 8)
+    row = rows["chain k=8, request, shared"]
+    assert row.ours == pytest.approx((8**0.5, 2.5, 3.5)) and row.peers["sglang"].median == pytest.approx(2**0.5)
+    assert row.peers["count"].median == 2 and row.value == pytest.approx(2) and row.met
+    assert all(rows[f"chain k=8, {other}"].value == 1 for other in ("request, private", "group, shared"))
 
 
 def test_draft_length_is_compared_at_equal_tokens_a_step():
@@ -142,9 +140,9 @@ def test_draft_length_is_compared_at_equal_tokens_a_step():
 def test_failed_configuration_fails_its_rows_alone():
     no_compiler = "not available: no compiler"
     rows = filled({}, {Task("blend", "group", 8): "it broke", Task("arctic", "request", 8): no_compiler})
-    assert rows["chain k=8, group"].error == "it broke" and not rows["chain k=8, group"].met
-    assert rows["chain k=8, request"].value == pytest.approx(1)
-    assert rows["chain k=8, request"].peers["arctic"] == no_compiler
+    assert rows["chain k=8, group, shared"].error == "it broke" and not rows["chain k=8, group, shared"].met
+    assert rows["chain k=8, request, shared"].value == pytest.approx(1)
+    assert rows["chain k=8, request, shared"].peers["arctic"] == no_compiler
 
 
 def die(*task):
@@ -152,7 +150,7 @@ def die(*task):
 
 
 def test_a_worker_that_is_killed_fails_its_rows_alone(monkeypatch):
-    found = Acceptance(Texts(), Targets(TARGETS), True, lambda text: None)
+    found = Acceptance(Targets(TARGETS), True, lambda text: None)
     monkeypatch.setattr(acceptance, "run_task", die)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     found.measure([NEWEST])

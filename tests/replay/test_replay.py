@@ -160,6 +160,26 @@ def test_one_answer_ends_before_the_next(tmp_path, context, groups):
     assert sorted("".join(names).split("d")) == ["".join(group) for group in groups]
 
 
+@pytest.mark.parametrize("context", ["request", "group", "sequential"])
+def test_a_private_pool_knows_nothing_of_other_prompts(tmp_path, context):
+    """Each request, or group, drafts as if it were alone; in one pool those of a second prompt gain from the first."""
+    text = random.Random(2).sample(range(1000), 60)
+    answers = read_answers(write(tmp_path / "a", [line(prompt, text) for prompt in "aabb"]))
+    halves = [figures(SamDrafter(), part, context)["steps"] for part in (answers[:2], answers[2:])]
+    if context == "request":
+        halves = [60] * 4
+    private, shared = (figures(SamDrafter(private=private), answers, context)["steps"] for private in (True, False))
+    assert private == sum(halves) > shared + 30
+
+
+def test_private_pools_are_one_after_another():
+    drafter = SamDrafter(private=True)
+    drafter.start(0, [1], "a")
+    drafter.start(1, [1], "a")
+    with pytest.raises(ValueError, match="of another private pool are running"):
+        drafter.start(2, [1], "b")
+
+
 def test_history_shows_earlier_epochs_first_and_nohistory_does_not(tmp_path):
     early = ["start", "append", "finish"]  # the answer of epoch 0, which is not scored
     both = [name for name, *_ in calls_of(tmp_path, "nohistory")]

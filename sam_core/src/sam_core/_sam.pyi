@@ -72,8 +72,9 @@ class Pool:
             its life ends.
         corpus: a file that `build_corpus` wrote.
         common: for ``blend`` only, the token that came most often after the last 5, 3, 2 or 1 tokens, in any slot's
-            appended tokens, those of private slots included. These statistics have a fixed size and are shared by all
-            slots. Without ``common`` they only name tokens that the slot's other sources contain.
+            appended tokens, those of private slots included. These statistics have a fixed size. Like all that a rule
+            learns, they are shared by all slots, also without ``common``: then they only name tokens that the slot's
+            other sources contain.
 
     The rule chooses the draft after a match: ``oldest`` copies the text after the first occurrence of the longest match
     (the article on SAM drafts for RL training), ``newest`` after its latest one, ``count`` takes the most frequent

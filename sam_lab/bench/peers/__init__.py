@@ -14,8 +14,8 @@ __all__ += ["ArcticBatch", "ArcticDrafter", "NgramBatch", "NgramDrafter", "Pytho
 
 BATCHES = {"python": PythonBatch, "arctic": ArcticBatch, "ngram": NgramBatch, "sglang": SglangBatch}
 DRAFTERS = {
-    "python": lambda k, tree: AutomatonDrafter(),
-    "arctic": lambda k, tree: ArcticDrafter(),
-    "ngram": lambda k, tree: NgramDrafter(),
+    "python": lambda k, tree, private: AutomatonDrafter(),
+    "arctic": lambda k, tree, private: ArcticDrafter(private),
+    "ngram": lambda k, tree, private: NgramDrafter(),
     "sglang": SglangDrafter,
 }

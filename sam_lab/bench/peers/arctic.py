@@ -41,21 +41,25 @@ def _make(top, folder):
 
 
 class ArcticDrafter(OneByOne):
-    """arctic-inference in the replay without its limits on the length and the probability of a draft."""
+    """arctic-inference in the replay without its limits on the length and the probability of a draft.
 
-    def __init__(self):
+    One cache for all requests, as in vLLM; private: one for each group, and none for a request without a group.
+    """
+
+    def __init__(self, private):
         self.cache = arctic()
-        self.depth = 64
-        self.texts, self.groups = {}, {}
+        self.depth, self.private = 64, private
+        self.texts, self.caches = {}, {}
 
     def start(self, request, prompt_ids, group):
-        if group not in self.groups:
-            self.groups[group] = self.cache(self.depth, 0 if group is None else -1)
+        key = group if self.private else None
+        if key not in self.caches:
+            self.caches[key] = self.cache(self.depth, 0 if self.private and group is None else -1)
         prompt = np.array(prompt_ids, np.int32)
-        self.groups[group].start_request(request, prompt)
+        self.caches[key].start_request(request, prompt)
         text = np.empty(MODEL_LEN, np.int32)
         text[: len(prompt)] = prompt
-        self.texts[request] = [self.groups[group], text, len(prompt)]
+        self.texts[request] = [self.caches[key], text, len(prompt)]
 
     def append(self, request, tokens):
         trees, text, size = self.texts[request]
@@ -78,7 +82,7 @@ class ArcticDrafter(OneByOne):
         self.texts.pop(request)[0].stop_request(request)
 
     def drop(self, group):
-        del self.groups[group]
+        self.caches.pop(group, None)
 
 
 class ArcticBatch:

@@ -19,8 +19,8 @@ VERSION = "0.5.10.post1"
 SHA256 = "01f7adfe7cde85b238fb0e1bae4b31d494e19d1471cf35ff3c5489a02f9d2263"
 DEPTH = 18  # the defaults of SGLang's options: tokens of a path,
 BREADTH = 10  # and most children of a node in a draft
-NODES = 2_000_000
-"""Of a trie in the replay: enough for a group of long answers; SGLang's default for all requests is 10,000,000."""
+NODES = 10_000_000
+"""SGLang's default; a fifth of them where a trie holds one group, or one request, at a time."""
 
 
 @functools.cache
@@ -83,17 +83,17 @@ def _offsets(rows):
 
 
 class SglangDrafter:
-    """The trie in the replay, one for a group's requests. It gets prompts too, which SGLang leaves out."""
+    """The trie in the replay, with prompts, which SGLang leaves out; private: emptied after each request or group."""
 
-    def __init__(self, k, tree):
+    def __init__(self, k, tree, private):
         corpus_class()
-        self.n, self.breadth = k, BREADTH if tree else 1
+        self.n, self.breadth, self.private = k, BREADTH if tree else 1, private
         self.trie: Any = None
         self.texts = {}
 
     def start(self, request, prompt_ids, group):
         if self.trie is None:
-            self.trie = Trie(NODES if group else NODES // 4, self.n, self.breadth)
+            self.trie = Trie(NODES // 5 if self.private else NODES, self.n, self.breadth)
         self.texts[request] = [np.empty(MODEL_LEN, np.int32), 0, group]
         self.append_many([request], [prompt_ids])
 
@@ -125,10 +125,12 @@ class SglangDrafter:
 
     def finish(self, request):
         if self.texts.pop(request)[2] is None:
-            self.trie.corpus.reset()
+            self.drop(None)
 
     def drop(self, group):
-        self.trie.corpus.reset()
+        if self.private:
+            self.trie.corpus.synchronize()  # or what the thread has yet to insert comes after
+            self.trie.corpus.reset()
 
 
 def longest_path(tokens, parents):
