@@ -25,7 +25,7 @@ from prepare import PIN_SET
 RUNS = "srv/sam-rl/runs"
 ENVIRONMENTS, VERL = "opt/sam-rl/environments", "venv/lib/python3.11/site-packages/verl"
 PACKAGING = (
-    r"/var/lib/dpkg/|/var/backups/|"
+    r"/var/lib/dpkg/|/var/backups/|/usr/share/python3/debpython/__pycache__/|"
     r"/etc/(ld\.so\.cache$|(passwd|group|g?shadow)-?$|\.pwd\.lock$|lighttpd/conf-enabled/90-javascript-alias\.conf$|"
     r"rc[0-6S]\.d/|systemd/system/(chronyd\.service$|.+\.wants/(rsync|nftables|chrony)))"
 )
@@ -314,7 +314,7 @@ def train_while(site: Site, head: Host, fault: Callable[[], None], **request: ob
     thread.start()
     result = site.play("train", **request).must_fail()
     thread.join()
-    assert result.seconds < 120
+    assert result.seconds < 240  # half of it, if nothing else runs
     assert head.run("systemctl", "is-active", "sam-rl-train", check=False).strip() != "active"
     return result
 
