@@ -3,7 +3,8 @@
 how many draft tokens are planned.
 
 A worker adds the drafter's report, and whether it pauses, to a step's ModelRunnerOutput, which is pickled with all its
-attributes. From the engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats` holds any dict.
+attributes. From the engine core to the front end SchedulerStats are the only way, of whose fields `kv_connector_stats`
+holds any dict.
 """
 
 from __future__ import annotations
