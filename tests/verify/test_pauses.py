@@ -160,6 +160,21 @@ def test_another_batch_does_not_wait_for_a_pause():
     assert sum(not paused for paused, *_ in device.times[-60:]) >= 60 - 2 * PLAIN_STEPS
 
 
+def test_a_batch_goes_on_until_its_first_drafts_are_verified():
+    """Its first steps yield a token, and take long, since the host begins to draft."""
+    device = Device(row_ms=0.1, acceptance=0.8)
+    for _ in range(PLAIN_INTERVALS[0] + 3 * PLAIN_STEPS):
+        device.step()
+    device.acceptance, device.drafting_ms = 0, 20
+    device.step(joined=device.requests)
+    for _ in range(LAG - 1):
+        device.step()
+    device.acceptance, device.drafting_ms = 0.8, 0.5
+    for _ in range(60):
+        device.step()
+    assert sum(paused for paused, *_ in device.times[-60:]) <= PLAIN_STEPS, "it only looks"
+
+
 @functools.cache
 def recorded():
     """Steps that read no prompt of each arm and batch, on an H200."""

@@ -35,13 +35,14 @@ class _Step:
 
     paused: nothing was drafted while it ran.
     plain: the engine had planned no drafts, so that it is a step as of an engine without speculation.
+    counts: as one with drafts: they do not pause, and the first ones of its batch are verified by now.
     continued: the next step had no new requests, so the device went on at once.
     """
 
-    __slots__ = ("start", "rows", "requests", "context", "prompts", "paused", "plain", "continued", "sampled")
+    __slots__ = ("start", "rows", "requests", "context", "prompts", "paused", "plain", "counts", "continued", "sampled")
 
     def __init__(self, start: Any, input_batch: Any, paused: bool) -> None:
-        self.start, self.paused, self.continued = start, paused, False
+        self.start, self.paused, self.counts, self.continued = start, paused, False, False
         self.rows, self.requests, self.prompts = input_batch.num_tokens, input_batch.num_reqs, input_batch.has_prefill
         self.plain = int(input_batch.num_scheduled_tokens.sum()) == self.requests
         self.context = float(input_batch.seq_lens_cpu_upper_bound[: self.requests].sum()) / 1000
@@ -96,6 +97,7 @@ class Pauses:
         self._unread: deque[_Step] = deque()
         self._number, self._next_plain, self._last_plain = 0, PLAIN_INTERVALS[0], 0
         self._is_real = False
+        self._age = 0  # steps of this batch that read no prompt
 
     def begin(self, requests: int, joined: int, launches: bool = True) -> None:
         """A step begins that is not one of the engine's trials.
@@ -112,6 +114,7 @@ class Pauses:
         self._learn()
         if joined and 2 * joined >= requests:  # another batch, of other texts
             self._proofs.clear()
+            self._age = 0
         number, (least, most) = self._number, PLAIN_INTERVALS
         if number >= self._next_plain + PLAIN_STEPS:
             cost = (PLAIN_STEPS + LAG) * max(self._ratio - 1, 0) / self._gained  # of a row, in steps with drafts
@@ -133,6 +136,8 @@ class Pauses:
         start = self._events.pop() if self._events else self._new_event()
         start.record()
         step = _Step(start, input_batch, self.pause)
+        self._age += not step.prompts
+        step.counts = self._age > LAG and not step.paused
         self._steps.append(step)
         self._unread.append(step)
 
@@ -158,7 +163,7 @@ class Pauses:
         if step.plain:
             if following.plain:  # else drafts were made at its end
                 self._plain.add(step.requests, seconds)
-        elif not step.paused and (plain := self._plain.seconds(step.requests)):
+        elif step.counts and (plain := self._plain.seconds(step.requests)):
             each = gained / step.requests
             self._proof(step.requests).add(each - seconds / plain, self._number)
             self._gained += (each - self._gained) / GAIN_MEMORY
