@@ -54,7 +54,7 @@ worlds:
   article            910c-eager, in which a step with drafts takes --verify times a plain step longer
   cpu                measured: a Qwen3-0.6B on one thread of a CPU
   910c-eager         roofline: Qwen3-32B on 4 dies; the host launches each operator: a bound, drafts are nearly free
-  910c-graph         roofline: the same in graphs, without the padding of real ones: a bound
+  910c-graph         roofline: the same in graphs, for which `auto` pads drafts to k tokens
 
 Drafting itself costs nothing, but on the H100. Intervals are of 95 %, by bootstrap over tasks: of reasoning-gym's 22
 for RL answers, else over prompts; a step's time is shared by the requests in it.

@@ -62,6 +62,8 @@ def run(job: Job, settings: Settings) -> list[Rollout]:
     rng = np.random.default_rng(20)
     drafter = None if job.arm == PLAIN else arms.make(job.arm, lambda: now)
     clock: World | None = worlds([job.world], settings.verify)[0] if job.world else None
+    if clock and clock.padded and drafter:
+        drafter.proposer.make_uniform()
 
     def advance_clock(step: Step) -> None:
         nonlocal now

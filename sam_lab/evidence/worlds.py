@@ -29,12 +29,14 @@ class World:
     """A device and an engine.
 
     cost: of a step. verify: seconds that a step with drafts takes more, whatever its size.
+    padded: `auto` drafts k tokens for every request or none, as captured graphs need.
     """
 
     name: str
     title: str
     cost: Cost
     verify: float = 0.0
+    padded: bool = False
 
     def seconds(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Of each step that `roll_out` returned."""
@@ -59,7 +61,7 @@ def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
     found = [
         measured("cpu", "CPU, measured, Qwen3-0.6B"),
         World("910c-eager", "910C eager, Qwen3-32B on 4 dies", eager),
-        World("910c-graph", "910C graphs, Qwen3-32B on 4 dies", roofline(large, 4, 1, npu, eager=False)),
+        World("910c-graph", "910C graphs, Qwen3-32B on 4 dies", roofline(large, 4, 1, npu, eager=False), padded=True),
         measured("h100", "H100, fitted, Qwen3-8B"),
         World(EXPENSIVE, "910C eager, costly verification", eager, verify * float(eager.rows_cost(8))),
     ]

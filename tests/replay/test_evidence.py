@@ -15,7 +15,7 @@ from sam_lab.cli import LabError
 from sam_lab.drafters import SamDrafter
 from sam_lab.evidence import arms, command, data, tuning
 from sam_lab.evidence.arms import make, parse
-from sam_lab.evidence.jobs import PLAIN, Settings
+from sam_lab.evidence.jobs import PLAIN, Job, Settings, run
 from sam_lab.evidence.rollout import FIELDS, Rollout, column, roll_out
 from sam_lab.evidence.statistics import by_task, pooled, seconds, summary
 from sam_lab.evidence.worlds import NAMES, World, worlds
@@ -139,6 +139,12 @@ def test_worlds_price_a_step():
     assert ratios["910c-eager"] == 1  # the host's launches hide it
     assert ratios["article"] == pytest.approx(1.75)
     assert 1 < ratios["910c-graph"] < 1.2 < ratios["h100"] < 1.3 and ratios["cpu"] > 2
+
+
+def test_captured_graphs_take_k_drafts_of_every_request_or_none():
+    rollout, *_ = run(Job("math", "dev", 16, "auto:8", "910c-graph"), Settings(100, 1, 0.75))
+    steps = rollout.steps[column(rollout.steps, "prompt") == 0]
+    assert set((column(steps, "drafted") / column(steps, "running")).tolist()) == {0, 8}
 
 
 def of_seconds(*batches, emitted=1):
