@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,12 @@ def main(argv: list[str] | None = None) -> int:
         help="check also the disk and memory of this host, and whether the run in --run-dir can go on; exit status 1 "
         "if not",
     )
+    parser.add_argument(
+        "--object-store",
+        type=int,
+        metavar="BYTES",
+        help="with --check: the object store with which Ray has been started (default: the recipe's, else Ray's own)",
+    )
     args = parser.parse_intermixed_args(argv)
     try:
         recipe = config.load(args.config, args.overrides)
@@ -99,8 +105,10 @@ def main(argv: list[str] | None = None) -> int:
         run_dir = (args.run_dir or ROOT / "runs" / f"{recipe.title}-sam-{recipe.sam}").resolve()
         if args.check:
             planned = plan(recipe, run_dir, dry_run=True)
-            if planned.needs:
-                space.check(planned.needs, run_dir)
+            if needed := planned.needs:
+                if args.object_store is not None:
+                    needed = replace(needed, store=args.object_store / layout.GIB)
+                space.check(needed, run_dir)
             if done := resume.point(run_dir, recipe.checkpoints.every):
                 begin_record(planned, tree_ids(recipe), done)  # whether the run there can go on with this recipe
             print(f"{recipe.title}: fits the dies, the disk of {run_dir} and the memory of this host")

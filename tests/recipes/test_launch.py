@@ -271,6 +271,8 @@ def test_check_says_whether_the_run_can_go_on(monkeypatch, tmp_path, capsys, pat
     assert launch.main([*arguments(tmp_path, *more), "--check"]) == 0
     assert launch.main([*arguments(tmp_path, *more, "seed=2"), "--check"]) == 1
     assert "holds 2 steps of a run with another seed: go on with the same" in capsys.readouterr().err
+    assert launch.main([*arguments(tmp_path, *more), "--check", "--object-store", str(1 << 50)]) == 1
+    assert "beside 1,048,576 GiB of Ray's object store: take more hosts" in capsys.readouterr().err
 
 
 def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys, patched):

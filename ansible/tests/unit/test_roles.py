@@ -43,6 +43,17 @@ def test_the_run_s_unit_passes_words_as_they_are():
     assert '\nExecStopPost=/o/bin/note-exit "/d/runs/a/exit.json"\n' in unit
 
 
+@pytest.mark.parametrize("store, words", [(0, []), (5_000_000_000, ["--object-store", "5000000000"])])
+def test_the_inventory_s_object_store_counts_when_a_recipe_is_compared_with_a_host(store, words):
+    compare = tasks("recipe_launch/tasks/check.yml")[
+        "Compare what the recipe needs with the disk and memory of the host"
+    ]
+    values = {**RUN, "recipe_launch_in_env": "/o/bin/in-env", "ray_cluster_object_store": store}
+    values["recipe_launch_object_store"] = read("recipe_launch/defaults/main.yml")["recipe_launch_object_store"]
+    argv = rendered(compare["ansible.builtin.command"]["argv"], **values)
+    assert argv == ["/o/bin/in-env", "check", "run.sh", "--check", "--run-dir", "/d/runs/a", *words]
+
+
 def test_a_run_whose_name_another_s_begins_with_is_another_run():
     check = tasks("recipe_launch/tasks/same_run.yml")["Stop if another run is active"]
     for name, same in (("a", True), ("a-off", False)):
