@@ -115,15 +115,7 @@ class Site:
             ident=f"{self.runs:02}-{playbook}",
             timeout=PLAY_SECONDS,
             quiet=True,
-            envvars={
-                "ANSIBLE_CONFIG": str(self.repository / "ansible/ansible.cfg"),
-                "ANSIBLE_HOME": str(self.folder / "ansible"),
-                "ANSIBLE_TIMEOUT": "8",
-                "ANSIBLE_NOCOLOR": "1",
-                "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.bed.folder / "cp"),  # a socket's path may have 108 characters
-                "PATH": os.environ["PATH"],
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
+            envvars=self._environment(),
         )
         seconds = time.monotonic() - begin
         result = Result(done.status, seconds, Path(done.stdout.name).read_text(), [], [], [], {})
@@ -132,6 +124,30 @@ class Site:
         result.failures.sort()  # hosts that fail at the same task do so in no order
         self._keep(result)
         return result
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "ANSIBLE_CONFIG": str(self.repository / "ansible/ansible.cfg"),
+            "ANSIBLE_HOME": str(self.folder / "ansible"),
+            "ANSIBLE_TIMEOUT": "8",
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.bed.folder / "cp"),  # a socket's path may have 108 characters
+            "PATH": os.environ["PATH"],
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def type(self, command: str) -> str:
+        """Runs a line of shell in the folder `ansible`, where inventories/mine is the bed's; returns what it prints."""
+        folder = self.repository / "ansible"
+        mine = folder / "inventories/mine"
+        mine.mkdir(exist_ok=True)
+        (mine / "hosts.yml").write_text(json.dumps(self.inventory()))
+        environment = os.environ | self._environment()
+        done = subprocess.run(
+            command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=PLAY_SECONDS
+        )
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        return done.stdout
 
     def _keep(self, result: Result) -> None:
         """The playbook's output on disk, to be read after the run; the slowest tasks first."""

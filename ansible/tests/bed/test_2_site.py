@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from conftest import SECRET, TIMES, note
 from hosts import CONTROLLER, Bed, Host, call
-from plays import LOGS, Result, Site
+from plays import LOGS, ROOT, Result, Site
 from prepare import PIN_SET
 
 RUNS = "srv/sam-rl/runs"
@@ -128,6 +128,20 @@ def test_a_second_run_changes_nothing(bed: Bed, site: Site, converged: Result) -
     TIMES.append(("site.yml again", result.seconds))
     assert result.changed == []
     assert len(steps(bed.hosts[0], "bed")) == 8
+
+
+@in_the_long_bed
+def test_the_commands_of_the_page_train_with_sam_and_without(bed: Bed, site: Site, converged: Result) -> None:
+    """As they stand in docs/cluster.md, from the check of the hosts to both runs."""
+    page = (ROOT / "docs/cluster.md").read_text()
+    lines = re.findall(r"^    (ansible-playbook -i inventories/mine playbooks/(?:preflight|site)\.yml.*)$", page, re.M)
+    assert len(lines) == 3
+    begin = time.monotonic()
+    output = [site.type(line) for line in lines]
+    TIMES.append(("preflight.yml, site.yml with SAM and without, as on the page", time.monotonic() - begin))
+    assert all(text.count("failed=0") >= len(bed.hosts) for text in output)
+    assert "The run sam-on succeeded; its results are in /srv/sam-rl/runs/sam-on" in output[1]
+    assert [len(steps(bed.hosts[0], run)) for run in ("sam-on", "sam-off")] == [8, 8]
 
 
 def test_a_tree_that_is_not_the_recorded_one_stops_ray(bed: Bed, site: Site, converged: Result) -> None:
