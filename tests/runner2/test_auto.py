@@ -24,7 +24,7 @@ def lengths(worker):
 
 def plans(worker):
     """Runs in a worker: of each step since the last call, whether drafting pauses, and tokens planned of a request that
-    reads no prompt, at most."""
+    reads no prompt, at most. Drafting pauses 8 steps after the call."""
     speculator = worker.model_runner.speculator
     if not hasattr(speculator, "plans"):
         speculator.plans, launched = [], speculator.pauses.launched
@@ -36,6 +36,7 @@ def plans(worker):
 
         speculator.pauses.launched = note
     noted, speculator.plans[:] = [*speculator.plans], []
+    speculator.pauses._next_plain = speculator.pauses._number + 8
     return noted
 
 
