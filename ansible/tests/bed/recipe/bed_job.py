@@ -103,6 +103,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--object-store", type=int)
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
     settings = {"steps": 8.0, "pause": 0.0, "sync": 0.0, "every": 1.0, "pad": 0.0, "text": "", "fits": 1.0}
