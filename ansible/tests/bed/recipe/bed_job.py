@@ -6,7 +6,8 @@ with sam_core drafting and each draft verified against the sample; the reward is
 predecessor. Steps go to steps.jsonl and, every few, to a checkpoint, with verl's tracker file, before their line; a
 second start goes on from it if the line is there, as llm_rl does. Settings: steps; pause (s a step) and sync (s between
 a checkpoint and the line of its step), both until it is resumed; every (steps between checkpoints, 0: none); pad (MB in
-a checkpoint); text (printed); fits (0: it does not). They are keys of a recipe: steps, checkpoints.every, env.*.
+a checkpoint); text (printed); fits (0: it does not); sam (off: without drafts). They are keys of a recipe: steps, sam,
+checkpoints.every, env.*.
 It is watched as a run of verl is: each worker serves metrics under the names of vLLM's servers, with the values of its
 own sampling, and the driver names the workers in prometheus.yml and publishes its steps by llm_rl.prometheus.
 """
@@ -39,9 +40,10 @@ DRAFT = 4
 
 @ray.remote(num_cpus=0)
 class Rollout:
-    """Samples answers on one host; keeps its pool of earlier answers from step to step."""
+    """Samples answers on one host, with drafts or without; keeps its pool of earlier answers from step to step."""
 
-    def __init__(self):
+    def __init__(self, drafts):
+        self.drafts = drafts
         self.pool = sam_core.Pool(memory_bytes=1 << 24, rule="newest")
         labels = {"model_name": "table", "engine": "0"}
 
@@ -53,7 +55,7 @@ class Rollout:
         self.switch, self.tokens = metric(gauge, "sam_switch_on"), metric(counter, "generation_tokens")
         self.drafted = metric(counter, "spec_decode_num_draft_tokens")
         self.accepted = metric(counter, "spec_decode_num_accepted_tokens")
-        self.switch.set(1)
+        self.switch.set(int(drafts))
         self.server, _ = prometheus_client.start_http_server(0, ray.util.get_node_ip_address())
 
     def address(self):
@@ -73,7 +75,7 @@ class Rollout:
             while len(tokens) <= LENGTH:
                 counts = np.array([len(fresh)], np.int32)
                 self.pool.step(np.array([slot], np.int32), fresh, counts, DRAFT, out, lengths)
-                draft, new = out[0, : lengths[0]].tolist(), []
+                draft, new = out[0, : lengths[0]].tolist() if self.drafts else [], []
                 for guess in [*draft, None]:
                     row = cumulative[tokens[-1]]
                     new.append(int(np.searchsorted(row, draw.random() * row[-1])))
@@ -106,9 +108,9 @@ def main():
     parser.add_argument("--object-store", type=int)
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
-    settings = {"steps": 8.0, "pause": 0.0, "sync": 0.0, "every": 1.0, "pad": 0.0, "text": "", "fits": 1.0}
+    settings = {"steps": 8.0, "pause": 0.0, "sync": 0.0, "every": 1.0, "pad": 0.0, "text": "", "fits": 1.0, "sam": ""}
     given = ((key.rpartition(".")[2], value) for key, value in (word.split("=") for word in options.settings))
-    settings |= {key: value if key == "text" else float(value) for key, value in given}
+    settings |= {key: value if key in ("text", "sam") else float(value) for key, value in given}
     folder, log = options.run_dir, options.run_dir / "steps.jsonl"
     if options.check:
         sys.exit(0 if settings["fits"] else "error: it does not fit")
@@ -130,7 +132,7 @@ def main():
         Rollout.options(
             resources={"NPU": 16},
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
-        ).remote()
+        ).remote(settings["sam"] != "off")
         for number in range(hosts)
     ]
     successor = np.roll(np.eye(TOKENS), 1, axis=1)
@@ -166,7 +168,7 @@ def main():
     summary |= {key: sum(line[key] for line in lines) for key in ("drafted", "accepted")}
     save(folder / "summary.json", summary)
     print(json.dumps(summary), flush=True)
-    if not summary["accepted"]:
+    if not summary["accepted"] and settings["sam"] != "off":
         raise SystemExit("no draft token was accepted: speculation did nothing")
 
 
