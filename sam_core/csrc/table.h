@@ -37,8 +37,8 @@ typedef struct {
     size_t rows, width;
     const int32_t *groups;        // [rows]
     const int32_t *starts, *ends; // [rows], 0 <= start <= end <= width
-    int64_t *
-        pages; // [rows], the page that each ends in, as the last call for it has left it here; anything at first
+    // [rows], the page that each ends in, as the last call for it has left it here; anything at first.
+    int64_t *pages;
 } table_texts;
 
 // Adds their tokens, one after the other.

@@ -207,6 +207,11 @@ class Speculator:
         self._keys = np.empty(max_num_reqs, object)
         self._groups, self._tabled = np.zeros((2, max_num_reqs), np.int32)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is drafted now, as drafts do not pay or plain steps are measured."""
+        return self.pauses is not None and self.pauses.pause
+
     # ---- what the runner calls
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
@@ -249,8 +254,8 @@ class Speculator:
             tokens = request.prefill_token_ids
             self._join(self.texts.add(request.req_id, request.prompt_len, tokens, request.sampling_params))
         if scheduled:
-            texts, is_paused = self.texts, self.pauses is not None and self.pauses.pause
-            should_draft = scheduler_output.num_spec_tokens_to_schedule > 0 and not is_paused
+            texts = self.texts
+            should_draft = scheduler_output.num_spec_tokens_to_schedule > 0 and not self.is_paused
             self.proposer.begin(texts.req_ids, texts.tokens, texts.ends, texts.prompts, should_draft)
 
     def observe_output(self, output: Any) -> None:

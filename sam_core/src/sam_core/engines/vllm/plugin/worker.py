@@ -163,7 +163,7 @@ def _async_output(base: Any) -> Any:
                 self.copy_event.record(kwargs["copy_stream"])
             speculator.observe_output(self)
             self.model_runner_output.sam_report = speculator.report()
-            self.model_runner_output.sam_pauses = speculator.pauses is not None and speculator.pauses.pause
+            self.model_runner_output.sam_pauses = speculator.is_paused
 
         @functools.cached_property
         def num_verified(self) -> list[int]:
