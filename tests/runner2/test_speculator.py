@@ -238,3 +238,17 @@ def test_running_siblings_share_what_the_table_has_if_group_is_a_source(sources,
     steps.begin({"c": [1, 2]}, finished=["a"])
     groups = steps.speculator._groups
     assert bool(groups[0] == groups[1]) is found
+
+
+def test_a_step_without_chains_leaves_tokens_that_can_be_read():
+    """Where vLLM plans no drafts it writes -1 over them (gpu/model_runner.py). The next step may be planned with drafts
+    and draft nothing, as drafting pauses: what is verified then are these."""
+    steps = Steps(adaptive=True)
+    steps.begin({"a": [1, 2]})
+    steps.end({"a": 3})
+    steps.speculator.drafts.fill_(-1)
+    steps.speculator.draft_token_confidence_probs.fill_(1)
+    steps.begin(drafts=False)
+    steps.end({"a": 7})
+    assert steps.speculator.drafts[0].tolist() == [0] * K
+    assert steps.speculator.draft_token_confidence_probs[0].tolist() == [0] * K

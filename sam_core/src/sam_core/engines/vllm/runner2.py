@@ -354,12 +354,13 @@ class Speculator:
     # ---- drafts
 
     def _draft(self, input_batch: Any, drafts: torch.Tensor) -> None:
-        """Write drafts for the next step, and their confidences: 0 for a step without drafts."""
+        """Write drafts for the next step, and their confidences; without chains token 0, of confidence 0."""
         texts = self.texts
         self._tabulate(slice(len(texts.req_ids)))
         found = self.proposer.chains()
         confidences = self.draft_token_confidence_probs[: len(drafts)]
         if found is None:
+            drafts.zero_()  # vLLM has written -1 where it planned none, and may have planned to verify these
             if self.enable_adaptive_verification:
                 confidences.zero_()
             return
