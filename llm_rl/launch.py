@@ -261,7 +261,7 @@ def begin_record(planned: Plan, trees: dict[str, str], done: int) -> dict[str, A
         "k": recipe.sam_options["k"],
         "threshold": recipe.options.threshold,
         "steps": recipe.steps,
-        "config": recipe.model_dump(),
+        "config": _config(recipe, planned.run_dir),
         "host": environment.host(),
         "layout": planned.table,
         "attempts": [{"after_step": done, "started": now}],
@@ -284,6 +284,13 @@ def begin_record(planned: Plan, trees: dict[str, str], done: int) -> dict[str, A
         record["attempts"] = before.get("attempts", []) + record["attempts"]
         record["load"] = {step: load for step, load in before.get("load", {}).items() if int(step) <= done}
     return record
+
+
+def _config(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
+    """The recipe's keys, with RUN_DIR for the run's own folder: those of runs in two folders can be compared."""
+    own = json.dumps(f"{run_dir}/").removesuffix('"')
+    config: dict[str, Any] = json.loads(json.dumps(recipe.model_dump()).replace(own, '"RUN_DIR/'))
+    return config
 
 
 def tree_ids(recipe: Recipe) -> dict[str, str]:

@@ -64,9 +64,9 @@ def validations():
 
 @pytest.fixture(scope="session")
 def off(train, tmp_path_factory):
-    """The folder of a run of two steps of the synchronous trainer without speculation."""
+    """The folder of a run of two steps of the synchronous trainer without speculation, and with validations."""
     folder = tmp_path_factory.mktemp("off")
-    train(folder, "sam=off", "steps=2", "checkpoints.every=1")
+    train(folder, "sam=off", "steps=2", "checkpoints.every=1", validate=True)
     return folder
 
 

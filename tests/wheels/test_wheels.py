@@ -52,7 +52,7 @@ for module in pkgutil.walk_packages(sam_core.__path__, "sam_core."):
     try:
         importlib.import_module(module.name)
     except ModuleNotFoundError as error:
-        assert error.name in ("ray", "torch", "verl"), error
+        assert error.name in ("ray", "torch", "verl", "vllm"), error
 """
 
 
