@@ -4,6 +4,7 @@
 import random
 
 import pytest
+from schedule_draws import WORDS
 from thinking import START
 from tiny_qwen3 import VOCAB
 
@@ -12,8 +13,8 @@ KINDS = {
     "allowed_token_ids": lambda rng: {"allowed_token_ids": sorted(rng.sample(range(VOCAB - 1), 30))},
     "min_tokens": lambda rng: {"min_tokens": rng.randrange(1, 20), "stop_token_ids": list(range(0, VOCAB, 3))},
     "stop_token_ids": lambda rng: {"stop_token_ids": rng.sample(range(VOCAB), 3)},
-    "bad_words": lambda rng: {  # as a tokenizer would encode them
-        "bad_words": ["words"],
+    "bad_words": lambda rng: {  # an engine with a tokenizer encodes the words, others take the tokens
+        "bad_words": rng.sample(WORDS[:50], 6),
         "_bad_words_token_ids": [[rng.randrange(VOCAB)] for _ in range(4)]
         + [[rng.randrange(VOCAB), rng.randrange(VOCAB)] for _ in range(40)],
     },

@@ -96,7 +96,7 @@ def plain(model, device):
 
 @pytest.fixture(scope="session")
 def synchronous(model, device):
-    engine = start(model, SEEDED | {"min_prob": 0.1}, async_scheduling=False)
+    engine = start(model, SEEDED | {"min_prob": 0.1}, async_scheduling=False, skip_tokenizer_init=False)
     yield engine
     engine.stop()
 
@@ -104,7 +104,7 @@ def synchronous(model, device):
 @pytest.fixture(scope="session")
 def asynchronous(model, device):
     """Drafts up to 6 requests."""
-    engine = start(model, SEEDED, **TIGHT)
+    engine = start(model, SEEDED, skip_tokenizer_init=False, **TIGHT)
     yield engine
     engine.stop()
 

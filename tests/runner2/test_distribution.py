@@ -29,7 +29,7 @@ def chain(tmp_path_factory):
     return folder, (logits.double() / TEMPERATURE).softmax(1).numpy()
 
 
-SYNCHRONOUS = pytest.param({"threshold": 64}, False, marks=pytest.mark.slow, id="synchronous")
+SYNCHRONOUS = pytest.param({"threshold": TEXTS}, False, marks=pytest.mark.slow, id="synchronous")
 
 
 @pytest.mark.parametrize(("sam", "asynchronous"), [SYNCHRONOUS, pytest.param({"switch": "auto"}, True, id="auto")])
