@@ -111,14 +111,6 @@ def asynchronous() -> Iterator[Row]:
         yield row
 
 
-def runners() -> Iterator[Row]:
-    for batch, starts in output("bench-runners")["ms_and_tokens_a_step"]["eager"].items():
-        turns = {arm: np.array([start[arm] for start in starts]) for arm in starts[0]}  # [starts, turns, 2]
-        row = {"batch": batch, "tokens": float(np.median(turns["sam, on"][:, :, 1]))}
-        row |= {arm: float(np.median(found[:, :, 0])) for arm, found in turns.items()}
-        yield row | {"ratio": ratio(turns["sam, off"][:, :, 0], turns["asynchronous"][:, :, 0])}
-
-
 BASELINE = {"off": "plain", "free drafts": "plain", "rejection": "plain", "seeded": "plain, seeded"}
 
 
@@ -180,15 +172,6 @@ TABLES = {
         asynchronous,
         "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set",
         "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f",
-    ),
-    "bench-runners": Table(
-        ("bench-runners",),
-        runners,
-        "requests | asynchronous: plain | `sam`, off | off / plain | `sam`, on | synchronous: plain | `sam`, off | "
-        "`sam`, on | tokens per step, on",
-        "batch | asynchronous:.2f | sam, off:.2f | ratio | sam, on:.2f | synchronous:.2f | sam, off, synchronous:.2f |"
-        "sam, on, synchronous:.2f | tokens:.2f",
-        left=0,
     ),
     "bench-host": Table(
         ("bench-host-0.11", "bench-host-0.23"),

@@ -72,7 +72,7 @@ def replay_by_plugin(language: str) -> str:
             lines.append([f"`{arm}`{mark}", *gains, *times])
     first, *others = PLUGIN_RUNNING
     head = [*PLUGIN_HEADS[language].format(first).split(" | "), *others]
-    return f"{source(language, *PLUGIN_RECORDS)}\n\n{table(head, lines)}"
+    return f"{source(language, 'engine-replay-h200')}\n\n{table(head, lines)}"
 
 
 CLUSTERS = {
