@@ -3,9 +3,9 @@
 
 Early: the host waits for what the latest step sampled, but indexes it only after it has drafted. Late: the host drafts
 before it knows what the latest step sampled, and `sam_core.device_drafts` completes the drafts on the device.
-Acceptance: answers are replayed with 64 requests at a time, by these drafters and by the pool alone, which has indexed
-all tokens. Cost: processor time of the late drafter's host part and device part of a step, both on one thread of a CPU;
-a GPU runs its part as one kernel.
+Acceptance: answers are replayed with 64 requests at a time, by these drafters, by the pool alone, which has indexed all
+tokens, and by SuffixGPU, which drafts on the device from all texts. Cost: processor time of the late drafter's host
+part and device part of a step, both on one thread of a CPU; a GPU runs its part as one kernel.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sam_core.console import Progress
 from sam_core.files import write_json
 
 from sam_lab.bench.late import EarlyDrafter, LateDrafter
+from sam_lab.bench.peers.suffix_gpu import SuffixGpuDrafter
 from sam_lab.bench.rows import Figure, Row, as_json, machine, missed, table
 from sam_lab.bench.texts import SIBLINGS, Texts
 from sam_lab.drafters import SamDrafter
@@ -51,7 +52,7 @@ class Replay:
     Siblings start together. Answers of earlier epochs are there before them.
     """
 
-    def __init__(self, drafter: SamDrafter, scopes: Sequence[Scope], context: str, k: int) -> None:
+    def __init__(self, drafter: SamDrafter | SuffixGpuDrafter, scopes: Sequence[Scope], context: str, k: int) -> None:
         self.drafter, self.k = drafter, k
         self.steps = self.tokens = self.proposed = self.max_running = 0
         self.numbers = itertools.count()
@@ -103,14 +104,15 @@ class Replay:
                 del self.open[group]
 
 
-def accept(folder: Path, name: str, context: str, k: int, limit: int) -> dict[str, Any]:
-    """Tokens a step of the drafters on one set, of at least `limit` tokens of it."""
+def accept(folder: Path, name: str, context: str, k: int, limit: int, peer: bool) -> dict[str, Any]:
+    """Tokens a step of the drafters on one set, of at least `limit` tokens of it; peer: of SuffixGPU too."""
     torch.set_num_threads(1)
     scopes = make_scopes(Texts(folder).answers(name), context, max_tokens=limit)
     longest = max(len(answer.prompt_ids) + len(answer.response_ids) for scope in scopes for answer, _ in scope)
     late = Replay(LateDrafter(k, NUM_TEXTS, longest), scopes, context, k)
     early, now = (Replay(drafter, scopes, context, k) for drafter in (EarlyDrafter(), SamDrafter()))
     assert late.tokens == early.tokens == now.tokens
+    suffix_gpu = Replay(SuffixGpuDrafter(k, NUM_TEXTS, longest), scopes, context, k) if peer else None
     return {
         "set": name,
         "context": context,
@@ -120,6 +122,7 @@ def accept(folder: Path, name: str, context: str, k: int, limit: int) -> dict[st
         "now": now.tokens / now.steps,
         "drafted_late": late.proposed / late.steps,
         "drafted_now": now.proposed / now.steps,
+        "suffix_gpu": suffix_gpu.tokens / suffix_gpu.steps if suffix_gpu else None,
     }
 
 
@@ -138,6 +141,16 @@ def acceptance(found: Sequence[dict[str, Any]]) -> list[Row]:
         rows.append(Row("acceptance", what, "share", ">=", MEAN[drafter], ours=mean))
         of_worst = Figure.of([shares[worst]])
         rows.append(Row("acceptance", f"{what}, worst set", "share", ">=", WORST[drafter], ours=of_worst, note=worst))
+    for context, k in itertools.product(CONTEXTS, LENGTHS):
+        leads = [
+            each["late"] / each["suffix_gpu"]
+            for each in found
+            if (each["context"], each["k"]) == (context, k) and each["suffix_gpu"]
+        ]
+        if leads:
+            what = f"tokens per step of SuffixGPU, late, k={k}, {context}"
+            mean = Figure.of(leads)._replace(median=geometric_mean(leads))
+            rows.append(Row("acceptance", what, "share", ">=", 1.0, ours=mean))
     return rows
 
 
@@ -182,7 +195,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out = Path("outputs/bench-asynchronous")
     add("--out", type=Path, default=out, metavar="OUT", help=f"default: {out}")
     add("--data", type=Path, default=DATA, metavar="DIR", help="folder of recordings (default: sam_lab/data, small)")
-    add("--quick", action="store_true", help="few tokens and steps: shows that all rows run")
+    add("--quick", action="store_true", help="few tokens and steps, no SuffixGPU: shows that rows run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -191,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
     progress, texts = Progress(), Texts(args.data)
     limit, tokens, steps = (2000, 64, 5) if args.quick else (LIMIT, 1024, 100)
     jobs = [
-        (texts.folder, name, context, k, limit)
+        (texts.folder, name, context, k, limit, not args.quick)
         for name in texts.names
         for context in CONTEXTS
         for k in LENGTHS
