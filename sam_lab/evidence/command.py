@@ -51,6 +51,7 @@ figures are of test prompts.
 
 worlds:
   h100               fitted to steps on one H100: Qwen3-8B
+  h200               fitted to steps of vLLM 0.32's second runner on one H200, with the plugin: Qwen3-8B
   article            910c-eager, in which a step with drafts takes --verify times a plain step longer
   cpu                measured: a Qwen3-0.6B on one thread of a CPU
   910c-eager         roofline: Qwen3-32B on 4 dies; the host launches each operator: a bound, drafts are nearly free

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,10 +15,12 @@ import numpy.typing as npt
 
 from llm_rl.shape import SHAPES
 from sam_lab.evidence.rollout import Step, column
-from sam_lab.plan.cost import DEVICES, Cost, roofline
+from sam_lab.plan.cost import DEVICES, Cost, fitted, roofline
 
 MEASURED = {name: Path(__file__).with_name(f"{name}.json") for name in ("cpu", "h100")}
 """Costs of a step of vLLM; `about` says of which."""
+STEPS = Path(__file__).resolve().parents[2] / "docs" / "results" / "engine-replay-h200.jsonl.gz"
+"""Steps of vLLM 0.32's second runner with the plugin, Qwen3-8B's architecture."""
 LAUNCH = 82e-6
 """Host seconds an operator of the 910C in eager mode: the article's plain decoding takes about as long."""
 VERIFY = 0.75
@@ -63,6 +67,7 @@ def worlds(names: Iterable[str] = (), verify: float = VERIFY) -> list[World]:
         World("910c-eager", "910C eager, Qwen3-32B on 4 dies", eager),
         World("910c-graph", "910C graphs, Qwen3-32B on 4 dies", roofline(large, 4, 1, npu, eager=False), padded=True),
         measured("h100", "H100, fitted, Qwen3-8B"),
+        replayed("h200", "H200, second runner, fitted, Qwen3-8B"),
         World(EXPENSIVE, "910C eager, costly verification", eager, verify * float(eager.rows_cost(8))),
     ]
     return [world for world in found if not names or world.name in names]
@@ -76,4 +81,22 @@ def measured(name: str, title: str) -> World:
     return World(name, title, cost, record.get("verify", 0.0))
 
 
-NAMES = ("cpu", "910c-eager", "910c-graph", "h100", EXPENSIVE)
+@functools.cache
+def replayed(name: str, title: str) -> World:
+    """From STEPS. A step of `auto` with drafts takes `verify` longer than others of as many rows."""
+    with gzip.open(STEPS, "rt") as lines:
+        runs = [json.loads(line) for line in lines][1:]
+    cost = fitted([step for run in runs for step in run["steps"]])
+    drafting = [s for run in runs if run["arm"] == "auto" for s in run["steps"] if s["drafted"] and not s["prefill"]]
+    taken, rows, held, drafted = (
+        np.array(each, float)
+        for each in zip(
+            *((s["s"], s["rows"], s["context"], s["context"] * s["drafted"] / s["running"]) for s in drafting),
+            strict=True,
+        )
+    )
+    beyond = taken - cost.rows_cost(rows) - (cost.context * held + cost.draft_context * drafted) / 1000
+    return World(name, title, cost, float(np.median(beyond)))
+
+
+NAMES = ("cpu", "910c-eager", "910c-graph", "h100", "h200", EXPENSIVE)

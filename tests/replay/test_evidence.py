@@ -138,7 +138,7 @@ def test_worlds_price_a_step():
     ratios = {name: float(np.divide(*world.seconds(steps)[::-1])) for name, world in by_name.items()}
     assert ratios["910c-eager"] == 1  # the host's launches hide it
     assert ratios["article"] == pytest.approx(1.75)
-    assert 1 < ratios["910c-graph"] < 1.2 < ratios["h100"] < 1.3 and ratios["cpu"] > 2
+    assert 1 < ratios["910c-graph"] < 1.2 < ratios["h100"] < 1.3 and 1 < ratios["h200"] < 1.2 and ratios["cpu"] > 2
 
 
 def test_captured_graphs_take_k_drafts_of_every_request_or_none():
