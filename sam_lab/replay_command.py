@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_corpus("--corpus", type=Path, metavar="PATH", help="draft from this corpus too")
     add_corpus("--corpus-from-others", action="store_true", help="draft from a corpus of the other folds' answers too")
     add("--fold", type=fold, metavar="I/N", help="score only the prompts of fold I of the folds 0 .. N-1")
-    add("--without", nargs="+", type=Path, default=[], metavar="FILE", help="leave out the prompts of these recordings")
     add("--max-responses", type=positive, default=MAX_RESPONSES, metavar="N", help=f"default {MAX_RESPONSES}")
     add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=f"default {MAX_TOKENS}")
     add("--seed", type=non_negative, default=SEED, metavar="N", help=f"default {SEED}")
@@ -80,14 +79,12 @@ def run(args: argparse.Namespace) -> int:
     settings = {
         "sam_core": sam_core.__version__,
         "fold": "/".join(map(str, args.fold)) if args.fold else None,
-        "without": sorted(map(digest, args.without)),
         "corpus": "others" if args.corpus_from_others else digest(args.corpus) if args.corpus else None,
         "max_responses": args.max_responses,
         "max_tokens": args.max_tokens,
         "seed": args.seed,
     }
-    left_out = {bytes(answer.prompt_ids) for path in args.without for answer in recordings.read_answers(path)}
-    data = [_Data(path, args, left_out) for path in args.files]
+    data = [_Data(path, args) for path in args.files]
     progress, shown = Progress(), []
     print(TABLE.format("recording", "context", "draft", "tok/step", "drafted", "precision", "us/draft", "us/token", ""))
     for of_file in data:
@@ -129,12 +126,10 @@ def _try(options: dict[str, Any], sizes: list[tuple[int, bool]]) -> None:
 class _Data:
     """What is replayed of a recording: scopes by context; others: the tokens of the other folds' answers."""
 
-    def __init__(self, path: Path, args: argparse.Namespace, left_out: set[bytes]) -> None:
+    def __init__(self, path: Path, args: argparse.Namespace) -> None:
         self.path = path
         others: list[recordings.Answer] = []
-        answers = [answer for answer in recordings.read_answers(path) if bytes(answer.prompt_ids) not in left_out]
-        if not answers:
-            raise LabError(f"{path} has no prompt that the recordings of --without lack")
+        answers = recordings.read_answers(path)
         if args.fold:
             answers, others = recordings.split_fold(answers, args.fold)
         if not answers or (args.corpus_from_others and not others):

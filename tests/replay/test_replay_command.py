@@ -47,20 +47,6 @@ def test_replay_prints_a_table_and_writes_the_same_figures(answers, tmp_path):
         assert result["drafter"] == {"rule": "newest"} and result["by_source"]["request"]["drafts"] > 0
 
 
-def test_prompts_of_other_recordings_are_left_out(answers, tmp_path, capsys):
-    """By their tokens, whatever they are called."""
-    lines = answers.read_text().splitlines(keepends=True)
-    renamed = [line | {"prompt_id": "another name"} for line in map(json.loads, lines[:8])]
-    (tmp_path / "rest.jsonl").write_text("".join(lines[8:]))
-    words = [*RULE, "--k", 3, "--context", "request"]
-    without = command("replay", answers, *words, "--without", write(tmp_path / "seen.jsonl", renamed))
-    alone = command("replay", tmp_path / "rest.jsonl", *words)
-    assert [*rows(without.stdout).values()] == [*rows(alone.stdout).values()] != [], without.stderr
-    assert "no prompt that the recordings of --without lack" in refused(
-        capsys, "replay", str(answers), "--without", str(answers)
-    )
-
-
 def test_resume_keeps_what_is_there_and_adds_the_rest(answers, tmp_path):
     out = tmp_path / "o.json"
     words = ["replay", str(answers), *RULE, "--context", "request", "--json", str(out)]
