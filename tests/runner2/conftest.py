@@ -2,6 +2,7 @@
 """vLLM as released, with the plugin, on its second runner: see triton_interpreter.device."""
 
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -51,6 +52,22 @@ def note_answers(worker):
 def noted_answers(worker):
     """Runs in a worker: what was noted since note_answers."""
     return noting_pool.noted_answers(worker.model_runner.speculator.proposer)
+
+
+def pause_at_random(worker, seed=0):
+    """Runs in a worker: from now on drafting pauses or goes on by chance in each step, so that the scheduler plans
+    drafts where there are none, and none where there are; seed None: as before."""
+    pauses, draw = worker.model_runner.speculator.pauses, random.Random(seed)
+    pauses.__dict__.pop("begin", None)
+    if seed is None:
+        return
+    begin = pauses.begin
+
+    def begin_at_random(*args, **kwargs):
+        begin(*args, **kwargs)
+        pauses.pause = draw.random() < 0.5
+
+    pauses.begin = begin_at_random
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import AUTO, note_answers, noted_answers, pool_stats, start
+from conftest import AUTO, note_answers, noted_answers, pause_at_random, pool_stats, start
 from engine_checks import go_on_from_what_they_had, settled, speculated
 from sam_core.proposer import REPORT_INTERVAL_S
 from test_same_text import SAMPLED
@@ -55,10 +55,13 @@ def test_text_is_that_of_plain_runner_2(plain, asynchronous, prompts):
 @pytest.mark.parametrize("engine", [pytest.param("asynchronous", marks=pytest.mark.slow), "auto"])
 def test_texts_and_indexes_of_random_schedules(plain, engine, model, trained, request):
     """Arrivals, preemption, chunked prompts, rows used again, and ends by length and by stop tokens, also inside a
-    draft; in one run a reset of the cache, in one sleep and new weights."""
+    draft; in one run a reset of the cache, in one sleep and new weights. With `auto` drafting pauses in half of the
+    steps, drawn at random."""
     asynchronous = request.getfixturevalue(engine)
     rng, preemptions = random.Random(0), 0
     asynchronous.engine.collective_rpc(note_answers)
+    if engine == "auto":
+        asynchronous.engine.collective_rpc(pause_at_random)
     for interrupt in (None, reset_cache, renew(trained)):
         prompts = [[rng.randrange(VOCAB - 1) for _ in range(rng.randrange(4, 70))] for _ in range(5)] * 2
         lengths = [rng.randrange(1, 70) for _ in prompts]
@@ -79,8 +82,10 @@ def test_texts_and_indexes_of_random_schedules(plain, engine, model, trained, re
         if interrupt is None:
             assert pool(asynchronous)["appended"] - before == sum(map(len, expected))
     assert preemptions > 0
-    for engine in (plain, asynchronous):
-        renew(model)(engine.engine)
+    if engine == "auto":
+        asynchronous.engine.collective_rpc(pause_at_random, kwargs={"seed": None})
+    for each in (plain, asynchronous):
+        renew(model)(each.engine)
 
 
 def test_abort_and_the_end_of_the_context(plain, asynchronous, prompts):

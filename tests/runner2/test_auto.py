@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switch `auto`: each request of each step has as many draft tokens verified as pay, and no step waits."""
 
-import random
-
 from engine_checks import settled, speculated
 from sam_core.engines.vllm.pauses import LAG
 from test_same_text import SAMPLED
@@ -40,21 +38,6 @@ def plans(worker):
     noted, speculator.plans[:] = [*speculator.plans], []
     speculator.pauses._next_plain = speculator.pauses._number + 8
     return noted
-
-
-def pause_at_random(worker, seed=0):
-    """Runs in a worker: from now on drafting pauses or goes on by chance in each step; seed None: as before."""
-    pauses, draw = worker.model_runner.speculator.pauses, random.Random(seed)
-    pauses.__dict__.pop("begin", None)
-    if seed is None:
-        return
-    begin = pauses.begin
-
-    def begin_at_random(*args, **kwargs):
-        begin(*args, **kwargs)
-        pauses.pause = draw.random() < 0.5
-
-    pauses.begin = begin_at_random
 
 
 def test_text_is_that_of_plain_runner_2(plain, auto, prompts):
@@ -109,14 +92,3 @@ def test_nothing_is_planned_while_drafting_pauses(plain, auto, prompts):
     in_pauses = [noted[i][1] for i in range(LAG, len(noted)) if all(pauses for pauses, _ in noted[i - LAG : i + 1])]
     assert in_pauses and set(in_pauses) == {1}, noted
     assert max(planned for _, planned in noted) > 1
-
-
-def test_pauses_may_begin_and_end_in_any_step(plain, auto, prompts):
-    """The scheduler hears of a pause steps later: it plans drafts for steps that have none, and none for others."""
-    auto.engine.collective_rpc(pause_at_random)
-    try:
-        for count in range(2, 9):
-            assert auto.run(prompts[:count], 12) == plain.run(prompts[:count], 12)
-    finally:
-        auto.engine.collective_rpc(pause_at_random, kwargs={"seed": None})
-    speculated(auto)
