@@ -239,6 +239,19 @@ class AlwaysDrafts(Pauses):
         self.pause = False
 
 
+def test_a_size_that_was_slow_by_chance_does_not_make_all_larger_ones_slow():
+    """vLLM takes the running maximum of the curve."""
+    device = Device(row_ms=0.1, acceptance=0.5)
+    device.step()
+    slow, sizes = np.where(np.arange(65) == 24, 0.009, 0.005), [*range(8, 72, 8)]
+    device.pauses.cost = types.SimpleNamespace(
+        fitted=True, context=0.0, draft_context=0.0, verify=0.0, rows_cost=lambda rows: slow[rows]
+    )
+    curve = device.pauses.curve(sizes)
+    assert [size for size, _ in curve] == sizes
+    assert max(ms for _, ms in curve) < 6 and [ms for _, ms in curve] == sorted(ms for _, ms in curve)
+
+
 def test_the_curve_is_what_steps_with_drafts_take():
     device = Device(row_ms=0.5, acceptance=0.9)
     for i in range(600):

@@ -211,7 +211,7 @@ class StepCost:
             centres, seconds: mean rows of each and what it takes, float64 [N].
             weight: of its steps, float64 [N].
         """
-        smooth = _nondecreasing(seconds, weight)
+        smooth = nondecreasing(seconds, weight)
         seconds = (weight * seconds + NEIGHBOUR_STEPS * smooth) / (weight + NEIGHBOUR_STEPS)
         ends = np.stack([_STARTS[bins], _STARTS[bins + 1] - 1], 1)
         self._seconds = np.interp(np.arange(self._last + 1), ends.ravel(), np.repeat(seconds, 2))
@@ -344,7 +344,7 @@ def _guess_verify(rows: Float64, seconds: Float64, drafts: npt.NDArray[np.bool_]
     return more if more > MIN_VERIFY * level else 0.0
 
 
-def _nondecreasing(y: Float64, weight: Float64) -> Float64:
+def nondecreasing(y: Float64, weight: Float64) -> Float64:
     """The nearest nondecreasing sequence in weighted least squares (pool adjacent violators)."""
     blocks: list[tuple[float, float, int]] = []  # value, weight, length
     for value, w in zip(y.tolist(), weight.tolist(), strict=True):

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
-from sam_core.cost import StepCost
+from sam_core.cost import StepCost, nondecreasing
 from sam_core.engines.vllm.texts import Sampled
 from sam_core.proof import Proof
 
@@ -181,7 +182,8 @@ class Pauses:
         if not cost.fitted or not self._steps:
             return None
         requests, context = self._steps[-1].requests, self._steps[-1].context
-        seconds = cost.rows_cost(sizes) + cost.context * context
+        # vLLM takes the running maximum, by which one size that was slow by chance makes all larger ones as slow.
+        seconds = nondecreasing(cost.rows_cost(sizes), np.ones(len(sizes))) + cost.context * context
         drafts = [max(size - requests, 0) for size in sizes]
         return [
             (size, 1000 * (float(f) + cost.draft_context * n * context / requests + cost.verify))
