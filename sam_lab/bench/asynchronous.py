@@ -120,7 +120,10 @@ def accept(folder: Path, name: str, context: str, k: int, limit: int, peer: bool
     on_few = {}
     if peer:
         few = make_scopes(Texts(folder).answers(name), context, max_tokens=PEER_LIMIT)
-        drafters = {"late": LateDrafter(k, NUM_TEXTS, longest), "suffix_gpu": SuffixGpuDrafter(k, NUM_TEXTS, longest)}
+        drafters: dict[str, SamDrafter | SuffixGpuDrafter] = {
+            "late": LateDrafter(k, NUM_TEXTS, longest),
+            "suffix_gpu": SuffixGpuDrafter(k, NUM_TEXTS, longest),
+        }
         replayed = {label: Replay(drafter, few, context, k) for label, drafter in drafters.items()}
         on_few = {label: each.tokens / each.steps for label, each in replayed.items()}
     return {
