@@ -119,7 +119,7 @@ def accept(folder: Path, name: str, context: str, k: int, limit: int, peer: bool
     assert late.tokens == early.tokens == now.tokens
     on_few = {}
     if peer:
-        few = make_scopes(Texts(folder).answers(name), context, max_tokens=PEER_LIMIT)
+        few = make_scopes(Texts(folder).answers(name), context, max_tokens=min(limit, PEER_LIMIT))
         drafters: dict[str, SamDrafter | SuffixGpuDrafter] = {
             "late": LateDrafter(k, NUM_TEXTS, longest),
             "suffix_gpu": SuffixGpuDrafter(k, NUM_TEXTS, longest),
