@@ -59,13 +59,10 @@ def replay_by_plugin(language: str) -> str:
     for name, mark in PLUGIN_RECORDS.items():
         replayed = output(name)
         for arm, of_rl in replayed["rl"]["arms"].items():
-            gains = [
-                f"{plain / ours:.2f}"
-                for of_set in replayed.values()
-                for plain, ours in zip(
-                    *(of_set["arms"][each]["seconds_by_batch"] for each in ("plain", arm)), strict=True
-                )
+            seconds = [
+                [of_set["arms"][each]["seconds_by_batch"] for each in ("plain", arm)] for of_set in replayed.values()
             ]
+            gains = [f"{plain / ours:.2f}" for of_set in seconds for plain, ours in zip(*of_set, strict=True)]
             gains += ["-"] * (4 - len(gains))
             steps = (of_rl["steps_by_running"].get(running) for running in PLUGIN_RUNNING)
             times = [f"{step['ms']:.1f} ({step['rows']:.0f})" if step else "-" for step in steps]

@@ -9,12 +9,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llm_rl.shape import SHAPES
-from sam_lab.evidence.rollout import Step, column
+from sam_lab.evidence.rollout import FIELDS, Step, column
 from sam_lab.plan.cost import DEVICES, Cost, fitted, roofline
 
 MEASURED = {name: Path(__file__).with_name(f"{name}.json") for name in ("cpu", "h100")}
@@ -86,17 +87,17 @@ def replayed(name: str, title: str) -> World:
     """From STEPS. A step of `auto` with drafts takes `verify` longer than others of as many rows."""
     with gzip.open(STEPS, "rt") as lines:
         runs = [json.loads(line) for line in lines][1:]
-    cost = fitted([step for run in runs for step in run["steps"]])
-    drafting = [s for run in runs if run["arm"] == "auto" for s in run["steps"] if s["drafted"] and not s["prefill"]]
-    taken, rows, held, drafted = (
-        np.array(each, float)
-        for each in zip(
-            *((s["s"], s["rows"], s["context"], s["context"] * s["drafted"] / s["running"]) for s in drafting),
-            strict=True,
-        )
-    )
-    beyond = taken - cost.rows_cost(rows) - (cost.context * held + cost.draft_context * drafted) / 1000
-    return World(name, title, cost, float(np.median(beyond)))
+    world = World(name, title, fitted([step for run in runs for step in run["steps"]]))
+    drafting = [
+        step | {"draft_context": step["context"] * step["drafted"] / step["running"], "prompt": 0}
+        for run in runs
+        if run["arm"] == "auto"
+        for step in run["steps"]
+        if step["drafted"] and not step["prefill"]
+    ]
+    steps: npt.NDArray[Any] = np.array([[step[field] for field in FIELDS] for step in drafting])
+    beyond = np.array([step["s"] for step in drafting]) - world.seconds(steps)
+    return replace(world, verify=float(np.median(beyond)))
 
 
 NAMES = ("cpu", "910c-eager", "910c-graph", "h100", "h200", EXPENSIVE)

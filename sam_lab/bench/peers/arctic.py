@@ -3,14 +3,13 @@
 
 import functools
 import shutil
-import sys
 import sysconfig
 
 import numpy as np
 
 from sam_lab.replay import OneByOne
 
-from .source import MODEL_LEN, build, compile_cpp, need
+from .source import MODEL_LEN, build, compile_cpp, imported, need
 
 VERSION = "0.3.0"
 SHA256 = "7f22e3e1b1071c6061c0d6951be17c0fb50b08d06d6e543144c8f52faba60a36"
@@ -21,12 +20,7 @@ DEPTH = 24  # vLLM's default depth of the trees
 def arctic():
     """arctic_inference.suffix_decoding.SuffixDecodingCache, compiled on first use; raises LabError."""
     folder = build("arctic-inference", VERSION, SHA256, _make)
-    sys.path.append(str(folder))
-    try:
-        from arctic_inference.suffix_decoding import SuffixDecodingCache
-    finally:
-        sys.path.pop()
-    return SuffixDecodingCache
+    return imported(folder, "arctic_inference.suffix_decoding").SuffixDecodingCache
 
 
 def _make(top, folder):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -12,6 +13,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from sam_lab.cli import LabError
 
@@ -58,6 +60,15 @@ def build(dist: str, version: str, sha256: str, make: Callable[[Path, Path], Non
                 if not folder.is_dir():
                     raise
     return folder
+
+
+def imported(folder: Path, module: str) -> Any:
+    """The module of that name in what `build` has made."""
+    sys.path.append(str(folder))
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.path.remove(str(folder))
 
 
 def need(module: str) -> Path:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import functools
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sam_lab.bench.peers.source import build
+from sam_lab.bench.peers.source import build, imported
 
 VERSION = "0.1.3"
 SHA256 = "9bb84a0181b199ba7167275dfb301b5a628a3d878bc9b859b4ab7f740c1baa8a"
@@ -25,13 +24,7 @@ DELTA = 1 << 13
 @functools.cache
 def drafter_class() -> Any:
     """suffix_gpu.SuffixGPUDrafter; raises LabError."""
-    folder = build("suffix-gpu", VERSION, SHA256, _make)
-    sys.path.append(str(folder))
-    try:
-        from suffix_gpu import SuffixGPUDrafter
-    finally:
-        sys.path.pop()
-    return SuffixGPUDrafter
+    return imported(build("suffix-gpu", VERSION, SHA256, _make), "suffix_gpu").SuffixGPUDrafter
 
 
 def _make(source: Path, target: Path) -> None:
