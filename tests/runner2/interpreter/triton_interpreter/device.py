@@ -126,9 +126,10 @@ def allow_adaptive_verification():
 
     def start(self, *args):
         init(self, *args)
-        self.set_initial_cost_curves(
-            [StepTimingSample(STEP_MS + ROW_MS * n, DRAFT_MS, n, n, True) for n in range(1, 65)]
-        )
+        trials = [*self.batches_to_profile([*range(1, 65)])]
+        assert not any(trial["context_len"] for trial in trials), "draft tokens share the context of their request"
+        sizes = [trial["num_tokens"] for trial in trials]
+        self.set_initial_cost_curves([StepTimingSample(STEP_MS + ROW_MS * n, DRAFT_MS, n, n, True) for n in sizes])
 
     Verification.__init__ = start
 

@@ -334,6 +334,7 @@ HOOKS = (
                     "capacities = self._batch_draft_capacity[:num_reqs]",
                 ),
             ),
+            ("batches_to_profile", "self capture_sizes", ('"context_len": envs.',)),
             ("set_initial_cost_curves", "self samples", ("self.set_cost_curves(draft_curve, verify_curve)",)),
             ("set_cost_curves", "self draft_curve verify_curve", ("get_tp_group().broadcast_object(",)),
         )

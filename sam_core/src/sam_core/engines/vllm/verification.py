@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,15 @@ class Verification:
     def _begin(self, rows: list[int]) -> None:
         manager = self._manager
         manager._stale_confidences[manager._stale_idx].np[rows] = self._mean
+
+    def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
+        """The engine's trials, as arguments of _dummy_run.
+
+        vLLM gives each row a context of VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN tokens. The draft tokens of a
+        request share its context, so that would make large steps of few requests look too expensive.
+        """
+        for batch in self._manager.batches_to_profile(capture_sizes):
+            yield batch | {"context_len": 0}
 
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
         """What steps cost in the engine's trials."""
