@@ -36,7 +36,7 @@ class Device:
     def __init__(self, row_ms, acceptance, drafting_ms=0.5, requests=8, budget=16, noise=0.0):
         self.row_ms, self.acceptance, self.drafting_ms = row_ms, acceptance, drafting_ms
         self.requests, self.budget, self.noise = requests, budget, noise
-        self.random = random.Random(0)
+        self.random, self.context = random.Random(0), 1000
         self.ms, self.begun = 0.0, 0
         self.pauses = Pauses(self.event)
         self.paused = [False] * (LAG + 1)
@@ -73,7 +73,7 @@ class Device:
             num_reqs=requests,
             has_prefill=False,
             num_scheduled_tokens=np.full(requests, 16 if self.planned else 1),
-            seq_lens_cpu_upper_bound=torch.full((requests,), 1000),
+            seq_lens_cpu_upper_bound=torch.full((requests,), self.context),
         )
         self.pauses.launched(batch)
         self.pauses.ended(Sampled([[0] * tokens], [verified]))
@@ -245,7 +245,7 @@ def test_a_size_that_was_slow_by_chance_does_not_make_all_larger_ones_slow():
     device.step()
     slow, sizes = np.where(np.arange(65) == 24, 0.009, 0.005), [*range(8, 72, 8)]
     device.pauses.cost = types.SimpleNamespace(
-        fitted=True, context=0.0, draft_context=0.0, verify=0.0, rows_cost=lambda rows: slow[rows]
+        fitted=True, max_rows=64, context=0.0, draft_context=0.0, verify=0.0, rows_cost=lambda rows: slow[rows]
     )
     curve = device.pauses.curve(sizes)
     assert [size for size, _ in curve] == sizes
@@ -259,3 +259,24 @@ def test_the_curve_is_what_steps_with_drafts_take():
         device.step()
     curve = dict(device.pauses.curve([8, 16, 32]))
     assert curve == pytest.approx({n: 10.5 + 0.5 * n for n in (8, 16, 32)}, rel=0.08)
+
+
+def test_sizes_that_no_step_had_cost_what_the_trials_took_more():
+    """A trial samples nothing, so that it is shorter than a step."""
+    device = Device(row_ms=0.1, acceptance=0.9)
+    device.pauses.trials = [1, 24, 64, 512], [0.005, 0.006, 0.008, 0.03]
+    for _ in range(100):
+        device.step()
+    curve = dict(device.pauses.curve([24, 64, 512]))
+    assert curve[64] - curve[24] == pytest.approx(2, rel=0.01) and curve[512] - curve[64] == pytest.approx(22, rel=0.01)
+
+
+def test_steps_that_verify_nothing_say_nothing_of_drafts():
+    """Their requests' contexts grow meanwhile, and make them slower."""
+    device = Device(row_ms=0.1, acceptance=0.0, drafting_ms=0.0, requests=100, budget=0)
+    for i in range(1000):
+        device.context = 1000 + i
+        device.drafting_ms = 0.04 * device.context / 10
+        device.step()
+    curve = dict(device.pauses.curve([100, 1600]))
+    assert device.pauses.cost.draft_context == 0 and curve[1600] == pytest.approx(curve[100])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,11 +84,13 @@ class Pauses:
 
     pause: whether nothing is drafted now, nor planned, once the scheduler has heard of it.
     cost: of steps, in seconds.
+    trials: of the engine at its start, in which nothing is sampled: rows, increasing, and seconds.
     """
 
     def __init__(self, new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)) -> None:
         self.pause = False
         self.cost = StepCost(MEMORY)
+        self.trials: tuple[Sequence[int], Sequence[float]] = [1], [0.0]
         self._new_event = new_event
         self._events: list[Any] = []  # to use again
         self._plain = Plain()
@@ -159,8 +161,7 @@ class Pauses:
     def _judge(self, step: _Step, following: _Step, seconds: float) -> None:
         assert step.sampled is not None
         verified, gained = sum(step.sampled.verified), sum(map(len, step.sampled.tokens))
-        drafts = 0.0 if step.paused else max(verified, 1e-3) * step.context / step.requests
-        self.cost.learn(step.rows, step.context, drafts, seconds)
+        self.cost.learn(step.rows, step.context, verified * step.context / step.requests, seconds)
         if step.plain:
             if following.plain:  # else drafts were made at its end
                 self._plain.add(step.requests, seconds)
@@ -173,7 +174,7 @@ class Pauses:
     def curve(self, sizes: list[int]) -> list[tuple[int, float]] | None:
         """What steps with drafts of the requests that run cost, as vLLM's verification takes it: rows and milliseconds.
 
-        None: that is unknown.
+        Of more rows than steps had so far it is what the trials took more. None: that is unknown.
 
         Args:
             sizes: rows, increasing.
@@ -182,8 +183,10 @@ class Pauses:
         if not cost.fitted or not self._steps:
             return None
         requests, context = self._steps[-1].requests, self._steps[-1].context
+        seen = np.minimum(sizes, cost.max_rows)
+        rows_cost = cost.rows_cost(seen) + np.interp(sizes, *self.trials) - np.interp(seen, *self.trials)
         # vLLM takes the running maximum, by which one size that was slow by chance makes all larger ones as slow.
-        seconds = nondecreasing(cost.rows_cost(sizes), np.ones(len(sizes))) + cost.context * context
+        seconds = nondecreasing(rows_cost, np.ones(len(sizes))) + cost.context * context
         drafts = [max(size - requests, 0) for size in sizes]
         return [
             (size, 1000 * (float(f) + cost.draft_context * n * context / requests + cost.verify))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,10 +55,12 @@ class Verification:
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
         """What steps cost in the engine's trials."""
         self._manager.set_initial_cost_curves(samples)
-        self._sizes = sorted({sample.num_target_tokens for sample in samples})
+        taken: dict[int, list[float]] = {}
+        for sample in samples:
+            taken.setdefault(sample.num_target_tokens, []).append((sample.forward_ms + sample.drafter_ms) / 1000)
+        self._sizes = sorted(taken)
         if pauses := self._speculator.pauses:
-            for sample in samples:
-                pauses.cost.learn(sample.num_target_tokens, 0.0, 1e-3, (sample.forward_ms + sample.drafter_ms) / 1000)
+            pauses.trials = self._sizes, [statistics.median(taken[size]) for size in self._sizes]
         self._compile()
 
     def _compile(self) -> None:
