@@ -96,7 +96,7 @@ def sampler() -> Iterator[Row]:
 
 
 def asynchronous() -> Iterator[Row]:
-    """Drafts made before their tokens are indexed, and drafts of the device.
+    """Drafts made before their tokens are indexed, and drafts of the device, also beside SuffixGPU's.
 
     By context and k, geometric means over sets.
     """
@@ -108,6 +108,8 @@ def asynchronous() -> Iterator[Row]:
         for drafts in ("early", "late"):
             shares = [each[drafts] / each["now"] for each in sets]
             row |= {drafts: geometric_mean(shares), f"{drafts}, worst": min(shares)}
+        on_few = [each["on_few"] for each in sets]
+        row["lead"] = geometric_mean([each["late"] / each["suffix_gpu"] for each in on_few])
         yield row
 
 
@@ -170,8 +172,9 @@ TABLES = {
     "bench-asynchronous": Table(
         ("bench-asynchronous",),
         asynchronous,
-        "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set",
-        "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f",
+        "drafts | tokens per step | drafted before indexing: share | worst set | made one step late: share | worst set "
+        "| of SuffixGPU's",
+        "name | now:.3f | early:.3f | early, worst:.3f | late:.3f | late, worst:.3f | lead:.3f",
     ),
     "bench-host": Table(
         ("bench-host-0.11", "bench-host-0.23"),

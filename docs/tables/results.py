@@ -45,28 +45,23 @@ def replay_on_gpu() -> Iterator[Row]:
 
 
 PLUGIN_HEADS = {
-    "en": "arm | RL answers: batch 1 | 2 | long reasoning: 1 | 2 | ms of a step (rows): {}",
-    "zh": "方式 | RL 回答：第 1 批 | 第 2 批 | 长推理：1 | 2 | 单步毫秒数（行数）：{}",
+    "en": "arm | RL answers: batch 1 | 2 | long reasoning | ms of a step (rows): {}",
+    "zh": "方式 | RL 回答：第 1 批 | 第 2 批 | 长推理 | 单步毫秒数（行数）：{}",
 }
-PLUGIN_RECORDS = {"engine-replay-h200": "", "engine-replay-h200-peers": " *"}
 PLUGIN_RUNNING = ("4-5", "17-32", "65-128")
 
 
 def replay_by_plugin(language: str) -> str:
-    """Gains of each batch, and what steps of RL answers take, by requests running; then those of an earlier run of the
-    same batches, of which one is missing."""
-    lines = []
-    for name, mark in PLUGIN_RECORDS.items():
-        replayed = output(name)
-        for arm, of_rl in replayed["rl"]["arms"].items():
-            seconds = [
-                [of_set["arms"][each]["seconds_by_batch"] for each in ("plain", arm)] for of_set in replayed.values()
-            ]
-            gains = [f"{plain / ours:.2f}" for of_set in seconds for plain, ours in zip(*of_set, strict=True)]
-            gains += ["-"] * (4 - len(gains))
-            steps = (of_rl["steps_by_running"].get(running) for running in PLUGIN_RUNNING)
-            times = [f"{step['ms']:.1f} ({step['rows']:.0f})" if step else "-" for step in steps]
-            lines.append([f"`{arm}`{mark}", *gains, *times])
+    """Gains of each batch, and what steps of RL answers take, by requests running."""
+    replayed, lines = output("engine-replay-h200"), []
+    for arm, of_rl in replayed["rl"]["arms"].items():
+        seconds = [
+            [of_set["arms"][each]["seconds_by_batch"] for each in ("plain", arm)] for of_set in replayed.values()
+        ]
+        gains = [f"{plain / ours:.2f}" for of_set in seconds for plain, ours in zip(*of_set, strict=True)]
+        steps = (of_rl["steps_by_running"].get(running) for running in PLUGIN_RUNNING)
+        times = [f"{step['ms']:.1f} ({step['rows']:.0f})" if step else "-" for step in steps]
+        lines.append([f"`{arm}`", *gains, *times])
     first, *others = PLUGIN_RUNNING
     head = [*PLUGIN_HEADS[language].format(first).split(" | "), *others]
     return f"{source(language, 'engine-replay-h200')}\n\n{table(head, lines)}"

@@ -16,8 +16,6 @@ import torch
 from sam_core.engines.vllm.pauses import LAG, PLAIN_INTERVALS, PLAIN_SHARE, PLAIN_STEPS, Pauses
 from sam_core.engines.vllm.texts import Sampled
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
-
 
 def test_a_step_without_tokens_is_no_step():
     """Only requests ended; a trial of the engine that follows is none either."""
@@ -177,9 +175,9 @@ def test_a_batch_goes_on_until_its_first_drafts_are_verified():
 
 @functools.cache
 def recorded():
-    """Steps that read no prompt of each arm and batch, on an H200 whose host was slower than now."""
-    with gzip.open(RESULTS / "engine-replay-h200-peers.jsonl.gz", "rt") as lines:
-        runs = [*map(json.loads, lines)][1:]
+    """Steps that read no prompt of each arm and batch, on an H200, when `auto` took more of its host."""
+    with gzip.open(Path(__file__).with_name("steps-of-a-slow-host.jsonl.gz"), "rt") as lines:
+        runs = [*map(json.loads, lines)]
     return {(run["arm"], run["batch"]): [step for step in run["steps"] if not step["prefill"]] for run in runs}
 
 
