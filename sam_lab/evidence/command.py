@@ -23,7 +23,7 @@ from sam_lab.evidence.arms import PEERS, check
 from sam_lab.evidence.jobs import PLAIN, Job, Settings, batches_of, run_all
 from sam_lab.evidence.rollout import Rollout
 from sam_lab.evidence.statistics import by_running, by_task, pooled, seconds, summary
-from sam_lab.evidence.worlds import EXPENSIVE, MEASURED, NAMES, VERIFY, World, worlds
+from sam_lab.evidence.worlds import EXPENSIVE, MEASURED, NAMES, STEPS, VERIFY, World, worlds
 
 ARTICLE = "oldest:3/0/0/0"
 """The article's rule and switch."""
@@ -79,9 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--worlds",
         nargs="+",
         choices=NAMES,
-        default=["h100", EXPENSIVE],
+        default=["h100", "h200", EXPENSIVE],
         metavar="WORLD",
-        help=f"of {', '.join(NAMES)}; default: h100 {EXPENSIVE}",
+        help=f"of {', '.join(NAMES)}; default: h100 h200 {EXPENSIVE}",
     )
     add(
         "--running",
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(out: Path, settings: Settings, resume: bool) -> None:
     """A folder of these settings: emptied, or with the rollouts that it has. LabError where they are of others."""
-    files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), *MEASURED.values()]
+    files = [*sorted(data.FOLDER.glob("*.jsonl.gz")), *MEASURED.values(), STEPS]
     wanted = settings._asdict() | {"sam_core": sam_core.__version__, "data": [digest(path) for path in files]}
     written = out / "settings.json"
     if resume and written.exists():

@@ -239,15 +239,16 @@ class AlwaysDrafts(Pauses):
 
 def test_a_size_that_was_slow_by_chance_does_not_make_all_larger_ones_slow():
     """vLLM takes the running maximum of the curve."""
-    device = Device(row_ms=0.1, acceptance=0.5)
-    device.step()
-    slow, sizes = np.where(np.arange(65) == 24, 0.009, 0.005), [*range(8, 72, 8)]
-    device.pauses.cost = types.SimpleNamespace(
-        fitted=True, max_rows=64, context=0.0, draft_context=0.0, verify=0.0, rows_cost=lambda rows: slow[rows]
-    )
-    curve = device.pauses.curve(sizes)
-    assert [size for size, _ in curve] == sizes
-    assert max(ms for _, ms in curve) < 6 and [ms for _, ms in curve] == sorted(ms for _, ms in curve)
+    device = Device(row_ms=0.01, acceptance=0.5)
+    for i in range(400):
+        device.budget = 8 * (i % 8) or 1
+        device.drafting_ms = 0.5
+        if device.budget == 16:
+            device.budget, device.drafting_ms = (16, 9) if i < 30 else (24, 0.5)
+        device.step()
+    curve = device.pauses.curve([*range(8, 72, 8)])
+    assert all(ms < 12 for _, ms in curve[3:]), "size 24 took 19 ms"
+    assert [ms for _, ms in curve] == sorted(ms for _, ms in curve)
 
 
 def test_the_curve_is_what_steps_with_drafts_take():

@@ -28,8 +28,6 @@ SETTLED_WEIGHT = 3.0
 """Weight of a bin's steps (1 for a new one) from which on its cost is known."""
 MIN_SLOPE_STEPS = 2.0
 """Steps by which slopes shrink to a half or less: it bounds what a few steps can claim."""
-NEIGHBOUR_STEPS = 2.0
-"""Steps that the nondecreasing curve counts as, against a bin's own: it bounds what a few lucky steps do."""
 MIN_VERIFY = 0.2
 """Share of a plain step below which a guess of what verification costs is taken for noise."""
 MIN_ROW_SPREAD = 0.15
@@ -71,8 +69,8 @@ class StepCost:
     its graphs. It is seen in bins that have steps with drafts and without.
 
     The fit minimizes absolute deviations (by iterated weights) over the latest steps of each bin of rows. The budget
-    picks the size that looks cheapest, which would favour bins with lucky steps. So bins are drawn towards the nearest
-    nondecreasing curve, less the more steps they have.
+    picks the size that looks cheapest, which would favour bins with lucky steps. So f is the nearest nondecreasing
+    curve.
 
     With a finite `memory` it follows a machine that changes: the weight of a step falls by a factor of e in as many
     steps, and all costs are scaled by a share of each residual of a known size, or at once by a large change that the
@@ -211,8 +209,7 @@ class StepCost:
             centres, seconds: mean rows of each and what it takes, float64 [N].
             weight: of its steps, float64 [N].
         """
-        smooth = nondecreasing(seconds, weight)
-        seconds = (weight * seconds + NEIGHBOUR_STEPS * smooth) / (weight + NEIGHBOUR_STEPS)
+        seconds = nondecreasing(seconds, weight)
         ends = np.stack([_STARTS[bins], _STARTS[bins + 1] - 1], 1)
         self._seconds = np.interp(np.arange(self._last + 1), ends.ravel(), np.repeat(seconds, 2))
         self._slope = float(seconds[-1]) / self._last

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sam_core.cost import StepCost, nondecreasing
+from sam_core.cost import StepCost
 from sam_core.engines.vllm.texts import Sampled
 from sam_core.proof import Proof
 
@@ -184,9 +184,8 @@ class Pauses:
             return None
         requests, context = self._steps[-1].requests, self._steps[-1].context
         seen = np.minimum(sizes, cost.max_rows)
-        rows_cost = cost.rows_cost(seen) + np.interp(sizes, *self.trials) - np.interp(seen, *self.trials)
-        # vLLM takes the running maximum, by which one size that was slow by chance makes all larger ones as slow.
-        seconds = nondecreasing(rows_cost, np.ones(len(sizes))) + cost.context * context
+        more = np.interp(sizes, *self.trials) - np.interp(seen, *self.trials)
+        seconds = cost.rows_cost(seen) + more + cost.context * context
         drafts = [max(size - requests, 0) for size in sizes]
         return [
             (size, 1000 * (float(f) + cost.draft_context * n * context / requests + cost.verify))
