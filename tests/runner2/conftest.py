@@ -96,7 +96,7 @@ def save(tmp_path_factory, seed):
 
 def start(model, sam=None, **settings):
     sizes = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 256}
-    return Engine(model, sam, **(sizes | {"reasoning_config": reasoning()} | settings))
+    return Engine(model, sam, **(sizes | {"reasoning_config": reasoning(), "skip_tokenizer_init": False} | settings))
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +104,7 @@ def plain(model, device):
     """The second runner without speculation: the reference."""
     import vllm
 
-    engine = start(model, skip_tokenizer_init=False)
+    engine = start(model)
     assert engine.engine.vllm_config.use_v2_model_runner
     print(f"vLLM {vllm.__version__}")
     yield engine
@@ -113,7 +113,7 @@ def plain(model, device):
 
 @pytest.fixture(scope="session")
 def synchronous(model, device):
-    engine = start(model, SEEDED | {"min_prob": 0.1}, async_scheduling=False, skip_tokenizer_init=False)
+    engine = start(model, SEEDED | {"min_prob": 0.1}, async_scheduling=False)
     yield engine
     engine.stop()
 
@@ -121,7 +121,7 @@ def synchronous(model, device):
 @pytest.fixture(scope="session")
 def asynchronous(model, device):
     """Drafts up to 6 requests."""
-    engine = start(model, SEEDED, skip_tokenizer_init=False, **TIGHT)
+    engine = start(model, SEEDED, **TIGHT)
     yield engine
     engine.stop()
 
@@ -129,7 +129,7 @@ def asynchronous(model, device):
 @pytest.fixture(scope="session")
 def auto(model, device):
     """As `asynchronous`, with drafts of as many tokens as pay."""
-    engine = start(model, AUTO, k=5, skip_tokenizer_init=False, **TIGHT | {"max_num_batched_tokens": 40})
+    engine = start(model, AUTO, k=5, **TIGHT | {"max_num_batched_tokens": 40})
     yield engine
     engine.stop()
 
