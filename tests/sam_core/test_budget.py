@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Costs of steps as they are learned, and the budget that follows from them."""
 
-import itertools
 import json
 import logging
 import math
 
-import budget_oracle as oracle
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sam_core._sam import observe_drafts
 from sam_core.budget import Calibration, Choice, choose
 from sam_core.cost import Expected, PromptCost, StepCost
@@ -41,87 +37,6 @@ def test_a_cost_is_learned_in_spite_of_noise_and_spikes():
     assert cost.rows_cost(3 * most) == pytest.approx(3 * cost.rows_cost(most)), "proportional beyond what was seen"
 
 
-@st.composite
-def steps(draw):
-    batch, k = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    unit = st.floats(0, 1, width=32)
-    scores = np.array(draw(st.lists(st.lists(unit, min_size=k, max_size=k), min_size=batch, max_size=batch)))
-    lengths = np.array(draw(st.lists(st.integers(0, k), min_size=batch, max_size=batch)), np.int32)
-    contexts = np.array(draw(st.lists(st.floats(0, 5), min_size=batch, max_size=batch)))
-    levels = 1 + np.cumsum(draw(st.lists(st.floats(0, 1), min_size=12, max_size=12)))
-    cost = StepCost()
-    for rows, seconds in enumerate(levels, 1):
-        cost.observe(rows, 0.0, 0.0, float(seconds))
-    cost.fit()
-    cost.context, cost.draft_context = draw(st.floats(0, 0.3)), draw(st.floats(0, 0.3))
-    return np.minimum.accumulate(scores, axis=1), lengths, contexts, cost
-
-
-def rate(n, scores, contexts, cost):
-    accepted = sum(scores[i, :m].sum() for i, m in enumerate(n))
-    seconds = float(cost.rows_cost(len(n) + sum(n))) + cost.context * contexts.sum()
-    return (len(n) + accepted) / (seconds + cost.draft_context * float(np.dot(n, contexts)))
-
-
-@settings(max_examples=100, deadline=None)
-@given(steps())
-def test_the_choice_is_the_best_of_all(step):
-    scores, lengths, contexts, cost = step
-    chosen, gain, *_ = choose(scores, lengths, contexts, cost)
-    best = max(rate(n, scores, contexts, cost) for n in itertools.product(*(range(m + 1) for m in lengths)))
-    assert (chosen <= lengths).all()
-    assert rate(chosen.tolist(), scores, contexts, cost) == pytest.approx(best)
-    assert gain == pytest.approx(best / rate([0] * len(lengths), scores, contexts, cost))
-    for times in (1e-3, 0.9, 1.0, 1.1, 1e3):
-        guessed = choose(scores, lengths, contexts, cost, guess=times * best)
-        assert guessed.gain == pytest.approx(gain), "it depends on the guess"
-        assert rate(guessed.lengths.tolist(), scores, contexts, cost) == pytest.approx(best)
-
-
-@settings(max_examples=100, deadline=None)
-@given(steps())
-def test_with_captured_graphs_all_get_k_or_none(step):
-    scores, lengths, contexts, cost = step
-    batch, k = scores.shape
-    chosen, gain, *_ = choose(scores, lengths, contexts, cost, uniform=k)
-    assert set(chosen.tolist()) in ({0}, {k})
-    guessed = np.where(np.arange(k) < lengths[:, None], scores, 0)
-    rates = {n: rate([n] * batch, guessed, contexts, cost) for n in (0, k)}
-    assert rates[int(chosen[0])] == pytest.approx(max(rates.values()))
-    assert gain == pytest.approx(max(1.0, rates[k] / rates[0]))
-
-
-@settings(max_examples=100, deadline=None)
-@given(steps(), st.lists(st.integers(0, 6), min_size=1, max_size=4), st.booleans())
-def test_beside_prompts_the_choice_is_the_best_at_the_price_of_steps_without(step, read, uniform):
-    scores, lengths, contexts, cost = step
-    batch, k = scores.shape
-    prompt = PromptCost()
-    for rows in range(1, 20):
-        prompt.observe(rows, 0.0, 0.0, 0.3 + 0.1 * (rows > 4) + 0.01 * rows)
-    prompt.fit()
-    expected = Expected(cost, prompt, read)
-    chosen, gain, *_ = choose(scores, lengths, contexts, cost, k * uniform, expected)
-    without, gain_without, price, _ = choose(scores, lengths, contexts, cost, k * uniform)
-    guessed = np.where(np.arange(k) < lengths[:, None], scores, 0.0)
-    assert price == pytest.approx(rate(without.tolist(), guessed, contexts, cost))
-    if uniform and not without.any():
-        assert not chosen.any()
-        return
-
-    def worth(n):
-        costs = [prompt if more else cost for more in read]
-        seconds = np.mean([c.rows_cost(batch + sum(n) + more) for c, more in zip(costs, read, strict=True)])
-        seconds += cost.draft_context * float(np.dot(n, contexts))
-        return sum(guessed[i, :m].sum() for i, m in enumerate(n)) - price * seconds
-
-    all_of = [[0] * batch, [k] * batch] if uniform else itertools.product(*(range(m + 1) for m in lengths))
-    best = max(map(worth, all_of))
-    assert worth(chosen.tolist()) == pytest.approx(best)
-    more = worth([k] * batch) if uniform else best
-    assert gain == pytest.approx(max(1.0, min(gain_without, 1 + (more - worth([0] * batch)) / batch)))
-
-
 class Padded:
     """A cost of steps that are padded, so that many totals are candidates."""
 
@@ -133,22 +48,73 @@ class Padded:
         return self.fixed + 0.01 * np.ceil(np.asarray(rows, float) / self.size) * self.size
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_c_chooses_what_numpy_does_bit_for_bit(seed):
+def seconds(drafts, batch, cost, contexts):
+    """Of the rows of a step with so many draft tokens in all."""
+    drafts = np.asarray(drafts)
+    return cost.rows_cost(batch + drafts) + cost.context * contexts.sum() + cost.verify * (drafts > 0)
+
+
+def value(n, price, scores, contexts, cost):
+    """Tokens of a step with drafts of these lengths, less what it takes at this price of a second."""
+    tokens = len(n) + scores[np.arange(scores.shape[1]) < n[:, None]].sum()
+    return tokens - price * (seconds(n.sum(), len(n), cost, contexts) + cost.draft_context * n @ contexts)
+
+
+def most(price, scores, lengths, contexts, cost):
+    """The largest value of any drafts: of each total the best tokens, which form prefixes since scores fall."""
+    worth = scores - price * cost.draft_context * contexts[:, None]
+    worth = np.sort(worth[np.arange(scores.shape[1]) < lengths[:, None]])[::-1]
+    tokens = len(scores) + np.concatenate([[0.0], np.cumsum(worth)])
+    return (tokens - price * seconds(np.arange(len(tokens)), len(scores), cost, contexts)).max()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_choice_is_the_best_of_all(seed):
+    """A rate is the best where no drafts are worth more than their time at its price. In captured graphs all requests
+    get k tokens or none; beside prompts the price is that of steps without."""
     rng = np.random.default_rng(seed)
     batch, k = int(rng.choice([1, 2, 7, 40, 300])), int(rng.integers(1, 9))
     scores = np.minimum.accumulate(rng.random((batch, k)) ** rng.choice([0.2, 1, 3]), axis=1)
-    contexts = rng.random(batch) * 5
+    contexts, lengths = rng.random(batch) * 5, rng.integers(0, k + 1, batch).astype(np.int32)
     if seed % 3 == 0:  # ties, also of tokens of other scores and contexts
         scores, contexts = np.ceil(scores * 4) / 4, np.round(contexts)
-    lengths = rng.integers(0, k + 1, batch).astype(np.int32)
-    cost, with_prompts = Padded(rng), Padded(rng) if seed % 2 else None
-    turn, usual = int(rng.integers(0, 1000)), choose(scores, lengths, contexts, cost).rate
-    for guess in (0.0, usual, 0.7 * usual, 30 * usual, 1e-9):
-        chosen = choose(scores, lengths, contexts, cost, 0, with_prompts, guess, turn)
-        expected = oracle.choose(scores, lengths, contexts, cost, with_prompts, guess, turn)
-        assert chosen.lengths.tolist() == expected.lengths.tolist()
-        assert chosen[1:] == expected[1:]
+    cost, prompt, read = Padded(rng), Padded(rng), rng.integers(0, 7, rng.integers(1, 5)).tolist()
+    given, nothing, zero = (scores, lengths, contexts), np.zeros(batch, int), pytest.approx(0, abs=1e-9 * batch)
+    plain = batch / float(seconds(0, batch, cost, contexts))
+    chosen, gain, price, accepted = choose(*given, cost)
+    assert (chosen >= 0).all() and (chosen <= lengths).all() and gain == pytest.approx(price / plain)
+    assert value(chosen, price, scores, contexts, cost) == zero and most(price, *given, cost) == zero
+    assert accepted == pytest.approx(scores[np.arange(k) < chosen[:, None]].sum())
+    for times in (1e-3, 0.7, 1.0, 1.1, 30):
+        guessed = choose(*given, cost, guess=times * price, turn=seed)
+        assert guessed.gain == pytest.approx(gain) and value(guessed.lengths, price, scores, contexts, cost) == zero
+
+    expected = Expected(cost, prompt, read)
+    expected.context = 0.0
+    assert expected.rows_cost(9) == pytest.approx(np.mean([(prompt if n else cost).rows_cost(9 + n) for n in read]))
+    assert expected.verify == pytest.approx(np.mean([(prompt if n else cost).verify for n in read]))
+    beside, gain_beside, *_ = choose(*given, cost, 0, expected)
+    best = most(price, *given, expected)
+    assert value(beside, price, scores, contexts, expected) == pytest.approx(best, abs=1e-9)
+    worth = best - value(nothing, price, scores, contexts, expected)
+    assert gain_beside == pytest.approx(max(1.0, min(gain, 1 + worth / batch)))
+
+    scores = np.where(np.arange(k) < lengths[:, None], scores, 0.0)
+    chosen, gain, price, _ = choose(*given, cost, uniform=k)
+    values = [value(n, price, scores, contexts, cost) for n in (nothing, nothing + k)]
+    assert max(values) == zero and gain == pytest.approx(price / plain)
+    assert set(chosen.tolist()) == {k if gain > 1 else 0}
+    beside, gain_beside, *_ = choose(*given, cost, k, expected)
+    worth = np.subtract(*(value(n, price, scores, contexts, expected) for n in (nothing + k, nothing)))
+    assert gain_beside == pytest.approx(max(1.0, min(gain, 1 + worth / batch)))
+    assert set(beside.tolist()) == {k if gain_beside > 1 else 0}
+
+
+def test_equal_tokens_take_turns():
+    scores, lengths, cost = np.full((7, 2), 0.5), np.full(7, 2, np.int32), Padded(np.random.default_rng(0))
+    cost.size, cost.draft_context = 5, 0.0  # 13 drafts fill the padding
+    got = [choose(scores, lengths, np.zeros(7), cost, turn=turn).lengths for turn in range(9)]
+    assert [n.tolist() for n in got] == [np.roll(got[0], turn).tolist() for turn in range(9)] and got[0].sum() == 13
 
 
 def test_sizes_that_prompts_never_had_lie_on_a_line():
@@ -169,43 +135,63 @@ def test_sizes_that_prompts_never_had_lie_on_a_line():
     )
 
 
+BINS = Calibration.NUM_BINS
+
+
+def bins(scores):
+    return np.minimum((np.asarray(scores, np.float32) * np.float32(BINS)).astype(int), BINS - 1)
+
+
+def corrected_by(calibration, scores):
+    """What the C gives, in NumPy."""
+    centre = (np.arange(BINS) + 0.5) / BINS
+    prior = calibration.PRIOR_SAMPLES * centre
+    factors = (calibration.accepted + prior) / (calibration.offered * centre + prior)
+    return np.minimum(np.minimum.accumulate(factors[bins(scores)] * scores, axis=1), 1.0)
+
+
 def test_scores_that_promise_too_much_are_corrected():
     rng = np.random.default_rng(0)
     calibration = Calibration()
     for _ in range(400):
         scores = rng.random(20)
-        accepted, counts = rng.random(20) < 0.5 * scores, np.zeros((2, Calibration.NUM_BINS))
-        np.add.at(counts, (accepted.astype(int), oracle.bins(scores)), 1)
+        accepted, counts = rng.random(20) < 0.5 * scores, np.zeros((2, BINS))
+        np.add.at(counts, (accepted.astype(int), bins(scores)), 1)
         calibration.observe(counts)
     shown = np.array([[0.9, 0.5, 0.3]])
     assert calibration.correct(shown) == pytest.approx(0.5 * shown, abs=0.08)
     falling = np.sort(rng.random((50, 8)))[:, ::-1].astype(np.float32)
     falling[0], falling[1] = 1.0, 0.0
-    falling[2] = np.arange(8)[::-1] / np.float32(Calibration.NUM_BINS)  # between bins
+    falling[2] = np.arange(8)[::-1] / np.float32(BINS)  # between bins
     corrected = calibration.correct(falling)
-    assert (np.diff(corrected, axis=1) <= 0).all() and (corrected == oracle.correct(calibration, falling)).all()
-    none, many = np.zeros(Calibration.NUM_BINS), np.full(Calibration.NUM_BINS, 1e4)
+    assert (np.diff(corrected, axis=1) <= 0).all() and (corrected == corrected_by(calibration, falling)).all()
+    none, many = np.zeros(BINS), np.full(BINS, 1e4)
     calibration.observe(np.stack([none, many]))  # too few were promised
     corrected = calibration.correct(falling)
-    assert corrected.max() == 1 and (corrected == oracle.correct(calibration, falling)).all()
+    assert corrected.max() == 1 and (corrected == corrected_by(calibration, falling)).all()
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_what_became_of_the_last_drafts(seed):
-    rng = np.random.default_rng(seed)
-    batch, k = int(rng.integers(0, 60)), int(rng.integers(1, 6))
-    last, now = (rng.permutation(80)[:batch].astype(np.int32) for _ in range(2))
-    last[rng.random(batch) < 0.2] = -1
-    drafted, gained = (rng.integers(0, k + more, batch).astype(np.int32) for more in (1, 2))
-    contexts, scores = rng.random(batch) * 5, rng.random((batch, k)).astype(np.float32)
-    sums, expected = oracle.observe(now, gained, last, drafted, contexts, scores)
-    counts = np.ones((2, Calibration.NUM_BINS))
-    assert observe_drafts(now, gained, last, drafted, contexts, counts, scores) == sums
-    assert (counts == 1 + expected).all(), "it adds to what was counted"
-    drafted[:] = 0
-    sums, _ = oracle.observe(now, gained, last, drafted, contexts, scores)
-    assert observe_drafts(now, gained, last, drafted, contexts, counts, None) == sums
-    assert (counts == 1 + expected).all()
+def test_what_became_of_the_last_drafts():
+    """Summed and counted one request after another; drafts of requests that are gone (slot -1) or gained nothing are
+    not counted."""
+    rng = np.random.default_rng(0)
+    for batch, k in ((0, 3), (1, 1), (30, 5), (59, 2)):
+        last, now = (rng.permutation(80)[:batch].astype(np.int32) for _ in range(2))
+        last[rng.random(batch) < 0.2] = -1
+        drafted, gained = (rng.integers(0, k + more, batch).astype(np.int32) for more in (1, 2))
+        contexts, scores = rng.random(batch) * 5, rng.random((batch, k)).astype(np.float32)
+        sums, expected, counts = np.zeros(4), np.ones((2, BINS)), np.ones((2, BINS))
+        for slot, tokens in zip(now.tolist(), gained.tolist(), strict=True):
+            for place in np.flatnonzero(last == slot):
+                n, context = int(drafted[place]), contexts[place]
+                sums += (1, n, context, n * context)
+                for depth in range(n if tokens else 0):
+                    expected[int(depth < tokens - 1), bins(scores[place, depth])] += 1
+        assert observe_drafts(now, gained, last, drafted, contexts, counts, scores) == pytest.approx(tuple(sums))
+        assert (counts == expected).all(), "it adds to what was counted"
+        drafted[:] = 0
+        assert observe_drafts(now, gained, last, drafted, contexts, counts, None)[1::2] == (0, 0)
+        assert (counts == expected).all()
 
 
 class Machine:
@@ -435,32 +421,21 @@ def test_a_pause_is_not_learned_as_a_step(gap, read):
     assert often.switch.steps_on > 0.93 * paused(2000, (), batch=2, read=read).switch.steps_on
 
 
-def test_a_step_that_nothing_is_known_of_costs_no_credit():
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_step_that_nothing_is_known_of_costs_no_credit(gone):
+    """An explored one that ran without some of its drafts: the engine left them out, or requests are gone."""
     machine = Machine(batch=2, accept=0.8)
     while not machine.switch._probe:
         machine.step()
     machine.switch.learn()
-    credit = machine.switch._credit
-    machine.switch.forget(0)
-    machine.switch.forget(1)
-    machine.switch.observe(machine.slots, np.ones(2, np.int32), 2)
-    assert machine.switch._probe is None and machine.switch._credit == credit
-
-
-@pytest.mark.parametrize("gone", [False, True])
-def test_an_explored_step_that_ran_without_some_drafts_costs_no_credit(gone):
-    """Because the engine left them out, or because a request is gone."""
-    machine = Machine(batch=2, accept=0.8)
-    while not machine.switch._probe:
-        machine.step()
+    credit, left = machine.switch._credit, 2 if gone == 2 else 2 - gone
+    for slot in range(gone):
+        machine.switch.forget(1 - slot)
+    machine.now += 3 * curve(2) * (gone < 2)
+    ran = left + (int(machine.given[0]) if gone == 1 else 0)
+    machine.switch.observe(machine.slots[:left], np.ones(left, np.int32), ran)
     machine.switch.learn()
-    credit, left = machine.switch._credit, 1 if gone else 2
-    if gone:
-        machine.switch.forget(1)
-    machine.now += 3 * curve(2)
-    machine.switch.observe(machine.slots[:left], np.ones(left, np.int32), left + gone * int(machine.given[0]))
-    machine.switch.learn()
-    assert machine.switch._credit >= credit
+    assert machine.switch._probe is None and machine.switch._credit >= credit
 
 
 @pytest.mark.parametrize("times", [1.3, 3, 10, 100])

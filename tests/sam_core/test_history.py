@@ -63,7 +63,11 @@ def end_process():
 
 def test_history_is_found_again(tmp_path, caplog):
     folder = tmp_path / "of" / "a run"
-    assert answer(make(folder)) == 0
+    first = make(folder)
+    assert answer(first, end=False) == 0
+    assert not (folder / "engine-0/pool").exists(), "a request runs"
+    first.finish(["a"])
+    saved(first)
     assert sorted(path.name for path in (folder / "engine-0").iterdir()) == ["lock", "pool"]
     end_process()
     with caplog.at_level(logging.INFO):
@@ -72,17 +76,6 @@ def test_history_is_found_again(tmp_path, caplog):
     assert answer(again) > 3
     again.make_uniform()
     assert answer(again) > 3, "an engine with captured graphs finds it, too"
-
-
-def test_it_is_written_when_no_request_runs(tmp_path):
-    proposer = make(tmp_path)
-    answer(proposer, "a", end=False)
-    answer(proposer, "b", end=False)
-    proposer.finish(["a"])
-    assert not (tmp_path / "engine-0/pool").exists()
-    proposer.finish(["b"])
-    saved(proposer)
-    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2
 
 
 def busy(tmp_path, **more):
@@ -242,17 +235,6 @@ def test_what_auto_learned_is_saved_with_it(tmp_path):
     assert second.switch.calibration.offered.sum() > 1.9
 
 
-def test_ranks_that_do_not_draft_touch_nothing(tmp_path):
-    answer(make(tmp_path / "new", drafting=False))
-    assert not (tmp_path / "new").exists()
-
-
-def test_engines_have_files_of_their_own(tmp_path):
-    answer(make(tmp_path))
-    assert answer(make(tmp_path, rank=1)) == 0
-    assert {path.parent.name for path in tmp_path.glob("*/pool")} == {"engine-0", "engine-1"}
-
-
 @pytest.mark.parametrize("given", [None, "ngram", '{"method": "ngram"}', {"sam": 3}, {"sam": {"history": 3}}, {}])
 def test_replicas_have_folders_of_their_own(given):
     config = {"method": "sam", "sam": {"rule": "newest", "history": "/h"}}
@@ -267,7 +249,7 @@ def test_replicas_have_folders_of_their_own(given):
 
 HOLD = "import sys, pathlib, sam_core.files as f; f.lock(pathlib.Path(sys.argv[1]), 60); print(flush=True); input()"
 FORK_OF_ENGINE = """
-import os, sys, sam_core.history as h
+import os, sys, time, sam_core.history as h
 from sam_core.proposer import SamProposer
 h.LOCK_TIMEOUT_S = 0.2
 def make():
@@ -287,6 +269,7 @@ os.waitpid(child, 0)
 if not os.fork():
     os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], sys.argv[1]])
 os.wait()
+print(os.fork() or time.sleep(60), flush=True)
 """
 OTHER_ENGINE = FORK_OF_ENGINE.partition("engine = make()")[0] + "told()"
 
@@ -307,7 +290,8 @@ def test_a_second_engine_of_this_process(tmp_path):
         with pytest.raises(ValueError, match=f"^history '{tmp_path}' is in use by another engine: end that one, or"):
             make(tmp_path)
     other = make(tmp_path, rank=1)
-    assert answer(first) == answer(other) == 0
+    assert answer(first) == answer(other) == answer(make(tmp_path, rank=2, drafting=False)) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"engine-0", "engine-1"}
     for folder in ("engine-0", "engine-1"):
         assert Pool.describe(tmp_path / folder / "pool")["texts"] == 1
 
@@ -325,9 +309,14 @@ def test_one_engine_may_build_its_proposer_twice(tmp_path, in_a_cycle):
 
 
 def test_the_lock_is_that_of_the_process_that_made_the_engine(tmp_path):
-    """A forked child, which has a copy of the engine, cannot use the folder, and does not end the lock."""
+    """A forked child, which has a copy of the engine, cannot use the folder, and neither ends nor keeps the lock."""
     run = [sys.executable, "-c", FORK_OF_ENGINE, str(tmp_path), OTHER_ENGINE]
-    assert subprocess.run(run, capture_output=True, text=True).stdout == "in use\nin use\n"
+    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as engine:
+        assert [engine.stdout.readline() for _ in range(2)] == 2 * ["in use\n"]
+        child = int(engine.stdout.readline())
+        assert engine.wait() == 0
+        os.close(lock((tmp_path / "engine-0/lock").resolve(), 20))
+        os.kill(child, signal.SIGKILL)
 
 
 OLDER = b"sampool\0" + struct.pack("<II", 2, 0x01020304) + bytes(64)
@@ -353,11 +342,22 @@ def test_a_foreign_file_is_one_sentence_that_names_it(tmp_path, name, content, s
     assert path.read_bytes() == content
 
 
-def test_a_folder_of_another_setting(tmp_path):
-    answer(make(tmp_path))
-    for other in ({"rule": "blend"}, {"sources": ["group", "history"]}):
-        with pytest.raises(ValueError, match="engine-0/pool was saved with rule newest and sources .*: go on with tho"):
-            make(tmp_path, sam=other)
+def test_a_folder_of_another_setting_or_model(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text('{"a": 5, "b": 6}')
+    answer(make(tmp_path, vocab_size=1000, tokenizer=str(model)))
+    end_process()
+    (model / "tokenizer.json").write_text('{"a": 6, "b": 5}')
+    for other, sentence in (
+        ({"sam": {"rule": "blend"}}, "was saved with rule newest and sources .*: go on with tho"),
+        ({"sam": {"sources": ["group", "history"]}}, "was saved with rule newest and sources .*: go on with tho"),
+        ({"vocab_size": 2000}, "is of a vocabulary of 1000 tokens, but the model's has 2000"),
+        ({"tokenizer": str(model)}, r"is of another tokenizer \(fingerprint \w{16}\) than the mo"),
+    ):
+        with pytest.raises(ValueError, match=f"engine-0/pool'? {sentence}"):
+            make(tmp_path, **other)
+        end_process()
 
 
 @pytest.mark.parametrize(("place", "number"), [("mkdir", errno.EROFS), ("_check_folder", errno.ENOSPC)])
@@ -388,36 +388,3 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text(json.dumps(1))
     with pytest.raises(ValueError, match=r"file/folder' cannot be used \(Not a directory\): name a folder that can be"):
         make(tmp_path / "file" / "folder")
-
-
-def test_a_folder_of_another_model(tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 5, "b": 6}}}')
-    of = {"vocab_size": 1000, "tokenizer": str(model)}
-    answer(make(tmp_path, **of))
-    end_process()
-    with pytest.raises(ValueError, match="engine-0/pool' is of a vocabulary of 1000 tokens, but the model's has 2000"):
-        make(tmp_path, vocab_size=2000)
-    end_process()
-    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 6, "b": 5}}}')
-    with pytest.raises(ValueError, match=r"engine-0/pool' is of another tokenizer \(fingerprint \w{16}\) than the mo"):
-        make(tmp_path, **of)
-
-
-FORK = """
-import os, pathlib, sys, time, sam_core.files as f
-f.lock(pathlib.Path(sys.argv[1]), 60)
-child = os.fork() or time.sleep(60)
-print(child, flush=True)
-"""
-
-
-def test_a_forked_child_does_not_hold_it(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", FORK, str((tmp_path / "lock").resolve())], stdout=subprocess.PIPE, text=True
-    ) as process:
-        child = int(process.stdout.readline())
-        assert process.wait() == 0
-        os.close(lock((tmp_path / "lock").resolve(), 20))
-        os.kill(child, signal.SIGKILL)
