@@ -134,6 +134,10 @@ def test_append_and_close_refuse():
     for bad in (-1, 2**80, np.int64(-7)):
         with pytest.raises(ValueError, match=f"tokens is .*{bad}.*: token ids go from 0 to 2147483647"):
             pool.append(slot, bad)
+    for group in (b"name", [1]):
+        pool.open([1], group if group == b"name" else "by_prompt")
+        with pytest.raises(ValueError, match="group has . open slots?: close them before dropping it"):
+            pool.drop(group)
     with pytest.raises(TypeError, match="append takes 2 arguments, slot and tokens, not 3"):
         pool.append(slot, 1, 2)
     assert pool.stats()["appended"] == 0
@@ -179,6 +183,13 @@ WRONG_TYPES = [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"x": 1}, 
 def test_pool_refuses_types(arguments):
     with pytest.raises(TypeError):
         sam_core.Pool(**arguments)
+    pool = sam_core.Pool(min_prob=0.25)
+    if arguments.keys() == {"min_prob"}:
+        with pytest.raises(TypeError):
+            pool.min_prob = arguments["min_prob"]
+    with pytest.raises(AttributeError, match="min_prob cannot be deleted"):
+        del pool.min_prob
+    assert pool.min_prob == 0.25
 
 
 def test_integers_that_change_the_list_do_no_harm():

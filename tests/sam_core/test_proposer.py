@@ -72,24 +72,6 @@ def test_the_rest_of_a_text_that_has_left_the_rows_is_fed_once():
     assert batch.propose(proposer) == {"b": [5, 6, 7]}
 
 
-def test_same_id_again_after_an_abort_is_a_new_request():
-    proposer, batch = make(), Batch()
-    batch.add("a", [1, 2, 3, 1, 2, 3], 2)
-    batch.propose(proposer)
-    proposer.finish(["a", "never seen"])
-    batch.remove("a")
-    batch.add("a", [4, 4, 4], 3)
-    assert batch.propose(proposer)["a"] == [4]
-    assert proposer.stats()["requests"] == 1
-
-
-@pytest.mark.parametrize(("length", "longest"), [(MAX_LEN - 3, 2), (MAX_LEN - 1, 0)])
-def test_no_draft_reaches_beyond_max_model_len(length, longest):
-    proposer, batch = make(), Batch()
-    batch.add("a", [1, 2, 3] * (length // 3) + [1, 2, 3][: length % 3], length)
-    assert len(batch.propose(proposer)["a"]) == longest
-
-
 def test_streamed_prompt_that_grows_over_a_sampled_token_is_indexed_anew():
     proposer, batch = make(sources=["request"]), Batch()
     batch.add("a", [1, 2, 9], 2)
@@ -158,23 +140,22 @@ def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
 
 @pytest.mark.parametrize("index_later", [False, True])
 def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
-    """Random arrivals, samples, preemptions, chunks and ends; the text of every request is what was sampled."""
+    """Random arrivals, also with ids of requests that have ended, samples, preemptions and ends: the text of every
+    request is what was sampled, and drafts stand in it behind an earlier occurrence of its last token."""
     rng = random.Random(5)
     proposer, batch = make(threshold=3, sources=["request"]), Batch()
-    texts, prompts, waiting, expected, drafted, latest = {}, {}, [], 0, 0, 0
+    texts, prompts, waiting, expected, drafted, latest, longest = {}, {}, [], 0, 0, 0, 0
     for step in range(600):
-        if len(batch.req_ids) < 6 and rng.random() < 0.3:
-            name = f"r{step}"
+        name = f"r{step % 20}"
+        if len(batch.req_ids) < 6 and name not in texts and rng.random() < 0.3:
             texts[name] = [rng.randrange(3) for _ in range(rng.randrange(1, 9))]
             prompts[name] = len(texts[name])
             batch.add(name, texts[name], prompts[name])
         if waiting and len(batch.req_ids) < 8 and rng.random() < 0.5:
             name = waiting.pop()
             batch.add(name, texts[name], prompts[name])
-        sampled = []
-        for name in batch.req_ids:
-            new = [rng.randrange(3) for _ in range(rng.randrange(0, 4))]
-            sampled.append(new)
+        sampled = [[rng.randrange(3) for _ in range(rng.randrange(4))] for _ in batch.req_ids]
+        for name, new in zip(batch.req_ids, sampled, strict=True):
             batch.sample(name, new)
             texts[name] += new
             expected += len(new)
@@ -182,18 +163,19 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
         if rng.random() < 0.5:
             proposer.catch_up()
         for (name, draft), new in zip(drafts.items(), sampled, strict=True):
-            assert followed_somewhere(texts[name], draft) and (new or not draft)
+            text, size = texts[name], 1 + len(draft)
+            assert not draft or any(text[i : i + size] == [text[-1], *draft] for i in range(len(text) - 1))
+            assert new or not draft
             drafted += len(draft)
-        ending = []
-        for name in list(batch.req_ids):
-            if len(texts[name]) > MAX_LEN - 8 or rng.random() < 0.05:
-                ending.append(name)
-            elif rng.random() < 0.1:
-                batch.remove(name)
-                waiting.append(name)
+            longest = max(longest, len(text) + len(draft)) if draft else longest
         if any(drafts.values()):
             assert fed(proposer, batch.req_ids) == sum(len(texts[name]) for name in batch.req_ids)
-        proposer.finish(ending)
+        ending = [name for name in batch.req_ids if len(texts[name]) > MAX_LEN - 4 or rng.random() < 0.03]
+        for name in [name for name in batch.req_ids if name not in ending]:
+            if rng.random() < 0.1:
+                batch.remove(name)
+                waiting.append(name)
+        proposer.finish([*ending, "never seen"])
         for name in ending:
             batch.remove(name)
             del texts[name]
@@ -201,7 +183,7 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
         latest = max(latest, late)
         assert proposer.pool.stats()["appended"] == expected - late
         assert proposer.stats()["requests"] == len(texts)
-    assert drafted > 100 and latest > 20
+    assert drafted > 100 and latest > 20 and longest == MAX_LEN - 1
 
 
 def test_while_nothing_is_drafted_requests_are_fed_in_turn():
@@ -229,13 +211,6 @@ def test_while_nothing_is_drafted_requests_are_fed_in_turn():
 def fed(proposer, names):
     """Tokens of these requests that the pool has."""
     return sum(int(proposer._requests["fed"][proposer._slots[name]]) for name in names)
-
-
-def followed_somewhere(text, draft):
-    """The draft stands in the text behind an earlier occurrence of the text's last token."""
-    return not draft or any(
-        text[i] == text[-1] and text[i + 1 : i + 1 + len(draft)] == draft for i in range(len(text) - 1)
-    )
 
 
 @pytest.mark.parametrize("uniform", [False, True])
@@ -285,7 +260,9 @@ def uniform(k=3, **options):
     return proposer
 
 
-def test_uniform_drafts_are_padded_by_their_last_token_and_by_the_texts():
+def test_uniform_drafts_are_padded_or_off_for_all():
+    """Padded by their last token and by the texts; off where one request has no room for k tokens and the bonus
+    token."""
     proposer, batch = uniform(), Batch()
     batch.add("a", [1, 2, 3, 1, 2], 5)
     batch.add("b", [5, 6, 7, 9, 5], 5)
@@ -297,28 +274,18 @@ def test_uniform_drafts_are_padded_by_their_last_token_and_by_the_texts():
     batch.propose(proposer)
     stats = proposer.stats()
     assert (stats["padding"], stats["padding_accepted"], stats["proposed"]) == (5, 2, 7 + 3 + 3)
-
-
-def test_uniform_is_off_for_all_where_one_cannot_take_k_tokens():
-    proposer, batch = uniform(), Batch()
-    batch.add("a", [1, 2] * 4, 8)
-    batch.add("b", [1, 2, 3, 4] * 15, 60)  # room for 3 tokens and the bonus token
-    assert batch.propose(proposer) == {"a": [1, 2, 2], "b": [1, 2, 3]}
-    batch.sample("b", [1])
-    assert batch.propose(proposer) == {"a": [], "b": []}
-    batch.remove("b")
-    assert batch.propose(proposer) == {"a": [1, 2, 2]}
+    batch.add("e", [1, 2, 3, 4] * 15, 60)
+    assert batch.propose(proposer)["e"] == [1, 2, 3]
+    batch.sample("e", [1])
+    assert not any(batch.propose(proposer).values())
 
 
 @pytest.mark.parametrize("rule", ["oldest", "newest", "count", "suffix", "blend"])
 def test_uniform_pads_with_what_min_prob_leaves_out(rule):
     """Each padded draft begins with the draft of an engine without graphs, and goes on with that of min_prob 0."""
-    rng, texts = random.Random(3), []
+    rng, shorter, longer = random.Random(3), 0, 0
     for _ in range(60):
-        texts.append([rng.randrange(3) for _ in range(rng.randrange(30, 50))])
-    shorter = longer = 0
-    for text in texts:
-        drafts = []
+        text, drafts = [rng.randrange(3) for _ in range(rng.randrange(30, 50))], []
         for proposer in (make(8, rule=rule, min_prob=0.2), make(8, rule=rule), uniform(8, rule=rule, min_prob=0.2)):
             batch = Batch()
             batch.add("a", text, 4)
@@ -336,35 +303,30 @@ def test_uniform_pads_with_what_min_prob_leaves_out(rule):
 
 
 def test_no_draft_leaves_the_vocabulary():
-    """Whatever the texts hold, an engine's placeholders for pictures too."""
-    batch, k = Batch(), 8
+    """Whatever the texts hold, an engine's placeholders for pictures too; padding as well."""
+    bound, batch = SamProposer(8, PLAIN, max_model_len=MAX_LEN, vocab_size=900), Batch()
     batch.add("a", [1, 2, 3, 900, 4, 1, 2], 7)
-    free, bound = (SamProposer(k, PLAIN, max_model_len=MAX_LEN, vocab_size=size) for size in (None, 900))
-    assert batch.propose(free) == {"a": [3, 900, 4, 1, 2]} and batch.propose(bound) == {"a": [3]}
+    assert batch.propose(bound) == {"a": [3]}
     bound.make_uniform()
-    batch.add("b", [1, 2, 3, 900, 4, 1, 2], 7)
-    assert batch.propose(bound)["b"] == [3] * k, "padding is of the vocabulary, too"
+    batch.sample("a", [3, 900, 4, 1, 2])
+    assert batch.propose(bound) == {"a": [3] * 8}
 
 
 def test_a_corpus_of_another_model_is_one_sentence(tmp_path):
-    path, model = tmp_path / "corpus", tmp_path / "model"
-    build_corpus([[5, 6, 200000, 200001]], path)
-    sam = {"corpus": str(path)}
+    path, model = tmp_path / "corpus", tmp_path / "tokenizer.json"
+    model.write_text('{"a": 5, "b": 6}')
+    build_corpus([[5, 6, 200000, 200001]], path, tokenizer=model)
 
-    def refusal(**given):
-        with pytest.raises(ValueError) as error:
-            SamProposer(3, sam, max_model_len=MAX_LEN, **given)
-        assert "\n" not in str(error.value) and str(path) in str(error.value)
-        return str(error.value)
+    def make_with(**more):
+        return SamProposer(3, {"corpus": str(path)}, max_model_len=MAX_LEN, **more)
 
-    sentence = "is of another vocabulary: it has token 200001, but the model's has 32000 tokens"
-    assert sentence in refusal(vocab_size=32000)
-    SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, drafting=False)
-    SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=200002)
-    model.mkdir()
-    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 5, "b": 6}}}')
-    build_corpus([[5, 6]], path, tokenizer=model)
-    SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, tokenizer=str(model))
-    SamProposer(3, sam, max_model_len=MAX_LEN, vocab_size=32000, tokenizer="Qwen/Qwen3-8B")
-    (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 6, "b": 5}}}')
-    assert "is of another tokenizer (fingerprint " in refusal(vocab_size=32000, tokenizer=str(model))
+    for good in ({"drafting": False, "vocab_size": 9}, {"vocab_size": 200002}, {"tokenizer": "Qwen/Qwen3-8B"}):
+        make_with(**good)
+    make_with(tokenizer=str(model))
+    model.write_text('{"a": 6, "b": 5}')
+    for bad, sentence in (
+        ({"vocab_size": 32000}, "is of another vocabulary: it has token 200001, but the model's has 32000 tokens"),
+        ({"tokenizer": str(model)}, r"is of another tokenizer \(fingerprint "),
+    ):
+        with pytest.raises(ValueError, match=f"^[^\n]*{path}[^\n]* {sentence}[^\n]*$"):
+            make_with(**bad)

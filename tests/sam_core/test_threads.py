@@ -3,7 +3,6 @@
 
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -68,30 +67,3 @@ def test_a_fork_frees_a_pool_without_its_threads():
 def test_the_proposer_uses_the_processors_of_its_process():
     proposer = SamProposer(3, None, max_model_len=64)
     assert proposer.pool.num_threads == min(8, len(os.sched_getaffinity(0)))
-
-
-def test_other_calls_go_on_while_a_file_is_written(tmp_path):
-    """They were counted, not timed: a call that waits for the file makes it one or two."""
-    pool, calls, stop = Pool(rule="newest", sources=("group", "history")), [0], threading.Event()
-    text = np.random.default_rng(1).integers(0, 1000, 4000).astype(np.int32)
-    for number in range(1000):
-        slot = pool.open([number])
-        pool.append(slot, text)
-        pool.close(slot)
-    slot = pool.open([1, 2, 3], None)
-
-    def append():
-        while not stop.is_set():
-            pool.append(slot, [1])
-            calls[0] += 1
-
-    thread = threading.Thread(target=append)
-    thread.start()
-    try:
-        before = calls[0]
-        pool.save(tmp_path / "pool")
-        during = calls[0] - before
-    finally:
-        stop.set()
-        thread.join()
-    assert during > 20 and Pool.describe(tmp_path / "pool")["texts"] == 1000
