@@ -19,14 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "sam_lab", "bench", "--quick"]
 
 
-def call(folder, *words):
-    command = [*COMMAND, "--out", str(folder), *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=170)
-
-
 def run(folder, *words):
     """Exit status, output and rows of a quick run."""
-    done = call(folder, *words)
+    command = [*COMMAND, "--out", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=170)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, done.stdout, json.loads((folder / "bench.json").read_text())["rows"]
 
@@ -104,7 +100,7 @@ def test_contestants_take_turns_and_get_medians_and_quartiles():
     assert found == {"a": (2.0, 1.5, 5.5), "b": (5.0, 4.5, 32.5)} and order == ["a", "b", "b", "a", "a", "b"]
 
 
-def filled(figures, errors=None):
+def filled(figures, errors):
     """{words of a row: row} from {task: {set: (tokens, proposed)}} of 100 steps each; other tasks: (200, 400)."""
     found = Acceptance(Targets(TARGETS), True, print)
     rows = {}
@@ -112,7 +108,7 @@ def filled(figures, errors=None):
         for task in wanted:
             sets = figures.get(task, {"x": (200, 400), "y": (200, 400)})
             found.figures[task] = {n: {"steps": 100, "tokens": t, "proposed": p} for n, (t, p) in sets.items()}
-        found.errors |= errors or {}
+        found.errors |= errors
         try:
             fill(bundle)
         except LabError as error:
@@ -121,28 +117,19 @@ def filled(figures, errors=None):
     return rows
 
 
-def test_figures_are_geometric_means_over_the_sets():
-    task, rival = Task("blend", "request", 8), Task("sglang", "request", 8)
-    rows = filled({task: {"x": (400, 1), "y": (200, 1)}, rival: {"x": (100, 1), "y": (200, 1)}})
+def test_figures_by_hand():
+    """Geometric means over the sets; what failed fails its rows alone; draft lengths at equal tokens a step."""
+    task, rival, arctic = Task("blend", "request", 8), Task("sglang", "request", 8), Task("arctic", "request", 8)
+    figures = {at: {"x": (100 + 20 * i, 100 * i)} for i, at in enumerate(SWEEP)} | {NEWEST: {"x": (150, 400)}}
+    figures |= {task: {"x": (400, 1), "y": (200, 1)}, rival: {"x": (100, 1), "y": (200, 1)}}
+    rows = filled(figures, {Task("blend", "group", 8): "it broke", arctic: "not available: no compiler"})
     row = rows["chain k=8, request, shared"]
     assert row.ours == pytest.approx((8**0.5, 2.5, 3.5)) and row.peers["sglang"].median == pytest.approx(2**0.5)
     assert row.peers["count"].median == 2 and row.value == pytest.approx(2) and row.met
-    assert all(rows[f"chain k=8, {other}"].value == 1 for other in ("request, private", "group, shared"))
-
-
-def test_draft_length_is_compared_at_equal_tokens_a_step():
-    figures = {task: {"x": (100 + 20 * at, 100 * at)} for at, task in enumerate(SWEEP)}
-    rows = filled(figures | {NEWEST: {"x": (150, 400)}})
+    assert row.peers["arctic"] == "not available: no compiler" and rows["chain k=8, request, private"].value == 1
+    assert rows["chain k=8, group, shared"].error == "it broke" and not rows["chain k=8, group, shared"].met
     row = rows["drafted tokens for the acceptance of newest k=3"]
     assert row.value == pytest.approx(2.5 / 4) and row.ours.median == 2.5 and row.note == "at 1.500 tokens a step"
-
-
-def test_failed_configuration_fails_its_rows_alone():
-    no_compiler = "not available: no compiler"
-    rows = filled({}, {Task("blend", "group", 8): "it broke", Task("arctic", "request", 8): no_compiler})
-    assert rows["chain k=8, group, shared"].error == "it broke" and not rows["chain k=8, group, shared"].met
-    assert rows["chain k=8, request, shared"].value == pytest.approx(1)
-    assert rows["chain k=8, request, shared"].peers["arctic"] == no_compiler
 
 
 def die(*task):

@@ -18,52 +18,42 @@ RULE = ["--rule", "newest"]
 refused = partial(commands.refused, main)
 
 
-def command(*words, **options):
-    words = [sys.executable, "-m", "sam_lab", *map(str, words)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, **options)
-
-
-def rows(out):
-    """{(recording, context, draft): tokens a step} of a printed table."""
-    lines = (line.split() for line in out.splitlines()[1:])
-    return {tuple(words[:3]): float(words[3]) for words in lines if words[0] != "geometric"}
-
-
 @pytest.fixture
 def answers(tmp_path):
     return recording(tmp_path / "a.jsonl")
 
 
+def run(answers, out, *words):
+    """The figures that a call of the command writes."""
+    assert main(["replay", str(answers), *map(str, words), "--json", str(out)]) == 0
+    return json.loads(out.read_text())
+
+
 def test_replay_prints_a_table_and_writes_the_same_figures(answers, tmp_path):
-    done = command("replay", answers, *RULE, "--context", "request", "history", "--k", 2, 6, "--json", tmp_path / "o")
+    words = [sys.executable, "-m", "sam_lab", "replay", answers, *RULE, "--context", "request", "history", "--k", "2"]
+    done = subprocess.run([*words, "6", "--json", tmp_path / "o"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stderr == ""
     written = json.loads((tmp_path / "o").read_text())
     assert [(r["context"], r["k"]) for r in written] == [("request", 2), ("request", 6), ("history", 2), ("history", 6)]
-    table = rows(done.stdout)
-    assert len(table) == 4
-    for result in written:
-        shown = table["a.jsonl", result["context"], f"k={result['k']}"]
-        assert shown == pytest.approx(result["tokens_per_step"], abs=6e-4) and shown > 1
+    table = [line.split() for line in done.stdout.splitlines()[1:] if not line.startswith("geometric")]
+    for result, row in zip(written, table, strict=True):
+        assert row[:3] == ["a.jsonl", result["context"], f"k={result['k']}"] and float(row[3]) > 1
+        assert float(row[3]) == pytest.approx(result["tokens_per_step"], abs=6e-4)
         assert result["drafter"] == {"rule": "newest"} and result["by_source"]["request"]["drafts"] > 0
 
 
 def test_resume_keeps_what_is_there_and_adds_the_rest(answers, tmp_path):
-    out = tmp_path / "o.json"
-    words = ["replay", str(answers), *RULE, "--context", "request", "--json", str(out)]
-    assert main([*words, "--k", "3"]) == 0
-    kept = json.loads(out.read_text())
+    out, words = tmp_path / "o.json", [*RULE, "--context", "request", "--k", "3"]
+    kept = run(answers, out, *words)
     kept[0]["tokens_per_step"] = 77.0
     out.write_text(json.dumps(kept))
-    assert main([*words, "--k", "3", "4", "--resume"]) == 0
-    first, second = json.loads(out.read_text())
+    first, second = run(answers, out, *words, "4", "--resume")
     assert (first["tokens_per_step"], second["k"]) == (77.0, 4)
     for changed in (["--seed", "5"], ["--max-tokens", "100"], ["--max-responses", "3"], ["--rule", "oldest"]):
-        assert main([*words, "--k", "3", "--resume", *changed]) == 0
-    found = json.loads(out.read_text())
+        found = run(answers, out, *words, "--resume", *changed)
     assert len(found) == 6 and [result["tokens_per_step"] == 77.0 for result in found].count(True) == 1
     recording(answers, seed=3)
-    assert main([*words, "--k", "3", "--resume"]) == 0
-    assert len(json.loads(out.read_text())) == 7
+    assert len(run(answers, out, *words, "--resume")) == 7
 
 
 def test_command_without_its_packages_is_refused(capsys, monkeypatch):
@@ -72,14 +62,9 @@ def test_command_without_its_packages_is_refused(capsys, monkeypatch):
 
 
 def test_limits_and_fold_reach_the_draw(answers, tmp_path):
-    words = [*RULE, "--k", 3, "--context", "request", "--max-tokens", 1, "--json", tmp_path / "o"]
-    done = command("replay", answers, *words)
-    assert done.returncode == 0
-    assert json.loads((tmp_path / "o").read_text())[0]["requests"] == 2  # one group: a prompt's answers of one epoch
-    folds = []
-    for number in range(2):
-        assert main(["replay", str(answers), *RULE, "--fold", f"{number}/2", "--json", str(tmp_path / "f")]) == 0
-        folds.append(json.loads((tmp_path / "f").read_text())[0]["requests"])
+    (limited,) = run(answers, tmp_path / "o", *RULE, "--k", 3, "--context", "request", "--max-tokens", 1)
+    assert limited["requests"] == 2  # one group: a prompt's answers of one epoch
+    folds = [run(answers, tmp_path / "o", *RULE, "--fold", f"{number}/2")[0]["requests"] for number in range(2)]
     assert sum(folds) == 20 and min(folds) >= 4
 
 
@@ -114,11 +99,11 @@ def test_bad_files_are_refused(answers, tmp_path, capsys):
 
 
 def test_replay_drafts_from_a_corpus(answers, tmp_path):
-    words = ["replay", str(answers), "--k", "4", "--context", "request", "--fold", "0/2", "--json", str(tmp_path / "o")]
+    words = ["--k", "4", "--context", "request", "--fold", "0/2"]
     build_corpus([answers], tmp_path / "made")
-    gained = []
-    for more in ([], ["--corpus", str(tmp_path / "made")], ["--corpus-from-others"]):
-        assert main([*words, *more]) == 0
-        gained.append(json.loads((tmp_path / "o").read_text())[0]["tokens_per_step"])
+    gained = [
+        run(answers, tmp_path / "o", *words, *more)[0]["tokens_per_step"]
+        for more in ([], ["--corpus", tmp_path / "made"], ["--corpus-from-others"])
+    ]
     plain, with_own_answers, with_others = gained
     assert with_own_answers > 1.5 * plain and with_others != plain
