@@ -43,14 +43,6 @@ class Client:
         return max(self.routes._in_flight.values()) - min(self.routes._in_flight.values())
 
 
-def test_answers_to_a_prompt_share_an_engine_and_prompts_spread():
-    client = Client()
-    homes = [[client.send(prompt=(7, prompt)) for prompt in range(12)] for _ in range(8)]
-    assert homes == 8 * [3 * [0, 1, 2, 3]]
-    client.end_all()
-    assert [client.send(prompt=(7, prompt)) for prompt in (6, 1, 0, 11)] == [2, 1, 0, 3], "the next epoch"
-
-
 def test_a_group_is_a_name_or_prompt_and_images():
     client = Client()
     assert client.send(name="task") == client.send(name="task", prompt=(9, 9, 9)) == 0
@@ -61,23 +53,12 @@ def test_a_group_is_a_name_or_prompt_and_images():
     assert client.routes.choose(request("embeddings", prompt=None), 4) is None, "vLLM chooses"
 
 
-def test_requests_that_name_their_engine_are_counted():
-    client = Client()
-    assert [client.send(rank=0, prompt=(8, i)) for i in range(20)] == 20 * [0]
-    assert [client.send(prompt=(7, prompt)) for prompt in range(9)] == 3 * [1, 2, 3]
-
-
 def test_imbalance_is_bounded():
-    client = Client()
-    for _ in range(600):
-        client.send()
-    assert client.imbalance() <= 2 * 32
-
-
-def test_a_large_group_once_does_not_widen_the_bound_for_ever():
+    """Also after a large group once."""
     client = Client(engines=2)
-    for _ in range(32):
+    for _ in range(600):
         client.send(name="validation")
+    assert client.imbalance() <= 2 * 32
     client.end_all()
     homes = {prompt: client.send(prompt=(7, prompt)) for prompt in range(80)}
     client.end_all()
@@ -86,14 +67,20 @@ def test_a_large_group_once_does_not_widen_the_bound_for_ever():
     assert client.imbalance() <= PromptRoutes.SLACK
 
 
-def test_the_number_of_engines_may_change():
+def test_answers_to_a_prompt_share_an_engine_and_prompts_spread():
     client = Client()
-    homes = [client.send(prompt=(7, prompt)) for prompt in range(4)]
+    homes = [[client.send(prompt=(7, prompt)) for prompt in range(12)] for _ in range(8)]
+    assert homes == 8 * [3 * [0, 1, 2, 3]]
+    client.end_all()
+    assert [client.send(prompt=(7, prompt)) for prompt in (6, 1, 0, 11)] == [2, 1, 0, 3], "the next epoch"
+    client.end_all()
+    assert [client.send(rank=0, prompt=(8, i)) for i in range(20)] == 20 * [0]
+    assert [client.send(prompt=(9, prompt)) for prompt in range(9)] == 3 * [1, 2, 3], "they are counted"
+    client.end_all()
     client.engines = 2
-    assert [client.send(prompt=(7, prompt)) for prompt in range(2)] == homes[:2]
-    assert {client.send(prompt=(7, prompt)) for prompt in (2, 3)} == {0, 1}
+    assert [client.send(prompt=(7, prompt)) for prompt in range(4)] == [0, 1, 0, 1], "two engines are left"
     client.engines = 6
-    assert [client.send(prompt=(7, prompt)) for prompt in (4, 5)] == [4, 5], "the new ones are idle"
+    assert [client.send(prompt=(10, prompt)) for prompt in (2, 3, 4, 5)] == [2, 3, 4, 5], "the new ones are idle"
 
 
 def test_an_input_of_a_session_follows_the_one_before():
@@ -128,16 +115,7 @@ def test_prompts_keep_their_homes_when_servers_join():
     assert ask([7, 0], "talk 0") != homes[0], "its server is busy, and it was not in the middle of a conversation"
 
 
-def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(PromptRoutes, "MAX_REMEMBERED", 10)
-    client = Client()
-    for prompt in range(100):
-        client.send(prompt=(7, prompt))
-        client.end_all()
-    assert len(client.routes._routes._homes) == 10
-
-
-def test_what_has_ended_is_forgotten():
+def test_what_has_ended_is_forgotten(monkeypatch):
     client = Client()
     for prompt in range(10):
         client.send(prompt=(7, prompt))
@@ -149,6 +127,11 @@ def test_what_has_ended_is_forgotten():
     assert not client.routes._routes._requests and not client.routes._routes._running
     client.asked = 0
     assert client.send(prompt=(7, 5)) == 1, "the id was that of a request with another prompt"
+    monkeypatch.setattr(PromptRoutes, "MAX_REMEMBERED", 10)
+    for prompt in range(100):
+        client.send(prompt=(8, prompt))
+        client.end_all()
+    assert len(client.routes._routes._homes) == 10
 
 
 def test_prompts_return_to_their_engine_in_a_run_that_is_started_again(tmp_path, caplog):
@@ -193,30 +176,22 @@ def test_a_prompt_that_another_client_moved_stays_there(tmp_path):
     for client in (one, two):
         assert client.send(prompt=(7, 0)) == 0
         client.end_all()
+        client.routes._saved._timer._next = 0
     for rank in 99 * [0]:
         two.send(rank=rank)
     moved = two.send(prompt=(7, 0))
-    assert moved != 0
-    two.routes._saved._timer._next = 0
-    two.end_all()
     one.send(prompt=(7, 1))
-    one.routes._saved._timer._next = 0
-    one.end_all()
-    assert Client(history=str(tmp_path)).send(prompt=(7, 0)) == moved
+    for client in (two, one):
+        client.end_all()
+    assert moved != 0 and Client(history=str(tmp_path)).send(prompt=(7, 0)) == moved
 
 
 def test_clients_of_other_processes_do_not_overwrite_each_other(tmp_path):
     run = "import sys; sys.path.insert(0, sys.argv[2]); from test_engine_routes import Client\n"
     run += "client = Client(history=sys.argv[1]); [client.send(prompt=(int(sys.argv[3]), n)) for n in range(200)]\n"
     run += "print(flush=True); input(); client.end_all()"
-    clients = [
-        subprocess.Popen(
-            [sys.executable, "-c", run, str(tmp_path), str(Path(__file__).parent), str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for number in range(3)
-    ]
+    words, pipes = [str(tmp_path), str(Path(__file__).parent)], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    clients = [subprocess.Popen([sys.executable, "-c", run, *words, str(number)], **pipes) for number in range(3)]
     for client in clients:
         client.stdout.readline()
     for client in clients:
@@ -227,11 +202,7 @@ def test_clients_of_other_processes_do_not_overwrite_each_other(tmp_path):
     assert len(json.loads((tmp_path / "routes.json").read_text())) == 600
 
 
-@pytest.mark.parametrize(
-    ("sam", "routed"), [(None, True), ({"sources": ["group"]}, True), ({"sources": ["request", "common"]}, False)]
-)
-def test_engines_are_chosen_where_the_answers_to_a_prompt_share_an_index(sam, routed):
-    routes = EngineRoutes.from_options(sam, 1)
-    assert (routes is not None) is routed
-    if routed:
-        assert routes.choose(request("r"), 4) == 1
+def test_engines_are_chosen_where_the_answers_to_a_prompt_share_an_index():
+    assert EngineRoutes.from_options({"sources": ["request", "common"]}, 1) is None
+    for sam in (None, {"sources": ["group"]}):
+        assert EngineRoutes.from_options(sam, 1).choose(request("r"), 4) == 1

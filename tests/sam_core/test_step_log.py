@@ -35,18 +35,17 @@ def test_sums_tail_and_idleness(clock, monkeypatch):
     for seconds, running, tokens, left in [(1, 3, 3, 3), (2, 3, 3, 2), (4, 2, 5, 1), (8, 1, 2, 0), (50, 1, 1, 1)]:
         clock[0] += seconds
         record(log, running, tokens, drafted=4, accepted=tokens - running, left=left)
-    assert {name: n for name, n in log.take(None).items() if name != step_log.CPU} == {
-        "decode_steps": 5,
-        "request_steps": 10,
-        "tokens": 14,
-        "drafts": 10,
-        "drafted": 20,
-        "accepted": 4,
-        "busy_s": 14,  # the first step and the one after idleness have no start
-        "tail_s": 12,
-        "tail_tokens": 8,
-    }
+    expected = {"decode_steps": 5, "request_steps": 10, "tokens": 14, "drafts": 10, "drafted": 20, "accepted": 4}
+    expected |= {"busy_s": 14, "tail_s": 12, "tail_tokens": 8}  # no step has a start at first, nor after idleness
+    assert {name: n for name, n in log.take(None).items() if name != step_log.CPU} == expected
     assert set(log.take(None).values()) == {0}
+    log = step_log.StepLog()  # of two engines that run at the same time
+    for engine, running in [(0, 9), (1, 1)] * 3 + [(1, 1)]:
+        clock[0] += 1
+        record(log, running, running, engine=engine)
+    sums = log.take(None)
+    assert (sums["decode_steps"], sums["tokens"], sums["tail_tokens"]) == (7, 31, 4)
+    assert (sums["busy_s"], sums["tail_s"]) == (5, 5)
 
 
 def test_drafter_counters_are_differences_and_its_levels_are_not():
@@ -67,29 +66,19 @@ def test_rows_are_written_when_taken(clock, monkeypatch, tmp_path):
     clock[0] += 0.25
     record(log, 2, 3, drafted=6, accepted=1)
     log.take(None)
-    record(log, 1, 1)
-    log.take(None)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "engine-3.jsonl").read_text().splitlines()]
-    assert rows[1] == [100.0, 0.25, 2, 3, 6, 1]
-    assert len(rows) == 3
-    for _ in range(25):
+    for _ in range(26):
         record(log, 1, 1)
-    assert len((tmp_path / "run" / "engine-3.jsonl").read_text().splitlines()) == 3 + 20, "they do not wait for ever"
-
-
-class Process:
-    """One of psutil's, whose CPU time is the clock's, so many times."""
-
-    def __init__(self, clock, times):
-        self.clock, self.times = clock, times
-
-    def cpu_times(self):
-        return SimpleNamespace(user=self.times * self.clock[0], system=0.0)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "engine-3.jsonl").read_text().splitlines()]
+    assert rows[1] == [100.0, 0.25, 2, 3, 6, 1] and len(rows) == 2 + 20, "they do not wait for ever"
 
 
 def test_cpu_seconds_are_those_of_busy_spans(clock, monkeypatch):
     """10 s of idleness count nothing; the tree is looked up anew after each take, in the middle of a span as well."""
-    trees = [[Process(clock, 2)], [Process(clock, 2), Process(clock, 1)]]
+
+    def process(times):
+        return SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=times * clock[0], system=0.0))
+
+    trees = [[process(2)], [process(2), process(1)]]
     monkeypatch.setattr(step_log, "psutil", SimpleNamespace(Error=KeyError))
     monkeypatch.setattr(step_log, "process_tree", lambda: trees.pop(0))
     log = step_log.StepLog()
@@ -128,14 +117,3 @@ def test_a_log_that_cannot_be_written_is_given_up_with_a_warning(monkeypatch, tm
     record(log, 1, 1)
     assert log.take(None)["tokens"] == 1
     assert len(caplog.messages) == 1 and "is not written any more: Not a directory" in caplog.messages[0]
-
-
-def test_engines_that_run_at_the_same_time(clock):
-    log = step_log.StepLog()
-    for engine, running in [(0, 9), (1, 1)] * 3 + [(1, 1)]:
-        clock[0] += 1
-        record(log, running, running, engine=engine)
-    sums = log.take(None)
-    assert (sums["decode_steps"], sums["tokens"], sums["tail_tokens"]) == (7, 31, 4)
-    assert (sums["busy_s"], sums["tail_s"]) == (5, 5)
-    assert log.take(None)["busy_s"] == 0
