@@ -9,6 +9,7 @@ import gzip
 import json
 import random
 from collections import Counter
+from fractions import Fraction
 
 import hypothesis.strategies as st
 import numpy as np
@@ -17,7 +18,7 @@ from c_programs import PROJECT
 from hypothesis import given, settings
 from sam_core.corpus import build_corpus
 from sam_core.options import RULES
-from steps import i32, step
+from steps import ALL, i32, step
 from twin.automaton import MAX_MATCH
 from twin.rules import ALPHA, MAX_DRAFT, MORE
 
@@ -25,7 +26,6 @@ import sam_core
 
 DATA = PROJECT.parent / "sam_lab" / "data"
 COPYING = ("oldest", "newest")
-ALL = ("request", "group", "history", "common")
 A, B, C, D, E = range(5)
 
 
@@ -129,24 +129,20 @@ class Definition:
         return drafted
 
     def draft(self, number, k):
-        return self.counted(number, k) if self.rule == "count" else self.copied(number, k)
+        return (self.counted if self.rule == "count" else self.copied)(number, k)
 
 
 TOKENS = st.lists(st.integers(0, 2), max_size=8)
 
 
+TEXTS = [[0, 1, 2, 0, 0, 1, 1, 2], [2, 2, 1, 0, 2, 0, 1], [1, 1, 1, 0]]
+
+
 @pytest.fixture(scope="module")
 def small_corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "texts.corpus"
-    texts = [[0, 1, 2, 0, 0, 1, 1, 2], [2, 2, 1, 0, 2, 0, 1], [1, 1, 1, 0]]
-    build_corpus(texts, path)
-    return path, texts
-
-
-def assert_drafts(draft, scores, expected):
-    """A draft may end early where its probability is too small for its 30 bits."""
-    assert draft == expected[: len(draft)]
-    assert len(draft) == len(expected) or not scores or scores[-1] < 2**-18
+    build_corpus(TEXTS, path)
+    return path
 
 
 @pytest.mark.parametrize("sources", [("request",), ("group",), ("request", "group")], ids="+".join)
@@ -154,11 +150,10 @@ def assert_drafts(draft, scores, expected):
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_by_definition(small_corpus, rule, sources, data):
-    path, texts = small_corpus
     with_corpus = rule in COPYING and data.draw(st.booleans())
     by_prompt = data.draw(st.booleans())  # else no prompt begins with another's, which would stand in the group once
-    pool = sam_core.Pool(rule=rule, sources=sources, corpus=path if with_corpus else None)
-    definition = Definition(rule, sources, by_prompt, texts if with_corpus else ())
+    pool = sam_core.Pool(rule=rule, sources=sources, corpus=small_corpus if with_corpus else None)
+    definition = Definition(rule, sources, by_prompt, TEXTS if with_corpus else ())
     prompt, slots = data.draw(TOKENS), []
     for number in range(data.draw(st.integers(1, 3))):
         own = prompt if by_prompt else [10 + number, *prompt]
@@ -168,7 +163,70 @@ def test_by_definition(small_corpus, rule, sources, data):
     for number, tokens in data.draw(st.lists(st.tuples(st.sampled_from(range(len(slots))), TOKENS), max_size=12)):
         definition.append(number, tokens)
         draft, _, scores = ask(pool, slots[number], tokens)
-        assert_drafts(draft, scores, definition.draft(number, 8))
+        expected = definition.draft(number, 8)
+        assert draft == expected[: len(draft)]  # it may end early where its probability is too small for its 30 bits
+        assert len(draft) == len(expected) or not scores or scores[-1] < 2**-18
+
+
+def offers_of(texts, string, share, parent):
+    """(D, parent, string with its next token) for each token that followed a string, where D is the share of a path: a
+    suffix tree counts for a node how often its string occurs."""
+    n = len(string)
+    places = [(text, at + n) for text in texts for at in range(len(text) - n) if text[at : at + n] == string]
+    counts = Counter(text[at] for text, at in places)
+    return [(share * Fraction(c, counts.total()), parent, [*string, token]) for token, c in counts.items()]
+
+
+def expand(texts, string, most):
+    """ExpandSpeculationTree of SuffixDecoding's algorithm 1: D of each node taken, the largest first."""
+    offers, taken = offers_of(texts, string, Fraction(1), -1), []
+    while offers and len(taken) < most:
+        best = max(offers, key=lambda offer: offer[0])
+        offers.remove(best)
+        taken.append(best[0])
+        offers += offers_of(texts, best[2], best[0], len(taken) - 1)
+    return taken
+
+
+def shares_of(texts, string, draft):
+    """D of each node of a draft, its paths, behind this string; None if the texts have no such node."""
+    shares = {(): Fraction(1)}
+    for path in map(tuple, draft):
+        offers = offers_of(texts, [*string, *path[:-1]], shares[path[:-1]], 0)
+        share = next((share for share, _, longer in offers if longer[-1] == path[-1]), None)
+        if share is None:
+            return None
+        shares[path] = share
+    return [*shares.values()][1:]
+
+
+SUFFIX_TEXT = st.lists(st.integers(0, MORE - 2), max_size=14)
+
+
+@settings(max_examples=150, deadline=None)
+@given(outputs=st.lists(SUFFIX_TEXT, max_size=4), prompt=SUFFIX_TEXT, answer=SUFFIX_TEXT, k=st.integers(1, 24))
+def test_suffix_drafts_what_the_papers_algorithm_does(outputs, prompt, answer, k):
+    """GenerateCandidateTree, with shares as fractions: of every suffix of the text in the request's own text and in all
+    of the group the best score wins."""
+    pool = sam_core.Pool(rule="suffix", sources=("request", "group", "history"))
+    # A first token of its own for each text: a prompt that begins as a text of its named group would continue it.
+    outputs, text = [[100 + number, *output] for number, output in enumerate(outputs)], [99, *prompt, *answer]
+    for output in outputs:  # online insertion: each output joins the global tree when it ends
+        slot = pool.open([], b"global")
+        ask(pool, slot, output, 0)
+        pool.close(slot)
+    tokens, parents, _ = ask(pool, pool.open([99, *prompt], b"global"), answer, k, tree=True)
+    draft = paths(tokens, parents)
+    best = own = Fraction(0)
+    for texts in ([*outputs, text], [text]):
+        for p in range(1, len(text) + 1):
+            most = min(k, ALPHA * p)
+            best = max(best, sum(expand(texts, text[-p:], most), Fraction(0)))
+            shares = shares_of(texts, text[-p:], draft)
+            if shares is not None and len(shares) <= most and shares == expand(texts, text[-p:], len(shares)):
+                own = max(own, sum(shares, Fraction(0)))
+    assert abs(own - best) < Fraction(1, 10**6)
+    assert bool(tokens) == (best > 0)
 
 
 def test_suffix_offers_few_children_of_each_string():
@@ -178,33 +236,26 @@ def test_suffix_offers_few_children_of_each_string():
     assert len(parents) == 2 * ALPHA and parents.count(-1) == MORE
 
 
-def history(seed, vocabulary=6, size=60):
-    """Three texts that share much, the last one's end being inside what the others say."""
-    rng = random.Random(seed)
-    base = [rng.randrange(vocabulary) for _ in range(size)]
-    texts = [[rng.randrange(vocabulary) if rng.random() < 0.15 else token for token in base] for _ in range(3)]
-    return texts[:2] + [texts[2][: size // 2]]
-
-
-def fresh(texts, **arguments):
-    """A pool that has learned nothing, with these texts in a group; and the last one's slot."""
-    pool = sam_core.Pool(**arguments)
-    return pool, [pool.open(text, b"name") for text in texts][-1]
-
-
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("rule", RULES)
 def test_least_cuts_exactly_where_a_path_falls_below(rule, tree):
     cut = 0
     for seed in range(12):
-        texts = history(seed)
-        tokens, parents, scores = ask(*fresh(texts, rule=rule), k=32, tree=tree)
+        rng = random.Random(seed)  # three texts that share much; the last one's end is inside what the others say
+        base = [rng.randrange(6) for _ in range(60)]
+        texts = [[rng.randrange(6) if rng.random() < 0.15 else token for token in base] for _ in range(3)]
+
+        def fresh(texts=texts, **more):  # of a pool that has learned nothing
+            pool = sam_core.Pool(rule=rule, **more)
+            slots = [pool.open(text, b"name") for text in (*texts[:2], texts[2][:30])]
+            return ask(pool, slots[-1], k=32, tree=tree)
+
+        tokens, parents, scores = fresh()
         near = [score * factor for score in scores[::3] if score > 1e-3 for factor in (1 - 1e-6, 1 + 1e-6)]
         for least in (scores[0], *near):  # the first score is the 12 bits of one probability, and exact
             kept = next((at for at, score in enumerate(scores) if score < least), len(scores))
             cut += 0 < kept < len(scores)
-            draft = ask(*fresh(texts, rule=rule, min_prob=least), k=32, tree=tree)
-            assert draft == (tokens[:kept], parents[:kept], scores[:kept])
+            assert fresh(min_prob=least) == (tokens[:kept], parents[:kept], scores[:kept])
             if rule != "suffix":  # which drafts by its own measure, not by probability
                 assert all(score < least for score in scores[kept:])
     assert cut > 12
