@@ -16,11 +16,6 @@ import sam_core
 refused = partial(commands.refused, main)
 
 
-def command(*words):
-    words = [sys.executable, "-m", "sam_core", *map(str, words)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60)
-
-
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -35,33 +30,25 @@ def texts(tmp_path):
 
 
 def test_corpus_is_built_and_inspected(texts, tmp_path, capsys):
-    made = command("build-corpus", texts, "-o", tmp_path / "made")
-    assert made.returncode == 0 and "tokens" in made.stdout, made.stderr
-    assert main(["inspect", str(tmp_path / "made")]) == 0
+    tokenizer, out = tmp_path / "tokenizer.json", tmp_path / "made"
+    tokenizer.write_text('{"a": 0}')
+    words = [sys.executable, "-m", "sam_core", "build-corpus", texts, "--tokenizer", tokenizer, "-o", out]
+    made = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert made.returncode == 0 and f"tokenizer        {fingerprint(tokenizer)}\n" in made.stdout, made.stderr
+    assert main(["inspect", str(out)]) == 0
     assert capsys.readouterr().out == made.stdout
-    assert main(["inspect", "--json", str(tmp_path / "made")]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["texts"], found["tokens"], found["largest_token"]) == (2, 160, 1099)
+    for more, counts in (([], (2, 160, 1099)), (["--key", "prompt_ids"], (2, 2, 7))):
+        assert main(["build-corpus", str(texts), *more, "-o", str(out)]) == 0
+        capsys.readouterr()
+        assert main(["inspect", "--json", str(out)]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["texts"], found["tokens"], found["largest_token"]) == counts
 
 
-def test_corpus_takes_the_named_key_and_tokenizer(texts, tmp_path, capsys):
-    tokenizer = tmp_path / "tokenizer.json"
-    tokenizer.write_text('{"model": {"vocab": {"a": 0}}}')
-    words = ["--key", "prompt_ids", "--tokenizer", str(tokenizer), "-o", str(tmp_path / "made")]
-    assert main(["build-corpus", str(texts), *words]) == 0
-    out = capsys.readouterr().out
-    assert f"tokenizer        {fingerprint(tokenizer)}\n" in out
-    assert main(["inspect", "--json", str(tmp_path / "made")]) == 0
-    assert json.loads(capsys.readouterr().out)["tokens"] == 2
-
-
-def test_bad_corpus_input_is_refused(texts, tmp_path, capsys):
-    assert "no.jsonl: No such file" in refused(capsys, "build-corpus", tmp_path / "no.jsonl", "-o", tmp_path / "made")
-    assert "token_ids" in refused(capsys, "build-corpus", write(tmp_path / "x.jsonl", [{}]), "-o", tmp_path / "made")
+def test_bad_input_is_refused(texts, tmp_path, capsys):
+    for source, said in ((tmp_path / "no.jsonl", "no.jsonl: No such"), (write(tmp_path / "x", [{}]), "token_ids")):
+        assert said in refused(capsys, "build-corpus", source, "-o", tmp_path / "made")
     assert not (tmp_path / "made").exists()
-
-
-def test_file_of_neither_kind_is_refused(texts, capsys):
     sentence = refused(capsys, "inspect", texts)
     assert sentence.startswith(f"error: {texts} is neither a corpus (") and ") nor a saved pool (" in sentence
     assert "No such file" in refused(capsys, "inspect", texts.with_name("no"))

@@ -51,20 +51,11 @@ def test_name_is_the_tasks_in_every_epoch():
     others = [name(validation=True), name(tools_kwargs={"a": 2}), name(raw_prompt=[]), name(agent_name="b")]
     assert len({name(), *others}) == 5
     assert name(raw_prompt_ids=np.array([1, 2])) == name(raw_prompt_ids=[1, 2]) != name()
-
-
-def test_images_are_told_apart_by_the_steps_own_name():
     image = {"raw_prompt": [{"role": "user", "content": [{"type": "image", "image": object()}]}]}
-    for row in (ROW | image, ROW | {"multi_modal_data": {"image": []}}):
-        assert group_params(row, False) == {"extra_args": {"sam_group": "uid u1"}}
-        assert group_params(row, True) == {"extra_args": {"sam_group": "validation uid u1"}}
-        row.pop("uid")
-        assert group_params(row, False) == {}
-
-
-def test_what_the_requests_ask_for_already_stays():
+    for images in (image, {"multi_modal_data": {"image": []}}):  # they are told apart by the step's own name
+        assert (name(**images), name(True, **images)) == ("uid u1", "validation uid u1")
+        assert group_params({key: ROW[key] for key in ROW if key != "uid"} | images, False) == {}
     given = {"other": 1, "more": {"a": 2}}
-    named = group_params(ROW, False, given)
-    assert named == {"extra_args": {**group_params(ROW, False)["extra_args"], **given}} and "sam_group" not in given
+    assert group_params(ROW, False, given) == {"extra_args": {"sam_group": name(), **given}}, "what is asked for stays"
     assert group_params(ROW, False, given | {"sam_group": "own"}) == {"extra_args": given | {"sam_group": "own"}}
     assert group_params({}, False, given) == {}, "a row without a name changes nothing"
