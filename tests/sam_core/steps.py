@@ -10,33 +10,35 @@ def i32(*values):
     return np.array(values, dtype=np.int32)
 
 
+def drafts(pool, rows, k=8, width=8, tree=False, index_later=False):
+    """Append rows, a list of (slot, tokens), in one call; return of each draft its tokens, parents, scores, sources and
+    match lengths, as lists."""
+    slots, counts = i32(*(slot for slot, _ in rows)), i32(*(len(tokens) for _, tokens in rows))
+    tokens, starts = i32(*(token for _, tokens in rows for token in tokens)), None
+    if len(tokens) % 2:  # a table whose rows lie apart, and what is not new in it is no token
+        starts = np.arange(len(rows), dtype=np.int32) % 3
+        table = np.full((len(rows) + 1, 2 + counts.max() + 5), -7, np.int32)[:, : 2 + counts.max()]
+        for row, (start, (_, new)) in enumerate(zip(starts, rows, strict=True)):
+            table[row, start : start + len(new)] = new
+        tokens = table
+    arrays = [np.full((len(rows), width), -7, kind) for kind in ("i", "i", "f", "i", "i")]
+    (out, parents, scores, sources, matches), lengths = arrays, np.full(len(rows), -7, np.int32)
+    more = {"parents": parents if tree else None, "sources": sources, "match_lengths": matches}
+    pool.step(slots, tokens, counts, k, out, lengths, scores, starts=starts, index_later=index_later, **more)
+    assert all((array[row, n:] == -7).all() for array in arrays for row, n in enumerate(lengths)), "behind a draft"
+    return [[array[row, :n].tolist() for array in arrays] for row, n in enumerate(lengths)]
+
+
 def step(pool, rows, k=8, width=8, index_later=False):
-    """Append rows, a list of (slot, tokens), in one call; return the drafts as lists."""
-    slots = i32(*(slot for slot, _ in rows))
-    tokens = i32(*(token for _, tokens in rows for token in tokens))
-    counts = i32(*(len(tokens) for _, tokens in rows))
-    out = np.full((len(rows), width), -7, dtype=np.int32)
-    lengths = np.full(len(rows), -7, dtype=np.int32)
-    pool.step(slots, tokens, counts, k, out, lengths, index_later=index_later)
-    assert all((out[row, length:] == -7).all() for row, length in enumerate(lengths)), "wrote behind a draft"
-    return [out[row, :length].tolist() for row, length in enumerate(lengths)]
+    """The tokens alone."""
+    return [draft[0] for draft in drafts(pool, rows, k, width, index_later=index_later)]
 
 
 def step_tree(pool, rows, k=8, width=8):
-    """The same for trees; return (tokens, parents, scores) of each row, after checking that they form trees."""
-    slots = i32(*(slot for slot, _ in rows))
-    tokens = i32(*(token for _, tokens in rows for token in tokens))
-    counts = i32(*(len(tokens) for _, tokens in rows))
-    out, parents = (np.full((len(rows), width), -7, dtype=np.int32) for _ in range(2))
-    scores = np.full((len(rows), width), -7, dtype=np.float32)
-    lengths = np.zeros(len(rows), dtype=np.int32)
-    pool.step(slots, tokens, counts, k, out, lengths, scores=scores, parents=parents)
-    trees = []
-    for row, length in enumerate(lengths):
-        assert all((array[row, length:] == -7).all() for array in (out, parents, scores)), "wrote behind a draft"
-        tree = [array[row, :length].tolist() for array in (out, parents, scores)]
-        for node, (parent, score) in enumerate(zip(tree[1], tree[2], strict=True)):
-            assert -1 <= parent < node and 0 < score <= (1 if parent < 0 else tree[2][parent])
-        assert len(set(zip(tree[0], tree[1], strict=True))) == length, "two equal nodes with one parent"
-        trees.append(tree)
+    """Tokens, parents and scores, after checking that they form trees."""
+    trees = [draft[:3] for draft in drafts(pool, rows, k, width, tree=True)]
+    for tokens, parents, scores in trees:
+        for node, (parent, score) in enumerate(zip(parents, scores, strict=True)):
+            assert -1 <= parent < node and 0 < score <= (1 if parent < 0 else scores[parent])
+        assert len(set(zip(tokens, parents, strict=True))) == len(tokens), "two equal nodes with one parent"
     return trees

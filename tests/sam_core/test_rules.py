@@ -7,6 +7,7 @@ prompt adds nothing before its answer begins.
 
 import gzip
 import json
+import os
 import random
 from collections import Counter
 from fractions import Fraction
@@ -18,7 +19,7 @@ from c_programs import PROJECT
 from hypothesis import given, settings
 from sam_core.corpus import build_corpus
 from sam_core.options import RULES
-from steps import ALL, i32, step
+from steps import ALL, drafts, step
 from twin.automaton import MAX_MATCH
 from twin.rules import ALPHA, MAX_DRAFT, MORE
 
@@ -31,12 +32,8 @@ A, B, C, D, E = range(5)
 
 def ask(pool, slot, tokens=(), k=8, tree=False):
     """Append tokens to one slot; return its draft as lists: tokens, parents (chain: each the one before), scores."""
-    out, parents = np.full((1, MAX_DRAFT), -7, np.int32), np.full((1, MAX_DRAFT), -7, np.int32)
-    lengths, scores = i32(-7), np.full((1, MAX_DRAFT), -7, np.float32)
-    pool.step(i32(slot), i32(*tokens), i32(len(tokens)), k, out, lengths, scores, parents if tree else None)
-    size = lengths[0]
-    above = parents[0, :size].tolist() if tree else list(range(-1, size - 1))
-    return out[0, :size].tolist(), above, scores[0, :size].tolist()
+    found, parents, scores, *_ = drafts(pool, [(slot, tokens)], k, MAX_DRAFT, tree)[0]
+    return found, parents if tree else list(range(-1, len(found) - 1)), scores
 
 
 def paths(tokens, parents):
@@ -49,9 +46,7 @@ def paths(tokens, parents):
 
 def common_suffix(a, b):
     """Tokens with which both end."""
-    return next(
-        (n for n, (x, y) in enumerate(zip(reversed(a), reversed(b), strict=False)) if x != y), min(len(a), len(b))
-    )
+    return len(os.path.commonprefix([a[::-1], b[::-1]]))
 
 
 class Definition:
@@ -62,26 +57,20 @@ class Definition:
 
     def __init__(self, rule, sources, by_prompt, corpus=()):
         self.rule, self.sources, self.by_prompt, self.corpus = rule, sources, by_prompt, corpus
-        self.texts, self.own, self.shared = [], [], []
+        self.texts, self.places = [], {}  # (text, position) of tokens by source, in order of arrival
 
     def open(self, prompt):
         self.texts.append([])
-        self.own.append([])
-        self.append(len(self.texts) - 1, prompt, in_group=len(self.texts) == 1 or not self.by_prompt)
+        self.append(len(self.texts) - 1, prompt, ["group"] if len(self.texts) == 1 or not self.by_prompt else [])
 
-    def append(self, number, tokens, in_group=True):
-        text = self.texts[number]
+    def append(self, number, tokens, shared=("group",)):
         for token in tokens:
-            self.own[number].append((text, len(text)))
-            if in_group:
-                self.shared.append((text, len(text)))
-            text.append(token)
+            for source in (number, *shared):
+                self.places.setdefault(source, []).append((self.texts[number], len(self.texts[number])))
+            self.texts[number].append(token)
 
     def _sources(self, number):
-        if "request" in self.sources:
-            yield self.own[number]
-        if "group" in self.sources:
-            yield self.shared
+        return [self.places.get(number if name == "request" else "group", []) for name in self.sources]
 
     def _longest(self, text, places):
         """The longest match that something follows, and (text, position) of what follows, in order of arrival."""
@@ -90,34 +79,25 @@ class Definition:
         length = max(lengths, default=0)
         return length, [place for size, place in zip(lengths, places, strict=True) if length and size == length]
 
-    def _in_corpus(self, text):
-        for length in range(min(32, len(text)), 0, -1):
-            for other in self.corpus:
-                for at in range(length, len(other)):
-                    if other[at - length : at] == text[-length:]:
-                        return length, (other, at)
-        return 0, None
-
     def copied(self, number, k):
-        best, place = 0, None
-        for source in self._sources(number):
-            length, places = self._longest(self.texts[number], source)
-            if length > best:
-                best, place = length, places[0 if self.rule == "oldest" else -1]
-        length, first = self._in_corpus(self.texts[number])
-        if length > best:
-            place = first
-        return place[0][place[1] : place[1] + k] if place else []
+        at = 0 if self.rule == "oldest" else -1
+        matches = [self._longest(self.texts[number], source) for source in self._sources(number)]
+        found = [(length, places[at]) for length, places in matches if length]
+        in_corpus = [(text, at) for text in self.corpus for at in range(1, len(text))]
+        lengths = [min(common_suffix(self.texts[number], text[:at]), 32) for text, at in in_corpus]
+        found += [(max(lengths), in_corpus[lengths.index(max(lengths))])] if any(lengths) else []
+        _, (text, position) = max(found, key=lambda match: match[0], default=(0, ([], 0)))
+        return text[position : position + k]
 
     def counted(self, number, k):
-        text, drafted, sources = list(self.texts[number]), [], list(self._sources(number))
+        text, drafted, sources = list(self.texts[number]), [], self._sources(number)
         while len(drafted) < k:
             # A source in which the text's end does not stand, with or without a follower, is out for the rest of the
             # draft.
-            ends = [
-                (source, [(other, position + 1) for other, position in source] if drafted else []) for source in sources
+            ends = [[(other, at + 1) for other, at in source] if drafted else [] for source in sources]
+            sources = [
+                source for source, more in zip(sources, ends, strict=True) if self._longest(text, source + more)[0]
             ]
-            sources = [source for source, ends_here in ends if self._longest(text, source + ends_here)[0]]
             matches = [self._longest(text, source) for source in sources]
             _, places = max(matches, key=lambda match: match[0], default=(0, []))
             followers = [other[position] for other, position in places]
@@ -335,11 +315,9 @@ def test_common_drafts_what_only_others_said(sources):
         pool.close(slot)
     before = pool.stats()["by_source"]["common"]
     slot = pool.open([7, 8, 1], None)
-    out, named, matches = np.zeros((3, 1, 4), np.int32)
-    lengths = i32(0)
-    pool.step(i32(slot), i32(), i32(0), 4, out, lengths, sources=named, match_lengths=matches)
-    assert lengths[0] == 4 and out.tolist() == [[2, 3, 4, 5]] and not matches.any()
-    assert [sam_core.SOURCES[source] for source in named[0]] == ["common"] * 4
+    ((tokens, _, _, named, matches),) = drafts(pool, [(slot, [])], 4)
+    assert tokens == [2, 3, 4, 5] and matches == [0] * 4
+    assert [sam_core.SOURCES[source] for source in named] == ["common"] * 4
     pool.append(slot, [2, 3, 9])
     after = pool.stats()["by_source"]["common"]
     gained = {name: after[name] - before[name] for name in after}

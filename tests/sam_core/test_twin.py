@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import twin
 from hypothesis import Phase, settings
@@ -22,7 +21,7 @@ from hypothesis.stateful import (
 )
 from sam_core.corpus import build_corpus
 from sam_core.options import RULES
-from steps import ALL, i32
+from steps import ALL, drafts, i32
 from twin.rules import MAX_DRAFT
 
 import sam_core
@@ -46,7 +45,7 @@ class Both:
     """Two pools that get the same calls; each answer is compared."""
 
     def __init__(self, tree=False, **arguments):
-        self.tree, self.turn = tree, 0
+        self.tree = tree
         self.c, self.twin = sam_core.Pool(**arguments), twin.Pool(**arguments)
 
     def same(self, name, *arguments):
@@ -56,25 +55,9 @@ class Both:
 
     def step(self, rows, k, index_later=False):
         """Append rows, a list of (slot, tokens), and return the drafts as lists of tokens."""
-        slots, counts = i32(*(slot for slot, _ in rows)), i32(*(len(tokens) for _, tokens in rows))
-        tokens, shape = i32(*(token for _, tokens in rows for token in tokens)), (len(rows), MAX_DRAFT)
-        starts = None
-        if len(tokens) % 2:  # a table whose rows lie apart, and what is not new in it is no token
-            starts = np.arange(len(rows), dtype=np.int32) % 3
-            table = np.full((len(rows) + 1, 2 + counts.max() + 5), -7, np.int32)[:, : 2 + counts.max()]
-            for row, (start, (_, new)) in enumerate(zip(starts, rows, strict=True)):
-                table[row, start : start + len(new)] = new
-            tokens = table
-        answers = []
-        for pool in (self.c, self.twin):
-            out, parents, sources, matches = (np.full(shape, -7, np.int32) for _ in range(4))
-            lengths, scores = np.full(len(rows), -7, np.int32), np.full(shape, -7, np.float32)
-            more = {"parents": parents if self.tree else None, "sources": sources, "match_lengths": matches}
-            pool.step(slots, tokens, counts, k, out, lengths, scores, starts=starts, index_later=index_later, **more)
-            answers.append([array.tolist() for array in (lengths, out, parents, scores, sources, matches)])
+        answers = [drafts(pool, rows, k, MAX_DRAFT, self.tree, index_later) for pool in (self.c, self.twin)]
         assert answers[0] == answers[1]
-        lengths, out, *_ = answers[0]
-        return [draft[:size] for draft, size in zip(out, lengths, strict=True)]
+        return [draft[0] for draft in answers[0]]
 
     def compare(self):
         """Counters, and the learned tables: a saved pool holds them as they are."""
@@ -228,16 +211,16 @@ def test_texts_that_are_indexed_over_many_steps(rule, index_later):
         both.same("append", slot, answer)
         both.same("close", slot)
     slots = [both.same("open", prompt) for _ in range(3)]
-    drafts = []
+    found = []
     for at in range(30):
         rows = [(slot, answers[number][at * 2 : at * 2 + 2]) for number, slot in enumerate(slots)]
-        drafts.append(both.step(rows, 4 if at % 5 else 0, index_later and at % 4 > 0))
-    assert drafts[1][1:] == [[], []] and all(drafts[-1])  # there is work for one prompt a step
+        found.append(both.step(rows, 4 if at % 5 else 0, index_later and at % 4 > 0))
+    assert found[1][1:] == [[], []] and all(found[-1])  # there is work for one prompt a step
 
 
 def test_early_steps_of_many_rows():
     both = Both()
     slots = [both.same("open", [number % 9, 2, 3, number % 9]) for number in range(256)]
-    drafts = [both.step([(slot, [token]) for slot in slots], 4, index_later=True) for token in (2, 3)]
+    found = [both.step([(slot, [token]) for slot in slots], 4, index_later=True) for token in (2, 3)]
     both.compare()
-    assert not any(drafts[0]) and all(drafts[1])
+    assert not any(found[0]) and all(found[1])
