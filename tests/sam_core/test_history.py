@@ -88,16 +88,23 @@ def busy(tmp_path, **more):
 
 
 def test_an_engine_that_is_never_idle_saves_beside_its_requests(tmp_path):
-    proposer = busy(tmp_path, sam={"switch": "auto"})
+    """With what its switch learned."""
+    auto = {"sam": {"switch": "auto"}}
+    proposer = busy(tmp_path, **auto)
     answer(proposer, "a")
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
     assert json.loads((tmp_path / "engine-0/switch.json").read_text()).keys() == {"cost", "calibration"}
     answer(proposer, "b")
     assert 59 < proposer.saved.busy_timer._next - time.monotonic() <= 60
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
+    proposer.switch.calibration.observe(np.eye(2, 24))
     proposer.finish(["open"])
     saved(proposer)
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 3, "the last one ends: all is saved at once"
+    end_process()
+    second = make(tmp_path, **auto)
+    assert second.switch.state() == proposer.switch.state() and second.switch.cost.fitted
+    assert second.switch.calibration.offered.sum() > 1.9
 
 
 def test_one_save_at_a_time(tmp_path, monkeypatch):
@@ -165,24 +172,25 @@ def test_saving_takes_a_hundredth_of_the_time():
 
 
 def test_a_failure_is_logged_and_the_engine_goes_on(tmp_path, caplog):
-    proposer = make(tmp_path)
-    obstacle = tmp_path / "engine-0/pool"
-    obstacle.mkdir()
+    proposer, path = make(tmp_path), tmp_path / "engine-0/pool"
+
+    def save_again():
+        proposer.saved.timer._next = 0
+        proposer.finish([])
+        saved(proposer)
+
+    path.mkdir()
     answer(proposer, "a")
     assert f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory" in caplog.text
     proposer.finish([])
     saved(proposer)
     assert caplog.text.count("was not saved") == 1 and not proposer.saved.timer.due, "it does not try all the time"
-    obstacle.rmdir()
-    proposer.saved.timer._next = 0
-    proposer.finish([])
-    saved(proposer)
-    assert Pool.describe(obstacle)["texts"] == 1
-    obstacle.unlink()
-    proposer.saved.timer._next = 0
-    proposer.finish([])
-    saved(proposer)
-    assert not obstacle.exists(), "it is saved already"
+    path.rmdir()
+    save_again()
+    assert Pool.describe(path)["texts"] == 1
+    path.unlink()
+    save_again()
+    assert not path.exists(), "it is saved already"
     assert answer(proposer, "b") > 3
 
 
@@ -197,18 +205,14 @@ def test_what_a_kill_left_is_removed(tmp_path):
 def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     corpus = tmp_path / "corpus"
     build_corpus([[21, 22, 23, 24, 25, 26]], corpus)
-    sam = {"corpus": str(corpus), "memory_bytes": 5 << 19}
-    first = make(tmp_path, sam=sam)
-    rows = np.random.default_rng(0).integers(0, 1000, (64, 4096)).astype(np.int32)
-    for i, row in enumerate(rows):
-        first.max_model_len = 4096
-        first.propose([str(i)], row[None], [4096], [8], [True], 1)
-        first.saved.timer._next = 0
-        first.finish([str(i)])
-        saved(first)
-    assert first.stats()["evicted_groups"] == 0
-    end_process()
-    smaller = make(tmp_path, sam=sam | {"memory_bytes": 1 << 20}, logger=logging.getLogger("the engine"))
+    sam, pool = {"corpus": str(corpus), "memory_bytes": 1 << 20}, Pool(rule="newest")
+    for i, row in enumerate(np.random.default_rng(0).integers(0, 1000, (64, 4096)).astype(np.int32)):
+        slot = pool.open([i])
+        pool.append(slot, row)
+        pool.close(slot)
+    (tmp_path / "engine-0").mkdir()
+    pool.save(tmp_path / "engine-0/pool")
+    smaller = make(tmp_path, sam=sam, logger=logging.getLogger("the engine"))
     assert smaller.pool.stats()["memory_bytes"] == 1 << 20
     warning = caplog.records[-1]
     assert "of 64 prompts with their answers do not fit into memory_bytes" in warning.getMessage()
@@ -217,22 +221,6 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     assert smaller.propose(["new"], row, [4], [4], [True], 1) == [[24, 25, 26]], "the corpus is a source all the same"
     end_process()
     assert make(tmp_path, sam={"sources": ["common", "history", "group", "request"]} | sam), "in any order"
-
-
-def test_what_auto_learned_is_saved_with_it(tmp_path):
-    auto = {"sam": {"switch": "auto"}}
-    first = make(tmp_path, **auto)
-    first.finish([])
-    for i in range(4):
-        answer(first, str(i))
-    first.switch.calibration.observe(np.eye(2, 24))
-    first.saved.timer._next = 0
-    answer(first, "last")
-    assert first.switch.cost.fitted
-    end_process()
-    second = make(tmp_path, **auto)
-    assert second.switch.state() == first.switch.state() and second.switch.cost.fitted
-    assert second.switch.calibration.offered.sum() > 1.9
 
 
 @pytest.mark.parametrize("given", [None, "ngram", '{"method": "ngram"}', {"sam": 3}, {"sam": {"history": 3}}, {}])
@@ -340,6 +328,8 @@ def test_a_foreign_file_is_one_sentence_that_names_it(tmp_path, name, content, s
         make(tmp_path, sam={"switch": "auto"})
     assert str(path) in str(error.value) and sentence in str(error.value) and "\n" not in str(error.value)
     assert path.read_bytes() == content
+    with pytest.raises(ValueError, match=r"/folder' cannot be used \(Not a directory\): name a folder that can be"):
+        make(path / "folder")
 
 
 def test_a_folder_of_another_setting_or_model(tmp_path):
@@ -382,9 +372,3 @@ def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch, caplog, place, 
     proposer.finish([])
     saved(proposer)
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2 and len(history._holders) == 1
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text(json.dumps(1))
-    with pytest.raises(ValueError, match=r"file/folder' cannot be used \(Not a directory\): name a folder that can be"):
-        make(tmp_path / "file" / "folder")
