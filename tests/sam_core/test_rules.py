@@ -11,11 +11,11 @@ import os
 import random
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from c_programs import PROJECT
 from hypothesis import given, settings
 from sam_core.corpus import build_corpus
 from sam_core.options import RULES
@@ -25,7 +25,7 @@ from twin.rules import ALPHA, MAX_DRAFT, MORE
 
 import sam_core
 
-DATA = PROJECT.parent / "sam_lab" / "data"
+DATA = Path(__file__).parents[2] / "sam_lab" / "data"
 COPYING = ("oldest", "newest")
 A, B, C, D, E = range(5)
 

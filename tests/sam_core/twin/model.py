@@ -8,6 +8,7 @@ fractional bits, on probabilities of 12 bits, with weights of 16 fractional bits
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,7 +54,7 @@ _COUNT_CLASSES = (0, 1, 2, 3, 5, 10, 30)
 
 
 def _class_of(value: int, largest: tuple[int, ...]) -> int:
-    return next((number for number, limit in enumerate(largest) if value <= limit), len(largest))
+    return bisect.bisect_left(largest, value)
 
 
 def squash(stretched: int) -> int:
@@ -64,16 +65,7 @@ def squash(stretched: int) -> int:
     return (_SQUASH[low] * (128 - part) + _SQUASH[low + 1] * part + 64) // 128
 
 
-def _stretch_table() -> list[int]:
-    table, stretched = [], -2047
-    for p in range(ONE):
-        while stretched < 2047 and squash(stretched) < p:
-            stretched += 1
-        table.append(stretched)
-    return table
-
-
-STRETCH = _stretch_table()
+STRETCH = [bisect.bisect_left(range(-2047, 2047), p, key=squash) - 2047 for p in range(ONE)]
 """The inverse of squash, by probability of 12 bits."""
 
 
