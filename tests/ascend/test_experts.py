@@ -36,7 +36,7 @@ SEEDS = [{"temperature": 1.0, "seed": seed} for seed in range(7)]
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory):
     folder = tmp_path_factory.mktemp("qwen3_moe")
-    tiny_qwen3.save_experts(folder, num_attention_heads=2, num_key_value_heads=2, head_dim=128)
+    tiny_qwen3.save(folder, experts=True, num_attention_heads=2, num_key_value_heads=2, head_dim=128)
     return folder
 
 

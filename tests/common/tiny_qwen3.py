@@ -2,7 +2,6 @@
 """The models of the tests that start engines, and prompts for them."""
 
 import random
-from typing import Any
 
 VOCAB = 64
 
@@ -14,59 +13,27 @@ def repeated_prompts(num: int) -> list[list[int]]:
     return prompts + prompts
 
 
-def common(**shape: Any) -> dict[str, Any]:
-    """What the configurations of both models set alike."""
-    return {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "max_position_embeddings": 2048,
-        "initializer_range": 0.08,
-        "tie_word_embeddings": False,
-        "eos_token_id": VOCAB - 1,
-        "bos_token_id": None,
-        "dtype": "float32",
-        "num_hidden_layers": 2,
-        **shape,
-    }
-
-
-def save(folder, seed=0, **shape):
+def save(folder, seed=0, experts=False, **shape):
     """Saves a Qwen3 of 0.2 M parameters, untrained but with weights large enough for a peaked distribution.
 
-    `shape`: num_attention_heads, num_key_value_heads and head_dim; num_hidden_layers (2).
+    `shape`: num_attention_heads, num_key_value_heads and head_dim; num_hidden_layers (2). experts: each layer has 8 of
+    them, of which a token uses 2; the router's weights spread tokens over all.
     """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
+    settings = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 2048}
+    settings |= {"initializer_range": 0.08, "tie_word_embeddings": False, "eos_token_id": VOCAB - 1}
+    settings |= {"bos_token_id": None, "dtype": "float32", "num_hidden_layers": 2, **shape}
+    if experts:
+        settings |= {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        settings |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    kind = "Qwen3Moe" if experts else "Qwen3"
     torch.manual_seed(seed)
-    network = Qwen3ForCausalLM(Qwen3Config(**common(**shape)))
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    network = getattr(transformers, f"{kind}ForCausalLM")(config)
     torch.nn.init.normal_(network.lm_head.weight, std=0.5)
-    network.save_pretrained(folder)
-
-
-def save_experts(folder, **shape):
-    """Saves a Qwen3 whose layers have 8 experts each, of which a token uses 2; the router's weights spread tokens over
-    all.
-
-    `shape`: as for `save`.
-    """
-    import torch
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        moe_intermediate_size=48,
-        num_experts=8,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        **common(**shape),
-    )
-    network = Qwen3MoeForCausalLM(config)
-    torch.nn.init.normal_(network.lm_head.weight, std=0.5)
-    for layer in network.model.layers:
+    for layer in network.model.layers if experts else ():
         torch.nn.init.normal_(layer.mlp.gate.weight, std=0.3)
     network.save_pretrained(folder)
 

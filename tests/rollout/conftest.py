@@ -30,7 +30,7 @@ def model(tmp_path_factory):
 def mixture(tmp_path_factory):
     """A tiny Qwen3 of 8 experts a layer, with a tokenizer."""
     folder = tmp_path_factory.mktemp("qwen3_moe")
-    tiny_qwen3.save_experts(folder, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
+    tiny_qwen3.save(folder, experts=True, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
     return save_tokenizer(folder)
 
 

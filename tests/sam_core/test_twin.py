@@ -29,7 +29,7 @@ import sam_core
 SOURCES = [ALL, ALL, ("request", "group"), ("request",), ("group", "history"), ("request", "common")]
 PROMPTS = [(), (0,), (1, 1, 1), (0, 1, 0, 1, 2)]
 KEYS = ["by_prompt", "by_prompt", b"one", b"", None]
-TOKENS = st.lists(st.integers(0, 2), max_size=6)
+TOKENS = st.lists(st.sampled_from((0, 1, 2, 2**31 - 1)), max_size=6)
 
 
 @functools.cache
@@ -180,16 +180,6 @@ def test_loops_longer_than_a_match(rule, tree):
     for at, token in enumerate(text):
         rows = [(first, [token]), (second, [text[at - 20 if at < 400 else at - 19]] if at > 20 else [])]
         both.step(rows, 8 if at % 37 == 0 else 0, index_later=at % 4 > 0)
-    both.compare()
-
-
-@pytest.mark.parametrize("token", [0, 2**31 - 1])
-@pytest.mark.parametrize("rule", RULES)
-def test_extreme_tokens(rule, token):
-    both = Both(rule=rule)
-    slot = both.same("open", [token, token, 5])
-    for _ in range(4):
-        assert both.step([(slot, [token])], 4)[0][0] in (token, 5)
     both.compare()
 
 
