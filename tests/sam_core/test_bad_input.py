@@ -13,18 +13,9 @@ MAX = 2**31 - 1
 
 def good():
     """Valid arguments of a step over the slots 0 and 1."""
-    return {
-        "slots": i32(0, 1),
-        "tokens": i32(5, 6, 7),
-        "counts": i32(1, 2),
-        "k": 2,
-        "out": np.full((2, 4), -1, np.int32),
-        "lengths": i32(-1, -1),
-        "scores": np.full((2, 4), -1, np.float32),
-        "parents": np.full((2, 4), -1, np.int32),
-        "sources": np.full((2, 4), -1, np.int32),
-        "match_lengths": np.full((2, 4), -1, np.int32),
-    }
+    given = {"slots": i32(0, 1), "tokens": i32(5, 6, 7), "counts": i32(1, 2), "k": 2}
+    given |= {name: np.full((2, 4), -1, np.int32) for name in ("out", "parents", "sources", "match_lengths")}
+    return given | {"scores": np.full((2, 4), -1, np.float32), "lengths": i32(-1, -1)}
 
 
 def readonly(array):
