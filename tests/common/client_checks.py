@@ -37,15 +37,6 @@ def send(client, request_id, prompt, **fields):
     return int.from_bytes(engine, "little")
 
 
-def end(client, request_ids):
-    """Tell the client of requests that have ended, as the outputs of an engine's step do."""
-    from vllm.v1.engine import EngineCoreOutputs
-
-    outputs = EngineCoreOutputs(finished_requests=set(request_ids))
-    asyncio.run(client.process_engine_outputs(client, outputs))
-    assert not client.reqs_in_flight.keys() & request_ids
-
-
 def send_groups(client, prompts=8, n=8):
     """The engines of n answers to each prompt, asked in turn, as a list for each prompt."""
     sent = [[send(client, f"{prompt}-{i}", [7, prompt]) for prompt in range(prompts)] for i in range(n)]
@@ -53,10 +44,14 @@ def send_groups(client, prompts=8, n=8):
 
 
 def check_answers_to_a_prompt_share_an_engine():
+    from vllm.v1.engine import EngineCoreOutputs
+
     client = new_client(("sam", None))
     homes = send_groups(client)
     assert homes == [8 * [prompt % 4] for prompt in range(8)], homes
-    end(client, {f"{prompt}-{i}" for prompt in range(8) for i in range(8)})
+    ended = EngineCoreOutputs(finished_requests=set(client.reqs_in_flight))
+    asyncio.run(client.process_engine_outputs(client, ended))
+    assert not client.reqs_in_flight
     assert [send(client, f"later {prompt}", [7, prompt]) for prompt in (6, 1, 0, 3)] == [2, 1, 0, 3]
     assert send(new_client(("sam", None), client_index=1, client_count=2), "0", [1]) == 2
 

@@ -221,33 +221,26 @@ def test_auto_learns_from_the_drafts_that_the_engine_gets(uniform, min_prob):
     proposer, batch = make(rule="blend", switch="auto", min_prob=min_prob), Batch()
     if uniform:
         proposer.make_uniform()
-    learned, handed_out, known, given = [], [], None, {}
+    cost, learned, handed_out, known, given = proposer.switch.cost, [], [], None, {}
     for rows in range(1, 40):
-        proposer.switch.cost.observe(rows, 0.0, 0.0, 1.0)  # so that drafts are free
-    proposer.switch.cost.fit()
+        cost.observe(rows, 0.0, 0.0, 1.0)  # so that drafts are free
+    cost.fit()
     proposer.switch.clock = lambda: now
-    proposer.switch.cost.observe = lambda rows, *_, observe=proposer.switch.cost.observe: (
-        learned.append(rows),
-        observe(rows, *_),
-    )
-    for i in range(4):
-        batch.add(f"r{i}", [1, 2] * 2, 4)
+    observe, cost.observe = cost.observe, lambda rows, *more: (learned.append(rows), observe(rows, *more))
     for step in range(400):
         now += 1 + 0.01 * rng.random()
-        before = len(learned)
-        decoding = step % 5 > 0
         for name, length in list(zip(batch.req_ids, batch.lengths, strict=True)):
             if length > MAX_LEN - 8:
                 proposer.finish([name])
                 batch.remove(name)
-                batch.add(f"{name}'", [1, 2] * 2, 4)
+        for number in range(4 - len(batch.req_ids)):
+            batch.add(f"r{step}-{number}", [1, 2] * 2, 4)
         for name in batch.req_ids:
             batch.sample(name, [rng.choice([1, 2, 2, 3])])
-        num_tokens = sum(1 + given.get(name, 3) for name in batch.req_ids)
-        drafts = batch.propose(proposer, [True, True, True, decoding], num_tokens)
+        num_tokens, before = sum(1 + given.get(name, 3) for name in batch.req_ids), len(learned)
+        drafts = batch.propose(proposer, [True, True, True, step % 5 > 0], num_tokens)
         proposer.catch_up()
-        if len(learned) > before:
-            handed_out.append((learned[-1], known))
+        handed_out += [(learned[-1], known)] if len(learned) > before else []
         given = {name: len(draft) for name, draft in drafts.items()}
         known = 4 + sum(given.values())
     assert all(rows == given for rows, given in handed_out)
