@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is sampled has the model's law, in both modes, whatever is drafted.
 
-Every test counts over 50,000 texts of three tokens of a small model; the seeds are fixed.
+The tests of joint laws count over 50,000 texts of three tokens of a small model; the seeds are fixed.
 """
 
+import collections
+
+import numpy as np
 import pytest
 import torch
+from sam_core.proposer import SamProposer
 from sam_core.seeds import request_key
 from scipy import stats
 
 from sam_core import noise, verify
 
-TEXTS, PART = 50_000, 10_000
+TEXTS, PART, PADDED = 50_000, 10_000, 2_000
+K, PROMPT = 3, 6
 LENGTH = 3
 V = 6
 
@@ -40,47 +45,56 @@ def model():
     return table
 
 
-def drafts_for(kind, table, last):
-    """Two tokens to draft for each text after its last token, which decides: uniform drafts would hide a bias."""
+def drafting(kind):
+    """Up to two tokens to draft for each text after its last token, which decides: uniform drafts would hide a bias."""
+    table, generator = model(), torch.Generator().manual_seed(1)
     pick = {"best": table.argmax(1), "worst": table.argmin(1), "fixed": torch.arange(2, V + 3) % V}[kind]
-    return torch.stack([pick[last], pick[pick[last]]], 1)
+
+    def propose(rows, lengths):
+        last = torch.from_numpy(rows[np.arange(len(rows)), lengths - 1]).long()
+        pairs = torch.stack([pick[last], pick[pick[last]]], 1).tolist()
+        counts = torch.randint(0, 3, (len(rows),), generator=generator).tolist()
+        return [pair[:count] for pair, count in zip(pairs, counts, strict=True)]
+
+    return propose
 
 
-def generate(mode, kind, first):
-    """PART texts of LENGTH tokens, of the requests from `first` on, by steps with 0 to 2 drafts.
+def generate(mode, propose, first, part, prompt=0):
+    """`part` texts of LENGTH tokens, of the requests from `first` on, each behind a random prompt and token V, which
+    the model never gives. Also drafts proposed and accepted.
 
-    Also drafts proposed and accepted.
+    propose(rows, lengths): at most K drafts of each text.
     """
-    generator, table = torch.Generator().manual_seed(first), model()
-    torch.manual_seed(first + 1)
-    texts, lengths = torch.full((PART, LENGTH + 3), V), torch.ones(PART, dtype=torch.int64)
-    keys = keys_of(range(first, first + PART))
+    torch.manual_seed(first)
+    table, keys = torch.nn.functional.pad(model(), (0, 1)), keys_of(range(first, first + part))
+    rows, lengths = np.full((part, 64), V, np.int32), np.full(part, prompt + 1)
+    rows[:, :prompt] = torch.randint(0, V, (part, prompt)).numpy()
     drafted = accepted = 0
-    while (active := torch.nonzero(lengths <= LENGTH).squeeze(1)).numel():
-        last = texts[active, lengths[active] - 1]
-        counts = torch.randint(0, 3, (len(active),), generator=generator)
-        drafts = drafts_for(kind, table, last)
-        rows = table[torch.cat([last[:, None], drafts], 1)]  # [active, 3, V]
-        real = torch.arange(2) < counts[:, None]
-        probs = rows[torch.arange(3) <= counts[:, None]]
+    while lengths.min() < prompt + 1 + LENGTH:
+        proposed = propose(rows, lengths)
+        counts = torch.tensor([len(draft) for draft in proposed])
+        drafts = torch.tensor([draft + [0] * (K - len(draft)) for draft in proposed])
+        last = torch.from_numpy(rows[np.arange(part), lengths - 1]).long()
+        probs = table[torch.cat([last[:, None], drafts], 1)]  # [part, K + 1, V + 1]
+        real = torch.arange(K) < counts[:, None]
+        probs = probs[torch.arange(K + 1) <= counts[:, None]]
         if mode == "seeded":
-            step_noise = noise.Noise(keys[active], lengths[active] - 1, counts.tolist(), "cpu")
-            output = step_noise.sample(probs)[:, None]  # all of a step without drafts
+            output = noise.Noise(keys, lengths, counts.tolist(), "cpu").sample(probs)[:, None]
             if counts.any():
                 output = verify.keep_equal(output.squeeze(1), drafts[real], counts.tolist())
         elif counts.any():
-            draws = verify.draw(counts.tolist(), {}, V, torch.device("cpu"))
+            draws = verify.draw(counts.tolist(), {}, V + 1, torch.device("cpu"))
             output = verify.rejection_sample(probs, drafts[real], counts.tolist(), draws)
         else:
             output = torch.multinomial(probs, 1)
-        got = (output >= 0).sum(1)
+        got = (output >= 0).sum(1).numpy()
         for column in range(output.shape[1]):
-            there = column < got
-            texts[active[there], lengths[active[there]] + column] = output[there, column].long()
-        lengths[active] += got
+            there = np.flatnonzero(column < got)
+            rows[there, lengths[there] + column] = output[there, column].numpy()
+        lengths += got
         drafted += counts.sum().item()
         accepted += (got - 1).sum().item()
-    return texts[:, 1 : LENGTH + 1], drafted, accepted
+    return torch.from_numpy(rows[:, prompt + 1 : prompt + 1 + LENGTH]).long(), drafted, accepted
 
 
 def p_value(counts, expected):
@@ -95,20 +109,55 @@ def p_value(counts, expected):
     )
 
 
-@pytest.mark.parametrize("kind", ["best", "worst", "fixed"])
-@pytest.mark.parametrize("mode", ["rejection", "seeded"])
-def test_joint_law_of_texts(mode, kind, small_blocks):
-    parts = [generate(mode, kind, first) for first in range(0, TEXTS, PART)]
-    texts = torch.cat([part[0] for part in parts])
-    drafted, accepted = (sum(part[i] for part in parts) for i in (1, 2))
+def joint_p_value(texts):
     table = model().double()
     law = torch.einsum("a,ab,bc->abc", table[V], table[:V], table[:V]).flatten()
     cells = (texts * torch.tensor([V * V, V, 1])).sum(1)
     counts = torch.bincount(cells, minlength=V**3)
-    assert counts[law == 0].sum() == 0
-    assert p_value(counts, law * TEXTS) > 1e-3
-    assert drafted > 45_000
-    assert accepted > {"best": 10_000, "worst": 500, "fixed": 2_500}[kind]
+    return p_value(counts, law * len(texts)) if counts[law == 0].sum() == 0 else 0
+
+
+@pytest.mark.parametrize("kind", ["best", "worst", "fixed"])
+@pytest.mark.parametrize("mode", ["rejection", "seeded"])
+def test_joint_law_of_texts(mode, kind, small_blocks):
+    propose = drafting(kind)
+    texts, drafted, accepted = zip(*(generate(mode, propose, at, PART) for at in range(0, TEXTS, PART)), strict=True)
+    assert joint_p_value(torch.cat(texts)) > 1e-3
+    assert sum(drafted) > 45_000
+    assert sum(accepted) > {"best": 10_000, "worst": 500, "fixed": 2_500}[kind]
+
+
+def proposer_of(mode, is_uniform=True):
+    """The real proposer, and what it proposes for PADDED texts, each from its own prompt: padding for the most part."""
+    proposer = SamProposer(
+        K, {"threshold": PADDED, "sources": ["request"], "rule": "newest", "verify": mode}, max_model_len=64
+    )
+    if is_uniform:
+        proposer.make_uniform()
+    names, prompts, decoding = [str(i) for i in range(PADDED)], [PROMPT + 1] * PADDED, [True] * PADDED
+    return proposer, lambda rows, lengths: proposer.propose(names, rows, lengths, prompts, decoding, PADDED)
+
+
+@pytest.mark.parametrize("mode", ["rejection", "seeded"])
+def test_padded_drafts_keep_the_joint_law(mode, small_blocks):
+    """20,000 texts of 2,000 requests at a time."""
+    texts, counted = [], collections.Counter()
+    for first in range(0, 10 * PADDED, PADDED):
+        proposer, propose = proposer_of(mode)
+        texts.append(generate(mode, propose, first, PADDED, PROMPT)[0])
+        counted.update(proposer.stats())
+    assert joint_p_value(torch.cat(texts)) > 1e-3
+    assert counted["padding"] > 20_000 and counted["padding_accepted"] > 1_000 and counted["proposed"] > 10_000
+
+
+def test_seeded_texts_are_the_same_padded_ragged_and_without_drafts(small_blocks):
+    (padded, propose), (ragged, propose_ragged) = (proposer_of("seeded", is_uniform) for is_uniform in (True, False))
+    texts = [
+        generate("seeded", how, 7, PADDED, PROMPT)[0]
+        for how in (propose, propose_ragged, lambda rows, lengths: [[]] * len(rows))
+    ]
+    assert padded.stats()["padding_accepted"] > 0 == ragged.stats()["padding"] < ragged.stats()["proposed"]
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
 
 
 def test_seeded_sample_over_many_blocks():

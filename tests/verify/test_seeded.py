@@ -162,26 +162,21 @@ def test_verify_against_a_loop(batch):
     assert verify.keep_equal(sampled, batch.drafts, batch.counts).tolist() == wanted
 
 
-def test_device_check(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "wrong", "sentence"),
+    [
+        ("_words", lambda words: words ^ 1, "64-bit integers on cpu do not wrap .* use verify: rejection"),
+        ("_negated_exponentials", lambda e: (1 - torch.expm1(-e) - 1).log1p(), "log1p on cpu is not that of the CPU"),
+    ],
+)
+def test_a_device_that_computes_otherwise_is_refused(monkeypatch, name, wrong, sentence):
     noise.check_device("cpu")
-    words, calls = noise._words, []
+    right, calls = getattr(noise, name), []
 
     def once_wrong(*arguments):
         calls.append(arguments)
-        return words(*arguments) ^ (len(calls) == 1)
+        return wrong(right(*arguments)) if len(calls) == 1 else right(*arguments)
 
-    monkeypatch.setattr(noise, "_words", once_wrong)
-    with pytest.raises(RuntimeError, match="64-bit integers on cpu do not wrap .* use verify: rejection"):
-        noise.check_device("cpu")
-
-
-def test_a_device_whose_log1p_rounds(monkeypatch):
-    exponentials, calls = noise._negated_exponentials, []
-
-    def once_rounding(words):
-        calls.append(words)
-        return (1 - torch.expm1(-exponentials(words)) - 1).log1p() if len(calls) == 1 else exponentials(words)
-
-    monkeypatch.setattr(noise, "_negated_exponentials", once_rounding)
-    with pytest.raises(RuntimeError, match="log1p on cpu is not that of the CPU"):
+    monkeypatch.setattr(noise, name, once_wrong)
+    with pytest.raises(RuntimeError, match=sentence):
         noise.check_device("cpu")
