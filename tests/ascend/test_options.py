@@ -96,7 +96,6 @@ def test_processors_of_logits_are_refused(configured):
 
 @pytest.mark.skipif(OLD, reason="0.11 has no such settings")
 def test_settings_that_change_the_distribution_or_the_noise_are_refused(configured):
-    """What block verification does to the distribution is measured in test_sampler."""
     for name in ("block", "entropy"):
         assert f"rejection_sampler_config.enable_{name}_verify changes what the" in configured[name]["error"]
     for name, option in (("batch", "enable_async_exponential"), ("rank", "enable_reduce_sample")):

@@ -25,18 +25,9 @@ def test_a_step_gives_the_tokens_of_the_loops(npu_unit):
     assert npu_unit["check_rejection_sampler_gives_the_loops_tokens"] is None
 
 
-def test_greedy_rows_beside_sampled_ones_take_the_best_logit(npu_unit):
-    assert npu_unit["check_greedy_rows_beside_sampled_ones_take_the_best_logit"] is None
-
-
 @pytest.mark.skipif(OLD, reason="0.11 has no logprob_token_ids")
 def test_upstreams_verification_returns_logprob_token_ids(npu_unit):
     assert npu_unit["check_upstreams_verification_returns_logprob_token_ids"] is None
-
-
-@pytest.mark.skipif(OLD, reason="0.11 has no block verification")
-def test_block_verification_is_not_the_models_distribution_and_ours_is(npu_unit):
-    assert npu_unit["check_block_verification_is_not_the_models_distribution_and_ours_is"] is None
 
 
 def test_an_engines_samples_follow_the_models_distribution(sam, model):

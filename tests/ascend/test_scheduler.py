@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads of 32, with 0.11 the ascend scheduler, which prefills whole prompts first, and sampling at temperature 1."""
+"""Heads of 32, a worker in a process of its own, and 0.11's own scheduler, which prefills whole prompts first."""
 
 import pytest
 import torch
 from ascend_engine import OLD, Engine
-from distribution import loaded, samples_as_the_model
+from distribution import loaded
 from engine_checks import speculated
 
 
@@ -17,17 +17,6 @@ def small_heads(make_model):
 @pytest.fixture(scope="module")
 def network(small_heads):
     return loaded(small_heads)
-
-
-@pytest.fixture(scope="module")
-def ascend(small_heads):
-    engine = Engine(
-        small_heads,
-        sam={"threshold": 64},
-        additional_config={"ascend_scheduler_config": {"enabled": True}} if OLD else {},
-    )
-    yield engine
-    engine.stop()
 
 
 def greedy(network, prompt, tokens):
@@ -68,14 +57,11 @@ def test_a_collection_reads_nothing_of_what_the_worker_started_with(apart):
 
 
 @pytest.mark.skipif(not OLD, reason="0.23 has vLLM's scheduler")
-def test_ascend_scheduler_equals_transformers(network, ascend, prompts):
-    answers = ascend.run(prompts[:12], 50, stagger=3)
-    speculated(ascend)
-    assert ascend.ask("calls")[0]["_npu_flash_attention"] > 0
+def test_ascend_scheduler_equals_transformers(small_heads, network, prompts):
+    settings = {"additional_config": {"ascend_scheduler_config": {"enabled": True}}}
+    engine = Engine(small_heads, sam={"threshold": 64}, **settings)
+    answers = engine.run(prompts[:12], 50, stagger=3)
+    speculated(engine)
+    assert engine.ask("calls")[0]["_npu_flash_attention"] > 0
     assert answers == [greedy(network, prompt, 50) for prompt in prompts[:12]]
-
-
-@pytest.mark.slow
-def test_sampled_distribution_is_the_models(network, ascend):
-    """test_sampler.py has the sampler's tokens bit by bit, tests/verify the law of these."""
-    samples_as_the_model(ascend, network, 6400, 64)
+    engine.stop()

@@ -75,6 +75,15 @@ def test_quick_tests_that_read_pin_sets_pass_without_it(retired):
     assert re.search(r"\d\d passed", report)
 
 
+@pytest.mark.slow
+def test_tests_of_the_others_are_collected_without_it(retired):
+    tree, name = retired
+    for other in PIN_SETS:
+        python = ROOT / ".venvs" / other / "bin" / "python"
+        for folder in listed(other) if other != name and python.exists() else ():
+            run(python, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", folder, cwd=tree)
+
+
 @pytest.mark.parametrize("target", ["test", "plan-article", "lock", "research", "test-mutants"])
 def test_make_refuses_an_unknown_pin_set_before_it_does_anything(target):
     done = subprocess.run(["make", target, "PIN=vllm-9.9"], cwd=ROOT, capture_output=True, text=True)

