@@ -6,6 +6,7 @@ import json
 import pytest
 import tiny_qwen3
 from ascend_engine import HERE, MODULES, OLD, Engine, start
+from started import started
 
 MODULES.append("waits")
 THINKING = {} if OLD else {"reasoning_end": [61]}
@@ -37,51 +38,31 @@ def model(make_model):
     return make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=128)
 
 
-@pytest.fixture(scope="session")
-def cpu(model):
-    """vLLM's own CPU backend: the reference."""
-    engine = Engine(model, "cpu", **THINKING)
-    yield engine
-    engine.stop()
+cpu = started(Engine, platform="cpu", **THINKING)
+"""vLLM's own CPU backend: the reference."""
 
 
-@pytest.fixture(scope="session")
-def plain(model):
-    """vllm-ascend without speculation."""
-    engine = Engine(model, **THINKING)
-    yield engine
-    engine.stop()
+plain = started(Engine, **THINKING)
+"""vllm-ascend without speculation."""
 
 
-@pytest.fixture(scope="session")
-def sam(model):
-    """The article's switch: k = 3 while at most 8 requests run."""
-    engine = Engine(model, sam={"threshold": 8}, k=3, **THINKING)
-    yield engine
-    engine.stop()
+sam = started(Engine, sam={"threshold": 8}, k=3, **THINKING)
+"""The article's switch: k = 3 while at most 8 requests run."""
 
 
-@pytest.fixture(scope="session")
-def without(model):
-    """Seeded sampling without speculation."""
-    engine = Engine(model, additional_config={"sam_verify": "seeded"}, **LONG_THINKING)
-    yield engine
-    engine.stop()
+without = started(Engine, additional_config={"sam_verify": "seeded"}, **LONG_THINKING)
+"""Seeded sampling without speculation."""
 
 
-@pytest.fixture(scope="session")
-def graphs(model):
-    """Seeded verification with captured graphs of decoding: sizes 4 to 24, drafts of 3 tokens up to 5 requests."""
-    engine = Engine(
-        model,
-        sam={"verify": "seeded", "threshold": 5},
-        max_model_len=256,
-        max_num_seqs=16,
-        compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]},
-        **LONG_THINKING,
-    )
-    yield engine
-    engine.stop()
+graphs = started(
+    Engine,
+    sam={"verify": "seeded", "threshold": 5},
+    max_model_len=256,
+    max_num_seqs=16,
+    compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 12, 16, 24]},
+    **LONG_THINKING,
+)
+"""Seeded verification with captured graphs of decoding: sizes 4 to 24, drafts of 3 tokens up to 5 requests."""
 
 
 @pytest.fixture(scope="session")

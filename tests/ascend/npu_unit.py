@@ -10,10 +10,8 @@ import dataclasses
 import json
 import os
 import sys
-import tempfile
 import types
 from pathlib import Path
-from unittest import mock
 
 import client_checks
 import npu_graphs
@@ -25,29 +23,6 @@ from ascend_engine import OLD
 from batch_rows import check_allowed_tokens_move
 from npu_common import set_ascend_config
 from torch.utils._python_dispatch import TorchDispatchMode
-
-
-def check_rank_of_data_parallelism_names_the_history():
-    from vllm_ascend.spec_decode import get_spec_decode_method
-
-    first = types.SimpleNamespace(is_first_rank=True)
-    group = mock.patch("vllm.distributed.parallel_state.get_tp_group", lambda: first)
-    with tempfile.TemporaryDirectory() as folder, group:
-        config = types.SimpleNamespace(
-            speculative_config=types.SimpleNamespace(num_speculative_tokens=3, sam={"history": folder}),
-            model_config=types.SimpleNamespace(max_model_len=32, get_vocab_size=lambda: 50, tokenizer=None),
-            parallel_config=types.SimpleNamespace(
-                data_parallel_rank=3 if OLD else 0,  # 0.23 sets it to 0 where each rank is an engine of its own
-                data_parallel_index=3,
-                distributed_executor_backend="mp",
-            ),
-            scheduler_config=types.SimpleNamespace(async_scheduling=False),
-        )
-        if OLD:
-            del config.parallel_config.data_parallel_index
-        proposer = get_spec_decode_method("sam", config, None, types.SimpleNamespace(requests={}))
-        assert proposer.saved.texts == Path(folder) / "engine-3/pool", proposer.saved.texts
-        assert proposer.saved.model == {"vocab_size": 50, "tokenizer": None}, proposer.saved.model
 
 
 def graph_sizes(method):

@@ -4,6 +4,7 @@
 import pytest
 from ascend_engine import OLD, Engine
 from engine_checks import go_on_from_what_they_had, settled, speculated
+from started import started
 from tiny_qwen3 import VOCAB
 
 from sam_lab.standin import costs
@@ -12,23 +13,20 @@ pytestmark = pytest.mark.skipif(OLD, reason="vLLM 0.11 schedules with drafts syn
 K = 3
 
 
-@pytest.fixture(scope="module")
-def tight(model):
-    """Drafts of 3 tokens while at most 6 requests run, in a cache of 6 blocks, prompts in chunks of 48."""
-    engine = Engine(
-        model,
-        sam={"threshold": 6, "min_prob": 0},
-        k=K,
-        max_model_len=256,
-        max_num_seqs=16,
-        max_num_batched_tokens=48,
-        num_gpu_blocks_override=6,
-        enable_prefix_caching=False,
-        enable_sleep_mode=True,
-        environment={"VLLM_ASCEND_ENABLE_NZ": "0"},
-    )
-    yield engine
-    engine.stop()
+tight = started(
+    Engine,
+    scope="module",
+    sam={"threshold": 6, "min_prob": 0},
+    k=K,
+    max_model_len=256,
+    max_num_seqs=16,
+    max_num_batched_tokens=48,
+    num_gpu_blocks_override=6,
+    enable_prefix_caching=False,
+    enable_sleep_mode=True,
+    environment={"VLLM_ASCEND_ENABLE_NZ": "0"},
+)
+"""Drafts of 3 tokens while at most 6 requests run, in a cache of 6 blocks, prompts in chunks of 48."""
 
 
 def test_the_engine_schedules_asynchronously(tight, plain, graphs):

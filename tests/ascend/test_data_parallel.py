@@ -4,15 +4,12 @@
 import pytest
 from ascend_engine import OLD, Engine
 from engine_checks import speculated
+from started import started
 
 needs_asynchronous_server = pytest.mark.skipif(OLD, reason="vLLM 0.11's engines are synchronous")
 
 
-@pytest.fixture(scope="module")
-def pair(model):
-    engine = Engine(model, sam={"threshold": 8, "min_prob": 0}, front_end="AsyncLLM", data_parallel_size=2)
-    yield engine
-    engine.stop()
+pair = started(Engine, scope="module", sam={"threshold": 8, "min_prob": 0}, front_end="AsyncLLM", data_parallel_size=2)
 
 
 @needs_asynchronous_server

@@ -8,9 +8,6 @@ from engine_checks import history_is_found_again
 
 
 def test_history_outlives_the_engine(model, plain, prompts, tmp_path):
-    few = prompts[:6]
-    history_is_found_again(partial(Engine, model), tmp_path / "history", 0, few, plain.run(few))
-
-
-def test_rank_of_data_parallelism_names_the_history(npu_unit):
-    assert npu_unit["check_rank_of_data_parallelism_names_the_history"] is None
+    """The engine has a data-parallel rank, by which its files are named."""
+    few, start = prompts[:6], partial(Engine, model, environment={"VLLM_DP_RANK": "1"})
+    history_is_found_again(start, tmp_path / "history", 1, few, plain.run(few))

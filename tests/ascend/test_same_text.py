@@ -5,34 +5,34 @@ token."""
 import pytest
 from ascend_engine import OLD, Engine
 from engine_checks import speculated
+from started import started
 
 K = 3
 
 
-@pytest.fixture(scope="module")
-def drafting(model):
-    """Drafts of 4 tokens in a tight KV cache: 8 blocks, so that requests are preempted."""
-    engine = Engine(
-        model,
-        sam={"verify": "seeded", "threshold": 6, "min_prob": 0},
-        k=4,
-        max_model_len=256,
-        max_num_seqs=16,
-        num_gpu_blocks_override=8,
-        enable_prefix_caching=False,
-    )
-    yield engine
-    engine.stop()
+drafting = started(
+    Engine,
+    scope="module",
+    sam={"verify": "seeded", "threshold": 6, "min_prob": 0},
+    k=4,
+    max_model_len=256,
+    max_num_seqs=16,
+    num_gpu_blocks_override=8,
+    enable_prefix_caching=False,
+)
+"""Drafts of 4 tokens in a tight KV cache: 8 blocks, so that requests are preempted."""
 
 
-@pytest.fixture(scope="module")
-def auto_in_graphs(model):
-    """Gives all requests of a step 3 draft tokens or none."""
-    sam, sizes = {"switch": "auto", "verify": "seeded"}, [4, 8, 16, 32, 48]
-    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
-    engine = Engine(model, sam=sam, k=K, max_model_len=256, max_num_seqs=16, compilation_config=graphs)
-    yield engine
-    engine.stop()
+auto_in_graphs = started(
+    Engine,
+    scope="module",
+    sam={"switch": "auto", "verify": "seeded"},
+    k=K,
+    max_model_len=256,
+    max_num_seqs=16,
+    compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4, 8, 16, 32, 48]},
+)
+"""Gives all requests of a step 3 draft tokens or none."""
 
 
 @pytest.fixture(scope="module")

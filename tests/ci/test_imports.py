@@ -39,53 +39,35 @@ def imports(tree, module, is_package):
                 yield node.lineno, f"{source}.{alias.name}", alias.asname or alias.name
 
 
-def strings(tree):
-    """(line, text) of names and string constants that are no docstrings."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+def code(tree):
+    """The text of a file without comments and docstrings."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            yield node.lineno, node.value
-        for text in (getattr(node, field, None) for field in ("id", "attr", "arg", "name")):
-            if isinstance(text, str):
-                yield node.lineno, text
-
-
-def dotted(node):
-    """["a", "b", "c"] of an expression a.b.c, else None."""
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else None
+        if isinstance(body := getattr(node, "body", None), list):
+            is_text = [isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in body]
+            node.body = [line for line, text in zip(body, is_text, strict=True) if not text] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
 def violations(source, module, is_package=False):
     """One sentence for each import or name that a file of this module must not hold."""
     tree = ast.parse(source)
     top = module.partition(".")[0]
-    engines = module == "sam_core.engines" or module.startswith("sam_core.engines.")
-    own = {}
+    core = top == "sam_core" and not f"{module}.".startswith("sam_core.engines.")
+    text = code(tree)
     for line, target, local in imports(tree, module, is_package):
         package = target.partition(".")[0]
-        if package in PACKAGES:
-            if package not in MAY_IMPORT[top]:
-                yield f"{module}:{line} imports {target}, which lies above it"
-            if package != top:
-                own[local] = target
-                if any(part.startswith("_") for part in target.split(".")):
-                    yield f"{module}:{line} imports {target}, a private name of {package}"
-        if top == "sam_core" and not engines and (ENGINES.match(package) or target.startswith("sam_core.engines")):
+        if package in PACKAGES and package not in MAY_IMPORT[top]:
+            yield f"{module}:{line} imports {target}, which lies above it"
+        if package in PACKAGES and package != top:
+            used = re.findall(rf"(?<![\w.]){local}\.(?:\w+\.)*_(?!_)\w+", text)
+            for name in [name for name in (target, *used) if re.search(r"\._(?!_)", name)]:
+                yield f"{module}:{line} imports {name}, a private name of {package}"
+        if core and target.startswith("sam_core.engines"):
             yield f"{module}:{line} imports {target}: only sam_core.engines knows engines"
         if module.startswith("sam_core.engines.vllm") and target.startswith("sam_core.engines.verl"):
             yield f"{module}:{line} imports {target}, which lies above it"
-    for node in ast.walk(tree):
-        path = dotted(node)
-        if path and path[0] in own and any(re.match(r"_(?!_)", part) for part in path[1:]):
-            yield f"{module}:{node.lineno} uses {'.'.join(path)}, a private name of {own[path[0]]}"
-    if top == "sam_core" and not engines:
-        for line, text in strings(tree):
-            if match := ENGINES.search(text):
-                yield f"{module}:{line} names {match[0]}: only sam_core.engines knows engines"
+    for match in ENGINES.finditer(text) if core else ():
+        yield f"{module} names {match[0]}: only sam_core.engines knows engines"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

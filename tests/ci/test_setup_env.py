@@ -228,15 +228,11 @@ def repo(tmp_path, index):
     return Repo(tmp_path / "repo", index)
 
 
-def test_unknown_pin_set_lists_the_known_ones(repo):
+def test_a_pin_set_and_a_folder_that_are_not_there(repo):
     for name in ("absent", "../patches/tiny", ""):
         assert "choose from tiny, bench, ansible, wheels, vllm-0.32 or tools" in repo.refused(name)
-
-
-def test_folder_that_cannot_be_written(repo):
-    """A test run as root may write anywhere, but not below a file."""
     shutil.rmtree(repo.root / ".venvs")
-    repo.write(".venvs", "")
+    repo.write(".venvs", "")  # root may write anywhere, but not below a file
     assert f"{repo.root}/.venvs, where the environments go, cannot be written (" in repo.refused("tiny")
 
 

@@ -19,6 +19,7 @@ os.environ.update(
 import pytest
 import tiny_qwen3
 from cpu_engine import Engine
+from started import started
 from vllm.v1.worker.cpu import shm  # noqa: F401  (before modules take the functions that it replaces)
 
 
@@ -30,49 +31,33 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session")
-def plain(model):
-    """No speculation: the reference. Prompts of more than 300 tokens are read in parts."""
-    engine = Engine(model, long_prefill_token_threshold=300)
-    yield engine
-    engine.stop()
+plain = started(Engine, long_prefill_token_threshold=300)
+"""No speculation: the reference. Prompts of more than 300 tokens are read in parts."""
 
 
-@pytest.fixture(scope="session")
-def sam(model):
-    """The article's switch: k = 3 while at most 8 requests run."""
-    engine = Engine(model, sam={"threshold": 8})
-    yield engine
-    engine.stop()
+sam = started(Engine, sam={"threshold": 8})
+"""The article's switch: k = 3 while at most 8 requests run."""
 
 
-@pytest.fixture(scope="session")
-def tight(model):
-    """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128.
+tight = started(
+    Engine,
+    sam={"threshold": 64, "verify": "seeded"},
+    k=4,
+    max_model_len=128,
+    max_num_seqs=16,
+    max_num_batched_tokens=48,
+    block_size=16,
+    num_gpu_blocks_override=24,
+    enable_prefix_caching=False,
+)
+"""So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128.
 
-    Samples by seed and position.
-    """
-    engine = Engine(
-        model,
-        sam={"threshold": 64, "verify": "seeded"},
-        k=4,
-        max_model_len=128,
-        max_num_seqs=16,
-        max_num_batched_tokens=48,
-        block_size=16,
-        num_gpu_blocks_override=24,
-        enable_prefix_caching=False,
-    )
-    yield engine
-    engine.stop()
+Samples by seed and position.
+"""
 
 
-@pytest.fixture(scope="session")
-def without(model):
-    """Seeded sampling without speculation: the tight engine's reference."""
-    engine = Engine(model, additional_config={"sam_verify": "seeded"})
-    yield engine
-    engine.stop()
+without = started(Engine, additional_config={"sam_verify": "seeded"})
+"""Seeded sampling without speculation: the tight engine's reference."""
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 """The drafter's counters in vLLM's Prometheus metrics."""
 
 import time
-from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 from sam_core.proposer import REPORT_INTERVAL_S
@@ -52,20 +51,6 @@ def test_prometheus_has_the_drafters_counters(sam, prompts):
     assert found["drafted_steps_total", "0"] > 0
     assert found["excluded_requests_total", "penalties"] == 0
     assert found["switch_on",] == 1 and found["requests",] >= 1 and found["index_bytes",] > 0
-
-
-def test_counters_are_handed_on_once():
-    """Steps without drafts to send follow while the switch is off."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.outputs import DraftTokenIds
-
-    scheduler = object.__new__(Scheduler)
-    scheduler.log_stats, scheduler.drafter_stats = True, None
-    scheduler.kv_cache_manager = SimpleNamespace(make_prefix_cache_stats=lambda: "none", usage=0.0)
-    scheduler.connector_prefix_cache_stats = scheduler.kv_metrics_collector = None
-    scheduler.running = scheduler.waiting = scheduler.skipped_waiting = ()
-    scheduler.update_draft_token_ids(DraftTokenIds([], [], {"steps": 7}))
-    assert [scheduler.make_stats().drafter_stats for _ in range(2)] == [{"steps": 7}, None]
 
 
 def test_an_engine_without_sam_has_none(plain):
