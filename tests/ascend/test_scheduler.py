@@ -6,6 +6,7 @@ import torch
 from ascend_engine import OLD, Engine
 from distribution import loaded
 from engine_checks import speculated
+from started import started
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +34,8 @@ def greedy(network, prompt, tokens):
     return row[0, len(prompt) :].tolist()
 
 
-@pytest.fixture(scope="module")
-def apart(small_heads):
-    """The worker is a process of its own."""
-    engine = Engine(small_heads, sam={"threshold": 3}, distributed_executor_backend="mp")
-    yield engine
-    engine.stop()
+apart = started(Engine, scope="module", model="small_heads", sam={"threshold": 3}, distributed_executor_backend="mp")
+"""The worker is a process of its own."""
 
 
 def test_no_call_asks_for_drafts(network, apart, prompts):

@@ -4,12 +4,14 @@
 import pytest
 
 
-def started(engine, scope="session", **settings):
-    """A fixture: an `engine` of the fixture `model` with these settings, which starts once for all tests of a scope."""
+def started(kind, scope="session", model="model", **settings):
+    """A fixture: an engine of a kind with these settings, of the fixture that `model` names. It starts once for all
+    tests of a scope.
+    """
 
     @pytest.fixture(scope=scope)
-    def fixture(model):
-        running = engine(model, **settings)
+    def fixture(request):
+        running = kind(request.getfixturevalue(model), **settings)
         yield running
         running.stop()
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seeded sampling: at temperature 1 the text is the same with and without drafts, token for token."""
 
+import dataclasses
 import random
 import types
 
@@ -71,25 +72,11 @@ class Sampling:
         from vllm.v1.sample.logits_processor import LogitsProcessors
         from vllm.v1.sample.metadata import SamplingMetadata
 
-        none = torch.zeros(0)
-        return SamplingMetadata(
-            temperature=torch.ones(num_requests),
-            all_greedy=False,
-            all_random=True,
-            top_p=None,
-            top_k=None,
-            generators=self.generators,
-            max_num_logprobs=None,
-            no_penalties=True,
-            prompt_token_ids=None,
-            frequency_penalties=none,
-            presence_penalties=none,
-            repetition_penalties=none,
-            output_token_ids=[[] for _ in range(num_requests)],
-            allowed_token_ids_mask=None,
-            bad_words_token_ids={},
-            logitsprocs=LogitsProcessors(),
-        )
+        given = dict.fromkeys(field.name for field in dataclasses.fields(SamplingMetadata))
+        given |= {"temperature": torch.ones(num_requests), "generators": self.generators}
+        given |= {"all_greedy": False, "all_random": True, "no_penalties": True, "bad_words_token_ids": {}}
+        outputs = [[] for _ in range(num_requests)]
+        return SamplingMetadata(**given | {"output_token_ids": outputs, "logitsprocs": LogitsProcessors()})
 
     def step(self, number, drafts):
         """The tokens of each request, one list a request, after a step with these drafts of each."""

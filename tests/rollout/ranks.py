@@ -2,28 +2,19 @@
 """verl's synchronous rollout on ranks of its own, over the stand-in for torch_npu."""
 
 import contextlib
-import functools
 import json
-import os
 import select
+import sys
 from pathlib import Path
 from types import MappingProxyType
 
 from ports import PORTS
-from zygote import Zygote
 
 HERE = Path(__file__).resolve().parent
-STANDIN = HERE.parent / "patches" / "npu"
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_VERSION": "0.11.0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "PYTHONPATH": os.pathsep.join([str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]),
-}
+sys.path.append(str(HERE.parent / "ascend"))
+import ascend_engine  # noqa: E402
+
+ascend_engine.MODULES += ["verl.workers.rollout.base", "verl.workers.config"]
 PATIENCE = 400
 """Seconds for an answer, unless a Rollout's `patience` says others; ranks that have drifted apart wait for each
 other."""
@@ -38,17 +29,10 @@ SETTINGS = {
 }
 
 
-@functools.cache
-def zygote():
-    """The process that those of this folder are forks of."""
-    modules = ["forked", "torch_npu", "vllm.v1.engine.llm_engine", "verl.workers.rollout.base", "verl.workers.config"]
-    worker = ["vllm_ascend.worker.worker_v1", "vllm_ascend.patch.worker", "vllm.model_executor.models.qwen3"]
-    return Zygote(os.environ | ENVIRONMENT, [*modules, "inspection", *worker])
-
-
 def start(*arguments, **environment):
     """A Python process over the stand-in; its stdin and stdout are pipes of text."""
-    return zygote().start({**os.environ, **ENVIRONMENT, **environment}, *arguments)
+    here = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    return ascend_engine.start("npu", *arguments, environment=here | environment)
 
 
 def engine_settings(engine):

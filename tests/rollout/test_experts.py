@@ -5,8 +5,8 @@ The reference is one rank that holds all experts and does not speculate, an Atla
 exchanges tokens by its fused operators, and in long steps by all-to-all.
 """
 
-import pytest
 from ranks import Rollout, metrics, sam
+from started import started
 
 SETTINGS = {"n": 2, "seed": 7, "max_num_seqs": 8, "free_cache_engine": True}
 SLEEPS = {"VLLM_ASCEND_ENABLE_NZ": "0"}
@@ -14,26 +14,24 @@ SPREAD = {"data_parallel_size": 2, "enable_expert_parallel": True}
 NUM_EXPERTS = 8
 
 
-@pytest.fixture(scope="module")
-def one(mixture):
-    rollout = Rollout(mixture, environment=SLEEPS, engine={"additional_config": {"sam_verify": "seeded"}}, **SETTINGS)
-    yield rollout
-    rollout.stop()
-
-
-@pytest.fixture(scope="module")
-def spread(mixture):
-    options = sam(verify="seeded", switch="batch", threshold=8)
-    rollout = Rollout(
-        mixture,
-        ranks=4,
-        environment=SLEEPS | {"STANDIN_A3": "1"},
-        tensor_model_parallel_size=2,
-        engine=SPREAD | options,
-        **SETTINGS,
-    )
-    yield rollout
-    rollout.stop()
+one = started(
+    Rollout,
+    scope="module",
+    model="mixture",
+    environment=SLEEPS,
+    engine={"additional_config": {"sam_verify": "seeded"}},
+    **SETTINGS,
+)
+spread = started(
+    Rollout,
+    scope="module",
+    model="mixture",
+    ranks=4,
+    environment=SLEEPS | {"STANDIN_A3": "1"},
+    tensor_model_parallel_size=2,
+    engine=SPREAD | sam(verify="seeded", switch="batch", threshold=8),
+    **SETTINGS,
+)
 
 
 def answers(done):
@@ -68,13 +66,11 @@ def test_greedy_answers_of_ranks_with_different_numbers_of_drafts(one, spread, p
         assert rank["operators"]["one"] == 0 and rank["operators"]["fused"] > 0
 
 
-def test_a_rank_that_ends_first_runs_dummy_batches(one, spread, prompts):
+def test_a_rank_without_requests_runs_dummy_batches(one, spread, prompts):
+    """From the step on in which its last one ends, or all the time."""
     done = generate(one, spread, [prompts[:1], prompts[1:]], [[5], [40, 40, 40]], temperature=1.0, seed=3)
     assert done[0]["dummies"] > done[0]["steps"] > 0 == done[2]["dummies"]
     assert done[0]["steps"] + done[0]["dummies"] == done[2]["steps"]
-
-
-def test_a_rank_without_requests_runs_dummy_batches_alone(one, spread, prompts):
     done = generate(one, spread, [prompts, []], [[40] * 4, []])
     assert done[2]["steps"] == 0 < done[0]["steps"] == done[2]["dummies"]
     assert sum(done[2]["rows"]) > 0, "the other engine's tokens go through its experts too"

@@ -132,36 +132,25 @@ def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
     assert plain["answers"] == [answer for rank in first for answer in rank["answers"]]
 
 
-@pytest.fixture(scope="module")
-def pair(model, prompts):
-    """What two ranks of one engine generated, each with a scheduler of its own, and a clock by which `auto` decides;
-    the first one's; the log-probabilities that the model itself gives its answers."""
-    engine = sam(switch="auto", verify="seeded")
+def test_ranks_of_an_engine_that_schedule_alone_stay_in_step(model, first, prompts):
+    """Each has a clock by which `auto` decides. The text is that of engines with the article's switch, and the
+    log-probabilities are those that the model itself gives."""
     rollout = Rollout(
-        model, ranks=2, tensor_model_parallel_size=2, n=4, seed=7, calculate_log_probs=True, engine=engine
+        model,
+        ranks=2,
+        tensor_model_parallel_size=2,
+        n=4,
+        seed=7,
+        calculate_log_probs=True,
+        engine=sam(switch="auto", verify="seeded"),
     )
     leader, follower = rollout.ask("generate", prompts=prompts)
-    log_probs, _ = rollout.ask("log_probs", prompts=leader["prompts"], answers=leader["answers"])
+    expected, _ = rollout.ask("log_probs", prompts=leader["prompts"], answers=leader["answers"])
     rollout.stop()
-    return leader, follower, log_probs
-
-
-def test_ranks_that_schedule_alone_stay_in_step(pair):
-    leader, follower, _ = pair
-    assert leader["answers"] == follower["answers"]
+    assert leader["answers"] == follower["answers"] == [answer for rank in first for answer in rank["answers"]]
     assert metrics([leader])["rollout/spec/accepted"] > 0
     assert 0 < metrics([leader])["rollout/spec/switch_on_share"] < 1
     assert not follower["meta_info"]  # it is the same engine
-
-
-def test_the_text_is_the_same_whatever_auto_decides(pair, first):
-    """As that of engines with the article's switch."""
-    leader, *_ = pair
-    assert leader["answers"] == [answer for rank in first for answer in rank["answers"]]
-
-
-def test_log_probs_that_the_trainer_wants_are_right(pair):
-    leader, _, expected = pair
     _, log_probs, _ = asked([leader])
     assert log_probs == 16 * (0,)
     for got, true in zip(leader["log_probs"], expected, strict=True):

@@ -3,7 +3,7 @@
 request."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,22 +17,9 @@ K = 3
 TEXTS = {"a": [1, 2, 3] * 5, "b": [4, 5, 6] * 5, "c": [7, 8, 9, 8]}
 
 
-@dataclass
-class Cached:
-    req_ids: list
-    num_computed_tokens: list
-    num_output_tokens: list
-    resumed_req_ids: tuple = ()
-
-
-@dataclass
-class Plan:
-    num_scheduled_tokens: dict
-    total_num_scheduled_tokens: int
-    scheduled_spec_decode_tokens: dict
-    scheduled_cached_reqs: Cached
-    finished_req_ids: frozenset = frozenset()
-    scheduled_new_reqs: tuple = ()
+Cached = make_dataclass("Cached", ["req_ids", "num_computed_tokens", "num_output_tokens", "resumed_req_ids"])
+COUNTS = ["num_scheduled_tokens", "total_num_scheduled_tokens", "scheduled_spec_decode_tokens"]
+Plan = make_dataclass("Plan", [*COUNTS, "scheduled_cached_reqs", "finished_req_ids", "scheduled_new_reqs"])
 
 
 class Runner:
@@ -81,12 +68,10 @@ class Runner:
     def begin(self, counts, new=()):
         """The step with these tokens of each request, placeholders included; `new` are the ids that begin with it."""
         running = [name for name in counts if name in TEXTS and name not in new]
-        cached = Cached(running, [len(TEXTS[name]) - 1 for name in running], [1] * len(running))
+        cached = Cached(running, [len(TEXTS[name]) - 1 for name in running], [1] * len(running), ())
         planned = {name: [-1] * (counts[name] - 1) for name in running if counts[name] > 1}
         beginning = tuple(SimpleNamespace(req_id=name) for name in new)
-        return self.async_drafts.begin(
-            Plan(counts, sum(counts.values()), planned, cached, scheduled_new_reqs=beginning)
-        )
+        return self.async_drafts.begin(Plan(counts, sum(counts.values()), planned, cached, frozenset(), beginning))
 
 
 @pytest.mark.parametrize(
