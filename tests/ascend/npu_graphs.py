@@ -6,8 +6,19 @@ import tempfile
 import types
 
 import numpy as np
+import pytest
 import torch
-from npu_common import raises, set_ascend_config
+
+
+def set_ascend_config():
+    """What 0.23's sampler and runner read of the configuration, upstream's defaults."""
+    import vllm_ascend.ascend_config as module
+
+    verification = types.SimpleNamespace(
+        enable_block_verify=False, enable_entropy_verify=False, posterior_threshold=0.95, posterior_alpha=0.4
+    )
+    settings = {"enable_reduce_sample": False, "rejection_sampler_config": verification, "enable_sp_by_pass": False}
+    module._ASCEND_CONFIG = types.SimpleNamespace(ascend_compilation_config=None, eplb_config=None, **settings)
 
 
 def graph_runner(mode, max_num_seqs=32, sizes=range(4, 65, 4), ranks=(0, 1), sequence_parallel=1, vllm=False):
@@ -175,7 +186,8 @@ def check_sequence_parallelism_needs_sizes_that_both_divide():
     assert runner.compilation_config.cudagraph_capture_sizes == list(range(8, 65, 8))
     assert graph_of(runner, [1] * 5) == ("FULL", 8, 8, None)
     assert graph_of(runner, [4] * 3) == ("FULL", 16, 4, None)
-    raises(ValueError, "adjust num_speculative_tokens", graph_runner, "FULL_DECODE_ONLY", sequence_parallel=3)
+    with pytest.raises(ValueError, match="adjust num_speculative_tokens"):
+        graph_runner("FULL_DECODE_ONLY", sequence_parallel=3)
 
 
 def check_vllms_own_runner_pads_for_its_graphs():

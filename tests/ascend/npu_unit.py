@@ -21,7 +21,7 @@ import torch
 import torch_npu  # noqa: F401  registers the device
 from ascend_engine import OLD
 from batch_rows import check_allowed_tokens_move
-from npu_common import set_ascend_config
+from npu_graphs import set_ascend_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 

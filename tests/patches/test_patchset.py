@@ -237,23 +237,6 @@ def test_import_then_export_changes_nothing(repo, tmp_path):
     assert repo.patch(1).read_bytes().startswith(head)
 
 
-def test_an_export_changes_its_part_of_pins_alone(repo):
-    """Also where they were changed meanwhile."""
-    file, alpha, old = repo.set / "pins.toml", repo.record(), repo.record("beta")
-    head = file.read_text().partition("# ====")[0]
-    meanwhile = f"""
-import pathlib, _patchset.series as series
-real, pins = series.replay, pathlib.Path({str(file)!r})
-series.replay = lambda *args: (pins.write_text("# meanwhile\\n" + pins.read_text()), real(*args))[1]
-"""
-    edit(repo.working("beta") / "beta/loop.py", b"return 1", b"return 2")
-    commit(repo.working("beta"), "Two")
-    repo.run("export", "pins-1", "beta", before=meanwhile)
-    assert file.read_text().partition("# ====")[0] == "# meanwhile\n" + head
-    assert repo.record() == alpha and repo.record("beta")["patched_tree"] != old["patched_tree"]
-    assert repo.run("check") == "pins-1: in order\n"
-
-
 def test_export_removes_stale_files_and_leaves_renames_plain(repo):
     git("reset", "--quiet", "--hard", "HEAD~1", cwd=repo.working())
     git("mv", "alpha/__init__.py", "alpha/init.py", cwd=repo.working())
@@ -827,13 +810,6 @@ def test_source_distribution_found_by_uv_is_checked_and_cached(repo, tmp_path):
     repo.run("import", "pins-1", "beta", *to, **uv)
     assert cached.read_bytes() == (index / "beta-0.3.tar.gz").read_bytes()
     assert [path.name for path in cached.parent.iterdir()] == [cached.name]
-
-
-def test_an_interrupt_is_said_while_modules_load(repo):
-    """As by Ctrl-C right after the start."""
-    (repo.root / "patches/_patchset/cli.py").write_text("raise KeyboardInterrupt\n")
-    done = subprocess.run([sys.executable, repo.root / "patches/patchset"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, "patchset: interrupted.\n")
 
 
 def test_values_for_scripts(repo):

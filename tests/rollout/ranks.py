@@ -40,21 +40,22 @@ def engine_settings(engine):
     return SETTINGS | {"engine_kwargs": {"vllm": {"num_gpu_blocks_override": 64, "block_size": 128} | engine}}
 
 
-def serve(model, prompts, engine, **environment):
-    """What async_server.py prints."""
-    words = [str(HERE / "async_server.py"), str(model), json.dumps(engine_settings(engine)), json.dumps(prompts)]
-    printed, _ = start(*words, **environment).communicate(timeout=300)
-    assert printed, "async_server.py failed: see its standard error"
-    return json.loads(printed.splitlines()[-1])
+def served(model, prompts, engine, **environment):
+    """What the asynchronous server gives, twice."""
+    server = Rollout(model, kind="AsyncServer", engine={"enable_sleep_mode": False} | engine, environment=environment)
+    given = [server.ask("generate", prompts=prompts, name=name)[0] for name in "ab"]
+    server.ask("stop")
+    server.stop()
+    return given
 
 
 class Rollout:
     """`ranks` rollout_servers that form one job. A rank that ends, or gives no answer, raises AssertionError."""
 
-    def __init__(self, model, ranks=1, engine=None, environment=MappingProxyType({}), **settings):
+    def __init__(self, model, ranks=1, engine=None, kind="Server", environment=MappingProxyType({}), **settings):
         settings = engine_settings(engine or {}) | settings
         job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(next(PORTS)), **environment}
-        words = [str(HERE / "rollout_server.py"), str(model), json.dumps(settings)]
+        words = [str(HERE / "rollout_server.py"), kind, str(model), json.dumps(settings)]
         self.patience = PATIENCE
         self.ranks = [start(*words, **job, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]
         self.answers()

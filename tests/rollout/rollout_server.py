@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of verl's synchronous rollout, the class that its workers hold, over vllm-ascend's engine in this process.
+"""One rank of verl's synchronous rollout, the class that its workers hold, or verl's asynchronous server, over
+vllm-ascend's engine.
 
-usage: rollout_server.py MODEL SETTINGS   (JSON: arguments of RolloutConfig; rank and world size as torchrun gives them)
+usage: rollout_server.py Server|AsyncServer MODEL SETTINGS   (JSON: arguments of RolloutConfig; rank and world size as
+torchrun gives them)
 With the environment variable WITHOUT_SAM_CORE this process has no package sam_core.
-One JSON object a line on stdin, the same to every rank, {"method": name, **arguments of the Server's method}; the
+One JSON object a line on stdin, the same to every rank, {"method": name, **arguments of the server's method}; the
 answer is one on stdout, {"result": ...} or {"error": text}. Everything else that is printed goes to stderr.
 """
 
@@ -46,10 +48,12 @@ class Server:
         Returns:
             prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or None;
             meta_info of the batch; asked: [seed, logprobs, extra_args] of each request as the engine got it; frozen:
-            how many objects were exempt from garbage collection when the first request came, and at the end.
+            how many objects were exempt from garbage collection when the first request came, and at the end; sent: how
+            often the first rank sent the others something.
         """
         import torch
         from verl import DataProto
+        from vllm.distributed.parallel_state import get_tp_group
 
         width = self.rollout.config.prompt_length
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -69,8 +73,10 @@ class Server:
             asked.append([params.seed, params.logprobs, params.extra_args])
             return add(name, prompt, params, *args, **kwargs)
 
+        group = get_tp_group()
         with (
             mock.patch.object(engine, "add_request", watched),
+            mock.patch.object(group, "broadcast_object", wraps=group.broadcast_object) as send,
             mock.patch.multiple(self.rollout.sampling_params, **(sampling or {})) if sampling else nullcontext(),
         ):
             done = self.rollout.generate_sequences(batch)
@@ -87,43 +93,8 @@ class Server:
             "meta_info": done.meta_info,
             "asked": asked,
             "frozen": frozen,
+            "sent": send.call_count,
         }
-
-    def generate_in_steps(self, prompts):
-        """As generate, and an empty step at the end.
-
-        Returns:
-            What generate does; steps: of each its requests, those that are still reading their prompts, how many were
-            given a draft, and how many objects the first rank sent for that.
-        """
-        from vllm.distributed.parallel_state import get_tp_group
-
-        engine = self.rollout.inference_engine.llm_engine
-        drafter = engine.model_executor.driver_worker.worker.model_runner.drafter
-        finish, generate = drafter.finish, drafter.propose_for_batch
-        steps = []
-
-        def begin(req_ids):
-            steps.append([0, 0, 0, 0])
-            finish(req_ids)
-
-        def draft(sampled, *args):
-            drafts = generate(sampled, *args)
-            steps[-1][:3] = len(sampled), sum(not tokens for tokens in sampled), sum(map(bool, drafts))
-            return drafts
-
-        def send(*args):
-            steps[-1][3] += 1
-            return broadcast(*args)
-
-        broadcast = get_tp_group().broadcast_object
-        with (
-            mock.patch.multiple(drafter, finish=begin, propose_for_batch=draft),
-            mock.patch.object(get_tp_group(), "broadcast_object", send),
-        ):
-            done = self.generate(prompts)
-            engine.step()
-        return done | {"steps": steps}
 
     def generate_uneven(self, prompts, lengths, **sampling):
         """Answer other prompts on each data-parallel rank, as many as it is given.
@@ -228,6 +199,49 @@ class Server:
         return AutoModelForCausalLM.from_pretrained(self.model, dtype="float32")
 
 
+class AsyncServer:
+    """The server alone; its workers are the engine's own."""
+
+    def __init__(self, model, settings):
+        import ray
+        from verl.workers.config import HFModelConfig, RolloutConfig
+        from verl.workers.rollout.replica import RolloutMode
+        from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServerBase
+
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+        self.loop = asyncio.new_event_loop()
+        self.server = vLLMHttpServerBase(
+            config=RolloutConfig(name="vllm", mode="async", **settings),
+            model_config=HFModelConfig(path=model),
+            rollout_mode=RolloutMode.STANDALONE,
+            workers=[],
+            replica_rank=0,
+            node_rank=0,
+            gpus_per_node=1,
+            nnodes=1,
+        )
+        self.loop.run_until_complete(self.server.launch_server())
+
+    def generate(self, prompts, name):
+        """Token ids of an answer to each prompt, by requests of this name and a number, and then what spec_stats
+        gives."""
+
+        async def answer():
+            asked = [
+                self.server.generate(prompt, {"temperature": 1.0}, f"{name}-{i}") for i, prompt in enumerate(prompts)
+            ]
+            done = await asyncio.gather(*asked)
+            return [list(one.token_ids) for one in done], await self.server.spec_stats(write=True)
+
+        return self.loop.run_until_complete(answer())
+
+    def stop(self):
+        import ray
+
+        self.server.engine.shutdown()
+        ray.shutdown()
+
+
 def main():
     if os.environ.get("WITHOUT_SAM_CORE"):
         hide()
@@ -238,7 +252,7 @@ def main():
         channel.write(json.dumps(result) + "\n")
 
     try:
-        server = Server(sys.argv[1], json.loads(sys.argv[2]))
+        server = globals()[sys.argv[1]](sys.argv[2], json.loads(sys.argv[3]))
         answer({"result": "ready"})
         for line in sys.stdin:
             request = json.loads(line)

@@ -2,7 +2,8 @@
 """verl's asynchronous server passes the speculation on and reports what the engine did."""
 
 import pytest
-from ranks import sam, serve
+import ranks
+from ranks import sam
 
 from sam_core import Pool
 
@@ -16,17 +17,17 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(model, prompts, folder):
-    return serve(model, prompts, {"enable_sleep_mode": False} | sam(history=str(folder)))
+    return ranks.served(model, prompts, sam(history=str(folder)))
 
 
 def test_speculation_reaches_the_engine(served):
-    for answers, counters in zip(served["answers"], served["counters"], strict=True):
+    for answers, counters in served:
         assert counters["drafted"] > 0 and counters["accepted"] > 0
         assert counters["tokens"] == sum(map(len, answers))
         assert counters["sam_proposed"] >= counters["drafted"]
-    assert served["counters"][1]["sam_proposed_history"] > 0  # the second time it is asked the same
+    assert served[1][1]["sam_proposed_history"] > 0  # the second time it is asked the same
 
 
 def test_history_is_the_replicas_own(served, folder):
     assert [path.name for path in folder.iterdir()] == ["replica-0"]
-    assert Pool.describe(folder / "replica-0" / "engine-0/pool")["texts"] >= len(served["answers"][0])
+    assert Pool.describe(folder / "replica-0" / "engine-0/pool")["texts"] >= len(served[0][0])

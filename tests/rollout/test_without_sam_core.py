@@ -4,7 +4,7 @@
 import re
 
 import pytest
-from ranks import HERE, Rollout, serve, start
+from ranks import HERE, Rollout, served, start
 
 PATCHES = HERE.parents[1] / "patches" / "vllm-0.11" / "verl"
 WITHOUT = {"WITHOUT_SAM_CORE": "1"}
@@ -36,6 +36,5 @@ def test_the_synchronous_rollout_runs_and_counts_nothing(model, prompts):
 
 @pytest.mark.slow
 def test_the_asynchronous_rollout_runs_and_counts_nothing(model, prompts):
-    done = serve(model, prompts, {"enable_sleep_mode": False}, **WITHOUT)
-    assert [len(turn) for turn in done["answers"]] == 2 * [len(prompts)]
-    assert done["counters"] == [None, None]
+    for answers, counters in served(model, prompts, {}, **WITHOUT):
+        assert len(answers) == len(prompts) and counters is None

@@ -56,11 +56,3 @@ def test_step_that_draws(batch, owned, seed):
     assert torch.equal(given_draws(batch, draws, batch.is_greedy), wanted)
     for i, generator in before.items():
         assert torch.equal(generator.get_state(), after[i].get_state())
-
-
-def test_a_request_without_drafts_draws_what_it_draws_alone():
-    """However much its neighbours draft: one row of exponentials, as the engine's sampler draws for it."""
-    generators = {i: torch.Generator().manual_seed(i) for i in range(3)}
-    alone = torch.empty(16).exponential_(generator=torch.Generator().manual_seed(1))
-    draws = verify.draw([2, 0, 1], generators, 16, torch.device("cpu"))
-    assert torch.equal(draws.exponential[1], alone)

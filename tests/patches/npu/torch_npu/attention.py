@@ -15,7 +15,6 @@ from .graphs import writes_only
 __all__ = [
     "_npu_flash_attention",
     "_npu_fused_infer_attention_score_get_max_workspace",
-    "_npu_flash_attention_qlens",
     "_npu_paged_attention",
     "_npu_reshape_and_cache",
     "npu_fused_infer_attention_score",
@@ -72,24 +71,6 @@ def _npu_flash_attention(query, key, value, mask, seq_len, scale_value, num_head
         rows = slice(start, start + length)
         out[rows] = attend(query[rows], key[rows], value[rows], scale_value).view(out[rows].shape)
         start += length
-    return out
-
-
-@counted
-def _npu_flash_attention_qlens(
-    query, key_cache, value_cache, block_table, mask, seq_len, context_lens, num_kv_heads, num_heads, scale_value, out
-):
-    """Prefill over cached tokens: seq_len int[R] new ones, its sum N, context_lens int[R] with the new ones."""
-    news, lengths = seq_len.tolist(), context_lens.tolist()
-    assert len(news) == len(lengths) == block_table.shape[0], (news, lengths, block_table.shape)
-    assert sum(news) == query.shape[0], (news, query.shape)
-    start = 0
-    for i, (new, length) in enumerate(zip(news, lengths, strict=True)):
-        rows = slice(start, start + new)
-        key = cached(key_cache, block_table[i], length, num_kv_heads)
-        value = cached(value_cache, block_table[i], length, num_kv_heads)
-        out[rows] = attend(query[rows], key, value, scale_value).view(out[rows].shape)
-        start += new
     return out
 
 
