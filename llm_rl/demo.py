@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: the tiny CPU recipe with SAM off, then on, from the same seed, and what it gained."""
+"""The demo: the tiny CPU recipe without SAM and with it, from the same seed, and what it gained.
+
+The two runs take turns (llm_rl.turns): one trains a step while the other waits. Other work on the machine then slows
+both alike.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from llm_rl import config, launch
@@ -15,6 +25,7 @@ from llm_rl.reports.__main__ import main as report
 
 RECIPE = launch.ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
 ARMS = {"off": "off", "on": "batch"}
+SETTINGS = ["steps=8", "env.VERL_USE_EXTERNAL_MODULES=llm_rl.cpu_platform,llm_rl.turns"]
 DISK = 1e9
 """Bytes that both arms and Ray may write."""
 
@@ -33,23 +44,109 @@ def check(out: Path, overrides: list[str]) -> None:
         )
 
 
+def command(arm: str, out: Path, overrides: list[str]) -> list[str]:
+    settings = [*overrides, f"sam={ARMS[arm]}", "--run-dir", str(out / arm)]
+    return [sys.executable, "-m", "llm_rl.launch", str(RECIPE), *settings]
+
+
+def train(out: Path, overrides: list[str]) -> int:
+    """Run both arms in turns; the exit status of the first that failed, else 0.
+
+    An arm starts when the one before waits for its first turn or has ended: two engines that start at once would
+    share the path of verl's socket for weights. One that fails while it starts ends both, later the other goes on.
+    """
+    started: dict[str, subprocess.Popen] = {}
+    trainers: dict[str, socket.SocketIO] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="sam-demo-") as folder,
+        socket.socket(socket.AF_UNIX) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        server.bind(f"{folder}/turns")
+        server.listen()
+        server.settimeout(0.5)
+        try:
+            for arm in ARMS:
+                started[arm] = subprocess.Popen(
+                    command(arm, out, overrides),
+                    env=os.environ | {"SAM_TURNS": f"{folder}/turns"},
+                    stdout=subprocess.PIPE,
+                    process_group=0,  # Ctrl-C comes to this process alone, which ends the launchers
+                )
+                pool.submit(show, arm, started[arm])
+                if trainer := accept(server, started[arm]):
+                    trainers[arm] = trainer
+                elif code := started[arm].wait():
+                    return code
+            take_turns(trainers)
+            return next(filter(None, [process.wait() for process in started.values()]), 0)
+        finally:
+            end(list(started.values()))
+
+
+def show(arm: str, launcher: subprocess.Popen) -> None:
+    for line in launcher.stdout or ():
+        print(f"{arm:<3} {line.decode(errors='replace')}", end="", flush=True)
+
+
+def accept(server: socket.socket, launcher: subprocess.Popen) -> socket.SocketIO | None:
+    """The connection of a launcher's trainer, when it waits for its first turn; None if the launcher ended before."""
+    while True:
+        try:
+            return server.accept()[0].makefile("rwb", buffering=0)
+        except TimeoutError:
+            if launcher.poll() is not None:
+                return None
+
+
+def take_turns(trainers: dict[str, socket.SocketIO]) -> None:
+    """Let one trainer at a time train a step, until all have ended.
+
+    The one that is behind comes first, as after a resume. Of two with the same step it is the one that had the last
+    turn, so that neither is always the first of a pair.
+    """
+    waiting, last = {arm: int(trainer.readline() or 0) for arm, trainer in trainers.items()}, ""
+    while waiting := {arm: step for arm, step in waiting.items() if step}:
+        last = min(waiting, key=lambda arm: (waiting[arm], arm != last))
+        try:
+            trainers[last].write(b"\n")
+            waiting[last] = int(trainers[last].readline() or 0)
+        except OSError:
+            waiting[last] = 0
+
+
+def end(launchers: list[subprocess.Popen]) -> None:
+    """End the launchers, which end their trainers."""
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them behind
+    try:
+        for launcher in launchers:
+            launcher.terminate()
+        for launcher in launchers:
+            launcher.wait()
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m llm_rl.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=launch.ROOT / "runs" / "demo", help="folder of runs and report")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of the recipe, for both arms")
     args = parser.parse_args(argv)
+    out, overrides = args.out.resolve(), [*SETTINGS, *args.overrides]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        with launch.lock_folder(args.out):
-            check(args.out, args.overrides)
-            for arm, sam in ARMS.items():
-                print(f"== SAM {arm}", flush=True)
-                if code := launch.main([str(RECIPE), *args.overrides, f"sam={sam}", "--run-dir", str(args.out / arm)]):
-                    return code
+        with launch.lock_folder(out):
+            check(out, overrides)
+            if code := train(out, overrides):
+                return code
             print("== comparison", flush=True)
-            return report(["report", f"--off={args.out / 'off'}", f"--on={args.out / 'on'}", f"--out={args.out}"])
+            return report(["report", *(f"--{arm}={out / arm}" for arm in ARMS), f"--out={out}"])
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted: the runs and their processes are ended", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

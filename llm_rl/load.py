@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import psutil
 
 BUSY = 0.1
@@ -10,13 +12,14 @@ BUSY = 0.1
 
 
 class Load:
-    """Measures CPU time of all processes but one, this process and their children.
+    """Measures CPU time of all processes but one, this process and their children. An arm of the demo (llm_rl.demo)
+    leaves out those of both arms.
 
     Call `sample` about twice a second: CPU time that a child takes after the last sample counts as other processes'.
     """
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self._pid = os.getppid() if "SAM_TURNS" in os.environ else pid
         self._ours: dict[tuple[int, float], float] = {}
         self._now = self._before = self._read()
 

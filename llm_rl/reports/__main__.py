@@ -82,11 +82,14 @@ def main(argv=None):
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    others = {arm: summary[arm] | {"name": NAMES[arm]} for arm in arms_of(summary)[1:]}
+    for arm in others.values():
+        print(words().verdict(summary, arm))
     if loads := busy_loads(summary):
         print(words().busy_machine(loads))
     print(text_table(summary))
-    for arm in arms_of(summary)[1:]:
-        print(words().verdict(summary, summary[arm] | {"name": NAMES[arm]}))
+    print(words().gain_note())
+    for arm in others:
         if summary[arm]["sampled"]:
             print(words().equal_tokens(summary[arm]["sampled"], NAMES[arm]))
     pages = f"{args.out / 'report.html'}, {args.out / 'report.zh.html'}; the same as .md"

@@ -2,6 +2,7 @@
 """Compare finished runs that differ in speculation alone: the figures of summary.json and of the table."""
 
 import random
+import statistics
 
 from sam_core.engines.vllm.step_log import CPU, SUMS
 
@@ -58,7 +59,7 @@ def summarize(runs, sampled=None):
             raise UserError(f"the {arm} run counted no tokens from training step {first + 1} on")
     arms = {arm: _arm(run, first) for arm, run in runs.items()}
     for arm in arms.keys() - {"off"}:
-        arms[arm] |= _gains(arms["off"], arms[arm], first) | {"sampled": (sampled or {}).get(arm)}
+        arms[arm] |= _gains(off, runs[arm], first) | {"sampled": (sampled or {}).get(arm)}
     return {
         **{name: off.record[name] for name in ("pin_set", "tree_ids", "seed", "threshold")},
         "recipe": _recipe(off.record),
@@ -77,29 +78,45 @@ def _recipe(record):
 
 
 def _gains(off, on, first):
-    """What `on` gained over `off`; each gain is None where a time of either is missing."""
+    """What the Run `on` gained over `off`: {name: _gain(...)} over steps with the same number."""
+    per_token = all(run.total("tail_tokens", first) for run in (off, on))
 
-    def ratio(value_of):
-        old, new = value_of(off), value_of(on)
-        return old / new if old and new else None
+    def of(name, unit=None):
+        def value(step):
+            amount, units = step.get(name), step.get(unit) if unit else 1
+            return amount / units if amount and units else None
 
-    per_token = bool(off["tail_tokens"] and on["tail_tokens"])
-    speedups = {
-        "round": ratio(lambda arm: arm["round_s"]),
-        "rollout": ratio(lambda arm: arm["rollout_s"]),
-        "step": ratio(lambda arm: arm["step_s"]),
-        "rollout_per_token": ratio(lambda arm: arm["rollout_s"] / arm["tokens"]),
-        "tail": ratio(lambda arm: arm["tail_s"] / arm["tail_tokens"] if per_token else arm["tail_s"]),
-        "engine_steps": ratio(lambda arm: arm["decode_steps"]),
-        "cpu": ratio(lambda arm: (arm["cpu_s"] or 0) / arm["tokens"]),
+        return value
+
+    values = {
+        "round": round_seconds,
+        "rollout": of("timing_s/gen"),
+        "step": step_seconds,
+        "rollout_per_token": of("timing_s/gen", SPEC + "tokens"),
+        "tail": of(SPEC + "tail_s", SPEC + "tail_tokens" if per_token else None),
+        "engine_steps": of(SPEC + "decode_steps"),
+        "cpu": of(SPEC + CPU, SPEC + "tokens"),
     }
-    gain = {name: None if value is None else value - 1 for name, value in speedups.items()}
-    return {
-        "gain": gain,
-        "rollout_gain": _rollout_gain(off, on, gain["rollout_per_token"], first),
-        "tail_speedup": speedups["tail"],
-        "tail_speedup_is_per_token": per_token,
-    }
+    steps = list(zip(off.steps, on.steps, strict=True))[first:]
+    gain = {name: _gain([(value(old), value(new)) for old, new in steps]) for name, value in values.items()}
+    return {"gain": gain, "tail_is_per_token": per_token}
+
+
+def _gain(pairs):
+    """The gain of pairs (off, on), one a training step: the median of off / on - 1.
+
+    low, high: its 95 % interval over steps (percentiles of RESAMPLES draws of steps), None with fewer than MIN_STEPS.
+    shown: whether the interval is on one side of 0. None if no step has both.
+    """
+    ratios = [old / new - 1 for old, new in pairs if old and new]
+    if not ratios:
+        return None
+    low = high = None
+    if len(ratios) >= MIN_STEPS:
+        draw = random.Random(0)
+        drawn = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+        low, high = (drawn[int(share * RESAMPLES)] for share in (0.025, 0.975))
+    return {"gain": statistics.median(ratios), "low": low, "high": high, "shown": low is not None and low * high > 0}
 
 
 def _arm(run, first):
@@ -122,6 +139,7 @@ def _arm(run, first):
         "resumed_after": [n for attempt in run.record.get("attempts", []) if (n := attempt["after_step"])],
         "round_s": sum(rounds) / len(rounds) if rounds else None,
         "rollout_s": mean("timing_s/gen"),
+        "rollout_ms_per_token": 1e3 * sum(run.values("timing_s/gen", first)) / totals["tokens"],
         "step_s": sum(step_times[first:]) / len(step_times[first:]),
         "rollout_s_per_step": run.values("timing_s/gen"),
         "tokens_per_training_step": run.values(SPEC + "tokens"),
@@ -156,14 +174,14 @@ def _log_prob_differences(run):
     return counts
 
 
-def _rollout_ms_per_token(arm, first):
-    """Milliseconds of the rollout a token, without the `first` training steps."""
-    return 1e3 * (len(arm["rewards"]) - first) * arm["rollout_s"] / arm["tokens"]
-
-
 def arms_of(summary):
     """The arms of a summary, `off` first."""
     return [arm for arm in ("off", *ARMS) if arm in summary]
+
+
+def gained_cell(gain):
+    """A gain with its interval, or "-" where none is shown."""
+    return "{gain:+.1%} ({low:+.1%} to {high:+.1%})".format(**gain) if gain and gain["shown"] else "-"
 
 
 FIGURES = (
@@ -176,7 +194,6 @@ FIGURES = (
     ("rollout, ms a token", "rollout_ms_per_token", ".3f", "rollout_per_token"),
     ("tail, s", "tail_s", ".2f", "tail"),
     ("tail, ms a token", "tail_ms_per_token", ".3f", "tail"),
-    ("tail, times as fast", "tail_speedup", ".2f", None),
     ("tokens", "tokens", ",.0f", None),
     ("draft tokens verified", "drafted", ",.0f", None),
     ("draft tokens accepted", "accepted", ",.0f", None),
@@ -197,7 +214,7 @@ def figures(summary):
     """Rows of FIGURES: what it is, the cell of `off`, and for each other arm its cell and its gain."""
     first = summary["first_step_counted"] - 1
     off, *others = (summary[arm] for arm in arms_of(summary))
-    per_token = all(arm["tail_speedup_is_per_token"] for arm in others)
+    per_token = all(arm["tail_is_per_token"] for arm in others)
     left_out = {
         "round_s": off["round_s"] is None,
         "tail_ms_per_token": not per_token,
@@ -210,9 +227,9 @@ def figures(summary):
         yield "-" if value is None else format(value, form)
         if arm["gain"]:
             gained = arm["gain"][gain] if gain and not (name == "tail_s" and per_token) else None
-            yield "" if gained is None else f"{gained:+.1%}"
+            yield gained_cell(gained) if gained else ""
 
-    arms = [{"gain": None, "tail_speedup": 1.0} | arm | _means(arm, first, per_token) for arm in (off, *others)]
+    arms = [{"gain": None} | arm | _means(arm, first, per_token) for arm in (off, *others)]
     return [
         [what, *(cell for arm in arms for cell in cells(arm, name, form, gain))]
         for what, name, form, gain in FIGURES
@@ -224,7 +241,6 @@ def _means(arm, first, per_token):
     """Figures of an arm that summary.json has not: milliseconds a token, mean reward and length."""
     rewards, lengths = arm["rewards"][first:], arm["lengths"][first:]
     return {
-        "rollout_ms_per_token": _rollout_ms_per_token(arm, first),
         "tail_ms_per_token": 1e3 * arm["tail_s"] / arm["tail_tokens"] if per_token else None,
         "cpu_ms_per_token": 1e3 * arm["cpu_s"] / arm["tokens"] if arm["cpu_s"] else None,
         "reward": sum(rewards) / len(rewards),
@@ -236,32 +252,3 @@ def busy_loads(summary):
     """The load of the machine by name of the run, if it was busy with other work in one of them, else None."""
     loads = {NAMES[arm]: load for arm in arms_of(summary) if (load := summary[arm]["load"])}
     return loads if any(map(busy, loads.values())) else None
-
-
-def _rollout_gain(off, on, gain, first):
-    """What a run gains of the time of a token of the rollout, as numbers for the report's first sentence.
-
-    ms, off_ms: of a token, in all steps that count; gain; low, high: its interval at 95 % over training steps
-    (percentiles of RESAMPLES draws of steps), None with fewer than MIN_STEPS; least, most: in single steps. None where
-    it was not measured.
-    """
-    if gain is None:
-        return None
-    off_ms, ms = (_rollout_ms_per_token(arm, first) for arm in (off, on))
-    names = ("rollout_s_per_step", "tokens_per_training_step")
-    steps = list(zip(*(arm[name][first:] for arm in (off, on) for name in names), strict=True))
-    steps = [step for step in steps if all(step)]
-    single = sorted(_gain([step]) for step in steps)
-    draw = random.Random(0)
-    drawn = (
-        sorted(_gain(draw.choices(steps, k=len(steps))) for _ in range(RESAMPLES)) if len(steps) >= MIN_STEPS else []
-    )
-    low, high = (drawn[int(share * RESAMPLES)] if drawn else None for share in (0.025, 0.975))
-    least, most = (single[0], single[-1]) if single else (None, None)
-    return {"ms": ms, "off_ms": off_ms, "gain": gain, "low": low, "high": high, "least": least, "most": most}
-
-
-def _gain(steps):
-    """Of (seconds off, tokens off, seconds, tokens) of steps."""
-    old, old_tokens, new, new_tokens = (sum(column) for column in zip(*steps, strict=True))
-    return old * new_tokens / (old_tokens * new) - 1

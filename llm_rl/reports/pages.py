@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from llm_rl.article import CURVES
-from llm_rl.reports.compare import NAMES, arms_of, busy_loads, figures
+from llm_rl.reports.compare import NAMES, arms_of, busy_loads, figures, gained_cell
 
 STYLE = """
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.55 system-ui, sans-serif; color: #1c1c1c;
@@ -138,8 +138,7 @@ def variables(summary, accuracy, article=False):
             [arm["name"], *(_number(arm[name], ".2f") for name in ("round_s", "rollout_s", "step_s"))] for arm in arms
         ],
         "gains": [
-            [arm["name"], *(_number(arm["gain"][name], "+.2%") for name in ("round", "rollout", "step"))]
-            for arm in others
+            [arm["name"], *(gained_cell(arm["gain"][name]) for name in ("round", "rollout", "step"))] for arm in others
         ],
         "positions": _positions([arm for arm in others if arm["positions"]]),
         "costs": {arm["name"]: _costs(summary["off"], arm) for arm in others},

@@ -61,13 +61,14 @@ def _times(axes, summary, runs, article):
         labels = [f"{value:.2f} s" for value in values]
         if arm != "off":
             gains = [summary[arm]["gain"][name.removesuffix("_s")] for name in names]
-            labels = [f"{text}\n{gain:+.1%}" for text, gain in zip(labels, gains, strict=True)]
+            gains = ["\n{gain:+.1%}".format(**gain) if gain and gain["shown"] else "" for gain in gains]
+            labels = [f"{text}{gain}" for text, gain in zip(labels, gains, strict=True)]
         seconds.bar_label(bars, labels, padding=2, fontsize=9)
     seconds.set_xticks(range(len(names)), names.values())
     seconds.margins(y=0.22)
     first, last = summary["first_step_counted"], summary["steps"]
     busy = "; other work kept the machine BUSY" if busy_loads(summary) else ""
-    seconds.set(title=f"Mean of training steps {first} to {last}; gain = off / on - 1{busy}", ylabel="seconds")
+    seconds.set(title=f"Mean of training steps {first} to {last}; gain: median of off / on - 1{busy}", ylabel="seconds")
     seconds.legend(loc="upper left", frameon=False, ncols=len(arms))
     _step_costs(costs, summary)
 
@@ -115,8 +116,10 @@ def _rollout(axes, summary, runs, article):
             height = [-0.045 * place * peak] * len(drafting)
             axes.plot(drafting, height, "|", color=COLOURS[arm], label=f"{NAMES[arm]}: engine step with drafts")
     axes.axhline(threshold, color="black", linewidth=0.9, linestyle="--", label=f"threshold {threshold}; tail shaded")
-    gained = {NAMES[arm]: summary[arm]["tail_speedup"] for arm in arms_of(summary)[1:]}
-    speedups = [f"{name} {speedup:.2f} times as fast" for name, speedup in gained.items() if speedup]
+    gained = {NAMES[arm]: summary[arm]["gain"]["tail"] for arm in arms_of(summary)[1:]}
+    speedups = [
+        f"{name} {1 + gain['gain']:.2f} times as fast" for name, gain in gained.items() if gain and gain["shown"]
+    ]
     if speedups and article:
         off, on = (CURVES["stages"][arm]["tail"] for arm in ("off", "on"))
         speedups.append(f"the article {off / on:.2f}")

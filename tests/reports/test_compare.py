@@ -38,16 +38,15 @@ def test_summary_counts_all_but_the_first_step(runs):
     assert off["acceptance_rate"] is None and off["switch_on_share"] is None
     assert on["switch_on_share"] == pytest.approx(1 / 3) and on["draft_ms"] == pytest.approx(0.2)
     assert off["rewards"] == pytest.approx([-0.4, -0.3, -0.2]) and on["lengths"] == [13.0] * 3
-    assert on["gain"].pop("round") is None and on["round_s"] is None
+    assert on["gain"]["round"] is None and on["round_s"] is None
     gains = {"rollout": 0.25, "step": 0.1, "rollout_per_token": 0.25, "tail": 1.0, "engine_steps": 1 / 3, "cpu": 0.5}
-    assert on["gain"] == pytest.approx(gains)
+    assert {name: gain["gain"] for name, gain in on["gain"].items() if gain} == pytest.approx(gains)
     assert (off["cpu_s"], on["cpu_s"]) == pytest.approx((3, 2))
-    assert on["tail_speedup"] == pytest.approx(2) and on["tail_speedup_is_per_token"]
+    assert on["tail_is_per_token"]
     assert [summary[name] for name in ("pin_set", "tree_ids", "seed", "threshold")] == ["p", {"m": "t"}, 7, 2]
-    on["gain"]["round"] = None
     lines = [" ".join(line.split()) for line in text_table(summary).splitlines()]
-    assert lines[:2] == ["SAM off SAM on gain", "engine steps 40 30 +33.3%"]
-    assert "engine's CPU time, ms a token 37.500 25.000 +50.0%" in lines
+    assert lines[:2] == ["SAM off SAM on gain", "engine steps 40 30 -"]
+    assert "engine's CPU time, ms a token 37.500 25.000 -" in lines
 
 
 def test_a_busy_machine_is_said_first(runs):
@@ -101,7 +100,7 @@ def test_runs_without_tail_tokens_or_engine_log(tmp_path):
         folder = write_run(tmp_path / name, sam, engine=False)
         edit_steps(folder, (1, 2, 3), **{"rollout/spec/tail_tokens": None})
     on = summary_of(tmp_path)["on"]
-    assert on["tail_speedup"] == pytest.approx(2) and not on["tail_speedup_is_per_token"]
+    assert on["gain"]["tail"]["gain"] == pytest.approx(1) and not on["tail_is_per_token"]
     assert on["tail_tokens"] is None and on["step_costs"] == []
 
 
@@ -148,25 +147,60 @@ def test_a_step_without_engine_rows(runs):
     for arm in ("off", "on"):
         set_tokens(runs / arm, (40, 80, 0))
     assert [len(part) for part in read_run(runs / "on").engine] == [15, 30, 0]
-    gain = summary_of(runs)["on"]["rollout_gain"]
-    assert gain["least"] == gain["most"] == pytest.approx(0.25)
+    assert summary_of(runs)["on"]["gain"]["rollout_per_token"]["gain"] == pytest.approx(0.25)
     set_tokens(runs / "off", (40, 0, 80))
-    assert summary_of(runs)["on"]["rollout_gain"]["least"] is None
+    assert summary_of(runs)["on"]["gain"]["rollout_per_token"] is None
 
 
-def test_the_gain_has_an_interval_over_training_steps(tmp_path):
-    """Around the gain, within that of single steps; none with so few steps that it would say nothing."""
+def timed(folder, *seconds):
+    """A summary of runs whose rollouts took 2.5 s, and with SAM `seconds`, from the second training step on."""
     for arm, sam in (("off", "off"), ("on", "batch")):
-        write_run(tmp_path / arm, sam, steps=9)
-    for number in range(2, 10):
-        edit_steps(tmp_path / "on", (number,), **{"timing_s/gen": 1.6 + 0.1 * number})
-    gain = summary_of(tmp_path)["on"]["rollout_gain"]
-    assert gain["least"] < gain["low"] < gain["gain"] < gain["high"] < gain["most"]
-    assert gain == summary_of(tmp_path)["on"]["rollout_gain"], "the same draws each time"
-    for arm, sam in (("a", "off"), ("b", "batch")):
-        write_run(tmp_path / arm, sam)
-    few = load({"off": tmp_path / "a", "on": tmp_path / "b"})[0]["on"]["rollout_gain"]
-    assert few["low"] is None and few["gain"] == pytest.approx(0.25)
+        write_run(folder / arm, sam, steps=1 + len(seconds))
+    for number, of_step in enumerate(seconds, 2):
+        edit_steps(folder / "on", (number,), **{"timing_s/gen": of_step})
+    return summary_of(folder)
+
+
+def test_a_gain_is_a_median_of_pairs_with_an_interval(tmp_path):
+    """A step that other work slowed twentyfold moves neither."""
+    summary = timed(tmp_path, 1.9, 1.95, 2.0, 2.05, 50.0, 2.1, 2.0, 1.9, 2.05)
+    gain = summary["on"]["gain"]["rollout_per_token"]
+    assert gain["gain"] == pytest.approx(2.5 / 2 - 1) and gain["shown"]
+    assert 0 < gain["low"] < gain["gain"] < gain["high"] < 2.5 / 1.9
+    assert gain == summary_of(tmp_path)["on"]["gain"]["rollout_per_token"], "the same draws each time"
+    said = words().verdict(summary, summary["on"] | {"name": "SAM on"})
+    assert said.startswith(
+        "In training steps 2 to 10 SAM on took 135 engine steps, SAM off 180; a request gained 1.143"
+    )
+    assert (
+        "The tail a token: +100.0% (95 % interval over steps +100.0% to +100.0%). The rollout a token: +25.0%" in said
+    )
+
+
+def test_no_gain_is_shown_whose_interval_includes_0(tmp_path):
+    summary = timed(tmp_path, 1.5, 3.5, 1.6, 3.4, 2.4, 3.3, 1.7)
+    gain = summary["on"]["gain"]["rollout_per_token"]
+    assert gain["low"] < 0 < gain["gain"] < gain["high"] and not gain["shown"]
+    interval = f"{gain['low']:+.1%} to {gain['high']:+.1%}"
+    said = words().verdict(summary, summary["on"] | {"name": "SAM on"})
+    assert f"rollout a token: no gain is shown, as its 95 % interval over steps, {interval}, includes 0." in said
+    lines = [line.split() for line in text_table(summary).splitlines()]
+    assert [line[-1] for line in lines if line[:2] == ["rollout,", "ms"]] == ["-"]
+    for text in (said, text_table(summary), markdown(summary, "en"), markdown(summary, "zh")):
+        assert f"{gain['gain']:+.1%}" not in text
+
+
+def test_no_gain_is_shown_of_few_steps(tmp_path):
+    summary = timed(tmp_path, 2.0, 2.0, 2.0, 2.0)
+    gain = summary["on"]["gain"]["rollout_per_token"]
+    assert gain == {"gain": pytest.approx(0.25), "low": None, "high": None, "shown": False}
+    assert "no gain is shown, as there are too few steps" in words().verdict(
+        summary, summary["on"] | {"name": "SAM on"}
+    )
+
+
+def test_a_loss_is_shown(tmp_path):
+    assert timed(tmp_path, *[5.0] * 5)["on"]["gain"]["rollout_per_token"]["shown"]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ ARMS = ("off", "on", "auto")
 @pytest.fixture
 def runs(tmp_path):
     for arm, sam in (("off", "off"), ("on", "batch"), ("auto", "auto")):
-        write_run(tmp_path / arm, sam)
+        write_run(tmp_path / arm, sam, steps=6)
         logged = {"train/num_gen_batches": 2, "timing_s/generate_sequences": 1.25 if sam == "off" else 1.0}
-        edit_steps(tmp_path / arm, (1, 2, 3), **logged)
+        edit_steps(tmp_path / arm, range(1, 7), **logged)
         answers = {(1, 0, sibling): ("h", [5, 6, 7 + (arm == "auto")], [-0.5, -0.25, -1.0]) for sibling in (0, 1)}
         write_answers(tmp_path / arm, answers)
     return tmp_path
@@ -35,18 +35,20 @@ def text_of(folder, language="en", arms=ARMS):
 def test_tables_have_the_figures_of_the_runs(runs):
     text = text_of(runs)
     assert "| SAM off | 1.25 | 2.50 | 5.50 |" in text  # the three columns of the article: round, rollout, step
-    assert "| gain, SAM on | +25.00% | +25.00% | +10.00% |" in text
-    assert "training steps 2 to 3 (the first one starts the engine and is left out)" in text
-    assert "| rollout, s a training step | 2.50 | 2.00 | +25.0% | 2.00 | +25.0% |" in text
-    assert "SAM on: the tail is 2.00 times as fast a token." in text
-    assert "| 1,024 and more | 2 | 3.000 | 2 | 3.000 |" in text
-    assert "| 1 | 20 | 100.00 | 10 | 100.00 | 2.000 | 2.00 |" in text
+    assert (
+        "| gain, SAM on | +25.0% (+25.0% to +25.0%) | +25.0% (+25.0% to +25.0%) | +10.0% (+10.0% to +10.0%) |" in text
+    )
+    assert "training steps 2 to 6 (the first one starts the engine and is left out)" in text
+    assert "| rollout, s a training step | 2.50 | 2.00 | +25.0% (+25.0% to +25.0%) | 2.00 | +25.0% (" in text
+    assert "SAM on, the tail a token: +100.0% (95 % interval over steps +100.0% to +100.0%)." in text
+    assert "| 1,024 and more | 5 | 3.000 | 5 | 3.000 |" in text
+    assert "| 1 | 50 | 100.00 | 25 | 100.00 | 2.000 | 2.00 |" in text
     assert "SAM on: drafting took 0.200 ms of host time an engine step" in text
-    assert "| `request` | 24 | 10 | 41.7% | 24 | 10 | 41.7% |" in text
-    assert "SAM on: texts and indexes took 3.0 MiB at most" in text
+    assert "| `request` | 60 | 25 | 41.7% | 60 | 25 | 41.7% |" in text
+    assert "SAM on: texts and indexes took 6.0 MiB at most" in text
     assert "| 2 | -0.300 | -0.300 | -0.300 | 13.0 | 13.0 | 13.0 | 2.5 | 2.0 | 2.0 |" in text
-    assert "| 1e-07 | 90 | 75.00% | 90 | 75.00% | 90 | 75.00% |\n| 1e-06 | 30 | 100.00% | 27 | 97.50% |" in text
-    assert "| 27 | 97.50% |\n| inf | 0 | 100.00% | 3 | 100.00% | 3 | 100.00% |\n\n" in text
+    assert "| 1e-07 | 180 | 75.00% | 180 | 75.00% | 180 | 75.00% |\n| 1e-06 | 60 | 100.00% | 54 | 97.50% |" in text
+    assert "| 54 | 97.50% |\n| inf | 0 | 100.00% | 6 | 100.00% | 6 | 100.00% |\n\n" in text
     equal = "{} of 6 tokens sampled with {} equal those with SAM off."
     assert equal.format(6, "SAM on") in text
     assert equal.format(4, "SAM auto") + " The first that differs: training step 1" in text
@@ -86,7 +88,7 @@ def test_a_report_begins_with_what_it_found_and_with_what_ran(tmp_path):
         write_run(tmp_path / arm, sam, **ARTICLE)
     text = text_of(tmp_path, arms=("off", "on"))
     assert text.splitlines()[2].startswith(
-        "A token of the rollout took 50.000 ms with SAM on, 62.500 ms with SAM off: +25.0%"
+        "In training steps 2 to 3 SAM on took 30 engine steps, SAM off 40; a request gained 1.143 tokens a step."
     )
     ran = "Recipe dapo-qwen3-32b-32die, model Qwen3-32B, 2 x 16 npu, pin set p, k = 3, 3 training steps."
     assert text.splitlines()[4] == ran

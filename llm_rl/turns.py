@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainers that take turns: each begins a training step when the demo (llm_rl.demo) tells it to.
+
+A verl plug-in, VERL_USE_EXTERNAL_MODULES=llm_rl.turns; SAM_TURNS is the path of the demo's socket. Without SAM_TURNS,
+or when the demo has ended, a trainer waits for nobody.
+"""
+
+import contextlib
+import functools
+import os
+import socket
+
+from verl.utils.skip import SkipManager
+
+_begin_step = SkipManager.set_step
+"""What verl's trainers call before the first training step and after each one, with the number of the next."""
+
+
+@functools.cache
+def _demo() -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.environ["SAM_TURNS"])
+    return connection
+
+
+def begin_step(step: int) -> None:
+    _begin_step(step)
+    if "SAM_TURNS" in os.environ:
+        with contextlib.suppress(OSError):
+            _demo().sendall(b"%d\n" % step)
+            _demo().recv(1)
+
+
+SkipManager.set_step = begin_step
