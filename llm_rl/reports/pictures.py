@@ -120,10 +120,10 @@ def _rollout(axes, summary, runs, article):
     speedups = [
         f"{name} {1 + gain['gain']:.2f} times as fast" for name, gain in gained.items() if gain and gain["shown"]
     ]
-    if speedups and article:
+    if article:
         off, on = (CURVES["stages"][arm]["tail"] for arm in ("off", "on"))
         speedups.append(f"the article {off / on:.2f}")
-    tails = f"; tail, all steps: {', '.join(speedups)}" if speedups else ""
+    tails = f"; tail: {', '.join(speedups)}" if speedups else ""
     generated = "" if all(run.engine[-1] for run in runs.values()) else " that generated"
     axes.set_title(f"Requests running in the last training step{generated}{tails}")
     axes.set_ylim(-0.04 * peak * len(runs), 1.05 * peak)

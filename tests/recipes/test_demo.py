@@ -3,6 +3,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -65,6 +66,16 @@ def test_one_trains_at_a_time_and_goes_on_where_the_other_fails(started, tmp_pat
     expected[expected.index("off 4 ends")] = "off fails"
     assert (tmp_path / "log").read_text().splitlines() == expected
     assert calls == ["off", "on"], "and no report"
+
+
+def test_a_trainer_that_ended_while_it_waited_has_no_turn():
+    (off, ended), (on, trains) = socket.socketpair(), socket.socketpair()
+    ended.sendall(b"1\n")
+    ended.close()
+    trains.sendall(b"1\n2\n")
+    trains.shutdown(socket.SHUT_WR)
+    demo.take_turns({"off": off.makefile("rwb", buffering=0), "on": on.makefile("rwb", buffering=0)})
+    assert trains.recv(9) == b"\n\n"
 
 
 def test_arms_that_were_done_before_are_compared(started, tmp_path, capfd):
