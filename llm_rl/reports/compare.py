@@ -181,7 +181,7 @@ def arms_of(summary):
 
 def gained_cell(gain):
     """A gain with its interval, or "-" where none is shown."""
-    return "{gain:+.1%} ({low:+.1%} to {high:+.1%})".format(**gain) if gain and gain["shown"] else "-"
+    return "{gain:+.1%} ({low:+.1%} .. {high:+.1%})".format(**gain) if gain and gain["shown"] else "-"
 
 
 FIGURES = (

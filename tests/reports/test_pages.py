@@ -36,10 +36,10 @@ def test_tables_have_the_figures_of_the_runs(runs):
     text = text_of(runs)
     assert "| SAM off | 1.25 | 2.50 | 5.50 |" in text  # the three columns of the article: round, rollout, step
     assert (
-        "| gain, SAM on | +25.0% (+25.0% to +25.0%) | +25.0% (+25.0% to +25.0%) | +10.0% (+10.0% to +10.0%) |" in text
+        "| gain, SAM on | +25.0% (+25.0% .. +25.0%) | +25.0% (+25.0% .. +25.0%) | +10.0% (+10.0% .. +10.0%) |" in text
     )
     assert "training steps 2 to 6 (the first one starts the engine and is left out)" in text
-    assert "| rollout, s a training step | 2.50 | 2.00 | +25.0% (+25.0% to +25.0%) | 2.00 | +25.0% (" in text
+    assert "| rollout, s a training step | 2.50 | 2.00 | +25.0% (+25.0% .. +25.0%) | 2.00 | +25.0% (" in text
     assert "SAM on, the tail a token: +100.0% (95 % interval over steps +100.0% to +100.0%)." in text
     assert "| 1,024 and more | 5 | 3.000 | 5 | 3.000 |" in text
     assert "| 1 | 50 | 100.00 | 25 | 100.00 | 2.000 | 2.00 |" in text
