@@ -10,25 +10,28 @@ from tables._records import Row, Table, output, source, table
 
 def headline() -> Iterator[Row]:
     """Both arms of `make demo`."""
-    demo = output("demo")
-    off, on, gain = demo["off"], demo["on"], demo["on"]["gain"]
-    counted = slice(demo["first_step_counted"] - 1, None)
+    off, on = output("demo")["off"], output("demo")["on"]
 
-    def row(what: str, of: Callable[[Row], float], form: str, gained: float | None = None) -> Row:
-        gain = "" if gained is None else f"{gained:+.1%}".replace("%", " %")
-        return {"what": what, "off": format(of(off), form), "on": format(of(on), form), "gain": gain}
+    def gained(name: str) -> str:
+        gain = on["gain"][name]
+        form = "{gain:+.1%} ({low:+.1%} to {high:+.1%})" if gain["shown"] else "none shown"
+        return form.format(**gain).replace("%", " %")
 
-    def rollout_ms(arm: Row) -> float:
-        return 1e3 * sum(arm["rollout_s_per_step"][counted]) / sum(arm["tokens_per_training_step"][counted])
+    def row(what: str, of: Callable[[Row], float], form: str, gain: str | None = None) -> Row:
+        return {
+            "what": what,
+            "off": format(of(off), form),
+            "on": format(of(on), form),
+            "gain": gained(gain) if gain else "",
+        }
 
-    yield row("engine steps", lambda arm: arm["decode_steps"], ",", gain["engine_steps"])
+    yield row("engine steps", lambda arm: arm["decode_steps"], ",", "engine_steps")
     yield row("tokens per step and request", lambda arm: arm["tokens_per_step"], ".3f")
-    cpu = f"{gain['cpu']:+.1%}".replace("%", " %")
-    yield {"what": "tokens per CPU second of the engine", "off": None, "on": None, "gain": cpu}
-    yield row("rollout, ms per token", rollout_ms, ".3f", gain["rollout_per_token"])
-    yield row("training step, s", lambda arm: arm["step_s"], ".2f", gain["step"])
+    yield {"what": "tokens per CPU second of the engine", "off": None, "on": None, "gain": gained("cpu")}
+    yield row("rollout, ms per token", lambda arm: arm["rollout_ms_per_token"], ".3f", "rollout_per_token")
+    yield row("training step, s", lambda arm: arm["step_s"], ".2f", "step")
     tail = "tail, ms per token (at most 8 requests running)"
-    yield row(tail, lambda arm: 1e3 * arm["tail_s"] / arm["tail_tokens"], ".3f", gain["tail"])
+    yield row(tail, lambda arm: 1e3 * arm["tail_s"] / arm["tail_tokens"], ".3f", "tail")
     drafts, share = f"{on['accepted']:,} / {on['drafted']:,}", f"{100 * on['acceptance_rate']:.1f} %"
     yield {"what": "draft tokens accepted / verified", "off": None, "on": drafts, "gain": share}
 
