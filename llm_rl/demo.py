@@ -18,6 +18,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+
 from llm_rl import config, launch
 from llm_rl.errors import UserError
 from llm_rl.qwen3 import tiny_model
@@ -26,12 +28,12 @@ from llm_rl.reports.__main__ import main as report
 RECIPE = launch.ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
 ARMS = {"off": "off", "on": "batch"}
 SETTINGS = ["steps=8", "env.VERL_USE_EXTERNAL_MODULES=llm_rl.cpu_platform,llm_rl.turns"]
-DISK = 1e9
-"""Bytes that both arms and Ray may write."""
+DISK, MEMORY = 1e9, 11e9
+"""Bytes that both arms and Ray may write, and that their processes take."""
 
 
 def check(out: Path, overrides: list[str]) -> None:
-    """Raise UserError for what would end the demo later: model, settings, disk."""
+    """Raise UserError for what would end the demo later: model, settings, disk, memory."""
     if problem := tiny_model.check():
         raise UserError(problem)
     for arm, sam in ARMS.items():
@@ -41,6 +43,12 @@ def check(out: Path, overrides: list[str]) -> None:
         raise UserError(
             f"{out} has {free / 1e9:.1f} GB of disk left and the demo needs {DISK / 1e9:.0f} GB: free some, "
             "or name another folder by --out"
+        )
+    memory = psutil.virtual_memory().available
+    if memory < MEMORY:
+        raise UserError(
+            f"{memory / 1e9:.1f} GB of memory are available and the demo needs {MEMORY / 1e9:.0f} GB: "
+            "end other programs"
         )
 
 

@@ -11,6 +11,7 @@ from collections import namedtuple
 from itertools import groupby
 from pathlib import Path
 
+import psutil
 import pytest
 
 from llm_rl import demo, launch
@@ -39,6 +40,7 @@ SkipManager.set_step(step + 1)
 def started(monkeypatch):
     """started(off=..., on=...): commands in place of the launchers. The arms that were started, then the report."""
     calls = []
+    monkeypatch.setattr(demo, "MEMORY", 0)
 
     def use(**commands):
         monkeypatch.setattr(demo, "command", lambda arm, *others: calls.append(arm) or commands[arm])
@@ -95,6 +97,8 @@ def test_an_arm_that_fails_while_it_starts_ends_the_demo(started, tmp_path):
 @pytest.mark.slow
 def test_a_short_demo(tmp_path):
     """No engine of one arm works within a training step of the other."""
+    if psutil.virtual_memory().available < 1.2 * demo.MEMORY:
+        pytest.skip("the demo needs 11 GB, and other tests take the rest")
     command = [sys.executable, "-m", "llm_rl.demo", "--out", tmp_path, "steps=3"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -127,6 +131,9 @@ def test_what_would_end_it_later_ends_it_before_any_work(started, tmp_path, monk
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda path: usage)
         assert f"{tmp_path} has 0.1 GB of disk left and the demo needs 1 GB" in refused()
+    with monkeypatch.context() as full:
+        full.setattr(demo, "MEMORY", 1e15)
+        assert "GB of memory are available and the demo needs 1000000 GB" in refused()
     monkeypatch.setattr(tiny_model, "check", lambda: "llm_rl/qwen3/tiny/config.json is not the file")
     assert refused() == "error: llm_rl/qwen3/tiny/config.json is not the file\n"
     assert not calls and not (tmp_path / "off").exists()
