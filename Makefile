@@ -100,7 +100,7 @@ bench: ## time, memory and acceptance of sam_core beside four other drafters, ag
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab bench $(BENCH)
 
-evidence: ## gain of every way to speculate on the shipped answers, by the clocks of several devices (under an hour on two cores)
+evidence: ## gain of every way to speculate on the shipped answers, by the clocks of several devices (about 10 minutes on two quiet cores)
 	ci/setup-env bench
 	.venvs/bench/bin/python -m sam_lab evidence $(EVIDENCE)
 

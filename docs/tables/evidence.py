@@ -13,8 +13,8 @@ SETS = {
     "math": ("competition math", "竞赛数学"),
     "code": ("code", "代码"),
 }
-CLOCKS = {"h100": "H100", "article": "910C, costly verification"}
-AUTO = "auto:15"
+CLOCKS = {"h100": "H100", "h200": "H200", "article": "910C, costly verification"}
+AUTO, SHORT = "auto:15", "auto:3"
 PEERS = {"ngram", "suffix"}
 HEADLINE = ("h100", 128)
 """Clock and requests at once of the table in the README."""
@@ -84,13 +84,13 @@ def gains(language: str) -> str:
 
 
 def arms(language: str) -> str:
-    """A row for each set and arm, with the headline's clock and requests."""
+    """A row for each set and arm but `auto:3`, with the headline's clock and requests."""
     by_case, lines = cases(), []
     for of, titles in SETS.items():
-        for row in by_case[of, *HEADLINE]:
-            first = row is by_case[of, *HEADLINE][0]
+        rows = [row for row in by_case[of, *HEADLINE] if row["arm"] != SHORT]
+        for row in rows:
+            first = row is rows[0]
             over = "" if row["arm"] == AUTO else interval(row["auto_over"])
-            accepted = f"{row['accepted']:.0%}".replace("%", " %")
             lines.append(
                 [
                     titles[0] if first else "",
@@ -98,10 +98,9 @@ def arms(language: str) -> str:
                     interval(row["pooled"]),
                     over,
                     f"{row['tokens_per_step']:.2f}",
-                    accepted,
                 ]
             )
-    return table(["answers", "arm", "gain", "`auto` over it", "tokens per step", "accepted"], lines, 2)
+    return table(["answers", "arm", "gain", "`auto` over it", "tokens per step"], lines, 2)
 
 
 TABLES = {"evidence": headline, "evidence-gains": gains, "evidence-arms": arms}
