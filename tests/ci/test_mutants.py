@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = runpy.run_path(str(ROOT / "ci" / "test-mutants"))
 PIN_SETS = sorted(path.parent.name for path in ROOT.glob("patches/*/pins.toml"))
-BUGS = [(pin_set, bug) for pin_set in [*PIN_SETS, "tools"] for bug in TOOL["bugs"](pin_set)]
+BUGS = [(pin_set, bug) for pin_set in [*PIN_SETS, *TOOL["OTHERS"]] for bug in TOOL["bugs"](pin_set)]
 TESTS = """
 import pytest
 
@@ -74,6 +74,8 @@ def present(path, pin_set):
     installed = sorted((ROOT / ".venvs" / pin_set).glob(f"lib/python3*/site-packages/{path}"))
     if not installed:
         pytest.skip(f".venvs/{pin_set} is missing: call ci/setup-env {pin_set}")
+    if pin_set not in PIN_SETS:
+        return installed[0]
     modules = tomllib.loads((ROOT / "patches" / pin_set / "pins.toml").read_text())["module"]
     blobs = modules[path.partition("/")[0]]["recorded"]["blobs"]
     blob = subprocess.check_output(["git", "hash-object", "--no-filters", installed[0]], text=True).strip()
