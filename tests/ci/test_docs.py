@@ -85,11 +85,9 @@ def evidence_in_prose():
     yield from each(gain, "h100", 128)[:3] + each(lead, "h100", 128)[:3]
     yield from (code["pooled"][0], each(lead, "h100", 128)[3], code["worst"])
     yield from (min(few), max(few))
-    yield from each(gain, "h200", 128) + each(lead, "h200", 128)
-    yield from each(gain, "article", 128) + each(lead, "article", 128)
+    yield from each(gain, "article", 128)
     yield from (sum(of(case)[1] <= 1 <= of(case)[2] for case in cases) for of in (gain, lead))
     yield from each(lambda case: arm(case, "batch")["auto_over"], "h100", 128)
-    yield from (arm(("rl", "h100", 128), name)["pooled"][0] for name in ("saved", "auto:15"))
 
 
 def replay_in_prose():
