@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,7 @@ COMMAND = [sys.executable, "-m", "sam_lab", "bench", "--quick"]
 
 def run(folder, *words):
     """Exit status, output and rows of a quick run."""
-    command = [*COMMAND, "--out", str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=170)
+    done = subprocess.run([*COMMAND, "--out", folder, *words], capture_output=True, text=True, cwd=ROOT, timeout=170)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, done.stdout, json.loads((folder / "bench.json").read_text())["rows"]
 
@@ -49,12 +49,9 @@ def test_quick_run_measures_every_row(tmp_path):
 
 
 def test_missed_target_exits_with_1_and_is_named(tmp_path):
-    what = "memory, request"
-    text = TARGETS.read_text().replace(f'"{what}" = "<= 60"', f'"{what}" = "<= 0.001"')
-    (tmp_path / "targets.toml").write_text(text)
-    words = "--only", "memory, request", "--targets", str(tmp_path / "targets.toml")
-    found, printed, rows = run(tmp_path, *words)
-    row = rows[0]
+    what, targets = "memory, request", tmp_path / "targets.toml"
+    targets.write_text(TARGETS.read_text().replace(f'"{what}" = "<= 60"', f'"{what}" = "<= 0.001"'))
+    found, printed, (row, *_) = run(tmp_path, "--only", what, "--targets", targets)
     assert row["what"] == what and row["bound"] == 0.001 and row["verdict"] == "MISSED"
     # The texts of a quick run are so short that most of ours is what the pool learns into, 600 kB once.
     assert row["peers"]["python"]["median"] > 300 and 1000 > row["ours"]["median"] > 20
@@ -90,20 +87,19 @@ def test_bound_may_be_a_share_of_a_peer_in_the_same_run(peer, verdict):
 
 
 def test_contestants_take_turns_and_get_medians_and_quartiles():
-    order, values = [], {"a": iter([1.0, 9.0, 2.0]), "b": iter([5.0, 4.0, 60.0])}
+    order, values = [], {"a": [1.0, 9.0, 2.0], "b": [5.0, 4.0, 60.0]}
 
     def sample(name):
         order.append(name)
-        return next(values[name])
+        return values[name].pop(0)
 
-    found = alternate({"a": lambda: sample("a"), "b": lambda: sample("b")}, 3)
-    assert found == {"a": (2.0, 1.5, 5.5), "b": (5.0, 4.5, 32.5)} and order == ["a", "b", "b", "a", "a", "b"]
+    found = alternate({name: partial(sample, name) for name in "ab"}, 3)
+    assert found == {"a": (2.0, 1.5, 5.5), "b": (5.0, 4.5, 32.5)} and order == [*"abbaab"]
 
 
 def filled(figures, errors):
     """{words of a row: row} from {task: {set: (tokens, proposed)}} of 100 steps each; other tasks: (200, 400)."""
-    found = Acceptance(Targets(TARGETS), True, print)
-    rows = {}
+    found, rows = Acceptance(Targets(TARGETS), True, print), {}
     for bundle, fill, wanted in found.rows():
         for task in wanted:
             sets = figures.get(task, {"x": (200, 400), "y": (200, 400)})
@@ -137,7 +133,7 @@ def die(*task):
 
 
 def test_a_worker_that_is_killed_fails_its_rows_alone(monkeypatch):
-    found = Acceptance(Targets(TARGETS), True, lambda text: None)
+    found = Acceptance(Targets(TARGETS), True, print)
     monkeypatch.setattr(acceptance, "run_task", die)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     found.measure([NEWEST])

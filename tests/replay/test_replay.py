@@ -1,34 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The replay of recorded answers: acceptance by hand, contexts, limits, and what it refuses to read."""
 
-import gzip
 import json
 import random
 
 import pytest
-from recording import line, recording, write
+from recording import line, write
 
 from sam_lab.automaton import AutomatonDrafter
 from sam_lab.cli import LabError
 from sam_lab.drafters import SamDrafter
 from sam_lab.recordings import make_scopes, read_answers
-from sam_lab.replay import (
-    DRAFTED,
-    PRECISION,
-    OneByOne,
-    accept_chain,
-    accept_tree,
-    interval,
-    quotient,
-    replay,
-)
-
-TIMES = ("us_propose", "us_append_per_token")
+from sam_lab.replay import DRAFTED, PRECISION, OneByOne, accept_chain, accept_tree, interval, quotient, replay
 
 
 def figures(drafter, answers, context, k=3, **more):
-    found = replay(drafter, make_scopes(answers, context), context, k, **more)
-    return {name: value for name, value in found.items() if name not in TIMES}
+    return replay(drafter, make_scopes(answers, context), context, k, **more)
 
 
 class Noting(OneByOne):
@@ -81,10 +68,9 @@ def test_figures_of_a_replay_done_by_hand(tmp_path):
     answers = read_answers(write(tmp_path / "a.jsonl", [line(response=[1, 2, 3, 1, 2, 3, 9], prompt_ids=[8])]))
     # Steps emit 1, 2, 3, 1 without a draft; then 2 3 1 is drafted, 2 3 accepted, and 9 ends the answer.
     found = figures(Noting(), answers, "request")
-    assert found["steps"] == 5 and found["tokens"] == 7 and found["tokens_per_step"] == 1.4
-    assert (found["proposed"], found["accepted"], found["precision"]) == (3, 2, 0.6667)
-    assert found["draft_rate"] == 0.2 and found["proposed_per_step"] == 0.6 and found["requests"] == 1
-    assert found["bins"] == {}
+    expected = {"steps": 5, "tokens": 7, "tokens_per_step": 1.4, "proposed": 3, "accepted": 2, "precision": 0.6667}
+    expected |= {"draft_rate": 0.2, "proposed_per_step": 0.6, "requests": 1, "bins": {}}
+    assert expected.items() <= found.items()
 
 
 def test_bins_tell_tokens_a_step_by_position(tmp_path):
@@ -122,17 +108,11 @@ def calls_of(tmp_path, context):
 def test_group_goes_in_lock_step(tmp_path):
     found = calls_of(tmp_path, "group")
     first = next(number for name, number, *rest in found if name == "propose" and found.count((name, number)) == 2)
-    second = first + 1
-    group = next(call[2] for call in found if call[:2] == ("start", first))
-    begin, end = found.index(("start", first, group)), found.index(("drop", group))
+    second, group = first + 1, next(call[2] for call in found if call[:2] == ("start", first))
     round_of_both = [("propose", first), ("propose", second), ("append", first, 1), ("append", second, 1)]
-    assert found[begin:end] == [
-        *[("start", first, group), ("start", second, group)],
-        *round_of_both,
-        *round_of_both,
-        ("finish", first),
-        *[("propose", second), ("append", second, 1), ("finish", second)],
-    ]
+    last = [("finish", first), ("propose", second), ("append", second, 1), ("finish", second)]
+    expected = [("start", first, group), ("start", second, group), *2 * round_of_both, *last]
+    assert found[found.index(expected[0]) : found.index(("drop", group))] == expected
 
 
 @pytest.mark.parametrize(
@@ -209,16 +189,6 @@ def test_loops_and_empty_answers_and_blank_lines_are_left_out(tmp_path):
     assert [answer.prompt_id for answer in read_answers(path)] == ["a", "d", "5"]
 
 
-def test_compressed_recordings_read_the_same(tmp_path):
-    plain = recording(tmp_path / "a.jsonl")
-    packed = tmp_path / "a.jsonl.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read_answers(packed) == read_answers(plain)
-    packed.write_bytes(packed.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="a.jsonl.gz cannot be decompressed .*: copy or compress it again"):
-        read_answers(packed)
-
-
 GOOD = {"prompt_ids": [1], "response_ids": [1], "prompt_id": 1}
 BAD = {
     "{": "line 2 is not JSON",
@@ -235,10 +205,3 @@ def test_bad_line_is_told_with_its_number(tmp_path, text):
     path.write_text(path.read_text() + text)
     with pytest.raises(LabError, match="a.jsonl, " + BAD[text]):
         read_answers(path)
-
-
-@pytest.mark.parametrize("epochs", [(1, 1), (1, None)])
-def test_history_without_earlier_epochs_is_refused(tmp_path, epochs):
-    answers = read_answers(write(tmp_path / "a.jsonl", [line(epoch=epoch) for epoch in epochs]))
-    with pytest.raises(LabError, match="context history needs answers to one prompt with different `epoch`"):
-        make_scopes(answers, "history")

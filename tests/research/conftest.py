@@ -7,9 +7,13 @@ import os
 os.environ["VLLM_PLUGINS"] = ""
 
 import random
+import sys
+from pathlib import Path
 
 import pytest
 import tiny_qwen3
+
+sys.path.append(str(Path(__file__).parents[1] / "sam_core"))  # suffix_paper
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +49,5 @@ def draft_model(target):
 @pytest.fixture(scope="session")
 def prompts():
     """Ten prompts of different lengths; no end token in them."""
-    rng = random.Random(0)
-    return [
-        [rng.randrange(tiny_qwen3.VOCAB - 1) for _ in range(length)] for length in (1, 5, 17, 3, 30, 2, 9, 12, 4, 8)
-    ]
+    rng, lengths = random.Random(0), (1, 5, 17, 3, 30, 2, 9, 12, 4, 8)
+    return [[rng.randrange(tiny_qwen3.VOCAB - 1) for _ in range(length)] for length in lengths]

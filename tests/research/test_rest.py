@@ -2,9 +2,11 @@
 """REST's retrieval against its definition, algorithms 1 and 2 of the paper, on random texts."""
 
 import random
+from collections import Counter
 
 import pytest
 from sam_core.corpus import build_corpus
+from suffix_paper import paths
 
 from research.rest import Rest
 
@@ -22,23 +24,6 @@ def continuations(texts, context, n_max, m):
         if found:
             return n, found
     return 0, []
-
-
-def trie(found):
-    """{prefix: how many continuations begin with it}"""
-    weights = {}
-    for text in found:
-        for end in range(1, len(text) + 1):
-            weights[tuple(text[:end])] = weights.get(tuple(text[:end]), 0) + 1
-    return weights
-
-
-def prefixes(tokens, parents):
-    made = []
-    for token, parent in zip(tokens, parents, strict=True):
-        assert parent < len(made)
-        made.append((*(made[parent] if parent >= 0 else ()), token))
-    return made
 
 
 @pytest.mark.parametrize("vocabulary", [2, 5])
@@ -59,10 +44,10 @@ def test_retrieval_is_the_paper_s(vocabulary, tmp_path):
             ((tokens, parents),) = rest.propose_tree_many([0], 64)
             length, found = continuations(texts, context, n_max, m)
             matched.add(length)
-            weights = trie(found)
-            made = prefixes(tokens, parents)
+            weights = Counter(tuple(text[:end]) for text in found for end in range(1, len(text) + 1))
+            made = paths(tokens, parents)
             assert len({*made}) == len(made) == min(c, len(weights))
-            kept = sorted((weights[prefix] for prefix in made), reverse=True)  # KeyError: not a continuation
+            kept = sorted((weights[prefix] for prefix in made), reverse=True)
             assert kept == sorted(weights.values(), reverse=True)[: len(made)]
             assert rest.match_length == length
             chain = rest.propose_many([0], 64)[0]

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from suffix_paper import paths
 
 from research.verify import Sampled, walk
 
@@ -23,12 +24,9 @@ def logits():
     return made
 
 
-def conditions(tree):
-    """The last two tokens at the root, (4, 4) where the text begins, and at each node."""
-    found = [(4, 4)]
-    for token, parent in zip(*tree, strict=True):
-        found.append((found[parent + 1][1], token))
-    return found
+def after(logits, text):
+    """The logits behind a text, which begins behind the tokens 4, 4."""
+    return logits[tuple([4, 4, *text][-2:])]
 
 
 def triples(logits, sampler):
@@ -50,16 +48,13 @@ def decode(logits, draw):
 
     The first step verifies TREE, the following ones draft nothing.
     """
-    rows = conditions(TREE)
-    at = torch.stack([logits[pair] for pair in rows]).expand(DRAWS, -1, -1)
-    depths = [0]
-    for parent in TREE[1]:
-        depths.append(depths[parent + 1] + 1)
-    drawn = draw(at, torch.tensor(depths).expand(DRAWS, -1)).tolist()
+    nodes = [(), *paths(*TREE)]
+    at = torch.stack([after(logits, path) for path in nodes]).expand(DRAWS, -1, -1)
+    drawn = draw(at, torch.tensor([len(path) for path in nodes]).expand(DRAWS, -1)).tolist()
     texts = [walk(TREE, row)[1] for row in drawn]
     accepted = sum(len(text) - 1 for text in texts)
     while short := [request for request, text in enumerate(texts) if len(text) < 3]:
-        at = torch.stack([logits[([4, 4] + texts[request])[-2], ([4, 4] + texts[request])[-1]] for request in short])
+        at = torch.stack([after(logits, texts[request]) for request in short])
         places = torch.tensor([[len(texts[request])] for request in short])
         for request, (token,) in zip(short, draw(at.unsqueeze(1), places, short).tolist(), strict=True):
             texts[request].append(token)

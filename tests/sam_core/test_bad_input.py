@@ -19,26 +19,24 @@ def good():
 
 
 def readonly(array):
-    array.flags.writeable = False
-    return array
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 def refuses_spoiled_arrays(call, given, outputs):
     for name, array in given.items():
         if isinstance(array, np.ndarray):
             apart = np.frombuffer(bytearray(array.nbytes + 1), array.dtype, array.size, offset=1).reshape(array.shape)
+            shorter = array[..., :-1].copy() if name != "counts" or "slots" in given else None
             for bad, error, message in (
                 (array.tolist(), TypeError, f"{name} must be an? {array.dtype} buffer, not list"),
                 (array.astype("d"), TypeError, f"{name} must hold {array.dtype}, not items of format 'd' and 8 bytes"),
                 (array[None], ValueError, f"{name} must have {array.ndim} dimensions?, not {array.ndim + 1}"),
-                (
-                    array[..., :-1].copy() if name != "counts" or "slots" in given else None,
-                    ValueError,
-                    "has|add up|must lie",
-                ),
+                (shorter, ValueError, "has|add up|must lie"),
                 (np.repeat(array, 2, axis=-1)[..., ::2], BufferError, f"{name} must be contiguous .*and aligned"),
                 (apart if array.itemsize > 1 else None, BufferError, f"{name} must be contiguous .*and aligned"),
-                (readonly(array.copy()) if name in outputs else None, BufferError, f"{name} must be writable"),
+                (readonly(array) if name in outputs else None, BufferError, f"{name} must be writable"),
             ):
                 if bad is not None:
                     with pytest.raises(error, match=message):
@@ -82,9 +80,7 @@ def test_step_refuses(changed, error, message):
     with pytest.raises(error, match=message):
         pool.step(**arguments)
     assert pool.stats() == before and pool._validate() is None
-    for name in ("out", "lengths", "scores", "parents"):
-        if name not in changed:
-            assert (arguments[name] == -1).all()
+    assert all((arguments[name] == -1).all() for name in {"out", "lengths", "scores", "parents"} - changed.keys())
     pool.step(**good())
     pool.step(**good() | {"scores": None, "parents": None})
     pool.step(**good() | table())
@@ -170,14 +166,13 @@ def test_pool_refuses(arguments, message):
 WRONG_TYPES = [{"memory_bytes": 1.5}, {"rule": 3}, {"sources": (3,)}, {"x": 1}, {"corpus": 3}, {"min_prob": "0.5"}]
 
 
-@pytest.mark.parametrize("arguments", WRONG_TYPES)
-def test_pool_refuses_types(arguments):
-    with pytest.raises(TypeError):
-        sam_core.Pool(**arguments)
-    pool = sam_core.Pool(min_prob=0.25)
-    if arguments.keys() == {"min_prob"}:
+def test_pool_refuses_types():
+    for arguments in WRONG_TYPES:
         with pytest.raises(TypeError):
-            pool.min_prob = arguments["min_prob"]
+            sam_core.Pool(**arguments)
+    pool = sam_core.Pool(min_prob=0.25)
+    with pytest.raises(TypeError):
+        pool.min_prob = "0.5"
     with pytest.raises(AttributeError, match="min_prob cannot be deleted"):
         del pool.min_prob
     assert pool.min_prob == 0.25
@@ -206,60 +201,40 @@ def test_scores_that_are_no_probabilities_do_no_harm():
     assert _sam.choose_drafts(np.zeros((0, 3)), i32(), np.zeros(0), np.ones(1), i32(), 0.0, 0.0, False, 3)[1:] == (0, 0)
 
 
-def longs(*shape):
-    return np.zeros(shape, np.int64)
-
-
 def ngrams():
     """Valid arguments of append_ngrams: a page, 4 slots, 3 tokens of 2 texts."""
-    return {
-        "memory": np.zeros(2 + 257 + 8, np.int32),
-        "changed": np.zeros(267, np.int32),
-        "is_changed": np.zeros(267, np.uint8),
-        "totals": longs(2),
-        "counts": longs(10),
-        "factors": longs(9, 10),
-        "pages": longs(2),
-        "groups": i32(2, 3),
-        "token_rows": np.ones((3, 4), np.int32),
-        "starts": i32(0, 3),
-        "ends": i32(2, 4),
-        "num_slots": 4,
-        "of_groups": True,
-        "of_all": True,
-    }
+    given = {"memory": np.zeros(2 + 257 + 8, np.int32), "changed": np.zeros(267, np.int32)}
+    shapes = {"totals": 2, "counts": 10, "factors": (9, 10), "pages": 2}
+    given |= {"is_changed": np.zeros(267, np.uint8)} | {n: np.zeros(shape, np.int64) for n, shape in shapes.items()}
+    given |= {"groups": i32(2, 3), "token_rows": np.ones((3, 4), np.int32), "starts": i32(0, 3), "ends": i32(2, 4)}
+    return given | {"num_slots": 4, "of_groups": True, "of_all": True}
 
 
-CELLS = r"memory has {} items, not 2, then 257 for each of its pages, then 2 for each of {} slots"
 BAD_NGRAMS = [
-    ({"memory": np.zeros(266, np.int32)}, ValueError, CELLS.format(266, 4)),
-    ({"totals": longs(2) - 1}, ValueError, "totals are -1 and -1: they must be 0 or more, the second at most 267"),
-    ({"factors": longs(8, 10)}, ValueError, "factors has 8 rows, not 9"),
-    ({"token_rows": np.ones((1, 4), np.int32)}, ValueError, "token_rows has 1 rows, fewer than 2"),
-    ({"starts": i32(0, -1)}, ValueError, r"starts\[1\] is -1: it must lie between 0 and ends\[1\], 4"),
-    ({"starts": i32(3, 0)}, ValueError, r"starts\[0\] is 3: it must lie between 0 and ends\[0\], 2"),
-    ({"ends": i32(2, 5)}, ValueError, r"ends\[1\] is 5: it must lie between 0 and 4"),
-    ({"num_slots": 3}, ValueError, "num_slots is 3: it must be a power of two"),
-    ({"num_slots": 1 << 62}, ValueError, CELLS.format(267, 1 << 62)),
-    ({"num_slots": 1.0}, TypeError, "float"),
+    (
+        {"memory": np.zeros(266, np.int32)},
+        "memory has 266 items, not 2, then 257 for each of its pages, then 2 for each",
+    ),
+    ({"totals": np.full(2, -1)}, "totals are -1 and -1: they must be 0 or more, the second at most 267"),
+    ({"factors": np.zeros((8, 10), np.int64)}, "factors has 8 rows, not 9"),
+    ({"starts": i32(0, -1)}, r"starts\[1\] is -1: it must lie between 0 and ends\[1\], 4"),
+    ({"ends": i32(2, 5)}, r"ends\[1\] is 5: it must lie between 0 and 4"),
+    ({"num_slots": 3}, "num_slots is 3: it must be a power of two"),
 ]
 
 
-@pytest.mark.parametrize(("changed", "error", "sentence"), BAD_NGRAMS)
-def test_bad_ngrams_are_refused(changed, error, sentence):
+@pytest.mark.parametrize(("changed", "sentence"), BAD_NGRAMS)
+def test_bad_ngrams_are_refused(changed, sentence):
     given = ngrams() | changed
     before = [np.copy(each) for each in given.values()]
-    with pytest.raises(error, match=f"{sentence}(?!.)" if sentence != "float" else sentence):
+    with pytest.raises(ValueError, match=sentence):
         _sam.append_ngrams(*given.values())
     assert all(np.array_equal(*pair) for pair in zip(given.values(), before, strict=True))
 
 
 def test_ngrams_refuse_what_is_no_such_array():
     given = ngrams() | {"starts": i32(0, 0)}
-    refuses_spoiled_arrays(
-        lambda changed: _sam.append_ngrams(*changed.values()), given, ("memory", "changed", "is_changed", "totals")
-    )
+    outputs = ("memory", "changed", "is_changed", "totals")
+    refuses_spoiled_arrays(lambda changed: _sam.append_ngrams(*changed.values()), given, outputs)
     assert _sam.append_ngrams(*given.values()) is None
     assert given["totals"].tolist() == [2, given["is_changed"].sum()] and given["counts"][1] == 6
-    with pytest.raises(TypeError, match="append_ngrams takes 14 arguments, not 1"):
-        _sam.append_ngrams(given["memory"])

@@ -48,9 +48,7 @@ def compile_c(source: Path, options: tuple[str, ...], compiler: str) -> str:
     """Compiles one file, once for each set of options. Returns the object file; fails on a warning."""
     target = Path(OBJECTS.name, f"{compile_c.cache_info().misses}-{source.stem}.o")
     seam = ["-include", HERE / "failing_memory.h", "-I", HERE, "-I", CSRC]
-    command = [compiler, *WARNINGS, *options, *seam, "-c", source, "-o", target]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run(compiler, *WARNINGS, *options, *seam, "-c", source, "-o", target)
     return str(target)
 
 
@@ -58,9 +56,7 @@ def build(program: Path, sources: list[str], *options: str, compiler: str = CC) 
     """Builds `program` of `sources`, paths below tests/sam_core or names of files of csrc, and failing_memory.c; fails
     on a warning. Returns `program`."""
     paths = [HERE / name if (HERE / name).exists() else CSRC / name for name in [*sources, "failing_memory.c"]]
-    objects = [compile_c(path, options, compiler) for path in paths]
-    done = subprocess.run([compiler, "-pthread", *options, *objects, "-o", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run(compiler, "-pthread", *options, *(compile_c(path, options, compiler) for path in paths), "-o", program)
     return program
 
 
@@ -111,9 +107,8 @@ def aarch64():
 
 def test_the_module_compiles_without_warnings(tmp_path):
     limited = "-DPy_LIMITED_API=0x030B0000"  # as in setup.py: what is not in that API is not declared
-    command = [CC, *WARNINGS, "-O3", limited, "-isystem", sysconfig.get_paths()["include"], "-c", CSRC / "module.c"]
-    done = subprocess.run([*command, "-o", tmp_path / "out.o"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    include = sysconfig.get_paths()["include"]
+    run(CC, *WARNINGS, "-O3", limited, "-isystem", include, "-c", CSRC / "module.c", "-o", tmp_path / "out.o")
 
 
 @pytest.mark.slow

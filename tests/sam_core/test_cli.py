@@ -23,10 +23,8 @@ def write(path, rows):
 
 @pytest.fixture
 def texts(tmp_path):
-    return write(
-        tmp_path / "texts.jsonl",
-        [{"prompt_ids": [7], "response_ids": [*range(1000, 1100)]}, {"prompt_ids": [7], "response_ids": [5] * 60}],
-    )
+    answers = [*range(1000, 1100)], [5] * 60
+    return write(tmp_path / "texts.jsonl", [{"prompt_ids": [7], "response_ids": answer} for answer in answers])
 
 
 def test_corpus_is_built_and_inspected(texts, tmp_path, capsys):

@@ -157,41 +157,14 @@ def test_a_process_that_ends_saves_first(tmp_path):
 
 
 def test_saving_takes_a_hundredth_of_the_time():
-    now = [100.0]
-    timer = history.SaveTimer(clock=lambda: now[0])
-
-    def save():
-        now[0] += 2
-
+    clock = types.SimpleNamespace(now=100.0)
+    timer = history.SaveTimer(clock=lambda: clock.now)
     assert timer.due
-    timer.run(save)
-    now[0] += 199.9
+    timer.run(lambda: setattr(clock, "now", 102.0))
+    clock.now = 301.9
     assert not timer.due
-    now[0] += 0.2
+    clock.now = 302.1
     assert timer.due
-
-
-def test_a_failure_is_logged_and_the_engine_goes_on(tmp_path, caplog):
-    proposer, path = make(tmp_path), tmp_path / "engine-0/pool"
-
-    def save_again():
-        proposer.saved.timer._next = 0
-        proposer.finish([])
-        saved(proposer)
-
-    path.mkdir()
-    answer(proposer, "a")
-    assert f"history was not saved to {tmp_path}/engine-0 ([Errno 21] Is a directory" in caplog.text
-    proposer.finish([])
-    saved(proposer)
-    assert caplog.text.count("was not saved") == 1 and not proposer.saved.timer.due, "it does not try all the time"
-    path.rmdir()
-    save_again()
-    assert Pool.describe(path)["texts"] == 1
-    path.unlink()
-    save_again()
-    assert not path.exists(), "it is saved already"
-    assert answer(proposer, "b") > 3
 
 
 def test_what_a_kill_left_is_removed(tmp_path):
@@ -214,25 +187,22 @@ def test_a_loaded_pool_has_the_engines_settings(tmp_path, caplog):
     pool.save(tmp_path / "engine-0/pool")
     smaller = make(tmp_path, sam=sam, logger=logging.getLogger("the engine"))
     assert smaller.pool.stats()["memory_bytes"] == 1 << 20
-    warning = caplog.records[-1]
-    assert "of 64 prompts with their answers do not fit into memory_bytes" in warning.getMessage()
-    assert warning.name == "the engine"
+    assert "of 64 prompts with their answers do not fit into memory_bytes" in caplog.records[-1].getMessage()
+    assert caplog.records[-1].name == "the engine"
     row = np.array([[1, 21, 22, 23]], np.int32)
     assert smaller.propose(["new"], row, [4], [4], [True], 1) == [[24, 25, 26]], "the corpus is a source all the same"
     end_process()
     assert make(tmp_path, sam={"sources": ["common", "history", "group", "request"]} | sam), "in any order"
 
 
-@pytest.mark.parametrize("given", [None, "ngram", '{"method": "ngram"}', {"sam": 3}, {"sam": {"history": 3}}, {}])
-def test_replicas_have_folders_of_their_own(given):
+def test_replicas_have_folders_of_their_own():
     config = {"method": "sam", "sam": {"rule": "newest", "history": "/h"}}
-    for args in ({"speculative_config": config}, {"speculative_config": json.dumps(config)}):
-        replica_history(args, 3)
-        assert args["speculative_config"]["sam"] == {"rule": "newest", "history": "/h/replica-3"}
+    own = {"method": "sam", "sam": {"rule": "newest", "history": "/h/replica-3"}}
+    unchanged = [None, "ngram", '{"method": "ngram"}', {"sam": 3}, {"sam": {"history": 3}}, {}]
+    for given, expected in ((config, own), (json.dumps(config), own), *((same, same) for same in unchanged)):
+        replica_history(args := {"speculative_config": given}, 3)
+        assert args == {"speculative_config": expected}
     assert config["sam"]["history"] == "/h"
-    same = {"speculative_config": given}
-    replica_history(same, 3)
-    assert same == {"speculative_config": given}, "the engine refuses it, or does without"
 
 
 HOLD = "import sys, pathlib, sam_core.files as f; f.lock(pathlib.Path(sys.argv[1]), 60); print(flush=True); input()"
@@ -265,9 +235,9 @@ OTHER_ENGINE = FORK_OF_ENGINE.partition("engine = make()")[0] + "told()"
 def test_an_engine_waits_for_the_one_before_it(tmp_path):
     (tmp_path / "engine-0").mkdir()
     path = (tmp_path / "engine-0/lock").resolve()
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], **pipes) as holder:
-        assert holder.stdout.readline() == "\n"
+    run = [sys.executable, "-c", HOLD, path]
+    with subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"\n"
         threading.Timer(0.3, holder.kill).start()
         assert make(tmp_path).saved
 
@@ -315,7 +285,6 @@ OLDER = b"sampool\0" + struct.pack("<II", 2, 0x01020304) + bytes(64)
     [
         ("engine-0/pool", OLDER, "is from another version of sam_core: load it there, or start with a new pool; an "),
         ("engine-0/switch.json", b"{", "cannot be used (Expecting property name"),
-        ("engine-0/switch.json", b"[" * 200_000, "cannot be used (maximum recursion"),
         ("engine-0/switch.json", b"{}", "cannot be used (this is no record of a switch): remove it"),
     ],
 )
@@ -333,21 +302,14 @@ def test_a_foreign_file_is_one_sentence_that_names_it(tmp_path, name, content, s
 
 
 def test_a_folder_of_another_setting_or_model(tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "tokenizer.json").write_text('{"a": 5, "b": 6}')
-    answer(make(tmp_path, vocab_size=1000, tokenizer=str(model)))
-    end_process()
-    (model / "tokenizer.json").write_text('{"a": 6, "b": 5}')
+    answer(make(tmp_path, vocab_size=1000))
     for other, sentence in (
         ({"sam": {"rule": "blend"}}, "was saved with rule newest and sources .*: go on with tho"),
-        ({"sam": {"sources": ["group", "history"]}}, "was saved with rule newest and sources .*: go on with tho"),
         ({"vocab_size": 2000}, "is of a vocabulary of 1000 tokens, but the model's has 2000"),
-        ({"tokenizer": str(model)}, r"is of another tokenizer \(fingerprint \w{16}\) than the mo"),
     ):
+        end_process()
         with pytest.raises(ValueError, match=f"engine-0/pool'? {sentence}"):
             make(tmp_path, **other)
-        end_process()
 
 
 @pytest.mark.parametrize(("place", "number"), [("mkdir", errno.EROFS), ("_check_folder", errno.ENOSPC)])
@@ -366,9 +328,9 @@ def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch, caplog, place, 
         assert answer(proposer) > 3
     once = f"history cannot be saved to {tmp_path}/engine-0 ({os.strerror(number)}); trying again later"
     again = f"history was not saved to {tmp_path}/engine-0 ([Errno {number}] {os.strerror(number)}); trying again later"
-    assert caplog.messages == [once, again]
-    assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
-    proposer.saved.timer._next = 0
-    proposer.finish([])
-    saved(proposer)
+    for due in (False, True):
+        assert caplog.messages == [once, again] and Pool.describe(tmp_path / "engine-0/pool")["texts"] == 1
+        proposer.saved.timer._next *= not due
+        proposer.finish([])
+        saved(proposer)
     assert Pool.describe(tmp_path / "engine-0/pool")["texts"] == 2 and len(history._holders) == 1

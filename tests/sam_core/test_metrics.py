@@ -8,23 +8,11 @@ import pytest
 from sam_core.engines.vllm import metrics
 from sam_core.proposer import SamProposer
 
-from sam_core import proposer
-
 
 def test_every_counter_of_the_drafter_has_its_metric():
     counters = {key for _, _, counters in metrics.COUNTERS.values() for key in counters.values()}
     reported = SamProposer(3, None, max_model_len=64).report().keys()
     assert counters | {*metrics.GAUGE_COUNTERS.values()} == reported - {"proposed"}  # the sum over the sources
-
-
-def test_a_drafter_reports_at_most_once_in_its_interval(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(proposer.time, "monotonic", lambda: now[0])
-    drafter = SamProposer(3, None, max_model_len=64)
-    assert drafter.report()["switch_on"] == 0 and drafter.report() is None
-    now[0] += proposer.REPORT_INTERVAL_S
-    assert drafter.report() and drafter.report() is None
-    assert SamProposer(3, None, max_model_len=64, drafting=False).report() is None
 
 
 @pytest.mark.parametrize("page", ["options.md", "options.zh.md"])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import inspect
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -63,18 +64,16 @@ def test_bad_value_is_one_sentence(k, sam, sentence):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("speculative", "additional", "mode"),
-    [
+def test_sampling_mode_of_an_engine():
+    sam = partial(SimpleNamespace, method="sam")
+    for speculative, additional, mode in (
         (None, {"sam_verify": "seeded"}, "seeded"),
         (SimpleNamespace(method="ngram"), {"sam_verify": "seeded"}, "seeded"),
-        (SimpleNamespace(method="sam", sam={"verify": "seeded"}), {}, "seeded"),
-        (SimpleNamespace(method="sam", sam={"rule": "newest"}), {"sam_verify": "seeded"}, "rejection"),
-    ],
-)
-def test_sampling_mode_of_an_engine(speculative, additional, mode):
-    config = SimpleNamespace(speculative_config=speculative, additional_config=additional)
-    assert sampling_mode(config) == mode
+        (sam(sam={"verify": "seeded"}), {}, "seeded"),
+        (sam(sam={"rule": "newest"}), {"sam_verify": "seeded"}, "rejection"),
+    ):
+        config = SimpleNamespace(speculative_config=speculative, additional_config=additional)
+        assert sampling_mode(config) == mode
     config = SimpleNamespace(speculative_config=None, additional_config={"sam_verify": "seeds"})
     with pytest.raises(ValueError, match="^additional_config.sam_verify 'seeds' is not available; this version has r"):
         sampling_mode(config)

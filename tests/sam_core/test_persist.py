@@ -18,23 +18,18 @@ from steps import ALL, step, step_tree
 from sam_core import Pool, options
 
 HEADER = struct.Struct("<8sIIQIIQQQQQQ")
-FACTOR = 0x9E3779B97F4A7C15
 DAMAGED = "is damaged: restore it from a copy, or start with a new pool"
 
 
-def checksum(data, value=0):
-    """The checksum of a saved pool, a multiple of 8 bytes, as persist.h says; value: that of the bytes before."""
-    for (unit,) in struct.iter_unpack("<Q", data):
-        value = (value ^ unit) * FACTOR & (1 << 64) - 1
-        value ^= value >> 32
-    return value
-
-
 def sealed(data):
-    """The same contents with the checksum that belongs to them."""
+    """The same contents with the checksum that belongs to them, as persist.h says."""
     if len(data) % 8:
         return data
-    return data[:-8] + struct.pack("<Q", checksum(data[:-8]))
+    value = 0
+    for (unit,) in struct.iter_unpack("<Q", data[:-8]):
+        value = (value ^ unit) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+        value ^= value >> 32
+    return data[:-8] + struct.pack("<Q", value)
 
 
 def filled(rule="newest", sources=ALL, groups=6, **arguments):
@@ -82,19 +77,16 @@ def test_loaded_pool_drafts_as_the_saved_one_after_a_rebuild(rule, sources, tmp_
     stats = loaded.stats()
     assert (stats["groups"], stats["slots_open"], stats["appended"], stats["history_texts"]) == (6, 0, 0, 17)
     rng, known = random.Random(2), 0
-    for number in range(6):
+    for number in range(5):
         key = b"name %d" % number if number % 3 == 2 else "by_prompt"
         # Forgetting a text makes the saved pool build its index again, as the loaded one does.
-        if number < 5:
-            pool.close(pool.open([number, 1, 2], key), keep=False)
-            slots = [each.open([number, 1, 2], key) for each in (pool, loaded)]
-            for _ in range(20):
-                tokens = [rng.randrange(4)]
-                wanted, got = (
-                    step_tree(each, [(at, tokens)], 4, 4) for each, at in zip((pool, loaded), slots, strict=True)
-                )
-                assert wanted == got
-                known += len(wanted[0][0])
+        pool.close(pool.open([number, 1, 2], key), keep=False)
+        slots = {each: each.open([number, 1, 2], key) for each in (pool, loaded)}
+        for _ in range(20):
+            tokens = [rng.randrange(4)]
+            wanted, got = (step_tree(each, [(slot, tokens)], 4, 4) for each, slot in slots.items())
+            assert wanted == got
+            known += len(wanted[0][0])
     assert known > 100 and loaded._validate() is None
     again.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "pool").read_bytes()
@@ -175,10 +167,8 @@ FOLLOWERS = [(7, 4 << 8 | 15), (-1, 1), (7, 16), (7, 5 << 8)]
 
 
 def test_contents_are_checked_although_the_checksum_is_right(tmp_path):
-    """Whoever can write the file can seal it: what is read is refused, or makes a sound pool."""
-    rng, path = random.Random(9), tmp_path / "pool"
-    pool = Pool(rule="newest")
-    pool.close(pool.open([], b"names"))
+    """Whoever can write the file can seal it; fuzz/fuzz_files.c tries much more."""
+    path, pool = tmp_path / "pool", Pool(rule="newest")
     for key in ("by_prompt", b"names", b"name"):
         slot = pool.open([1, 2], key)
         pool.append(slot, [3, 4, 5])
@@ -186,21 +176,6 @@ def test_contents_are_checked_although_the_checksum_is_right(tmp_path):
     pool.save(path)
     data = path.read_bytes()
     start = HEADER.size + HEADER.unpack_from(data)[6]
-    assert len(data) - start < 250
-    values = (*range(7), 2**29, 2**30, 2**31 - 1, 2**31, 2**32 - 1)
-    before = checksum(data[:start])
-    outcomes = {True: 0, False: 0}
-    for at in range(start, len(data) - 8, 4):
-        for value in (*values, rng.randrange(2**32)):
-            contents = data[start:at] + struct.pack("<I", value) + data[at + 4 : -8]
-            put(path, data[:start] + contents + struct.pack("<Q", checksum(contents, before)))
-            try:
-                sound = Pool.load(path)._validate() is None
-            except ValueError:
-                sound = False
-                refused(path, DAMAGED)
-            outcomes[sound] += 1
-    assert min(outcomes.values()) > 100
     groups = HEADER.unpack_from(data)[7]
     nobody = struct.pack("<IIQ4s", 2, 0, 4, b"none")
     end = start + len(data[start:-8].rstrip(b"\0")) // 4 * 4 + 4

@@ -2,6 +2,8 @@
 """What a pool drafts, how long it remembers and what it forgets first, on examples small enough to check by eye."""
 
 import array
+import copy
+import importlib.util
 import os
 import random
 import signal
@@ -11,9 +13,8 @@ import threading
 
 import numpy as np
 import pytest
-from sam_core.options import RULES
 from sam_core.proposer import SamProposer
-from steps import ALL, i32, step, step_tree
+from steps import ALL, i32, step
 
 import sam_core
 
@@ -33,10 +34,6 @@ def empty_bytes(rule="newest"):
     return make(rule).stats()["bytes_used"]
 
 
-def by_source(pool, what="drafts"):
-    return {name: counts[what] for name, counts in pool.stats()["by_source"].items() if counts[what]}
-
-
 def test_append_takes_an_integer_a_sequence_or_a_buffer():
     pools = make(), make()
     slots = [pool.open([A, B]) for pool in pools]
@@ -45,23 +42,6 @@ def test_append_takes_an_integer_a_sequence_or_a_buffer():
     pools[1].append(slots[1], [C, A, B, C, A, B, C, 1])
     assert draft(pools[0], slots[0], [A, B]) == draft(pools[1], slots[1], [A, B]) == [C, 1, A, B]
     assert [pool.stats()["appended"] for pool in pools] == [10, 10]
-
-
-@pytest.mark.parametrize("rule", ["oldest", "newest", "count"])  # others learn from the draft that a cut loses
-def test_resumed_answer_of_a_named_group_drafts_like_one_that_was_not_cut(rule):
-    answer, other = [C, D, A, B, C, E, D, A], [D, E, C, D, A, B, E]
-    whole, cut = make(rule), make(rule)
-    slots = {pool: [pool.open([A, B], b"name"), pool.open([A, B], b"name")] for pool in (whole, cut)}
-    for at in range(len(answer)):
-        if 0 < at < 6:
-            cut.close(slots[cut][0])
-            slots[cut][0] = cut.open([A, B, *answer[:at]], b"name")
-            assert cut.prompt_size(slots[cut][0]) == 2
-        rows = [[answer[at]], other[at : at + 1]]
-        drafts = [step(pool, list(zip(slots[pool], rows, strict=True)), 4) for pool in (whole, cut)]
-        assert drafts[0] == drafts[1] and (at < 3 or drafts[0][0])
-    assert cut.stats()["tokens"] == whole.stats()["tokens"], "a text is there twice"
-    assert cut._validate() is None
 
 
 @pytest.mark.parametrize("sources", [ALL, ("group", "history")])
@@ -88,7 +68,7 @@ def test_texts_of_a_closed_group_outlive_its_index(sources):
     draft(pool, slot, [])
     for at in range(0, 500, 100):
         assert draft(pool, slot, answer[at : at + 100])[:3] == answer[at + 100 : at + 103]
-    assert pool._validate() is None and set(by_source(pool)) >= {"history" if "history" in sources else "group"}
+    assert pool._validate() is None and pool.stats()["by_source"]["history"]["drafts"]
 
 
 def test_request_without_memory_drafts_again_as_soon_as_its_text_fits():
@@ -103,46 +83,15 @@ def test_request_without_memory_drafts_again_as_soon_as_its_text_fits():
     assert draft(pool, slots[-1], [1])
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_random_calls_within_a_tight_budget(rule, tmp_path):
-    """What no twin follows: groups and indexes that come and go for lack of memory."""
-    rng, least = random.Random(rule), empty_bytes(rule)
-    counted = dict.fromkeys(("evicted_groups", "evicted_history", "exhausted"), 0)
-    for more in (8_000, 20_000, 60_000, 200_000):
-        pool, slots = make(rule, memory_bytes=least + more), []
-        for turn in range(300):
-            act = rng.random()
-            if act < 0.15 and len(slots) < 12:
-                slots.append(pool.open([rng.randrange(9)] * 4 + [3], rng.choice(["by_prompt", b"name", None])))
-            elif act < 0.25 and slots:
-                pool.close(slots.pop(rng.randrange(len(slots))), rng.random() < 0.8)
-            elif slots:
-                rows = [(slot, [rng.randrange(9) for _ in range(rng.randrange(5))]) for slot in slots]
-                for tokens, _, _ in step_tree(pool, rows, 6, 6):
-                    assert all(0 <= token < 9 for token in tokens)
-            if turn % 10 == 0:
-                assert pool._validate() is None and pool.stats()["bytes_used"] <= least + more
-            if turn == 150:
-                pool.save(tmp_path / "pool")
-                assert sam_core.Pool.load(tmp_path / "pool", least + more // 2)._validate() is None
-        for name in counted:
-            counted[name] += pool.stats()[name]
-    assert all(counted.values()), counted
-
-
 @pytest.mark.parametrize("period", [1, 50])
-@pytest.mark.parametrize("rule", ["oldest", "newest", "count"])
-def test_long_repetition_loop_stays_fast(rule, period):
-    pool = make(rule)
-    size, members = 34_000, 2
-    loop = np.arange(1000, 1000 + period, dtype=np.int32)
-    slots = [pool.open(range(50)) for _ in range(members)]
-    rows = np.resize(loop, size)
+@pytest.mark.parametrize(("rule", "most"), [("oldest", 4), ("newest", 280), ("count", 280)])
+def test_long_repetition_loop_stays_fast(rule, most, period):
+    """A walk up all links would take 10**7 and more; matches have a largest length."""
+    pool, size, loop = make(rule), 34_000, np.arange(1000, 1000 + period, dtype=np.int32)
+    slots = [pool.open(range(50)) for _ in range(2)]
     for slot in slots:
-        pool.append(slot, rows)
-    # A walk up all links would take 10**7 and more; matches have a largest length.
-    most = 4 if rule == "oldest" else 280
-    assert pool._work() < most * size * members
+        pool.append(slot, np.resize(loop, size))
+    assert pool._work() < most * size * 2
     for drafts in step(pool, [(slot, []) for slot in slots], 3):
         assert drafts[0] == loop[size % period]
 
@@ -174,34 +123,16 @@ def test_plain_buffers_serve_as_well_as_numpy():
         buffer.append(0)  # nothing is held after a call
 
 
-PROGRAMS = {
-    "import sys, sam_core; sam_core.Pool().open([1]); sys.exit('numpy' in sys.modules)": "",
-    "import copy, sam_core; copy.copy(sam_core.Pool())": "a Pool can be neither pickled nor copied",
-    "import _xxsubinterpreters as i; i.run_string(i.create(), 'import sam_core')": "interpreter",
-}
-
-
-@pytest.mark.parametrize(("program", "error"), PROGRAMS.items())
-def test_python(program, error):
-    """Importing loads no NumPy; copies and subinterpreters are refused."""
-    if "_xx" in program:
-        pytest.importorskip("_xxsubinterpreters", reason="Python 3.13 and later import it under another name")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == bool(error) and error in done.stderr
-
-
-def in_child(act):
-    """Call `act` in a forked child that is killed if it hangs; return whether it returned true."""
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        done = False
-        try:
-            done = act()
-        finally:
-            os._exit(0 if done else 1)  # whatever happened, no second pytest goes on from here
-    return os.waitpid(child, 0)[1] == 0
+def test_python():
+    """Importing loads no NumPy; copies and, where Python has them by this name, subinterpreters are refused."""
+    program = "import sys, sam_core; sam_core.Pool().open([1]); sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    with pytest.raises(TypeError, match="a Pool can be neither pickled nor copied"):
+        copy.copy(make())
+    if importlib.util.find_spec("_xxsubinterpreters"):
+        program = "import _xxsubinterpreters as i; i.run_string(i.create(), 'import sam_core')"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.returncode == 1 and "interpreter" in done.stderr
 
 
 def test_child_of_a_fork_is_refused_and_makes_its_own(tmp_path):
@@ -221,7 +152,16 @@ def test_child_of_a_fork_is_refused_and_makes_its_own(tmp_path):
         return draft(own, own.open([A, B, A])) == [B, A]
 
     thread.start()
-    assert thread.is_alive() and in_child(child)
+    assert thread.is_alive()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        done = False
+        try:
+            done = child()
+        finally:
+            os._exit(not done)  # whatever happened, no second pytest goes on from here
+    assert os.waitpid(pid, 0)[1] == 0
     thread.join()
     assert pool.stats()["appended"] == 1_000_000
 
@@ -230,7 +170,7 @@ def test_child_of_a_fork_is_refused_and_makes_its_own(tmp_path):
 def test_other_threads_run_during_a_call(what, tmp_path):
     """They are counted, not timed: a call that kept the interpreter, or the pool while a file is written, leaves them
     one turn or two."""
-    pool, turns, stop = make(sources=("group", "history")), [0], threading.Event()
+    pool, turns, stop = make(sources=("group", "history")), 0, threading.Event()
     tokens = np.random.default_rng(0).integers(0, 1000, 4_000_000 if what == "save" else 300_000).astype(np.int32)
     for number, part in enumerate(np.split(tokens, 1000) if what == "save" else ()):
         slot = pool.open([number])
@@ -239,30 +179,29 @@ def test_other_threads_run_during_a_call(what, tmp_path):
     slot, other = pool.open([], None), pool.open([1, 2, 3], None)
 
     def run():
+        nonlocal turns
         while not stop.is_set():
-            turns[0] += 1
+            turns += 1
             if what == "save":
                 pool.append(other, [1])
             else:
                 stop.wait(0.0005)
 
-    thread = threading.Thread(target=run)
-    interval = sys.getswitchinterval()
+    thread, interval = threading.Thread(target=run), sys.getswitchinterval()
     if what == "step":
         sys.setswitchinterval(60)  # the interpreter takes the GIL from nobody: only a call can give it up
     try:
         thread.start()
-        before = turns[0]
+        before = turns
         if what == "save":
             pool.save(tmp_path / "pool")
         for _ in range(0 if what == "save" else 200):  # each indexes a part
             pool.step(i32(slot), tokens, i32(len(tokens)), 0, np.empty((1, 0), np.int32), i32(0))
-        during = turns[0] - before
+        assert turns - before > (20 if what == "save" else 2)
     finally:
         sys.setswitchinterval(interval)
         stop.set()
         thread.join()
-    assert during > (20 if what == "save" else 2)
 
 
 def large_step(pool) -> None:
@@ -282,7 +221,6 @@ def test_threads_wait_for_the_next_step_and_end_with_the_pool():
         return set(os.listdir("/proc/self/task"))
 
     pool, before = make("blend"), threads()
-    assert pool.num_threads == 1
     pool.num_threads = 4
     for count in (0, 17, 1 << 70):
         with pytest.raises(ValueError, match=f"num_threads is {count}: it must lie between 1 and 16"):

@@ -6,45 +6,36 @@ import random
 import numpy as np
 import pytest
 from sam_core.corpus import build_corpus
-from sam_core.proposer import FEED_INTERVAL, MIN_FEED_BATCH, SamProposer
+from sam_core.proposer import SamProposer
 
 MAX_LEN = 64
 
 
 class Batch:
-    """The parts of an engine's input batch that the proposer reads; rows move and are reused as in vLLM."""
+    """The parts of an engine's input batch that the proposer reads; where a request leaves, the rows behind it move."""
 
-    def __init__(self, rows=8):
-        self.rows = np.full((rows, MAX_LEN), -7, np.int32)
-        self.req_ids, self.lengths, self.prompts = [], [], []
+    def __init__(self):
+        self.texts, self.prompts = {}, {}
 
     def add(self, req_id, tokens, prompt):
-        i = len(self.req_ids)
-        self.rows[i] = -7  # what a reused row holds must never be read
-        self.rows[i, : len(tokens)] = tokens
-        self.req_ids.append(req_id)
-        self.lengths.append(len(tokens))
-        self.prompts.append(prompt)
+        self.texts[req_id], self.prompts[req_id] = tokens, prompt
 
     def remove(self, req_id):
-        i, last = self.req_ids.index(req_id), len(self.req_ids) - 1
-        for column in (self.req_ids, self.lengths, self.prompts):
-            column[i] = column[last]
-            column.pop()
-        self.rows[i] = self.rows[last]
+        del self.texts[req_id], self.prompts[req_id]
 
     def sample(self, req_id, tokens):
-        i = self.req_ids.index(req_id)
-        n = self.lengths[i]
-        self.rows[i, n : n + len(tokens)] = tokens
-        self.lengths[i] = n + len(tokens)
+        self.texts[req_id] += tokens
 
-    def propose(self, proposer, may_draft=None, num_tokens=None, num_steps=1, index_later=False):
-        may_draft = [True] * len(self.req_ids) if may_draft is None else may_draft
-        num_tokens = len(self.req_ids) if num_tokens is None else num_tokens
-        texts = self.req_ids, self.rows, self.lengths, self.prompts
-        drafts = proposer.propose(*texts, may_draft, num_tokens, num_steps, index_later=index_later)
-        return dict(zip(self.req_ids, drafts, strict=True))
+    def propose(self, proposer, may_draft=None, num_tokens=None, index_later=False):
+        names, texts, prompts = [*self.texts], [*self.texts.values()], [*self.prompts.values()]
+        rows = np.full((len(names), MAX_LEN), -7, np.int32)  # what is behind a text must never be read
+        for row, text in zip(rows, texts, strict=True):
+            row[: len(text)] = text
+        may_draft = [True] * len(names) if may_draft is None else may_draft
+        num_tokens = len(names) if num_tokens is None else num_tokens
+        lengths = [*map(len, texts)]
+        drafts = proposer.propose(names, rows, lengths, prompts, may_draft, num_tokens, 1, index_later=index_later)
+        return dict(zip(names, drafts, strict=True))
 
 
 PLAIN = {"rule": "newest", "switch": "batch", "min_prob": 0}
@@ -76,8 +67,7 @@ def test_streamed_prompt_that_grows_over_a_sampled_token_is_indexed_anew():
     proposer, batch = make(sources=["request"]), Batch()
     batch.add("a", [1, 2, 9], 2)
     batch.propose(proposer)
-    batch.rows[0, 2:6] = [6, 1, 2, 5]  # the engine puts new prompt tokens where the sampled one was
-    batch.lengths[0], batch.prompts[0] = 6, 6
+    batch.add("a", [1, 2, 6, 1, 2, 5], 6)  # the engine puts new prompt tokens where the sampled one was
     assert batch.propose(proposer)["a"] == []
     batch.sample("a", [1, 2])
     assert batch.propose(proposer)["a"] == [5, 1, 2]  # newest, and no trace of the 9
@@ -85,8 +75,7 @@ def test_streamed_prompt_that_grows_over_a_sampled_token_is_indexed_anew():
 
 def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
     reasons = {"a": "penalties", "b": None, "c": "min_p", "d": "min_p"}
-    proposer = SamProposer(3, PLAIN, max_model_len=MAX_LEN, exclusion_reason=reasons.get)
-    batch = Batch()
+    proposer, batch = SamProposer(3, PLAIN, max_model_len=MAX_LEN, exclusion_reason=reasons.get), Batch()
     for req_id in reasons:
         batch.add(req_id, [1, 2, 3, 4, 1, 2], 2)
     assert batch.propose(proposer) == {"a": [], "b": [3, 4, 1], "c": [], "d": []}
@@ -100,20 +89,6 @@ def test_excluded_requests_are_fed_counted_by_reason_and_never_drafted():
     proposer.finish("acde")
     batch.remove("e")
     assert proposer.stats()["requests"] == 0
-
-
-def test_no_token_is_lost_where_a_step_is_refused():
-    proposer, batch = make(sources=["request"]), Batch()
-    batch.add("a", [1, 2, 3], 3)
-    batch.add("b", [4, 5], 2)
-    batch.propose(proposer)
-    batch.sample("a", [1, 2])
-    batch.sample("b", [-1])  # a place that the engine has still to fill
-    with pytest.raises(ValueError, match=r"tokens\[1, 2\] is -1"):
-        batch.propose(proposer)
-    batch.rows[1, 2] = 4
-    assert batch.propose(proposer) == {"a": [3, 1, 2], "b": [5, 4]}
-    assert proposer.pool.stats()["appended"] == 3
 
 
 def test_gains_after_a_draft_are_counted_by_position_in_the_answer(monkeypatch):
@@ -147,17 +122,16 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
     texts, prompts, waiting, expected, drafted, latest, longest = {}, {}, [], 0, 0, 0, 0
     for step in range(600):
         name = f"r{step % 20}"
-        if len(batch.req_ids) < 6 and name not in texts and rng.random() < 0.3:
+        if len(batch.texts) < 6 and name not in texts and rng.random() < 0.3:
             texts[name] = [rng.randrange(3) for _ in range(rng.randrange(1, 9))]
             prompts[name] = len(texts[name])
             batch.add(name, texts[name], prompts[name])
-        if waiting and len(batch.req_ids) < 8 and rng.random() < 0.5:
+        if waiting and len(batch.texts) < 8 and rng.random() < 0.5:
             name = waiting.pop()
             batch.add(name, texts[name], prompts[name])
-        sampled = [[rng.randrange(3) for _ in range(rng.randrange(4))] for _ in batch.req_ids]
-        for name, new in zip(batch.req_ids, sampled, strict=True):
+        sampled = [[rng.randrange(3) for _ in range(rng.randrange(4))] for _ in batch.texts]
+        for name, new in zip(batch.texts, sampled, strict=True):
             batch.sample(name, new)
-            texts[name] += new
             expected += len(new)
         drafts = batch.propose(proposer, sampled, index_later=index_later)
         if rng.random() < 0.5:
@@ -169,9 +143,9 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
             drafted += len(draft)
             longest = max(longest, len(text) + len(draft)) if draft else longest
         if any(drafts.values()):
-            assert fed(proposer, batch.req_ids) == sum(len(texts[name]) for name in batch.req_ids)
-        ending = [name for name in batch.req_ids if len(texts[name]) > MAX_LEN - 4 or rng.random() < 0.03]
-        for name in [name for name in batch.req_ids if name not in ending]:
+            assert fed(proposer, batch.texts) == sum(len(texts[name]) for name in batch.texts)
+        ending = [name for name in batch.texts if len(texts[name]) > MAX_LEN - 4 or rng.random() < 0.03]
+        for name in [name for name in batch.texts if name not in ending]:
             if rng.random() < 0.1:
                 batch.remove(name)
                 waiting.append(name)
@@ -184,28 +158,6 @@ def test_every_token_enters_exactly_once_whatever_the_engine_does(index_later):
         assert proposer.pool.stats()["appended"] == expected - late
         assert proposer.stats()["requests"] == len(texts)
     assert drafted > 100 and latest > 20 and longest == MAX_LEN - 1
-
-
-def test_while_nothing_is_drafted_requests_are_fed_in_turn():
-    """Each within FEED_INTERVAL steps, however many run, and whole at its end."""
-    steps = FEED_INTERVAL + 8
-    for requests in (3, 2500):
-        proposer, batch = make(threshold=1), Batch(requests)
-        names = [f"r{i}" for i in range(requests)]
-        for i, name in enumerate(names):
-            batch.add(name, [i % 7, 1], 2)
-        calls = set()
-        for step in range(steps):
-            for name in names:
-                batch.sample(name, [step % 5])
-            before = fed(proposer, names) if step else 2 * requests
-            batch.propose(proposer)
-            calls.add(fed(proposer, names) - before > 0)
-            least = min(proposer._requests["fed"][slot] for slot in proposer._slots.values())
-            assert max(batch.lengths) - least <= FEED_INTERVAL
-        assert calls == ({True} if requests > MIN_FEED_BATCH * (FEED_INTERVAL - 1) else {True, False})
-        proposer.finish(names)
-        assert proposer.pool.stats()["appended"] == steps * requests
 
 
 def fed(proposer, names):
@@ -229,15 +181,15 @@ def test_auto_learns_from_the_drafts_that_the_engine_gets(uniform, min_prob):
     observe, cost.observe = cost.observe, lambda rows, *more: (learned.append(rows), observe(rows, *more))
     for step in range(400):
         now += 1 + 0.01 * rng.random()
-        for name, length in list(zip(batch.req_ids, batch.lengths, strict=True)):
-            if length > MAX_LEN - 8:
+        for name, text in [*batch.texts.items()]:
+            if len(text) > MAX_LEN - 8:
                 proposer.finish([name])
                 batch.remove(name)
-        for number in range(4 - len(batch.req_ids)):
+        for number in range(4 - len(batch.texts)):
             batch.add(f"r{step}-{number}", [1, 2] * 2, 4)
-        for name in batch.req_ids:
+        for name in batch.texts:
             batch.sample(name, [rng.choice([1, 2, 2, 3])])
-        num_tokens, before = sum(1 + given.get(name, 3) for name in batch.req_ids), len(learned)
+        num_tokens, before = sum(1 + given.get(name, 3) for name in batch.texts), len(learned)
         drafts = batch.propose(proposer, [True, True, True, step % 5 > 0], num_tokens)
         proposer.catch_up()
         handed_out += [(learned[-1], known)] if len(learned) > before else []
@@ -285,11 +237,8 @@ def test_uniform_pads_with_what_min_prob_leaves_out(rule):
             drafts += batch.propose(proposer).values()
             proposed = proposer.stats()["proposed"]
         eager, guesses, padded = drafts
-        assert proposed == len(eager)
-        assert padded == [] if not eager else len(padded) == 8
-        if eager:
-            assert padded[: len(eager)] == eager and padded[: len(guesses)] == guesses
-            assert padded[len(guesses) :] == [guesses[-1]] * (8 - len(guesses))
+        assert proposed == len(eager) and eager == guesses[: len(eager)]
+        assert padded == (guesses + guesses[-1:] * (8 - len(guesses)) if eager else [])
         shorter += 0 < len(eager) < 8
         longer += 0 < len(eager) < len(guesses)
     assert shorter > 10 and (longer > 10 or rule == "suffix")

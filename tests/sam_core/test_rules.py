@@ -8,7 +8,6 @@ prompt adds nothing before its answer begins.
 import gzip
 import json
 import os
-import random
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +19,7 @@ from hypothesis import given, settings
 from sam_core.corpus import build_corpus
 from sam_core.options import RULES
 from steps import ALL, drafts, step
+from suffix_paper import paths, scores
 from twin.automaton import MAX_MATCH
 from twin.rules import ALPHA, MAX_DRAFT, MORE
 
@@ -27,21 +27,12 @@ import sam_core
 
 DATA = Path(__file__).parents[2] / "sam_lab" / "data"
 COPYING = ("oldest", "newest")
-A, B, C, D, E = range(5)
 
 
 def ask(pool, slot, tokens=(), k=8, tree=False):
     """Append tokens to one slot; return its draft as lists: tokens, parents (chain: each the one before), scores."""
     found, parents, scores, *_ = drafts(pool, [(slot, tokens)], k, MAX_DRAFT, tree)[0]
     return found, parents if tree else list(range(-1, len(found) - 1)), scores
-
-
-def paths(tokens, parents):
-    """The string that leads to each node of a draft."""
-    found = []
-    for token, parent in zip(tokens, parents, strict=True):
-        found.append([*(found[parent] if parent >= 0 else []), token])
-    return found
 
 
 def common_suffix(a, b):
@@ -148,38 +139,6 @@ def test_by_definition(small_corpus, rule, sources, data):
         assert len(draft) == len(expected) or not scores or scores[-1] < 2**-18
 
 
-def offers_of(texts, string, share, parent):
-    """(D, parent, string with its next token) for each token that followed a string, where D is the share of a path: a
-    suffix tree counts for a node how often its string occurs."""
-    n = len(string)
-    places = [(text, at + n) for text in texts for at in range(len(text) - n) if text[at : at + n] == string]
-    counts = Counter(text[at] for text, at in places)
-    return [(share * Fraction(c, counts.total()), parent, [*string, token]) for token, c in counts.items()]
-
-
-def expand(texts, string, most):
-    """ExpandSpeculationTree of SuffixDecoding's algorithm 1: D of each node taken, the largest first."""
-    offers, taken = offers_of(texts, string, Fraction(1), -1), []
-    while offers and len(taken) < most:
-        best = max(offers, key=lambda offer: offer[0])
-        offers.remove(best)
-        taken.append(best[0])
-        offers += offers_of(texts, best[2], best[0], len(taken) - 1)
-    return taken
-
-
-def shares_of(texts, string, draft):
-    """D of each node of a draft, its paths, behind this string; None if the texts have no such node."""
-    shares = {(): Fraction(1)}
-    for path in map(tuple, draft):
-        offers = offers_of(texts, [*string, *path[:-1]], shares[path[:-1]], 0)
-        share = next((share for share, _, longer in offers if longer[-1] == path[-1]), None)
-        if share is None:
-            return None
-        shares[path] = share
-    return [*shares.values()][1:]
-
-
 SUFFIX_TEXT = st.lists(st.integers(0, MORE - 2), max_size=14)
 
 
@@ -196,49 +155,9 @@ def test_suffix_drafts_what_the_papers_algorithm_does(outputs, prompt, answer, k
         ask(pool, slot, output, 0)
         pool.close(slot)
     tokens, parents, _ = ask(pool, pool.open([99, *prompt], b"global"), answer, k, tree=True)
-    draft = paths(tokens, parents)
-    best = own = Fraction(0)
-    for texts in ([*outputs, text], [text]):
-        for p in range(1, len(text) + 1):
-            most = min(k, ALPHA * p)
-            best = max(best, sum(expand(texts, text[-p:], most), Fraction(0)))
-            shares = shares_of(texts, text[-p:], draft)
-            if shares is not None and len(shares) <= most and shares == expand(texts, text[-p:], len(shares)):
-                own = max(own, sum(shares, Fraction(0)))
+    best, own = scores(([*outputs, text], [text]), text, k, ALPHA, paths(tokens, parents))
     assert abs(own - best) < Fraction(1, 10**6)
     assert bool(tokens) == (best > 0)
-
-
-def test_suffix_offers_few_children_of_each_string():
-    text = [token for follower in range(10, 20) for token in (A, B, follower)] + [A, B]
-    pool = sam_core.Pool(rule="suffix", sources=("request",))
-    _, parents, _ = ask(pool, pool.open(text), k=2 * ALPHA, tree=True)
-    assert len(parents) == 2 * ALPHA and parents.count(-1) == MORE
-
-
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("rule", RULES)
-def test_least_cuts_exactly_where_a_path_falls_below(rule, tree):
-    cut = 0
-    for seed in range(12):
-        rng = random.Random(seed)  # three texts that share much; the last one's end is inside what the others say
-        base = [rng.randrange(6) for _ in range(60)]
-        texts = [[rng.randrange(6) if rng.random() < 0.15 else token for token in base] for _ in range(3)]
-
-        def fresh(texts=texts, **more):  # of a pool that has learned nothing
-            pool = sam_core.Pool(rule=rule, **more)
-            slots = [pool.open(text, b"name") for text in (*texts[:2], texts[2][:30])]
-            return ask(pool, slots[-1], k=32, tree=tree)
-
-        tokens, parents, scores = fresh()
-        near = [score * factor for score in scores[::3] if score > 1e-3 for factor in (1 - 1e-6, 1 + 1e-6)]
-        for least in (scores[0], *near):  # the first score is the 12 bits of one probability, and exact
-            kept = next((at for at, score in enumerate(scores) if score < least), len(scores))
-            cut += 0 < kept < len(scores)
-            assert fresh(min_prob=least) == (tokens[:kept], parents[:kept], scores[:kept])
-            if rule != "suffix":  # which drafts by its own measure, not by probability
-                assert all(score < least for score in scores[kept:])
-    assert cut > 12
 
 
 def recorded(name):
@@ -249,27 +168,6 @@ def recorded(name):
         return [(row["prompt_ids"], row["response_ids"]) for row in map(json.loads, lines)]
 
 
-def replay(pool, answers, k, tree, keep=True):
-    """Replay answers one after another, each step emitting the accepted tokens and one more.
-
-    Returns:
-        steps: int[n, 2], tokens that each step emitted and accepted ones of them that it had expected: sum of scores
-        drafted: float[m, 3], for each drafted token the tokens replayed before, its score, and 1 if its path came true
-    """
-    steps, drafted, done = [], [], 0
-    for prompt, answer in answers:
-        slot, at, new = pool.open(prompt), 0, []
-        while at < len(answer):
-            tokens, parents, scores = ask(pool, slot, new, k, tree)
-            came = [path == answer[at : at + len(path)] for path in paths(tokens, parents)]
-            drafted += [(done, score, hit) for score, hit in zip(scores, came, strict=True)]
-            steps.append((1 + sum(came), sum(scores)))
-            new = answer[at : at + steps[-1][0]]
-            at, done = at + len(new), done + len(new)
-        pool.close(slot, keep)
-    return np.array(steps), np.array(drafted)
-
-
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("rule", RULES)
 def test_scores_are_calibrated_on_recorded_answers(rule, tree):
@@ -278,10 +176,23 @@ def test_scores_are_calibrated_on_recorded_answers(rule, tree):
     The mix of blend is learned from all candidates, not from those that it drafts: of several too high ones a chain
     takes the highest.
     """
-    _, drafted = replay(sam_core.Pool(rule=rule), recorded("math-cot-groups8")[:80], 8, tree)
-    drafted = drafted[drafted[:, 0] > 3000]
-    bins = np.minimum(drafted[:, 1] * 10, 9).astype(int)
-    means = [drafted[bins == number, 1:].mean(axis=0) for number in range(10)]
+    pool, drafted, done = (
+        sam_core.Pool(rule=rule),
+        [],
+        0,
+    )  # for each drafted token its score, and 1 if its path came true
+    for prompt, answer in recorded("math-cot-groups8")[:80]:
+        slot, at, new = pool.open(prompt), 0, []
+        while at < len(answer):  # each step emits the accepted tokens and one more
+            tokens, parents, scores = ask(pool, slot, new, 8, tree)
+            came = [[*path] == answer[at : at + len(path)] for path in paths(tokens, parents)]
+            drafted += zip(scores, came, strict=True) if done > 3000 else ()
+            new = answer[at : at + 1 + sum(came)]
+            at, done = at + len(new), done + len(new)
+        pool.close(slot)
+    drafted = np.array(drafted)
+    bins = np.minimum(drafted[:, 0] * 10, 9).astype(int)
+    means = [drafted[bins == number].mean(axis=0) for number in range(10)]
     assert np.bincount(bins).min() > 500
     worst = max(abs(score - share) for score, share in means)
     assert worst < (0.15 if rule == "blend" else 0.08), means
@@ -297,7 +208,7 @@ def test_what_is_too_improbable_at_first_is_learned_from(rule, tree):
         tokens, parents, _ = ask(pool, slot, new, k=8, tree=tree)
         said += len(new)
         going = [(said + ahead) % 50 for ahead in range(9)]
-        accepted = max((len(path) for path in paths(tokens, parents) if path == going[: len(path)]), default=0)
+        accepted = max((len(path) for path in paths(tokens, parents) if [*path] == going[: len(path)]), default=0)
         lengths.append(accepted)
         new = going[: accepted + 1]
     assert lengths[0] < 8 and lengths[-50:] == [8] * 50, lengths[-50:]

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
-import os
-import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,13 +15,11 @@ def clock(monkeypatch):
 
 
 def record(log, running, tokens, drafted=None, accepted=0, left=1, engine=0):
-    spec = None
-    if drafted is not None:
-        spec = SimpleNamespace(num_drafts=2, num_draft_tokens=drafted, num_accepted_tokens=accepted)
+    spec = SimpleNamespace(num_drafts=2, num_draft_tokens=drafted, num_accepted_tokens=accepted)
+    spec = spec if drafted is not None else None
     scheduler = SimpleNamespace(num_running_reqs=left, num_waiting_reqs=0, spec_decoding_stats=spec)
-    iteration = SimpleNamespace(
-        time_to_first_tokens_iter=[], inter_token_latencies_iter=[0.0] * running, num_generation_tokens=tokens
-    )
+    latencies = {"time_to_first_tokens_iter": [], "inter_token_latencies_iter": [0.0] * running}
+    iteration = SimpleNamespace(num_generation_tokens=tokens, **latencies)
     log.record(scheduler, iteration, engine_idx=engine)
 
 
@@ -50,12 +44,10 @@ def test_sums_tail_and_idleness(clock, monkeypatch):
 
 def test_drafter_counters_are_differences_and_its_levels_are_not():
     log = step_log.StepLog()
-    before = {"steps": 5, "steps_on": 1, "draft_s": 0.5, "requests": 3, "bytes_used": 100}
-    after = {"steps": 9, "steps_on": 4, "draft_s": 0.7, "requests": 1, "bytes_used": 70}
-    log.take(before)
-    taken = log.take(after)
-    assert (taken["sam_steps"], taken["sam_steps_on"], taken["sam_requests"], taken["sam_bytes_used"]) == (4, 3, 1, 70)
-    assert taken["sam_draft_s"] == pytest.approx(0.2)
+    log.take({"steps": 5, "steps_on": 1, "draft_s": 0.5, "requests": 3, "bytes_used": 100})
+    taken = log.take({"steps": 9, "steps_on": 4, "draft_s": 0.75, "requests": 1, "bytes_used": 70})
+    expected = {"sam_steps": 4, "sam_steps_on": 3, "sam_draft_s": 0.25, "sam_requests": 1, "sam_bytes_used": 70}
+    assert expected.items() <= taken.items()
 
 
 def test_rows_are_written_when_taken(clock, monkeypatch, tmp_path):
@@ -70,42 +62,6 @@ def test_rows_are_written_when_taken(clock, monkeypatch, tmp_path):
         record(log, 1, 1)
     rows = [json.loads(line) for line in (tmp_path / "run" / "engine-3.jsonl").read_text().splitlines()]
     assert rows[1] == [100.0, 0.25, 2, 3, 6, 1] and len(rows) == 2 + 20, "they do not wait for ever"
-
-
-def test_cpu_seconds_are_those_of_busy_spans(clock, monkeypatch):
-    """10 s of idleness count nothing; the tree is looked up anew after each take, in the middle of a span as well."""
-
-    def process(times):
-        return SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=times * clock[0], system=0.0))
-
-    trees = [[process(2)], [process(2), process(1)]]
-    monkeypatch.setattr(step_log, "psutil", SimpleNamespace(Error=KeyError))
-    monkeypatch.setattr(step_log, "process_tree", lambda: trees.pop(0))
-    log = step_log.StepLog()
-    for seconds, running in [(5, 2), (1, 2), (1, 0), (10, 0), (10, 1), (1, 1)]:
-        clock[0] += seconds
-        record(log, running, running, left=running)
-    assert log.take(None)["cpu_s"] == 2 * (1 + 1 + 1)
-    clock[0] += 1
-    record(log, 0, 0, left=0)
-    clock[0] += 10
-    assert log.take(None)["cpu_s"] == 3 and not trees
-
-
-def test_cpu_seconds_of_real_processes():
-    psutil = pytest.importorskip("psutil")
-    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        processes = [p for p in step_log.process_tree() if p.pid in (os.getpid(), child.pid)]
-        assert len(processes) == 2
-        before, end = step_log.cpu_seconds(processes), time.monotonic() + 20
-        while step_log.cpu_seconds(processes) < before + 0.2:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-    finally:
-        child.kill()
-        child.wait()
-    assert step_log.cpu_seconds([psutil.Process(), *processes]) > 0, "the one that has ended is passed over"
 
 
 def test_a_log_that_cannot_be_written_is_given_up_with_a_warning(monkeypatch, tmp_path, caplog):

@@ -12,13 +12,7 @@ import hypothesis.strategies as st
 import pytest
 import twin
 from hypothesis import Phase, settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sam_core.corpus import build_corpus
 from sam_core.options import RULES
 from steps import ALL, drafts, i32

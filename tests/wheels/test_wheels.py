@@ -180,9 +180,9 @@ def test_source_archive_with_its_tests(dist, tmp_path):
     assert (source / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     pytest_here = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     collected = run(*pytest_here, "--collect-only", "tests", cwd=source)
-    assert int(re.search(r"(\d+) tests collected", collected).group(1)) > 400
+    assert int(re.search(r"(\d+) tests collected", collected).group(1)) > 300
     few = ["tests/test_bad_input.py", "tests/test_c.py::test_programs[test_index]", "tests/test_pool.py"]
     told = run(*pytest_here, *few, cwd=source)
-    assert int(re.search(r"(\d+) passed", told).group(1)) > 80, told
+    assert int(re.search(r"(\d+) passed", told).group(1)) > 50, told
     where = run(python, "-c", "import sam_core; print(sam_core.__file__)", cwd=source)
     assert Path(where).is_relative_to(tmp_path / "env")

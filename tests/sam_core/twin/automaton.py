@@ -8,7 +8,8 @@ slow. What can be read is the same: states, counts, places and the order in whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 MAX_MATCH = 64  # tokens; but for "oldest", longer matches count as matches of their last 64 tokens
 FREQUENT = 24  # most frequent tokens that an index keeps ready
@@ -16,36 +17,35 @@ FREQUENT = 24  # most frequent tokens that an index keeps ready
 Place = tuple[int, int]  # number of a text, position in it
 
 
+@dataclass(slots=True, eq=False)
 class State:
-    """Strings that end at exactly the same places of the texts: suffixes of the longest of them, in a range of lengths.
+    """Strings that end at exactly the same places of the texts: suffixes of the longest, in a range of lengths."""
 
-    Attributes:
-        link: the state of the next shorter suffixes, which end at more places; None for the root, the empty string.
-        length: tokens in the longest string.
-        edges: token -> the state of the longest string with this token appended, in order of creation.
-        counts: token -> how often it followed.
-        best: the token that followed most often, the newest on a tie; meaningless while nothing followed.
-        place: of the token that followed last (of an "oldest" index: first), None while nothing followed.
-        end: where the longest string ended first.
-        again: whether the strings occurred again, or other texts branch off here; the C has a node of it then.
-    """
-
-    __slots__ = ("again", "best", "counts", "edges", "end", "length", "link", "place")
-
-    def __init__(self, length: int, end: Place | None) -> None:
-        self.link: State | None = None
-        self.length = length
-        self.edges: dict[int, State] = {}
-        self.counts: dict[int, int] = {}
-        self.best = -1
-        self.place: Place | None = None
-        self.end = end
-        self.again = False
+    length: int  # tokens in the longest string
+    end: Place | None  # where the longest string ended first
+    link: State | None = (
+        None  # of the next shorter suffixes, which end at more places; None for the root, the empty string
+    )
+    edges: dict[int, State] = field(default_factory=dict)  # token -> the longest string with it, in order of creation
+    counts: dict[int, int] = field(default_factory=dict)  # token -> how often it followed
+    best: int = -1  # the token that followed most often, the newest on a tie
+    place: Place | None = None  # of the token that followed last (of an "oldest" index: first)
+    again: bool = (
+        False  # whether the strings occurred again, or other texts branch off here; the C has a node of it then
+    )
 
     @property
     def marks(self) -> int:
         """Occurrences that are followed by a token."""
         return sum(self.counts.values())
+
+
+def shorter(state: State | None, length: int) -> Iterator[tuple[State, int]]:
+    """A match of `length` tokens in `state` and its suffixes that end at more places, with their lengths."""
+    while length:
+        yield state, length
+        state = state.link
+        length = state.length
 
 
 class Index:
@@ -114,14 +114,9 @@ class Index:
         while state.link is not None:
             # A string of more than MAX_MATCH tokens is marked once only, while it has occurred once.
             if self.oldest or not state.again or state.link.length < MAX_MATCH:
-                if state.place is None:
-                    takes = True
-                elif self.oldest:
-                    takes = older and state.place[0] != place[0]
-                else:
-                    takes = not older or state.place[0] == place[0]
-                count = state.counts.get(token, 0) + 1
-                state.counts[token] = count
+                own = state.place is not None and state.place[0] == place[0]
+                takes = state.place is None or (older and not own if self.oldest else not older or own)
+                count = state.counts[token] = state.counts.get(token, 0) + 1
                 if count + takes > state.counts.get(state.best, 0):
                     state.best = token
                 if takes:
@@ -154,10 +149,7 @@ class Index:
             state, length = self.near(state, length)
         for token in ahead:
             state, length = self.advance(state, length, token)
-        while state.link is not None and not state.counts:
-            state = state.link
-            length = state.length
-        return state, length
+        return next(((at, size) for at, size in shorter(state, length) if at.counts), (self.root, 0))
 
     def near(self, state: State, length: int) -> tuple[State, int]:
         """State and length of the last MAX_MATCH tokens, at most, of a string of `length` tokens in `state`."""

@@ -9,10 +9,15 @@ fractional bits, on probabilities of 12 bits, with weights of 16 fractional bits
 from __future__ import annotations
 
 import bisect
+import functools
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+import sam_core
 
 REQUEST, GROUP, CORPUS, HISTORY, COMMON = range(5)
 SOURCES = 3  # that have cells: history stands in the group's index
@@ -41,6 +46,8 @@ TOKEN_INPUT = SHARE_INPUT + 1
 FOLLOWER_INPUT = TOKEN_INPUT + TOKENS
 CONSTANT = FOLLOWER_INPUT + 1
 INPUTS = CONSTANT + 1
+TABLES = np.cumsum([ALL_CELLS, TOKENS * HASHES, SETS * INPUTS, ORDERS * FOLLOWERS * 2]).tolist()  # where each ends
+HEADER_BYTES = 80  # of a saved pool
 LIMIT = 255
 MOST_WEIGHT = 1 << 20  # either way
 ONE = 1 << 12  # probability 1
@@ -148,57 +155,23 @@ def updated(entry: int, outcome: bool) -> int:
     return mean << 10 | min(seen + 1, LIMIT)
 
 
-def _prior(of_million: int, seen: int) -> int:
-    return of_million * _MEAN_ONE // 1000000 << 10 | seen
-
-
-def _counted_prior(length: int, count: int, rest: int, newest: int) -> int:
-    """Followed n of N times: (n + newest/2 + e/20) / (N + 1/2 + e) with e = 4/(length class + 1)."""
-    typical = (0, 1, 2, 3, 4, 7, 18, 60)
-    classes = length + 1  # everything times 20 * classes
-    over = 20 * classes * typical[count] + 10 * classes * newest + 4
-    under = 20 * classes * (typical[count] + typical[rest]) + 10 * classes + 80
-    return _prior(min(max(over * 1000000 // under, 2000), 980000), 0)
-
-
-def _copied_prior(length: int, depth: int) -> int:
-    """The token at `depth` of what followed a match."""
-    percent = (30, 45, 55, 60, 64, 68, 72, 76, 80, 84, 88, 92)[length]
-    return _prior((percent + (100 - percent) * depth // 14) * 10000, 4)
-
-
-def _weights_prior(number: int) -> list[int]:
-    """What the weights of a set come to, roughly: an input is worth less beside others that know the same."""
-    has_group, has_corpus = number // (KINDS * 4) % CLASSES > 0, number // KINDS % 4 > 0
-    percent = {  # has_group, has_corpus: request, group, corpus, share, tokens, follower, constant
-        (False, False): (75, 38, 0, 0, 0, 0, 70, 25, 25, 15, 20, 40),
-        (False, True): (45, 35, 0, 0, 45, 35, 95, 10, 10, 5, 20, 25),
-        (True, False): (20, 20, 72, 33, 0, 0, 80, 18, 17, 10, 20, 38),
-        (True, True): (25, 27, 58, 38, 38, 33, 95, 5, 5, 0, 20, 25),
-    }[has_group, has_corpus]
-    return [weight * 65536 // 100 for weight in percent]
+@functools.cache
+def _prior(rule: str) -> npt.NDArray[np.uint32]:
+    """The tables of a new pool, one behind the other as a saved pool has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pool")
+        sam_core.Pool(rule=rule).save(path)
+        return np.frombuffer(path.read_bytes(), np.uint32, TABLES[-1], HEADER_BYTES)
 
 
 class Model:
-    """The tables, at first the prior for copied candidates (what `oldest` and `newest` draft) or counted ones."""
+    """The tables, at first those of a new pool: their numbers are guesses, which only the C has."""
 
-    def __init__(self, copied: bool) -> None:
-        of_one_match = [
-            _copied_prior(length, count) if copied else _counted_prior(length, count, rest, newest)
-            for length in range(LENGTHS)
-            for count in range(COUNTS)
-            for rest in range(COUNTS)
-            for newest in range(2)
-        ]
-        self.cells = of_one_match * (SOURCES * RANKS)
-        for share in range(SHARES):  # about the share, 2^(-share/2)
-            self.cells.append(_prior((700000 if share % 2 else 1000000) >> share // 2 + (share < 2), 8))
-        for _ in range(ORDERS):
-            for times in range(MOST_SEEN + 1):
-                self.cells += [_prior(50000, 0), _prior(100000 + 50000 * times, 0)]
-        self.tokens = [[_prior(300000, 0)] * HASHES for _ in range(TOKENS)]
-        self.weights = [_weights_prior(number) for number in range(SETS)]
-
+    def __init__(self, rule: str) -> None:
+        cells, tokens, weights, _ = np.split(_prior(rule), TABLES[:-1])
+        self.cells: list[int] = cells.tolist()
+        self.tokens: list[list[int]] = tokens.reshape(TOKENS, HASHES).tolist()
+        self.weights: list[list[int]] = weights.view(np.int32).reshape(SETS, INPUTS).tolist()
         # (token, key, asked, seen) by order: see the C's model_follower.
         self.followers = [[(0, 0, 0, 0)] * FOLLOWERS for _ in range(ORDERS)]
 
@@ -226,8 +199,7 @@ class Model:
                 table[at] = token, key, 0, 1
 
     def learned(self) -> npt.NDArray[np.uint32]:
-        """All tables, one behind the other as in the C: uint32[ALL_CELLS + TOKENS * HASHES + SETS * INPUTS + ORDERS *
-        FOLLOWERS * 2]."""
+        """All tables, one behind the other as in the C."""
         weights = np.array(self.weights, np.int32).reshape(-1).view(np.uint32)
         cells, tokens = np.array(self.cells, np.uint32), np.array(self.tokens, np.uint32).reshape(-1)
         followers = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +25,16 @@ AHEAD = 64  # last tokens of a text that an index from which it drafts may lack
 _SOURCES = ("request", "group", "corpus", "history", "common")  # by their numbers, as sam_core.SOURCES
 
 
+@dataclass
 class _Work:
-    """Tokens that a call may still index."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
+    left: int  # tokens that a call may still index
 
 
 class _Text:
     def __init__(self, prompt: list[int]) -> None:
-        self.tokens = list(prompt)
-        self.prompt_size = len(prompt)
+        self.tokens, self.prompt_size = list(prompt), len(prompt)
         self.number = -1  # among its group's texts
-        self.open = True
-        self.removed = self.freed = False
+        self.open, self.removed, self.freed = True, False, False
         self.drop_index()
 
     def drop_index(self) -> None:
@@ -47,30 +44,21 @@ class _Text:
 
 
 class _Group:
-    """The texts of a group in order of opening, and one index over all of them, which is fed bit by bit.
-
-    Attributes:
-        texts: texts[: past] are older than this life; all of a closed group's are.
-        index: None until a slot asks for it and there are two texts.
-        prompt: end of the carrier's prompt in the index, where it stands once.
-        carrier: the text by which the prompt is fed.
-        due: open texts to feed.
-        next_past: closed texts of smaller numbers are to be fed, the newest first.
-    """
+    """The texts of a group in order of opening, and one index over all of them, which is fed bit by bit."""
 
     def __init__(self, kind: str, by_prompt: bool, alone: bool) -> None:
         self.kind, self.by_prompt, self.alone = kind, by_prompt, alone
         self.texts: list[_Text] = []
-        self.past = self.open = 0
+        self.past = self.open = 0  # texts[: past] are older than this life; all of a closed group's are
         self.drop_index()
 
     def drop_index(self) -> None:
         """Forget the index, and the texts that were removed."""
-        self.index: Index | None = None
-        self.prompt: State | None = None
-        self.carrier: _Text | None = None
-        self.due: list[_Text] = []
-        self.next_past = 0
+        self.index: Index | None = None  # until a slot asks for it and there are two texts
+        self.prompt: State | None = None  # end of the carrier's prompt in the index, where it stands once
+        self.carrier: _Text | None = None  # the text by which the prompt is fed
+        self.due: list[_Text] = []  # open texts to feed
+        self.next_past = 0  # closed texts of smaller numbers are to be fed, the newest first
         kept = [text for text in self.texts if not text.removed]
         self.past = sum(text in kept for text in self.texts[: self.past])
         self.texts = kept
@@ -216,7 +204,7 @@ class Pool:
         self._vocab_size = vocab_size or 0
         self._kind = rule if rule in ("oldest", "newest") else "counted"
         self._corpus = None if corpus is None else Corpus(corpus)
-        self._model = Model(copied=rule in ("oldest", "newest"))
+        self._model = Model(rule)
         self._slots: dict[int, _Slot] = {}
         self._free: list[int] = []  # closed slot numbers, a queue
         self._groups: dict[bytes | tuple[int, ...], _Group] = {}
@@ -268,20 +256,8 @@ class Pool:
             slot.corpus_at = self._corpus.advance(slot.corpus_at, token)
 
     def step(
-        self,
-        slots,
-        tokens,
-        counts,
-        k,
-        out,
-        lengths,
-        scores=None,
-        parents=None,
-        starts=None,
-        sources=None,
-        match_lengths=None,
-        index_later=False,
-    ) -> None:
+        self, slots, tokens, counts, k, out, lengths, scores, parents, starts, sources, match_lengths, index_later
+    ):
         self.catch_up()
         numbers, counts = slots.tolist(), counts.tolist()
         k = k.tolist() if isinstance(k, np.ndarray) else [k] * len(numbers)

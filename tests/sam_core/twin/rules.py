@@ -14,7 +14,7 @@ import numpy as np
 from sam_core.corpus import END, Corpus
 
 from twin import model as M
-from twin.automaton import Index, Place, State
+from twin.automaton import Index, Place, State, shorter
 from twin.model import COMMON, CORPUS, GROUP, HISTORY, REQUEST, Model
 
 MAX_DRAFT = 64
@@ -29,26 +29,16 @@ PATH_ONE = 1 << 30
 
 @dataclass
 class Context:
-    """Where a text stands in each source.
+    """Where a text stands in each source."""
 
-    Attributes:
-        index: of the request and of the group; None: not a source, or nothing in it.
-        match: in each index the state of the longest match that something followed, and its length, 0 for none.
-        past: the group's texts with smaller numbers are its history.
-        corpus, corpus_at: the corpus and where the text stands in it; None: not a source.
-        common: followers are a source; else only those that a source of the request contains are used.
-        last: the text's last M.LAST tokens, the latest first, -1 for none.
-        vocab_size: a draft ends before a token of at least this; 0: of none.
-    """
-
-    index: list[Index | None]
-    match: list[tuple[State | None, int]]
-    past: int = 0
-    corpus: Corpus | None = None
-    corpus_at: list[tuple[int, int]] | None = None
-    common: bool = False
-    last: tuple[int, ...] = (-1,) * M.LAST
-    vocab_size: int = 0
+    index: list[Index | None]  # of the request and of the group; None: not a source, or nothing in it
+    match: list[tuple[State | None, int]]  # the state of the longest match that something followed, and its length
+    past: int  # the group's texts with smaller numbers are its history
+    corpus: Corpus | None
+    corpus_at: list[tuple[int, int]] | None  # where the text stands in the corpus
+    common: bool  # followers are a source; else only those that a source of the request contains are used
+    last: tuple[int, ...]  # the text's last M.LAST tokens, the latest first, -1 for none
+    vocab_size: int  # a draft ends before a token of at least this; 0: of none
 
     def is_past(self, place: Place) -> bool:
         return place[0] < self.past
@@ -165,15 +155,10 @@ class Drafted(NamedTuple):
 
 @dataclass
 class Record:
-    """A draft and what was considered for it, to learn from.
+    """A draft and what was considered for it, to learn from."""
 
-    Attributes:
-        floor: the draft ends before a path below it, whose token is only learned from.
-        last: tokens before the draft, as of Context.
-    """
-
-    floor: int = 0
-    last: tuple[int, ...] = ()
+    floor: int = 0  # the draft ends before a path below it, whose token is only learned from
+    last: tuple[int, ...] = ()  # tokens before the draft, as of Context
     tokens: list[Drafted] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
@@ -267,9 +252,6 @@ class _Walk:
 
     def __init__(self, model: Model, rule: str, context: Context, tree: bool, floor: int) -> None:
         self.model, self.rule, self.context, self.tree = model, rule, context, tree
-        match = [
-            (state, length if index else 0) for index, (state, length) in zip(context.index, context.match, strict=True)
-        ]
         corpus: list[tuple[int, int, int]] = []
         if context.corpus:
             at, size = context.corpus_at, 0
@@ -278,39 +260,24 @@ class _Walk:
                 if high - low != size and len(corpus) < M.RANKS:
                     corpus.append((low, high, length))
                 size = high - low
-        self.nodes = [Node(-1, None, PATH_ONE, -1, 0, match, corpus, context.last)]
+        self.nodes = [Node(-1, None, PATH_ONE, -1, 0, context.match, corpus, context.last)]
         self.record = Record(floor, last=context.last)
 
     def draft(self, k: int) -> Record:
-        if self.tree:
-            self._draft_tree(k)
-        else:
-            self._draft_chain(k)
-        if self.rule == "blend" and self.record.tokens:  # `count` learns from what it drafted alone
-            self.record.nodes = self.nodes
-        return self.record
-
-    def _draft_chain(self, k: int) -> None:
-        while len(self.record.tokens) < k and not self.record.cut:
-            node = self.nodes[-1]
-            self._consider(node)
-            if not node.best_path:
-                break
-            self._emit_best(node)
-
-    def _draft_tree(self, k: int) -> None:
         while len(self.record.tokens) < k and not self.record.cut:
             # A node that is not considered yet can offer at most its own path's probability.
-            paths = [node.best_path if node.considered else node.path for node in self.nodes]
-            best_path = max(paths)
-            if not best_path:
-                break
-            best = self.nodes[paths.index(best_path)]
-            if best.considered:
+            nodes = self.nodes if self.tree else self.nodes[-1:]
+            best = max(nodes, key=lambda node: node.best_path if node.considered else node.path)
+            if not best.considered:
+                self._consider(best)
+            elif best.best_path:
                 self._emit_best(best)
                 best.find_best()
             else:
-                self._consider(best)
+                break
+        if self.rule == "blend" and self.record.tokens:  # `count` learns from what it drafted alone
+            self.record.nodes = self.nodes
+        return self.record
 
     def _emit_best(self, node: Node) -> None:
         """Draft the best candidate of a node and add the node behind it."""
@@ -333,20 +300,13 @@ class _Walk:
             return 0
         if candidate.source == CORPUS:
             return next(match[2] for match in node.corpus if context.corpus.extend(match, token))
-        state, length = node.match[candidate.source]
-        while length and token not in state.edges:
-            state = state.link
-            length = state.length
-        return length
+        return next((size for at, size in shorter(*node.match[candidate.source]) if token in at.edges), 0)
 
     def _consider(self, node: Node) -> None:
         if node.depth:
             self._advance(node)
         node.considered = True
-        if self.rule == "count":
-            self._consider_count(node)
-        else:
-            self._consider_blend(node)
+        (self._consider_count if self.rule == "count" else self._consider_blend)(node)
         node.find_best()
 
     def _advance(self, node: Node) -> None:
@@ -364,32 +324,28 @@ class _Walk:
                 node.corpus.append(longer)
                 size = longer[1] - longer[0]
 
-    def _index_matches(self, source: int, node: Node, most: int) -> list[Match]:
-        """The matches in one index: the longest that something followed, then those with more occurrences."""
-        index, (state, length) = self.context.index[source], node.match[source]
+    def _matches(self, node: Node, most: int) -> list[Match]:
+        """Up to `most` of each source: the longest that something followed, then those with more occurrences."""
         found: list[Match] = []
-        marks = 0
-        while len(found) < most and length and state.link is not None:
-            if state.marks != marks:
-                marks = state.marks
-                counts = dict(index.candidates(state, MORE))
-                found.append(Match(source, len(found), length, marks, index.newest(state), counts, state))
-            state = state.link
-            length = state.length
-        return found
-
-    def _corpus_matches(self, node: Node, most: int) -> list[Match]:
-        found: list[Match] = []
+        for source in (REQUEST, GROUP):
+            index, rank, marks = self.context.index[source], 0, 0
+            for state, length in shorter(*node.match[source]):
+                if rank < most and state.marks != marks:
+                    marks = state.marks
+                    counts = dict(index.candidates(state, MORE))
+                    found.append(Match(source, rank, length, marks, index.newest(state), counts, state))
+                    rank += 1
+        rank = 0
         for low, high, length in node.corpus:
             counts = dict(self.context.corpus.next((low, high, length), MORE))
-            if counts and len(found) < most:
-                found.append(Match(CORPUS, len(found), length, high - low, -1, counts))
+            if counts and rank < most:
+                found.append(Match(CORPUS, rank, length, high - low, -1, counts))
+                rank += 1
         return found
 
     def _consider_count(self, node: Node) -> None:
         """The longest match that something followed, the first source's on a tie, names the candidates."""
-        matches = [*self._index_matches(REQUEST, node, 1), *self._index_matches(GROUP, node, 1)]
-        matches += self._corpus_matches(node, 1)
+        matches = self._matches(node, 1)
         for match in [max(matches, key=lambda match: match.length)] if matches else []:
             most = DEEP_CANDIDATES if self.tree else 1
             for token in (match.best, match.newest, *match.counts) if self.tree else (match.best,):
@@ -401,8 +357,7 @@ class _Walk:
 
     def _consider_blend(self, node: Node) -> None:
         """Up to M.RANKS matches of each source and a follower name candidates and vote on all of them."""
-        matches = [*self._index_matches(REQUEST, node, M.RANKS), *self._index_matches(GROUP, node, M.RANKS)]
-        matches += self._corpus_matches(node, M.RANKS)
+        matches = self._matches(node, M.RANKS)
         most = DEEP_CANDIDATES if node.depth else MAX_CANDIDATES
         for match in sorted(matches, key=lambda match: match.rank):
             node.name(most, match.best, match.source)
@@ -502,14 +457,11 @@ def _find_copy(context: Context, source: int, most: int) -> _Copy | None:
             if tokens:
                 return _Copy(source, length, tokens)
         return None
-    index, (state, length) = context.index[source], context.match[source]
-    while index and length and state.link is not None:
+    for state, length in shorter(*context.match[source]):
         if length <= most and state.place:
             text, position = state.place
-            tokens = index.texts[text][position : position + MAX_DRAFT]
+            tokens = context.index[source].texts[text][position : position + MAX_DRAFT]
             return _Copy(source, length, tokens, past=source == GROUP and context.is_past(state.place))
-        state = state.link
-        length = state.length
     return None
 
 
@@ -611,16 +563,9 @@ def _expand(model: Model, context: Context, start: _String, most: int, tree: boo
 
 def _strings(context: Context) -> list[_String]:
     """Every match of every source, the longest of each first."""
-    strings = []
-    for source in (REQUEST, GROUP):
-        state, length = context.match[source]
-        while context.index[source] and length:
-            strings.append(_String(source, length, state, None))
-            state = state.link
-            length = state.length
-    for length in range(len(context.corpus_at) - 1 if context.corpus else 0, 0, -1):
-        strings.append(_String(CORPUS, length, None, context.corpus_match(length)))
-    return strings
+    strings = [_String(source, n, at, None) for source in (REQUEST, GROUP) for at, n in shorter(*context.match[source])]
+    lengths = range(len(context.corpus_at) - 1 if context.corpus else 0, 0, -1)
+    return strings + [_String(CORPUS, length, None, context.corpus_match(length)) for length in lengths]
 
 
 def _draft_suffix(model: Model, context: Context, k: int, floor: int, tree: bool) -> Record:
