@@ -38,11 +38,11 @@ def save(folder, seed=0, experts=False, **shape):
     network.save_pretrained(folder)
 
 
-def save_tokenizer(folder, words):
-    """Saves a tokenizer whose tokens are these words, the last of which ends texts."""
+def save_tokenizer(folder, words, **special):
+    """Saves a tokenizer whose tokens are these words, the last of which ends texts; special: other special tokens."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="z"))
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=words[-1]).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=words[-1], **special).save_pretrained(folder)

@@ -4,17 +4,10 @@ share it."""
 
 import os
 
-os.environ.update(
-    VLLM_PLUGINS="",  # vLLM's own platform, not vllm-ascend's
-    OMP_NUM_THREADS="1",
-    VLLM_CPU_KVCACHE_SPACE="1",
-    VLLM_CPU_OMP_THREADS_BIND="nobind",
-    VLLM_ENABLE_V1_MULTIPROCESSING="1",
-    VLLM_ALLOW_INSECURE_SERIALIZATION="1",  # collective_rpc of a function
-    VLLM_USE_V2_MODEL_RUNNER="0",
-    VLLM_NO_USAGE_STATS="1",
-    HF_HUB_OFFLINE="1",
-)
+os.environ |= {"VLLM_PLUGINS": "", "VLLM_USE_V2_MODEL_RUNNER": "0"}  # vLLM's own platform, not vllm-ascend's
+os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc of a function
 
 import pytest
 import tiny_qwen3
@@ -33,28 +26,15 @@ def model(tmp_path_factory):
 
 plain = started(Engine, long_prefill_token_threshold=300)
 """No speculation: the reference. Prompts of more than 300 tokens are read in parts."""
-
-
 sam = started(Engine, sam={"threshold": 8})
 """The article's switch: k = 3 while at most 8 requests run."""
-
-
-tight = started(
-    Engine,
-    sam={"threshold": 64, "verify": "seeded"},
-    k=4,
-    max_model_len=128,
-    max_num_seqs=16,
-    max_num_batched_tokens=48,
-    block_size=16,
-    num_gpu_blocks_override=24,
-    enable_prefix_caching=False,
-)
+SIZES = {"max_model_len": 128, "max_num_seqs": 16, "max_num_batched_tokens": 48, "block_size": 16}
+SIZES |= {"num_gpu_blocks_override": 24, "enable_prefix_caching": False}
+tight = started(Engine, sam={"threshold": 64, "verify": "seeded"}, k=4, **SIZES)
 """So little KV cache that requests are preempted, chunks of 48 tokens, a context of 128.
 
 Samples by seed and position.
 """
-
 
 without = started(Engine, additional_config={"sam_verify": "seeded"})
 """Seeded sampling without speculation: the tight engine's reference."""

@@ -4,6 +4,7 @@
 import inspect
 import random
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -64,10 +65,7 @@ def test_the_placeholders_of_the_latest_step_are_completed(num_drafts, sampled, 
     batch = InputBatch.__new__(InputBatch)
     batch._req_ids, batch.prev_req_id_to_index = ["a"], {"a": 0}
     batch.sampling_metadata = SimpleNamespace(output_token_ids=[[5, -1, -1, -1, -1]])
-    batch.sampled_token_ids_cpu, batch.async_copy_ready_event = (
-        torch.tensor([sampled]),
-        SimpleNamespace(synchronize=lambda: None),
-    )
+    batch.sampled_token_ids_cpu, batch.async_copy_ready_event = torch.tensor([sampled]), mock.Mock()
     if num_drafts is not None:
         batch.prev_num_draft_tokens = np.array(num_drafts)
     batch.update_async_output_token_ids()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speculation changes nothing: greedy answers of the engine with `sam` equal those without, token for token."""
 
+import itertools
+
 from engine_checks import settled, speculated
 from tiny_qwen3 import VOCAB
 
@@ -19,8 +21,7 @@ def test_neighbour_of_a_request_at_max_model_len_still_drafts(sam):
     before = sam.drafter()
     sam.run([list(range(VOCAB)) * 2, [7] * 510], [60, 2])
     after = sam.drafter()
-    assert any(row[2] == 2 for row in sam.rows)
-    assert after["steps"] - before["steps"] == len(sam.rows)
+    assert any(row[2] == 2 for row in sam.rows) and after["steps"] - before["steps"] == len(sam.rows)
     assert 0 < sam.count("drafted") <= after["proposed"] - before["proposed"]
 
 
@@ -35,12 +36,10 @@ def test_switch_turns_at_the_exact_batch_size(sam, prompts):
     """The decision of a step acts on the next: drafts follow a step of 8 requests, never one of 9 or more."""
     before = sam.drafter()
     sam.run(prompts[:12], [30 + 6 * i for i in range(12)])
-    running = [int(row[2]) for row in sam.rows]
-    drafted = [row[4] for row in sam.rows]
-    seen = set(running)
-    assert {8, 9, 12} <= seen
-    assert all(drafted[i + 1] == 0 for i, n in enumerate(running[:-1]) if n > 8)
-    assert any(drafted[i + 1] > 0 for i, n in enumerate(running[:-1]) if n == 8)
+    pairs = [(row[2], following[4]) for row, following in itertools.pairwise(sam.rows)]
+    assert {8, 9, 12} <= {running for running, _ in pairs}
+    assert all(drafted == 0 for running, drafted in pairs if running > 8)
+    assert any(drafted > 0 for running, drafted in pairs if running == 8)
     sam.run(prompts[:12], [30 + 6 * i for i in range(12)])
     after = sam.drafter()
     assert after["transitions"] - before["transitions"] >= 3  # on, off, on, off

@@ -14,40 +14,31 @@ RANK = 8
 
 
 @pytest.fixture(scope="module")
-def adapter(model, tmp_path_factory):
+def adapter(tmp_path_factory):
     """A LoRA adapter of the queries and values, large enough to change every answer."""
     import torch
     from safetensors.torch import save_file
     from vllm.lora.request import LoRARequest
 
     folder = tmp_path_factory.mktemp("adapter")
-    config = json.loads((model / "config.json").read_text())
     torch.manual_seed(1)
     weights = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, heads in (("q_proj", config["num_attention_heads"]), ("v_proj", config["num_key_value_heads"])):
+    for layer in (0, 1):
+        for name, width in (("q_proj", 64), ("v_proj", 32)):
             module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{module}.lora_A.weight"] = torch.randn(RANK, config["hidden_size"]) * 0.2
-            weights[f"{module}.lora_B.weight"] = torch.randn(heads * config["head_dim"], RANK) * 0.2
+            weights[f"{module}.lora_A.weight"] = torch.randn(RANK, 64) * 0.2
+            weights[f"{module}.lora_B.weight"] = torch.randn(width, RANK) * 0.2
     save_file(weights, folder / "adapter_model.safetensors")
-    shape = {
-        "peft_type": "LORA",
-        "r": RANK,
-        "lora_alpha": 2 * RANK,
-        "target_modules": ["q_proj", "v_proj"],
-        "bias": "none",
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(shape))
+    shape = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(shape | {"target_modules": ["q_proj", "v_proj"]}))
     return LoRARequest("adapter", 1, str(folder))
 
 
 def test_adapters_beside_drafts(model, adapter, plain):
     """Requests with an adapter and without, which share prompts and so drafts."""
     prompts, adapters = PROMPTS * 2, [adapter] * 2 + [None] * 2
-    engines = [
-        Engine(model, sam, enable_lora=True, max_loras=2, max_lora_rank=RANK)
-        for sam in (None, {"switch": "batch", "min_prob": 0})
-    ]
+    lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK}
+    engines = [Engine(model, sam, **lora) for sam in (None, {"switch": "batch", "min_prob": 0})]
     expected, answers = (engine.run(prompts, 40, adapters=adapters) for engine in engines)
     assert answers == expected and answers[2:] == plain.run(PROMPTS, 40) and answers[:2] != answers[2:]
     speculated(engines[1])
@@ -61,12 +52,10 @@ def test_beam_search_is_that_of_plain():
     from vllm import LLM
     from vllm.sampling_params import BeamSearchParams
 
-    beams = []
+    beams, asked = [], [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     for speculative in (None, {"method": "sam", "num_speculative_tokens": 3, "sam": {}}):
         llm = LLM(str(TINY), dtype="float32", enforce_eager=True, max_model_len=256, speculative_config=speculative)
-        searched = llm.beam_search(
-            [{"prompt_token_ids": prompt} for prompt in PROMPTS], BeamSearchParams(beam_width=3, max_tokens=12)
-        )
+        searched = llm.beam_search(asked, BeamSearchParams(beam_width=3, max_tokens=12))
         beams.append([[beam.tokens for beam in output.sequences] for output in searched])
         llm.llm_engine.engine_core.shutdown()
     assert beams[0] == beams[1] and len(beams[0][0]) == 3
@@ -75,17 +64,13 @@ def test_beam_search_is_that_of_plain():
 def test_pooling_is_served(model):
     from vllm import PoolingParams
 
-    engines = [Engine(model, sam, runner="pooling", convert="embed") for sam in (None, {})]
-    vectors = [pooled(engine.engine, PoolingParams(task="embed")) for engine in engines]
-    assert vectors[0] == vectors[1] and len(vectors[0]) == 2
-    for engine in engines:
-        engine.stop()
-
-
-def pooled(engine, params):
-    for at, prompt in enumerate(PROMPTS):
-        engine.add_request(str(at), {"prompt_token_ids": prompt}, params)
-    vectors = {}
-    while engine.has_unfinished_requests():
-        vectors |= {output.request_id: output.outputs.data.tolist() for output in engine.step() if output.finished}
-    return vectors
+    found = []
+    for sam in (None, {}):
+        running, vectors = Engine(model, sam, runner="pooling", convert="embed"), {}
+        for at, prompt in enumerate(PROMPTS):
+            running.engine.add_request(str(at), {"prompt_token_ids": prompt}, PoolingParams(task="embed"))
+        while running.engine.has_unfinished_requests():
+            vectors |= {one.request_id: one.outputs.data.tolist() for one in running.engine.step() if one.finished}
+        running.stop()
+        found.append(vectors)
+    assert found[0] == found[1] and len(found[0]) == 2

@@ -20,14 +20,9 @@ from sam_core.proposer import REPORT_INTERVAL_S
 pytestmark = pytest.mark.slow  # five processes that import vLLM
 VLLM = Path(sys.executable).with_name("vllm")
 MODEL = Path(__file__).resolve().parents[2] / "llm_rl" / "qwen3" / "tiny"
-SETTINGS = {
-    "api-server-count": 2,
-    "max-model-len": 512,
-    "max-num-seqs": 8,
-    "dtype": "float32",
-    "served-model-name": "tiny",
-    "speculative-config": json.dumps({"method": "sam", "sam": {"threshold": 8}}),
-}
+SPECULATIVE = json.dumps({"method": "sam", "sam": {"threshold": 8}})
+WORDS = "--enforce-eager --api-server-count 2 --max-model-len 512 --max-num-seqs 8 --dtype float32"
+WORDS = [*WORDS.split(), "--served-model-name", "tiny", "--speculative-config", SPECULATIVE, "--host", "127.0.0.1"]
 
 
 class Server:
@@ -40,9 +35,14 @@ class Server:
         answer.raise_for_status()
         return answer.text
 
-    def complete(self, prompt):
-        answer = json.loads(self.ask("/v1/completions", model="tiny", prompt=prompt, max_tokens=60, temperature=0))
-        return answer["choices"][0]["text"]
+    def healthy(self):
+        with contextlib.suppress(requests.RequestException):
+            return self.ask("/health") is not None
+
+    def complete(self):
+        prompt = "We add 3 numbers, starting with 11.\nNow add 5: 11 + 5 = 16.\n"
+        answer = self.ask("/v1/completions", model="tiny", prompt=prompt, max_tokens=60, temperature=0)
+        return json.loads(answer)["choices"][0]["text"]
 
     def metric(self, name):
         """The sum of its samples."""
@@ -57,25 +57,15 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     log, port = tmp_path_factory.mktemp("server") / "log", str(next(PORTS))
-    words = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
     more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_PORT": str(next(PORTS)), "TORCHDYNAMO_DISABLE": "1"}
     with open(log, "w") as file:
-        process = subprocess.Popen(
-            [VLLM, "serve", MODEL, "--host", "127.0.0.1", "--port", port, "--enforce-eager", *words],
-            env=os.environ | more,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        output = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
+        process = subprocess.Popen([VLLM, "serve", MODEL, "--port", port, *WORDS], env=os.environ | more, **output)
     server, end = Server(f"http://127.0.0.1:{port}"), time.monotonic() + 1500
     try:
-        while True:
-            try:
-                server.ask("/health")
-                break
-            except requests.RequestException:
-                assert process.poll() is None and time.monotonic() < end, log.read_text()[-5000:]
-                time.sleep(0.5)
+        while not server.healthy():
+            assert process.poll() is None and time.monotonic() < end, log.read_text()[-5000:]
+            time.sleep(0.5)
         yield server
         process.terminate()
         process.wait(60)
@@ -85,15 +75,14 @@ def server(tmp_path_factory):
 
 
 def test_requests_are_answered_and_two_api_servers_count_each_step_once(server):
-    prompt = "We add 3 numbers, starting with 11.\nNow add 5: 11 + 5 = 16.\n"
     texts = set()
     for _ in range(12):  # a report a round, to whichever server answers in it
-        texts.add(server.complete(prompt))
+        texts.add(server.complete())
         time.sleep(REPORT_INTERVAL_S / 2)
     assert len(texts) == 1 and texts != {""}
     before = server.drafter()
     time.sleep(REPORT_INTERVAL_S)
-    server.complete(prompt)
+    server.complete()
     steps, proposed = server.metric("sam_engine_steps_total"), server.metric("sam_proposed_tokens_total")
     after = server.drafter()
     assert before["steps"] <= steps <= after["steps"]

@@ -14,37 +14,28 @@ class Batch:
     """Requests as rows of a holder. Their greedy tokens are drawn at random, once for each text."""
 
     def __init__(self, prompts, budgets, end, num_spec_tokens):
+        from vllm import SamplingParams
         from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
         from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
         self.update, self.directions = BatchUpdate, MoveDirectionality
-        self.holder = ThinkingBudgetStateHolder(
-            reasoning(end), len(prompts), num_spec_tokens, torch.device("cpu"), False
-        )
-        self.prompts, self.budgets = prompts, budgets
-        self.rows = list(range(len(prompts)))
-        self.outputs = [[] for _ in prompts]
-        self.change(added=[(row, self.params(row), prompts[row], self.outputs[row]) for row in self.rows])
-
-    def params(self, request):
-        from vllm import SamplingParams
-
-        return SamplingParams(thinking_token_budget=self.budgets[request])
+        sizes = (len(prompts), num_spec_tokens, torch.device("cpu"), False)
+        self.holder = ThinkingBudgetStateHolder(reasoning(end), *sizes)
+        self.prompts, self.outputs, self.rows = prompts, [[] for _ in prompts], list(range(len(prompts)))
+        params = [SamplingParams(thinking_token_budget=budget) for budget in budgets]
+        self.change(added=[*zip(self.rows, params, prompts, self.outputs, strict=True)])
 
     def change(self, removed=(), added=(), moved=()):
         self.holder.sync_batch(self.update(len(self.rows), list(removed), list(added), list(moved)))
 
-    def swap(self, i, j):
-        self.rows[i], self.rows[j] = self.rows[j], self.rows[i]
-        self.change(moved=[(i, j, self.directions.SWAP)])
-
     def leave(self, row):
         """The request of a row ends, and that of the last row moves there."""
         last = self.rows.pop()
-        moved = [] if row == len(self.rows) else [(len(self.rows), row, self.directions.UNIDIRECTIONAL)]
-        if moved:
+        if row == len(self.rows):
+            self.change(removed=[row])
+        else:
             self.rows[row] = last
-        self.change(removed=[] if moved else [row], moved=moved)
+            self.change(moved=[(len(self.rows), row, self.directions.UNIDIRECTIONAL)])
 
     def logits(self, request, drafted=()):
         text = self.prompts[request] + self.outputs[request] + list(drafted)
@@ -58,11 +49,8 @@ class Batch:
         last = self.holder.apply_to_logits(last, any(drafts), drafts).argmax(1).tolist()
         sampled = []
         if any(drafts):
-            rows = [
-                self.logits(request, draft[:i])
-                for request, draft in zip(self.rows, drafts, strict=True)
-                for i in range(len(draft))
-            ]
+            pairs = zip(self.rows, drafts, strict=True)
+            rows = [self.logits(request, draft[:i]) for request, draft in pairs for i in range(len(draft))]
             sampled = self.holder.apply_to_logits(torch.stack(rows), False, drafts).argmax(1).tolist()
         for output, draft, bonus in zip(outputs, drafts, last, strict=True):
             own, sampled = [*sampled[: len(draft)], bonus], sampled[len(draft) :]
@@ -84,12 +72,10 @@ def test_rows_of_drafts_are_those_of_their_texts(monkeypatch, end):
         prompts = [[rng.randrange(59) for _ in range(rng.randrange(6))] for _ in range(8)]
         prompts = [prompt + START + [7] * rng.randrange(3) if rng.random() < 0.7 else prompt for prompt in prompts]
         budgets = [rng.choice([None, *range(9)]) for _ in prompts]
-        texts = []
-        for request in range(8):  # alone, a token a step
-            one = Batch([prompts[request]], [budgets[request]], end, 0)
-            for _ in range(50):
-                one.step([[]])
-            texts.append(one.outputs[0])
+        alone = [Batch([prompt], [budget], end, 0) for prompt, budget in zip(prompts, budgets, strict=True)]
+        for one in alone * 50:
+            one.step([[]])
+        texts = [one.outputs[0] for one in alone]
         batch = Batch(prompts, budgets, end, 4)
         while batch.rows:
             drafts = []
@@ -105,7 +91,9 @@ def test_rows_of_drafts_are_those_of_their_texts(monkeypatch, end):
             batch.step(drafts)
             accepted += sum(map(len, batch.outputs))
             if len(batch.rows) > 1 and rng.random() < 0.4:
-                batch.swap(*rng.sample(range(len(batch.rows)), 2))
+                i, j = rng.sample(range(len(batch.rows)), 2)
+                batch.rows[i], batch.rows[j] = batch.rows[j], batch.rows[i]
+                batch.change(moved=[(i, j, batch.directions.SWAP)])
             for row in reversed(range(len(batch.rows))):
                 if len(batch.outputs[batch.rows[row]]) > 40:
                     batch.leave(row)

@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -17,13 +18,14 @@ os.environ["VLLM_PLUGINS"] = ""
 
 @pytest.fixture(scope="session")
 def train():
-    """train(folder, *overrides, script="tiny", validate=False, **variables): runs a recipe for a CPU to its end.
+    """train(folder, *overrides, script="tiny", validate=False, site="forked", **variables): runs a recipe for a CPU to
+    its end.
 
     validate: before the first step and after each, 8 prompts in two batches, 4 answers each, with the same seeds; they
-    are in folder/validation.
+    are in folder/validation. site: the folder of a sitecustomize.py for all processes.
     """
 
-    def run(folder, *overrides, script="tiny", validate=False, **variables):
+    def run(folder, *overrides, script="tiny", validate=False, site="forked", **variables):
         if validate:
             val_kwargs = ("do_sample=true", "temperature=1", "n=4", "seed=3")
             overrides += tuple(f"verl.actor_rollout_ref.rollout.val_kwargs.{setting}" for setting in val_kwargs)
@@ -31,7 +33,7 @@ def train():
             overrides += ("verl.data.val_batch_size=5", f"verl.trainer.validation_data_dir={folder}/validation")
         program = launch.ROOT / "llm_rl" / "qwen3" / f"run_dapo_qwen3_{script}_cpu.sh"
         command = [program, *overrides, "--run-dir", folder]
-        path = [str(HERE / "forked"), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        path = [str(HERE / site), str(HERE.parent / "common"), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | variables
         result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
         assert result.returncode == 0, result.stdout + result.stderr
@@ -45,7 +47,7 @@ def validations():
     """validations(folder): of a run, the `val/unchanged` that it has logged, by step, and the share counted anew."""
 
     def read(folder):
-        rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+        rows = map(json.loads, (folder / "steps.jsonl").read_text().splitlines())
         logged = {row["step"]: row["data"]["val/unchanged"] for row in rows if "val/unchanged" in row["data"]}
         counted, before = {}, None
         for path in sorted((folder / "validation").glob("*.jsonl"), key=lambda path: int(path.stem)):
@@ -71,10 +73,7 @@ def off(train, tmp_path_factory):
 
 
 class Loader(list):
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state): ...
+    state_dict, load_state_dict = dict, mock.Mock()
 
 
 @pytest.fixture
@@ -91,10 +90,6 @@ def make_trainer(monkeypatch):
             self.train_dataloader_it = None
             self.asked_chunks, self.returned_chunks = [], []
             self.agent_loop_manager = SimpleNamespace(generate_sequences=generate)
-
-        def on_sample_end(self): ...
-
-        def fit(self): ...
 
     Trainer.__abstractmethods__ = frozenset()
     monkeypatch.setattr(trainer_base.tq, "kv_batch_put", lambda **kwargs: None)

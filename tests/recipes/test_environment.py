@@ -27,9 +27,11 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     jemalloc = tmp_path / "libjemalloc.so.2"
     monkeypatch.setattr(environment, "JEMALLOC", (str(tmp_path / "no"), str(jemalloc)))
-    env = variables(tmp_path, "cluster.interface=eth9", "env.MINE=3", "env.HCCL_CONNECT_TIMEOUT=600")
+    given = "cluster.interface=eth9 env.MINE=3 env.HCCL_CONNECT_TIMEOUT=600 cluster.hccl_ports=64021-64084"
+    env = variables(tmp_path, *given.split(), "env.HCCL_OP_EXPANSION_MODE=AIV")
     assert env["HCCL_CONNECT_TIMEOUT"] == "600" and env["HCCL_EXEC_TIMEOUT"] == "1836" and env["MINE"] == "3"
-    assert env["HCCL_HOST_SOCKET_PORT_RANGE"] == env["HCCL_NPU_SOCKET_PORT_RANGE"] == "64021-64148"
+    assert env["HCCL_HOST_SOCKET_PORT_RANGE"] == env["HCCL_NPU_SOCKET_PORT_RANGE"] == "64021-64084"
+    assert env["HCCL_OP_EXPANSION_MODE"] == "AIV"
     assert {env[f"{library}_SOCKET_IFNAME"] for library in ("HCCL", "GLOO", "TP")} == {"eth9"}
     assert env["VLLM_ASCEND_ENABLE_NZ"] == "0" and "LD_PRELOAD" not in env and "HCCL_IF_BASE_PORT" not in env
     jemalloc.touch()
@@ -37,53 +39,35 @@ def test_environment_on_ascend(monkeypatch, tmp_path):
     assert "HCCL_EXEC_TIMEOUT" not in variables(tmp_path, "cluster.device=cuda")
 
 
+def test_a_task_queue_of_level_2_is_the_articles(tmp_path):
+    """Recommended: torch_npu's default."""
+    theirs, ours = variables(tmp_path), variables(tmp_path, "rollout.enforce_eager=false", "profile=recommended")
+    assert [(env["TASK_QUEUE_ENABLE"], env["HCCL_BUFFSIZE"]) for env in (theirs, ours)] == [("2", "300"), ("1", "200")]
+
+
 @pytest.mark.parametrize(
-    ("env", "sentence"),
+    ("overrides", "sentence"),
     [
-        ({"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True"),
-        ({"VLLM_ASCEND_ENABLE_NZ": "1"}, "VLLM_ASCEND_ENABLE_NZ must be 0"),
-        (
-            {"HCCL_EXEC_TIMEOUT": "0"},
-            "HCCL_EXEC_TIMEOUT must be a whole number of seconds from 1 to 2147483647, got '0'",
-        ),
-        ({"HCCL_INTER_HCCS_DISABLE": "true"}, "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins"),
+        ("env.PYTORCH_NPU_ALLOC_CONF='expandable_segments:True'", "PYTORCH_NPU_ALLOC_CONF has expandable_segments:"),
+        ("env.VLLM_ASCEND_ENABLE_NZ='1'", "VLLM_ASCEND_ENABLE_NZ must be 0"),
+        ("env.HCCL_EXEC_TIMEOUT='0'", "HCCL_EXEC_TIMEOUT must be a whole number of seconds from 1 to 21.*, got '0'"),
+        ("env.HCCL_INTER_HCCS_DISABLE='true'", "HCCL_INTER_HCCS_DISABLE is TRUE, for hosts that RoCE alone joins"),
+        ("rollout.enforce_eager=false", "TASK_QUEUE_ENABLE=2 and captured graphs exclude each other"),
+        ("cluster.hccl_ports=64021-64083", "64083, a host has 32 processes .*: give it at least 64 ports"),
+        ("env.HCCL_OP_EXPANSION_MODE=AIV pin_set=vllm-0.11", "AIV ends each wait after 1091 s"),
     ],
 )
-def test_environment_that_cannot_work_on_ascend_is_refused(env, sentence, tmp_path):
+def test_what_cannot_work_on_ascend_is_refused(overrides, sentence, tmp_path):
     with pytest.raises(UserError, match=sentence):
-        variables(tmp_path, *(f"env.{name}='{value}'" for name, value in env.items()))
-
-
-def test_a_task_queue_of_level_2_is_for_eager_mode_alone(tmp_path):
-    """As the article's script has it; recommended: torch_npu's default."""
-    assert variables(tmp_path)["TASK_QUEUE_ENABLE"] == "2" and variables(tmp_path)["HCCL_BUFFSIZE"] == "300"
-    with pytest.raises(UserError, match="TASK_QUEUE_ENABLE=2 and captured graphs exclude each other"):
-        variables(tmp_path, "rollout.enforce_eager=false")
-    ours = variables(tmp_path, "rollout.enforce_eager=false", "profile=recommended")
-    assert (ours["TASK_QUEUE_ENABLE"], ours["HCCL_BUFFSIZE"]) == ("1", "200")
-
-
-def test_ports_are_counted():
-    said = r"hccl_ports is 64021-64083, a host has 32 processes .*: give it at least 64 ports"
-    with pytest.raises(UserError, match=said):
-        npu("cluster.hccl_ports=64021-64083")
-    assert npu("cluster.hccl_ports=64021-64084")
-
-
-def test_aiv_is_refused_where_engines_wait_for_each_other(tmp_path):
-    recipe = npu("env.HCCL_OP_EXPANSION_MODE=AIV")
-    pin_set = PinSet(recipe.pin_set)
-    assert environment.variables(recipe, pin_set, tmp_path)["HCCL_OP_EXPANSION_MODE"] == "AIV"
-    pin_set.collective_timeout = 10800
-    with pytest.raises(UserError, match="AIV ends each wait after 1091 s"):
-        environment.variables(recipe, pin_set, tmp_path)
+        variables(tmp_path, *overrides.split())
 
 
 def test_ray_is_joined_only_where_it_has_enough_devices(monkeypatch):
+    def probe(address, resource):
+        return hosts[0] and hosts[0] | {"address": address}, "refused"
+
     hosts = []
-    monkeypatch.setattr(
-        environment, "_probe", lambda address, resource: (hosts[0] and hosts[0] | {"address": address}, "refused")
-    )
+    monkeypatch.setattr(environment, "_probe", probe)
     monkeypatch.setattr(environment.time, "sleep", lambda seconds: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
@@ -93,14 +77,13 @@ def test_ray_is_joined_only_where_it_has_enough_devices(monkeypatch):
 
     assert address({"nodes": [16, 16, 0], "free": 32}) == "auto"
     assert address(None, "cluster.device=cpu") == address(None, "cluster.nodes=1") == "local"
-    with pytest.raises(UserError, match=r"no Ray runs on this host \(refused\), and the recipe needs 2 x 16 NPU"):
-        address(None)
-    with pytest.raises(UserError, match="has 1 host.s. with 16 NPU and 24 of them free"):
-        address({"nodes": [16, 8], "free": 24})
-    with pytest.raises(UserError, match="has 1 host.s. with 16 NPU and 32 of them free"):
-        address({"nodes": [16, 8, 8], "free": 32})
-    with pytest.raises(UserError, match="and 16 of them free, and the recipe needs 2 x 16"):
-        address({"nodes": [16, 16], "free": 16})
+    for cluster, said in (
+        (None, r"no Ray runs on this host \(refused\), and the recipe needs 2 x 16 NPU"),
+        ({"nodes": [16, 8, 8], "free": 32}, "has 1 host.s. with 16 NPU and 32 of them free"),
+        ({"nodes": [16, 16], "free": 16}, "and 16 of them free, and the recipe needs 2 x 16"),
+    ):
+        with pytest.raises(UserError, match=said):
+            address(cluster)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     one_device = ("cluster.device=cpu", "cluster.nodes=1", "cluster.dies_per_node=1")
     assert address({"nodes": [1], "free": 1}, *one_device) == "10.0.0.1:6379"

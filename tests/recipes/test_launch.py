@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 import zipfile
-from pathlib import Path
 
 import psutil
 import pyarrow
@@ -22,10 +21,8 @@ from llm_rl import config, follow, launch, pin_set, verl
 from llm_rl.errors import UserError
 from llm_rl.pin_set import PinSet
 
-ROOT = Path(launch.ROOT)
-TINY = ROOT / "llm_rl" / "qwen3" / "dapo_qwen3_tiny_cpu.yaml"
-
-
+QWEN3 = launch.ROOT / "llm_rl" / "qwen3"
+TINY = QWEN3 / "dapo_qwen3_tiny_cpu.yaml"
 SPECULATIVE = "actor_rollout_ref.rollout.speculative."
 
 
@@ -92,7 +89,7 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "sentence"),
+    ("overrides", "sentence"),
     [
         ("sam=maybe", "sam must be one of off, batch, auto, got 'maybe'"),
         ("sma=off", "unknown key 'sma': is sam meant? (in override 'sma=off')"),
@@ -106,7 +103,6 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("verl=3", "verl must be a mapping, got 3"),
         ("verl.actor_rollout_ref.rollout.n=3", "verl.actor_rollout_ref.rollout.n is what rollout.n sets: use that"),
         ("verl.trainer.save_freq=3", "verl.trainer.save_freq follows from other keys of the recipe"),
-        ("verl.trainer.nonsense=3", "verl 0.9.1 rejects the recipe: Could not override 'trainer.nonsense'."),
         ("data.gen_batch_size=20", "data.gen_batch_size 20 is no multiple of data.train_batch_size 8"),
         ("train.max_tokens_per_die=9", "set one of train.micro_batch_size and train.max_tokens_per_die"),
         ("trainer.logger=[console]", "trainer.logger lacks file, whose log the launcher follows"),
@@ -117,13 +113,15 @@ def test_a_joined_ray_gets_no_settings_of_a_local_one(tmp_path):
         ("sam", "override 'sam' is not of the form key=value"),
         ("pin_set=vllm-9", f"pin_set must be one of {', '.join(pin_set.names())}, got 'vllm-9'"),
         ("model.path=/nowhere", "there is no /nowhere/config.json: make or fetch the model and the data first"),
+        ("trainer.mode=one_step_off steps=3", "trainer.mode one_step_off of verl 0.9.1 has no dynamic sampling: set"),
+        ("trainer.mode=separate_async train.ppo_mini_batch_size=3", "data.train_batch_size 8 is no multiple of train."),
+        ("trainer.mode=colocate_async checkpoints.every=1", "trainer.mode colocate_async is not resumed after"),
     ],
 )
-def test_bad_setting_is_one_sentence_and_starts_nothing(override, sentence, tmp_path, capsys, patched):
-    assert launch.main(arguments(tmp_path, override)) == 1
+def test_bad_setting_is_one_sentence_and_starts_nothing(overrides, sentence, tmp_path, capsys, patched):
+    assert launch.main(arguments(tmp_path, *overrides.split())) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {sentence}"), error
-    assert error.count("\n") == 1
+    assert error.startswith(f"error: {sentence}") and error.count("\n") == 1, error
     assert not (tmp_path / "run").exists()
 
 
@@ -132,22 +130,8 @@ def test_a_public_data_file_is_noticed_before_anything_starts(tmp_path, capsys, 
     rows = parquet.read_table(load().data.val_files)
     parquet.write_table(pyarrow.concat_tables([rows] * 32), file)
     assert launch.main(arguments(tmp_path, f"data.val_files={file}")) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {file} has {32 * len(rows):,} rows of {len(rows)} prompts and no record"), error
+    assert f"error: {file} has {32 * len(rows):,} rows of {len(rows)} prompts" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("mode", "override", "sentence"),
-    [
-        ("one_step_off", "steps=3", "trainer.mode one_step_off of verl 0.9.1 has no dynamic sampling: set algorithm."),
-        ("separate_async", "train.ppo_mini_batch_size=3", "data.train_batch_size 8 is no multiple of train.ppo_min"),
-        ("colocate_async", "checkpoints.every=1", "trainer.mode colocate_async is not resumed after checkpoints, only"),
-    ],
-)
-def test_what_a_trainer_mode_cannot_do_is_one_sentence(mode, override, sentence, tmp_path, capsys, patched):
-    assert launch.main(arguments(tmp_path, f"trainer.mode={mode}", override)) == 1
-    assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
 @pytest.mark.parametrize(
@@ -173,25 +157,19 @@ def test_playbooks_get_the_recipe_as_json(capsys):
     assert config.validate(told["recipe"], "--json") == load("seed=2") and "steps" in told["may_change"]
 
 
-def test_unpatched_tree_is_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(launch, "patch_states", lambda *args: {"vllm": "patched", "verl": "original"})
-    assert launch.main([str(TINY), "--run-dir", str(tmp_path)]) == 1
-    error = capsys.readouterr().err
-    assert "verl in " in error and " is original, not patched: run patches/apply.sh vllm-0.23 --env " in error
-
-
-def test_a_gpu_needs_no_vllm_ascend(monkeypatch):
-    states = {"vllm": "patched", "vllm_ascend": "not installed", "verl": "patched"}
+def test_only_the_patched_trees_that_a_recipe_needs_run(monkeypatch, tmp_path, capsys):
+    """As this environment has them; a GPU needs no vllm-ascend."""
+    states = dict.fromkeys(("vllm", "vllm_ascend", "verl"), "patched")
+    assert launch.patch_states("vllm-0.23", "--env", sys.prefix) == states
+    assert set(launch.tree_ids(load())) == {*states}
     monkeypatch.setattr(launch, "patch_states", lambda *args: states)
+    states["vllm_ascend"] = "not installed"
     assert set(launch.tree_ids(load("cluster.device=cuda"))) == {"vllm", "verl"}
     with pytest.raises(UserError, match="vllm_ascend in .* is not installed"):
         launch.tree_ids(load("cluster.device=npu"))
-
-
-def test_this_environment_is_patched():
-    modules = {"vllm", "vllm_ascend", "verl"}
-    assert launch.patch_states("vllm-0.23", "--env", sys.prefix) == dict.fromkeys(modules, "patched")
-    assert set(launch.tree_ids(load())) == modules
+    states["verl"] = "original"
+    assert launch.main([str(TINY), "--run-dir", str(tmp_path)]) == 1
+    assert " is original, not patched: run patches/apply.sh vllm-0.23 --env " in capsys.readouterr().err
 
 
 def test_missing_file_is_one_sentence(tmp_path, capsys):
@@ -199,39 +177,32 @@ def test_missing_file_is_one_sentence(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: there is no recipe configuration {tmp_path}")
 
 
-def steps(recipe, drafted):
-    return [{"step": i + 1, "data": {"rollout/spec/drafted": drafted}} for i in range(recipe.steps)]
+@pytest.mark.parametrize(
+    ("sam", "drafted", "sentence"),
+    [
+        (
+            "batch",
+            0,
+            "(sam=batch) but no draft was verified in 6 steps: the engine ran without it, or never had at most",
+        ),
+        ("auto", 0, "the engine ran without it, or never had a draft that pays (sam=batch drafts"),
+        ("off", 5, "sam=off, but 30 draft tokens were verified"),
+    ],
+)
+def test_speculation_that_is_silently_absent_is_an_error(sam, drafted, sentence, tmp_path):
+    steps = [{"step": i, "data": {"rollout/spec/drafted": drafted}} for i in range(1, 7)]
+    assert sentence in follow.failure(load(f"sam={sam}", "steps=6"), steps, 0, tmp_path / "verl.log")
 
 
-def test_speculation_that_is_silently_absent_is_an_error(tmp_path):
-    log = tmp_path / "verl.log"
-    log.write_text("")
-    on, auto, off = (load(f"sam={sam}", "steps=6") for sam in ("batch", "auto", "off"))
-    assert follow.failure(on, steps(on, 5), 0, log) is None
-    assert follow.failure(off, steps(off, 0), 0, log) is None
-    none = "speculation was asked for (sam={}) but no draft was verified in 6 steps: "
-    none += "the engine ran without it, or never had {}"
-    for recipe, what in ((on, "at most 8 requests running; see"), (auto, "a draft that pays (sam=batch drafts")):
-        assert follow.failure(recipe, steps(recipe, 0), 0, log).startswith(none.format(recipe.sam, what))
-    assert follow.failure(off, steps(off, 5), 0, log).startswith("sam=off, but 30 draft tokens were verified")
-
-
-def fake_model(folder):
-    """A folder with the files whose presence the launcher checks."""
+def arguments(folder, *overrides, run="run"):
+    """Arguments of the launcher: the tiny recipe with a run in `folder`, and the files of a model that it looks for."""
     model = folder / "model"
-    model.mkdir()
+    model.mkdir(exist_ok=True)
     shape = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
     (model / "config.json").write_text(json.dumps(shape | {"intermediate_size": 8, "vocab_size": 8}))
     for file in ("train.parquet", "test.parquet"):
         (model / file).touch()
-    return model
-
-
-def arguments(folder, *overrides, run="run"):
-    """Arguments of the launcher: the tiny recipe with a model and a run in `folder`."""
-    if not (folder / "model").exists():
-        fake_model(folder)
-    return [str(TINY), f"model.path={folder / 'model'}", *overrides, "--run-dir", str(folder / run)]
+    return [str(TINY), f"model.path={model}", *overrides, "--run-dir", str(folder / run)]
 
 
 def fake_verl(draftless_steps):
@@ -261,25 +232,35 @@ def test_a_run_without_a_single_draft_fails_and_its_record_says_so(monkeypatch, 
     assert composed.trainer.total_training_steps == 2 and composed.data.train_files.endswith("train.parquet")
 
 
-def test_check_says_whether_the_run_can_go_on(monkeypatch, tmp_path, capsys, patched):
+def test_a_run_goes_on_only_as_what_it_was_as_check_says_before(monkeypatch, tmp_path, capsys, patched):
     monkeypatch.setattr(launch.verl, "command", fake_verl([1, 2]))
     assert launch.main(arguments(tmp_path, "steps=2", "sam=off")) == 0
     folder = tmp_path / "run/checkpoints/global_step_2"
     (folder / "actor/model").mkdir(parents=True)
     zipfile.ZipFile(folder / "data.pt", "w").close()
-    more = ("steps=3", "sam=off", "checkpoints.every=2")
-    assert launch.main([*arguments(tmp_path, *more), "--check"]) == 0
-    assert launch.main([*arguments(tmp_path, *more, "seed=2"), "--check"]) == 1
-    assert "holds 2 steps of a run with another seed: go on with the same" in capsys.readouterr().err
-    assert launch.main([*arguments(tmp_path, *more), "--check", "--object-store", str(1 << 50)]) == 1
-    assert "beside 1,048,576 GiB of Ray's object store: take more hosts" in capsys.readouterr().err
+    more = arguments(tmp_path, "steps=3", "sam=off", "checkpoints.every=2")
+    assert launch.main([*more, "--check"]) == 0
+    store = ["--object-store", str(1 << 50)]
+    for other, said in ((["seed=2"], "holds 2 steps of a run with another seed: go on"), (store, "take more hosts")):
+        assert launch.main([*more, "--check", *other]) == 1
+        assert said in capsys.readouterr().err
+    monkeypatch.setattr(launch.verl, "command", fake_verl([3]))
+    assert launch.main(more) == 0
+    record = tmp_path / "run/run.json"
+    assert [attempt["after_step"] for attempt in json.loads(record.read_text())["attempts"]] == [0, 2]
+    monkeypatch.setattr(launch, "tree_ids", lambda recipe: {"verl": "2"})
+    assert launch.main([*more, "--check"]) == 1
+    assert "holds 2 steps of a run with another tree_ids: go on" in capsys.readouterr().err
+    record.write_text("{")
+    assert launch.main([*more, "--check"]) == 1
+    assert "run.json of the run to go on with cannot be read" in capsys.readouterr().err
 
 
 def test_a_step_that_takes_too_long_ends_the_run(monkeypatch, tmp_path, capsys, patched):
     monkeypatch.setattr(launch.verl, "command", lambda *args: [sys.executable, "-c", "import time; time.sleep(600)"])
     assert launch.main(arguments(tmp_path, "trainer.step_timeout=1")) == 1
-    error = capsys.readouterr().err
-    assert "no step was finished in 1 s (trainer.step_timeout) after step 0 of 4: the run was ended" in error
+    said = "no step was finished in 1 s (trainer.step_timeout) after step 0 of 4: the run was ended"
+    assert said in capsys.readouterr().err
     assert "trainer.step_timeout" in json.loads((tmp_path / "run" / "run.json").read_text())["status"]
 
 
@@ -362,7 +343,7 @@ def test_a_run_s_folder_is_for_its_owner_and_group(tmp_path):
     ("name", "fits"), [("32b_32die", [2, 4, 8]), ("32b_128die_customer", [2, 4, 8]), ("235b_a22b_128die", [8, 16])]
 )
 def test_the_launcher_says_which_numbers_of_hosts_fit(name, fits, capsys):
-    file = str(launch.ROOT / f"llm_rl/qwen3/dapo_qwen3_{name}.yaml")
+    file = str(QWEN3 / f"dapo_qwen3_{name}.yaml")
     assert launch.main([file, f"cluster.nodes={fits[1]}", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["hosts"] == fits[1] and [n for n in said["fitting_nodes"] if n <= fits[-1]] == fits

@@ -12,14 +12,10 @@ import pytest
 from llm_rl import load
 
 
-def process(code):
-    return subprocess.Popen([sys.executable, "-c", code])
-
-
 def test_a_process_is_its_own_load_and_anothers(monkeypatch):
     """Over the same span: to one meter the busy process is its own, its child included, to another the demo's."""
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
-    idle, busy = process("import time; time.sleep(600)"), process(child)
+    idle, busy = (subprocess.Popen([sys.executable, "-c", code]) for code in ("import time; time.sleep(600)", child))
     try:
         while not psutil.Process(busy.pid).children():
             time.sleep(0.05)
@@ -50,16 +46,10 @@ def test_shares(monkeypatch):
     own = SimpleNamespace(user=20.0, system=1.0)
     monkeypatch.setattr(load.psutil, "cpu_times", lambda: machine)
     monkeypatch.setattr(load.psutil.Process, "cpu_times", lambda self: own)
-    monkeypatch.setattr(load.psutil.Process, "children", lambda self, recursive: [])
     meter = load.Load(psutil.Process().pid)
     machine.user, machine.system, machine.idle, machine.iowait, machine.steal = 54.0, 6.0, 103.0, 3.0, 2.0
     own.user += 3.0
     assert meter.take() == {"others": 0.2, "steal": 0.1}
     assert meter.take() == {"others": 0.0, "steal": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("others", "steal", "busy"), [(0.09, 0.09, False), (0.1, 0.0, True), (0.0, 0.1, True), (0.0, 0.0, False)]
-)
-def test_busy(others, steal, busy):
-    assert load.busy({"others": others, "steal": steal}) is busy
+    assert not load.busy({"others": 0.09, "steal": 0.09})
+    assert load.busy({"others": 0.1, "steal": 0.0}) and load.busy({"others": 0.0, "steal": 0.1})

@@ -10,6 +10,7 @@ with random weights: an update that did not arrive would show.
 import json
 import re
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -45,13 +46,8 @@ def train_mode(request, train, tmp_path_factory):
         common = [f"trainer.mode={mode}", f"sam={sam}", "sam_options.threshold=64", "train.lr=0", "steps=2"]
         train(folder, *common, *overrides, script=script, validate=True)
         rows = [json.loads(line) for path in folder.glob("engine-*.jsonl") for line in path.read_text().splitlines()]
-        return SimpleNamespace(
-            mode=mode,
-            folder=folder,
-            answers=read_answers(folder),
-            steps=[step["data"] for step in read_steps(folder / "steps.jsonl")],
-            rows=rows,
-        )
+        steps = [step["data"] for step in read_steps(folder / "steps.jsonl")]
+        return SimpleNamespace(mode=mode, folder=folder, answers=read_answers(folder), steps=steps, rows=rows)
 
     return run
 
@@ -92,17 +88,6 @@ def test_validations_with_one_seed_give_the_same_answers(run, validations):
 
 
 @pytest.mark.slow
-def test_without_sam_nothing_is_drafted(without):
-    assert total(without, SPEC + "tokens") == sum(row[3] for row in without.rows) > 2000
-    assert not any(row[4] or row[5] for row in without.rows)
-    for step in without.steps:
-        assert [step[SPEC + name] for name in ("drafts", "drafted", "accepted")] == [0, 0, 0]
-        assert not {SPEC + "proposed", "rollout/spec_accept_rate", "rollout/spec_accept_length"} & step.keys()
-    if without.mode == "fully_async":
-        assert total(without, "fully_async/partial/total_partial_num") > 0
-
-
-@pytest.mark.slow
 def test_answers_are_those_of_the_mode_without_sam(run, without):
     """All of them whole, of tools the second turn too, but those in which rounding has turned a token: at most one in
     twenty."""
@@ -123,20 +108,14 @@ def test_report_compares_the_log_probs_of_rollout_and_training(run, without, tmp
     """Of each token that was trained on, once. one_step_off computes them anew because it is told to, fully_async does
     not."""
     assert report(["report", f"--off={without.folder}", f"--on={run.folder}", f"--out={tmp_path}"]) == 0
-    text = (tmp_path / "report.md").read_text()
     missing = ["a step log has no `rollout_corr/log_prob_diff/*`"] if run.mode == "fully_async" else []
-    assert re.findall("Missing: (.*?),", text) == missing
-    if missing:
-        return
+    assert re.findall("Missing: (.*?),", (tmp_path / "report.md").read_text()) == missing
     summary = json.loads((tmp_path / "summary.json").read_text())
-    for arm, of_run in (("off", without), ("on", run)):
+    for arm, of_run in (("off", without), ("on", run)) if not missing else ():
         counts = summary[arm]["log_prob_differences"]
-        answered = round(sum(64 * step["response_length/mean"] for step in of_run.steps))
+        share = sum(counts.values()) / round(sum(64 * step["response_length/mean"] for step in of_run.steps))
         assert counts["0.1"] == counts["inf"] == 0
-        if RUNS[run.mode][0] == "tiny_tools":
-            assert 0.5 * answered < sum(counts.values()) < answered, "what the tool says is not trained on"
-        else:
-            assert sum(counts.values()) == answered
+        assert 0.5 < share < 1 if RUNS[run.mode][0] == "tiny_tools" else share == 1, "but for what a tool says"
 
 
 @pytest.mark.slow
@@ -151,7 +130,6 @@ def test_answers_are_those_of_a_synchronous_run(run, off):
 
 
 def test_separate_async_starts_without_engines_beside_the_trainer(monkeypatch):
-    from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import trainer_base
     from verl.trainer.ppo.v1 import trainer_separate_async as module
 
@@ -161,8 +139,7 @@ def test_separate_async_starts_without_engines_beside_the_trainer(monkeypatch):
     monkeypatch.setattr(module, "CheckpointEngineManager", SimpleNamespace)
     monkeypatch.setattr(module, "omega_conf_to_dataclass", lambda config: config)
     trainer = object.__new__(module.PPOTrainerSeparateAsync)
-    trainer._enable_hybrid_replicas, trainer.actor_rollout_wg = False, None
-    rollout = {"prometheus": {"enable": False}, "checkpoint_engine": {}}
-    trainer.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    trainer._enable_hybrid_replicas, trainer.actor_rollout_wg, trainer.config = False, None, mock.MagicMock()
+    trainer.config.actor_rollout_ref.rollout.prometheus.enable = False
     trainer._setup()
     assert trainer.current_mode == module.HybridEngineMode.TRAINER

@@ -5,6 +5,7 @@ change."""
 import asyncio
 import contextlib
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from omegaconf import OmegaConf
@@ -21,7 +22,6 @@ class Worker:
 
         self.actor = object.__new__(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
         self.actor.config, self.actor.background_tasks, self.asked = config, set(), []
-        self.names = []
         self.actor._run_agent_loop = self.run
         self.generate_sequences = SimpleNamespace(remote=lambda batch: asyncio.run(self.generate(batch)))
 
@@ -30,8 +30,8 @@ class Worker:
         await asyncio.gather(*self.actor.background_tasks)
 
     async def run(self, sampling_params, trajectory, trace, session_id, **prompt):
-        self.asked.append((prompt.get("sam_place"), session_id, sampling_params.get("seed")))
-        self.names.append(sampling_params.get("extra_args", {}).get("sam_group"))
+        name = sampling_params.get("extra_args", {}).get("sam_group")
+        self.asked.append((prompt.get("sam_place"), session_id, sampling_params.get("seed"), name))
 
 
 @pytest.fixture
@@ -39,16 +39,13 @@ def manager(monkeypatch):
     """verl's manager of agent loops with two workers."""
     from verl.trainer.ppo.v1 import agent_loop_tq
 
-    async def put(**kwargs):
-        pass
-
-    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", mock.AsyncMock())
     monkeypatch.setattr(agent_loop_tq.ray, "get", lambda results: results)
 
-    def make(engine_kwargs, **val_kwargs):
+    def make(engine_kwargs):
         rollout = {"n": 3, "seed": 7, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
         rollout |= {"agent": {"default_agent_loop": "single_turn_agent"}, "engine_kwargs": engine_kwargs}
-        rollout |= {"val_kwargs": {"n": 1, "temperature": 0.0, "top_p": 1.0, "top_k": -1} | val_kwargs}
+        rollout |= {"val_kwargs": {"n": 1, "temperature": 0.0, "top_p": 1.0, "top_k": -1}}
         config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
         manager = agent_loop_tq.AgentLoopManagerTQ(config, llm_client=None)
         manager.agent_loop_workers = [Worker(config), Worker(config)]
@@ -58,7 +55,7 @@ def manager(monkeypatch):
 
 
 def ask(manager, prompts, step, **more):
-    """The requests made for a batch: (step and number of the prompt, number of the answer, seed) of each."""
+    """The requests made for a batch: (step and number of the prompt, number of the answer, seed, group) of each."""
     from verl.utils import tensordict_utils as tu
 
     batch = tu.get_tensordict({"uid": [f"u{i}" for i in range(prompts)], "index": list(range(prompts))})
@@ -71,45 +68,21 @@ def ask(manager, prompts, step, **more):
 
 
 def test_each_request_has_its_seed(manager):
+    """A batch of a step, one that refills it, a validation, which does not count, and a further prompt; the next
+    step."""
     seeded = manager(SEEDED)
-
-    def expected(step, prompts, siblings=3):
-        return [([step, p], s, request_seed(7, step, p, s)) for p in prompts for s in range(siblings)]
-
-    first = ask(seeded, 4, step=1)
-    assert first == expected(1, range(4))
-    refilled = ask(seeded, 2, step=1)
-    assert refilled == expected(1, (4, 5))
-    checked = ask(seeded, 2, step=1, validate=True)
-    assert checked == expected(1, (-1, -2), siblings=1)
-    assert ask(seeded, 1, step=1) == expected(1, (6,)), "validation does not count"
-    after = ask(seeded, 4, step=2)
-    assert after == expected(2, range(4))
-    seeds = [seed for *_, seed in first + refilled + checked + after]
-    assert len(set(seeds)) == len(seeds)
-    assert {seed for *_, seed in ask(manager({}), 4, step=1)} == {None}
-
-
-def test_validations_have_the_same_seeds(manager):
-    """With val_kwargs.seed, from whichever step, in two batches or in one; of training none changes."""
-    same = manager(SEEDED, n=2, seed=5)
-    first = [ask(same, prompts, step=0, validate=True, validated_prompts=done) for prompts, done in ((3, 0), (1, 3))]
-    assert [*first[0], *first[1]] == [([5, -1 - p], s, request_seed(7, 5, -1 - p, s)) for p in range(4) for s in (0, 1)]
-    trained = ask(same, 4, step=1)
-    assert ask(same, 4, step=1, validate=True, validated_prompts=0) == [*first[0], *first[1]]
-    assert trained == ask(manager(SEEDED), 4, step=1)
-    with pytest.raises(ValueError, match="val_kwargs.seed is 5, and the engine does not sample by seed"):
-        manager({}, seed=5)
+    for step, prompts, siblings in ((1, range(4), 3), (1, (4, 5), 3), (1, (-1, -2), 1), (1, (6,), 3), (2, range(4), 3)):
+        expected = [([step, p], s, request_seed(7, step, p, s)) for p in prompts for s in range(siblings)]
+        asked = ask(seeded, len(prompts), step=step, **{"validate": True} if siblings == 1 else {})
+        assert [request[:3] for request in asked] == expected
+    assert {seed for _, _, seed, _ in ask(manager({}), 4, step=1)} == {None}
 
 
 def test_each_request_names_its_group(manager):
     """The siblings of a prompt in every step and epoch, apart from validation; without sam no request has a name."""
 
     def names(manager, **more):
-        for worker in manager.agent_loop_workers:
-            worker.names = []
-        ask(manager, 4, agent_name="single_turn_agent", **more)
-        return [name for worker in manager.agent_loop_workers for name in worker.names]
+        return [name for *_, name in ask(manager, 4, agent_name="single_turn_agent", **more)]
 
     sam = manager({"vllm": {"speculative_config": {"method": "sam"}}})
     first = names(sam, step=1)
@@ -166,15 +139,11 @@ def test_next_step_begins_behind_the_last_prompt_taken(make_trainer):
         trainer._add_prompts_to_generate(1)
         return SimpleNamespace(keys=[f"{uids[i]}_0_0" for i in (0, 1, 3, 4)], extra_info={}), {}
 
-    class Sampled(Exception):
-        pass
-
-    def on_sample_end():
-        raise Sampled
+    class Sampled(Exception): ...
 
     config = {"data": {"train_batch_size": 4, "gen_batch_size": 1}, "algorithm": {}}
     trainer = make_trainer(config | {"actor_rollout_ref": {"rollout": {"temperature": 1.0}}}, 20, generate)
-    trainer.replay_buffer, trainer.on_sample_end = SimpleNamespace(sample=sample), on_sample_end
+    trainer.replay_buffer, trainer.on_sample_end = SimpleNamespace(sample=sample), mock.Mock(side_effect=Sampled)
     for _ in range(2):
         first = uids.copy()
         uids.clear()

@@ -6,11 +6,9 @@ import json
 import re
 
 import pytest
-from matplotlib.figure import Figure
 from run_folders import edit_steps, write_run
 
-from llm_rl.reports import pictures
-from llm_rl.reports.__main__ import load, main
+from llm_rl.reports.__main__ import main
 
 PICTURES = ("acceptance", "drafts", "rollout", "times", "training")
 
@@ -25,9 +23,8 @@ def test_writes_the_report_and_nothing_else(tmp_path, capsys):
     args = report(tmp_path, "off", "on", "auto")
     folder = tmp_path / "report"
     (folder / "pictures").mkdir(parents=True)
-    (folder / "pictures" / "old.png").touch()
-    (folder / "report.md").write_text("old")
-    (folder / "kept.txt").touch()
+    for name in ("pictures/old.png", "report.md", "kept.txt"):
+        (folder / name).touch()
     assert main(["report", *args]) == 0
     drawn = {f"pictures/{name}.png" for name in PICTURES}
     pages = {f"report{suffix}" for suffix in (".html", ".md", ".zh.html", ".zh.md")}
@@ -57,16 +54,13 @@ def test_a_last_step_in_which_no_engine_ran(tmp_path):
 
 def test_the_article_s_curves_stand_beside_the_run_s(tmp_path):
     args = report(tmp_path, "off", "on")
-    drawn = {}
+    folder, drawn = tmp_path / "report", []
     for option in ([], ["--article"]):
         assert main(["report", *args, *option]) == 0
-        folder = tmp_path / "report"
-        drawn[bool(option)] = {path.stem: path.read_bytes() for path in (folder / "pictures").iterdir()}
-        for name in ("report.md", "report.zh.md"):
-            text = (folder / name).read_text()
+        drawn.append({(path.stem, path.read_bytes()) for path in (folder / "pictures").iterdir()})
+        for text in ((folder / name).read_text() for name in ("report.md", "report.zh.md")):
             assert ("1434 s" in text and "1.35" in text and "cann-recipes-train" in text) == bool(option)
-    changed = {name for name in PICTURES if drawn[True][name] != drawn[False][name]}
-    assert changed == {"acceptance", "rollout", "training"}
+    assert {name for name, _ in drawn[1] - drawn[0]} == {"acceptance", "rollout", "training"}
 
 
 def test_poor_run_folders_make_a_report_too(tmp_path):
@@ -84,32 +78,9 @@ def test_a_run_with_speculation_is_needed(tmp_path, capsys):
     assert "give --on RUN_DIR, --auto RUN_DIR, or both" in capsys.readouterr().err
 
 
-def test_answers_that_cannot_be_read_are_named(tmp_path, capsys):
-    args = report(tmp_path, "off", "on")
-    (tmp_path / "on" / "answers-1.jsonl").mkdir()
-    assert main(["report", *args]) == 1
-    assert "answers-1.jsonl cannot be read: Is a directory" in capsys.readouterr().err
-
-
 def test_nothing_is_left_where_the_report_cannot_be_written(tmp_path, capsys):
     args = report(tmp_path, "off", "on")
     (tmp_path / "report").write_text("a file")
     assert main(["report", *args]) == 1
     assert "error: the report cannot be written to" in capsys.readouterr().err
     assert (tmp_path / "report").read_text() == "a file"
-
-
-def test_pictures_of_a_busy_machine_say_so_and_requests_that_arrive_are_no_tail(tmp_path):
-    loads = {str(step): {"others": 0.5, "steal": 0.0} for step in (1, 2, 3)}
-    for arm, sam in (("off", "off"), ("on", "batch")):
-        write_run(tmp_path / arm, sam, load=loads)
-    summary, runs = load({arm: tmp_path / arm for arm in ("off", "on")})
-    axes = Figure().subplots(1, 2)
-    pictures._times(axes, summary, runs, False)
-    assert axes[0].get_title().endswith("; other work kept the machine BUSY")
-    for run in runs.values():  # one request, then three, then one
-        run.engine[-1].insert(0, (0, run.engine[-1][0][1] - 0.1, 0.1, 1, 1, 0, 0))
-    axes = Figure().subplots(1, 1)
-    pictures._rollout([axes], summary, runs, False)
-    for shade in axes.collections:
-        assert min(x for path in shade.get_paths() for x, _ in path.vertices) > 0.5

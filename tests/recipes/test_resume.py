@@ -5,12 +5,12 @@ that."""
 import json
 import shutil
 import zipfile
-from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
-from llm_rl import launch, resume
+from llm_rl import resume
 from llm_rl.errors import UserError
 
 EVERY_STEP = {"rollout/spec/tokens": 10, "rollout/spec/drafted": 1, "timing_s/gen": 1.0, "timing_s/step": 1.0}
@@ -25,17 +25,18 @@ def make_checkpoint(run_dir, step):
     (run_dir / "checkpoints" / resume.TRACKER).write_text(str(step))
 
 
-def log_step(run_dir, step, replicas=2):
-    """What a step leaves: engine rows of 10 tokens, answers, its line."""
-    for replica in range(replicas):
-        with (run_dir / f"engine-{replica}.jsonl").open("a") as f:
-            for row in range(5 // replicas + (replica < 5 % replicas)):
-                f.write(json.dumps([100.0 * step + row, 0.1, 2, 2, 0, 0]) + "\n")
-            f.write(json.dumps([100.0 * step + 50, 0.1, 0, 0, 0, 0]) + "\n")
-    with (run_dir / "answers-7.jsonl").open("a") as f:
-        f.write(json.dumps([step, 0, 0, "x", [1], None]) + "\n")
-    with (run_dir / "steps.jsonl").open("a") as f:
-        f.write(json.dumps({"step": step, "data": EVERY_STEP}) + "\n")
+def add(run_dir, name, *rows):
+    with (run_dir / f"{name}.jsonl").open("a") as f:
+        f.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def log_step(run_dir, step):
+    """What a step leaves: rows of 10 tokens of two engines, answers, its line."""
+    for engine, rows in (("engine-0", 3), ("engine-1", 2)):
+        add(run_dir, engine, *([100.0 * step + row, 0.1, 2, 2, 0, 0] for row in range(rows)))
+        add(run_dir, engine, [100.0 * step + 50, 0.1, 0, 0, 0, 0])
+    add(run_dir, "answers-7", [step, 0, 0, "x", [1], None])
+    add(run_dir, "steps", {"step": step, "data": EVERY_STEP})
 
 
 @pytest.fixture
@@ -43,10 +44,9 @@ def run_dir(tmp_path):
     """A run of four steps with a checkpoint at each, the last two of which are kept."""
     for step in (1, 2, 3, 4):
         log_step(tmp_path, step)
-    for step in (3, 4):
+    for step in (2, 3, 4):
         make_checkpoint(tmp_path, step)
-    (tmp_path / "checkpoints" / "global_step_2").mkdir()  # verl leaves a pruned checkpoint's folder
-    (tmp_path / "checkpoints" / "global_step_2" / "data.pt").touch()
+    (tmp_path / "checkpoints/global_step_2/actor/model.pt").unlink()  # as verl prunes
     return tmp_path
 
 
@@ -65,27 +65,24 @@ def steps_1_to(n, *checkpoints):
     return steps, steps, 10 * n, [f"global_step_{c}" for c in checkpoints], str(n) if n else None
 
 
-def half_written_tracker(run_dir):
-    (run_dir / "checkpoints" / resume.TRACKER).write_text("")
-
-
-def garbled_tracker(run_dir):
-    (run_dir / "checkpoints" / resume.TRACKER).write_text("\x00\x00")
+def tracker(text):
+    return lambda run_dir: (run_dir / "checkpoints" / resume.TRACKER).write_text(text)
 
 
 def in_the_next_rollout(run_dir):
     """Rows that the engine wrote early, and half a line."""
-    early = {"engine-0": "[500.0, 0.1, 2, 2, 0, 0]\n", "answers-7": '[5, 0, 0, "x", [1], null]\n', "steps": ""}
-    for name, rows in early.items():
+    add(run_dir, "engine-0", [500.0, 0.1, 2, 2, 0, 0])
+    add(run_dir, "answers-7", [5, 0, 0, "x", [1], None])
+    for name in ("engine-0", "answers-7", "steps"):
         with (run_dir / f"{name}.jsonl").open("a") as f:
-            f.write(rows + "[5,")
+            f.write("[5,")
 
 
 def in_a_checkpoint(run_dir):
     make_checkpoint(run_dir, 5)
     data = run_dir / "checkpoints" / "global_step_5" / "data.pt"
     data.write_bytes(data.read_bytes()[:-9])
-    half_written_tracker(run_dir)
+    tracker("")(run_dir)
 
 
 def before_the_actor_is_written(run_dir):
@@ -99,24 +96,16 @@ def between_a_checkpoint_and_its_line(run_dir):
     make_checkpoint(run_dir, 5)
 
 
-KILLS = [lambda run_dir: None, half_written_tracker, garbled_tracker, in_the_next_rollout, in_a_checkpoint]
-KILLS += [before_the_actor_is_written, between_a_checkpoint_and_its_line]
+KILLS = [lambda run_dir: None, tracker(""), tracker("\x00\x00"), in_the_next_rollout, in_a_checkpoint]
 
 
-@pytest.mark.parametrize("kill", KILLS)
+@pytest.mark.parametrize("kill", [*KILLS, before_the_actor_is_written, between_a_checkpoint_and_its_line])
 def test_wherever_the_kill_falls_each_step_is_there_once(kill, run_dir):
     kill(run_dir)
     for _ in range(2):  # a second kill while the first one is mended changes nothing
         assert resume.point(run_dir, 1) == 4
         resume.rewind(run_dir, 4, keep=2)
         assert state(run_dir) == steps_1_to(4, 3, 4)
-
-
-def test_a_checkpoint_is_whole_with_its_actor_and_its_last_file(run_dir):
-    assert resume.complete(run_dir / "checkpoints") == [3, 4]
-    in_a_checkpoint(run_dir)
-    (run_dir / "checkpoints" / "global_step_3" / "actor" / "model.pt").unlink()  # as verl prunes
-    assert resume.complete(run_dir / "checkpoints") == [4]
 
 
 def test_steps_behind_the_checkpoint_are_done_again(run_dir):
@@ -149,12 +138,10 @@ def test_without_checkpoints_a_run_starts_again(run_dir):
 
 def test_a_log_that_is_not_the_checkpoints_is_refused(run_dir):
     lines = (run_dir / "steps.jsonl").read_text().splitlines(keepends=True)
-    (run_dir / "steps.jsonl").write_text("".join(lines[:2]))
-    with pytest.raises(UserError, match="has a checkpoint of step 4, and its steps.jsonl ends at step 2"):
-        resume.point(run_dir, 1)
-    (run_dir / "steps.jsonl").write_text("".join([*lines[:2], lines[3]]))  # a step is missing
-    with pytest.raises(UserError, match="ends at step 2"):
-        resume.point(run_dir, 1)
+    for last in ([], [lines[3]]):  # it breaks off, or a step is missing
+        (run_dir / "steps.jsonl").write_text("".join([*lines[:2], *last]))
+        with pytest.raises(UserError, match="has a checkpoint of step 4, and its steps.jsonl ends at step 2"):
+            resume.point(run_dir, 1)
 
 
 @pytest.mark.parametrize("name", ["steps", "engine-0", "answers-7"])
@@ -166,63 +153,26 @@ def test_a_broken_line_is_named(run_dir, name):
         resume.rewind(run_dir, resume.point(run_dir, 1), keep=2)
 
 
-SETTINGS = {"name": "n", "pin_set": "p", "sam": "off", "sam_options": {"k": 3, "threshold": 8}}
-
-
-def record_of(run_dir, steps=8, seed=1, trees=None):
-    settings = SETTINGS | {"seed": seed, "steps": steps}
-    recipe = SimpleNamespace(**settings, options=SimpleNamespace(threshold=8), model_dump=lambda: settings)
-    plan = SimpleNamespace(recipe=recipe, run_dir=run_dir, table=[])
-    return launch.begin_record(plan, trees or {"verl": "1"}, 4)
-
-
-def test_a_run_goes_on_only_as_what_it_was(run_dir):
-    with pytest.raises(UserError, match="run.json of the run to go on with cannot be read"):
-        record_of(run_dir)
-    config = SETTINGS | {"seed": 1, "steps": 4}
-    first = {"attempts": [{"after_step": 0}], "tree_ids": {"verl": "1"}, "config": config}
-    (run_dir / "run.json").write_text(json.dumps(first))
-    assert [attempt["after_step"] for attempt in record_of(run_dir, steps=8)["attempts"]] == [0, 4]
-    for change in ({"seed": 2}, {"trees": {"verl": "2"}}):
-        with pytest.raises(UserError, match="holds 4 steps of a run with another (seed|tree_ids): go on"):
-            record_of(run_dir, **change)
-
-
-def test_a_step_may_be_logged_in_parts(tmp_path):
-    """As by fully_async, and by each trainer that validates before its first step; the last line may be half
-    written."""
-    log, tokens, seconds = tmp_path / "steps.jsonl", "rollout/spec/tokens", "timing_s/step"
-    parts = [(0, {"val": 1}), (1, {tokens: 5}), (1, {seconds: 1.0}), (2, {tokens: 7})]
-    log.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in parts) + '{"step": 2, "da')
-    assert resume.read_steps(log) == [{"step": 1, "data": {tokens: 5, seconds: 1.0}}]
-
-
 def test_file_logger_adds_to_the_log(tmp_path, monkeypatch):
     from verl.utils.tracking import FileLogger
 
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "steps.jsonl"))
-    for step in (1, 2):
-        FileLogger("project", "run").log({"timing_s/step": 1.5}, step)
-    assert [entry["step"] for entry in resume.read_steps(tmp_path / "steps.jsonl")] == [1, 2]
+    for step, name in ((1, "timing_s/step"), (2, "timing_s/step"), (3, "rollout/spec/tokens")):
+        FileLogger("project", "run").log({name: 1.5}, step)
+    assert [entry["step"] for entry in resume.read_steps(tmp_path / "steps.jsonl")] == [1, 2], "part of the third"
 
 
 @pytest.fixture
 def trainer(make_trainer, tmp_path):
     """Makes trainers with a train batch of 4, at most 2 of them in flight, and checkpoints in tmp_path."""
-    trainer = {"default_local_dir": str(tmp_path), "default_hdfs_dir": None, "resume_mode": "auto"}
-    config = {
-        "data": {"train_batch_size": 4, "gen_batch_size": 1},
-        "algorithm": {"filter_groups": {"enable": True, "max_num_gen_batches": 3, "max_inflight_gen_batches": 2}},
-        "actor_rollout_ref": {"actor": {}},
-        "trainer": trainer | {"del_local_ckpt_after_load": False},
-    }
-
-    def nothing(*args, **kwargs): ...
+    folders = {"default_local_dir": str(tmp_path), "default_hdfs_dir": None, "resume_mode": "auto"}
+    filtering = {"filter_groups": {"enable": True, "max_num_gen_batches": 3, "max_inflight_gen_batches": 2}}
+    config = {"trainer": folders | {"del_local_ckpt_after_load": False}, "algorithm": filtering}
+    config |= {"data": {"train_batch_size": 4, "gen_batch_size": 1}, "actor_rollout_ref": {"actor": {}}}
 
     def make():
-        made = make_trainer(config, 30, nothing)
-        made.checkpoint_callback = SimpleNamespace(on_save=nothing)
-        made.actor_rollout_wg = SimpleNamespace(save_checkpoint=nothing, load_checkpoint=nothing)
+        made = make_trainer(config, 30, mock.Mock())
+        made.checkpoint_callback = made.actor_rollout_wg = mock.Mock()
         return made
 
     return make
@@ -238,14 +188,8 @@ def test_a_step_without_prompts_to_train_on_ends(trainer):
         with pytest.raises(ValueError, match="training step 1 has asked 24 prompts and lacks some whose answers score"):
             asking._add_prompts_to_generate(1)
         asking.asked_chunks = []
-
-
-def test_prompts_without_answers_are_replaced_however_many_without_a_filter(trainer):
-    """sync_refill_failed_groups asks for them alike; max_num_gen_batches counts prompts that the filter refused."""
-    asking = trainer()
-    asking.config.algorithm.filter_groups.enable = False
-    asking._add_batch_to_generate()
-    for _ in range(24):
+    asking.config.algorithm.filter_groups.enable = False  # prompts without answers may be as many as they like
+    for _ in range(30):
         asking._add_prompts_to_generate(1)
 
 

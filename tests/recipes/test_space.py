@@ -49,19 +49,20 @@ def test_a_small_disk_is_refused_and_what_a_run_has_counts(tmp_path, monkeypatch
     space.check(kept, tmp_path)
 
 
-def test_a_host_without_the_memory_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"GiB of memory, the run keeps 1,000,000 GiB"):
-        space.check(space.Needs(checkpoint=1, checkpoints=0, memory=1e6), tmp_path)
+def test_a_host_without_the_memory_is_refused(monkeypatch, tmp_path):
+    """Ray's object store counts: 30 % of the memory by default, at most 200 GB; of a recipe's own Ray what it says."""
     # Sleeping weights with what pinning adds, the optimizer, and Megatron's weights of 16 dies.
     assert needs("dapo_qwen3_32b_32die", "Qwen3-32B").memory == pytest.approx(136 + 183 + 61, abs=1)
 
+    def check(total, memory, **store):
+        monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1 << 20, "SC_PHYS_PAGES": total << 10}[name])
+        space.check(space.Needs(checkpoint=1, checkpoints=0, memory=memory, **store), tmp_path)
 
-def test_ray_s_object_store_counts(monkeypatch, tmp_path):
-    """Ray takes 30 % of the memory by default, at most 200 GB; a recipe's own Ray what the recipe says."""
-    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1 << 20, "SC_PHYS_PAGES": 100 << 10}[name])
-    space.check(space.Needs(checkpoint=1, checkpoints=0, memory=69), tmp_path)
     with pytest.raises(UserError, match=r"the run keeps 71 GiB .+ beside 30 GiB of Ray's object store"):
-        space.check(space.Needs(checkpoint=1, checkpoints=0, memory=71), tmp_path)
-    space.check(space.Needs(checkpoint=1, checkpoints=0, memory=71, store=1), tmp_path)
-    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1 << 20, "SC_PHYS_PAGES": 1500 << 10}[name])
-    space.check(space.Needs(checkpoint=1, checkpoints=0, memory=1300), tmp_path)
+        check(100, 71)
+    for fits in (
+        {"total": 100, "memory": 69},
+        {"total": 100, "memory": 71, "store": 1},
+        {"total": 1500, "memory": 1300},
+    ):
+        check(**fits)

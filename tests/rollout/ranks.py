@@ -16,28 +16,16 @@ import ascend_engine  # noqa: E402
 
 ascend_engine.MODULES += ["verl.workers.rollout.base", "verl.workers.config"]
 PATIENCE = 400
-"""Seconds for an answer, unless a Rollout's `patience` says others; ranks that have drifted apart wait for each
-other."""
-SETTINGS = {
-    "tensor_model_parallel_size": 1,
-    "prompt_length": 16,
-    "response_length": 48,
-    "dtype": "float32",
-    "load_format": "auto",
-    "free_cache_engine": False,  # sleep mode needs the device's own allocator
-    "max_num_batched_tokens": 2048,
-}
+"""Seconds for an answer; ranks that have drifted apart wait for each other."""
+SETTINGS = {"tensor_model_parallel_size": 1, "prompt_length": 16, "response_length": 48, "dtype": "float32"}
+SETTINGS |= {"load_format": "auto", "max_num_batched_tokens": 2048}
+SETTINGS["free_cache_engine"] = False  # sleep mode needs the device's own allocator
 
 
 def start(*arguments, **environment):
     """A Python process over the stand-in; its stdin and stdout are pipes of text."""
     here = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     return ascend_engine.start("npu", *arguments, environment=here | environment)
-
-
-def engine_settings(engine):
-    """Arguments of RolloutConfig with these arguments of vLLM's engine beside those of a small cache."""
-    return SETTINGS | {"engine_kwargs": {"vllm": {"num_gpu_blocks_override": 64, "block_size": 128} | engine}}
 
 
 def served(model, prompts, engine, **environment):
@@ -53,10 +41,10 @@ class Rollout:
     """`ranks` rollout_servers that form one job. A rank that ends, or gives no answer, raises AssertionError."""
 
     def __init__(self, model, ranks=1, engine=None, kind="Server", environment=MappingProxyType({}), **settings):
-        settings = engine_settings(engine or {}) | settings
+        engine = {"num_gpu_blocks_override": 64, "block_size": 128} | (engine or {})
+        settings = SETTINGS | {"engine_kwargs": {"vllm": engine}} | settings
         job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(next(PORTS)), **environment}
         words = [str(HERE / "rollout_server.py"), kind, str(model), json.dumps(settings)]
-        self.patience = PATIENCE
         self.ranks = [start(*words, **job, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]
         self.answers()
 
@@ -64,12 +52,10 @@ class Rollout:
         """What each rank answers."""
         results = []
         for rank in self.ranks:
-            if not select.select([rank.stdout], [], [], self.patience)[0]:
-                self.stop()
-                raise AssertionError(f"a rank gave no answer in {self.patience} s: does it wait for another?")
-            answer = json.loads(
-                rank.stdout.readline() or '{"error": "a rank ended without an answer: see its standard error"}'
-            )
+            answer = f'{{"error": "a rank gave no answer in {PATIENCE} s: does it wait for another?"}}'
+            if select.select([rank.stdout], [], [], PATIENCE)[0]:
+                answer = rank.stdout.readline() or '{"error": "a rank ended without an answer: see its errors"}'
+            answer = json.loads(answer)
             if "error" in answer:
                 self.stop()
                 raise AssertionError(answer["error"])
@@ -97,5 +83,4 @@ def metrics(done):
 
 
 def sam(**options):
-    sam = {"switch": "batch"} | options
-    return {"speculative_config": {"method": "sam", "num_speculative_tokens": 3, "sam": sam}}
+    return {"speculative_config": {"method": "sam", "num_speculative_tokens": 3, "sam": {"switch": "batch"} | options}}

@@ -15,8 +15,7 @@ import json
 import os
 import sys
 import traceback
-from contextlib import nullcontext
-from types import SimpleNamespace
+from contextlib import nullcontext, suppress
 from unittest import mock
 
 from no_sam_core import hide
@@ -45,11 +44,10 @@ class Server:
 
         sampling: sampling parameters of the rollout that have other values meanwhile.
 
-        Returns:
-            prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or None;
-            meta_info of the batch; asked: [seed, logprobs, extra_args] of each request as the engine got it; frozen:
-            how many objects were exempt from garbage collection when the first request came, and at the end; sent: how
-            often the first rank sent the others something.
+        Returns prompts, answers: token ids without padding, a row each; log_probs of the tokens of each answer, or
+        None; meta_info of the batch; asked: [seed, logprobs, extra_args] of each request as the engine got it; frozen:
+        how many objects were exempt from garbage collection when the first request came, and at the end; sent: how
+        often the first rank sent the others something.
         """
         import torch
         from verl import DataProto
@@ -58,10 +56,8 @@ class Server:
         width = self.rollout.config.prompt_length
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = (ids != 0).long()
-        batch = DataProto.from_dict(
-            {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)},
-            meta_info={"eos_token_id": 63} | meta_info,
-        )
+        tensors = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+        batch = DataProto.from_dict(tensors, meta_info={"eos_token_id": 63} | meta_info)
         batch = batch.repeat(self.rollout.config.n, interleave=True)
         batch = batch.chunk(self.mesh["dp"].size())[self.mesh["dp"].get_local_rank()]
         asked, frozen = [], []
@@ -97,16 +93,12 @@ class Server:
         }
 
     def generate_uneven(self, prompts, lengths, **sampling):
-        """Answer other prompts on each data-parallel rank, as many as it is given.
+        """Answer other prompts on each data-parallel rank: token ids, of each rank a list; lengths: tokens of each
+        answer, alike; sampling: further arguments of SamplingParams.
 
-        Args:
-            prompts: token ids, of each rank a list; lengths: tokens of each answer, alike; sampling: further
-                arguments of SamplingParams.
-
-        Returns:
-            answers: token ids of this rank's; steps: with requests; dummies: dummy batches; drafted: proposed draft
-                tokens; rows: of each of this rank's experts, in all layers; operators: calls of the operators that
-                exchange tokens.
+        Returns answers: token ids of this rank's; steps: with requests; dummies: dummy batches; drafted: proposed
+        draft tokens; rows: of each of this rank's experts, in all layers; operators: calls of those that exchange
+        tokens.
         """
         import torch_npu
         from torch_npu.experts import ROWS
@@ -117,9 +109,8 @@ class Server:
         requests = [{"prompt_token_ids": prompt} for prompt in prompts[rank]]
         plain = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | sampling
         wanted = [SamplingParams(max_tokens=length, **plain) for length in lengths[rank]]
-        if sampling.get("seed") is not None:
-            for i, params in enumerate(wanted):
-                params.seed = sampling["seed"] + i + sum(map(len, prompts[:rank]))
+        for i, params in enumerate(wanted, sum(map(len, prompts[:rank]))):
+            params.seed = sampling["seed"] + i if "seed" in sampling else None
         before, rows, calls = self.drafted(), ROWS.copy(), torch_npu.CALLS.copy()
         with (
             mock.patch.object(core, "get_output", wraps=core.get_output) as steps,
@@ -127,17 +118,14 @@ class Server:
         ):
             done = llm.generate(requests, wanted, use_tqdm=False)
         calls = torch_npu.CALLS - calls
+        operators = {"one": "init_routing_v2", "fused": "distribute_dispatch_v2", "all_to_all": "token_permute"}
         return {
             "answers": [list(answer.outputs[0].token_ids) for answer in done],
             "steps": steps.call_count,
             "dummies": dummies.call_count,
             "drafted": self.drafted() - before,
             "rows": [(ROWS - rows)[expert] for expert in sorted(ROWS)],
-            "operators": {
-                "one": calls["npu_moe_init_routing_v2"],
-                "fused": calls["npu_moe_distribute_dispatch_v2"],
-                "all_to_all": calls["npu_moe_token_permute"],
-            },
+            "operators": {name: calls[f"npu_moe_{operator}"] for name, operator in operators.items()},
         }
 
     def drafted(self):
@@ -148,19 +136,16 @@ class Server:
     def frozen_after_an_error(self, prompts):
         """How many objects are exempt from garbage collection after a rollout whose engine takes no request."""
         engine = self.rollout.inference_engine.llm_engine
-        with mock.patch.object(engine, "add_request", side_effect=RuntimeError("no request")):
-            try:
-                self.generate(prompts)
-            except RuntimeError:
-                return gc.get_freeze_count()
+        with mock.patch.object(engine, "add_request", side_effect=RuntimeError), suppress(RuntimeError):
+            self.generate(prompts)
+        return gc.get_freeze_count()
 
     def frozen_by_a_worker(self):
         """How many objects are exempt after each step of a round of the asynchronous rollout's worker."""
         from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMAsyncRollout
 
         worker = object.__new__(vLLMAsyncRollout)
-        worker.config, worker.sleep_level = SimpleNamespace(free_cache_engine=True), 1
-        worker.inference_engine = mock.Mock()
+        worker.config, worker.sleep_level, worker.inference_engine = mock.Mock(free_cache_engine=True), 1, mock.Mock()
         frozen = []
         for step in (worker.resume(["weights"]), worker.resume(["kv_cache"]), worker.release()):
             asyncio.run(step)
@@ -168,11 +153,8 @@ class Server:
         return frozen
 
     def next_step(self):
-        """What the trainer does between rollouts: release, train (here: larger weights), load them, resume.
-
-        Returns:
-            Whether the weights' memory was gone in between.
-        """
+        """What the trainer does between rollouts: release, train (here: larger weights), load them, resume. Returns
+        whether the weights' memory was gone in between."""
         network = self.network()
         asyncio.run(self.rollout.release())
         worker = self.rollout.inference_engine.llm_engine.model_executor.driver_worker.worker
@@ -210,16 +192,9 @@ class AsyncServer:
 
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
         self.loop = asyncio.new_event_loop()
-        self.server = vLLMHttpServerBase(
-            config=RolloutConfig(name="vllm", mode="async", **settings),
-            model_config=HFModelConfig(path=model),
-            rollout_mode=RolloutMode.STANDALONE,
-            workers=[],
-            replica_rank=0,
-            node_rank=0,
-            gpus_per_node=1,
-            nnodes=1,
-        )
+        given = {"model_config": HFModelConfig(path=model), "rollout_mode": RolloutMode.STANDALONE, "workers": []}
+        given |= {"replica_rank": 0, "node_rank": 0, "gpus_per_node": 1, "nnodes": 1}
+        self.server = vLLMHttpServerBase(config=RolloutConfig(name="vllm", mode="async", **settings), **given)
         self.loop.run_until_complete(self.server.launch_server())
 
     def generate(self, prompts, name):
@@ -227,10 +202,8 @@ class AsyncServer:
         gives."""
 
         async def answer():
-            asked = [
-                self.server.generate(prompt, {"temperature": 1.0}, f"{name}-{i}") for i, prompt in enumerate(prompts)
-            ]
-            done = await asyncio.gather(*asked)
+            named = [(prompt, f"{name}-{i}") for i, prompt in enumerate(prompts)]
+            done = await asyncio.gather(*(self.server.generate(p, {"temperature": 1.0}, name) for p, name in named))
             return [list(one.token_ids) for one in done], await self.server.spec_stats(write=True)
 
         return self.loop.run_until_complete(answer())

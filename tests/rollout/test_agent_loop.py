@@ -18,25 +18,15 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopW
 from verl.workers.config import row_seeds
 
 PROMPTS, SIBLINGS = 8, 4
-ROLLOUT = {
-    "name": "vllm",
-    "n": SIBLINGS,
-    "seed": 7,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "calculate_log_probs": False,
-    "free_cache_engine": False,
-    "val_kwargs": {"n": 1, "top_p": 1.0, "temperature": 0.0},
-    "agent": {"default_agent_loop": "single_turn_agent"},
-    "engine_kwargs": {"vllm": {"speculative_config": {"method": "sam", "sam": {"verify": "seeded"}}}},
-}
+SEEDED = {"vllm": {"speculative_config": {"method": "sam", "sam": {"verify": "seeded"}}}}
+ROLLOUT = {"name": "vllm", "n": SIBLINGS, "seed": 7, "temperature": 1.0, "top_p": 1.0, "engine_kwargs": SEEDED}
+ROLLOUT |= {"calculate_log_probs": False, "free_cache_engine": False}
+ROLLOUT |= {"val_kwargs": {"n": 1, "top_p": 1.0, "temperature": 0.0}}
+ROLLOUT |= {"agent": {"default_agent_loop": "single_turn_agent"}}
 
 
-class Result:
+class Result(SimpleNamespace):
     """What a call of an actor returns: to be awaited, or to be passed to ray.get."""
-
-    def __init__(self, value):
-        self.value = value
 
     def __await__(self):
         yield from asyncio.sleep(0).__await__()  # others begin meanwhile
@@ -52,7 +42,7 @@ class Handle:
     def __getattr__(self, name):
         def remote(*args, **kwargs):
             result = getattr(self.actor, name)(*args, **kwargs)
-            return Result(asyncio.run(result) if asyncio.iscoroutine(result) else result)
+            return Result(value=asyncio.run(result) if asyncio.iscoroutine(result) else result)
 
         return SimpleNamespace(remote=remote)
 
@@ -70,23 +60,28 @@ class Server:
         return dict.fromkeys(SUMS, 0) | {"drafted": 10 + self.rank, "busy_s": 1.0, "written": write}
 
 
+def column(values):
+    """A batch's column of objects."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
 class Worker(AgentLoopWorkerBase):
-    """An agent loop worker up to the agent loop itself."""
+    """An agent loop worker up to the agent loop itself: seeds and groups of the requests that it would make."""
 
     def __init__(self, config):
-        self.config, self.asked, self.names = config, [], []
+        self.config = config
 
     async def _run_agent_loop(self, sampling_params, trajectory, **kwargs):
         assert "sampling_seed" not in kwargs
-        self.asked.append(sampling_params.get("seed"))
-        self.names.append(sampling_params.get("extra_args", {}).get("sam_group"))
+        return sampling_params.get("seed"), sampling_params.get("extra_args", {}).get("sam_group")
 
     def _postprocess(self, outputs):
         rows = {"prompts": torch.zeros(len(outputs), 2), "attention_mask": torch.ones(len(outputs), 4)}
         metrics = [{"generate_sequences": 1.0, "tool_calls": 0.0}] * len(outputs)
-        asked = np.array(self.asked)
-        self.asked = []
-        return DataProto.from_dict(rows, {"asked": asked}, meta_info={"metrics": metrics})
+        asked = dict(zip(("seeds", "names"), map(column, zip(*outputs, strict=True)), strict=True))
+        return DataProto.from_dict(rows, asked, meta_info={"metrics": metrics})
 
 
 @pytest.fixture
@@ -99,8 +94,8 @@ def servers(monkeypatch):
 def manager(servers):
     """AgentLoopManager with two workers and three servers."""
 
-    def make(**rollout):
-        config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT | rollout}})
+    def make(engine_kwargs=SEEDED):
+        config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT | {"engine_kwargs": engine_kwargs}}})
         manager = object.__new__(AgentLoopManager)
         manager.config, manager.server_handles, manager.reward_model_manager = config, servers, None
         manager.agent_loop_workers = [Handle(Worker(config)) for _ in range(2)]
@@ -117,13 +112,8 @@ def batch(**meta_info):
 def names(agent, validate=False, **fields):
     """The groups of a batch's requests; fields: of its rows, lists by name."""
     asked = batch(validate=validate)
-    for name, values in fields.items():
-        asked.non_tensor_batch[name] = np.empty(len(values), object)
-        asked.non_tensor_batch[name][:] = values
-    for worker in agent.agent_loop_workers:
-        worker.actor.names.clear()
-    agent.generate_sequences(asked)
-    return [name for worker in agent.agent_loop_workers for name in worker.actor.names]
+    asked.non_tensor_batch |= {name: column(values) for name, values in fields.items()}
+    return agent.generate_sequences(asked).non_tensor_batch["names"].tolist()
 
 
 def balancer(servers, speculative):
@@ -133,56 +123,40 @@ def balancer(servers, speculative):
 
 
 def test_siblings_share_a_server_and_prompts_spread(servers):
-    prompts = [[prompt, 1, 2] for prompt in range(9)]
-
     async def ask():
         manager = balancer(servers, '{"method": "sam"}')  # options may be JSON
-        turns = [(f"{i}-{sibling}", prompt) for i, prompt in enumerate(prompts) for sibling in range(SIBLINGS)]
+        turns = [(f"{i}-{sibling}", [i, 1, 2]) for i in range(9) for sibling in range(SIBLINGS)]
         await asyncio.gather(*[manager.generate(r, prompt_ids=prompt, sampling_params={}) for r, prompt in turns])
-        await manager.generate("0-0", prompt_ids=[*prompts[0], 3], sampling_params={})  # a second turn
+        await manager.generate("0-0", prompt_ids=[0, 1, 2, 3], sampling_params={})  # a second turn
         assert set(manager.in_flight.values()) == {0} and len(manager.in_flight) == 3
 
     asyncio.run(ask())
     seen = [Counter(server.actor.prompts) for server in servers]
     later = [server for server in seen if server.pop((0, 1, 2, 3), 0)]
-    assert [set(server.values()) for server in seen] == 3 * [{SIBLINGS}]
-    assert [len(server) for server in seen] == [3, 3, 3]
+    assert [list(server.values()) for server in seen] == 3 * [3 * [SIBLINGS]]
     assert [(0, 1, 2) in server for server in later] == [True]
 
 
 @pytest.mark.parametrize("speculative", [None, {"method": "ngram"}], ids=str)
 def test_other_methods_are_balanced_as_released(servers, speculative):
     manager = balancer(servers, speculative)
-    chosen = [manager._choose_server(f"request {i}", [1, 2, 3]) for i in range(9)]
-    assert set(Counter(map(id, chosen)).values()) == {3}
-    assert [manager._choose_server(f"request {i}", [4]) for i in range(9)] == chosen
+    chosen = [[manager._choose_server(f"request {i}", prompt) for i in range(9)] for prompt in ([1, 2, 3], [4])]
+    assert set(Counter(map(id, chosen[0])).values()) == {3} and chosen[1] == chosen[0]
 
 
 def test_each_request_has_its_seed(manager):
-    agent = manager()
-    done = agent.generate_sequences(batch())
-    rows = range(PROMPTS * SIBLINGS)
-    assert done.non_tensor_batch["asked"].tolist() == [request_seed(7, 0, *divmod(row, SIBLINGS)) for row in rows]
-    checked = agent.generate_sequences(batch(validate=True))
-    assert checked.non_tensor_batch["asked"].tolist() == [request_seed(7, 1, -1 - row, 0) for row in rows]
+    agent, rows = manager(), range(PROMPTS * SIBLINGS)
+
+    def seeds(agent, **meta_info):
+        return agent.generate_sequences(batch(**meta_info)).non_tensor_batch["seeds"].tolist()
+
+    assert seeds(agent) == [request_seed(7, 0, *divmod(row, SIBLINGS)) for row in rows]
+    for step, done in ((1, 0), (2, 8)):  # rows of the validation so far
+        checked = seeds(agent, validate=True, validated_rows=done)
+        assert checked == [request_seed(7, step, -1 - done - row, 0) for row in rows]
     folder = {"vllm": {"speculative_config": {"method": "sam", "sam": {"history": "/runs/seeded"}}}}
     for engine in ({}, folder):
-        plain = manager(engine_kwargs=engine).generate_sequences(batch())
-        assert set(plain.non_tensor_batch["asked"]) == {None}
-
-
-def test_validations_have_the_same_seeds(manager):
-    agent = manager(val_kwargs=ROLLOUT["val_kwargs"] | {"n": 2, "seed": 5})
-    for done in (0, PROMPTS, 0):
-        checked = agent.generate_sequences(batch(validate=True, validated_rows=done))
-        rows = range(done, done + PROMPTS * SIBLINGS)
-        expected = [request_seed(7, 5, -1 - prompt, i) for prompt, i in (divmod(row, 2) for row in rows)]
-        assert checked.non_tensor_batch["asked"].tolist() == expected
-    agent.config.actor_rollout_ref.rollout.engine_kwargs = {}
-    agent.config.reward_model = {"enable": False}
-    refused = type("Manager", (AgentLoopManager,), {"rollout_replica_class": None})
-    with pytest.raises(ValueError, match="val_kwargs.seed is 5, and the engine does not sample by seed"):
-        refused(agent.config)
+        assert {*seeds(manager(engine))} == {None}
 
 
 def test_each_request_names_its_group(manager):
@@ -193,7 +167,7 @@ def test_each_request_names_its_group(manager):
     assert None not in first and list(Counter(first).values()) == PROMPTS * [SIBLINGS]
     assert names(agent, raw_prompt=prompts) == first
     assert not {*names(agent, raw_prompt=prompts, validate=True)} & {*first}
-    assert set(names(manager(engine_kwargs={}), raw_prompt=prompts)) == {None}
+    assert set(names(manager({}), raw_prompt=prompts)) == {None}
 
 
 def test_a_row_without_a_name_gets_none_of_the_row_before(manager):

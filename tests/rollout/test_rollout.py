@@ -44,10 +44,8 @@ def validated(engines, first, prompts):
 def test_drafts_are_verified_and_logged(first):
     log = metrics(first)
     tokens = sum(len(answer) for rank in first for answer in rank["answers"])
-    assert log["rollout/spec/tokens"] == tokens
-    assert log["rollout/spec/proposed"] >= log["rollout/spec/drafted"] > 0
-    assert log["rollout/spec/accepted"] > 0
-    assert tokens > log["rollout/spec/request_steps"]  # more than one token a request and step
+    assert log["rollout/spec/tokens"] == tokens > log["rollout/spec/request_steps"], "more than one a request and step"
+    assert log["rollout/spec/proposed"] >= log["rollout/spec/drafted"] > 0 < log["rollout/spec/accepted"]
     assert {name.removeprefix(META) for rank in first for name in rank["meta_info"]} == {"0/1", "1/1"}
 
 
@@ -62,58 +60,50 @@ def test_index_survives_new_weights_and_finds_the_answers_of_the_step_before(eng
     engines.ask("next_step")
     log = metrics(engines.ask("generate", prompts=prompts))
     assert log["rollout/spec/index_bytes"] > size
-    assert log["rollout/spec/proposed_history"] > 0
-    assert log["rollout/spec/accepted"] > 0
+    assert log["rollout/spec/proposed_history"] > 0 < log["rollout/spec/accepted"]
 
 
 def test_validation_shares_no_drafts_with_training(engines, validated, prompts):
     """A training step finds the answers to the same prompts at once; validation finds its own."""
-    log = metrics(validated)
-    assert log["rollout/spec/proposed_request"] + log["rollout/spec/proposed_group"] > 0
-    assert log["rollout/spec/proposed_history"] == 0
+    own, siblings, history = (metrics(validated)[f"rollout/spec/proposed_{k}"] for k in ("request", "group", "history"))
+    assert own + siblings > 0 == history
 
 
 def test_validations_have_the_same_answers(engines, validated, prompts):
     """The second drafts them from the first; one of the rows behind these has others."""
     again = engines.ask("generate", prompts=prompts, validate=True)
     assert [rank["answers"] for rank in again] == [rank["answers"] for rank in validated]
-    log, before = metrics(again), metrics(validated)
-    assert log["rollout/spec/proposed_history"] > 0
-    assert log["rollout/spec/accepted"] > before["rollout/spec/accepted"]
+    assert metrics(again)["rollout/spec/proposed_history"] > 0
+    assert metrics(again)["rollout/spec/accepted"] > metrics(validated)["rollout/spec/accepted"]
     behind = engines.ask("generate", prompts=prompts, validate=True, validated_rows=16)
     assert [*next(asked(behind))] == [request_seed(7, 5, -5 - p, i) for p in range(4) for i in range(4)]
     assert [rank["answers"] for rank in behind] != [rank["answers"] for rank in validated]
 
 
 def test_each_request_has_its_seed(first, validated):
-    seeds, *_ = asked(first)
-    assert [*seeds] == [request_seed(7, 0, p, i) for p in range(4) for i in range(4)]
+    places = [divmod(row, 4) for row in range(16)]
+    assert [*next(asked(first))] == [request_seed(7, 0, p, i) for p, i in places]
     answers = [tuple(answer) for rank in first for answer in rank["answers"] if len(answer) > 10]
     assert len(set(answers)) == len(answers) > 8, "siblings differ"
     seeds, _, extra_args = asked(validated)
-    assert [*seeds] == [request_seed(7, 5, -1 - p, i) for p in range(4) for i in range(4)]
+    assert [*seeds] == [request_seed(7, 5, -1 - p, i) for p, i in places]
     assert all("sam_group" in args and args["other"] == 1 for args in extra_args), "what a request asks for stays"
 
 
 def test_a_collection_in_a_rollout_walks_what_the_rollout_made(engines, first, prompts):
-    for rank in first:
-        during, after = rank["frozen"]
-        assert during > 100_000
-        assert after == 0
+    for during, after in (rank["frozen"] for rank in first):
+        assert during > 100_000 and after == 0
     assert engines.ask("frozen_after_an_error", prompts=prompts) == [0, 0]
 
 
 def test_a_worker_of_the_asynchronous_rollout_freezes_until_it_is_released(engines):
     for before, during, after in engines.ask("frozen_by_a_worker"):
-        assert (before, after) == (0, 0)
-        assert during > 100_000
+        assert before == after == 0 and during > 100_000
 
 
 def test_history_outlives_the_engines(engines, first, prompts, folder):
-    """Each engine has saved what it was asked, as soon as it hears that this has ended: with the next rollout.
-
-    That a file is found again is tests/ascend/test_history.py's.
-    """
+    """Each engine has saved what it was asked, as soon as it hears that this has ended: with the next rollout. That a
+    file is found again is tests/ascend/test_history.py's."""
     engines.ask("generate", prompts=prompts)
     for rank, done in enumerate(first):
         pool = Pool.load(folder / f"replica-{rank}" / "engine-0/pool")
@@ -135,23 +125,15 @@ def test_one_engine_without_drafts_samples_the_same(model, first, prompts):
 def test_ranks_of_an_engine_that_schedule_alone_stay_in_step(model, first, prompts):
     """Each has a clock by which `auto` decides. The text is that of engines with the article's switch, and the
     log-probabilities are those that the model itself gives."""
-    rollout = Rollout(
-        model,
-        ranks=2,
-        tensor_model_parallel_size=2,
-        n=4,
-        seed=7,
-        calculate_log_probs=True,
-        engine=sam(switch="auto", verify="seeded"),
-    )
+    settings = {"tensor_model_parallel_size": 2, "n": 4, "seed": 7, "calculate_log_probs": True}
+    rollout = Rollout(model, ranks=2, engine=sam(switch="auto", verify="seeded"), **settings)
     leader, follower = rollout.ask("generate", prompts=prompts)
     expected, _ = rollout.ask("log_probs", prompts=leader["prompts"], answers=leader["answers"])
     rollout.stop()
     assert leader["answers"] == follower["answers"] == [answer for rank in first for answer in rank["answers"]]
-    assert metrics([leader])["rollout/spec/accepted"] > 0
-    assert 0 < metrics([leader])["rollout/spec/switch_on_share"] < 1
+    log, (_, log_probs, _) = metrics([leader]), asked([leader])
+    assert log["rollout/spec/accepted"] > 0 and 0 < log["rollout/spec/switch_on_share"] < 1
     assert not follower["meta_info"]  # it is the same engine
-    _, log_probs, _ = asked([leader])
     assert log_probs == 16 * (0,)
     for got, true in zip(leader["log_probs"], expected, strict=True):
         assert got == pytest.approx(true, abs=2e-4)
@@ -159,8 +141,8 @@ def test_ranks_of_an_engine_that_schedule_alone_stay_in_step(model, first, promp
 
 def test_ranks_send_drafts_only_where_the_switch_may_be_on(model, prompts):
     """Each prompt has eight answers, of which the first step reads six; at most six are drafted at once."""
-    sizes = {"n": 8, "max_num_seqs": 32, "max_num_batched_tokens": 64}
-    rollout = Rollout(model, ranks=2, tensor_model_parallel_size=2, engine=sam(switch="batch", threshold=6), **sizes)
+    sizes = {"n": 8, "max_num_seqs": 32, "max_num_batched_tokens": 64, "tensor_model_parallel_size": 2}
+    rollout = Rollout(model, ranks=2, engine=sam(threshold=6), **sizes)
     leader, follower = rollout.ask("generate", prompts=prompts)
     rollout.stop()
     assert leader["answers"] == follower["answers"]

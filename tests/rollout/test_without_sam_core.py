@@ -8,21 +8,15 @@ from ranks import HERE, Rollout, served, start
 
 PATCHES = HERE.parents[1] / "patches" / "vllm-0.11" / "verl"
 WITHOUT = {"WITHOUT_SAM_CORE": "1"}
-LOAD = (
-    "import importlib, sys; from no_sam_core import hide; hide(); "
-    "[importlib.import_module(name) for name in sys.argv[1:]]"
-)
+LOAD = "import importlib, sys, no_sam_core; no_sam_core.hide(); [*map(importlib.import_module, sys.argv[1:])]"
 
 
 def test_every_patched_module_loads(tmp_path):
-    files = {
-        file for patch in PATCHES.iterdir() for file in re.findall(r"^\+\+\+ b/(\S+)\.py$", patch.read_text(), re.M)
-    }
-    modules = sorted(file.replace("/", ".") for file in files)
+    text = "".join(patch.read_text() for patch in PATCHES.iterdir())
+    modules = sorted({file.replace("/", ".") for file in re.findall(r"^\+\+\+ b/(\S+)\.py$", text, re.M)})
     assert "verl.trainer.ppo.metric_utils" in modules
-    script = tmp_path / "load.py"
-    script.write_text(LOAD)
-    process = start(str(script), *modules)
+    (tmp_path / "load.py").write_text(LOAD)
+    process = start(str(tmp_path / "load.py"), *modules)
     process.communicate(timeout=300)
     assert process.wait(60) == 0
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """On PYTHONPATH with tests/common: every process of a recipe lets vLLM's CPU backend schedule asynchronously."""
 
-import importlib.abc
 import importlib.util
 import sys
 
@@ -13,21 +12,15 @@ AFTER = {
 }
 
 
-class Finder(importlib.abc.MetaPathFinder):
+class Finder:
     """Finds the modules of AFTER, and calls their function when they have been executed."""
 
     def find_spec(self, name, path, target=None):
-        after = AFTER.pop(name, None)
-        spec = after and importlib.util.find_spec(name)
-        if spec:
+        if after := AFTER.pop(name, None):
+            spec = importlib.util.find_spec(name)
             execute = spec.loader.exec_module
-
-            def execute_and_allow(module):
-                execute(module)
-                after(module)
-
-            spec.loader.exec_module = execute_and_allow
-        return spec
+            spec.loader.exec_module = lambda module: (execute(module), after(module))
+            return spec
 
 
 sys.meta_path.insert(0, Finder())
